@@ -1,0 +1,129 @@
+"""One measurement in a process of its own: a job (JSON) on stdin, a sample (JSON) on stdout.
+
+The process is warmed first (code, threads, allocator) on a tiny database of the same kind, so that cold
+measurements are cold in data only.
+"""
+
+import json
+import marshal
+import os
+import resource
+import sqlite3
+import sys
+import urllib.parse
+
+import data
+import workloads
+
+
+class Side:
+    """How one side opens a database."""
+
+    def __init__(self, spec):
+        self.lib, self.codec = spec.get("lib"), spec.get("codec")
+        if self.lib:
+            # Loading registers the VFS for the whole process, for good; this connection is not needed again.
+            loader = sqlite3.connect(":memory:")
+            self.load(loader)
+            loader.close()
+
+    def load(self, db):
+        db.enable_load_extension(True)
+        db.load_extension(self.lib)
+        db.enable_load_extension(False)
+
+    def connect(self, path):
+        uri = "file:" + urllib.parse.quote(path)
+        if self.lib:
+            uri += "?vfs=hardpack&hardpack_compression=" + urllib.parse.quote(self.codec)
+        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+
+    def stats(self, path):
+        """hardpack_stats as a dictionary, whether it is one row of columns or rows of (name, value)."""
+        if not self.lib:
+            return {}
+        db = self.connect(path)
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            try:
+                cursor = db.execute("SELECT * FROM hardpack_stats")
+            except sqlite3.OperationalError:
+                self.load(db)
+                cursor = db.execute("SELECT * FROM hardpack_stats")
+            names, rows = [d[0] for d in cursor.description], cursor.fetchall()
+            if len(names) == 2:
+                return {str(name): value for name, value in rows}
+            if len(rows) == 1:
+                return dict(zip(names, rows[0]))
+            return {"rows": [dict(zip(names, row)) for row in rows]}
+        finally:
+            db.close()
+
+
+def warm_process(side, directory):
+    path = os.path.join(directory, "warm-%d.db" % os.getpid())
+    try:
+        db = side.connect(path)
+        db.execute("PRAGMA synchronous=OFF")
+        db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO t VALUES(?,?)", ((i, "row %d" % i) for i in range(3000)))
+        db.execute("COMMIT")
+        db.execute("UPDATE t SET v='changed' WHERE id=70")
+        db.execute("SELECT sum(length(v)) FROM t").fetchone()
+        db.close()
+        db = side.connect(path)
+        db.execute("SELECT v FROM t WHERE id=70").fetchone()
+        db.close()
+    finally:
+        data.remove_database(path)
+
+
+def require_pool(path):
+    """A plain file would open through the VFS just as well, and be measured as if it were compressed."""
+    with open(path, "rb") as file:
+        if file.read(16) == b"SQLite format 3\0":
+            raise workloads.Wrong("the database is a plain file, not a pool")
+
+
+def peak_bytes():
+    """Largest resident size of this process.
+
+    VmHWM where there is one: Linux's ru_maxrss starts at the size of the process that spawned this one.
+    """
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main():
+    job = json.load(sys.stdin)
+    plan = None
+    if job.get("plan"):
+        with open(job["plan"], "rb") as file:
+            plan = marshal.load(file)
+    side = Side(job["side"])
+    warm_process(side, job["directory"])
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    sample = workloads.OPS[job["op"]](side, job, plan)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    sample["process_cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    sample["peak_bytes"] = peak_bytes()
+    if side.lib:
+        require_pool(job["path"])
+    json.dump(sample, sys.stdout)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # one line for the parent, which reports the measurement as failed
+        print("%s: %s" % (type(error).__name__, error), file=sys.stderr)
+        sys.exit(1)

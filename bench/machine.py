@@ -1,0 +1,64 @@
+"""Where and with what a run was made."""
+
+import datetime
+import os
+import platform
+import shlex
+import sqlite3
+import subprocess
+import sys
+
+
+def first_match(path, key):
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.startswith(key):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return None
+
+
+def git(root, *arguments):
+    try:
+        done = subprocess.run(["git", "-C", root] + list(arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+    except OSError:
+        return None
+
+
+def file_system(path):
+    """Type of the file system that holds `path`."""
+    found, path = (0, None), os.path.realpath(path)
+    try:
+        with open("/proc/mounts") as mounts:
+            for line in mounts:
+                _, point, kind = line.split()[:3]
+                point = point.replace("\\040", " ")
+                if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= found[0]:
+                    found = (len(point), kind)
+    except OSError:
+        pass
+    return found[1]
+
+
+def describe(root, directory):
+    """Facts recorded with every result."""
+    memory = first_match("/proc/meminfo", "MemTotal")
+    changed = git(root, "status", "--porcelain")
+    return {
+        "cpu": first_match("/proc/cpuinfo", "model name") or platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": int(memory.split()[0]) * 1024 if memory else None,
+        "kernel": "%s %s" % (platform.system(), platform.release()),
+        "file_system": file_system(directory),
+        "load_average_at_start": os.getloadavg(),
+        "commit": git(root, "rev-parse", "HEAD"),
+        "uncommitted_changes": bool(changed) if changed is not None else None,
+        "sqlite": sqlite3.sqlite_version,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(["python3"] + sys.argv),
+    }

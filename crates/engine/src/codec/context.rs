@@ -1,0 +1,188 @@
+//! The reusable state of one thread's compression, and a small process-wide stock of it.
+//!
+//! A [`Codec`] owns every context and buffer that the codecs need, each created on first use, so
+//! that a record costs no allocation once its algorithm has been used. It keeps nothing of one
+//! record for the next: results do not depend on what was done before.
+//!
+//! A codec that fails keeps its contexts; the next call starts afresh.
+#![forbid(unsafe_code)]
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{CodecError, CodecId, Compression, RECORD_LEN_MAX};
+use super::{gzip::Gzip, lz4::Lz4, lzjb, zle, zstd::Zstd};
+
+/// At most so many idle codecs are kept for [`with_codec`].
+const IDLE_COUNT_MAX: usize = 16;
+
+/// A codec that has grown beyond this, in bytes, is dropped instead of kept idle: zstd's strongest
+/// levels on records of many megabytes take hundreds of megabytes.
+const IDLE_LEN_MAX: usize = 32 << 20;
+
+static IDLE: Mutex<Vec<Codec>> = Mutex::new(Vec::new());
+
+/// Lends `f` a codec from the process-wide stock, or a new one if all are in use.
+///
+/// A thread-local would die with each short-lived worker thread; the stock outlives them, and keeps
+/// a bounded number of codecs of bounded size. Calls may nest; each gets a codec of its own.
+pub fn with_codec<R>(f: impl FnOnce(&mut Codec) -> R) -> R {
+    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = idle().pop();
+    let mut codec = taken.unwrap_or_default();
+    let result = f(&mut codec);
+    if codec.len_in_memory() <= IDLE_LEN_MAX {
+        let mut idle = idle();
+        if idle.len() < IDLE_COUNT_MAX {
+            idle.push(codec);
+        }
+    }
+    result
+}
+
+/// How often a [`Codec`] did what, since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Records given to the algorithm asked for.
+    pub compressions: u64,
+    /// Probes of records before a slow algorithm.
+    pub probes: u64,
+    /// Records that a probe found not worth a slow algorithm.
+    pub early_aborts: u64,
+}
+
+/// Contexts and buffers of all algorithms, for one thread at a time.
+#[derive(Default)]
+pub struct Codec {
+    pub(super) lz4: Lz4,
+    pub(super) zstd: Zstd,
+    pub(super) gzip: Gzip,
+    pub(super) lzjb: lzjb::Lzjb,
+    /// Parts of a record, gathered by the probe.
+    pub(super) sample: Vec<u8>,
+    /// The probe's output.
+    pub(super) probe_output: Vec<u8>,
+    pub(super) counters: Counters,
+}
+
+impl Codec {
+    /// A codec that has allocated nothing yet.
+    pub fn new() -> Codec {
+        Codec::default()
+    }
+
+    /// What this codec has done so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Compresses `src` into `dst`, replacing its contents, in at most `limit` bytes.
+    ///
+    /// Returns false, with `dst` empty, if the output does not fit. A library may give up a few
+    /// bytes before the limit is really reached; a limit of `usize::MAX` always fits.
+    ///
+    /// # Errors
+    ///
+    /// A level that does not exist, a record above [`RECORD_LEN_MAX`], or a library out of memory.
+    pub fn compress(
+        &mut self,
+        compression: Compression,
+        src: &[u8],
+        dst: &mut Vec<u8>,
+        limit: usize,
+    ) -> Result<bool, CodecError> {
+        if !compression.is_valid() {
+            return Err(CodecError::InvalidLevel(compression));
+        }
+        check_len(src.len())?;
+        self.counters.compressions += 1;
+        // What was there is overwritten or cut off: only new bytes need the zeros.
+        dst.resize(limit.min(output_len_bound(src.len())), 0);
+        if src.is_empty() || dst.is_empty() {
+            dst.clear();
+            return Ok(src.is_empty());
+        }
+        let written = match compression {
+            Compression::Off => copy(src, dst),
+            Compression::Lzjb => self.lzjb.compress(src, dst),
+            Compression::Zle => zle::compress(src, dst),
+            Compression::Gzip(level) => self.gzip.compress(level, src, dst)?,
+            Compression::Lz4 => self.lz4.compress(src, dst),
+            Compression::Lz4Hc(level) => self.lz4.compress_hc(level, src, dst),
+            Compression::Zstd(_) | Compression::ZstdFast(_) => {
+                let level = i32::from(compression.level());
+                self.zstd.compress(level, src, dst)?
+            }
+        };
+        dst.truncate(written.unwrap_or(0));
+        Ok(written.is_some())
+    }
+
+    /// Decompresses `src`, written by the codec numbered `codec`, into exactly `dst`.
+    ///
+    /// # Errors
+    ///
+    /// An unknown codec; data that is not valid; data that decodes to more or less than `dst`
+    /// holds. The contents of `dst` are then unspecified.
+    pub fn decompress(&mut self, codec: u8, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
+        let codec = CodecId::try_from(codec)?;
+        check_len(src.len())?;
+        check_len(dst.len())?;
+        if src.is_empty() || dst.is_empty() {
+            return check_empty(codec, src, dst);
+        }
+        let found = match codec {
+            CodecId::Raw => {
+                copy(src, dst).ok_or_else(|| corrupt(codec, "more data than the record holds"))?
+            }
+            CodecId::Lzjb => lzjb::decompress(src, dst)?,
+            CodecId::Zle => zle::decompress(src, dst)?,
+            CodecId::Gzip => self.gzip.decompress(src, dst)?,
+            CodecId::Lz4 => self.lz4.decompress(src, dst)?,
+            CodecId::Zstd => self.zstd.decompress(src, dst)?,
+        };
+        check_decoded_len(codec, dst.len(), found)
+    }
+
+    /// Roughly what this codec occupies, in bytes: the parts that grow with records and levels.
+    fn len_in_memory(&self) -> usize {
+        self.zstd.len_in_memory() + self.sample.capacity() + self.probe_output.capacity()
+    }
+}
+
+/// An upper bound for the output of every algorithm: lzjb adds an eighth, the others less, and
+/// zstd's bound adds up to 64 bytes to short inputs.
+fn output_len_bound(src_len: usize) -> usize {
+    src_len + src_len / 8 + 128
+}
+
+fn check_len(len: usize) -> Result<(), CodecError> {
+    if len > RECORD_LEN_MAX {
+        return Err(CodecError::TooLong { len });
+    }
+    Ok(())
+}
+
+fn check_decoded_len(codec: CodecId, expected: usize, found: usize) -> Result<(), CodecError> {
+    if found != expected {
+        return Err(CodecError::Length { codec, expected, found });
+    }
+    Ok(())
+}
+
+/// Decodes where the data or the record is empty: then both must be. Rust's empty slices may point
+/// to address 1, below which C code that looks back from the end of its buffer wraps around.
+fn check_empty(codec: CodecId, src: &[u8], dst: &[u8]) -> Result<(), CodecError> {
+    if !src.is_empty() {
+        return Err(corrupt(codec, "more data than the record holds"));
+    }
+    check_decoded_len(codec, dst.len(), 0)
+}
+
+fn copy(src: &[u8], dst: &mut [u8]) -> Option<usize> {
+    dst.get_mut(..src.len())?.copy_from_slice(src);
+    Some(src.len())
+}
+
+pub(super) fn corrupt(codec: CodecId, reason: &'static str) -> CodecError {
+    CodecError::Corrupt { codec, reason }
+}

@@ -1,0 +1,190 @@
+//! How a record is kept: as a hole, inside its pointer, compressed, or raw.
+//!
+//! The order of [`Codec::encode`] is the rule: zeros are a hole; with compression off the rest is
+//! raw; otherwise the record is compressed if that saves enough. What is too short to be worth an
+//! extent goes into the pointer.
+//!
+//! Slow algorithms are spared incompressible records by a probe, after OpenZFS's early abort for
+//! zstd (Rich Ercolani, OpenZFS 2.2), which tries lz4 and then zstd-1. Here lz4 sees a sample
+//! spread over the record and can only say yes. Only zstd-3 on the whole record can say no, and
+//! only if it saves less than half of what is asked for. So text is accepted at a small cost,
+//! base64 by zstd's entropy coder, and random data costs two passes at several gigabytes a second.
+//!
+//! The probe decides only whether to try: what is written is always checked against the policy. On
+//! failure nothing is written and the error is passed on.
+#![forbid(unsafe_code)]
+
+use super::{Codec, CodecError, CodecId, Compression};
+
+/// Records shorter than this, in bytes, are not worth probing.
+const PROBE_RECORD_LEN_MIN: usize = 4096;
+
+/// The parts of a record that the probe gives to lz4: count and length in bytes.
+const SAMPLE_COUNT: usize = 8;
+const SAMPLE_PART_LEN: usize = 2048;
+
+/// The zstd level whose refusal of a whole record is believed. It takes 15 us for 128 KiB of random
+/// bytes, where level 1 takes 13, and sees repeats 2 MiB back, where level 1 sees 512 KiB.
+const PROBE_ZSTD_LEVEL: i32 = 3;
+
+/// zstd below this level gives up on random data at 400 MB/s to 10 GB/s, which no probe can better.
+/// From level 11 on it takes 50 MB/s or less, depending on the record's length.
+const PROBE_ZSTD_LEVEL_MIN: u8 = 9;
+
+/// When compression is worth it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The allocation unit, in bytes. A compressed record must save at least one.
+    pub sector: usize,
+    /// What a compressed record must save at least, in thousandths of its length.
+    pub min_savings: u16,
+    /// What is no longer than this, in bytes, is kept in the pointer.
+    pub embed_limit: usize,
+}
+
+impl Default for Policy {
+    /// Sectors of 512 bytes, an eighth saved, 112 bytes in the pointer.
+    fn default() -> Policy {
+        Policy { sector: 512, min_savings: 125, embed_limit: 112 }
+    }
+}
+
+impl Policy {
+    /// The longest compressed form of `src_len` bytes that is worth keeping; 0 if none is.
+    fn output_len_max(&self, src_len: usize) -> usize {
+        let savings_min = src_len.saturating_mul(usize::from(self.min_savings)).div_ceil(1000);
+        let sector = self.sector.max(1);
+        let one_sector_less = (src_len.div_ceil(sector).saturating_sub(1)).saturating_mul(sector);
+        let extent_len_max = src_len.saturating_sub(savings_min).min(one_sector_less);
+        // In the pointer the sectors do not count, but the raw form must not be better.
+        extent_len_max.max(self.embed_limit.min(src_len.saturating_sub(1)))
+    }
+}
+
+/// How a record is to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoded {
+    /// All zeros, or empty: nothing is stored.
+    Hole,
+    /// The source itself is stored.
+    Raw,
+    /// The destination is stored, in an extent.
+    Compressed {
+        /// The codec that decodes it.
+        codec: CodecId,
+        /// The level that wrote it.
+        level: i16,
+    },
+    /// The destination is stored, in the pointer.
+    Embedded {
+        /// The codec that decodes it.
+        codec: CodecId,
+        /// The level that wrote it.
+        level: i16,
+    },
+}
+
+/// Whether `compression` is slow enough on incompressible data for a probe to pay.
+fn is_slow(compression: Compression) -> bool {
+    match compression {
+        Compression::Lzjb | Compression::Gzip(_) | Compression::Lz4Hc(_) => true,
+        Compression::Zstd(level) => level >= PROBE_ZSTD_LEVEL_MIN,
+        Compression::Off | Compression::Zle | Compression::Lz4 | Compression::ZstdFast(_) => false,
+    }
+}
+
+impl Codec {
+    /// Decides how the record `src` is stored, and leaves in `dst`, whose contents it replaces,
+    /// what to store; `dst` is empty for [`Encoded::Hole`] and [`Encoded::Raw`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Codec::compress`].
+    pub fn encode(
+        &mut self,
+        compression: Compression,
+        src: &[u8],
+        policy: &Policy,
+        dst: &mut Vec<u8>,
+    ) -> Result<Encoded, CodecError> {
+        if is_all_zero(src) {
+            dst.clear();
+            return Ok(Encoded::Hole);
+        }
+        if compression != Compression::Off {
+            let limit = policy.output_len_max(src.len());
+            if self.is_worth_trying(compression, src, limit)?
+                && self.compress(compression, src, dst, limit)?
+            {
+                let (codec, level) = (compression.codec_id(), compression.level());
+                return Ok(if dst.len() <= policy.embed_limit {
+                    Encoded::Embedded { codec, level }
+                } else {
+                    Encoded::Compressed { codec, level }
+                });
+            }
+        }
+        dst.clear();
+        if src.len() <= policy.embed_limit {
+            dst.extend_from_slice(src);
+            return Ok(Encoded::Embedded { codec: CodecId::Raw, level: 0 });
+        }
+        Ok(Encoded::Raw)
+    }
+
+    /// Whether `compression` may bring `src` down to `limit` bytes, by a fast probe if it is slow.
+    fn is_worth_trying(
+        &mut self,
+        compression: Compression,
+        src: &[u8],
+        limit: usize,
+    ) -> Result<bool, CodecError> {
+        if limit == 0 {
+            return Ok(false);
+        }
+        if src.len() < PROBE_RECORD_LEN_MIN || !is_slow(compression) {
+            return Ok(true);
+        }
+        self.counters.probes += 1;
+        // A slow algorithm saves more than a fast one: half of what is asked for is a good sign.
+        let probe_limit = limit + (src.len() - limit) / 2;
+        if self.sample_has_matches(src, probe_limit) {
+            return Ok(true);
+        }
+        self.probe_output.resize(probe_limit, 0);
+        let written = self.zstd.compress(PROBE_ZSTD_LEVEL, src, &mut self.probe_output)?;
+        self.counters.early_aborts += u64::from(written.is_none());
+        Ok(written.is_some())
+    }
+
+    /// Whether lz4 brings a sample of `src` down as far as `limit` is of the whole.
+    fn sample_has_matches(&mut self, src: &[u8], limit: usize) -> bool {
+        let sample = gather_sample(src, &mut self.sample);
+        let sample_limit = (sample.len() as u64 * limit as u64 / src.len() as u64) as usize;
+        self.probe_output.resize(sample_limit, 0);
+        self.lz4.compress(sample, &mut self.probe_output).is_some()
+    }
+}
+
+/// Parts of `src` at even distances, from its start to its end, gathered in `buffer`; `src` itself
+/// if it is not longer than they are.
+fn gather_sample<'a>(src: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
+    if src.len() <= SAMPLE_COUNT * SAMPLE_PART_LEN {
+        return src;
+    }
+    buffer.clear();
+    let last_start = src.len() - SAMPLE_PART_LEN;
+    for part in 0..SAMPLE_COUNT {
+        let start = last_start / (SAMPLE_COUNT - 1) * part;
+        buffer.extend_from_slice(&src[start..start + SAMPLE_PART_LEN]);
+    }
+    buffer
+}
+
+/// Whether `bytes` holds nothing but zeros. Stops at the first chunk that does not.
+pub fn is_all_zero(bytes: &[u8]) -> bool {
+    // A fold over a chunk of fixed length becomes a few vector instructions.
+    let (chunks, rest) = bytes.as_chunks::<256>();
+    let is_zero = |chunk: &[u8]| chunk.iter().fold(0, |all, byte| all | byte) == 0;
+    chunks.iter().all(|chunk| is_zero(chunk)) && is_zero(rest)
+}

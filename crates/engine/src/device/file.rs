@@ -1,0 +1,118 @@
+//! An ordinary file, or a block device, as the medium.
+//!
+//! The descriptor stays open as long as the device lives: closing any descriptor of a file drops
+//! the POSIX locks that this process holds on it, SQLite's among them. Whoever shares a pool with
+//! SQLite therefore closes the device last.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::{Device, sys};
+
+/// Where the writer lock lies: behind the bytes that SQLite locks, inside the reserved region that
+/// holds no extents.
+const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
+
+/// A file as a device.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    read_only: bool,
+}
+
+impl FileDevice {
+    /// Opens the file for reading and writing, or only for reading where the system allows no more.
+    pub fn open(path: &Path) -> io::Result<FileDevice> {
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Ok(file) => Ok(Self::new(file, false)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                Self::open_read_only(path)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the file for reading only.
+    pub fn open_read_only(path: &Path) -> io::Result<FileDevice> {
+        Ok(Self::new(File::open(path)?, true))
+    }
+
+    /// Creates a new, empty file; one that exists is an error.
+    pub fn create_new(path: &Path) -> io::Result<FileDevice> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        Ok(Self::new(file, false))
+    }
+
+    fn new(file: File, read_only: bool) -> FileDevice {
+        FileDevice { file, read_only }
+    }
+
+    /// Tells the system that reads will be scattered.
+    pub fn advise_random(&self) {
+        sys::advise_random(&self.file);
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Device for FileDevice {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(buf, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        // A block device has no length of its own in its metadata; seeking to the end has.
+        use std::io::{Seek, SeekFrom};
+        let metadata = self.file.metadata()?;
+        if metadata.is_file() { Ok(metadata.len()) } else { (&self.file).seek(SeekFrom::End(0)) }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn punch_hole(&self, offset: u64, len: u64) {
+        // Not every file system can; the space is then simply kept for reuse.
+        let _ = sys::punch_hole(&self.file, offset, len);
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn lock_writer(&self) -> io::Result<()> {
+        sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, true)
+    }
+
+    fn unlock_writer(&self) {
+        // Releasing a lock that is held cannot fail on a descriptor that is open.
+        let _ = sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, false);
+    }
+}

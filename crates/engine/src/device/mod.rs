@@ -1,0 +1,39 @@
+//! The medium under a pool, as a trait, so that tests can put a faulty one in its place.
+//!
+//! A device is a flat array of bytes. Writes become visible to every reader of the same medium at
+//! once, and durable with the next [`Device::sync_data`]; between the two they may be lost,
+//! reordered or torn at sector boundaries, and nothing above relies on more.
+
+mod file;
+mod memory;
+mod sys;
+
+use std::fmt::Debug;
+use std::io;
+
+pub use file::FileDevice;
+pub use memory::MemoryDevice;
+
+/// A flat array of bytes that survives, with one advisory lock for the writer of the pool.
+#[allow(clippy::len_without_is_empty)]
+pub trait Device: Send + Sync + Debug {
+    /// Fills `buf` from `offset`, and returns how many bytes there were before the end.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all of `buf` at `offset`, growing the device where needed.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+    /// Makes every completed write durable.
+    fn sync_data(&self) -> io::Result<()>;
+    /// The length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Cuts or extends the device.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Gives the space of a range back to the file system where it can; the range reads as zeros or
+    /// as before. Errors are not worth reporting: nothing depends on it.
+    fn punch_hole(&self, _offset: u64, _len: u64) {}
+    /// Whether writes are refused.
+    fn is_read_only(&self) -> bool;
+    /// Waits for the pool's writer lock, which excludes writers of other processes.
+    fn lock_writer(&self) -> io::Result<()>;
+    /// Gives the writer lock back.
+    fn unlock_writer(&self);
+}

@@ -1,0 +1,47 @@
+//! The system calls that the standard library does not offer. All unsafe code of `device` is here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Waits for, or releases, an open-file-description lock on `len` bytes at `start`. Such a lock
+/// belongs to the descriptor, not to the process, so it never meets SQLite's own locks.
+pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: bool) -> io::Result<()> {
+    let kind = if lock { libc::F_WRLCK } else { libc::F_UNLCK };
+    // SAFETY: `flock` is a plain structure of integers, for which all zeros is a valid value.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    range.l_start = start as libc::off_t;
+    range.l_len = len as libc::off_t;
+    loop {
+        // SAFETY: the descriptor is open for as long as `file` lives and `range` outlives the call.
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &range) };
+        if done == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Deallocates a range of a file without changing its length.
+pub(super) fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: the descriptor is open for as long as `file` lives; no memory is passed.
+    let done = unsafe {
+        libc::fallocate(file.as_raw_fd(), mode, offset as libc::off_t, len as libc::off_t)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Tells the kernel that reads will be scattered, so that it does not read ahead.
+pub(super) fn advise_random(file: &File) {
+    // SAFETY: the descriptor is open for as long as `file` lives; the advice has no other effect,
+    // and its failure does not matter.
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM);
+    }
+}

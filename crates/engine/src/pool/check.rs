@@ -1,0 +1,186 @@
+//! Checking a whole pool: every byte that is reachable, and that nothing else is in use.
+//!
+//! Damage does not stop the check: it is collected with the file and the place it belongs to. The
+//! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::Pool;
+use super::extents::parse_piece_key;
+use crate::error::{Error, Result};
+use crate::store::pointer::Pointer;
+use crate::store::trees::{ALL, MAP, PATCHES};
+use crate::store::verify::{Met, Space, data_pointer, walk_tree};
+use crate::store::{State, Store};
+use crate::units::{FileId, Txg};
+
+/// How many records are verified together.
+const BATCH_COUNT: usize = 256;
+
+/// Something that is not as it must be.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The file it belongs to, where it belongs to one.
+    pub file: Option<FileId>,
+    /// The bytes of the file that are hurt.
+    pub range: Option<(u64, u64)>,
+    /// What is wrong.
+    pub detail: String,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct CheckReport {
+    /// The txg that was checked.
+    pub txg: Txg,
+    /// Tree nodes read and verified.
+    pub nodes: u64,
+    /// Records and patches read, verified and decompressed.
+    pub records: u64,
+    /// Stored bytes read.
+    pub bytes: u64,
+    /// Free bytes, reusable or about to be.
+    pub free_bytes: u64,
+    /// Everything that is wrong.
+    pub problems: Vec<Problem>,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn add(&mut self, file: Option<FileId>, range: Option<(u64, u64)>, detail: impl ToString) {
+        self.problems.push(Problem { file, range, detail: detail.to_string() });
+    }
+}
+
+type Record = (FileId, u64, Pointer);
+
+/// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
+/// state where space was reused under it.
+pub(super) fn check(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+    loop {
+        let state = pool.state();
+        let report = check_state(pool.store(), &state, pool.options().threads, progress)?;
+        let moved = pool.store().adopt_newest()? || pool.state().txg() != state.txg();
+        if report.is_clean() || !moved {
+            return Ok(report);
+        }
+    }
+}
+
+fn check_state(
+    store: &Store,
+    state: &State,
+    threads: usize,
+    progress: &mut dyn FnMut(u64),
+) -> Result<CheckReport> {
+    let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
+    let mut space = Space::new(store, state);
+    let mut batch: Vec<Record> = Vec::new();
+    for (tree, name) in ALL {
+        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        walk_tree(store, tree, root, Txg(0), &mut |met| {
+            match met {
+                Met::Node(_, pointer) => {
+                    report.nodes += 1;
+                    report.bytes += u64::from(pointer.stored_len);
+                    space.add_used(pointer);
+                }
+                Met::Damage(_, error) => report.add(None, None, format!("{name} tree: {error}")),
+                Met::Entry(MAP | PATCHES, key, value) => match parse_record(key, value) {
+                    Ok(record) => {
+                        space.add_used(&record.2);
+                        batch.push(record);
+                        if batch.len() >= BATCH_COUNT {
+                            verify_batch(store, &mut batch, threads, &mut report);
+                            progress(report.bytes);
+                        }
+                    }
+                    Err(error) => report.add(None, None, error),
+                },
+                Met::Entry(tree, key, value) => {
+                    if let Err(error) = space.add_entry(tree, key, value) {
+                        report.add(None, None, error);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+    }
+    verify_batch(store, &mut batch, threads, &mut report);
+    progress(report.bytes);
+    let walk_was_whole = report.is_clean();
+    let (free, problems) = space.settle();
+    report.free_bytes = free << store.ashift();
+    if walk_was_whole {
+        // With a part of a tree unreadable, what hung below it only seems to be lost.
+        for problem in problems {
+            report.add(None, None, problem);
+        }
+        check_counters(state, &mut report);
+    }
+    Ok(report)
+}
+
+fn parse_record(key: &[u8], value: &[u8]) -> Result<Record> {
+    let (file, offset) = parse_piece_key(key)?;
+    Ok((file, offset, data_pointer(value)?))
+}
+
+/// The counters of the superblock against what was met.
+fn check_counters(state: &State, report: &mut CheckReport) {
+    let stats = state.stats();
+    let counted = [
+        ("records", stats.data().records, report.records),
+        ("tree nodes", stats.nodes.records, report.nodes),
+    ];
+    for (what, expected, found) in counted {
+        if expected != found {
+            report.add(
+                None,
+                None,
+                format!("the superblock counts {expected} {what}, there are {found}"),
+            );
+        }
+    }
+}
+
+/// Reads, verifies and decompresses records on all cores.
+fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: &mut CheckReport) {
+    let next = AtomicUsize::new(0);
+    let bytes = AtomicU64::new(0);
+    let problems: Mutex<Vec<(usize, Error)>> = Mutex::default();
+    let work = || {
+        while let Some((index, (_, _, pointer))) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            batch.get(index).map(|record| (index, record))
+        } {
+            bytes.fetch_add(u64::from(pointer.stored_len), Ordering::Relaxed);
+            if let Err(error) = store.verify_extent(pointer) {
+                if let Ok(mut problems) = problems.lock() {
+                    problems.push((index, error));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(batch.len()) {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    report.records += batch.len() as u64;
+    report.bytes += bytes.into_inner();
+    let mut problems = problems.into_inner().unwrap_or_default();
+    problems.sort_by_key(|(index, _)| *index);
+    for (index, error) in problems {
+        let (file, offset, pointer) = &batch[index];
+        let range = (*offset, offset + u64::from(pointer.len));
+        report.add(Some(*file), Some(range), error);
+    }
+    batch.clear();
+}

@@ -1,0 +1,386 @@
+//! A file of a pool: reads, and the changes that are not committed yet.
+//!
+//! Changes are gathered in units of 4 KiB in memory. When they exceed a limit they are compressed
+//! and written out ahead of the commit, into a transaction that stays open until then; memory is
+//! bounded whatever the size of the transaction. Nothing is visible to others before the commit.
+//!
+//! When a commit, or writing ahead, fails, all uncommitted changes are dropped: the file is what
+//! was last committed. Its user may know better what he changed than that it is gone, so from then on
+//! a commit succeeds only if it changes nothing (as when SQLite rolls back by writing the old pages
+//! again), until [`File::discard`] is called.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use super::Options;
+use super::extents::{self, UNIT_LEN};
+use super::names;
+use super::source::Committed;
+use super::write::{self, Changes};
+use crate::error::{Error, Result};
+use crate::store::{Durability, State, Store, Txn};
+use crate::units::{FileId, Txg};
+
+/// The longest file, in bytes.
+pub const FILE_LEN_MAX: u64 = 1 << 60;
+
+/// A file of an open pool.
+#[derive(Debug)]
+pub struct File {
+    store: Arc<Store>,
+    id: FileId,
+    threads: usize,
+    dirty_len_max: usize,
+    /// Patches are cut at multiples of this, so that a page is never in two.
+    granule: AtomicU64,
+    /// Whether `pending` holds anything: committed reads then need not lock it.
+    dirty: AtomicBool,
+    pending: RwLock<Pending>,
+    /// The length in a committed state, to be looked up once a state.
+    committed_len: RwLock<(Txg, u64)>,
+}
+
+/// Uncommitted changes.
+#[derive(Debug, Default)]
+struct Pending {
+    units: BTreeMap<u64, Box<[u8]>>,
+    /// The new length of the file, where it changes.
+    len: Option<u64>,
+    /// The file was cut to this length at some point; what was committed behind it reads as zeros.
+    cut: Option<u64>,
+    /// The transaction that holds what was written ahead.
+    txn: Option<Txn>,
+    /// A commit failed, see above.
+    failed: bool,
+}
+
+impl File {
+    pub(super) fn new(store: Arc<Store>, options: &Options, id: FileId) -> File {
+        File {
+            store,
+            id,
+            threads: options.threads,
+            dirty_len_max: options.dirty_len_max,
+            granule: AtomicU64::new(UNIT_LEN),
+            dirty: AtomicBool::new(false),
+            pending: RwLock::default(),
+            committed_len: RwLock::new((Txg(0), 0)),
+        }
+    }
+
+    /// What identifies the file.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Tells the length of the pages that the file is made of, in bytes: changes of whole pages are
+    /// kept together.
+    pub fn set_page_len_hint(&self, page_len: u32) {
+        let granule = u64::from(page_len).next_power_of_two().clamp(UNIT_LEN, 1 << 16);
+        self.granule.store(granule, Ordering::Relaxed);
+    }
+
+    fn len_in(&self, state: &State) -> Result<u64> {
+        let known = *self.committed_len.read().unwrap_or_else(PoisonError::into_inner);
+        if known.0 == state.txg() {
+            return Ok(known.1);
+        }
+        let len = names::attributes(&mut Committed { store: &self.store, state }, self.id)?.len;
+        *self.committed_len.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), len);
+        Ok(len)
+    }
+
+    fn pending(&self) -> RwLockWriteGuard<'_, Pending> {
+        self.pending.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The length in bytes, uncommitted changes included.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> Result<u64> {
+        if self.is_dirty() {
+            if let Some(len) = self.pending.read().unwrap_or_else(PoisonError::into_inner).len {
+                return Ok(len);
+            }
+        }
+        self.store.with_state(|state| self.len_in(state))
+    }
+
+    /// Whether there are uncommitted changes.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// Fills `buf` from `offset`, uncommitted changes included. Returns how many bytes there were
+    /// before the end of the file; the rest of `buf` is zero.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        if self.is_dirty() {
+            let mut pending = self.pending();
+            let len = match pending.len {
+                Some(len) => len,
+                None => self.store.with_state(|state| self.len_in(state))?,
+            };
+            let n = clip(buf, offset, len);
+            self.read_pending(&mut pending, &mut buf[..n], offset)?;
+            return Ok(n);
+        }
+        self.store.with_state(|state| {
+            let n = clip(buf, offset, self.len_in(state)?);
+            let mut source = Committed { store: &self.store, state };
+            extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
+            Ok(n)
+        })
+    }
+
+    /// Reads through the uncommitted changes. `buf` ends before the end of the file.
+    fn read_pending(&self, pending: &mut Pending, buf: &mut [u8], offset: u64) -> Result<()> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let end = offset + buf.len() as u64;
+        let units = pending.units.range(offset / UNIT_LEN..end.div_ceil(UNIT_LEN));
+        let covered = units.clone().count() as u64 == end.div_ceil(UNIT_LEN) - offset / UNIT_LEN;
+        if !covered {
+            let until = pending.cut.unwrap_or(u64::MAX).clamp(offset, end);
+            let (below, beyond) = buf.split_at_mut((until - offset) as usize);
+            beyond.fill(0);
+            match &mut pending.txn {
+                Some(txn) => extents::read_range(txn, self.id, below, offset)?,
+                None => self.store.with_state(|state| {
+                    let mut source = Committed { store: &self.store, state };
+                    extents::read_range(&mut source, self.id, below, offset)
+                })?,
+            }
+        }
+        for (index, unit) in pending.units.range(offset / UNIT_LEN..end.div_ceil(UNIT_LEN)) {
+            let start = index * UNIT_LEN;
+            let (from, to) = (start.max(offset), (start + UNIT_LEN).min(end));
+            buf[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&unit[(from - start) as usize..(to - start) as usize]);
+        }
+        Ok(())
+    }
+
+    /// Changes the bytes at `offset`, growing the file where needed. Nothing is committed yet.
+    pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        if self.store.is_read_only() {
+            return Err(Error::ReadOnly("its file cannot be written"));
+        }
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= FILE_LEN_MAX);
+        let end = end.ok_or_else(|| Error::Invalid("the file would be too long".into()))?;
+        let mut pending = self.pending();
+        self.dirty.store(true, Ordering::Release);
+        let len = self.pending_len(&pending)?;
+        let mut at = offset;
+        while at < end {
+            let index = at / UNIT_LEN;
+            let (from, to) = (at - index * UNIT_LEN, (end - index * UNIT_LEN).min(UNIT_LEN));
+            let part = &buf[(at - offset) as usize..][..(to - from) as usize];
+            if to - from == UNIT_LEN {
+                pending.units.insert(index, part.into());
+            } else {
+                let unit = self.unit_mut(&mut pending, index, len)?;
+                unit[from as usize..to as usize].copy_from_slice(part);
+            }
+            at += to - from;
+        }
+        if end > len {
+            pending.len = Some(end);
+        }
+        if pending.units.len() * UNIT_LEN as usize > self.dirty_len_max {
+            self.write_ahead(&mut pending)?;
+        }
+        Ok(())
+    }
+
+    /// A unit of the uncommitted changes, filled with what the file has there.
+    fn unit_mut<'p>(
+        &self,
+        pending: &'p mut Pending,
+        index: u64,
+        len: u64,
+    ) -> Result<&'p mut Box<[u8]>> {
+        if !pending.units.contains_key(&index) {
+            let mut unit = vec![0; UNIT_LEN as usize].into_boxed_slice();
+            let start = index * UNIT_LEN;
+            let n = clip(&mut unit, start, len);
+            self.read_pending(pending, &mut unit[..n], start)?;
+            pending.units.insert(index, unit);
+        }
+        // It is there: it was just inserted where it was missing.
+        Ok(pending.units.entry(index).or_default())
+    }
+
+    fn pending_len(&self, pending: &Pending) -> Result<u64> {
+        match pending.len {
+            Some(len) => Ok(len),
+            None => self.store.with_state(|state| self.len_in(state)),
+        }
+    }
+
+    /// Cuts or extends the file. Nothing is committed yet.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        if self.store.is_read_only() {
+            return Err(Error::ReadOnly("its file cannot be written"));
+        }
+        if len > FILE_LEN_MAX {
+            return Err(Error::Invalid("the file would be too long".into()));
+        }
+        let mut pending = self.pending();
+        let old = self.pending_len(&pending)?;
+        if len == old {
+            return Ok(());
+        }
+        self.dirty.store(true, Ordering::Release);
+        if len < old {
+            let tail = len % UNIT_LEN;
+            pending.units.split_off(&len.div_ceil(UNIT_LEN));
+            if let Some(unit) = pending.units.get_mut(&(len / UNIT_LEN)) {
+                unit[tail as usize..].fill(0);
+            }
+            pending.cut = Some(pending.cut.map_or(len, |cut| cut.min(len)));
+        }
+        pending.len = Some(len);
+        Ok(())
+    }
+
+    /// Forgets all uncommitted changes, and that a commit failed.
+    pub fn discard(&self) {
+        let mut pending = self.pending();
+        *pending = Pending::default();
+        self.dirty.store(false, Ordering::Release);
+    }
+
+    /// Publishes the changes as one transaction. Does nothing where there are none, except to make
+    /// durable what is only visible so far.
+    pub fn commit(&self, durability: Durability) -> Result<()> {
+        if !self.is_dirty() {
+            return match durability {
+                Durability::Durable => self.store.make_durable(),
+                Durability::Visible => Ok(()),
+            };
+        }
+        let mut pending = self.pending();
+        if pending.failed {
+            return self.commit_nothing(&mut pending, durability);
+        }
+        let done = self.commit_pending(&mut pending, durability);
+        self.settle(&mut pending, &done);
+        done
+    }
+
+    fn commit_pending(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
+        let mut txn = self.take_txn(pending)?;
+        let len = self.apply(&mut txn, pending)?;
+        let mut attributes = names::attributes(&mut txn, self.id)?;
+        if attributes.len != len {
+            let stats = txn.stats_mut();
+            stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len) + len;
+            attributes.len = len;
+            names::set_attributes(&mut txn, self.id, &attributes)?;
+        }
+        txn.commit(durability).map(drop)
+    }
+
+    /// Writes the changes into a transaction that stays open until the commit.
+    fn write_ahead(&self, pending: &mut Pending) -> Result<()> {
+        let done = self.take_txn(pending).and_then(|mut txn| {
+            let len = self.apply(&mut txn, pending)?;
+            Ok((txn, len))
+        });
+        match done {
+            Ok((txn, len)) => {
+                pending.txn = Some(txn);
+                pending.len = Some(len);
+                Ok(())
+            }
+            Err(error) => {
+                *pending = Pending { failed: true, ..Pending::default() };
+                Err(error)
+            }
+        }
+    }
+
+    fn take_txn(&self, pending: &mut Pending) -> Result<Txn> {
+        match pending.txn.take() {
+            Some(txn) => Ok(txn),
+            None => {
+                let checksum = self.settings()?.checksum;
+                self.store.begin(checksum)
+            }
+        }
+    }
+
+    fn settings(&self) -> Result<super::Settings> {
+        self.store.with_state(|state| {
+            let mut source = Committed { store: &self.store, state };
+            Ok(names::settings(&mut source, self.id)?.0)
+        })
+    }
+
+    /// Hands the changes to the write path. Returns the length of the file after them.
+    fn apply(&self, txn: &mut Txn, pending: &mut Pending) -> Result<u64> {
+        let (settings, _) = names::settings(txn, self.id)?;
+        let len = match pending.len {
+            Some(len) => len,
+            None => names::attributes(txn, self.id)?.len,
+        };
+        let changes = Changes {
+            file: self.id,
+            units: std::mem::take(&mut pending.units),
+            cut: pending.cut.take(),
+            len,
+            granule: self.granule.load(Ordering::Relaxed),
+            settings,
+            threads: self.threads,
+        };
+        write::apply(txn, changes)?;
+        Ok(len)
+    }
+
+    fn settle(&self, pending: &mut Pending, done: &Result<()>) {
+        *pending = Pending { failed: done.is_err(), ..Pending::default() };
+        self.dirty.store(pending.failed, Ordering::Release);
+    }
+
+    /// The commit after a failure: it may only confirm what is committed already.
+    fn commit_nothing(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
+        let mut same = pending.txn.is_none();
+        let len = self.store.with_state(|state| self.len_in(state))?;
+        same &=
+            pending.len.is_none_or(|new| new == len) && pending.cut.is_none_or(|cut| cut >= len);
+        for (index, unit) in &pending.units {
+            same = same && self.committed_unit(*index, len)? == unit[..];
+        }
+        if !same {
+            return Err(Error::Invalid(
+                "an earlier write of this transaction failed; roll it back".into(),
+            ));
+        }
+        *pending = Pending::default();
+        self.dirty.store(false, Ordering::Release);
+        match durability {
+            Durability::Durable => self.store.make_durable(),
+            Durability::Visible => Ok(()),
+        }
+    }
+}
+
+impl File {
+    fn committed_unit(&self, index: u64, len: u64) -> Result<Vec<u8>> {
+        self.store.with_state(|state| {
+            let mut unit = vec![0; UNIT_LEN as usize];
+            let n = clip(&mut unit, index * UNIT_LEN, len);
+            let mut source = Committed { store: &self.store, state };
+            extents::read_range(&mut source, self.id, &mut unit[..n], index * UNIT_LEN)?;
+            Ok(unit)
+        })
+    }
+}
+
+/// Zeros what of `buf` lies at or behind `len`, and returns how many bytes are before it.
+fn clip(buf: &mut [u8], offset: u64, len: u64) -> usize {
+    let n = usize::try_from(len.saturating_sub(offset)).unwrap_or(usize::MAX).min(buf.len());
+    buf[n..].fill(0);
+    n
+}

@@ -1,0 +1,239 @@
+//! The pool: files and their properties, read and changed in transactions.
+//!
+//! Where to start reading:
+//!
+//! * the write path: [`File::write_at`] gathers changes in memory, `write.rs` turns them into
+//!   records and patches, [`crate::store::Txn::commit`] publishes them;
+//! * the read path: [`File::read_at`], then `extents.rs`, then [`crate::store::Store::read`].
+//!
+//! A file has one set of uncommitted changes, whoever makes them: it relies on its users (SQLite's
+//! locks, for a database) to let one write at a time. What is uncommitted is seen by readers of the
+//! same file in this process, and by nobody else.
+
+mod check;
+mod extents;
+mod file;
+mod names;
+mod props;
+mod source;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::check::{CheckReport, Problem};
+pub use self::file::File;
+pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};
+pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};
+use self::source::Committed;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::store::cache::Caches;
+use crate::store::{Durability, State, Store, Txn};
+use crate::units::FileId;
+
+/// Uncommitted changes of a file beyond this are compressed and written ahead of the commit.
+const DIRTY_LEN_MAX: usize = 32 << 20;
+
+/// How a pool is run. None of it is stored.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The caches to use; shared by all pools that are given the same.
+    pub caches: Arc<Caches>,
+    /// How many threads compress; 1 for none besides the caller's.
+    pub threads: usize,
+    /// Uncommitted bytes a file may hold in memory.
+    pub dirty_len_max: usize,
+}
+
+impl Options {
+    /// Caches of `cache_bytes`, and a thread for each processor.
+    pub fn new(cache_bytes: u64) -> Options {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Options { caches: Caches::new(cache_bytes), threads, dirty_len_max: DIRTY_LEN_MAX }
+    }
+}
+
+/// What cannot be changed later.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Identifies the pool: 16 random bytes.
+    pub guid: [u8; 16],
+    /// Sectors are `2^ashift` bytes.
+    pub ashift: u8,
+    /// Properties to set on the root, as text.
+    pub properties: Vec<(Property, String)>,
+    /// The file to create in it.
+    pub file_name: String,
+}
+
+/// An open pool. Cloning it gives another handle of the same.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Arc<Store>,
+    options: Options,
+    files: Mutex<HashMap<FileId, Arc<File>>>,
+}
+
+/// One property with where its value comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PropertyValue {
+    /// Which one.
+    pub property: Property,
+    /// Its value as text.
+    pub value: String,
+    /// Who says so.
+    pub source: PropertySource,
+}
+
+impl Pool {
+    /// Creates a pool with one empty file on an empty device, and opens it. It is durable when this
+    /// returns.
+    pub fn create(
+        device: Arc<dyn Device>,
+        create: &CreateOptions,
+        options: Options,
+    ) -> Result<Pool> {
+        let mut settings = Settings::default();
+        for (property, text) in &create.properties {
+            settings.set(*property, text)?;
+        }
+        let store = Store::create(device, Arc::clone(&options.caches), create.guid, create.ashift)?;
+        let mut txn = store.begin(settings.checksum)?;
+        names::create_root(&mut txn)?;
+        for (property, _) in &create.properties {
+            names::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
+        }
+        names::create_file(&mut txn, ROOT, &create.file_name)?;
+        txn.commit(Durability::Durable)?;
+        Ok(Pool::with_store(store, options))
+    }
+
+    /// Opens the newest state of a pool that is whole.
+    pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Pool> {
+        let store = Store::open(device, Arc::clone(&options.caches))?;
+        Ok(Pool::with_store(store, options))
+    }
+
+    fn with_store(store: Arc<Store>, options: Options) -> Pool {
+        Pool { shared: Arc::new(Shared { store, options, files: Mutex::default() }) }
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// How the pool is run.
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    /// The committed state that reads see.
+    pub fn state(&self) -> Arc<State> {
+        self.store().state()
+    }
+
+    /// Takes over what other processes have committed.
+    pub fn refresh(&self) -> Result<bool> {
+        self.store().refresh()
+    }
+
+    fn read<R>(&self, read: impl Fn(&mut Committed<'_>) -> Result<R>) -> Result<R> {
+        let store = self.store();
+        store.with_state(|state| read(&mut Committed { store, state }))
+    }
+
+    /// What is in the root directory.
+    pub fn list(&self) -> Result<Vec<DirEntry>> {
+        self.read(|source| names::list(source, ROOT))
+    }
+
+    /// The attributes of a file.
+    pub fn attributes(&self, file: FileId) -> Result<Attributes> {
+        self.read(|source| names::attributes(source, file))
+    }
+
+    /// The only file of the pool.
+    pub fn only_file(&self) -> Result<DirEntry> {
+        let mut files = self.list()?;
+        match (files.pop(), files.is_empty()) {
+            (Some(file), true) if file.kind == Kind::File => Ok(file),
+            (None, _) => Err(Error::NotFound { what: "file", name: "the pool is empty".into() }),
+            _ => Err(Error::Invalid("the pool holds more than one file".into())),
+        }
+    }
+
+    /// A file by name in the root directory.
+    pub fn lookup(&self, name: &str) -> Result<DirEntry> {
+        self.read(|source| names::lookup(source, ROOT, name))?
+            .ok_or_else(|| Error::NotFound { what: "file", name: name.into() })
+    }
+
+    /// A handle of a file, shared by all who ask for the same.
+    pub fn file(&self, id: FileId) -> Result<Arc<File>> {
+        self.attributes(id)?;
+        let mut files = self.shared.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = files.entry(id).or_insert_with(|| {
+            Arc::new(File::new(Arc::clone(self.store()), &self.shared.options, id))
+        });
+        Ok(Arc::clone(file))
+    }
+
+    /// Every property in force for a file, or for the pool where `file` is [`ROOT`].
+    pub fn properties(&self, file: FileId) -> Result<Vec<PropertyValue>> {
+        let (settings, sources) = self.read(|source| names::settings(source, file))?;
+        let values = Property::ALL.into_iter().zip(sources).map(|(property, source)| {
+            PropertyValue { property, value: settings.get(property), source }
+        });
+        Ok(values.collect())
+    }
+
+    /// Sets a property of a file, or of the pool where `file` is [`ROOT`], for what is written from
+    /// now on.
+    pub fn set_property(&self, file: FileId, property: Property, text: &str) -> Result<()> {
+        let mut settings = Settings::default();
+        settings.set(property, text)?;
+        let text = settings.get(property);
+        self.change(|txn| names::set_property(txn, file, property, Some(&text)))
+    }
+
+    /// Makes a property inherited again.
+    pub fn inherit_property(&self, file: FileId, property: Property) -> Result<()> {
+        self.change(|txn| names::set_property(txn, file, property, None))
+    }
+
+    /// Sets when a file was last changed, and its permission bits.
+    pub fn set_attributes(&self, file: FileId, mode: u32, modified_ns: i64) -> Result<()> {
+        self.change(|txn| {
+            let attributes = names::attributes(txn, file)?;
+            names::set_attributes(txn, file, &Attributes { mode, modified_ns, ..attributes })
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Txn) -> Result<()>) -> Result<()> {
+        let (settings, _) = self.read(|source| names::settings(source, ROOT))?;
+        let mut txn = self.store().begin(settings.checksum)?;
+        change(&mut txn)?;
+        txn.commit(Durability::Durable).map(drop)
+    }
+
+    /// Reads and verifies everything: every node, every record, and that free space and what is
+    /// reachable make up the whole pool. `progress` gets the stored bytes verified so far.
+    pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+        check::check(self, progress)
+    }
+
+    /// Ends the use of the pool: the next to open it then has nothing to verify.
+    pub fn close(&self) -> Result<()> {
+        self.store().seal()
+    }
+}

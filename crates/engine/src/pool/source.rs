@@ -1,0 +1,57 @@
+//! One way to read trees and extents, whether of a committed state or of a transaction.
+
+use crate::error::Result;
+use crate::store::pointer::Pointer;
+use crate::store::tree::{Entry, EntryRef};
+use crate::store::{ExtentBytes, State, Store, Txn};
+
+/// Where a read looks.
+pub(super) trait Source {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>>;
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>>;
+    fn is_empty(&self, tree: u8) -> bool;
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
+}
+
+/// A committed state.
+pub(super) struct Committed<'a> {
+    pub store: &'a Store,
+    pub state: &'a State,
+}
+
+impl Source for Committed<'_> {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+        self.state.trees[usize::from(tree)].floor(&mut self.store, key)
+    }
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        self.state.trees[usize::from(tree)].range(&mut self.store, from, to, limit)
+    }
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.state.trees[usize::from(tree)].get(&mut self.store, key)
+    }
+    fn is_empty(&self, tree: u8) -> bool {
+        self.state.trees[usize::from(tree)].is_empty()
+    }
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
+        self.store.read(pointer)
+    }
+}
+
+impl Source for Txn {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+        Txn::floor(self, tree, key)
+    }
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        Txn::range(self, tree, from, to, limit)
+    }
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Txn::get(self, tree, key)
+    }
+    fn is_empty(&self, tree: u8) -> bool {
+        Txn::is_empty(self, tree)
+    }
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
+        Txn::read(self, pointer)
+    }
+}

@@ -1,0 +1,124 @@
+//! Bounded caches of what was read, verified and decompressed.
+//!
+//! Both are keyed by the identity of an extent, which never changes once written, so nothing in
+//! them can be stale and nothing is ever invalidated: what is no longer referenced ages out.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use super::node::Node;
+use super::pointer::ExtentKey;
+use crate::error::Error;
+
+/// The share of the whole that tree nodes get: they are what every read needs first.
+const NODE_SHARE: u64 = 8;
+/// The smallest cache: one that holds the nodes of a few paths and a few records.
+const CAPACITY_MIN_BYTES: u64 = 1 << 20;
+
+type NodeKey = (u64, u8, ExtentKey);
+type DataKey = (u64, ExtentKey);
+/// The decompressed bytes of an extent.
+pub type Bytes = Arc<Vec<u8>>;
+
+/// The caches, to be shared by all pools of a process.
+pub struct Caches {
+    nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
+    data: Cache<DataKey, Bytes, DataWeighter>,
+    capacity_bytes: u64,
+    next_pool: AtomicU64,
+}
+
+impl Caches {
+    /// Caches that together hold about `capacity_bytes`.
+    pub fn new(capacity_bytes: u64) -> Arc<Caches> {
+        let capacity_bytes = capacity_bytes.max(CAPACITY_MIN_BYTES);
+        let nodes = capacity_bytes / NODE_SHARE;
+        let data = capacity_bytes - nodes;
+        Arc::new(Caches {
+            nodes: Cache::with_weighter((nodes / 4096) as usize, nodes, NodeWeighter),
+            data: Cache::with_weighter((data / 65536).max(64) as usize, data, DataWeighter),
+            capacity_bytes,
+            next_pool: AtomicU64::new(0),
+        })
+    }
+
+    /// A number that keeps the entries of one pool apart from those of others.
+    pub(super) fn register_pool(&self) -> u64 {
+        self.next_pool.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What the caches may hold, in bytes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// What the caches hold now, in bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.nodes.weight() + self.data.weight()
+    }
+
+    pub(super) fn node(
+        &self,
+        pool: u64,
+        tree: u8,
+        key: ExtentKey,
+        load: impl FnOnce() -> Result<Arc<Node>, Error>,
+    ) -> Result<Arc<Node>, Error> {
+        self.nodes.get_or_insert_with(&(pool, tree, key), load)
+    }
+
+    pub(super) fn put_node(&self, pool: u64, tree: u8, key: ExtentKey, node: Arc<Node>) {
+        self.nodes.insert((pool, tree, key), node);
+    }
+
+    pub(super) fn data(
+        &self,
+        pool: u64,
+        key: ExtentKey,
+        load: impl FnOnce() -> Result<Bytes, Error>,
+    ) -> Result<Bytes, Error> {
+        self.data.get_or_insert_with(&(pool, key), load)
+    }
+
+    pub(super) fn has_data(&self, pool: u64, key: ExtentKey) -> bool {
+        self.data.contains_key(&(pool, key))
+    }
+
+    pub(super) fn put_data(&self, pool: u64, key: ExtentKey, bytes: Bytes) {
+        self.data.insert((pool, key), bytes);
+    }
+}
+
+impl fmt::Debug for Caches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caches")
+            .field("used_bytes", &self.used_bytes())
+            .field("capacity_bytes", &self.capacity_bytes)
+            .finish()
+    }
+}
+
+/// What an entry costs besides its bytes: keys, counters, list links.
+const OVERHEAD_BYTES: u64 = 160;
+
+#[derive(Clone)]
+struct NodeWeighter;
+
+impl Weighter<NodeKey, Arc<Node>> for NodeWeighter {
+    fn weight(&self, _key: &NodeKey, node: &Arc<Node>) -> u64 {
+        (node.payload_len() + 2 * node.len()) as u64 + OVERHEAD_BYTES
+    }
+}
+
+#[derive(Clone)]
+struct DataWeighter;
+
+impl Weighter<DataKey, Bytes> for DataWeighter {
+    fn weight(&self, _key: &DataKey, bytes: &Bytes) -> u64 {
+        bytes.len() as u64 + OVERHEAD_BYTES
+    }
+}

@@ -1,0 +1,402 @@
+//! The store: extents, trees and superblocks; it knows nothing of files.
+//!
+//! * A [`State`] is one committed txg: a superblock and the roots it names. Readers hold one and
+//!   are never disturbed, because nothing that a durable state reaches is overwritten.
+//! * A [`Txn`] is the one transaction that changes the pool; it ends in [`Txn::commit`], which
+//!   publishes the next state, or is dropped without a trace.
+//! * [`Store::refresh`] takes over what another process has committed.
+//!
+//! Invariants kept here are the first four of the design: live data is never overwritten, a commit
+//! is atomic and syncs once, visible is not durable, and reads are verified.
+
+pub mod cache;
+pub mod checksum;
+mod extent;
+mod fields;
+pub mod node;
+pub mod pointer;
+mod space;
+pub mod stats;
+pub mod superblock;
+pub mod tree;
+mod txn;
+pub mod verify;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+
+use self::cache::Caches;
+use self::stats::PoolStats;
+use self::superblock::{
+    ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT,
+    Superblock, TREE_COUNT, slot_offset,
+};
+use self::tree::TxnTree;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::units::{Sector, Txg};
+
+pub use self::extent::{Encoding, ExtentBytes};
+pub use self::txn::Txn;
+
+/// The trees of a pool, by their number on disk.
+pub mod trees {
+    /// Names, attributes and properties of files and directories.
+    pub const NAMES: u8 = 0;
+    /// Records, by file and offset.
+    pub const MAP: u8 = 1;
+    /// Patches, by file and offset.
+    pub const PATCHES: u8 = 2;
+    /// Free runs that may be used.
+    pub const SPACE: u8 = 3;
+    /// Free runs that may be used once the txg that freed them is durable.
+    pub const FREED: u8 = 4;
+    /// Reference counts of shared extents.
+    pub const REFS: u8 = 5;
+    /// The trees in use, with names for messages.
+    pub const ALL: [(u8, &str); 6] = [
+        (NAMES, "names"),
+        (MAP, "map"),
+        (PATCHES, "patches"),
+        (SPACE, "space"),
+        (FREED, "freed"),
+        (REFS, "refs"),
+    ];
+}
+
+/// How much a commit promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durability {
+    /// Other processes see it; a loss of power may undo it.
+    Visible,
+    /// It survives a loss of power.
+    Durable,
+}
+
+/// One committed state of the pool.
+#[derive(Debug)]
+pub struct State {
+    /// What is on disk.
+    pub superblock: Superblock,
+    /// Its trees.
+    pub trees: [TxnTree; TREE_COUNT],
+    /// The slot that holds `superblock`.
+    slot: u64,
+    /// The newest txg known to be durable, and the slot that holds it.
+    durable: Txg,
+    durable_slot: u64,
+    /// Bytes written since then.
+    unsynced_bytes: u64,
+}
+
+impl State {
+    fn new(superblock: Superblock, slot: u64, durable: Txg, durable_slot: u64) -> State {
+        let trees =
+            std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
+        State { superblock, trees, slot, durable, durable_slot, unsynced_bytes: 0 }
+    }
+
+    /// The number of this state.
+    pub fn txg(&self) -> Txg {
+        self.superblock.txg
+    }
+
+    /// The newest txg known to be durable.
+    pub fn durable_txg(&self) -> Txg {
+        self.durable
+    }
+
+    /// Free bytes below the end of the pool, reusable or about to be.
+    pub fn free_bytes(&self, ashift: u8) -> u64 {
+        let superblock = &self.superblock;
+        let windows: u64 = superblock.windows.iter().map(|window| window.sectors).sum();
+        (windows + superblock.space_sectors + superblock.freed_sectors) << ashift
+    }
+
+    /// What the pool holds.
+    pub fn stats(&self) -> &PoolStats {
+        &self.superblock.stats
+    }
+}
+
+/// An open pool, below its files.
+#[derive(Debug)]
+pub struct Store {
+    device: Arc<dyn Device>,
+    header: Header,
+    caches: Arc<Caches>,
+    cache_id: u64,
+    state: RwLock<Arc<State>>,
+    writer: WriterGate,
+    /// Set when a sync failed: what it covered may be lost without a trace, so nothing later may
+    /// claim to be durable.
+    fail_stop: AtomicBool,
+    read_only: bool,
+    /// Hashes of superblock slots that are valid but whose state is not whole.
+    rejected: Mutex<Vec<u64>>,
+    recovered_from: Option<Txg>,
+}
+
+impl Store {
+    /// Lays a new pool out on an empty device, durably, and opens it. The names tree is empty.
+    pub fn create(
+        device: Arc<dyn Device>,
+        caches: Arc<Caches>,
+        guid: [u8; 16],
+        ashift: u8,
+    ) -> Result<Arc<Store>> {
+        if !ASHIFT_RANGE.contains(&ashift) {
+            return Err(Error::Invalid(format!("a sector of 2^{ashift} bytes is not supported")));
+        }
+        let header = Header { guid, ashift };
+        let superblock = Superblock {
+            compat: 0,
+            read_only_compat: 0,
+            incompat: 0,
+            txg: Txg(1),
+            durable_txg: Txg(1),
+            data_synced: true,
+            end: Sector(EXTENTS_OFFSET >> ashift),
+            freed_count: 0,
+            freed_sectors: 0,
+            space_sectors: 0,
+            next_file_id: 1,
+            windows: Vec::new(),
+            roots: [const { None }; TREE_COUNT],
+            stats: PoolStats::default(),
+        };
+        let write = |bytes: &[u8], offset| {
+            device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
+        };
+        // The header goes last: a pool whose creation was cut short has none, and is taken for empty.
+        // All slots are written, so that a full disk cannot refuse a superblock later on.
+        write(&vec![0; EXTENTS_OFFSET as usize], 0)?;
+        write(&superblock.encode(&guid), slot_offset(1))?;
+        device.sync_data().map_err(|error| Error::io("sync", error))?;
+        write(&header.encode(), 0)?;
+        device.sync_data().map_err(|error| Error::io("sync", error))?;
+        Store::open(device, caches)
+    }
+
+    /// Whether the device holds nothing yet, or the remains of a creation that was cut short.
+    pub fn is_unborn(device: &dyn Device) -> Result<bool> {
+        let len = device.len().map_err(|error| Error::io("measure", error))?;
+        if len == 0 {
+            return Ok(true);
+        }
+        if len > EXTENTS_OFFSET {
+            return Ok(false);
+        }
+        let mut header = vec![0; BLOCK_LEN];
+        let n = device.read_at(&mut header, 0).map_err(|error| Error::io("read", error))?;
+        Ok(len >= BLOCK_LEN as u64 && header[..n].iter().all(|byte| *byte == 0))
+    }
+
+    /// Opens the newest state that verifies.
+    pub fn open(device: Arc<dyn Device>, caches: Arc<Caches>) -> Result<Arc<Store>> {
+        let mut block = vec![0; BLOCK_LEN];
+        let n = device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
+        let header = Header::decode(&block[..n])?;
+        let cache_id = caches.register_pool();
+        let mut store = Store {
+            read_only: device.is_read_only(),
+            device,
+            header,
+            caches,
+            cache_id,
+            state: RwLock::new(Arc::new(empty_state())),
+            writer: WriterGate::default(),
+            fail_stop: AtomicBool::new(false),
+            rejected: Mutex::default(),
+            recovered_from: None,
+        };
+        store.recovered_from = verify::recover(&store)?;
+        Ok(Arc::new(store))
+    }
+
+    /// The committed state that reads see.
+    pub fn state(&self) -> Arc<State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn publish(&self, state: Arc<State>) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// `2^ashift` is the sector size.
+    pub fn ashift(&self) -> u8 {
+        self.header.ashift
+    }
+
+    /// The pool's identity.
+    pub fn guid(&self) -> [u8; 16] {
+        self.header.guid
+    }
+
+    /// The medium.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The caches this pool shares.
+    pub fn caches(&self) -> &Arc<Caches> {
+        &self.caches
+    }
+
+    /// Whether the medium refuses writes.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The txg that was newest but did not verify when the pool was opened, if there was one.
+    pub fn recovered_from(&self) -> Option<Txg> {
+        self.recovered_from
+    }
+
+    /// Takes over the newest state where another process has committed one, and says whether it did.
+    pub fn refresh(&self) -> Result<bool> {
+        let current = self.state();
+        let mut hint = [0; 8];
+        let n = self
+            .device
+            .read_at(&mut hint, HINT_OFFSET)
+            .map_err(|error| Error::io("read", error))?;
+        if n == hint.len() && Txg(u64::from_le_bytes(hint)) == current.txg() {
+            return Ok(false);
+        }
+        self.adopt_newest()
+    }
+
+    /// Takes over the newest superblock, whatever the hint says.
+    pub(crate) fn adopt_newest(&self) -> Result<bool> {
+        let ring = self.read_ring()?;
+        let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {
+            return Err(Error::corrupt("superblock", RING_OFFSET, "no slot holds a valid one"));
+        };
+        // Not under the writer gate: a state that this process just published must not be replaced
+        // by an older one read a moment before.
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if newest.txg <= state.txg() {
+            return Ok(false);
+        }
+        newest.check_readable()?;
+        *state = Arc::new(adopted_state(&ring, *slot, newest.clone()));
+        Ok(true)
+    }
+
+    /// Every valid superblock with its slot.
+    fn read_ring(&self) -> Result<Vec<(u64, Superblock)>> {
+        let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut ring = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
+        self.device.read_at(&mut ring, RING_OFFSET).map_err(|error| Error::io("read", error))?;
+        let slots = ring.chunks_exact(BLOCK_LEN).enumerate();
+        Ok(slots
+            .filter(|(_, block)| rejected.is_empty() || !rejected.contains(&block_hash(block)))
+            .filter_map(|(slot, block)| {
+                Some((slot as u64, Superblock::decode(block, &self.header.guid)?))
+            })
+            .collect())
+    }
+
+    fn sync_device(&self) -> Result<()> {
+        if self.fail_stop.load(Ordering::Acquire) {
+            return Err(Error::FailStop);
+        }
+        self.device.sync_data().map_err(|error| {
+            self.fail_stop.store(true, Ordering::Release);
+            Error::io("sync", error)
+        })
+    }
+
+    /// Makes the state that reads see now survive a loss of power.
+    pub fn make_durable(&self) -> Result<()> {
+        let target = self.state();
+        if target.durable >= target.txg() || self.read_only {
+            return if self.fail_stop.load(Ordering::Acquire) {
+                Err(Error::FailStop)
+            } else {
+                Ok(())
+            };
+        }
+        self.sync_device()?;
+        self.note_durable(&target);
+        Ok(())
+    }
+
+    /// Records that `synced` is durable, unless a newer state already is.
+    fn note_durable(&self, synced: &State) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.durable < synced.txg() && state.txg() >= synced.txg() {
+            let unsynced_bytes = state.unsynced_bytes.saturating_sub(synced.unsynced_bytes);
+            *state = Arc::new(State {
+                superblock: state.superblock.clone(),
+                trees: state.trees.clone(),
+                slot: state.slot,
+                durable: synced.txg(),
+                durable_slot: synced.slot,
+                unsynced_bytes,
+            });
+        }
+    }
+}
+
+/// Identifies the content of a superblock slot.
+fn block_hash(block: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(block)
+}
+
+/// The state behind a superblock of the ring. Which txg is durable is what it says itself; where the
+/// slot of that txg is gone, a later one must be durable, and only the newest can be relied on to
+/// still be there.
+fn adopted_state(ring: &[(u64, Superblock)], slot: u64, superblock: Superblock) -> State {
+    let durable = superblock.durable_txg;
+    let durable_slot =
+        ring.iter().find(|(_, other)| other.txg == durable).map_or(slot, |(slot, _)| *slot);
+    let unsynced_bytes = txn::foreign_unsynced(&superblock);
+    State { unsynced_bytes, ..State::new(superblock, slot, durable, durable_slot) }
+}
+
+fn empty_state() -> State {
+    let superblock = Superblock {
+        compat: 0,
+        read_only_compat: 0,
+        incompat: 0,
+        txg: Txg(0),
+        durable_txg: Txg(0),
+        data_synced: true,
+        end: Sector(0),
+        freed_count: 0,
+        freed_sectors: 0,
+        space_sectors: 0,
+        next_file_id: 1,
+        windows: Vec::new(),
+        roots: [const { None }; TREE_COUNT],
+        stats: PoolStats::default(),
+    };
+    State::new(superblock, 0, Txg(0), 0)
+}
+
+/// Lets one transaction of this process in at a time.
+#[derive(Debug, Default)]
+struct WriterGate {
+    busy: Mutex<bool>,
+    free: Condvar,
+}
+
+impl WriterGate {
+    fn enter(&self) {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        while *busy {
+            busy = self.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        *busy = true;
+    }
+
+    fn leave(&self) {
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.free.notify_one();
+    }
+}

@@ -1,0 +1,214 @@
+//! Pointers: how a tree says where something lies, how it was encoded and what it must look like.
+//!
+//! A pointer carries the checksum of the stored bytes, so that whatever is reached from a
+//! superblock is verified by its parent. It is 48 bytes and a checksum of 16 or 32 bytes, or 48
+//! bytes and the stored bytes themselves, when those are few.
+//!
+//! Decoding refuses every value it does not know: a pointer that cannot be decoded is corruption.
+
+use super::checksum::ChecksumKind;
+use super::fields::{FieldReader, FieldWriter};
+use crate::units::{Run, Sector, Txg};
+
+/// Length of an encoded pointer before its checksum or its embedded bytes.
+pub const POINTER_HEADER_LEN: usize = 48;
+/// The most bytes a pointer may hold inside itself.
+pub const EMBEDDED_LEN_MAX: usize = 112;
+/// The longest encoded pointer.
+pub const POINTER_LEN_MAX: usize = POINTER_HEADER_LEN + EMBEDDED_LEN_MAX;
+/// The largest extent, decompressed.
+pub const EXTENT_LEN_MAX: u32 = 16 << 20;
+
+/// Where the bytes behind a pointer are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In an extent of the pool that starts at this sector.
+    Extent {
+        /// The extent's first sector.
+        sector: Sector,
+        /// The function that made `checksum`.
+        checksum_kind: ChecksumKind,
+        /// The checksum of the stored bytes.
+        checksum: [u8; 32],
+    },
+    /// Inside the pointer.
+    Embedded(Box<[u8]>),
+    /// Nowhere: the bytes are all zero.
+    Zero,
+}
+
+/// Refers to the bytes of a record, a patch or a tree node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pointer {
+    /// Where the stored bytes are.
+    pub place: Place,
+    /// The algorithm that made the stored bytes (see [`crate::codec`]).
+    pub codec: u8,
+    /// The level it was given.
+    pub level: i16,
+    /// The version of the algorithm.
+    pub codec_version: u8,
+    /// The rearrangement applied before the codec; 0 is none.
+    pub filter: u8,
+    /// The extent is shared: its references are counted.
+    pub shared: bool,
+    /// The transaction group that wrote the bytes.
+    pub birth: Txg,
+    /// How many bytes this pointer stands for.
+    pub len: u32,
+    /// How many bytes are stored.
+    pub stored_len: u32,
+    /// How many bytes the whole extent holds, decompressed.
+    pub extent_len: u32,
+    /// Where in the decompressed extent the `len` bytes begin.
+    pub part_offset: u32,
+    /// The slot of a record: `2^span_log2` bytes of the file belong to it. 0 where that has no
+    /// meaning.
+    pub span_log2: u8,
+}
+
+const FLAG_SHARED: u8 = 1;
+
+impl Pointer {
+    /// The sectors of the extent, unless there is none.
+    pub fn run(&self, ashift: u8) -> Option<Run> {
+        match self.place {
+            Place::Extent { sector, .. } => {
+                Some(Run { start: sector, sectors: sectors_for(self.stored_len, ashift) })
+            }
+            _ => None,
+        }
+    }
+
+    /// What identifies the extent among all that a process may have cached: a sector is reused, but
+    /// not for bytes with the same checksum and another meaning.
+    pub fn extent_key(&self) -> Option<ExtentKey> {
+        match &self.place {
+            Place::Extent { sector, checksum, .. } => {
+                let mut sum = [0; 8];
+                sum.copy_from_slice(&checksum[..8]);
+                Some(ExtentKey {
+                    sector: *sector,
+                    checksum: u64::from_le_bytes(sum),
+                    codec: self.codec,
+                    extent_len: self.extent_len,
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Appends the encoded pointer.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, checksum_kind, sector) = match &self.place {
+            Place::Extent { sector, checksum_kind, .. } => (1, *checksum_kind as u8, sector.0),
+            Place::Embedded(_) => (2, 0, 0),
+            Place::Zero => (3, 0, 0),
+        };
+        let mut f = FieldWriter(out);
+        f.u8(kind);
+        f.u8(self.codec);
+        f.u16(self.level as u16);
+        f.u8(self.codec_version);
+        f.u8(self.filter);
+        f.u8(checksum_kind);
+        f.u8(if self.shared { FLAG_SHARED } else { 0 });
+        f.u64(self.birth.0);
+        f.u32(self.len);
+        f.u32(self.stored_len);
+        f.u32(self.extent_len);
+        f.u32(self.part_offset);
+        f.u8(self.span_log2);
+        f.zeros(7);
+        f.u64(sector);
+        match &self.place {
+            Place::Extent { checksum_kind, checksum, .. } => {
+                f.bytes(&checksum[..checksum_kind.len()])
+            }
+            Place::Embedded(bytes) => f.bytes(bytes),
+            Place::Zero => {}
+        }
+    }
+
+    /// The encoded pointer.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(POINTER_HEADER_LEN + 32);
+        self.encode(&mut out);
+        out
+    }
+
+    /// Reads a pointer that fills all of `bytes`; `None` where it is not one.
+    pub fn decode(bytes: &[u8]) -> Option<Pointer> {
+        let mut f = FieldReader(bytes);
+        let kind = f.u8()?;
+        let codec = f.u8()?;
+        let level = f.u16()? as i16;
+        let codec_version = f.u8()?;
+        let filter = f.u8()?;
+        let checksum_kind = f.u8()?;
+        let flags = f.u8()?;
+        let birth = Txg(f.u64()?);
+        let len = f.u32()?;
+        let stored_len = f.u32()?;
+        let extent_len = f.u32()?;
+        let part_offset = f.u32()?;
+        let span_log2 = f.u8()?;
+        f.zeros(7)?;
+        let sector = Sector(f.u64()?);
+        let place = match kind {
+            1 => {
+                let checksum_kind = ChecksumKind::from_stored(checksum_kind)?;
+                let mut checksum = [0; 32];
+                checksum[..checksum_kind.len()].copy_from_slice(f.bytes(checksum_kind.len())?);
+                Place::Extent { sector, checksum_kind, checksum }
+            }
+            2 => {
+                let stored = f.bytes(usize::try_from(stored_len).ok()?)?;
+                (checksum_kind == 0 && stored.len() <= EMBEDDED_LEN_MAX).then_some(())?;
+                Place::Embedded(stored.into())
+            }
+            3 => (checksum_kind == 0 && stored_len == 0).then_some(Place::Zero)?,
+            _ => return None,
+        };
+        let sound = f.0.is_empty()
+            && flags & !FLAG_SHARED == 0
+            && (kind == 1 || sector.0 == 0)
+            && extent_len <= EXTENT_LEN_MAX
+            && stored_len <= EXTENT_LEN_MAX
+            && part_offset.checked_add(len)? <= extent_len
+            && span_log2 <= 24
+            && (kind != 1 || stored_len > 0);
+        sound.then_some(Pointer {
+            place,
+            codec,
+            level,
+            codec_version,
+            filter,
+            shared: flags & FLAG_SHARED != 0,
+            birth,
+            len,
+            stored_len,
+            extent_len,
+            part_offset,
+            span_log2,
+        })
+    }
+}
+
+/// Identifies the content of an extent, whatever the transaction that looks at it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ExtentKey {
+    /// Where it lies.
+    pub sector: Sector,
+    /// The start of its checksum.
+    pub checksum: u64,
+    /// How it is encoded.
+    pub codec: u8,
+    /// Its decompressed length.
+    pub extent_len: u32,
+}
+
+/// How many sectors hold `len` bytes.
+pub fn sectors_for(len: u32, ashift: u8) -> u64 {
+    u64::from(len).div_ceil(1 << ashift)
+}

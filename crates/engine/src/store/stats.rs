@@ -1,0 +1,135 @@
+//! What a pool holds, kept as data flows so that reading it costs nothing.
+//!
+//! The counters are part of the superblock: they are exact in every committed state.
+
+use super::fields::{FieldReader, FieldWriter};
+use super::pointer::{Place, Pointer};
+
+/// How many codec numbers the table has room for.
+pub const CODEC_SLOTS: usize = 16;
+
+/// What one codec stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CodecStats {
+    /// Records and patches.
+    pub records: u64,
+    /// Their length before compression, in bytes.
+    pub logical: u64,
+    /// Their length as stored, in bytes.
+    pub stored: u64,
+    /// What they take, rounded up to sectors, in bytes.
+    pub allocated: u64,
+}
+
+/// What the pool stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolStats {
+    /// The length of all files, in bytes; holes count.
+    pub file_bytes: u64,
+    /// Records and patches inside their pointers.
+    pub embedded: CodecStats,
+    /// Patches among all that is counted here.
+    pub patches: CodecStats,
+    /// Tree nodes; `logical` is their length before compression.
+    pub nodes: CodecStats,
+    /// By number of the codec, without what is embedded.
+    pub codecs: [CodecStats; CODEC_SLOTS],
+}
+
+impl CodecStats {
+    fn apply(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
+        let allocated = pointer.run(ashift).map_or(0, |run| run.sectors << ashift);
+        let step = |field: &mut u64, by: u64| {
+            // A counter that would go wrong on a damaged pool must not stop the repair of it.
+            *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
+        };
+        step(&mut self.records, 1);
+        step(&mut self.logical, u64::from(pointer.len));
+        step(&mut self.stored, u64::from(pointer.stored_len));
+        step(&mut self.allocated, allocated);
+    }
+
+    fn add(&mut self, other: &CodecStats) {
+        self.records += other.records;
+        self.logical += other.logical;
+        self.stored += other.stored;
+        self.allocated += other.allocated;
+    }
+
+    fn encode(&self, f: &mut FieldWriter<'_>) {
+        f.u64(self.records);
+        f.u64(self.logical);
+        f.u64(self.stored);
+        f.u64(self.allocated);
+    }
+
+    fn decode(f: &mut FieldReader<'_>) -> Option<CodecStats> {
+        Some(CodecStats {
+            records: f.u64()?,
+            logical: f.u64()?,
+            stored: f.u64()?,
+            allocated: f.u64()?,
+        })
+    }
+}
+
+impl PoolStats {
+    /// Counts a record or patch that came (`add`) or went.
+    pub fn count_data(&mut self, pointer: &Pointer, ashift: u8, is_patch: bool, add: bool) {
+        match pointer.place {
+            Place::Embedded(_) | Place::Zero => self.embedded.apply(pointer, ashift, add),
+            Place::Extent { .. } => {
+                let slot = usize::from(pointer.codec).min(CODEC_SLOTS - 1);
+                self.codecs[slot].apply(pointer, ashift, add);
+            }
+        }
+        if is_patch {
+            self.patches.apply(pointer, ashift, add);
+        }
+    }
+
+    /// Counts a tree node that came (`add`) or went.
+    pub fn count_node(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
+        self.nodes.apply(pointer, ashift, add);
+    }
+
+    /// The sum over all records and patches.
+    pub fn data(&self) -> CodecStats {
+        let mut sum = self.embedded;
+        for codec in &self.codecs {
+            sum.add(codec);
+        }
+        sum
+    }
+
+    /// As OpenZFS defines it: bytes before compression by bytes after, holes left out of both.
+    pub fn compress_ratio(&self) -> f64 {
+        let data = self.data();
+        let after = data.allocated + self.embedded.stored;
+        if after == 0 { 1.0 } else { data.logical as f64 / after as f64 }
+    }
+
+    pub(crate) fn encode(&self, f: &mut FieldWriter<'_>) {
+        f.u64(self.file_bytes);
+        self.embedded.encode(f);
+        self.patches.encode(f);
+        self.nodes.encode(f);
+        for codec in &self.codecs {
+            codec.encode(f);
+        }
+    }
+
+    pub(crate) fn decode(f: &mut FieldReader<'_>) -> Option<PoolStats> {
+        let mut stats = PoolStats {
+            file_bytes: f.u64()?,
+            embedded: CodecStats::decode(f)?,
+            patches: CodecStats::decode(f)?,
+            nodes: CodecStats::decode(f)?,
+            ..PoolStats::default()
+        };
+        for codec in &mut stats.codecs {
+            *codec = CodecStats::decode(f)?;
+        }
+        Some(stats)
+    }
+}

@@ -1,0 +1,267 @@
+//! The fixed front of a pool: one header block that never changes, one hint block, and a ring of
+//! superblock slots.
+//!
+//! ```text
+//! byte 0       header: magic, format version, guid, ashift
+//! byte 4096    hint: the number of the newest txg, for other processes; never trusted
+//! byte 8192    8 superblock slots of 4096 bytes
+//! byte 40960   extents
+//! ```
+//!
+//! A superblock is valid when its own checksum holds and its guid is the header's. The state of
+//! the pool is the valid superblock with the highest txg whose txg verifies (see
+//! [`super::verify`]). A slot is never reused while it holds the newest durable superblock.
+
+use super::checksum::ChecksumKind;
+use super::fields::{FieldReader, FieldWriter};
+use super::pointer::{POINTER_LEN_MAX, Pointer};
+use super::stats::PoolStats;
+use crate::error::{Error, Result};
+use crate::units::{Run, Sector, Txg};
+
+/// The first bytes of every pool. SQLite takes them for "not a database".
+pub const MAGIC: &[u8; 16] = b"Hardpack pool\x1a\r\n";
+/// The version of the layout as a whole.
+pub const FORMAT_VERSION: u32 = 1;
+/// Length of the header block, of the hint block and of each superblock slot.
+pub const BLOCK_LEN: usize = 4096;
+/// Where the hint block lies.
+pub const HINT_OFFSET: u64 = BLOCK_LEN as u64;
+/// Where the superblock slots begin.
+pub const RING_OFFSET: u64 = 2 * BLOCK_LEN as u64;
+/// How many superblock slots there are.
+pub const SLOT_COUNT: u64 = 8;
+/// Where extents begin.
+pub const EXTENTS_OFFSET: u64 = RING_OFFSET + SLOT_COUNT * BLOCK_LEN as u64;
+/// SQLite locks bytes from 1 GiB on, and the engine one more; some systems then refuse reads and
+/// writes there, so no extent lies in this range.
+pub const RESERVED_OFFSET: u64 = 1 << 30;
+/// Length of the reserved range.
+pub const RESERVED_LEN: u64 = 64 * 1024;
+/// How many trees a superblock has roots for.
+pub const TREE_COUNT: usize = 8;
+/// The most allocation windows a superblock holds.
+pub const WINDOW_COUNT_MAX: usize = 24;
+
+const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
+const FLAG_DATA_SYNCED: u32 = 1;
+
+/// Features a reader must know to read anything. None is defined yet.
+pub const KNOWN_INCOMPAT: u64 = 0;
+/// Features a writer must know to write. None is defined yet.
+pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
+
+/// What never changes in the life of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Identifies the pool.
+    pub guid: [u8; 16],
+    /// Sectors are `2^ashift` bytes.
+    pub ashift: u8,
+}
+
+/// The smallest and largest `ashift`.
+pub const ASHIFT_RANGE: std::ops::RangeInclusive<u8> = 9..=12;
+
+impl Header {
+    /// The header block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BLOCK_LEN);
+        let mut f = FieldWriter(&mut out);
+        f.bytes(MAGIC);
+        f.u32(FORMAT_VERSION);
+        f.u8(self.ashift);
+        f.zeros(3);
+        f.bytes(&self.guid);
+        seal(&mut out);
+        out
+    }
+
+    /// Reads a header block.
+    pub fn decode(block: &[u8]) -> Result<Header> {
+        if block.len() < BLOCK_LEN || !block.starts_with(MAGIC) {
+            return Err(Error::NotAPool("it does not begin with a Hardpack header".into()));
+        }
+        let mut f = FieldReader(&block[MAGIC.len()..]);
+        let version = f.u32().unwrap_or(0);
+        if version != FORMAT_VERSION {
+            return Err(Error::Unsupported(format!(
+                "format version {version}; this one reads version {FORMAT_VERSION}"
+            )));
+        }
+        check_seal(block).ok_or_else(|| {
+            Error::corrupt("header", 0, "the checksum of the header block does not match")
+        })?;
+        let parsed = (|| {
+            let ashift = f.u8()?;
+            f.zeros(3)?;
+            let guid = f.bytes(16)?.try_into().ok()?;
+            ASHIFT_RANGE.contains(&ashift).then_some(Header { guid, ashift })
+        })();
+        parsed.ok_or_else(|| Error::corrupt("header", 0, "a field has an impossible value"))
+    }
+}
+
+/// One committed state of the pool.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Superblock {
+    /// Feature bits that any reader may ignore.
+    pub compat: u64,
+    /// Feature bits that forbid writing when unknown.
+    pub read_only_compat: u64,
+    /// Feature bits that forbid reading when unknown.
+    pub incompat: u64,
+    /// The number of this state.
+    pub txg: Txg,
+    /// A txg that is known to be durable; this one or an earlier one.
+    pub durable_txg: Txg,
+    /// All that this txg wrote was made durable before this superblock was written.
+    pub data_synced: bool,
+    /// Extents lie below this sector; everything from it on is free.
+    pub end: Sector,
+    /// Entries in the tree of freed runs.
+    pub freed_count: u64,
+    /// Sectors in the tree of freed runs.
+    pub freed_sectors: u64,
+    /// Sectors in the tree of free space.
+    pub space_sectors: u64,
+    /// The identity that the next new file or directory gets.
+    pub next_file_id: u64,
+    /// Free runs taken out of the tree of free space, not used up yet.
+    pub windows: Vec<Run>,
+    /// The roots of the trees.
+    pub roots: [Option<Pointer>; TREE_COUNT],
+    /// What is stored.
+    pub stats: PoolStats,
+}
+
+impl Superblock {
+    /// The superblock slot.
+    pub fn encode(&self, guid: &[u8; 16]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(BLOCK_LEN);
+        let mut f = FieldWriter(&mut out);
+        f.bytes(SUPERBLOCK_MAGIC);
+        f.bytes(guid);
+        f.u64(self.compat);
+        f.u64(self.read_only_compat);
+        f.u64(self.incompat);
+        f.u64(self.txg.0);
+        f.u64(self.durable_txg.0);
+        f.u32(if self.data_synced { FLAG_DATA_SYNCED } else { 0 });
+        f.zeros(4);
+        f.u64(self.end.0);
+        f.u64(self.freed_count);
+        f.u64(self.freed_sectors);
+        f.u64(self.space_sectors);
+        f.u64(self.next_file_id);
+        f.u64(self.windows.len() as u64);
+        for index in 0..WINDOW_COUNT_MAX {
+            let run = self.windows.get(index);
+            f.u64(run.map_or(0, |run| run.start.0));
+            f.u64(run.map_or(0, |run| run.sectors));
+        }
+        for root in &self.roots {
+            let start = f.0.len();
+            f.u16(0);
+            if let Some(pointer) = root {
+                pointer.encode(f.0);
+            }
+            let len = (f.0.len() - start - 2) as u16;
+            f.0[start..start + 2].copy_from_slice(&len.to_le_bytes());
+            f.0.resize(start + 2 + POINTER_LEN_MAX, 0);
+        }
+        self.stats.encode(&mut f);
+        debug_assert!(f.0.len() <= BLOCK_LEN - 16);
+        seal(&mut out);
+        out
+    }
+
+    /// Reads a slot; `None` where it holds no valid superblock of this pool.
+    pub fn decode(block: &[u8], guid: &[u8; 16]) -> Option<Superblock> {
+        check_seal(block)?;
+        let mut f = FieldReader(block);
+        (f.bytes(8)? == SUPERBLOCK_MAGIC && f.bytes(16)? == guid).then_some(())?;
+        let compat = f.u64()?;
+        let read_only_compat = f.u64()?;
+        let incompat = f.u64()?;
+        let txg = Txg(f.u64()?);
+        let durable_txg = Txg(f.u64()?);
+        let flags = f.u32()?;
+        f.zeros(4)?;
+        let end = Sector(f.u64()?);
+        let freed_count = f.u64()?;
+        let freed_sectors = f.u64()?;
+        let space_sectors = f.u64()?;
+        let next_file_id = f.u64()?;
+        let window_count = usize::try_from(f.u64()?).ok().filter(|n| *n <= WINDOW_COUNT_MAX)?;
+        let mut windows = Vec::with_capacity(window_count);
+        for index in 0..WINDOW_COUNT_MAX {
+            let run = Run { start: Sector(f.u64()?), sectors: f.u64()? };
+            if index < window_count {
+                windows.push(run);
+            }
+        }
+        let mut roots = [const { None }; TREE_COUNT];
+        for root in &mut roots {
+            let len = usize::from(f.u16()?);
+            let area = f.bytes(POINTER_LEN_MAX)?;
+            if len > 0 {
+                *root = Some(Pointer::decode(area.get(..len)?)?);
+            }
+        }
+        let stats = PoolStats::decode(&mut f)?;
+        (durable_txg <= txg).then_some(Superblock {
+            compat,
+            read_only_compat,
+            incompat,
+            txg,
+            durable_txg,
+            data_synced: flags & FLAG_DATA_SYNCED != 0,
+            end,
+            freed_count,
+            freed_sectors,
+            space_sectors,
+            next_file_id,
+            windows,
+            roots,
+            stats,
+        })
+    }
+
+    /// Refuses, by name, what this version cannot read.
+    pub fn check_readable(&self) -> Result<()> {
+        let unknown = self.incompat & !KNOWN_INCOMPAT;
+        if unknown != 0 {
+            return Err(Error::Unsupported(format!("incompatible feature bits {unknown:#x}")));
+        }
+        Ok(())
+    }
+
+    /// Refuses, by name, what this version cannot write.
+    pub fn check_writable(&self) -> Result<()> {
+        let unknown = self.read_only_compat & !KNOWN_READ_ONLY_COMPAT;
+        if unknown != 0 {
+            return Err(Error::Unsupported(format!(
+                "feature bits {unknown:#x}, without which it can only be read"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Where slot `index` lies.
+pub fn slot_offset(index: u64) -> u64 {
+    RING_OFFSET + index * BLOCK_LEN as u64
+}
+
+/// Fills a block with zeros and closes it with the checksum of what is before.
+fn seal(block: &mut Vec<u8>) {
+    block.resize(BLOCK_LEN - 16, 0);
+    let sum = ChecksumKind::Xxh3.sum(block);
+    block.extend_from_slice(&sum[..16]);
+}
+
+fn check_seal(block: &[u8]) -> Option<()> {
+    let (body, sum) = block.get(..BLOCK_LEN)?.split_at(BLOCK_LEN - 16);
+    (ChecksumKind::Xxh3.sum(body)[..16] == *sum).then_some(())
+}

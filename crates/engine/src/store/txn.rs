@@ -1,0 +1,563 @@
+//! Transactions: the one way to change a pool.
+//!
+//! ```text
+//! begin     the writer gate of the process, the writer lock of the pool, the newest state
+//! change    extents go to free space, buffered; tree changes stay in memory until flushed
+//! commit    1 flush the trees of names, records and patches
+//!           2 make durably freed runs reusable; drop the free end of the pool
+//!           3 record what this transaction freed
+//!           4 flush the trees of free space, whose own new nodes no longer change them
+//!           5 large commits: sync what is written so far
+//!           6 write the superblock to a slot that is not the newest durable one, then the hint
+//!           7 publish the state to this process
+//!           8 if asked to: sync, after which the txg is durable
+//! ```
+//!
+//! Dropping a transaction leaves the committed state as it was: nothing it wrote is reachable. An
+//! error inside the commit does the same.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::checksum::ChecksumKind;
+use super::extent::Encoding;
+use super::node::Node;
+use super::pointer::{ExtentKey, Place, Pointer, sectors_for};
+use super::space::{self, OWN_TREES, Space};
+use super::stats::PoolStats;
+use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
+use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
+use super::trees::{ALL, FREED, REFS, SPACE};
+use super::{Durability, State, Store};
+use crate::codec;
+use crate::error::{Error, Result};
+use crate::units::{FileId, Run, Txg};
+
+/// Buffered writes are handed to the device when they reach this.
+const WRITE_BUFFER_LEN: usize = 4 << 20;
+/// When more than this was written since the last sync, the commit syncs before its superblock, so
+/// that opening never has to verify more.
+const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
+/// Changed tree nodes that a transaction keeps in memory before it writes them.
+const DIRTY_NODES_MAX: usize = 4096;
+/// Freed runs that a transaction keeps in memory before it records them.
+const FREED_RUNS_MAX: usize = 65536;
+/// What a state taken over from another process counts for in unsynced bytes.
+const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
+/// A node's share when room is provided for it: its payload, header and rounding.
+const NODE_SECTORS_GUESS: u64 = 10;
+
+impl Store {
+    /// Says in a superblock of its own that the newest state is durable, so that the next to open
+    /// the pool has nothing to verify. Needs no sync: without it, the next one verifies.
+    pub fn seal(self: &Arc<Self>) -> Result<()> {
+        let state = self.state();
+        let worth_it = !self.read_only
+            && state.durable == state.txg()
+            && state.superblock.durable_txg < state.txg();
+        if !worth_it || self.fail_stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut txn = self.begin(ChecksumKind::default())?;
+        if txn.core.base.txg() == state.txg() {
+            txn.core.changed = true;
+            txn.commit(Durability::Visible)?;
+        }
+        Ok(())
+    }
+}
+
+/// A change of the pool in progress.
+#[derive(Debug)]
+pub struct Txn {
+    core: TxnCore,
+    trees: Vec<TxnTree>,
+}
+
+/// What the trees need from the transaction.
+#[derive(Debug)]
+pub(super) struct TxnCore {
+    store: Arc<Store>,
+    base: Arc<State>,
+    txg: Txg,
+    pub(super) durable: Txg,
+    pub(super) space: Space,
+    out: WriteBuffer,
+    /// Committed extents that this transaction no longer reaches.
+    freed: Vec<Run>,
+    stats: PoolStats,
+    checksum: ChecksumKind,
+    next_file_id: u64,
+    changed: bool,
+}
+
+impl Store {
+    /// Waits for the writers before, takes over the newest state and begins to change it.
+    /// `checksum` guards the tree nodes that will be written.
+    pub fn begin(self: &Arc<Store>, checksum: ChecksumKind) -> Result<Txn> {
+        if self.read_only {
+            return Err(Error::ReadOnly("its file cannot be written"));
+        }
+        if self.fail_stop.load(Ordering::Acquire) {
+            return Err(Error::FailStop);
+        }
+        self.writer.enter();
+        if let Err(error) = self.device.lock_writer() {
+            self.writer.leave();
+            return Err(Error::io("lock", error));
+        }
+        // From here on dropping the transaction gives both back.
+        let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
+        if self.adopt_newest()? {
+            txn.rebase(self.state());
+        }
+        txn.core.base.superblock.check_writable()?;
+        Ok(txn)
+    }
+}
+
+impl Txn {
+    fn new(store: Arc<Store>, base: Arc<State>, checksum: ChecksumKind) -> Txn {
+        let superblock = &base.superblock;
+        let core = TxnCore {
+            txg: superblock.txg.next(),
+            durable: base.durable,
+            space: Space::new(superblock, store.ashift(), superblock.end),
+            out: WriteBuffer::default(),
+            freed: Vec::new(),
+            stats: superblock.stats,
+            checksum,
+            next_file_id: superblock.next_file_id,
+            changed: false,
+            base: Arc::clone(&base),
+            store,
+        };
+        Txn { trees: base.trees.to_vec(), core }
+    }
+
+    fn rebase(&mut self, base: Arc<State>) {
+        let superblock = &base.superblock;
+        self.core.txg = superblock.txg.next();
+        self.core.durable = base.durable;
+        self.core.space = Space::new(superblock, self.core.ashift(), superblock.end);
+        self.core.stats = superblock.stats;
+        self.core.next_file_id = superblock.next_file_id;
+        self.trees = base.trees.to_vec();
+        self.core.base = base;
+    }
+
+    /// The number that this transaction will commit as.
+    pub fn txg(&self) -> Txg {
+        self.core.txg
+    }
+
+    /// The store being changed.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.core.store
+    }
+
+    /// The counters, to be kept in step with what is changed.
+    pub fn stats_mut(&mut self) -> &mut PoolStats {
+        self.core.changed = true;
+        &mut self.core.stats
+    }
+
+    /// A new identity.
+    pub fn new_file_id(&mut self) -> FileId {
+        self.core.changed = true;
+        let id = self.core.next_file_id;
+        self.core.next_file_id += 1;
+        FileId(id)
+    }
+
+    /// The value of `key` in `tree`.
+    pub fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.trees[usize::from(tree)].get(&mut self.core, key)
+    }
+
+    /// The last entry of `tree` whose key is at most `key`.
+    pub fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+        self.trees[usize::from(tree)].floor(&mut self.core, key)
+    }
+
+    /// Up to `limit` entries of `tree` from `from` to below `to`.
+    pub fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        self.trees[usize::from(tree)].range(&mut self.core, from, to, limit)
+    }
+
+    /// Whether `tree` has no entry at all.
+    pub fn is_empty(&self, tree: u8) -> bool {
+        self.trees[usize::from(tree)].is_empty()
+    }
+
+    /// Sets a value, and returns the one before.
+    pub fn insert(&mut self, tree: u8, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.core.changed = true;
+        let old = self.trees[usize::from(tree)].insert(&mut self.core, key, value)?;
+        self.spill_nodes(tree)?;
+        Ok(old)
+    }
+
+    /// Removes a key, and returns its value.
+    pub fn remove(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let old = self.trees[usize::from(tree)].remove(&mut self.core, key)?;
+        self.core.changed |= old.is_some();
+        self.spill_nodes(tree)?;
+        Ok(old)
+    }
+
+    /// Writes changed nodes out early, so that memory does not grow with the transaction.
+    fn spill_nodes(&mut self, tree: u8) -> Result<()> {
+        if self.trees[usize::from(tree)].dirty_count() > DIRTY_NODES_MAX {
+            self.flush_tree(tree)?;
+        }
+        Ok(())
+    }
+
+    fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
+        let dirty = self.trees[usize::from(tree)].dirty_count() as u64;
+        if dirty > 0 {
+            self.provision(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?;
+        }
+        self.trees[usize::from(tree)].flush(&mut self.core)
+    }
+
+    /// Looks for room for `sectors` in all, none of the extents longer than `largest`. Without it,
+    /// or beyond it, extents go behind the end.
+    pub fn provision(&mut self, sectors: u64, largest: u64) -> Result<()> {
+        space::provision(&mut self.core, &mut self.trees[usize::from(SPACE)], sectors, largest)
+    }
+
+    /// Stores an extent: allocates it, buffers the write and describes it.
+    pub fn store_extent(
+        &mut self,
+        stored: &[u8],
+        encoding: Encoding,
+        extent_len: u32,
+        checksum: ChecksumKind,
+    ) -> Result<Pointer> {
+        self.core.changed = true;
+        self.core.store_extent(stored, encoding, extent_len, checksum)
+    }
+
+    /// A pointer that holds the stored bytes itself, or stands for zeros where there are none.
+    pub fn embed(&self, stored: Option<&[u8]>, encoding: Encoding, len: u32) -> Pointer {
+        let place = stored.map_or(Place::Zero, |bytes| Place::Embedded(bytes.into()));
+        Pointer {
+            place,
+            stored_len: stored.map_or(0, |bytes| bytes.len() as u32),
+            ..self.core.describe(encoding, len)
+        }
+    }
+
+    /// Leaves the bytes of an extent of this transaction in the cache.
+    pub fn cache(&self, pointer: &Pointer, bytes: Vec<u8>) {
+        if let Some(key) = pointer.extent_key() {
+            self.core.store.caches.put_data(self.core.store.cache_id, key, Arc::new(bytes));
+        }
+    }
+
+    /// Whether the bytes of an extent are in the cache.
+    pub fn is_cached(&self, pointer: &Pointer) -> bool {
+        pointer.extent_key().is_some_and(|key: ExtentKey| self.core.store.is_cached(key))
+    }
+
+    /// Counts `references` to an extent that several pointers share; each of them must have
+    /// [`Pointer::shared`] set.
+    pub fn share(&mut self, pointer: &Pointer, references: u32) -> Result<()> {
+        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
+        self.insert(REFS, &space::space_key(run.start), &references.to_le_bytes())?;
+        Ok(())
+    }
+
+    /// Gives up what a pointer stands for. Its space is reused once that is safe.
+    pub fn free(&mut self, pointer: &Pointer) -> Result<()> {
+        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
+        if pointer.shared {
+            let key = space::space_key(run.start);
+            let count = self.get(REFS, &key)?.and_then(|value| value.try_into().ok());
+            let count =
+                count.map(u32::from_le_bytes).filter(|count| *count > 0).ok_or_else(|| {
+                    let offset = run.start.0 << self.core.ashift();
+                    Error::corrupt("refs tree", offset, "a shared extent has no count")
+                })?;
+            if count > 1 {
+                self.insert(REFS, &key, &(count - 1).to_le_bytes())?;
+                return Ok(());
+            }
+            self.remove(REFS, &key)?;
+        }
+        self.core.changed = true;
+        self.core.free_run(run, pointer.birth);
+        if self.core.freed.len() > FREED_RUNS_MAX {
+            self.core.record_freed(&mut self.trees[usize::from(FREED)])?;
+            self.spill_nodes(FREED)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of an extent; those of this transaction may still be buffered.
+    pub fn read(&mut self, pointer: &Pointer) -> Result<super::ExtentBytes> {
+        if pointer.birth == self.core.txg && !self.is_cached(pointer) {
+            self.core.out.flush(&self.core.store)?;
+        }
+        self.core.store.read(pointer)
+    }
+
+    /// Publishes the changes as the next state of the pool, and says which that is.
+    pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
+        let store = Arc::clone(&self.core.store);
+        if self.core.changed {
+            let mut roots = self.core.base.superblock.roots.clone();
+            for (tree, _) in ALL {
+                if !OWN_TREES.contains(&tree) {
+                    roots[usize::from(tree)] = self.flush_tree(tree)?;
+                }
+            }
+            self.settle_space(&mut roots)?;
+            self.core.out.flush(&store)?;
+            let state = self.write_superblock(roots)?;
+            store.publish(Arc::clone(&state));
+            self.give_back(&state);
+        }
+        if durability == Durability::Durable {
+            store.make_durable()?;
+        }
+        Ok(store.state())
+    }
+
+    /// Records what was freed. The nodes this changes are freed by it too, which ends because a
+    /// node is copied at most once.
+    fn settle_space(&mut self, roots: &mut [Option<Pointer>]) -> Result<()> {
+        let core = &mut self.core;
+        let [.., space_tree, freed_tree, _refs, _, _] = &mut self.trees[..] else {
+            return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
+        };
+        space::drain(core, freed_tree, space_tree)?;
+        loop {
+            core.record_freed(freed_tree)?;
+            match core.space.excess_window() {
+                Some(run) => core.freed.push(run),
+                None if core.freed.is_empty() => break,
+                None => {}
+            }
+        }
+        roots[usize::from(SPACE)] = space_tree.flush(core)?;
+        roots[usize::from(FREED)] = freed_tree.flush(core)?;
+        debug_assert!(core.freed.is_empty());
+        Ok(())
+    }
+
+    fn write_superblock(&mut self, roots: Roots) -> Result<Arc<State>> {
+        let core = &mut self.core;
+        let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
+        let written = core.out.written + BLOCK_LEN as u64;
+        let mut unsynced_bytes = base.unsynced_bytes + written;
+        let (mut durable, mut durable_slot) = (base.durable, base.durable_slot);
+        let data_synced = unsynced_bytes > UNVERIFIED_LEN_MAX;
+        if data_synced {
+            // What this makes durable includes the superblock of the state before.
+            store.sync_device()?;
+            (durable, durable_slot, unsynced_bytes) = (base.txg(), base.slot, BLOCK_LEN as u64);
+        }
+        let mut slot = (base.slot + 1) % SLOT_COUNT;
+        if slot == durable_slot {
+            slot = (slot + 1) % SLOT_COUNT;
+        }
+        let superblock = Superblock {
+            txg: core.txg,
+            durable_txg: durable,
+            data_synced,
+            end: core.space.end,
+            freed_count: core.space.freed_count,
+            freed_sectors: core.space.freed_sectors,
+            space_sectors: core.space.space_sectors,
+            next_file_id: core.next_file_id,
+            windows: core.space.windows.clone(),
+            roots,
+            stats: core.stats,
+            ..base.superblock
+        };
+        let block = superblock.encode(&store.guid());
+        write(&store, &block, slot_offset(slot))?;
+        if let Err(error) = write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET) {
+            // The state may be visible to others already, so it can be neither kept nor undone.
+            store.fail_stop.store(true, Ordering::Release);
+            return Err(error);
+        }
+        let mut state = State::new(superblock, slot, durable, durable_slot);
+        state.unsynced_bytes = unsynced_bytes;
+        Ok(Arc::new(state))
+    }
+
+    /// Gives free space back to the file system. Only space that the durable state does not reach
+    /// is ever below `space` or behind the end, so this needs no sync; and no failure matters.
+    fn give_back(&self, state: &State) {
+        let (store, ashift) = (&self.core.store, self.core.ashift());
+        if state.superblock.end < self.core.base.superblock.end {
+            let _ = store.device.set_len(state.superblock.end.0 << ashift);
+        }
+        for run in &self.core.space.punch {
+            let still_free = self
+                .core
+                .space
+                .windows
+                .iter()
+                .all(|window| window.end() <= run.start || window.start >= run.end());
+            if still_free {
+                store.device.punch_hole(run.start.0 << ashift, run.sectors << ashift);
+            }
+        }
+    }
+}
+
+type Roots = [Option<Pointer>; super::TREE_COUNT];
+
+impl Drop for Txn {
+    fn drop(&mut self) {
+        self.core.store.device.unlock_writer();
+        self.core.store.writer.leave();
+    }
+}
+
+impl TxnCore {
+    pub(super) fn ashift(&self) -> u8 {
+        self.store.ashift()
+    }
+
+    fn describe(&self, encoding: Encoding, len: u32) -> Pointer {
+        Pointer {
+            place: Place::Zero,
+            codec: encoding.codec as u8,
+            level: encoding.level,
+            codec_version: codec::codec_version(encoding.codec),
+            filter: encoding.filter,
+            shared: false,
+            birth: self.txg,
+            len,
+            stored_len: 0,
+            extent_len: len,
+            part_offset: 0,
+            span_log2: 0,
+        }
+    }
+
+    fn store_extent(
+        &mut self,
+        stored: &[u8],
+        encoding: Encoding,
+        extent_len: u32,
+        checksum_kind: ChecksumKind,
+    ) -> Result<Pointer> {
+        let stored_len = stored.len() as u32;
+        let sectors = sectors_for(stored_len, self.ashift());
+        let sector = self.space.allocate(sectors);
+        self.out.push(sector.0 << self.ashift(), stored, (sectors << self.ashift()) as usize);
+        if self.out.buffered >= WRITE_BUFFER_LEN {
+            self.out.flush(&self.store)?;
+        }
+        let place = Place::Extent { sector, checksum_kind, checksum: checksum_kind.sum(stored) };
+        Ok(Pointer { place, stored_len, ..self.describe(encoding, extent_len) })
+    }
+
+    /// Moves what was freed into the freed tree, which may free nodes of that tree in turn.
+    fn record_freed(&mut self, freed_tree: &mut TxnTree) -> Result<()> {
+        for run in std::mem::take(&mut self.freed) {
+            let key = space::freed_key(self.txg, run.start);
+            freed_tree.insert(self, &key, &run.sectors.to_le_bytes())?;
+            self.space.freed_count += 1;
+            self.space.freed_sectors += run.sectors;
+        }
+        Ok(())
+    }
+
+    fn free_run(&mut self, run: Run, birth: Txg) {
+        if birth == self.txg {
+            self.space.recycle(run);
+        } else {
+            self.freed.push(run);
+        }
+    }
+}
+
+impl NodeSource for TxnCore {
+    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+        let store = Arc::clone(&self.store);
+        let Some(key) = pointer.extent_key() else {
+            return Err(Error::corrupt("tree node", 0, "its pointer has no extent"));
+        };
+        store.caches.node(store.cache_id, tree, key, || {
+            if pointer.birth == self.txg {
+                self.out.flush(&store)?;
+            }
+            store.read_node(tree, pointer)
+        })
+    }
+}
+
+impl NodeSink for TxnCore {
+    fn retire(&mut self, pointer: &Pointer) {
+        let ashift = self.ashift();
+        self.stats.count_node(pointer, ashift, false);
+        if let Some(run) = pointer.run(ashift) {
+            self.free_run(run, pointer.birth);
+        }
+    }
+
+    fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
+        let store = Arc::clone(&self.store);
+        let stored = node.encode(tree, self.txg, &store.guid())?;
+        let len = node.payload_len() as u32;
+        let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
+        self.stats.count_node(&pointer, self.ashift(), true);
+        if let Some(key) = pointer.extent_key() {
+            store.caches.put_node(store.cache_id, tree, key, Arc::clone(node));
+        }
+        Ok(pointer)
+    }
+}
+
+/// Writes that have not reached the device, in the order in which they were made.
+#[derive(Debug, Default)]
+struct WriteBuffer {
+    chunks: Vec<(u64, Vec<u8>)>,
+    buffered: usize,
+    written: u64,
+}
+
+impl WriteBuffer {
+    /// Adds `bytes`, padded with zeros to `padded_len`.
+    fn push(&mut self, offset: u64, bytes: &[u8], padded_len: usize) {
+        match self.chunks.last_mut() {
+            Some((start, chunk)) if *start + chunk.len() as u64 == offset => {
+                chunk.extend_from_slice(bytes);
+                chunk.resize((offset - *start) as usize + padded_len, 0);
+            }
+            _ => {
+                let mut chunk = Vec::with_capacity(padded_len);
+                chunk.extend_from_slice(bytes);
+                chunk.resize(padded_len, 0);
+                self.chunks.push((offset, chunk));
+            }
+        }
+        self.buffered += padded_len;
+        self.written += padded_len as u64;
+    }
+
+    fn flush(&mut self, store: &Store) -> Result<()> {
+        for (offset, chunk) in self.chunks.drain(..) {
+            write(store, &chunk, offset)?;
+        }
+        self.buffered = 0;
+        Ok(())
+    }
+}
+
+fn write(store: &Store, bytes: &[u8], offset: u64) -> Result<()> {
+    store.device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
+}
+
+/// How the unsynced bytes of a state taken over from elsewhere are counted.
+pub(super) fn foreign_unsynced(superblock: &Superblock) -> u64 {
+    if superblock.durable_txg < superblock.txg { FOREIGN_UNSYNCED_LEN } else { 0 }
+}

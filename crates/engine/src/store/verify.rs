@@ -1,0 +1,306 @@
+//! Walking a state: to choose the one to open, and to check a whole pool.
+//!
+//! When a pool is opened, the superblock with the highest txg counts only if everything its txg and
+//! those since the durable one wrote is there: a loss of power may have kept the superblock and lost
+//! what it points to. Since trees are copied on write, whatever is new hangs below new nodes, so the
+//! walk skips all that is old; and large commits are synced before their superblock, so what is left
+//! to verify is small whatever the size of the pool.
+
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+use super::node::Node;
+use super::pointer::Pointer;
+use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
+use super::trees::{ALL, FREED, MAP, PATCHES, REFS, SPACE};
+use super::{State, Store, adopted_state, block_hash, space};
+use crate::error::{Error, Result};
+use crate::units::{Run, Sector, Txg};
+
+/// How often the ring is read again because a live writer moved it on meanwhile.
+const RACE_COUNT_MAX: usize = 64;
+
+/// What a walk meets.
+pub enum Met<'a> {
+    /// A node of a tree, before its entries.
+    Node(u8, &'a Pointer),
+    /// An entry of a leaf: tree, key and value.
+    Entry(u8, &'a [u8], &'a [u8]),
+    /// A node that cannot be read; what hangs below it is not met.
+    Damage(u8, Error),
+}
+
+/// Walks one tree, skipping all that was written up to txg `older`.
+pub fn walk_tree(
+    store: &Store,
+    tree: u8,
+    root: &Pointer,
+    older: Txg,
+    visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
+) -> Result<()> {
+    walk_node(store, tree, root, None, older, visit)
+}
+
+fn walk_node(
+    store: &Store,
+    tree: u8,
+    pointer: &Pointer,
+    parent: Option<&Node>,
+    older: Txg,
+    visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
+) -> Result<()> {
+    if pointer.birth <= older {
+        return Ok(());
+    }
+    let node = match store.read_node(tree, pointer) {
+        Ok(node) if parent.is_none_or(|parent| parent.level == node.level + 1) => node,
+        Ok(_) => {
+            let offset = store.offset_of(pointer);
+            let error =
+                Error::corrupt("tree node", offset, "its level is not its parent's less one");
+            return visit(Met::Damage(tree, error));
+        }
+        Err(error) => return visit(Met::Damage(tree, error)),
+    };
+    visit(Met::Node(tree, pointer))?;
+    for index in 0..node.len() {
+        if node.level == 0 {
+            visit(Met::Entry(tree, node.key(index), node.value(index)))?;
+            continue;
+        }
+        match node.child(index) {
+            Some(child) => walk_node(store, tree, &child, Some(&node), older, visit)?,
+            None => {
+                let offset = store.offset_of(pointer);
+                let error = Error::corrupt("tree node", offset, "a child pointer is malformed");
+                visit(Met::Damage(tree, error))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether everything that was written after the durable txg can be read.
+fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
+    if superblock.data_synced || superblock.durable_txg == superblock.txg {
+        return Ok(());
+    }
+    let older = superblock.durable_txg;
+    for (tree, _) in ALL {
+        let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
+        walk_tree(store, tree, root, older, &mut |met| match met {
+            Met::Damage(_, error) => Err(error),
+            Met::Entry(MAP | PATCHES, _, value) => {
+                let pointer = data_pointer(value)?;
+                if pointer.birth > older {
+                    store.read_stored(&pointer)?;
+                }
+                Ok(())
+            }
+            Met::Entry(..) | Met::Node(..) => Ok(()),
+        })?;
+    }
+    Ok(())
+}
+
+/// Reads the pointer that a record or patch entry holds.
+pub fn data_pointer(value: &[u8]) -> Result<Pointer> {
+    Pointer::decode(value)
+        .ok_or_else(|| Error::corrupt("tree node", 0, "a record pointer is malformed"))
+}
+
+/// Publishes the newest state that is whole. Returns the newest txg where that is another one.
+pub(super) fn recover(store: &Store) -> Result<Option<Txg>> {
+    let mut recovered_from = None;
+    for _ in 0..RACE_COUNT_MAX {
+        let ring = store.read_ring()?;
+        let Some((slot, newest)) = ring.iter().max_by_key(|(_, sb)| sb.txg).cloned() else {
+            return Err(Error::corrupt("superblock", RING_OFFSET, "no slot holds a valid one"));
+        };
+        newest.check_readable()?;
+        let Err(error) = is_whole(store, &newest) else {
+            store.publish(std::sync::Arc::new(adopted_state(&ring, slot, newest)));
+            return Ok(recovered_from);
+        };
+        if !error.is_corruption() {
+            return Err(error);
+        }
+        // A live writer may have reused the space of what was just walked. Only under its lock is
+        // the ring at rest.
+        let locked = !store.read_only;
+        if locked {
+            store.device.lock_writer().map_err(|error| Error::io("lock", error))?;
+        }
+        let rejected = reject(store, slot, &newest, ring.len() > 1);
+        if locked {
+            store.device.unlock_writer();
+        }
+        match rejected? {
+            Rejection::Moved => {}
+            Rejection::Done => recovered_from = recovered_from.or(Some(newest.txg)),
+            Rejection::LastOne => {
+                // No older state is left: better to open this one and report its damage where it
+                // is met than to refuse everything.
+                store.publish(std::sync::Arc::new(State::new(
+                    newest.clone(),
+                    slot,
+                    newest.txg,
+                    slot,
+                )));
+                return Ok(recovered_from.or(Some(newest.txg)));
+            }
+        }
+    }
+    Err(Error::corrupt("superblock", RING_OFFSET, "the ring never came to rest"))
+}
+
+enum Rejection {
+    /// Another state is newest by now, or this one is whole after all.
+    Moved,
+    /// The superblock will not be considered again.
+    Done,
+    /// It is the only one there is.
+    LastOne,
+}
+
+/// Takes a superblock whose state is not whole out of the ring.
+fn reject(store: &Store, slot: u64, bad: &Superblock, has_older: bool) -> Result<Rejection> {
+    let mut block = vec![0; BLOCK_LEN];
+    store
+        .device
+        .read_at(&mut block, slot_offset(slot))
+        .map_err(|error| Error::io("read", error))?;
+    let current = Superblock::decode(&block, &store.header.guid);
+    let newest = store.read_ring()?.into_iter().map(|(_, sb)| sb.txg).max();
+    if current.as_ref() != Some(bad) || newest != Some(bad.txg) || is_whole(store, bad).is_ok() {
+        return Ok(Rejection::Moved);
+    }
+    if !has_older {
+        return Ok(Rejection::LastOne);
+    }
+    let mut rejected = store.rejected.lock().unwrap_or_else(PoisonError::into_inner);
+    rejected.push(block_hash(&block));
+    if !store.read_only {
+        // So that no later opener, and no writer of another process, takes it up again.
+        store
+            .device
+            .write_at(&vec![0; BLOCK_LEN], slot_offset(slot))
+            .map_err(|error| Error::io("write", error))?;
+    }
+    Ok(Rejection::Done)
+}
+
+/// Accounts for every sector of a pool: used once, or free once, and none left over.
+pub struct Space {
+    ashift: u8,
+    end: u64,
+    freed: (u64, u64),
+    space_sectors: u64,
+    used: Vec<Run>,
+    free: Vec<Run>,
+    shared: Vec<Run>,
+    refs: HashMap<u64, u32>,
+    found: (u64, u64, u64),
+}
+
+impl Space {
+    /// Begins with what the superblock itself says.
+    pub fn new(store: &Store, state: &State) -> Space {
+        let superblock = &state.superblock;
+        let ashift = store.ashift();
+        let front = Run { start: Sector(0), sectors: EXTENTS_OFFSET >> ashift };
+        let mut used = vec![front];
+        let reserved = space::reserved_run(ashift);
+        if superblock.end >= reserved.end() {
+            used.push(reserved);
+        }
+        Space {
+            ashift,
+            end: superblock.end.0,
+            freed: (superblock.freed_count, superblock.freed_sectors),
+            space_sectors: superblock.space_sectors,
+            used,
+            free: superblock.windows.clone(),
+            shared: Vec::new(),
+            refs: HashMap::new(),
+            found: (0, 0, 0),
+        }
+    }
+
+    /// Counts the extent of a node or a record.
+    pub fn add_used(&mut self, pointer: &Pointer) {
+        if let Some(run) = pointer.run(self.ashift) {
+            if pointer.shared { self.shared.push(run) } else { self.used.push(run) }
+        }
+    }
+
+    /// Counts an entry of one of the trees that keep space.
+    pub fn add_entry(&mut self, tree: u8, key: &[u8], value: &[u8]) -> Result<()> {
+        match tree {
+            SPACE => {
+                let run = space::read_space_entry(key, value)?;
+                self.found.2 += run.sectors;
+                self.free.push(run);
+            }
+            FREED => {
+                let (_, run) = space::freed_entry(key, value)?;
+                self.found.0 += 1;
+                self.found.1 += run.sectors;
+                self.free.push(run);
+            }
+            REFS => {
+                let parsed = key.try_into().ok().zip(value.try_into().ok());
+                let (sector, count) = parsed
+                    .map(|(key, value)| (u64::from_be_bytes(key), u32::from_le_bytes(value)))
+                    .ok_or_else(|| Error::corrupt("refs tree", 0, "an entry is malformed"))?;
+                self.refs.insert(sector, count);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The free sectors, and everything that does not add up.
+    pub fn settle(mut self) -> (u64, Vec<String>) {
+        let mut problems = Vec::new();
+        let free = self.free.iter().map(|run| run.sectors).sum();
+        if (self.found.0, self.found.1) != self.freed || self.found.2 != self.space_sectors {
+            problems
+                .push("the superblock's counts of free space are not those of the trees".into());
+        }
+        let mut counted: HashMap<u64, u32> = HashMap::new();
+        for run in &self.shared {
+            *counted.entry(run.start.0).or_default() += 1;
+        }
+        if counted != self.refs {
+            problems.push("the reference counts of shared extents are wrong".into());
+        }
+        self.shared.sort_unstable();
+        self.shared.dedup();
+        let mut runs: Vec<(Run, bool)> = self.used.iter().map(|run| (*run, true)).collect();
+        runs.extend(self.shared.iter().map(|run| (*run, true)));
+        runs.extend(self.free.iter().map(|run| (*run, false)));
+        runs.sort_unstable();
+        let mut at = 0;
+        for (run, used) in runs {
+            let bytes =
+                format!("bytes {} to {}", run.start.0 << self.ashift, run.end().0 << self.ashift);
+            if run.start.0 < at {
+                let kind = if used { "in use" } else { "free" };
+                problems.push(format!("{bytes} are {kind}, and overlap what is before"));
+            } else if run.start.0 > at {
+                let lost = (run.start.0 - at) << self.ashift;
+                problems.push(format!("{lost} bytes before {bytes} are neither used nor free"));
+            }
+            at = at.max(run.end().0);
+        }
+        if at != self.end {
+            problems.push(format!(
+                "the last extent ends at byte {}, the pool at byte {}",
+                at << self.ashift,
+                self.end << self.ashift
+            ));
+        }
+        (free, problems)
+    }
+}
