@@ -41,6 +41,9 @@ pub enum Error {
     /// The pool, or the way it was opened, does not allow writing.
     #[error("the pool is read-only: {0}")]
     ReadOnly(&'static str),
+    /// Another transaction of this process holds the pool.
+    #[error("the pool is busy with another transaction")]
+    Busy,
     /// There is no such file or property in the pool.
     #[error("no such {what}: {name}")]
     NotFound {

@@ -23,6 +23,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 pub use self::check::{CheckReport, Problem};
 pub use self::file::File;
@@ -37,6 +38,9 @@ use crate::units::FileId;
 
 /// Uncommitted changes of a file beyond this are compressed and written ahead of the commit.
 const DIRTY_LEN_MAX: usize = 32 << 20;
+
+/// How long a change of properties waits for a transaction of the same process.
+const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
 /// How a pool is run. None of it is stored.
 #[derive(Clone, Debug)]
@@ -221,7 +225,7 @@ impl Pool {
 
     fn change(&self, change: impl FnOnce(&mut Txn) -> Result<()>) -> Result<()> {
         let (settings, _) = self.read(|source| names::settings(source, ROOT))?;
-        let mut txn = self.store().begin(settings.checksum)?;
+        let mut txn = self.store().begin_within(settings.checksum, CHANGE_WAIT)?;
         change(&mut txn)?;
         txn.commit(Durability::Durable).map(drop)
     }

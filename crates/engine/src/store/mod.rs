@@ -27,6 +27,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use self::cache::Caches;
 use self::stats::PoolStats;
@@ -393,6 +394,20 @@ impl WriterGate {
             busy = self.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
         }
         *busy = true;
+    }
+
+    /// The same, but gives up after a while.
+    fn enter_within(&self, wait: Duration) -> Result<()> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut busy, _) = self
+            .free
+            .wait_timeout_while(busy, wait, |busy| *busy)
+            .unwrap_or_else(PoisonError::into_inner);
+        if *busy {
+            return Err(Error::Busy);
+        }
+        *busy = true;
+        Ok(())
     }
 
     fn leave(&self) {

@@ -28,7 +28,7 @@ use super::stats::PoolStats;
 use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{ALL, FREED, REFS, SPACE};
-use super::{Durability, State, Store};
+use super::{Durability, State, Store, WriterGate};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
@@ -95,13 +95,34 @@ impl Store {
     /// Waits for the writers before, takes over the newest state and begins to change it.
     /// `checksum` guards the tree nodes that will be written.
     pub fn begin(self: &Arc<Store>, checksum: ChecksumKind) -> Result<Txn> {
+        self.begin_after(checksum, |gate| {
+            gate.enter();
+            Ok(())
+        })
+    }
+
+    /// The same, but an open transaction of this process is waited for only so long: it may be the
+    /// caller's own.
+    pub fn begin_within(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        wait: std::time::Duration,
+    ) -> Result<Txn> {
+        self.begin_after(checksum, |gate| gate.enter_within(wait))
+    }
+
+    fn begin_after(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        enter: impl FnOnce(&WriterGate) -> Result<()>,
+    ) -> Result<Txn> {
         if self.read_only {
             return Err(Error::ReadOnly("its file cannot be written"));
         }
         if self.fail_stop.load(Ordering::Acquire) {
             return Err(Error::FailStop);
         }
-        self.writer.enter();
+        enter(&self.writer)?;
         if let Err(error) = self.device.lock_writer() {
             self.writer.leave();
             return Err(Error::io("lock", error));

@@ -1,0 +1,231 @@
+//! The VFS below ours: the one SQLite would use without Hardpack.
+//!
+//! Locks, shared memory, write-ahead logs, temporary files and plain databases are its business and
+//! are passed through to it, so that SQLite's own protocol between processes holds unchanged.
+//! [`HostFile`] owns one open file of it, in memory that never moves, since the host keeps pointers
+//! into it, and closes it when dropped.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::ffi::{
+    SQLITE_CANTOPEN, SQLITE_IOERR, SQLITE_IOERR_SHORT_READ, SQLITE_NOTFOUND, SQLITE_OK,
+    sqlite3_file, sqlite3_io_methods, sqlite3_vfs,
+};
+
+/// The host's VFS. It is registered with SQLite and outlives everything here.
+#[derive(Clone, Copy, Debug)]
+pub struct Host(*mut sqlite3_vfs);
+
+// SAFETY: SQLite itself calls one VFS from many threads; the pointer is never written through.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
+impl Host {
+    /// # Safety
+    ///
+    /// `vfs` is a registered VFS that is never unregistered.
+    pub unsafe fn new(vfs: *mut sqlite3_vfs) -> Host {
+        Host(vfs)
+    }
+
+    /// The VFS, to be passed to its own methods.
+    pub fn as_ptr(self) -> *mut sqlite3_vfs {
+        self.0
+    }
+
+    /// Its methods.
+    pub fn methods(&self) -> &sqlite3_vfs {
+        // SAFETY: see `new`.
+        unsafe { &*self.0 }
+    }
+}
+
+/// An open file of the host.
+#[derive(Debug)]
+pub struct HostFile {
+    // Aligned for anything that C code may put there.
+    memory: Box<[u128]>,
+}
+
+/// Calls one of the host's I/O methods; where it has none, the answer is `$default`.
+macro_rules! call {
+    ($file:expr, $method:ident($($argument:expr),*), $default:expr) => {{
+        let file = $file;
+        match file.methods().$method {
+            // SAFETY: the file is open, and the arguments are what SQLite's interface asks for.
+            Some(method) => unsafe { method(file.as_ptr() $(, $argument)*) },
+            None => $default,
+        }
+    }};
+}
+
+impl HostFile {
+    /// Opens a file; `name` may carry URI parameters behind it and is passed on unchanged. Returns
+    /// it with the flags the host reports, or the host's error code.
+    ///
+    /// # Safety
+    ///
+    /// `name` is NULL or what SQLite passes to xOpen.
+    pub unsafe fn open(
+        host: Host,
+        name: *const c_char,
+        flags: c_int,
+    ) -> Result<(HostFile, c_int), c_int> {
+        let len = usize::try_from(host.methods().szOsFile).unwrap_or(0).max(size_of::<u128>());
+        let mut file =
+            HostFile { memory: vec![0; len.div_ceil(size_of::<u128>())].into_boxed_slice() };
+        let Some(open) = host.methods().xOpen else { return Err(SQLITE_CANTOPEN) };
+        let mut out_flags = flags;
+        let pointer = file.memory.as_mut_ptr().cast();
+        // SAFETY: the memory is as long as the host asked for; the caller vouches for the name.
+        let code = unsafe { open(host.as_ptr(), name, pointer, flags, &mut out_flags) };
+        // A file that failed to open is closed on drop only if the host set its methods.
+        if code == SQLITE_OK { Ok((file, out_flags)) } else { Err(code) }
+    }
+
+    /// The file, to be passed to the host's methods.
+    pub fn as_ptr(&self) -> *mut sqlite3_file {
+        self.memory.as_ptr().cast_mut().cast()
+    }
+
+    fn methods_ptr(&self) -> *const sqlite3_io_methods {
+        // SAFETY: the memory begins with a sqlite3_file, at least zeroed.
+        unsafe { (*self.as_ptr()).pMethods }
+    }
+
+    /// Its methods. Only for a file that was opened.
+    fn methods(&self) -> &sqlite3_io_methods {
+        // SAFETY: an open file has methods, and they are constants of the host.
+        unsafe { &*self.methods_ptr() }
+    }
+
+    /// Whether the host can share memory between processes for this file.
+    pub fn has_shared_memory(&self) -> bool {
+        self.methods().iVersion >= 2 && self.methods().xShmMap.is_some()
+    }
+
+    /// Reads like xRead: what lies behind the end is zero, with SQLITE_IOERR_SHORT_READ.
+    pub fn read(&self, buf: &mut [u8], offset: u64) -> c_int {
+        let (Ok(len), Ok(offset)) = (c_int::try_from(buf.len()), i64::try_from(offset)) else {
+            return SQLITE_IOERR;
+        };
+        call!(self, xRead(buf.as_mut_ptr().cast(), len, offset), SQLITE_IOERR)
+    }
+
+    /// Reads what is there of `buf`.
+    pub fn read_some(&self, buf: &mut [u8], offset: u64) -> Result<(), c_int> {
+        match self.read(buf, offset) {
+            SQLITE_OK | SQLITE_IOERR_SHORT_READ => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// Writes all of `buf`.
+    pub fn write(&self, buf: &[u8], offset: u64) -> c_int {
+        let (Ok(len), Ok(offset)) = (c_int::try_from(buf.len()), i64::try_from(offset)) else {
+            return SQLITE_IOERR;
+        };
+        call!(self, xWrite(buf.as_ptr().cast(), len, offset), SQLITE_IOERR)
+    }
+
+    /// Passes xTruncate on.
+    pub fn truncate(&self, len: i64) -> c_int {
+        call!(self, xTruncate(len), SQLITE_IOERR)
+    }
+
+    /// Passes xSync on.
+    pub fn sync(&self, flags: c_int) -> c_int {
+        call!(self, xSync(flags), SQLITE_IOERR)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> Result<i64, c_int> {
+        let mut len = 0;
+        match call!(self, xFileSize(&mut len), SQLITE_IOERR) {
+            SQLITE_OK => Ok(len),
+            code => Err(code),
+        }
+    }
+
+    /// Passes xLock on.
+    pub fn lock(&self, level: c_int) -> c_int {
+        call!(self, xLock(level), SQLITE_IOERR)
+    }
+
+    /// Passes xUnlock on.
+    pub fn unlock(&self, level: c_int) -> c_int {
+        call!(self, xUnlock(level), SQLITE_IOERR)
+    }
+
+    /// Passes xCheckReservedLock on.
+    pub fn check_reserved_lock(&self, out: *mut c_int) -> c_int {
+        call!(self, xCheckReservedLock(out), SQLITE_IOERR)
+    }
+
+    /// Passes xFileControl on.
+    pub fn file_control(&self, op: c_int, argument: *mut c_void) -> c_int {
+        call!(self, xFileControl(op, argument), SQLITE_NOTFOUND)
+    }
+
+    /// Passes xSectorSize on.
+    pub fn sector_size(&self) -> c_int {
+        call!(self, xSectorSize(), 0)
+    }
+
+    /// Passes xDeviceCharacteristics on.
+    pub fn device_characteristics(&self) -> c_int {
+        call!(self, xDeviceCharacteristics(), 0)
+    }
+
+    /// Passes xShmMap on.
+    pub fn shm_map(
+        &self,
+        region: c_int,
+        len: c_int,
+        extend: c_int,
+        out: *mut *mut c_void,
+    ) -> c_int {
+        call!(self, xShmMap(region, len, extend, out), SQLITE_IOERR)
+    }
+
+    /// Passes xShmLock on.
+    pub fn shm_lock(&self, offset: c_int, count: c_int, flags: c_int) -> c_int {
+        call!(self, xShmLock(offset, count, flags), SQLITE_IOERR)
+    }
+
+    /// Passes xShmBarrier on.
+    pub fn shm_barrier(&self) {
+        call!(self, xShmBarrier(), ());
+    }
+
+    /// Passes xShmUnmap on.
+    pub fn shm_unmap(&self, delete: c_int) -> c_int {
+        call!(self, xShmUnmap(delete), SQLITE_OK)
+    }
+
+    /// Passes xFetch on.
+    pub fn fetch(&self, offset: i64, len: c_int, out: *mut *mut c_void) -> c_int {
+        if self.methods().iVersion < 3 {
+            return SQLITE_OK;
+        }
+        call!(self, xFetch(offset, len, out), SQLITE_OK)
+    }
+
+    /// Passes xUnfetch on.
+    pub fn unfetch(&self, offset: i64, page: *mut c_void) -> c_int {
+        if self.methods().iVersion < 3 {
+            return SQLITE_OK;
+        }
+        call!(self, xUnfetch(offset, page), SQLITE_OK)
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        if !self.methods_ptr().is_null() {
+            // The host logs what goes wrong here; there is nobody left to tell.
+            let _ = call!(&*self, xClose(), SQLITE_OK);
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! A main database file: a pool, a file that will become one, or a plain database.
+//!
+//! SQLite's calls map onto the engine like this:
+//!
+//! | SQLite | here |
+//! | --- | --- |
+//! | xRead, xWrite, xTruncate, xFileSize | the pool's only file; writes stay uncommitted |
+//! | xSync | one durable commit of the pool |
+//! | COMMIT_PHASETWO, CKPT_DONE, xUnlock after SYNC | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | xUnlock, end of a checkpoint, xClose without any of them | what is uncommitted is dropped |
+//! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read takes over what others committed |
+//! | locks and shared memory themselves | the host |
+//!
+//! So a transaction in a rollback mode is one commit at its last xSync; its journal (see
+//! [`crate::journal`]) is not needed for atomicity. In WAL mode a checkpoint is published at CKPT_DONE,
+//! before SQLite tells readers that they may read its pages from the database.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use hardpack_engine::pool::{File, Property};
+use hardpack_engine::store::Durability;
+use hardpack_engine::{Error, Result as EngineResult};
+
+use crate::api;
+use crate::codes::code;
+use crate::ffi::*;
+use crate::host::{Host, HostFile};
+use crate::pragma;
+use crate::registry::{self, PoolName, PoolUse};
+
+/// The slot of the WAL index lock that a checkpoint holds exclusively.
+const SHM_CHECKPOINT_SLOT: c_int = 1;
+/// What a plain database begins with.
+const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// How much of a file's front is looked at to tell what it is.
+const PROBE_LEN: usize = 4096;
+/// A pool is at least this long once its creation has begun.
+const UNBORN_LEN_MAX: i64 = hardpack_engine::store::superblock::EXTENTS_OFFSET as i64;
+
+/// An open main database file.
+#[derive(Debug)]
+pub struct MainFile {
+    // Dropped in this order: the host's descriptor is closed before the engine may close its own.
+    file: Option<Arc<File>>,
+    host_file: HostFile,
+    backing: Backing,
+    host: Host,
+    path: String,
+    properties: Vec<(Property, String)>,
+    lock: c_int,
+    /// This connection has changes that are not committed. The engine's file is shared, so its own
+    /// word may be about the changes of another.
+    wrote: bool,
+    /// Others may have committed since the last look.
+    stale: bool,
+    /// SQLite has announced the end of the transaction, or of a checkpoint.
+    announced: bool,
+    checkpoint_done: bool,
+}
+
+/// What the file is.
+#[derive(Debug)]
+enum Backing {
+    /// A plain database, or anything else that is no pool: the host serves it.
+    Plain,
+    /// An empty file: the first write makes it a pool.
+    Unborn(#[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
+    /// A pool.
+    Pool(PoolUse, #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
+}
+
+impl MainFile {
+    /// Opens a main database.
+    ///
+    /// # Safety
+    ///
+    /// `name` is not NULL and is what SQLite passes to xOpen.
+    pub unsafe fn open(
+        host: Host,
+        name: *const c_char,
+        flags: c_int,
+    ) -> Result<(MainFile, c_int), c_int> {
+        // SAFETY: the caller vouches for the name.
+        let (host_file, out_flags) = unsafe { HostFile::open(host, name, flags)? };
+        // SAFETY: as above; a name from SQLite ends with a NUL byte.
+        let path_bytes = unsafe { CStr::from_ptr(name) };
+        let mut file = MainFile {
+            file: None,
+            host_file,
+            backing: Backing::Plain,
+            host,
+            path: path_bytes.to_string_lossy().into_owned(),
+            properties: Vec::new(),
+            lock: SQLITE_LOCK_NONE,
+            wrote: false,
+            stale: false,
+            announced: false,
+            checkpoint_done: false,
+        };
+        // SAFETY: as above.
+        if unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } == 0 {
+            return Ok((file, out_flags));
+        }
+        for property in Property::ALL {
+            // SAFETY: as above.
+            if let Some(text) = unsafe { uri_parameter(name, property) } {
+                file.properties.push((property, text));
+            }
+        }
+        let read_only = out_flags & SQLITE_OPEN_READONLY != 0;
+        file.probe(path_bytes.to_bytes(), read_only)?;
+        Ok((file, out_flags))
+    }
+
+    /// Finds out what the file is.
+    fn probe(&mut self, name: &[u8], read_only: bool) -> Result<(), c_int> {
+        let len = self.host_file.len()?;
+        let mut front = [0; PROBE_LEN];
+        if len > 0 {
+            self.host_file.read_some(&mut front, 0)?;
+        }
+        let unborn = len == 0
+            || (len >= PROBE_LEN as i64
+                && len <= UNBORN_LEN_MAX
+                && front.iter().all(|byte| *byte == 0));
+        if unborn && !read_only {
+            self.backing = Backing::Unborn(PoolName::new(name));
+        } else if front.starts_with(&hardpack_engine::store::superblock::MAGIC[..8]) {
+            let pool = registry::open(Path::new(&self.path))
+                .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+            self.attach(pool, PoolName::new(name))
+                .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+        }
+        Ok(())
+    }
+
+    /// Uses a pool from now on.
+    fn attach(&mut self, pool: PoolUse, name: PoolName) -> EngineResult<()> {
+        let entry = pool.pool().only_file()?;
+        let file = pool.pool().file(entry.file)?;
+        if let Some((txg, now)) =
+            pool.pool().store().recovered_from().map(|txg| (txg, pool.pool().state().txg()))
+        {
+            api::log(
+                SQLITE_NOTICE,
+                &format!("hardpack: {}: txg {txg} was incomplete, opened txg {now}", self.path),
+            );
+        }
+        let mut header = [0; 100];
+        if file.read_at(&mut header, 0)? == header.len() {
+            note_page_len(&file, &header);
+        }
+        self.file = Some(file);
+        self.backing = Backing::Pool(pool, name);
+        Ok(())
+    }
+
+    fn code(&self, error: &Error, io: c_int) -> c_int {
+        code(error, io, &self.path)
+    }
+
+    /// The engine's pool, where the file is one.
+    pub fn pool(&self) -> Option<&PoolUse> {
+        match &self.backing {
+            Backing::Pool(pool, _) => Some(pool),
+            _ => None,
+        }
+    }
+
+    /// Whether the file is a plain one, which the host serves.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.backing, Backing::Plain)
+    }
+
+    /// The host's file.
+    pub fn host_file(&self) -> &HostFile {
+        &self.host_file
+    }
+
+    /// The path as SQLite gave it.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The properties that a pool created from this file will get.
+    pub fn pending_properties(&mut self) -> &mut Vec<(Property, String)> {
+        &mut self.properties
+    }
+
+    /// Takes over what others have done since the last look.
+    fn refresh(&mut self) -> Result<(), c_int> {
+        if !self.stale {
+            return Ok(());
+        }
+        self.stale = false;
+        match &self.backing {
+            Backing::Plain => Ok(()),
+            Backing::Pool(pool, _) => {
+                pool.pool().refresh().map(drop).map_err(|e| self.code(&e, SQLITE_IOERR_READ))
+            }
+            Backing::Unborn(_) if self.host_file.len()? > 0 => {
+                let name = self.path.clone();
+                self.probe(name.as_bytes(), false)
+            }
+            Backing::Unborn(_) => Ok(()),
+        }
+    }
+
+    /// xRead.
+    pub fn read(&mut self, buf: &mut [u8], offset: u64) -> c_int {
+        if let Err(code) = self.refresh() {
+            return code;
+        }
+        match &self.file {
+            None if self.is_plain() => self.host_file.read(buf, offset),
+            None => {
+                buf.fill(0);
+                SQLITE_IOERR_SHORT_READ
+            }
+            Some(file) => match file.read_at(buf, offset) {
+                Ok(n) if n == buf.len() => SQLITE_OK,
+                Ok(_) => SQLITE_IOERR_SHORT_READ,
+                Err(error) => self.code(&error, SQLITE_IOERR_READ),
+            },
+        }
+    }
+
+    /// The file of the pool, which an empty file becomes now.
+    fn writable(&mut self) -> Result<Option<Arc<File>>, c_int> {
+        self.refresh()?;
+        if let Backing::Unborn(_) = self.backing {
+            let pool = registry::create(Path::new(&self.path), &self.properties)
+                .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+            let name = PoolName::new(self.path.as_bytes());
+            self.attach(pool, name).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+        }
+        Ok(self.file.clone())
+    }
+
+    /// xWrite.
+    pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
+        let file = match self.writable() {
+            Ok(Some(file)) => file,
+            Ok(None) => return self.host_file.write(buf, offset),
+            Err(code) => return code,
+        };
+        self.announced = false;
+        self.wrote = true;
+        if offset == 0 {
+            note_page_len(&file, buf);
+        }
+        match file.write_at(buf, offset) {
+            Ok(()) => SQLITE_OK,
+            Err(error) => self.code(&error, SQLITE_IOERR_WRITE),
+        }
+    }
+
+    /// xTruncate.
+    pub fn truncate(&mut self, len: i64) -> c_int {
+        let file = match self.writable() {
+            Ok(Some(file)) => file,
+            Ok(None) => return self.host_file.truncate(len),
+            Err(code) => return code,
+        };
+        self.wrote = true;
+        match file.set_len(u64::try_from(len).unwrap_or(0)) {
+            // Behind CKPT_DONE no other call need follow before readers are let at the pages.
+            Ok(()) if self.checkpoint_done => self.commit(Durability::Visible),
+            Ok(()) => SQLITE_OK,
+            Err(error) => self.code(&error, SQLITE_IOERR_TRUNCATE),
+        }
+    }
+
+    /// xSync.
+    pub fn sync(&mut self, flags: c_int) -> c_int {
+        if self.is_plain() { self.host_file.sync(flags) } else { self.commit(Durability::Durable) }
+    }
+
+    fn commit(&mut self, durability: Durability) -> c_int {
+        self.announced = false;
+        let io = match durability {
+            Durability::Durable => SQLITE_IOERR_FSYNC,
+            Durability::Visible => SQLITE_IOERR_WRITE,
+        };
+        let Some((file, pool)) = self.file.as_ref().zip(self.pool()) else { return SQLITE_OK };
+        let done = match durability {
+            _ if self.wrote => file.commit(durability),
+            Durability::Durable => pool.pool().store().make_durable(),
+            Durability::Visible => Ok(()),
+        };
+        self.wrote = false;
+        done.map_or_else(|error| self.code(&error, io), |()| SQLITE_OK)
+    }
+
+    /// Ends a transaction or checkpoint of this connection: what was announced is committed, what was
+    /// not is dropped.
+    fn finish(&mut self) -> c_int {
+        if !self.wrote {
+            return SQLITE_OK;
+        }
+        if self.announced {
+            return self.commit(Durability::Visible);
+        }
+        if let Some(file) = &self.file {
+            file.discard();
+        }
+        self.wrote = false;
+        SQLITE_OK
+    }
+
+    /// xFileSize.
+    pub fn len(&mut self) -> Result<i64, c_int> {
+        self.refresh()?;
+        match &self.file {
+            None if self.is_plain() => self.host_file.len(),
+            None => Ok(0),
+            Some(file) => match file.len() {
+                Ok(len) => Ok(i64::try_from(len).unwrap_or(i64::MAX)),
+                Err(error) => Err(self.code(&error, SQLITE_IOERR_FSTAT)),
+            },
+        }
+    }
+
+    /// xLock.
+    pub fn lock(&mut self, level: c_int) -> c_int {
+        let code = self.host_file.lock(level);
+        if code == SQLITE_OK {
+            self.stale |= self.lock < SQLITE_LOCK_SHARED;
+            self.lock = self.lock.max(level);
+        }
+        code
+    }
+
+    /// xUnlock.
+    pub fn unlock(&mut self, level: c_int) -> c_int {
+        // Others may read as soon as the lock is gone, so it is kept until this is settled.
+        let finished =
+            if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
+                self.finish()
+            } else {
+                SQLITE_OK
+            };
+        let code = self.host_file.unlock(level);
+        if code == SQLITE_OK {
+            self.lock = self.lock.min(level);
+        }
+        if code == SQLITE_OK { finished } else { code }
+    }
+
+    /// xShmLock.
+    pub fn shm_lock(&mut self, offset: c_int, count: c_int, flags: c_int) -> c_int {
+        let ends_checkpoint = flags & SQLITE_SHM_UNLOCK != 0
+            && flags & SQLITE_SHM_EXCLUSIVE != 0
+            && (offset..offset + count).contains(&SHM_CHECKPOINT_SLOT);
+        if ends_checkpoint && !self.is_plain() {
+            self.checkpoint_done = false;
+            self.finish();
+        }
+        self.stale |= flags & SQLITE_SHM_LOCK != 0;
+        self.host_file.shm_lock(offset, count, flags)
+    }
+
+    /// xShmBarrier. Behind it SQLite looks at how far the log has been copied back, and relies on the
+    /// database to have those pages.
+    pub fn shm_barrier(&mut self) {
+        self.host_file.shm_barrier();
+        self.stale = true;
+    }
+
+    /// xDeviceCharacteristics: what the pool can promise, which is that a write harms no other bytes;
+    /// and what the host says of deleting and of the medium never changing.
+    pub fn device_characteristics(&self) -> c_int {
+        let host = self.host_file.device_characteristics();
+        if self.is_plain() {
+            return host;
+        }
+        SQLITE_IOCAP_POWERSAFE_OVERWRITE
+            | host & (SQLITE_IOCAP_UNDELETABLE_WHEN_OPEN | SQLITE_IOCAP_IMMUTABLE)
+    }
+
+    /// xFileControl.
+    ///
+    /// # Safety
+    ///
+    /// `argument` is what SQLite's interface asks for with `op`.
+    pub unsafe fn file_control(&mut self, op: c_int, argument: *mut c_void) -> c_int {
+        match op {
+            SQLITE_FCNTL_VFSNAME => {
+                // SAFETY: the argument is a `char **` to be filled; a VFS has a name.
+                unsafe {
+                    let host = CStr::from_ptr(self.host.methods().zName).to_string_lossy();
+                    *argument.cast::<*mut c_char>() =
+                        api::sqlite_string(&format!("hardpack/{host}"));
+                }
+                SQLITE_OK
+            }
+            // SAFETY: the argument is a `char **` with the name and the value.
+            SQLITE_FCNTL_PRAGMA => match unsafe { pragma::run(self, argument.cast()) } {
+                SQLITE_NOTFOUND => self.host_file.file_control(op, argument),
+                code => code,
+            },
+            _ if self.is_plain() => self.host_file.file_control(op, argument),
+            SQLITE_FCNTL_SYNC => {
+                self.announced = true;
+                SQLITE_OK
+            }
+            SQLITE_FCNTL_COMMIT_PHASETWO => {
+                // The transaction is committed as far as SQLite is concerned. Nothing is left to do
+                // unless syncing is off, or the file was cut after the sync.
+                self.commit(Durability::Visible)
+            }
+            SQLITE_FCNTL_CKPT_START => {
+                self.checkpoint_done = false;
+                if let Some(file) = self.file.as_ref().filter(|file| file.is_dirty()) {
+                    file.discard();
+                }
+                SQLITE_OK
+            }
+            SQLITE_FCNTL_CKPT_DONE => {
+                self.checkpoint_done = true;
+                self.commit(Durability::Visible)
+            }
+            SQLITE_FCNTL_MMAP_SIZE => {
+                // SAFETY: the argument is a `sqlite3_int64 *`. Pages are never mapped.
+                unsafe { *argument.cast::<i64>() = 0 };
+                SQLITE_OK
+            }
+            SQLITE_FCNTL_SIZE_HINT | SQLITE_FCNTL_CHUNK_SIZE => SQLITE_OK,
+            SQLITE_FCNTL_BEGIN_ATOMIC_WRITE
+            | SQLITE_FCNTL_COMMIT_ATOMIC_WRITE
+            | SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE
+            | SQLITE_FCNTL_CKSM_FILE => SQLITE_NOTFOUND,
+            _ => self.host_file.file_control(op, argument),
+        }
+    }
+}
+
+impl Drop for MainFile {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Takes the length of the pages from the header of a database.
+fn note_page_len(file: &File, header: &[u8]) {
+    if let Some([high, low]) = header.get(16..18).filter(|_| header.starts_with(SQLITE_MAGIC)) {
+        let len = match u32::from(u16::from_be_bytes([*high, *low])) {
+            1 => 65536,
+            len => len,
+        };
+        file.set_page_len_hint(len);
+    }
+}
+
+/// The URI parameter that sets a property.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xOpen.
+unsafe fn uri_parameter(name: *const c_char, property: Property) -> Option<String> {
+    let key = format!("hardpack_{}\0", property.name().replace('-', "_"));
+    // SAFETY: the caller vouches for the name; the key ends with a NUL byte.
+    unsafe {
+        let value = (api::get().uri_parameter)(name, key.as_ptr().cast());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
+    }
+}

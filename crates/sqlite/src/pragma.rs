@@ -1,0 +1,95 @@
+//! `PRAGMA hardpack_…`: properties and facts of a pool, from SQL.
+//!
+//! `PRAGMA hardpack_compression` reads a property, `PRAGMA hardpack_compression='zstd-9'` sets it for
+//! what is written from now on, and `= 'inherit'` makes it a default again. `PRAGMA hardpack_txg` and
+//! `PRAGMA hardpack_ratio` tell the number of the state that is read and how well it is compressed;
+//! `PRAGMA hardpack_version` the version of this library.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use hardpack_engine::pool::{Property, ROOT, Settings};
+
+use crate::api;
+use crate::ffi::{SQLITE_ERROR, SQLITE_NOTFOUND, SQLITE_OK};
+use crate::main_file::MainFile;
+
+const PREFIX: &str = "hardpack_";
+
+/// Answers a pragma, or SQLITE_NOTFOUND where it is not one of ours.
+///
+/// # Safety
+///
+/// `arguments` is the argument of SQLITE_FCNTL_PRAGMA: the answer, the name, the value or NULL.
+pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
+    // SAFETY: the caller vouches for the array; its strings end with NUL bytes.
+    let (name, value) = unsafe {
+        let name = CStr::from_ptr(*arguments.add(1)).to_string_lossy().to_ascii_lowercase();
+        let value = *arguments.add(2);
+        let value =
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
+        (name, value)
+    };
+    let Some(name) = name.strip_prefix(PREFIX) else { return SQLITE_NOTFOUND };
+    let (code, text) = match answer(file, name, value.as_deref()) {
+        Ok(text) => (SQLITE_OK, text),
+        Err(reason) => (SQLITE_ERROR, format!("hardpack_{name}: {reason}")),
+    };
+    // SAFETY: the first element is ours to set, to memory that SQLite frees.
+    unsafe { *arguments = api::sqlite_string(&text) };
+    code
+}
+
+fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String, String> {
+    if name == "version" {
+        return Ok(env!("CARGO_PKG_VERSION").into());
+    }
+    if file.is_plain() {
+        return Err("the database is a plain file, not a pool".into());
+    }
+    if let Some(pool) = file.pool() {
+        match name {
+            "txg" => return Ok(pool.pool().state().txg().to_string()),
+            "ratio" => {
+                return Ok(format!("{:.2}", pool.pool().state().stats().compress_ratio()));
+            }
+            _ => {}
+        }
+    }
+    let property: Property = name.parse().map_err(|error| format!("{error}"))?;
+    if let Some(text) = value {
+        set(file, property, text)?;
+    }
+    match file.pool() {
+        Some(pool) => {
+            let values = pool.pool().properties(ROOT).map_err(|error| error.to_string())?;
+            let found = values.into_iter().find(|value| value.property == property);
+            Ok(found.map(|value| value.value).unwrap_or_default())
+        }
+        None => {
+            let pending = file.pending_properties().iter().rfind(|(p, _)| *p == property).cloned();
+            Ok(pending.map_or_else(|| Settings::default().get(property), |(_, text)| text))
+        }
+    }
+}
+
+fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), String> {
+    let inherit = text.eq_ignore_ascii_case("inherit");
+    if let Some(pool) = file.pool() {
+        let pool = pool.pool();
+        let done = if inherit {
+            pool.inherit_property(ROOT, property)
+        } else {
+            pool.set_property(ROOT, property, text)
+        };
+        return done.map_err(|error| error.to_string());
+    }
+    if !inherit {
+        Settings::default().set(property, text).map_err(|error| error.to_string())?;
+    }
+    let pending = file.pending_properties();
+    pending.retain(|(other, _)| *other != property);
+    if !inherit {
+        pending.push((property, text.into()));
+    }
+    Ok(())
+}

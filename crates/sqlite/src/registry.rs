@@ -1,0 +1,196 @@
+//! The pools that this process has open: one engine each, shared by all connections.
+//!
+//! Pools are told apart by device and inode, so that two names of one file meet. A pool's own
+//! descriptor must be the last of its file to be closed in this process, since closing any drops
+//! SQLite's POSIX locks; so the registry decides under one lock whether to open one, and connections
+//! close the host's file before they give the pool back.
+//!
+//! A forked child must not use its parent's engines, whose locks it would share: it starts afresh.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hardpack_engine::device::{Device, FileDevice};
+use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
+use hardpack_engine::store::Store;
+use hardpack_engine::{Error, Result};
+
+/// The cache is this part of the machine's memory, within the limits that follow.
+const CACHE_PART: u64 = 16;
+const CACHE_LEN_MIN: u64 = 32 << 20;
+const CACHE_LEN_MAX: u64 = 1 << 30;
+const CACHE_LEN_FALLBACK: u64 = 128 << 20;
+/// Overrides the length of the cache, in bytes.
+const CACHE_VARIABLE: &str = "HARDPACK_CACHE_BYTES";
+
+/// What identifies a file on this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pool: Pool,
+    users: usize,
+}
+
+#[derive(Debug)]
+struct Registry {
+    process: u32,
+    options: Options,
+    pools: HashMap<FileKey, Entry>,
+    /// Databases that are pools, by the name SQLite knows them by: their journals are kept in memory.
+    names: HashMap<Vec<u8>, usize>,
+}
+
+/// An engine in use by one connection.
+#[derive(Debug)]
+pub struct PoolUse {
+    key: FileKey,
+    pool: Pool,
+}
+
+impl PoolUse {
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl Drop for PoolUse {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        let Some(entry) = registry.pools.get_mut(&self.key) else { return };
+        entry.users -= 1;
+        if entry.users == 0 {
+            if let Some(entry) = registry.pools.remove(&self.key) {
+                // Only saves the next one to open the pool some work.
+                let _ = entry.pool.close();
+            }
+        }
+    }
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
+    let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new()));
+    let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+    if registry.process != std::process::id() {
+        // The parent's pools are left open for ever: closing their descriptors here would be
+        // harmless for the parent, but their locks are shared with it.
+        std::mem::forget(std::mem::replace(&mut *registry, Registry::new()));
+    }
+    registry
+}
+
+impl Registry {
+    fn new() -> Registry {
+        Registry {
+            process: std::process::id(),
+            options: Options::new(cache_len()),
+            pools: HashMap::new(),
+            names: HashMap::new(),
+        }
+    }
+}
+
+fn cache_len() -> u64 {
+    if let Some(bytes) = std::env::var(CACHE_VARIABLE).ok().and_then(|text| text.parse().ok()) {
+        return bytes;
+    }
+    memory_len().map_or(CACHE_LEN_FALLBACK, |bytes| {
+        (bytes / CACHE_PART).clamp(CACHE_LEN_MIN, CACHE_LEN_MAX)
+    })
+}
+
+/// The memory of the machine, in bytes.
+fn memory_len() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+fn key_of(path: &Path) -> Result<FileKey> {
+    let metadata = fs::metadata(path).map_err(|source| Error::Io { action: "find", source })?;
+    Ok(FileKey { device: metadata.dev(), inode: metadata.ino() })
+}
+
+/// Opens the pool at `path`, or shares the one that is open.
+pub fn open(path: &Path) -> Result<PoolUse> {
+    acquire(path, |device, options| Pool::open(device, options))
+}
+
+/// Makes a pool of the empty file at `path`, unless somebody just did.
+pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse> {
+    acquire(path, |device, options| {
+        if !Store::is_unborn(&*device)? {
+            return Pool::open(device, options);
+        }
+        let mut guid = [0; 16];
+        getrandom::fill(&mut guid).map_err(|error| Error::Io {
+            action: "create",
+            source: std::io::Error::other(error.to_string()),
+        })?;
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let create = CreateOptions {
+            guid,
+            ashift: 9,
+            properties: properties.to_vec(),
+            file_name: name.filter(|name| name.len() <= 255).unwrap_or_else(|| "main.db".into()),
+        };
+        // The descriptor may not be closed while SQLite holds locks on the file, as it does here.
+        let keep = Arc::clone(&device);
+        Pool::create(device, &create, options).inspect_err(|_| std::mem::forget(keep))
+    })
+}
+
+fn acquire(
+    path: &Path,
+    open: impl FnOnce(Arc<dyn Device>, Options) -> Result<Pool>,
+) -> Result<PoolUse> {
+    let mut registry = registry();
+    let key = key_of(path)?;
+    if let Some(entry) = registry.pools.get_mut(&key) {
+        entry.users += 1;
+        return Ok(PoolUse { key, pool: entry.pool.clone() });
+    }
+    let device = FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
+    device.advise_random();
+    let pool = open(Arc::new(device), registry.options.clone())?;
+    registry.pools.insert(key, Entry { pool: pool.clone(), users: 1 });
+    Ok(PoolUse { key, pool })
+}
+
+/// Notes that the database SQLite knows by this name is a pool, as long as the value lives.
+#[derive(Debug)]
+pub struct PoolName(Vec<u8>);
+
+impl PoolName {
+    /// Notes the name.
+    pub fn new(name: &[u8]) -> PoolName {
+        *registry().names.entry(name.to_vec()).or_default() += 1;
+        PoolName(name.to_vec())
+    }
+}
+
+impl Drop for PoolName {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        if let Some(count) = registry.names.get_mut(&self.0) {
+            *count -= 1;
+            if *count == 0 {
+                registry.names.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// Whether a database of this name is open as a pool.
+pub fn is_pool_name(name: &[u8]) -> bool {
+    registry().names.contains_key(name)
+}
