@@ -39,7 +39,7 @@ class Side:
         return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
 
     def stats(self, path):
-        """hardpack_stats as a dictionary, whether it is one row of columns or rows of (name, value)."""
+        """hardpack_stats as a dictionary."""
         if not self.lib:
             return {}
         db = self.connect(path)
@@ -50,12 +50,7 @@ class Side:
             except sqlite3.OperationalError:
                 self.load(db)
                 cursor = db.execute("SELECT * FROM hardpack_stats")
-            names, rows = [d[0] for d in cursor.description], cursor.fetchall()
-            if len(names) == 2:
-                return {str(name): value for name, value in rows}
-            if len(rows) == 1:
-                return dict(zip(names, rows[0]))
-            return {"rows": [dict(zip(names, row)) for row in rows]}
+            return {row[0]: row[1] for row in cursor}
         finally:
             db.close()
 

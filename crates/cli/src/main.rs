@@ -1,1 +1,49 @@
-fn main() {}
+//! `hardpack`: the command line.
+//!
+//! `args.rs` defines every flag; each file of `commands` is one command. What they share:
+//! `snapshot.rs` reads the input of `pack` consistently, `publish.rs` puts a finished file in its
+//! place atomically, `pool_file.rs` opens and reads pools, `sqlite.rs` opens databases.
+//!
+//! Failures: one line on stderr, see `failure.rs`, which also has the exit codes. Nothing is left
+//! behind by a command that fails or is interrupted.
+#![deny(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod output;
+mod pool_file;
+mod progress;
+mod publish;
+mod signals;
+mod snapshot;
+mod sqlite;
+mod sys;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Pack(args) => commands::pack::run(&args),
+        Command::Unpack(args) => commands::unpack::run(&args),
+        Command::Info(args) => commands::info::run(&args),
+        Command::Check(args) => commands::check::run(&args),
+        Command::Get(args) => commands::properties::get(&args),
+        Command::Set(args) => commands::properties::set(&args),
+        Command::Inherit(args) => commands::properties::inherit(&args),
+        Command::Sql(args) => commands::sql::run(&args),
+        Command::Codecs(args) => commands::codecs::run(&args),
+    }
+}

@@ -11,9 +11,18 @@
 pub mod codec;
 pub mod device;
 mod error;
+#[cfg(test)]
+mod format_doc;
 pub mod pool;
 pub mod store;
 mod units;
 
 pub use error::{Error, Result};
 pub use units::{FileId, Run, Sector, Txg};
+
+// The unit tests share their helpers with the tests in `tests/`, which know the crate by its name.
+#[cfg(test)]
+extern crate self as hardpack_engine;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod test_common;

@@ -1,6 +1,7 @@
 //! The one place where errors of the engine become SQLite's result codes.
 
 use std::ffi::c_int;
+use std::path::Path;
 
 use hardpack_engine::Error;
 
@@ -11,7 +12,7 @@ use crate::ffi::{
 
 /// The code for an error; `io` is the one for what the operating system refused. The error itself,
 /// which says where, goes to SQLite's log.
-pub fn code(error: &Error, io: c_int, path: &str) -> c_int {
+pub fn code(error: &Error, io: c_int, path: &Path) -> c_int {
     let code = match error {
         Error::NotAPool(_) | Error::Unsupported(_) => SQLITE_NOTADB,
         Error::Corrupt { .. } => SQLITE_CORRUPT,
@@ -21,7 +22,7 @@ pub fn code(error: &Error, io: c_int, path: &str) -> c_int {
         Error::Io { .. } | Error::FailStop => io,
         _ => SQLITE_IOERR,
     };
-    api::log(code, &format!("hardpack: {path}: {error}"));
+    api::log(code, &format!("hardpack: {}: {error}", path.display()));
     code
 }
 

@@ -15,12 +15,13 @@
 //! [`crate::journal`]) is not needed for atomicity. In WAL mode a checkpoint is published at CKPT_DONE,
 //! before SQLite tells readers that they may read its pages from the database.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::path::Path;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hardpack_engine::pool::{File, Property};
-use hardpack_engine::store::Durability;
+use hardpack_engine::pool::{File, Property, ROOT, Settings};
+use hardpack_engine::store::{Durability, Store, superblock};
 use hardpack_engine::{Error, Result as EngineResult};
 
 use crate::api;
@@ -34,10 +35,6 @@ use crate::registry::{self, PoolName, PoolUse};
 const SHM_CHECKPOINT_SLOT: c_int = 1;
 /// What a plain database begins with.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// How much of a file's front is looked at to tell what it is.
-const PROBE_LEN: usize = 4096;
-/// A pool is at least this long once its creation has begun.
-const UNBORN_LEN_MAX: i64 = hardpack_engine::store::superblock::EXTENTS_OFFSET as i64;
 
 /// An open main database file.
 #[derive(Debug)]
@@ -47,7 +44,7 @@ pub struct MainFile {
     host_file: HostFile,
     backing: Backing,
     host: Host,
-    path: String,
+    path: PathBuf,
     properties: Vec<(Property, String)>,
     lock: c_int,
     /// This connection has changes that are not committed. The engine's file is shared, so its own
@@ -65,8 +62,11 @@ pub struct MainFile {
 enum Backing {
     /// A plain database, or anything else that is no pool: the host serves it.
     Plain,
-    /// An empty file: the first write makes it a pool.
-    Unborn(#[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
+    /// An empty file, or what a creation that was cut short left: the first write makes it a pool.
+    Unborn(
+        #[allow(dead_code, reason = "keeps a pool without a file open")] Option<PoolUse>,
+        #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName,
+    ),
     /// A pool.
     Pool(PoolUse, #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
 }
@@ -91,7 +91,7 @@ impl MainFile {
             host_file,
             backing: Backing::Plain,
             host,
-            path: path_bytes.to_string_lossy().into_owned(),
+            path: PathBuf::from(OsStr::from_bytes(path_bytes.to_bytes())),
             properties: Vec::new(),
             lock: SQLITE_LOCK_NONE,
             wrote: false,
@@ -106,38 +106,62 @@ impl MainFile {
         for property in Property::ALL {
             // SAFETY: as above.
             if let Some(text) = unsafe { uri_parameter(name, property) } {
+                Settings::default()
+                    .set(property, &text)
+                    .map_err(|error| file.code(&error, SQLITE_CANTOPEN))?;
                 file.properties.push((property, text));
             }
         }
         let read_only = out_flags & SQLITE_OPEN_READONLY != 0;
-        file.probe(path_bytes.to_bytes(), read_only)?;
+        file.probe(read_only)?;
         Ok((file, out_flags))
     }
 
     /// Finds out what the file is.
-    fn probe(&mut self, name: &[u8], read_only: bool) -> Result<(), c_int> {
-        let len = self.host_file.len()?;
-        let mut front = [0; PROBE_LEN];
+    fn probe(&mut self, read_only: bool) -> Result<(), c_int> {
+        let len = self.host_file.len()?.unsigned_abs();
+        let mut front = [0; superblock::BLOCK_LEN];
+        let front = &mut front[..superblock::BLOCK_LEN.min(len as usize)];
         if len > 0 {
-            self.host_file.read_some(&mut front, 0)?;
+            self.host_file.read_some(front, 0)?;
         }
-        let unborn = len == 0
-            || (len >= PROBE_LEN as i64
-                && len <= UNBORN_LEN_MAX
-                && front.iter().all(|byte| *byte == 0));
-        if unborn && !read_only {
-            self.backing = Backing::Unborn(PoolName::new(name));
-        } else if front.starts_with(&hardpack_engine::store::superblock::MAGIC[..8]) {
-            let pool = registry::open(Path::new(&self.path))
+        if Store::is_unborn_front(len, front) {
+            if !read_only {
+                self.backing =
+                    Backing::Unborn(None, PoolName::new(self.path.as_os_str().as_bytes()));
+            }
+        } else if front.starts_with(&superblock::MAGIC[..8]) {
+            let pool =
+                registry::open(&self.path).map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+            self.attach(pool, PoolName::new(self.path.as_os_str().as_bytes()))
+                .and_then(|()| if read_only { Ok(()) } else { self.set_properties() })
                 .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
-            self.attach(pool, PoolName::new(name))
-                .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+        }
+        Ok(())
+    }
+
+    /// Sets on an existing pool what the URI asks for, where it is something else so far.
+    fn set_properties(&self) -> EngineResult<()> {
+        let Some(pool) = self.pool().filter(|_| !self.properties.is_empty()) else { return Ok(()) };
+        let current = pool.pool().properties(ROOT)?;
+        for (property, text) in &self.properties {
+            let mut wanted = Settings::default();
+            wanted.set(*property, text)?;
+            let wanted = wanted.get(*property);
+            if current.iter().all(|value| value.property != *property || value.value != wanted) {
+                pool.pool().set_property(ROOT, *property, &wanted)?;
+            }
         }
         Ok(())
     }
 
     /// Uses a pool from now on.
     fn attach(&mut self, pool: PoolUse, name: PoolName) -> EngineResult<()> {
+        pool.pool().refresh()?;
+        if pool.pool().list()?.is_empty() {
+            self.backing = Backing::Unborn(Some(pool), name);
+            return Ok(());
+        }
         let entry = pool.pool().only_file()?;
         let file = pool.pool().file(entry.file)?;
         if let Some((txg, now)) =
@@ -145,7 +169,10 @@ impl MainFile {
         {
             api::log(
                 SQLITE_NOTICE,
-                &format!("hardpack: {}: txg {txg} was incomplete, opened txg {now}", self.path),
+                &format!(
+                    "hardpack: {}: txg {txg} was incomplete, opened txg {now}",
+                    self.path.display()
+                ),
             );
         }
         let mut header = [0; 100];
@@ -180,7 +207,7 @@ impl MainFile {
     }
 
     /// The path as SQLite gave it.
-    pub fn path(&self) -> &str {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -200,11 +227,8 @@ impl MainFile {
             Backing::Pool(pool, _) => {
                 pool.pool().refresh().map(drop).map_err(|e| self.code(&e, SQLITE_IOERR_READ))
             }
-            Backing::Unborn(_) if self.host_file.len()? > 0 => {
-                let name = self.path.clone();
-                self.probe(name.as_bytes(), false)
-            }
-            Backing::Unborn(_) => Ok(()),
+            Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(false),
+            Backing::Unborn(..) => Ok(()),
         }
     }
 
@@ -230,11 +254,14 @@ impl MainFile {
     /// The file of the pool, which an empty file becomes now.
     fn writable(&mut self) -> Result<Option<Arc<File>>, c_int> {
         self.refresh()?;
-        if let Backing::Unborn(_) = self.backing {
-            let pool = registry::create(Path::new(&self.path), &self.properties)
+        if let Backing::Unborn(..) = self.backing {
+            let pool = registry::create(&self.path, &self.properties)
                 .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
-            let name = PoolName::new(self.path.as_bytes());
+            let name = PoolName::new(self.path.as_os_str().as_bytes());
             self.attach(pool, name).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+        }
+        if self.file.is_none() && !self.is_plain() {
+            return Err(SQLITE_IOERR_WRITE);
         }
         Ok(self.file.clone())
     }

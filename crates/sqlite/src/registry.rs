@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,7 +46,15 @@ struct Registry {
     options: Options,
     pools: HashMap<FileKey, Entry>,
     /// Databases that are pools, by the name SQLite knows them by: their journals are kept in memory.
-    names: HashMap<Vec<u8>, usize>,
+    names: HashMap<Vec<u8>, Name>,
+}
+
+#[derive(Debug, Default)]
+struct Name {
+    users: usize,
+    /// The descriptor of a pool that could not be created. It may not be closed while SQLite holds
+    /// locks on the file, as it does then.
+    spare: Option<Arc<dyn Device>>,
 }
 
 /// An engine in use by one connection.
@@ -125,28 +134,31 @@ pub fn open(path: &Path) -> Result<PoolUse> {
     acquire(path, |device, options| Pool::open(device, options))
 }
 
-/// Makes a pool of the empty file at `path`, unless somebody just did.
+/// Makes a pool with one file of the empty file at `path`, unless somebody just did.
 pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse> {
-    acquire(path, |device, options| {
-        if !Store::is_unborn(&*device)? {
-            return Pool::open(device, options);
+    let mut guid = [0; 16];
+    getrandom::fill(&mut guid).map_err(|error| Error::Io {
+        action: "create",
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let create = CreateOptions {
+        guid,
+        ashift: 9,
+        properties: properties.to_vec(),
+        file_name: name.filter(|name| name.len() <= 255).unwrap_or_else(|| "main.db".into()),
+    };
+    let pool = acquire(path, |device, options| {
+        if Store::is_unborn(&*device)? {
+            return Pool::create(device, &create, options);
         }
-        let mut guid = [0; 16];
-        getrandom::fill(&mut guid).map_err(|error| Error::Io {
-            action: "create",
-            source: std::io::Error::other(error.to_string()),
-        })?;
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let create = CreateOptions {
-            guid,
-            ashift: 9,
-            properties: properties.to_vec(),
-            file_name: name.filter(|name| name.len() <= 255).unwrap_or_else(|| "main.db".into()),
-        };
-        // The descriptor may not be closed while SQLite holds locks on the file, as it does here.
-        let keep = Arc::clone(&device);
-        Pool::create(device, &create, options).inspect_err(|_| std::mem::forget(keep))
-    })
+        let pool = Pool::open(device, options)?;
+        pool.complete_creation(&create)?;
+        Ok(pool)
+    })?;
+    // It may have been open without a file.
+    pool.pool().complete_creation(&create)?;
+    Ok(pool)
 }
 
 fn acquire(
@@ -159,11 +171,28 @@ fn acquire(
         entry.users += 1;
         return Ok(PoolUse { key, pool: entry.pool.clone() });
     }
-    let device = FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
-    device.advise_random();
-    let pool = open(Arc::new(device), registry.options.clone())?;
-    registry.pools.insert(key, Entry { pool: pool.clone(), users: 1 });
-    Ok(PoolUse { key, pool })
+    let name = path.as_os_str().as_bytes();
+    let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
+        Some(device) => device,
+        None => {
+            let device =
+                FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
+            device.advise_random();
+            Arc::new(device)
+        }
+    };
+    match open(Arc::clone(&device), registry.options.clone()) {
+        Ok(pool) => {
+            registry.pools.insert(key, Entry { pool: pool.clone(), users: 1 });
+            Ok(PoolUse { key, pool })
+        }
+        Err(error) => {
+            if let Some(name) = registry.names.get_mut(name) {
+                name.spare = Some(device);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Notes that the database SQLite knows by this name is a pool, as long as the value lives.
@@ -173,7 +202,7 @@ pub struct PoolName(Vec<u8>);
 impl PoolName {
     /// Notes the name.
     pub fn new(name: &[u8]) -> PoolName {
-        *registry().names.entry(name.to_vec()).or_default() += 1;
+        registry().names.entry(name.to_vec()).or_default().users += 1;
         PoolName(name.to_vec())
     }
 }
@@ -181,9 +210,9 @@ impl PoolName {
 impl Drop for PoolName {
     fn drop(&mut self) {
         let mut registry = registry();
-        if let Some(count) = registry.names.get_mut(&self.0) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(name) = registry.names.get_mut(&self.0) {
+            name.users -= 1;
+            if name.users == 0 {
                 registry.names.remove(&self.0);
             }
         }

@@ -35,7 +35,7 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     let mut add = |name: &str, value: StatValue, unit: &'static str| {
         rows.push(StatRow { name: name.to_string(), value, unit });
     };
-    add("path", StatValue::Text(main.path().to_string()), "");
+    add("path", StatValue::Text(main.path().display().to_string()), "");
     add("txg", bytes(state.txg().0), "");
     add("durable_txg", bytes(state.durable_txg().0), "");
     add("logical", bytes(stats.file_bytes), "bytes");

@@ -103,16 +103,24 @@ impl Device for FileDevice {
         let _ = sys::punch_hole(&self.file, offset, len);
     }
 
+    fn prefetch(&self, offset: u64, len: u64) {
+        sys::advise_will_need(&self.file, offset, len);
+    }
+
     fn is_read_only(&self) -> bool {
         self.read_only
     }
 
     fn lock_writer(&self) -> io::Result<()> {
-        sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, true)
+        sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Wait).map(drop)
+    }
+
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Try)
     }
 
     fn unlock_writer(&self) {
         // Releasing a lock that is held cannot fail on a descriptor that is open.
-        let _ = sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, false);
+        let _ = sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Release);
     }
 }

@@ -30,10 +30,17 @@ pub trait Device: Send + Sync + Debug {
     /// Gives the space of a range back to the file system where it can; the range reads as zeros or
     /// as before. Errors are not worth reporting: nothing depends on it.
     fn punch_hole(&self, _offset: u64, _len: u64) {}
+    /// Says that a range will be read soon. Errors do not matter.
+    fn prefetch(&self, _offset: u64, _len: u64) {}
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
     /// Waits for the pool's writer lock, which excludes writers of other processes.
     fn lock_writer(&self) -> io::Result<()>;
+    /// Takes the pool's writer lock if it is free, and says whether it was. Where no other process can
+    /// have it, this is the same as waiting.
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        self.lock_writer().map(|()| true)
+    }
     /// Gives the writer lock back.
     fn unlock_writer(&self);
 }

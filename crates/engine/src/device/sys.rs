@@ -4,10 +4,23 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Waits for, or releases, an open-file-description lock on `len` bytes at `start`. Such a lock
-/// belongs to the descriptor, not to the process, so it never meets SQLite's own locks.
-pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: bool) -> io::Result<()> {
-    let kind = if lock { libc::F_WRLCK } else { libc::F_UNLCK };
+/// What to do with a lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lock {
+    /// Take it, waiting for who has it.
+    Wait,
+    /// Take it if it is free.
+    Try,
+    /// Give it back.
+    Release,
+}
+
+/// Takes or releases an open-file-description lock on `len` bytes at `start`, and says whether that
+/// was done. Such a lock belongs to the descriptor, not to the process, so it never meets SQLite's
+/// own locks.
+pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Result<bool> {
+    let kind = if lock == Lock::Release { libc::F_UNLCK } else { libc::F_WRLCK };
+    let command = if lock == Lock::Try { libc::F_OFD_SETLK } else { libc::F_OFD_SETLKW };
     // SAFETY: `flock` is a plain structure of integers, for which all zeros is a valid value.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;
@@ -16,13 +29,15 @@ pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: bool) -> io::Res
     range.l_len = len as libc::off_t;
     loop {
         // SAFETY: the descriptor is open for as long as `file` lives and `range` outlives the call.
-        let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &range) };
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &range) };
         if done == 0 {
-            return Ok(());
+            return Ok(true);
         }
         let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EAGAIN | libc::EACCES) if lock == Lock::Try => return Ok(false),
+            _ => return Err(error),
         }
     }
 }
@@ -39,9 +54,18 @@ pub(super) fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
 
 /// Tells the kernel that reads will be scattered, so that it does not read ahead.
 pub(super) fn advise_random(file: &File) {
+    advise(file, 0, 0, libc::POSIX_FADV_RANDOM);
+}
+
+/// Tells the kernel that a range will be read soon, so that it begins to fetch it.
+pub(super) fn advise_will_need(file: &File, offset: u64, len: u64) {
+    advise(file, offset, len, libc::POSIX_FADV_WILLNEED);
+}
+
+fn advise(file: &File, offset: u64, len: u64, advice: libc::c_int) {
     // SAFETY: the descriptor is open for as long as `file` lives; the advice has no other effect,
     // and its failure does not matter.
     unsafe {
-        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM);
+        libc::posix_fadvise(file.as_raw_fd(), offset as libc::off_t, len as libc::off_t, advice);
     }
 }

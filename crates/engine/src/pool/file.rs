@@ -16,6 +16,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use super::Options;
 use super::extents::{self, UNIT_LEN};
 use super::names;
+use super::readahead::ReadAhead;
 use super::source::Committed;
 use super::write::{self, Changes};
 use crate::error::{Error, Result};
@@ -39,6 +40,7 @@ pub struct File {
     pending: RwLock<Pending>,
     /// The length in a committed state, to be looked up once a state.
     committed_len: RwLock<(Txg, u64)>,
+    readahead: ReadAhead,
 }
 
 /// Uncommitted changes.
@@ -66,6 +68,7 @@ impl File {
             dirty: AtomicBool::new(false),
             pending: RwLock::default(),
             committed_len: RwLock::new((Txg(0), 0)),
+            readahead: ReadAhead::default(),
         }
     }
 
@@ -127,6 +130,14 @@ impl File {
         self.store.with_state(|state| {
             let n = clip(buf, offset, self.len_in(state)?);
             let mut source = Committed { store: &self.store, state };
+            self.readahead.note(
+                &mut source,
+                &self.store,
+                self.id,
+                offset,
+                n as u64,
+                self.threads,
+            )?;
             extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
             Ok(n)
         })
@@ -168,6 +179,9 @@ impl File {
         }
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= FILE_LEN_MAX);
         let end = end.ok_or_else(|| Error::Invalid("the file would be too long".into()))?;
+        if buf.is_empty() {
+            return Ok(());
+        }
         let mut pending = self.pending();
         self.dirty.store(true, Ordering::Release);
         let len = self.pending_len(&pending)?;
@@ -244,6 +258,11 @@ impl File {
         Ok(())
     }
 
+    /// Waits for what goes on in the background.
+    pub(super) fn quiesce(&self) {
+        self.readahead.stop();
+    }
+
     /// Forgets all uncommitted changes, and that a commit failed.
     pub fn discard(&self) {
         let mut pending = self.pending();
@@ -284,6 +303,9 @@ impl File {
 
     /// Writes the changes into a transaction that stays open until the commit.
     fn write_ahead(&self, pending: &mut Pending) -> Result<()> {
+        if pending.failed {
+            return self.drop_unchanged(pending);
+        }
         let done = self.take_txn(pending).and_then(|mut txn| {
             let len = self.apply(&mut txn, pending)?;
             Ok((txn, len))
@@ -299,6 +321,20 @@ impl File {
                 Err(error)
             }
         }
+    }
+
+    /// Makes room after a failure, when only changes that change nothing can be committed: they need
+    /// not be kept. Any other is refused.
+    fn drop_unchanged(&self, pending: &mut Pending) -> Result<()> {
+        let len = self.store.with_state(|state| self.len_in(state))?;
+        for (index, unit) in std::mem::take(&mut pending.units) {
+            let is_cut = pending.cut.is_some_and(|cut| cut < ((index + 1) * UNIT_LEN).min(len));
+            if is_cut || self.committed_unit(index, len)? != unit[..] {
+                *pending = Pending { failed: true, ..Pending::default() };
+                return Err(refused());
+            }
+        }
+        Ok(())
     }
 
     fn take_txn(&self, pending: &mut Pending) -> Result<Txn> {
@@ -353,9 +389,7 @@ impl File {
             same = same && self.committed_unit(*index, len)? == unit[..];
         }
         if !same {
-            return Err(Error::Invalid(
-                "an earlier write of this transaction failed; roll it back".into(),
-            ));
+            return Err(refused());
         }
         *pending = Pending::default();
         self.dirty.store(false, Ordering::Release);
@@ -376,6 +410,10 @@ impl File {
             Ok(unit)
         })
     }
+}
+
+fn refused() -> Error {
+    Error::Invalid("an earlier write of this transaction failed; roll it back".into())
 }
 
 /// Zeros what of `buf` lies at or behind `len`, and returns how many bytes are before it.

@@ -15,6 +15,7 @@ mod extents;
 mod file;
 mod names;
 mod props;
+mod readahead;
 mod source;
 mod write;
 
@@ -33,7 +34,8 @@ use self::source::Committed;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
-use crate::store::{Durability, State, Store, Txn};
+use crate::store::trees::NAMES;
+use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::FileId;
 
 /// Uncommitted changes of a file beyond this are compressed and written ahead of the commit.
@@ -111,14 +113,28 @@ impl Pool {
             settings.set(*property, text)?;
         }
         let store = Store::create(device, Arc::clone(&options.caches), create.guid, create.ashift)?;
-        let mut txn = store.begin(settings.checksum)?;
+        let pool = Pool::with_store(store, options);
+        pool.complete_creation(create)?;
+        Ok(pool)
+    }
+
+    /// Gives a pool whose creation was cut short its root and its file; one that has them stays as
+    /// it is.
+    pub fn complete_creation(&self, create: &CreateOptions) -> Result<()> {
+        let mut settings = Settings::default();
+        for (property, text) in &create.properties {
+            settings.set(*property, text)?;
+        }
+        let mut txn = self.store().begin(settings.checksum)?;
+        if !txn.is_empty(NAMES) {
+            return Ok(());
+        }
         names::create_root(&mut txn)?;
         for (property, _) in &create.properties {
             names::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
         }
         names::create_file(&mut txn, ROOT, &create.file_name)?;
-        txn.commit(Durability::Durable)?;
-        Ok(Pool::with_store(store, options))
+        txn.commit(Durability::Durable).map(drop)
     }
 
     /// Opens the newest state of a pool that is whole.
@@ -225,7 +241,8 @@ impl Pool {
 
     fn change(&self, change: impl FnOnce(&mut Txn) -> Result<()>) -> Result<()> {
         let (settings, _) = self.read(|source| names::settings(source, ROOT))?;
-        let mut txn = self.store().begin_within(settings.checksum, CHANGE_WAIT)?;
+        let patience = Patience::Within(CHANGE_WAIT);
+        let mut txn = self.store().begin_with(settings.checksum, patience)?;
         change(&mut txn)?;
         txn.commit(Durability::Durable).map(drop)
     }
@@ -236,8 +253,12 @@ impl Pool {
         check::check(self, progress)
     }
 
-    /// Ends the use of the pool: the next to open it then has nothing to verify.
+    /// Ends the use of the pool: nothing goes on in the background any more, and the next to open it
+    /// has nothing to verify.
     pub fn close(&self) -> Result<()> {
+        let files = self.shared.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.values().for_each(|file| file.quiesce());
+        drop(files);
         self.store().seal()
     }
 }

@@ -28,7 +28,7 @@ use crate::store::{Encoding, Txn};
 use crate::units::FileId;
 
 /// A record is folded when its patches would cover more than one part in this many.
-const PATCHED_PART_MIN: u64 = 4;
+const PATCHED_PART_MIN: u64 = 2;
 /// How many bytes are encoded together.
 const BATCH_LEN: usize = 4 << 20;
 /// Fewer jobs than this are not worth a thread.
@@ -328,7 +328,7 @@ fn store_job(txn: &mut Txn, changes: &Changes, job: Job, encoded: &EncodedJob) -
         Some(span_log2) => {
             let end = job.start + (1 << span_log2);
             if let Some(old) = record_at(txn, file, job.start)? {
-                was_cached = txn.is_cached(&old.pointer);
+                was_cached = txn.store().is_cached(&old.pointer);
             }
             remove_pieces(txn, PATCHES, file, job.start, end)?;
             remove_pieces(txn, MAP, file, job.start, end)?;

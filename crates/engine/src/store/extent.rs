@@ -117,8 +117,9 @@ impl Store {
         self.decompress(pointer).map(drop)
     }
 
-    pub(super) fn is_cached(&self, key: super::pointer::ExtentKey) -> bool {
-        self.caches.has_data(self.cache_id, key)
+    /// Whether what a pointer stands for is in the cache.
+    pub fn is_cached(&self, pointer: &Pointer) -> bool {
+        pointer.extent_key().is_some_and(|key| self.caches.has_data(self.cache_id, key))
     }
 
     /// Reads a tree node past the cache.

@@ -68,6 +68,9 @@ pub mod trees {
     ];
 }
 
+/// No medium tears a write within this many bytes.
+const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
+
 /// How much a commit promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
@@ -75,6 +78,17 @@ pub enum Durability {
     Visible,
     /// It survives a loss of power.
     Durable,
+}
+
+/// How long to wait for another transaction of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// Until it ends.
+    Endless,
+    /// So long for one of this process, which may be the caller's own; for others until they end.
+    Within(Duration),
+    /// Not at all.
+    None,
 }
 
 /// One committed state of the pool.
@@ -153,22 +167,7 @@ impl Store {
             return Err(Error::Invalid(format!("a sector of 2^{ashift} bytes is not supported")));
         }
         let header = Header { guid, ashift };
-        let superblock = Superblock {
-            compat: 0,
-            read_only_compat: 0,
-            incompat: 0,
-            txg: Txg(1),
-            durable_txg: Txg(1),
-            data_synced: true,
-            end: Sector(EXTENTS_OFFSET >> ashift),
-            freed_count: 0,
-            freed_sectors: 0,
-            space_sectors: 0,
-            next_file_id: 1,
-            windows: Vec::new(),
-            roots: [const { None }; TREE_COUNT],
-            stats: PoolStats::default(),
-        };
+        let superblock = Superblock::empty(Txg(1), Sector(EXTENTS_OFFSET >> ashift));
         let write = |bytes: &[u8], offset| {
             device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
         };
@@ -185,15 +184,24 @@ impl Store {
     /// Whether the device holds nothing yet, or the remains of a creation that was cut short.
     pub fn is_unborn(device: &dyn Device) -> Result<bool> {
         let len = device.len().map_err(|error| Error::io("measure", error))?;
+        let mut front = vec![0; BLOCK_LEN];
+        let n = device.read_at(&mut front, 0).map_err(|error| Error::io("read", error))?;
+        Ok(Self::is_unborn_front(len, &front[..n]))
+    }
+
+    /// The same, of a device this long that begins with `front`: nothing behind the ring, and no
+    /// header, or one that was torn when it was written over zeros.
+    pub fn is_unborn_front(len: u64, front: &[u8]) -> bool {
         if len == 0 {
-            return Ok(true);
+            return true;
         }
-        if len > EXTENTS_OFFSET {
-            return Ok(false);
-        }
-        let mut header = vec![0; BLOCK_LEN];
-        let n = device.read_at(&mut header, 0).map_err(|error| Error::io("read", error))?;
-        Ok(len >= BLOCK_LEN as u64 && header[..n].iter().all(|byte| *byte == 0))
+        let Some(block) = front.get(..BLOCK_LEN).filter(|_| len <= EXTENTS_OFFSET) else {
+            return false;
+        };
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let (start, rest) = block.split_at(SECTOR_LEN_MIN);
+        is_zero(start) && is_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
+            || is_zero(rest) && start.starts_with(superblock::MAGIC)
     }
 
     /// Opens the newest state that verifies.
@@ -361,22 +369,7 @@ fn adopted_state(ring: &[(u64, Superblock)], slot: u64, superblock: Superblock) 
 }
 
 fn empty_state() -> State {
-    let superblock = Superblock {
-        compat: 0,
-        read_only_compat: 0,
-        incompat: 0,
-        txg: Txg(0),
-        durable_txg: Txg(0),
-        data_synced: true,
-        end: Sector(0),
-        freed_count: 0,
-        freed_sectors: 0,
-        space_sectors: 0,
-        next_file_id: 1,
-        windows: Vec::new(),
-        roots: [const { None }; TREE_COUNT],
-        stats: PoolStats::default(),
-    };
+    let superblock = Superblock::empty(Txg(0), Sector(0));
     State::new(superblock, 0, Txg(0), 0)
 }
 
@@ -388,17 +381,13 @@ struct WriterGate {
 }
 
 impl WriterGate {
-    fn enter(&self) {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        while *busy {
-            busy = self.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
-        }
-        *busy = true;
-    }
-
-    /// The same, but gives up after a while.
-    fn enter_within(&self, wait: Duration) -> Result<()> {
+    fn enter(&self, patience: Patience) -> Result<()> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = match patience {
+            Patience::Endless => Duration::MAX,
+            Patience::Within(wait) => wait,
+            Patience::None => Duration::ZERO,
+        };
         let (mut busy, _) = self
             .free
             .wait_timeout_while(busy, wait, |busy| *busy)

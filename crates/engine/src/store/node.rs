@@ -11,7 +11,7 @@
 //!
 //! The clear front lets a scan of a pool without superblocks find its nodes. In a leaf a value is
 //! whatever the tree holds; in an interior node it is a pointer to a child, and its key is a lower
-//! bound of the child's keys (the first child takes whatever is lower still).
+//! bound of the child's keys, above all keys of the child before.
 
 use super::fields::{FieldReader, FieldWriter};
 use super::pointer::Pointer;
@@ -155,6 +155,13 @@ impl Node {
         }
     }
 
+    /// Gives the entry at `index` another key, which must sort there.
+    pub fn set_key(&mut self, index: usize, key: &[u8]) {
+        let value = self.value(index).to_vec();
+        self.remove(index);
+        self.insert(index, key, &value);
+    }
+
     /// Moves the upper part of an overfull node into a new one. Where entries were appended in
     /// order the lower part stays nearly full, otherwise both get half.
     pub fn split(&mut self, appended: bool) -> Node {
@@ -235,7 +242,8 @@ impl Node {
         let mut payload = vec![0; payload_len];
         codec::with_codec(|c| c.decompress(codec, body, &mut payload))
             .map_err(|error| Error::codec("tree node", offset, error))?;
-        Self::parse(level, &payload).ok_or_else(|| bad("its entries are not sorted or overrun it"))
+        Self::parse(level, &payload)
+            .ok_or_else(|| bad("its entries are not sorted, overrun it or are none"))
     }
 
     fn parse(level: u8, payload: &[u8]) -> Option<Node> {
@@ -249,11 +257,13 @@ impl Node {
             let key_len = usize::from(f.u16()?);
             let value_len = usize::from(f.u16()?);
             let key = f.bytes(key_len)?;
-            f.bytes(value_len)?;
-            (key_len <= KEY_LEN_MAX && previous.is_none_or(|before| before < key)).then_some(())?;
+            let value = f.bytes(value_len)?;
+            (key_len <= KEY_LEN_MAX && value_len <= VALUE_LEN_MAX).then_some(())?;
+            previous.is_none_or(|before| before < key).then_some(())?;
+            (level == 0 || Pointer::decode(value).is_some()).then_some(())?;
             previous = Some(key);
         }
-        f.0.is_empty().then(|| Node { level, offsets, data: data.to_vec() })
+        (count > 0 && f.0.is_empty()).then(|| Node { level, offsets, data: data.to_vec() })
     }
 
     /// The pointer to a child.

@@ -18,6 +18,8 @@ pub const EMBEDDED_LEN_MAX: usize = 112;
 pub const POINTER_LEN_MAX: usize = POINTER_HEADER_LEN + EMBEDDED_LEN_MAX;
 /// The largest extent, decompressed.
 pub const EXTENT_LEN_MAX: u32 = 16 << 20;
+/// No extent begins, and no pool ends, behind this sector: sums of positions never overflow.
+pub const SECTOR_MAX: Sector = Sector(1 << 50);
 
 /// Where the bytes behind a pointer are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -173,6 +175,7 @@ impl Pointer {
         let sound = f.0.is_empty()
             && flags & !FLAG_SHARED == 0
             && (kind == 1 || sector.0 == 0)
+            && sector <= SECTOR_MAX
             && extent_len <= EXTENT_LEN_MAX
             && stored_len <= EXTENT_LEN_MAX
             && part_offset.checked_add(len)? <= extent_len

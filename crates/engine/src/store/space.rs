@@ -30,8 +30,11 @@ const SEARCH_COUNT_MAX: usize = 512;
 /// Windows kept from one commit to the next; room is left in the superblock for what the end of a
 /// commit adds.
 const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
-/// Free runs at least this long are given back to the file system.
-const PUNCH_LEN_MIN: u64 = 256 * 1024;
+/// Free runs at least this long are given back to the file system, where more than one part in
+/// [`PUNCH_FREE_PART`] of the pool is free: writing into a hole costs the file system an allocation,
+/// and every sync after it a commit of its own, so a little space is better kept.
+const PUNCH_LEN_MIN: u64 = 1 << 20;
+const PUNCH_FREE_PART: u64 = 8;
 
 /// The allocator's part of a transaction.
 #[derive(Clone, Debug)]
@@ -62,12 +65,13 @@ impl Space {
         }
     }
 
-    /// Takes a run of `sectors`, from the tightest window that holds it or behind the end.
+    /// Takes a run of `sectors`, from the longest window if it holds it or behind the end.
     pub fn allocate(&mut self, sectors: u64) -> Sector {
-        let tightest = (0..self.windows.len())
-            .filter(|index| self.windows[*index].sectors >= sectors)
-            .min_by_key(|index| self.windows[*index].sectors);
-        if let Some(index) = tightest {
+        // The longest keeps what one commit writes together, in as few writes as can be.
+        let longest = (0..self.windows.len())
+            .max_by_key(|index| self.windows[*index].sectors)
+            .filter(|index| self.windows[*index].sectors >= sectors);
+        if let Some(index) = longest {
             let window = &mut self.windows[index];
             let start = window.start;
             window.start.0 += sectors;
@@ -273,7 +277,8 @@ fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
         space.remove(core, &after)?;
     }
     space.insert(core, &space_key(whole.start), &whole.sectors.to_le_bytes())?;
-    if whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
+    let much_is_free = core.space.space_sectors > core.space.end.0 / PUNCH_FREE_PART;
+    if much_is_free && whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
         core.space.punch.push(whole);
     }
     Ok(())

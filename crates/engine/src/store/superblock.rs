@@ -14,7 +14,7 @@
 
 use super::checksum::ChecksumKind;
 use super::fields::{FieldReader, FieldWriter};
-use super::pointer::{POINTER_LEN_MAX, Pointer};
+use super::pointer::{POINTER_LEN_MAX, Pointer, SECTOR_MAX};
 use super::stats::PoolStats;
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
@@ -42,6 +42,9 @@ pub const RESERVED_LEN: u64 = 64 * 1024;
 pub const TREE_COUNT: usize = 8;
 /// The most allocation windows a superblock holds.
 pub const WINDOW_COUNT_MAX: usize = 24;
+
+/// Txgs and file identities stay below this: no pool lives to see it.
+pub const NUMBER_MAX: u64 = 1 << 62;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
 const FLAG_DATA_SYNCED: u32 = 1;
@@ -176,7 +179,29 @@ impl Superblock {
         out
     }
 
-    /// Reads a slot; `None` where it holds no valid superblock of this pool.
+    /// The state of a pool that holds nothing.
+    pub fn empty(txg: Txg, end: Sector) -> Superblock {
+        Superblock {
+            compat: 0,
+            read_only_compat: 0,
+            incompat: 0,
+            txg,
+            durable_txg: txg,
+            data_synced: true,
+            end,
+            freed_count: 0,
+            freed_sectors: 0,
+            space_sectors: 0,
+            next_file_id: 1,
+            windows: Vec::new(),
+            roots: [const { None }; TREE_COUNT],
+            stats: PoolStats::default(),
+        }
+    }
+
+    /// Reads a slot; `None` where it holds no valid superblock of this pool. Of one with unknown
+    /// incompatible features only the features and the txg are read: they are what
+    /// [`Superblock::check_readable`] needs to refuse it by name.
     pub fn decode(block: &[u8], guid: &[u8; 16]) -> Option<Superblock> {
         check_seal(block)?;
         let mut f = FieldReader(block);
@@ -185,6 +210,10 @@ impl Superblock {
         let read_only_compat = f.u64()?;
         let incompat = f.u64()?;
         let txg = Txg(f.u64()?);
+        if incompat & !KNOWN_INCOMPAT != 0 {
+            let unreadable = Superblock::empty(txg, Sector(0));
+            return Some(Superblock { compat, read_only_compat, incompat, ..unreadable });
+        }
         let durable_txg = Txg(f.u64()?);
         let flags = f.u32()?;
         f.zeros(4)?;
@@ -210,7 +239,18 @@ impl Superblock {
             }
         }
         let stats = PoolStats::decode(&mut f)?;
-        (durable_txg <= txg).then_some(Superblock {
+        let is_inside =
+            |run: &Run| run.start.0.checked_add(run.sectors).is_some_and(|to| to <= end.0);
+        let sound = durable_txg <= txg
+            && txg.0 < NUMBER_MAX
+            && next_file_id < NUMBER_MAX
+            && flags & !FLAG_DATA_SYNCED == 0
+            && end <= SECTOR_MAX
+            && freed_sectors <= end.0
+            && freed_count <= freed_sectors
+            && space_sectors <= end.0
+            && windows.iter().all(is_inside);
+        sound.then_some(Superblock {
             compat,
             read_only_compat,
             incompat,

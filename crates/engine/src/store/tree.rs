@@ -120,12 +120,10 @@ impl TxnTree {
         match link {
             Link::Empty => Ok(None),
             Link::Clean(pointer) => source.load(self.tree, pointer).map(Some),
-            Link::Dirty(id) => self.dirty.get(id).cloned().map(Some).ok_or_else(|| self.lost(*id)),
+            Link::Dirty(id) => {
+                self.dirty.get(id).cloned().map(Some).ok_or_else(|| lost(self.tree, *id))
+            }
         }
-    }
-
-    fn lost(&self, id: u64) -> Error {
-        Error::corrupt("tree", 0, format!("changed node {id} of tree {} is missing", self.tree))
     }
 
     fn child(
@@ -135,7 +133,7 @@ impl TxnTree {
         index: usize,
     ) -> Result<Arc<Node>> {
         let link = Link::from_value(self.tree, parent.value(index))?;
-        let node = self.resolve(source, &link)?.ok_or_else(|| self.lost(0))?;
+        let node = self.resolve(source, &link)?.ok_or_else(|| lost(self.tree, 0))?;
         check_level(self.tree, parent.level, &node)?;
         Ok(node)
     }
@@ -277,8 +275,8 @@ impl TxnTree {
     }
 
     fn node_mut(&mut self, id: u64) -> Result<&mut Node> {
-        let lost = self.lost(id);
-        self.dirty.get_mut(&id).map(Arc::make_mut).ok_or(lost)
+        let tree = self.tree;
+        self.dirty.get_mut(&id).map(Arc::make_mut).ok_or_else(|| lost(tree, id))
     }
 
     fn root_mut(&mut self, sink: &mut impl NodeSink) -> Result<u64> {
@@ -349,6 +347,11 @@ impl TxnTree {
             });
         }
         let index = node.child_for(key);
+        if node.key(index) > key {
+            // Below all that is there: the bound of the first child moves with it, so that the keys
+            // of a node stay sorted when the child is split, and stay bounds when nodes are joined.
+            node.set_key(index, key);
+        }
         let child = self.child_mut(sink, id, index)?;
         let old = self.insert_in(sink, child, key, value)?;
         if self.node_mut(child)?.is_overfull() {
@@ -422,7 +425,7 @@ impl TxnTree {
         }
         let keep = self.child_mut(sink, parent, left)?;
         let gone = self.child_mut(sink, parent, left + 1)?;
-        let gone = self.dirty.remove(&gone).ok_or_else(|| self.lost(gone))?;
+        let gone = self.dirty.remove(&gone).ok_or_else(|| lost(self.tree, gone))?;
         self.node_mut(keep)?.append(&gone);
         self.node_mut(parent)?.remove(left + 1);
         Ok(())
@@ -438,7 +441,7 @@ impl TxnTree {
             } else if node.level > 0 && node.len() == 1 {
                 let link = Link::from_value(tree, node.value(0))?;
                 let level = node.level;
-                let child = self.resolve(sink, &link)?.ok_or_else(|| self.lost(id))?;
+                let child = self.resolve(sink, &link)?.ok_or_else(|| lost(self.tree, id))?;
                 check_level(tree, level, &child)?;
                 self.root = link;
             } else {
@@ -462,7 +465,7 @@ impl TxnTree {
     }
 
     fn flush_node(&mut self, sink: &mut impl NodeSink, id: u64) -> Result<Pointer> {
-        let mut node = self.dirty.remove(&id).ok_or_else(|| self.lost(id))?;
+        let mut node = self.dirty.remove(&id).ok_or_else(|| lost(self.tree, id))?;
         if node.level > 0 {
             for index in 0..node.len() {
                 if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
@@ -473,6 +476,11 @@ impl TxnTree {
         }
         sink.place(self.tree, &node)
     }
+}
+
+/// A changed node is not where it was put: only a defect of this module can cause it.
+fn lost(tree: u8, id: u64) -> Error {
+    Error::corrupt("tree", 0, format!("changed node {id} of tree {tree} is missing"))
 }
 
 fn entry_of(node: &Node, index: usize) -> Entry {

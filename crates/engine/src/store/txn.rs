@@ -8,7 +8,7 @@
 //!           3 record what this transaction freed
 //!           4 flush the trees of free space, whose own new nodes no longer change them
 //!           5 large commits: sync what is written so far
-//!           6 write the superblock to a slot that is not the newest durable one, then the hint
+//!           6 write the hint, then the superblock to a slot that is not the newest durable one
 //!           7 publish the state to this process
 //!           8 if asked to: sync, after which the txg is durable
 //! ```
@@ -22,13 +22,13 @@ use std::sync::atomic::Ordering;
 use super::checksum::ChecksumKind;
 use super::extent::Encoding;
 use super::node::Node;
-use super::pointer::{ExtentKey, Place, Pointer, sectors_for};
+use super::pointer::{Place, Pointer, sectors_for};
 use super::space::{self, OWN_TREES, Space};
 use super::stats::PoolStats;
 use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{ALL, FREED, REFS, SPACE};
-use super::{Durability, State, Store, WriterGate};
+use super::{Durability, Patience, State, Store};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
@@ -58,7 +58,11 @@ impl Store {
         if !worth_it || self.fail_stop.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut txn = self.begin(ChecksumKind::default())?;
+        let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
+            // Whoever is writing will say so in its own superblock.
+            Err(Error::Busy) => return Ok(()),
+            begun => begun?,
+        };
         if txn.core.base.txg() == state.txg() {
             txn.core.changed = true;
             txn.commit(Durability::Visible)?;
@@ -89,32 +93,22 @@ pub(super) struct TxnCore {
     checksum: ChecksumKind,
     next_file_id: u64,
     changed: bool,
+    /// The superblock was written, or may have been.
+    published: bool,
 }
 
 impl Store {
     /// Waits for the writers before, takes over the newest state and begins to change it.
     /// `checksum` guards the tree nodes that will be written.
     pub fn begin(self: &Arc<Store>, checksum: ChecksumKind) -> Result<Txn> {
-        self.begin_after(checksum, |gate| {
-            gate.enter();
-            Ok(())
-        })
+        self.begin_with(checksum, Patience::Endless)
     }
 
-    /// The same, but an open transaction of this process is waited for only so long: it may be the
-    /// caller's own.
-    pub fn begin_within(
+    /// The same with less patience.
+    pub fn begin_with(
         self: &Arc<Store>,
         checksum: ChecksumKind,
-        wait: std::time::Duration,
-    ) -> Result<Txn> {
-        self.begin_after(checksum, |gate| gate.enter_within(wait))
-    }
-
-    fn begin_after(
-        self: &Arc<Store>,
-        checksum: ChecksumKind,
-        enter: impl FnOnce(&WriterGate) -> Result<()>,
+        patience: Patience,
     ) -> Result<Txn> {
         if self.read_only {
             return Err(Error::ReadOnly("its file cannot be written"));
@@ -122,10 +116,14 @@ impl Store {
         if self.fail_stop.load(Ordering::Acquire) {
             return Err(Error::FailStop);
         }
-        enter(&self.writer)?;
-        if let Err(error) = self.device.lock_writer() {
+        self.writer.enter(patience)?;
+        let locked = match patience {
+            Patience::None => self.device.try_lock_writer(),
+            Patience::Endless | Patience::Within(_) => self.device.lock_writer().map(|()| true),
+        };
+        if !matches!(locked, Ok(true)) {
             self.writer.leave();
-            return Err(Error::io("lock", error));
+            return Err(locked.map_or_else(|error| Error::io("lock", error), |_| Error::Busy));
         }
         // From here on dropping the transaction gives both back.
         let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
@@ -150,6 +148,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            published: false,
             base: Arc::clone(&base),
             store,
         };
@@ -278,11 +277,6 @@ impl Txn {
         }
     }
 
-    /// Whether the bytes of an extent are in the cache.
-    pub fn is_cached(&self, pointer: &Pointer) -> bool {
-        pointer.extent_key().is_some_and(|key: ExtentKey| self.core.store.is_cached(key))
-    }
-
     /// Counts `references` to an extent that several pointers share; each of them must have
     /// [`Pointer::shared`] set.
     pub fn share(&mut self, pointer: &Pointer, references: u32) -> Result<()> {
@@ -319,7 +313,7 @@ impl Txn {
 
     /// The bytes of an extent; those of this transaction may still be buffered.
     pub fn read(&mut self, pointer: &Pointer) -> Result<super::ExtentBytes> {
-        if pointer.birth == self.core.txg && !self.is_cached(pointer) {
+        if pointer.birth == self.core.txg && !self.core.store.is_cached(pointer) {
             self.core.out.flush(&self.core.store)?;
         }
         self.core.store.read(pointer)
@@ -400,10 +394,17 @@ impl Txn {
             ..base.superblock
         };
         let block = superblock.encode(&store.guid());
-        write(&store, &block, slot_offset(slot))?;
-        if let Err(error) = write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET) {
-            // The state may be visible to others already, so it can be neither kept nor undone.
-            store.fail_stop.store(true, Ordering::Release);
+        // The hint first: were a process to die between the two, others would never look for a state
+        // that is there. A hint ahead of the ring only makes them look in vain.
+        write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
+        core.published = true;
+        if let Err(error) = write(&store, &block, slot_offset(slot)) {
+            let mut found = vec![0; BLOCK_LEN];
+            let read = store.device.read_at(&mut found, slot_offset(slot));
+            if read.is_err() || found == block {
+                // The state may be visible to others, so it can be neither kept nor undone.
+                store.fail_stop.store(true, Ordering::Release);
+            }
             return Err(error);
         }
         let mut state = State::new(superblock, slot, durable, durable_slot);
@@ -436,6 +437,9 @@ type Roots = [Option<Pointer>; super::TREE_COUNT];
 
 impl Drop for Txn {
     fn drop(&mut self) {
+        if !self.core.published && self.core.out.written > 0 {
+            self.core.cut_leftovers();
+        }
         self.core.store.device.unlock_writer();
         self.core.store.writer.leave();
     }
@@ -444,6 +448,15 @@ impl Drop for Txn {
 impl TxnCore {
     pub(super) fn ashift(&self) -> u8 {
         self.store.ashift()
+    }
+
+    /// Cuts off what a transaction that is given up wrote behind the end of the pool. The durable
+    /// state does not reach there (see [`Txn::give_back`]); failing to do it costs space only.
+    fn cut_leftovers(&self) {
+        let end = self.base.superblock.end.0 << self.ashift();
+        if self.store.device.len().is_ok_and(|len| len > end) {
+            let _ = self.store.device.set_len(end);
+        }
     }
 
     fn describe(&self, encoding: Encoding, len: u32) -> Pointer {

@@ -1,0 +1,315 @@
+//! Every flag of the command line, once.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args as ClapArgs, CommandFactory, Parser, Subcommand};
+use hardpack_engine::pool::{Property, Settings};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  done
+    1  something is wrong with the data ('check' found problems, a checksum does not match)
+    2  wrong usage
+    3  cannot: an I/O error, not found, exists already
+    4  not a pool, or one that needs a newer version
+    5  in use by another process
+  130  interrupted; nothing is left behind";
+
+const EXAMPLES: &str = "\
+Examples:
+  hardpack pack words.db                     make words.db.hpk of a database, even one in use
+  hardpack pack words.db --in-place          replace the database by its pool
+  hardpack sql words.db.hpk                  a shell on it
+  hardpack info words.db.hpk                 what it holds and how well it compresses
+  hardpack unpack words.db.hpk words2.db     give the database back";
+
+const PACK_HELP: &str = "\
+Any file is kept byte for byte. A SQLite database is packed as of one moment, with what is still in
+its write-ahead log or hot journal; it may be in use meanwhile (in a rollback journal mode, others
+can read it but wait with writing). The pool is written beside OUT, read back, compared, and only
+then given its name.
+
+Examples:
+  hardpack pack words.db
+  hardpack pack words.db small.hpk --compression zstd-19 --recordsize 1M
+  hardpack pack words.db --in-place";
+
+const SQL_HELP: &str = "\
+Without SQL, and on a terminal, this starts the stock sqlite3 shell with Hardpack loaded, where both
+are found (libhardpack.so beside this program, in ../lib, or named by HARDPACK_LIBRARY); otherwise
+statements are read from standard input.
+
+Examples:
+  hardpack sql words.db.hpk 'SELECT count(*) FROM words'
+  hardpack sql --table words.db.hpk 'SELECT * FROM words LIMIT 3'
+  hardpack sql words.db.hpk < changes.sql";
+
+/// Keeps SQLite databases, and any other files, compressed and checksummed inside one file, a pool,
+/// and gives them back live.
+#[derive(Debug, Parser)]
+#[command(name = "hardpack", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a pool of a file or a database
+    Pack(PackArgs),
+    /// Give back the file that a pool holds
+    Unpack(UnpackArgs),
+    /// Show what a pool holds, how well it compresses, and its settings
+    Info(InfoArgs),
+    /// Verify everything in a pool, and the database in it
+    Check(CheckArgs),
+    /// Show properties
+    Get(GetArgs),
+    /// Set properties, for what is written from now on
+    Set(SetArgs),
+    /// Give a property up, so that it is inherited or the default again
+    Inherit(InheritArgs),
+    /// Run SQL on the database in a pool
+    Sql(SqlArgs),
+    /// List the compression algorithms and their levels
+    Codecs(CodecsArgs),
+}
+
+/// Sets a property at creation: the name of the flag is that of the property.
+fn value_of(property: Property) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync {
+    move |text| {
+        let mut settings = Settings::default();
+        settings.set(property, text).map_err(|error| error.to_string())?;
+        Ok(settings.get(property))
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = PACK_HELP)]
+pub struct PackArgs {
+    /// The file or database to pack
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// The pool to create [default: IN.hpk]
+    #[arg(value_name = "OUT", conflicts_with = "in_place")]
+    pub output: Option<PathBuf>,
+    /// The algorithm and level; 'hardpack codecs' lists them [default: zstd-3]
+    #[arg(long, value_name = "NAME", value_parser = value_of(Property::Compression))]
+    pub compression: Option<String>,
+    /// The longest run of bytes compressed as one, 4K to 16M [default: 128K]
+    #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
+    pub recordsize: Option<String>,
+    /// xxh3, blake3 or sha256 [default: xxh3]
+    #[arg(long, value_name = "NAME", value_parser = value_of(Property::Checksum))]
+    pub checksum: Option<String>,
+    /// The share compression must save, or a record is stored as it is [default: 12.5%]
+    #[arg(long, value_name = "PERCENT", value_parser = value_of(Property::MinSavings))]
+    pub min_savings: Option<String>,
+    /// Replace IN by the pool, atomically and only after reading all of it back
+    #[arg(long)]
+    pub in_place: bool,
+    /// Replace OUT if it exists; pack what is a pool already
+    #[arg(long, short)]
+    pub force: bool,
+    #[command(flatten)]
+    pub work: WorkArgs,
+}
+
+impl PackArgs {
+    /// The properties to set.
+    pub fn properties(&self) -> Vec<(Property, String)> {
+        let given = [
+            (Property::Compression, &self.compression),
+            (Property::RecordSize, &self.recordsize),
+            (Property::Checksum, &self.checksum),
+            (Property::MinSavings, &self.min_savings),
+        ];
+        given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
+    }
+}
+
+/// What all long work has in common.
+#[derive(Debug, ClapArgs)]
+pub struct WorkArgs {
+    /// How many threads compress and verify [default: one for each processor]
+    #[arg(long, short = 'j', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// No progress, no summary
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct UnpackArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// The file to create [default: the name it was packed under, beside POOL]
+    #[arg(value_name = "OUT")]
+    pub output: Option<PathBuf>,
+    /// Replace OUT if it exists
+    #[arg(long, short)]
+    pub force: bool,
+    #[command(flatten)]
+    pub work: WorkArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct InfoArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Exact numbers of bytes
+    #[arg(short = 'p', long = "parsable")]
+    pub exact: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct CheckArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Leave SQLite's integrity_check out
+    #[arg(long)]
+    pub no_integrity_check: bool,
+    #[command(flatten)]
+    pub work: WorkArgs,
+}
+
+/// What `get` is asked for.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    All,
+    Property(Property),
+    Statistic(&'static str),
+}
+
+/// What `get` also shows, though it cannot be set.
+pub const STATISTICS: [&str; 4] = ["compressratio", "used", "logicalused", "guid"];
+
+/// Names separated by commas.
+#[derive(Clone, Debug)]
+pub struct WantedList(pub Vec<Wanted>);
+
+fn parse_wanted_list(text: &str) -> Result<WantedList, String> {
+    text.split(',').map(parse_wanted).collect::<Result<_, _>>().map(WantedList)
+}
+
+fn parse_wanted(text: &str) -> Result<Wanted, String> {
+    if text == "all" {
+        return Ok(Wanted::All);
+    }
+    if let Some(name) = STATISTICS.into_iter().find(|name| *name == text) {
+        return Ok(Wanted::Statistic(name));
+    }
+    text.parse().map(Wanted::Property).map_err(|error: hardpack_engine::Error| error.to_string())
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct GetArgs {
+    /// Properties, separated by commas, or 'all'
+    #[arg(value_name = "PROPERTY|all", value_parser = parse_wanted_list)]
+    pub wanted: WantedList,
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// For scripts: no header, tabs between the columns
+    #[arg(short = 'H')]
+    pub scripted: bool,
+    /// Exact numbers
+    #[arg(short = 'p', long = "parsable")]
+    pub exact: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Of this file, not of the pool as a whole
+    #[arg(long, value_name = "NAME")]
+    pub file: Option<String>,
+}
+
+fn parse_assignment(text: &str) -> Result<(Property, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected PROPERTY=VALUE")?;
+    let property: Property =
+        name.parse().map_err(|error: hardpack_engine::Error| error.to_string())?;
+    Ok((property, value_of(property)(value)?))
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(override_usage = "hardpack set [OPTIONS] <PROPERTY=VALUE>... <POOL>")]
+#[command(after_help = "Example: hardpack set compression=zstd-9 recordsize=1M words.db.hpk")]
+pub struct SetArgs {
+    /// What to set, such as compression=zstd-9, and last the pool
+    // One list, so that flags may stand anywhere between.
+    #[arg(value_name = "PROPERTY=VALUE", required = true)]
+    operands: Vec<OsString>,
+    /// On this file, not on the pool as a whole
+    #[arg(long, value_name = "NAME")]
+    pub file: Option<String>,
+}
+
+impl SetArgs {
+    /// What to set, and the pool. Ends the process where it is wrong, as the parser does.
+    pub fn parse(&self) -> (Vec<(Property, String)>, PathBuf) {
+        let exit =
+            |text: String| -> ! { Args::command().error(ErrorKind::ValueValidation, text).exit() };
+        let Some((pool, settings @ [_, ..])) = self.operands.split_last() else {
+            exit("expected PROPERTY=VALUE and the pool".into())
+        };
+        let parsed = settings.iter().map(|text| {
+            parse_assignment(&text.to_string_lossy())
+                .map_err(|error| format!("invalid value '{}': {error}", text.display()))
+        });
+        (parsed.collect::<Result<_, _>>().unwrap_or_else(|error| exit(error)), pool.into())
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct InheritArgs {
+    /// The property
+    #[arg(value_name = "PROPERTY")]
+    pub property: Property,
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Of this file, not of the pool as a whole
+    #[arg(long, value_name = "NAME")]
+    pub file: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = SQL_HELP)]
+pub struct SqlArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Statements to run
+    #[arg(value_name = "SQL")]
+    pub sql: Vec<String>,
+    /// Rows as JSON
+    #[arg(long, conflicts_with = "table")]
+    pub json: bool,
+    /// Column names above the rows
+    #[arg(long)]
+    pub header: bool,
+    /// Rows as a table
+    #[arg(long)]
+    pub table: bool,
+    /// Allow no changes
+    #[arg(long)]
+    pub readonly: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct CodecsArgs {
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}

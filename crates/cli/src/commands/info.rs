@@ -1,0 +1,195 @@
+//! `hardpack info`: what a pool holds. All of it is kept as data flows: this reads no record.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use hardpack_engine::codec::CodecId;
+use hardpack_engine::pool::{Attributes, DirEntry, Pool};
+use hardpack_engine::store::stats::{CodecStats, PoolStats};
+use serde_json::{Value, json};
+
+use super::properties::guid;
+use crate::args::InfoArgs;
+use crate::failure::{Cannot, Failure, Reason};
+use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
+use crate::{pool_file, sqlite};
+
+pub fn run(args: &InfoArgs) -> Result<ExitCode, Failure> {
+    show(args).cannot("show", args.pool.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(args: &InfoArgs) -> Result<(), Reason> {
+    let pool = pool_file::open_read_only(&args.pool, None)?;
+    let info = Info::gather(&pool, &args.pool)?;
+    if args.json {
+        output::print_json(&info.json()?)
+    } else {
+        output::print(info.text(args.exact)?)
+    }
+}
+
+struct Info<'p> {
+    pool: &'p Pool,
+    path: &'p Path,
+    file: DirEntry,
+    attributes: Attributes,
+    stats: PoolStats,
+    txg: u64,
+    durable_txg: u64,
+    pool_bytes: u64,
+    free_bytes: u64,
+    wal_bytes: u64,
+}
+
+impl<'p> Info<'p> {
+    fn gather(pool: &'p Pool, path: &'p Path) -> Result<Info<'p>, Reason> {
+        let file = pool.only_file()?;
+        let attributes = pool.attributes(file.file)?;
+        let state = pool.state();
+        let wal = std::fs::metadata(sqlite::beside(path, "-wal"));
+        Ok(Info {
+            pool,
+            path,
+            file,
+            attributes,
+            stats: *state.stats(),
+            txg: state.txg().0,
+            durable_txg: state.durable_txg().0,
+            pool_bytes: std::fs::metadata(path)?.len(),
+            free_bytes: state.free_bytes(pool.store().ashift()),
+            wal_bytes: wal.map_or(0, |metadata| metadata.len()),
+        })
+    }
+
+    fn ratio(&self) -> f64 {
+        quotient(self.stats.file_bytes, self.pool_bytes)
+    }
+
+    /// Bytes of the file that no record covers; patches lie over records.
+    fn hole_bytes(&self) -> u64 {
+        let records = self.stats.data().logical.saturating_sub(self.stats.patches.logical);
+        self.stats.file_bytes.saturating_sub(records)
+    }
+
+    /// What is neither data nor metadata nor free: header and superblocks.
+    fn fixed_bytes(&self) -> u64 {
+        let known = self.stats.data().allocated + self.stats.nodes.allocated + self.free_bytes;
+        self.pool_bytes.saturating_sub(known)
+    }
+
+    /// What each codec stores, and what is inside pointers.
+    fn codecs(&self) -> Vec<(String, CodecStats)> {
+        let name = |number: usize| {
+            let known = u8::try_from(number).ok().and_then(|n| CodecId::try_from(n).ok());
+            known.map_or_else(|| format!("codec {number}"), |id| id.to_string())
+        };
+        let codecs = self.stats.codecs.iter().enumerate();
+        codecs.filter(|(_, stats)| stats.records > 0).map(|(n, stats)| (name(n), *stats)).collect()
+    }
+
+    fn json(&self) -> Result<Value, Reason> {
+        let stats_json = |stats: &CodecStats| {
+            json!({
+                "records": stats.records,
+                "logical_bytes": stats.logical,
+                "stored_bytes": stats.stored,
+                "allocated_bytes": stats.allocated,
+                "ratio": json_ratio(quotient(stats.logical, stats.allocated.max(stats.stored))),
+            })
+        };
+        let codecs: serde_json::Map<String, Value> =
+            self.codecs().iter().map(|(name, stats)| (name.clone(), stats_json(stats))).collect();
+        let properties = self.pool.properties(self.file.file)?.into_iter().map(|known| {
+            json!({
+                "property": known.property.name(),
+                "value": known.value,
+                "source": known.source.to_string(),
+            })
+        });
+        Ok(json!({
+            "pool": self.path.to_string_lossy(),
+            "file": self.file.name,
+            "logical_bytes": self.stats.file_bytes,
+            "pool_bytes": self.pool_bytes,
+            "ratio": json_ratio(self.ratio()),
+            "compressratio": json_ratio(self.stats.compress_ratio()),
+            "stored_bytes": self.stats.data().stored,
+            "data_bytes": self.stats.data().allocated,
+            "metadata_bytes": self.stats.nodes.allocated,
+            "free_bytes": self.free_bytes,
+            "fixed_bytes": self.fixed_bytes(),
+            "hole_bytes": self.hole_bytes(),
+            "wal_bytes": self.wal_bytes,
+            "embedded": stats_json(&self.stats.embedded),
+            "patches": stats_json(&self.stats.patches),
+            "codecs": codecs,
+            "mode": format!("{:o}", self.attributes.mode),
+            "modified_ns": self.attributes.modified_ns,
+            "properties": properties.collect::<Value>(),
+            "txg": self.txg,
+            "durable_txg": self.durable_txg,
+            "sector_bytes": 1_u64 << self.pool.store().ashift(),
+            "guid": guid(self.pool),
+        }))
+    }
+
+    fn text(&self, exact: bool) -> Result<String, Reason> {
+        let size = |n| bytes(n, exact);
+        let stats = &self.stats;
+        let records = |stats: &CodecStats| {
+            format!("{} records, {}", count(stats.records, exact), size(stats.stored))
+        };
+        let mut rows = vec![
+            ("file", self.file.name.clone()),
+            ("logical size", size(stats.file_bytes)),
+            ("pool size", size(self.pool_bytes)),
+            ("ratio", ratio(self.ratio())),
+            ("compressratio", ratio(stats.compress_ratio())),
+            (
+                "data",
+                format!(
+                    "{} ({} compressed)",
+                    size(stats.data().allocated),
+                    size(stats.data().stored)
+                ),
+            ),
+            ("metadata", size(stats.nodes.allocated)),
+            ("free", size(self.free_bytes)),
+            ("header", size(self.fixed_bytes())),
+            ("holes", size(self.hole_bytes())),
+            ("embedded", records(&stats.embedded)),
+            ("patches", records(&stats.patches)),
+        ];
+        if self.wal_bytes > 0 {
+            rows.push(("write-ahead log", format!("{} beside the pool", size(self.wal_bytes))));
+        }
+        rows.extend([
+            ("txg", self.txg.to_string()),
+            ("sector size", size(1 << self.pool.store().ashift())),
+            ("guid", guid(self.pool)),
+        ]);
+        let mut text = output::pairs(rows);
+
+        text.push('\n');
+        let codecs = self.codecs().into_iter().map(|(name, stats)| {
+            [
+                name,
+                count(stats.records, exact),
+                size(stats.logical),
+                size(stats.stored),
+                size(stats.allocated),
+                ratio(quotient(stats.logical, stats.allocated)),
+            ]
+        });
+        let header = ["CODEC", "RECORDS", "LOGICAL", "STORED", "ALLOCATED", "RATIO"];
+        text.push_str(&output::columns(header, codecs, 1));
+
+        text.push('\n');
+        let properties = self.pool.properties(self.file.file)?.into_iter();
+        let properties = properties
+            .map(|known| [known.property.to_string(), known.value, known.source.to_string()]);
+        text.push_str(&output::columns(["PROPERTY", "VALUE", "SOURCE"], properties, 3));
+        Ok(text)
+    }
+}

@@ -1,0 +1,9 @@
+//! The commands, one file each.
+
+pub mod check;
+pub mod codecs;
+pub mod info;
+pub mod pack;
+pub mod properties;
+pub mod sql;
+pub mod unpack;

@@ -1,0 +1,228 @@
+//! `hardpack pack`: read the input as of one moment, write a pool beside its place, read all of it
+//! back, and only then give it its name.
+
+use std::fs::Metadata;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hardpack_engine::codec::is_all_zero;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{CreateOptions, Pool, Settings};
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::MAGIC;
+
+use crate::args::PackArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, bytes, json_ratio, quotient, ratio};
+use crate::pool_file::{self, Digest, read_all};
+use crate::progress::Progress;
+use crate::publish::{self, Unfinished};
+use crate::signals;
+use crate::snapshot::{Snapshot, read_full};
+use crate::sqlite::beside;
+
+/// Sectors of 512 bytes.
+const ASHIFT: u8 = 9;
+/// The least that is read at a time.
+const CHUNK_LEN_MIN: usize = 1 << 20;
+
+pub fn run(args: &PackArgs) -> Result<ExitCode, Failure> {
+    signals::catch();
+    let began = Instant::now();
+    let cannot = |reason: Reason| reason.cannot("pack", args.input.display());
+    let input = args.input.canonicalize().map_err(|error| cannot(error.into()))?;
+    refuse_pool(args, &input).map_err(cannot)?;
+    let output = if args.in_place {
+        input.clone()
+    } else {
+        let output = args.output.clone().unwrap_or_else(|| beside(&args.input, ".hpk"));
+        refuse_output(args, &input, &output).cannot("create", output.display())?;
+        output
+    };
+    let packed = pack(args, &input, &output).map_err(cannot)?;
+    let shown = if args.in_place { &args.input } else { &output };
+    packed.report(args, shown, began).cannot("report on", shown.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What came out.
+struct Packed {
+    logical_bytes: u64,
+    pool_bytes: u64,
+    compress_ratio: f64,
+}
+
+fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> {
+    if args.in_place {
+        refuse_in_place(input)?;
+    }
+    let snapshot = Snapshot::open(input, args.in_place)?;
+    let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
+    let digest = write(args, input, &snapshot, unfinished.path())?;
+    let packed = verify(args, unfinished.path(), &digest)?;
+    let metadata = snapshot.metadata().clone();
+    if args.in_place {
+        keep_owner(unfinished.path(), &metadata);
+    }
+    unfinished.complete(metadata.mode(), None)?;
+    let is_database = snapshot.page_len().is_some();
+    let file = snapshot.into_file()?;
+    if args.in_place {
+        unfinished.replace(input, &file, &digest, is_database)?;
+    } else {
+        unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
+    }
+    Ok(packed)
+}
+
+/// Writes the pool. Everything becomes visible and durable with one commit at the end.
+fn write(
+    args: &PackArgs,
+    input: &Path,
+    snapshot: &Snapshot,
+    path: &Path,
+) -> Result<Digest, Reason> {
+    let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut guid = [0; 16];
+    getrandom::fill(&mut guid)
+        .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
+    let properties = args.properties();
+    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: name.clone() };
+    let device = Arc::new(FileDevice::open(path)?);
+    let pool =
+        Pool::create(Arc::clone(&device) as _, &create, pool_file::options(args.work.threads))?;
+    let id = pool.only_file()?.file;
+    let metadata = snapshot.metadata();
+    pool.set_attributes(id, metadata.mode() & 0o7777, modified_ns(metadata))?;
+    let file = pool.file(id)?;
+    if let Some(page_len) = snapshot.page_len() {
+        file.set_page_len_hint(page_len);
+    }
+
+    let mut digest = Digest::default();
+    let mut progress = Progress::new(format!("packing {name}"), snapshot.len()?, args.work.quiet);
+    snapshot.read(chunk_len(args)?, &mut |chunk| {
+        signals::check()?;
+        // What is not written is a hole.
+        if !is_all_zero(chunk) {
+            file.write_at(chunk, digest.len())?;
+        }
+        digest.update(chunk);
+        progress.set_ratio(quotient(digest.len(), device.file().metadata()?.len()));
+        progress.at(digest.len());
+        Ok(())
+    })?;
+    file.set_len(digest.len())?;
+    file.commit(Durability::Durable)?;
+    pool.close()?;
+    progress.finish();
+    Ok(digest)
+}
+
+/// Whole records are written where chunks are whole records.
+fn chunk_len(args: &PackArgs) -> Result<usize, Reason> {
+    let mut settings = Settings::default();
+    for (property, value) in args.properties() {
+        settings.set(property, &value)?;
+    }
+    Ok(CHUNK_LEN_MIN.max(settings.record_len as usize))
+}
+
+/// Opens the pool anew, checks all of it, and compares what it holds with what was read.
+fn verify(args: &PackArgs, path: &Path, digest: &Digest) -> Result<Packed, Reason> {
+    let pool = pool_file::open_read_only(path, args.work.threads)?;
+    let report = pool.check(&mut |_| {})?;
+    if let Some(problem) = report.problems.first() {
+        return Err(Reason::new(Code::Data, format!("the pool is not whole: {}", problem.detail)));
+    }
+    signals::check()?;
+    let file = pool.file(pool.only_file()?.file)?;
+    let mut found = Digest::default();
+    let mut progress = Progress::new("verifying".into(), digest.len(), args.work.quiet);
+    read_all(&file, file.len()?, pool.options().threads, &mut |bytes| {
+        found.update(bytes);
+        progress.at(found.len());
+        signals::check()
+    })?;
+    if found != *digest {
+        return Err(Reason::new(Code::Data, "the pool does not hold what was read"));
+    }
+    progress.finish();
+    Ok(Packed {
+        logical_bytes: digest.len(),
+        pool_bytes: std::fs::metadata(path)?.len(),
+        compress_ratio: pool.state().stats().compress_ratio(),
+    })
+}
+
+impl Packed {
+    fn report(&self, args: &PackArgs, output: &Path, began: Instant) -> Result<(), Reason> {
+        let seconds = began.elapsed().as_secs_f64();
+        if args.work.json {
+            return output::print_json(&serde_json::json!({
+                "input": args.input.to_string_lossy(),
+                "pool": output.to_string_lossy(),
+                "logical_bytes": self.logical_bytes,
+                "pool_bytes": self.pool_bytes,
+                "ratio": json_ratio(quotient(self.logical_bytes, self.pool_bytes)),
+                "compressratio": json_ratio(self.compress_ratio),
+                "seconds": (seconds * 1000.0).round() / 1000.0,
+            }));
+        }
+        if args.work.quiet {
+            return Ok(());
+        }
+        output::print_line(format_args!(
+            "{}: {} in {} ({}), packed and verified in {seconds:.1} s",
+            output.display(),
+            bytes(self.logical_bytes, false),
+            bytes(self.pool_bytes, false),
+            ratio(quotient(self.logical_bytes, self.pool_bytes)),
+        ))
+    }
+}
+
+fn modified_ns(metadata: &Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
+}
+
+/// A pool is hardly ever meant to be packed again.
+fn refuse_pool(args: &PackArgs, input: &Path) -> Result<(), Reason> {
+    let file = std::fs::File::open(input)?;
+    let mut head = [0; 16];
+    let is_file = file.metadata()?.is_file();
+    let n = if is_file { read_full(&file, &mut head, 0)? } else { 0 };
+    if head[..n].starts_with(MAGIC) && !args.force {
+        return Err(
+            Reason::new(Code::Cannot, "it is a pool already").hint("--force packs it all the same")
+        );
+    }
+    Ok(())
+}
+
+fn refuse_output(args: &PackArgs, input: &Path, output: &Path) -> Result<(), Reason> {
+    if !args.force {
+        publish::refuse_existing(output)?;
+    } else if output.canonicalize().is_ok_and(|output| output == input) {
+        return Err(Reason::new(Code::Cannot, "it is the file to be packed")
+            .hint("--in-place replaces it by its pool"));
+    }
+    publish::refuse_sidecars(output)
+}
+
+fn refuse_in_place(input: &Path) -> Result<(), Reason> {
+    let file = std::fs::File::open(input)?;
+    if file.metadata()?.nlink() > 1 {
+        return Err(Reason::new(Code::Cannot, "it has other names (hard links)")
+            .hint("they would keep the unpacked file; remove them, or pack without --in-place"));
+    }
+    publish::refuse_leased_elsewhere(&file)
+}
+
+/// Best effort: only root may give files away.
+fn keep_owner(path: &Path, metadata: &Metadata) {
+    let _ = chown(path, Some(metadata.uid()), Some(metadata.gid()));
+}

@@ -1,0 +1,82 @@
+//! What goes to stdout: text, tables, JSON. A reader that leaves early is no failure.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, CellAlignment, Table};
+use indicatif::{BinaryBytes, HumanCount};
+
+use crate::failure::Reason;
+
+/// Writes text to stdout.
+pub fn print(text: impl Display) -> Result<(), Reason> {
+    let mut stdout = io::stdout().lock();
+    write!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(Reason::stdout)
+}
+
+/// Writes a line to stdout.
+pub fn print_line(text: impl Display) -> Result<(), Reason> {
+    print(format_args!("{text}\n"))
+}
+
+/// Writes JSON to stdout.
+pub fn print_json(value: &serde_json::Value) -> Result<(), Reason> {
+    print(format_args!("{value:#}\n"))
+}
+
+/// A length in bytes: for people, or exactly.
+pub fn bytes(n: u64, exact: bool) -> String {
+    if exact { n.to_string() } else { BinaryBytes(n).to_string() }
+}
+
+/// A count: for people, or exactly.
+pub fn count(n: u64, exact: bool) -> String {
+    if exact { n.to_string() } else { HumanCount(n).to_string() }
+}
+
+/// A ratio, as OpenZFS shows it.
+pub fn ratio(ratio: f64) -> String {
+    format!("{ratio:.2}x")
+}
+
+/// `a / b`, where 1 stands for nothing by nothing.
+pub fn quotient(a: u64, b: u64) -> f64 {
+    if b == 0 { 1.0 } else { a as f64 / b as f64 }
+}
+
+/// A ratio in JSON, to as many digits as anybody needs.
+pub fn json_ratio(ratio: f64) -> serde_json::Value {
+    serde_json::json!((ratio * 10_000.0).round() / 10_000.0)
+}
+
+/// A table without lines, whose columns after the first `left` ones are aligned right.
+pub fn columns<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    left: usize,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(header);
+    table.add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if index >= left {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// Names and values below each other.
+pub fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    for (name, value) in rows {
+        table.add_row([Cell::new(name), Cell::new(value)]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    format!("{}\n", table.trim_fmt())
+}

@@ -1,0 +1,142 @@
+//! Opening pools, and reading the file in one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{DirEntry, File, Options, Pool};
+
+use crate::failure::{Code, Reason};
+use crate::sqlite;
+
+const CACHE_BYTES: u64 = 64 << 20;
+/// How much of a file is read at a time.
+const READ_LEN: u64 = 2 << 20;
+
+/// What identifies a sequence of bytes: their number, and their BLAKE3 hash.
+#[derive(Default)]
+pub struct Digest {
+    hasher: blake3::Hasher,
+}
+
+impl Digest {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    /// How many bytes there were.
+    pub fn len(&self) -> u64 {
+        self.hasher.count()
+    }
+}
+
+impl PartialEq for Digest {
+    fn eq(&self, other: &Digest) -> bool {
+        self.len() == other.len() && self.hasher.finalize() == other.hasher.finalize()
+    }
+}
+
+/// How a pool is run by a command.
+pub fn options(threads: Option<u16>) -> Options {
+    let options = Options::new(CACHE_BYTES);
+    match threads {
+        Some(threads) => Options { threads: usize::from(threads), ..options },
+        None => options,
+    }
+}
+
+/// Opens a pool to read it.
+pub fn open_read_only(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
+    open(path, FileDevice::open_read_only(path)?, threads)
+}
+
+/// Opens a pool to change it.
+pub fn open_writable(path: &Path) -> Result<Pool, Reason> {
+    open(path, FileDevice::open(path)?, None)
+}
+
+fn open(path: &Path, device: FileDevice, threads: Option<u16>) -> Result<Pool, Reason> {
+    if device.file().metadata()?.is_dir() {
+        return Err(Reason::new(Code::NotAPool, "it is a directory"));
+    }
+    let mut head = [0; sqlite::MAGIC.len()];
+    let n = crate::snapshot::read_full(device.file(), &mut head, 0)?;
+    let opened = Pool::open(Arc::new(device), options(threads));
+    opened.map_err(|error| {
+        let reason = Reason::from(error);
+        if reason.code == Code::NotAPool && n == head.len() && head == *sqlite::MAGIC {
+            let text = "not a Hardpack pool but a plain SQLite database";
+            return Reason::new(Code::NotAPool, text)
+                .hint(format!("'hardpack pack {}' makes a pool of it", path.display()));
+        }
+        reason
+    })
+}
+
+/// The file that a command means: the one named, or else the only one.
+pub fn find_file(pool: &Pool, name: Option<&str>) -> Result<DirEntry, Reason> {
+    Ok(match name {
+        Some(name) => pool.lookup(name)?,
+        None => pool.only_file()?,
+    })
+}
+
+/// Whether a file of a pool is a SQLite database.
+pub fn is_database(file: &File) -> Result<bool, Reason> {
+    let mut head = [0; sqlite::MAGIC.len()];
+    let n = file.read_at(&mut head, 0)?;
+    Ok(n == head.len() && head == *sqlite::MAGIC)
+}
+
+/// Whether a database in the pool is, or was, in use, so that files beside the pool may belong to it.
+pub fn has_sidecar(pool: &Path) -> bool {
+    let len = |ending| std::fs::metadata(sqlite::beside(pool, ending)).map_or(0, |m| m.len());
+    len("-wal") > 0 || len("-journal") > 0
+}
+
+/// Reads a file of `len` bytes from its beginning to its end, on all cores, and hands it to `sink` in
+/// order.
+pub fn read_all(
+    file: &File,
+    len: u64,
+    threads: usize,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let count = len.div_ceil(READ_LEN);
+    let threads = (threads as u64).clamp(1, count.max(1));
+    let read = |index: u64| {
+        let start = index * READ_LEN;
+        let mut bytes = vec![0; (len - start).min(READ_LEN) as usize];
+        let n = file.read_at(&mut bytes, start)?;
+        if n < bytes.len() {
+            return Err(Reason::new(Code::InUse, "it became shorter while it was read"));
+        }
+        Ok(bytes)
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..threads)
+            .map(|first| {
+                let (sender, receiver) = sync_channel(1);
+                let work = move || {
+                    for index in (first..count).step_by(threads as usize) {
+                        let bytes = read(index);
+                        let failed = bytes.is_err();
+                        // Nobody receives any more where the sink failed.
+                        if sender.send(bytes).is_err() || failed {
+                            return;
+                        }
+                    }
+                };
+                std::thread::Builder::new().spawn_scoped(scope, work).map(|_| receiver)
+            })
+            .collect::<std::io::Result<_>>()?;
+        for index in 0..count {
+            let received = readers[(index % threads) as usize].recv();
+            let bytes =
+                received.map_err(|_| Reason::new(Code::Cannot, "a reading thread stopped"))??;
+            sink(&bytes)?;
+        }
+        Ok(())
+    })
+}

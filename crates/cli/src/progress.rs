@@ -1,0 +1,122 @@
+//! Progress of long work, on stderr: a bar on a terminal, else a line every few seconds and one at
+//! the end.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressStyle};
+
+use crate::output;
+
+/// The least time between two plain lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+enum View {
+    Quiet,
+    Bar(ProgressBar),
+    Lines { last: Instant },
+}
+
+/// The progress of one step.
+pub struct Progress {
+    view: View,
+    label: String,
+    total: u64,
+    done: u64,
+    ratio: Option<f64>,
+    began: Instant,
+}
+
+impl Progress {
+    /// Starts a step of `total` bytes, such as "packing words.db".
+    pub fn new(label: String, total: u64, quiet: bool) -> Progress {
+        let began = Instant::now();
+        let view = if quiet {
+            View::Quiet
+        } else if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::new(total).with_message(label.clone());
+            bar.set_style(style());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            View::Bar(bar)
+        } else {
+            View::Lines { last: began }
+        };
+        Progress { view, label, total, done: 0, ratio: None, began }
+    }
+
+    /// Notes the compression ratio so far.
+    pub fn set_ratio(&mut self, ratio: f64) {
+        self.ratio = Some(ratio);
+    }
+
+    /// Notes that `done` bytes are done.
+    pub fn at(&mut self, done: u64) {
+        self.done = done;
+        self.total = self.total.max(done);
+        match &mut self.view {
+            View::Quiet => {}
+            View::Bar(bar) => {
+                bar.set_length(self.total);
+                bar.set_position(done);
+                if let Some(ratio) = self.ratio {
+                    bar.set_prefix(output::ratio(ratio));
+                }
+            }
+            View::Lines { last } => {
+                if last.elapsed() >= LINE_INTERVAL {
+                    *last = Instant::now();
+                    eprintln!("{}", self.line());
+                }
+            }
+        }
+    }
+
+    fn bytes_per_second(&self) -> f64 {
+        self.done as f64 / self.began.elapsed().as_secs_f64().max(0.001)
+    }
+
+    fn line(&self) -> String {
+        let rate = self.bytes_per_second();
+        let left = (self.total - self.done) as f64 / rate.max(1.0);
+        let percent = output::quotient(self.done, self.total) * 100.0;
+        format!(
+            "{}: {percent:.0}%, {} of {}, {}/s, {} left{}",
+            self.label,
+            BinaryBytes(self.done),
+            BinaryBytes(self.total),
+            BinaryBytes(rate as u64),
+            HumanDuration(Duration::from_secs_f64(left.min(1e9))),
+            self.ratio.map_or(String::new(), |ratio| format!(", {}", output::ratio(ratio))),
+        )
+    }
+
+    /// Ends the step.
+    pub fn finish(mut self) {
+        match &mut self.view {
+            View::Quiet => {}
+            View::Bar(bar) => bar.finish_and_clear(),
+            View::Lines { .. } => eprintln!(
+                "{}: {} in {:.1} s, {}/s",
+                self.label,
+                BinaryBytes(self.done),
+                self.began.elapsed().as_secs_f64(),
+                BinaryBytes(self.bytes_per_second() as u64),
+            ),
+        }
+        self.view = View::Quiet;
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let View::Bar(bar) = &self.view {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "{msg} {wide_bar} {percent:>3}% {binary_bytes} of {binary_total_bytes}, \
+                    {binary_bytes_per_sec}, {eta} left {prefix}";
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}

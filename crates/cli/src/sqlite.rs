@@ -1,0 +1,133 @@
+//! SQLite databases: which files are some, how to open one, how to read its page images.
+//!
+//! While a connection of this process is open on a file, no other descriptor of the file may be
+//! closed: that would drop SQLite's POSIX locks. Callers keep theirs open longer.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, ffi};
+
+use crate::failure::{Code, Reason};
+use crate::sys;
+
+/// What a database begins with.
+pub const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
+
+/// The file beside a database with this ending, such as "-wal".
+pub fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// A file beside a database that may hold transactions the database itself does not, if there is
+/// one.
+pub fn unsettled_sidecar(path: &Path) -> io::Result<Option<PathBuf>> {
+    let wal = beside(path, "-wal");
+    if WAL_MAGICS.iter().any(|magic| begins_with(&wal, magic)) {
+        return Ok(Some(wal));
+    }
+    let journal = beside(path, "-journal");
+    Ok(begins_with(&journal, &JOURNAL_MAGIC).then_some(journal))
+}
+
+fn begins_with(path: &Path, magic: &[u8]) -> bool {
+    let mut head = vec![0; magic.len()];
+    File::open(path).and_then(|file| file.read_exact_at(&mut head, 0)).is_ok() && head == magic
+}
+
+/// Opens a database file with SQLite's own VFS. `path` is absolute.
+pub fn open_plain(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.busy_timeout(timeout)?;
+    // Page images are wanted even of a database whose schema cannot be understood.
+    db.execute_batch("PRAGMA writable_schema = ON")?;
+    Ok(db)
+}
+
+/// Opens the database in a pool.
+pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::Result<Connection> {
+    let failed = |text: String| {
+        rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CANTOPEN), Some(text))
+    };
+    sys::register_vfs().map_err(|text| failed(text.into()))?;
+    let access = if read_only {
+        OpenFlags::SQLITE_OPEN_READ_ONLY
+    } else {
+        OpenFlags::SQLITE_OPEN_READ_WRITE
+    };
+    let flags = access | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let uri = pool_uri(path).map_err(|error| failed(error.to_string()))?;
+    let db = Connection::open_with_flags(uri, flags)?;
+    db.busy_timeout(timeout)?;
+    Ok(db)
+}
+
+/// The URI under which SQLite opens a pool through the VFS.
+pub fn pool_uri(path: &Path) -> io::Result<String> {
+    let mut uri = String::from("file:");
+    for byte in std::path::absolute(path)?.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
+            uri.push(char::from(*byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(uri, "%{byte:02X}");
+        }
+    }
+    uri.push_str("?vfs=hardpack");
+    Ok(uri)
+}
+
+/// Begins a transaction that sees one state of the database, which nobody can change until it ends:
+/// this rolls a hot journal back and takes a shared lock, or a read mark in the write-ahead log.
+pub fn begin_read(db: &Connection) -> rusqlite::Result<()> {
+    db.execute_batch("BEGIN")?;
+    db.query_row("PRAGMA schema_version", [], |_| Ok(()))
+}
+
+/// Whether the database is in write-ahead log mode. To be asked within a transaction.
+pub fn is_wal(db: &Connection) -> rusqlite::Result<bool> {
+    db.query_row("PRAGMA journal_mode", [], |row| Ok(row.get::<_, String>(0)? == "wal"))
+}
+
+/// The size of the database in the current transaction: bytes of a page, and pages.
+pub fn page_size_and_count(db: &Connection) -> rusqlite::Result<(u32, u64)> {
+    let size = db.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+    let count: i64 = db.query_row("PRAGMA page_count", [], |row| row.get(0))?;
+    Ok((size, u64::try_from(count).unwrap_or(0)))
+}
+
+/// Hands every page image of the current transaction to `sink`, in order.
+pub fn each_page(
+    db: &Connection,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let (size, count) = page_size_and_count(db)?;
+    let mut statement = db.prepare("SELECT pgno, data FROM sqlite_dbpage ORDER BY pgno")?;
+    let mut rows = statement.query([])?;
+    let mut next = 1;
+    while let Some(row) = rows.next()? {
+        let number: i64 = row.get(0)?;
+        let page = row.get_ref(1)?.as_blob().unwrap_or_default();
+        if number != next || page.len() != size as usize {
+            let text = format!("SQLite gave {} bytes for page {next}", page.len());
+            return Err(Reason::new(Code::Data, text));
+        }
+        sink(page)?;
+        next += 1;
+    }
+    if next as u64 != count + 1 {
+        let text = format!("SQLite gave {} pages of {count}", next - 1);
+        return Err(Reason::new(Code::Data, text));
+    }
+    Ok(())
+}

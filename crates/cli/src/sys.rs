@@ -1,0 +1,131 @@
+//! The system calls, and the functions of SQLite, that no safe interface offers. All unsafe code of
+//! the command line is here.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const ENDING_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+fn ending_signals() -> libc::sigset_t {
+    // SAFETY: a signal set is a plain structure, which sigemptyset initialises; the signal numbers
+    // are valid.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in ENDING_SIGNALS {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+/// Blocks the signals that end a process, in this thread and those it starts.
+pub fn block_ending_signals() -> io::Result<()> {
+    // SAFETY: the set is initialised, and no old set is asked for.
+    let error =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &ending_signals(), std::ptr::null_mut()) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+/// Waits for one of them.
+pub fn wait_for_ending_signal() -> io::Result<i32> {
+    let mut signal = 0;
+    // SAFETY: the set is initialised, and `signal` outlives the call.
+    let error = unsafe { libc::sigwait(&ending_signals(), &mut signal) };
+    if error == 0 { Ok(signal) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+/// How a name is given to a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rename {
+    /// Only if nothing has that name.
+    New,
+    /// The two files exchange their names.
+    Exchange,
+}
+
+/// Renames as the standard library cannot. [`io::ErrorKind::Unsupported`] where the system or the
+/// file system cannot either.
+pub fn rename(from: &Path, to: &Path, how: Rename) -> io::Result<()> {
+    let from = CString::new(from.as_os_str().as_bytes())?;
+    let to = CString::new(to.as_os_str().as_bytes())?;
+    let flags = match how {
+        Rename::New => libc::RENAME_NOREPLACE,
+        Rename::Exchange => libc::RENAME_EXCHANGE,
+    };
+    // SAFETY: both paths are C strings that outlive the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            from.as_ptr(),
+            libc::AT_FDCWD,
+            to.as_ptr(),
+            flags,
+        )
+    };
+    if done == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EINVAL) => Err(io::ErrorKind::Unsupported.into()),
+        _ => Err(error),
+    }
+}
+
+/// A write lease: the kernel's word that no other descriptor of the file is open. Whoever opens the
+/// file then waits until the lease is given back, or for `/proc/sys/fs/lease-break-time`.
+#[derive(Debug)]
+pub struct Lease<'f> {
+    file: &'f File,
+}
+
+impl Lease<'_> {
+    /// Takes the lease. [`io::ErrorKind::WouldBlock`] if the file is open elsewhere; another error
+    /// where leases are not to be had.
+    pub fn take(file: &File) -> io::Result<Lease<'_>> {
+        // SAFETY: no memory is passed. The kernel signals with SIGIO that somebody waits, which would
+        // end this process; `is_held` asks instead.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+        set_lease(file, libc::F_WRLCK)?;
+        Ok(Lease { file })
+    }
+
+    /// Whether nobody has tried to open the file since.
+    pub fn is_held(&self) -> bool {
+        // SAFETY: the descriptor is open for as long as the file lives; no memory is passed.
+        let lease = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) };
+        lease == libc::F_WRLCK
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        // Giving back what the kernel took away already fails, and does no harm.
+        let _ = set_lease(self.file, libc::F_UNLCK);
+    }
+}
+
+fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as `file` lives; no memory is passed.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether `sql` ends with a complete statement.
+pub fn is_complete_sql(sql: &str) -> bool {
+    let Ok(sql) = CString::new(sql) else { return false };
+    // SAFETY: `sql` is a C string that outlives the call.
+    unsafe { rusqlite::ffi::sqlite3_complete(sql.as_ptr()) != 0 }
+}
+
+/// Registers the VFS "hardpack" with the SQLite linked into this program.
+pub fn register_vfs() -> Result<(), &'static str> {
+    hardpack::register(hardpack::api_from!(rusqlite::ffi)?, false)
+}

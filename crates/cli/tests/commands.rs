@@ -1,0 +1,246 @@
+//! What the other commands print, how they fail, and how they end.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+
+fn stderr_of(command: &mut assert_cmd::Command, code: i32) -> String {
+    String::from_utf8(command.assert().code(code).get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn info_shows_what_is_there() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 20_000);
+    let pool = pack(&path);
+    let json = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+    let pool_bytes = fs::metadata(&pool).unwrap().len();
+    assert_eq!(json["file"], "data.db");
+    assert_eq!(json["logical_bytes"], fs::metadata(&path).unwrap().len());
+    assert_eq!(json["pool_bytes"], pool_bytes);
+    let bytes = |name: &str| json[name].as_u64().unwrap();
+    let parts = ["data_bytes", "metadata_bytes", "free_bytes", "fixed_bytes"].map(bytes);
+    assert_eq!(parts.iter().sum::<u64>(), pool_bytes);
+    assert!(json["compressratio"].as_f64().unwrap() > 2.0);
+    assert_eq!(json["codecs"]["zstd"]["stored_bytes"], json["stored_bytes"]);
+    assert_eq!(json["guid"].as_str().unwrap().len(), 32);
+    let text = stdout_of(hardpack().args(["info", "-p"]).arg(&pool));
+    assert!(text.contains(&format!("{pool_bytes}\n")), "{text}");
+    for word in ["data.db", "CODEC", "zstd", "recordsize", "default"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn properties_are_shown_set_and_inherited() {
+    let (_directory, path) = directory_with("a", b"content");
+    let pool = pack(&path);
+    let get = |what: &str| stdout_of(hardpack().args(["get", "-H", what]).arg(&pool));
+    let name = pool.display();
+    assert_eq!(get("compression"), format!("{name}\tcompression\tzstd-3\tdefault\n"));
+    hardpack()
+        .args(["set", "compression=zstd-9", "recordsize=1m"])
+        .arg(&pool)
+        .assert()
+        .success()
+        .stdout("");
+    assert_eq!(
+        get("compression,recordsize"),
+        format!("{name}\tcompression\tzstd-9\tlocal\n{name}\trecordsize\t1M\tlocal\n")
+    );
+    let exact = stdout_of(hardpack().args(["get", "-Hp", "recordsize"]).arg(&pool));
+    assert!(exact.contains("\t1048576\t"), "{exact}");
+    let of_file = ["get", "-H", "--file", "a", "compression"];
+    assert!(stdout_of(hardpack().args(of_file).arg(&pool)).contains("inherited"));
+    hardpack().args(["inherit", "compression"]).arg(&pool).assert().success();
+    assert_eq!(get("compression"), format!("{name}\tcompression\tzstd-3\tdefault\n"));
+    let all = stdout_of(hardpack().args(["get", "all"]).arg(&pool));
+    assert!(all.starts_with("NAME "), "{all}");
+    for word in ["compressratio", "min-savings", "checksum", "12.5%"] {
+        assert!(all.contains(word), "{all}");
+    }
+    let json = json_of(hardpack().args(["get", "--json", "all"]).arg(&pool));
+    assert!(json.as_array().unwrap().iter().any(|row| row["property"] == "recordsize"));
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    hardpack().args(["set", "recordsize=8K", "--file", "a"]).arg(&pool).assert().success();
+    let overridden = hardpack().args(["set", "recordsize=16K"]).arg(&pool).assert().success();
+    assert!(String::from_utf8_lossy(&overridden.get_output().stderr).starts_with("note: 'a' has"));
+    for wrong in ["compression=zstd-99", "recordsize=5K", "colour=red", "compression"] {
+        hardpack().args(["set", wrong]).arg(&pool).assert().code(2);
+    }
+    hardpack().args(["get", "colour"]).arg(&pool).assert().code(2);
+    hardpack().args(["get", "all", "--file", "b"]).arg(&pool).assert().code(3);
+}
+
+#[test]
+fn check_finds_damage() {
+    let (_directory, path) = directory_with("a file", &random_bytes(1 << 20, 2));
+    let pool = pack(&path);
+    let text = stdout_of(hardpack().arg("check").arg(&pool));
+    assert!(text.contains("no problems"), "{text}");
+    let file = fs::File::options().read(true).write(true).open(&pool).unwrap();
+    let (mut byte, offset) = ([0], 600_000);
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], offset).unwrap();
+
+    let json = hardpack().args(["check", "-q", "--json"]).arg(&pool).assert().code(1);
+    let json: serde_json::Value = serde_json::from_slice(&json.get_output().stdout).unwrap();
+    assert_eq!(json["ok"], false);
+    let problem = &json["problems"][0];
+    assert_eq!(problem["file"], "a file");
+    assert_eq!(
+        problem["range"][1].as_u64().unwrap() - problem["range"][0].as_u64().unwrap(),
+        131_072
+    );
+    let text = hardpack().args(["check"]).arg(&pool).assert().code(1);
+    let text = String::from_utf8_lossy(&text.get_output().stdout).into_owned();
+    assert!(text.starts_with("a file, bytes ") && text.ends_with("1 problem\n"), "{text}");
+
+    let output = with_ending(&path, ".back");
+    let stderr = stderr_of(hardpack().args(["unpack", "-q"]).args([&pool, &output]), 1);
+    assert!(stderr.starts_with("hardpack: cannot unpack '"), "{stderr}");
+    assert!(stderr.contains("\nhint: 'hardpack check'"), "{stderr}");
+    assert_eq!(names_beside(&path), ["a file", "a file.hpk"]);
+}
+
+#[test]
+fn check_runs_integrity_check() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 1024, 2000);
+    let good = pack(&path);
+    let json = json_of(hardpack().args(["check", "-q", "--json"]).arg(&good));
+    assert_eq!(json["integrity_check"], serde_json::json!([]));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[3 * 1024..3 * 1024 + 100].fill(0xee);
+    fs::write(&path, bytes).unwrap();
+    hardpack().args(["pack", "-qf"]).arg(&path).assert().success();
+    hardpack().args(["check", "-q"]).arg(&good).assert().code(1);
+    hardpack().args(["check", "-q", "--no-integrity-check"]).arg(&good).assert().success();
+}
+
+#[test]
+fn sql_runs_from_arguments_and_from_input() {
+    let (_directory, path) = directory_with("data b%20?.db", b"");
+    make_database(&path, 4096, 10);
+    let pool = pack(&path);
+    let sql = |args: &[&str], sql: &[&str]| {
+        stdout_of(hardpack().arg("sql").args(args).arg(&pool).args(sql))
+    };
+    let values = "SELECT 1 AS a, NULL AS b, 2.0 AS c, 'x|y' AS d, x'41' AS e";
+    assert_eq!(sql(&[], &[values, "SELECT 2; SELECT 3"]), "1||2.0|x|y|A\n2\n3\n");
+    assert_eq!(sql(&["--header"], &["SELECT 1 AS a, 2 AS b"]), "a|b\n1|2\n");
+    let json: serde_json::Value = serde_json::from_str(&sql(&["--json"], &[values])).unwrap();
+    let expected = serde_json::json!([{"a": 1, "b": null, "c": 2.0, "d": "x|y", "e": "x'41'"}]);
+    assert_eq!(json, expected);
+    assert!(sql(&["--table"], &["SELECT 1 AS a"]).contains("│ a │"));
+    hardpack()
+        .arg("sql")
+        .arg(&pool)
+        .write_stdin(
+            "UPDATE t SET b =\n 'new;' WHERE a = 3;\nSELECT b FROM t\nWHERE a = 3;\n-- end",
+        )
+        .assert()
+        .success()
+        .stdout("new;\n");
+    hardpack().args(["sql", "--readonly"]).arg(&pool).arg("DELETE FROM t").assert().code(3);
+    let stderr = stderr_of(hardpack().arg("sql").arg(&pool).arg("SELEC 1"), 3);
+    assert!(stderr.starts_with("hardpack: cannot run 'SELEC 1': near \"SELEC\""), "{stderr}");
+    assert_eq!(sql(&[], &["SELECT count(*) FROM t"]), "10\n");
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+}
+
+#[test]
+fn codecs_are_listed() {
+    let text = stdout_of(hardpack().arg("codecs"));
+    assert!(text.contains("zstd-fast") && text.contains("gzip-6"), "{text}");
+    let json = json_of(hardpack().args(["codecs", "--json"]));
+    assert!(json.as_array().unwrap().iter().any(|family| family["name"] == "lz4hc"));
+}
+
+#[test]
+fn errors_are_one_line_with_a_code() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 10);
+    let missing = with_ending(&path, ".missing");
+    for command in ["pack", "unpack", "info", "check", "sql"] {
+        let stderr = stderr_of(hardpack().arg(command).arg(&missing), 3);
+        assert!(stderr.starts_with("hardpack: cannot "), "{stderr}");
+        assert!(stderr.ends_with("missing': No such file or directory\n"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1);
+    }
+    for command in ["unpack", "info", "check"] {
+        let stderr = stderr_of(hardpack().arg(command).arg(&path), 4);
+        assert!(stderr.contains("plain SQLite database\nhint: 'hardpack pack "), "{stderr}");
+    }
+    let (_directory, text) = directory_with("text", b"no pool");
+    assert!(stderr_of(hardpack().arg("info").arg(&text), 4).contains("not a Hardpack pool"));
+    stderr_of(hardpack().arg("info").arg(text.parent().unwrap()), 4);
+    stderr_of(hardpack().arg("pack").arg(text.parent().unwrap()), 3);
+    stderr_of(hardpack().arg("frobnicate"), 2);
+    stderr_of(hardpack().args(["pack", "--compression", "zip", "x"]), 2);
+    let nowhere = text.parent().unwrap().join("nowhere/out.hpk");
+    stderr_of(hardpack().arg("pack").args([&text, &nowhere]), 3);
+    let help = stdout_of(hardpack().arg("--help"));
+    assert!(help.contains("Exit codes:"), "{help}");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 200_000);
+    let pool = pack(&path);
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .arg("sql")
+        .arg(&pool)
+        .arg("SELECT * FROM t")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "1|this is row 1\n");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn an_interrupted_pack_leaves_nothing() {
+    for signal in ["-INT", "-TERM"] {
+        let text: String = (0..400_000_u64).map(|i| format!("line {i} of {}\n", i * i)).collect();
+        let (_directory, path) = directory_with("text", text.as_bytes());
+        let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+            .args(["pack", "-q", "--compression", "zstd-19"])
+            .arg(&path)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while names_beside(&path).len() < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(child.try_wait().unwrap().is_none(), "it was faster than the signal");
+        }
+        Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130));
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.ends_with("text': interrupted\n"), "{stderr}");
+        assert_eq!(names_beside(&path), ["text"]);
+    }
+}
+
+#[test]
+fn progress_is_lines_where_there_is_no_terminal() {
+    let (_directory, path) = directory_with("text", "words ".repeat(10_000).as_bytes());
+    let done = hardpack().arg("pack").arg(&path).assert().success();
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(stderr.starts_with("packing text: ") && !stderr.contains('\r'), "{stderr}");
+    let json = json_of(hardpack().args(["pack", "-qf", "--json"]).arg(&path));
+    assert_eq!(json["logical_bytes"], 60_000);
+}

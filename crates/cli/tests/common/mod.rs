@@ -1,0 +1,94 @@
+//! What the tests of the command line share.
+#![allow(dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+pub fn hardpack() -> Command {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+    command.timeout(std::time::Duration::from_secs(120));
+    command
+}
+
+/// A directory with one file in it.
+pub fn directory_with(name: &str, content: &[u8]) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(name);
+    fs::write(&path, content).unwrap();
+    (directory, path)
+}
+
+pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    format!("{}{ending}", path.display()).into()
+}
+
+/// Bytes that do not compress, the same in every run.
+pub fn random_bytes(len: usize, mut seed: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bytes.extend_from_slice(&(z ^ (z >> 31)).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A database of `rows` rows, closed.
+pub fn make_database(path: &Path, page_size: u32, rows: u32) {
+    let db = Connection::open(path).unwrap();
+    db.execute_batch(&format!(
+        "PRAGMA page_size = {page_size}; CREATE TABLE t(a INTEGER PRIMARY KEY, b)"
+    ))
+    .unwrap();
+    add_rows(&db, rows);
+}
+
+pub fn add_rows(db: &Connection, rows: u32) {
+    db.execute(
+        "WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < ?1)
+         INSERT INTO t(b) SELECT 'this is row ' || i FROM c",
+        [rows],
+    )
+    .unwrap();
+}
+
+pub fn count_rows(path: &Path) -> u32 {
+    let db = Connection::open(path).unwrap();
+    let verdict: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(verdict, "ok");
+    db.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap()
+}
+
+/// The names in the directory of `path`, sorted.
+pub fn names_beside(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path.parent().unwrap()).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+pub fn assert_same(a: &Path, b: &Path) {
+    assert!(fs::read(a).unwrap() == fs::read(b).unwrap(), "{a:?} and {b:?} differ");
+}
+
+/// Packs quietly, to IN.hpk.
+pub fn pack(input: &Path) -> PathBuf {
+    hardpack().args(["pack", "-q"]).arg(input).assert().success().stdout("").stderr("");
+    with_ending(input, ".hpk")
+}
+
+pub fn stdout_of(command: &mut Command) -> String {
+    String::from_utf8(command.assert().success().get_output().stdout.clone()).unwrap()
+}
+
+pub fn json_of(command: &mut Command) -> serde_json::Value {
+    serde_json::from_str(&stdout_of(command)).unwrap()
+}

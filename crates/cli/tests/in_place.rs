@@ -1,0 +1,138 @@
+//! `pack --in-place`: all or nothing, and never while somebody uses the file.
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+use rusqlite::Connection;
+
+fn unpacked(pool: &Path) -> Vec<u8> {
+    let output = with_ending(pool, ".back");
+    hardpack().args(["unpack", "-q"]).args([pool, &output]).assert().success();
+    let bytes = fs::read(&output).unwrap();
+    fs::remove_file(&output).unwrap();
+    bytes
+}
+
+fn assert_refused(path: &Path, code: i32) {
+    let before = (fs::read(path).unwrap(), names_beside(path));
+    hardpack().args(["pack", "--in-place"]).arg(path).assert().code(code);
+    assert!(before == (fs::read(path).unwrap(), names_beside(path)));
+}
+
+#[test]
+fn files_and_databases_are_replaced() {
+    let (_directory, path) = directory_with("file", &random_bytes(200_000, 5));
+    let before = fs::read(&path).unwrap();
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert().success();
+    assert_eq!(names_beside(&path), ["file"]);
+    assert!(unpacked(&path) == before);
+
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 3000);
+    let before = fs::read(&path).unwrap();
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert().success();
+    assert_eq!(names_beside(&path), ["data.db"]);
+    assert!(unpacked(&path) == before);
+    let count = stdout_of(hardpack().arg("sql").arg(&path).arg("SELECT count(*) FROM t"));
+    assert_eq!(count, "3000\n");
+}
+
+#[test]
+fn the_log_goes_into_the_pool() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 1000);
+    let db = Connection::open(&path).unwrap();
+    db.pragma_update(None, "journal_mode", "wal").unwrap();
+    add_rows(&db, 500);
+    // As a crashed process leaves it.
+    let (_other, crashed) = directory_with("data.db", &fs::read(&path).unwrap());
+    for ending in ["-wal", "-shm"] {
+        fs::copy(with_ending(&path, ending), with_ending(&crashed, ending)).unwrap();
+    }
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&crashed).assert().success();
+    assert_eq!(names_beside(&crashed), ["data.db"]);
+    let bytes = unpacked(&crashed);
+    assert_eq!(bytes[18..20], [2, 2], "the database is no longer in WAL mode");
+    let output = with_ending(&crashed, ".back");
+    fs::write(&output, bytes).unwrap();
+    assert_eq!(count_rows(&output), 1500);
+}
+
+#[test]
+fn a_persistent_journal_is_removed() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 100);
+    let db = Connection::open(&path).unwrap();
+    db.pragma_update(None, "journal_mode", "persist").unwrap();
+    add_rows(&db, 5);
+    drop(db);
+    assert_eq!(names_beside(&path), ["data.db", "data.db-journal"]);
+    let before = fs::read(&path).unwrap();
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert().success();
+    assert_eq!(names_beside(&path), ["data.db"]);
+    assert!(unpacked(&path) == before);
+}
+
+#[test]
+fn files_in_use_are_refused() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 100);
+    // Open in a process that has no lock at all.
+    let mut child =
+        Command::new("sleep").arg("100").stdin(File::open(&path).unwrap()).spawn().unwrap();
+    assert_refused(&path, 5);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Open in SQLite, idle.
+    let db = Connection::open(&path).unwrap();
+    add_rows(&db, 1);
+    assert_refused(&path, 5);
+    db.pragma_update(None, "journal_mode", "wal").unwrap();
+    add_rows(&db, 1);
+    assert_refused(&path, 5);
+    add_rows(&db, 1);
+    drop(db);
+    assert_eq!(count_rows(&path), 103);
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert().success();
+}
+
+#[test]
+fn other_names_and_second_times_are_refused() {
+    let (_directory, path) = directory_with("file", b"content");
+    let other = with_ending(&path, ".link");
+    fs::hard_link(&path, &other).unwrap();
+    assert_refused(&path, 3);
+    fs::remove_file(&other).unwrap();
+    std::os::unix::fs::symlink(&path, &other).unwrap();
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&other).assert().success();
+    assert!(fs::symlink_metadata(&other).unwrap().is_symlink());
+    assert_refused(&path, 3);
+    assert_eq!(unpacked(&path), b"content");
+    let usage = hardpack().args(["pack", "--in-place", "a", "b"]).assert().code(2);
+    assert!(!usage.get_output().stderr.is_empty());
+}
+
+/// Somebody opens the database while it is being packed, changes it and goes: that is noticed.
+#[test]
+fn a_change_after_reading_is_noticed() {
+    let (_directory, path) = directory_with("file", &random_bytes(24 << 20, 9));
+    let child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .args(["pack", "-q", "--in-place", "--compression", "zstd-19"])
+        .arg(&path)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while names_beside(&path).len() < 2 {
+        std::thread::yield_now();
+    }
+    use std::os::unix::fs::FileExt;
+    File::options().write(true).open(&path).unwrap().write_all_at(b"changed", 5000).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read(&path).unwrap()[5000..5007], *b"changed");
+    assert_eq!(names_beside(&path), ["file"]);
+}

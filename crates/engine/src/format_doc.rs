@@ -1,0 +1,189 @@
+//! `docs/format.md` against the encoder: every field of its tables is where and what it says.
+
+use std::collections::HashMap;
+
+use crate::store::checksum::ChecksumKind;
+use crate::store::node::Node;
+use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
+use crate::store::stats::{CodecStats, PoolStats};
+use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock};
+use crate::units::{Run, Sector, Txg};
+
+const GUID: [u8; 16] = *b"0123456789abcdef";
+
+/// The rows of a table: offset, length and name of each field.
+fn table(name: &str) -> Vec<(usize, usize, String)> {
+    let text = include_str!("../../../docs/format.md");
+    let start = text.find(&format!("<!-- table: {name} -->")).expect("the table is there");
+    let rows = text[start..].lines().skip(3).take_while(|line| line.starts_with('|'));
+    rows.map(|row| {
+        let mut cells = row.split('|').skip(1).map(str::trim);
+        let mut number = || cells.next().expect("a cell").parse().expect("a number");
+        let (offset, len) = (number(), number());
+        (offset, len, cells.next().expect("a name").to_string())
+    })
+    .collect()
+}
+
+/// Compares a table with encoded bytes: the fields follow each other without a gap, each one holds
+/// the expected bytes, and none is left out on either side.
+fn compare(name: &str, encoded: &[u8], mut expected: HashMap<&str, Vec<u8>>) {
+    let mut end = 0;
+    for (offset, len, field) in table(name) {
+        assert_eq!(offset, end, "{name}.{field} does not follow the field before it");
+        end = offset + len;
+        let found = &encoded[offset..end];
+        match field.as_str() {
+            "reserved" | "zero" => assert!(found.iter().all(|byte| *byte == 0), "{name}.{field}"),
+            field => {
+                let bytes = expected.remove(field);
+                assert_eq!(Some(found), bytes.as_deref(), "{name}.{field} at {offset}");
+            }
+        }
+    }
+    assert!(expected.is_empty(), "{name}: not in the table: {:?}", expected.keys());
+    assert_eq!(end, encoded.len(), "{name}: the table ends too early");
+}
+
+fn checksum(block: &[u8]) -> Vec<u8> {
+    ChecksumKind::Xxh3.sum(&block[..BLOCK_LEN - 16])[..16].to_vec()
+}
+
+fn pointer() -> Pointer {
+    Pointer {
+        place: Place::Extent {
+            sector: Sector(0x1122_3344),
+            checksum_kind: ChecksumKind::Xxh3,
+            checksum: ChecksumKind::Xxh3.sum(b"stored"),
+        },
+        codec: 5,
+        level: -7,
+        codec_version: 1,
+        filter: 0,
+        shared: true,
+        birth: Txg(0x0102_0304_0506),
+        len: 1000,
+        stored_len: 777,
+        extent_len: 4096,
+        part_offset: 96,
+        span_log2: 17,
+    }
+}
+
+#[test]
+fn header_is_as_documented() {
+    let encoded = Header { guid: GUID, ashift: 11 }.encode();
+    let expected = HashMap::from([
+        ("magic", MAGIC.to_vec()),
+        ("version", FORMAT_VERSION.to_le_bytes().to_vec()),
+        ("ashift", vec![11]),
+        ("guid", GUID.to_vec()),
+        ("checksum", checksum(&encoded)),
+    ]);
+    compare("header", &encoded, expected);
+}
+
+#[test]
+fn pointer_is_as_documented() {
+    let pointer = pointer();
+    let encoded = pointer.to_bytes();
+    let expected = HashMap::from([
+        ("kind", vec![1]),
+        ("codec", vec![5]),
+        ("level", (-7i16).to_le_bytes().to_vec()),
+        ("codec_version", vec![1]),
+        ("filter", vec![0]),
+        ("checksum_kind", vec![1]),
+        ("flags", vec![1]),
+        ("birth", 0x0102_0304_0506u64.to_le_bytes().to_vec()),
+        ("len", 1000u32.to_le_bytes().to_vec()),
+        ("stored_len", 777u32.to_le_bytes().to_vec()),
+        ("extent_len", 4096u32.to_le_bytes().to_vec()),
+        ("part_offset", 96u32.to_le_bytes().to_vec()),
+        ("span_log2", vec![17]),
+        ("sector", 0x1122_3344u64.to_le_bytes().to_vec()),
+    ]);
+    compare("pointer", &encoded[..POINTER_HEADER_LEN], expected);
+    let sum = u128::from_le_bytes(encoded[POINTER_HEADER_LEN..].try_into().expect("16 bytes"));
+    assert_eq!(sum, twox_hash::XxHash3_128::oneshot(b"stored"));
+}
+
+#[test]
+fn node_is_as_documented() {
+    let mut node = Node::new(3);
+    node.insert(0, b"key", b"value");
+    let encoded = node.encode(2, Txg(99), &GUID).expect("it can be encoded");
+    let payload = [&[1, 0, 3, 0, 5, 0][..], b"keyvalue"].concat();
+    let expected = HashMap::from([
+        ("magic", b"HPKN".to_vec()),
+        ("tree", vec![2]),
+        ("level", vec![3]),
+        ("codec", vec![0]),
+        ("birth", 99u64.to_le_bytes().to_vec()),
+        ("payload_len", (payload.len() as u32).to_le_bytes().to_vec()),
+        ("stored_len", (payload.len() as u32).to_le_bytes().to_vec()),
+        ("guid", GUID[..8].to_vec()),
+        ("hash", twox_hash::XxHash3_64::oneshot(&payload).to_le_bytes().to_vec()),
+    ]);
+    compare("node", &encoded[..encoded.len() - payload.len()], expected);
+    assert!(encoded.ends_with(&payload));
+}
+
+#[test]
+fn superblock_is_as_documented() {
+    let stats = PoolStats {
+        file_bytes: 1,
+        embedded: CodecStats { records: 2, logical: 3, stored: 4, allocated: 5 },
+        ..PoolStats::default()
+    };
+    let mut roots = [const { None }; 8];
+    roots[1] = Some(pointer());
+    let superblock = Superblock {
+        compat: 10,
+        read_only_compat: 0,
+        incompat: 0,
+        txg: Txg(30),
+        durable_txg: Txg(29),
+        data_synced: true,
+        end: Sector(131),
+        freed_count: 32,
+        freed_sectors: 33,
+        space_sectors: 34,
+        next_file_id: 35,
+        windows: vec![Run { start: Sector(36), sectors: 37 }],
+        roots,
+        stats,
+    };
+    let encoded = superblock.encode(&GUID);
+    let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
+    let mut windows = [u64_bytes(36), u64_bytes(37)].concat();
+    windows.resize(384, 0);
+    let mut roots = vec![0; 1296];
+    let root = pointer().to_bytes();
+    roots[162..164].copy_from_slice(&(root.len() as u16).to_le_bytes());
+    roots[164..164 + root.len()].copy_from_slice(&root);
+    let mut stats: Vec<u8> = [1, 2, 3, 4, 5].into_iter().flat_map(u64::to_le_bytes).collect();
+    stats.resize(616, 0);
+    let expected = HashMap::from([
+        ("magic", b"HPKsuper".to_vec()),
+        ("guid", GUID.to_vec()),
+        ("compat", u64_bytes(10)),
+        ("read_only_compat", u64_bytes(0)),
+        ("incompat", u64_bytes(0)),
+        ("txg", u64_bytes(30)),
+        ("durable_txg", u64_bytes(29)),
+        ("flags", 1u32.to_le_bytes().to_vec()),
+        ("end", u64_bytes(131)),
+        ("freed_count", u64_bytes(32)),
+        ("freed_sectors", u64_bytes(33)),
+        ("space_sectors", u64_bytes(34)),
+        ("next_file_id", u64_bytes(35)),
+        ("window_count", u64_bytes(1)),
+        ("windows", windows),
+        ("roots", roots),
+        ("stats", stats),
+        ("checksum", checksum(&encoded)),
+    ]);
+    compare("superblock", &encoded, expected);
+    assert_eq!(Superblock::decode(&encoded, &GUID), Some(superblock));
+}

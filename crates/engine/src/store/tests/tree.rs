@@ -1,0 +1,294 @@
+//! A [`TxnTree`] does what a `BTreeMap` does, and never loses or leaks a node.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::store::checksum::ChecksumKind;
+use crate::store::node::Node;
+use crate::store::pointer::{Place, Pointer};
+use crate::store::tree::{NodeSink, NodeSource, TxnTree};
+use crate::test_common::{GUID, Rng};
+use crate::units::{Sector, Txg};
+
+const TREE: u8 = 1;
+
+/// Holds placed nodes as stored bytes; a node that is retired twice, or read after it was retired,
+/// is an error.
+#[derive(Default)]
+struct MemorySink {
+    nodes: HashMap<u64, Vec<u8>>,
+    next: u64,
+    checksum: ChecksumKind,
+}
+
+impl NodeSource for MemorySink {
+    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+        let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
+        let stored = self
+            .nodes
+            .get(&sector.0)
+            .ok_or_else(|| Error::corrupt("tree node", sector.0, "it was retired"))?;
+        Node::decode(stored, tree, &GUID, sector.0).map(Arc::new)
+    }
+}
+
+impl NodeSink for MemorySink {
+    fn retire(&mut self, pointer: &Pointer) {
+        let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
+        assert!(self.nodes.remove(&sector.0).is_some(), "node {} is retired twice", sector.0);
+    }
+
+    fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
+        assert!(!node.is_empty(), "an empty node is stored");
+        let stored = node.encode(tree, Txg(3), &GUID)?;
+        let sector = Sector(self.next);
+        self.next += 1;
+        let (stored_len, len) = (stored.len() as u32, node.payload_len() as u32);
+        let checksum = self.checksum.sum(&stored);
+        self.nodes.insert(sector.0, stored);
+        Ok(Pointer {
+            place: Place::Extent { sector, checksum_kind: self.checksum, checksum },
+            codec: 0,
+            level: 0,
+            codec_version: 1,
+            filter: 0,
+            shared: false,
+            birth: Txg(3),
+            len,
+            stored_len,
+            extent_len: len,
+            part_offset: 0,
+            span_log2: 0,
+        })
+    }
+}
+
+/// The tree beside its model.
+struct Pair {
+    sink: MemorySink,
+    tree: TxnTree,
+    model: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Keys have this many bytes more than they need: long keys make deep trees.
+    padding: usize,
+}
+
+impl Pair {
+    fn new(padding: usize, checksum: ChecksumKind) -> Pair {
+        let sink = MemorySink { checksum, ..MemorySink::default() };
+        Pair { sink, tree: TxnTree::new(TREE, None), model: BTreeMap::new(), padding }
+    }
+
+    fn key(&self, n: u16) -> Vec<u8> {
+        let mut key = n.to_be_bytes().to_vec();
+        // Of different lengths, and one the start of another.
+        key.resize(2 + self.padding * usize::from(n % 4) / 3, n as u8);
+        key
+    }
+
+    fn insert(&mut self, n: u16, value: Vec<u8>) {
+        let key = self.key(n);
+        let old = self.tree.insert(&mut self.sink, &key, &value).unwrap();
+        assert_eq!(old, self.model.insert(key, value));
+    }
+
+    fn remove(&mut self, n: u16) {
+        let key = self.key(n);
+        let old = self.tree.remove(&mut self.sink, &key).unwrap();
+        assert_eq!(old, self.model.remove(&key));
+    }
+
+    fn look(&mut self, n: u16, limit: usize) {
+        let (tree, sink) = (&self.tree, &mut self.sink);
+        let mut key = n.to_be_bytes().to_vec();
+        key.resize(2 + self.padding * usize::from(n % 4) / 3, n as u8);
+        assert_eq!(tree.get(sink, &key).unwrap(), self.model.get(&key).cloned());
+        let floor = tree.floor(sink, &key).unwrap();
+        let floor = floor.map(|entry| (entry.key().to_vec(), entry.value().to_vec()));
+        let expected = self.model.range(..=key.clone()).next_back();
+        assert_eq!(floor, expected.map(|(k, v)| (k.clone(), v.clone())));
+        let to = n.saturating_add(300).to_be_bytes();
+        let found = tree.range(sink, &key, &to, limit).unwrap();
+        let expected = self.model.range(key.clone()..).take_while(|(k, _)| k[..] < to[..]);
+        let expected: Vec<_> = expected.take(limit).map(|(k, v)| (k.clone(), v.clone())).collect();
+        assert_eq!(found, expected);
+        let last = self.model.last_key_value().map(|(k, v)| (k.clone(), v.clone()));
+        assert_eq!(tree.last(sink).unwrap(), last);
+        assert_eq!(tree.is_empty(), self.model.is_empty());
+    }
+
+    fn scan_all(&mut self) {
+        let mut found = Vec::new();
+        self.tree
+            .scan(&mut self.sink, &[], &mut |key, value| {
+                found.push((key.to_vec(), value.to_vec()));
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        assert!(found.iter().map(|(k, v)| (k, v)).eq(self.model.iter()), "a scan differs");
+    }
+
+    /// Flushes; every stored node must then be part of the tree, exactly once.
+    fn flush(&mut self) -> Option<Pointer> {
+        let root = self.tree.flush(&mut self.sink).unwrap();
+        assert_eq!(self.tree.dirty_count(), 0);
+        let reachable = root.as_ref().map_or(0, |root| self.count(root));
+        assert_eq!(reachable, self.sink.nodes.len(), "nodes are leaked");
+        root
+    }
+
+    fn count(&mut self, pointer: &Pointer) -> usize {
+        let node = self.sink.load(TREE, pointer).unwrap();
+        let children = 0..if node.level == 0 { 0 } else { node.len() };
+        1 + children.map(|index| self.count(&node.child(index).unwrap())).sum::<usize>()
+    }
+
+    fn depth(&mut self) -> u8 {
+        self.flush().map_or(0, |root| self.sink.load(TREE, &root).unwrap().level + 1)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert(u16, usize),
+    InsertMany { from: u16, step: u16, count: u16, len: usize },
+    Remove(u16),
+    RemoveMany { from: u16, step: u16, count: u16 },
+    Look(u16, usize),
+    Scan,
+    Flush,
+    Reopen,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = 0..2000_u16;
+    let len = prop_oneof![Just(0_usize), 1..40_usize, 0..=1024_usize];
+    prop_oneof![
+        4 => (key.clone(), len.clone()).prop_map(|(n, len)| Op::Insert(n, len)),
+        2 => (key.clone(), 1..9_u16, 1..250_u16, len)
+            .prop_map(|(from, step, count, len)| Op::InsertMany { from, step, count, len }),
+        4 => key.clone().prop_map(Op::Remove),
+        2 => (key.clone(), 1..9_u16, 1..250_u16)
+            .prop_map(|(from, step, count)| Op::RemoveMany { from, step, count }),
+        4 => (key, 0..50_usize).prop_map(|(n, limit)| Op::Look(n, limit)),
+        1 => Just(Op::Scan),
+        2 => Just(Op::Flush),
+        1 => Just(Op::Reopen),
+    ]
+}
+
+fn run(pair: &mut Pair, ops: &[Op]) {
+    let mut rng = Rng(1);
+    let mut value = move |len: usize| rng.content(len);
+    for op in ops {
+        match *op {
+            Op::Insert(n, len) => pair.insert(n, value(len)),
+            Op::InsertMany { from, step, count, len } => {
+                for i in 0..count {
+                    pair.insert(from + i * step, value(len));
+                }
+            }
+            Op::Remove(n) => pair.remove(n),
+            Op::RemoveMany { from, step, count } => {
+                for i in 0..count {
+                    pair.remove(from + i * step);
+                }
+            }
+            Op::Look(n, limit) => pair.look(n, limit),
+            Op::Scan => pair.scan_all(),
+            Op::Flush => drop(pair.flush()),
+            Op::Reopen => {
+                let root = pair.flush();
+                pair.tree = TxnTree::new(TREE, root);
+            }
+        }
+    }
+    pair.scan_all();
+    pair.flush();
+    pair.scan_all();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn a_tree_is_a_map(
+        ops in prop::collection::vec(op(), 1..120),
+        padding in prop_oneof![Just(0_usize), Just(14), Just(510)],
+        checksum in prop_oneof![Just(ChecksumKind::Xxh3), Just(ChecksumKind::Blake3)],
+    ) {
+        run(&mut Pair::new(padding, checksum), &ops);
+    }
+}
+
+#[test]
+fn deep_trees_grow_and_shrink() {
+    for seed in 0..6 {
+        let mut rng = Rng(seed);
+        let mut pair = Pair::new(510, ChecksumKind::Sha256);
+        for _ in 0..3000 {
+            let n = rng.below(4000) as u16;
+            pair.insert(n, vec![n as u8; 900]);
+        }
+        assert!(pair.depth() >= 5, "{} levels only", pair.depth());
+        // Removed from the front, from the back or anywhere, with lookups and insertions between.
+        for round in 0..5000 {
+            let n = match seed % 3 {
+                0 => round as u16,
+                1 => 5000 - round as u16,
+                _ => rng.below(4000) as u16,
+            };
+            pair.remove(n);
+            if rng.one_in(10) {
+                pair.insert(rng.below(4000) as u16, vec![7; 100]);
+            }
+            if rng.one_in(50) {
+                pair.look(n, 10);
+                pair.look(rng.below(4000) as u16, 10);
+            }
+            if rng.one_in(500) {
+                pair.flush();
+            }
+        }
+        pair.scan_all();
+        for n in 0..=5000 {
+            pair.remove(n);
+        }
+        assert!(pair.tree.is_empty() && pair.flush().is_none());
+    }
+}
+
+#[test]
+fn a_limit_of_nothing_finds_nothing() {
+    let mut pair = Pair::new(0, ChecksumKind::Xxh3);
+    pair.insert(1, vec![1]);
+    assert!(pair.tree.range(&mut pair.sink, &[], &[0xff; 3], 0).unwrap().is_empty());
+    // A range whose end lies before its start is empty, too.
+    assert!(pair.tree.range(&mut pair.sink, &[9], &[0], 9).unwrap().is_empty());
+}
+
+#[test]
+fn a_child_of_the_wrong_level_is_corruption() {
+    let mut pair = Pair::new(510, ChecksumKind::Xxh3);
+    (0..500).for_each(|n| pair.insert(n, vec![1; 500]));
+    let root = pair.flush().unwrap();
+    let leaf = {
+        let mut pointer = root.clone();
+        loop {
+            let node = pair.sink.load(TREE, &pointer).unwrap();
+            if node.level == 0 {
+                break pointer;
+            }
+            pointer = node.child(0).unwrap();
+        }
+    };
+    let mut node = Node::new(5);
+    node.insert(0, &[], &leaf.to_bytes());
+    let wrong = pair.sink.place(TREE, &Arc::new(node)).unwrap();
+    let mut tree = TxnTree::new(TREE, Some(wrong));
+    assert!(tree.get(&mut pair.sink, &[1]).unwrap_err().is_corruption());
+    assert!(tree.insert(&mut pair.sink, &[1], &[]).unwrap_err().is_corruption());
+}

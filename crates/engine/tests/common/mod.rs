@@ -1,0 +1,163 @@
+//! What the tests of the engine share: a seeded generator, content with every kind of record in it,
+//! and small helpers. The unit tests include this as `crate::test_common`.
+#![allow(dead_code)]
+
+pub mod live;
+pub mod sim_device;
+
+use std::sync::Arc;
+
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property};
+
+/// A splitmix64 generator: the same numbers from the same seed, everywhere.
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, or 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { self.next() % n }
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of the choices.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// A generator of its own for part of a run.
+    pub fn fork(&mut self) -> Rng {
+        Rng(self.next())
+    }
+
+    /// Bytes that nothing compresses.
+    pub fn noise(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.next().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// Bytes of a random kind: zeros, nearly zeros, text, noise, or a mixture page by page, so that
+    /// holes, embedded, compressed and raw records all come of them.
+    pub fn content(&mut self, len: usize) -> Vec<u8> {
+        match self.below(8) {
+            0 => vec![0; len],
+            1 => {
+                let mut bytes = vec![self.next() as u8; len];
+                if let Some(byte) = bytes.get_mut(len / 2) {
+                    *byte = self.next() as u8;
+                }
+                bytes
+            }
+            2 => self.noise(len),
+            3 => {
+                let mut bytes = Vec::with_capacity(len);
+                while bytes.len() < len {
+                    let part = (len - bytes.len()).min(4096);
+                    let page = if self.one_in(2) { self.noise(part) } else { vec![0; part] };
+                    bytes.extend_from_slice(&page);
+                }
+                bytes
+            }
+            _ => self.text(len),
+        }
+    }
+
+    /// Bytes that compress about as well as text.
+    pub fn text(&mut self, len: usize) -> Vec<u8> {
+        const WORDS: [&str; 12] = [
+            "extent ",
+            "record ",
+            "pool ",
+            "the ",
+            "of ",
+            "superblock ",
+            "sector ",
+            "and ",
+            "tree ",
+            "is ",
+            "written ",
+            "patch ",
+        ];
+        let mut bytes = Vec::with_capacity(len + 16);
+        while bytes.len() < len {
+            bytes.extend_from_slice(self.pick(&WORDS).as_bytes());
+            if self.one_in(6) {
+                bytes.extend_from_slice(format!("{:x} ", self.below(1 << 24)).as_bytes());
+            }
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// The guid of every test pool.
+pub const GUID: [u8; 16] = *b"hardpack--tests!";
+
+/// A pool run with small caches on one thread, so that a run depends on its seed alone.
+pub fn options(dirty_len_max: usize) -> Options {
+    Options { threads: 1, dirty_len_max, ..Options::new(1 << 20) }
+}
+
+/// How test pools are created.
+pub fn create_options(ashift: u8, properties: &[(Property, &str)]) -> CreateOptions {
+    CreateOptions {
+        guid: GUID,
+        ashift,
+        properties: properties.iter().map(|(p, text)| (*p, (*text).to_string())).collect(),
+        file_name: "main".into(),
+    }
+}
+
+/// Creates a pool with one file on an empty device.
+pub fn create(device: &Arc<dyn Device>, properties: &[(Property, &str)], dirty: usize) -> Pool {
+    let create = create_options(9, properties);
+    Pool::create(Arc::clone(device), &create, options(dirty)).expect("the pool is created")
+}
+
+/// The only file of a pool.
+pub fn only_file(pool: &Pool) -> hardpack_engine::Result<Arc<File>> {
+    pool.file(pool.only_file()?.file)
+}
+
+/// All bytes of a file.
+pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
+    let mut bytes = vec![0xa5; file.len()? as usize];
+    let n = file.read_at(&mut bytes, 0)?;
+    assert_eq!(n, bytes.len(), "a read within the file is not short");
+    Ok(bytes)
+}
+
+/// Everything that a check of the pool complains about.
+pub fn problems(pool: &Pool) -> hardpack_engine::Result<Vec<String>> {
+    let report = pool.check(&mut |_| {})?;
+    Ok(report.problems.iter().map(|problem| format!("{problem:?}")).collect())
+}
+
+/// Where two byte strings first differ, for messages.
+pub fn first_difference(a: &[u8], b: &[u8]) -> String {
+    let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
+    format!("lengths {} and {}, different from byte {at} on", a.len(), b.len())
+}
+
+/// A setting of an environment variable that is a number.
+pub fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("the variable holds a number"))
+}

@@ -1,0 +1,294 @@
+//! A simulated disk: what is written is seen at once, and durable only with the next sync.
+//!
+//! A run on a [`SimDevice`] is recorded as a list of [`Op`]s. Replaying the list on a [`Disk`], and
+//! stopping anywhere, gives the images that a loss of power at that moment can leave behind:
+//!
+//! * everything before the last sync is there;
+//! * of the writes since, any subset, in any order, each torn at multiples of the sector;
+//! * a change of the length since then, or a hole punched since then, happened or did not.
+//!
+//! That is all that the engine may assume of a medium, and no more. All choices come from a seed.
+//!
+//! [`Fault`]s break these promises on purpose, or fail operations, to test the engine's error paths
+//! and the tests themselves.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hardpack_engine::device::Device;
+
+use super::Rng;
+
+/// What reached the disk, or was noted beside it.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// Bytes at an offset.
+    Write(u64, Arc<[u8]>),
+    /// The length was set.
+    SetLen(u64),
+    /// A range was given back: it reads as zeros.
+    Punch(u64, u64),
+    /// All before is durable.
+    Sync,
+    /// A note of the test, for instance that a commit was acknowledged.
+    Note(u64),
+}
+
+impl Op {
+    fn apply(&self, image: &mut Vec<u8>) {
+        match self {
+            Op::Write(offset, bytes) => write(image, *offset as usize, bytes),
+            Op::SetLen(len) => image.resize(*len as usize, 0),
+            Op::Punch(offset, len) => {
+                let end = (offset + len).min(image.len() as u64) as usize;
+                let start = (*offset as usize).min(end);
+                image[start..end].fill(0);
+            }
+            Op::Sync | Op::Note(_) => {}
+        }
+    }
+}
+
+fn write(image: &mut Vec<u8>, start: usize, bytes: &[u8]) {
+    let end = start + bytes.len();
+    if image.len() < end {
+        image.resize(end, 0);
+    }
+    image[start..end].copy_from_slice(bytes);
+}
+
+/// The state of a disk while a recorded run is replayed.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    durable: Vec<u8>,
+    pending: Vec<Op>,
+}
+
+impl Disk {
+    /// A disk that holds these bytes durably.
+    pub fn new(durable: Vec<u8>) -> Disk {
+        Disk { durable, pending: Vec::new() }
+    }
+
+    /// Replays one operation.
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Sync => self.pending.drain(..).for_each(|op| op.apply(&mut self.durable)),
+            Op::Note(_) => {}
+            _ => self.pending.push(op.clone()),
+        }
+    }
+
+    /// What a loss of power leaves behind, at sectors of `sector` bytes.
+    pub fn crash(&self, rng: &mut Rng, sector: usize) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        let mut order: Vec<&Op> = self.pending.iter().collect();
+        // How much is kept differs from crash to crash: nearly all, about half, or nearly nothing;
+        // and sometimes all but the writes just before it, as a disk with a short queue would.
+        let (keep, of) = rng.pick(&[(15, 16), (7, 8), (1, 2), (1, 8), (1, 1)]);
+        if rng.one_in(2) {
+            for index in (1..order.len()).rev() {
+                order.swap(index, rng.below(index as u64 + 1) as usize);
+            }
+        } else {
+            let lost = rng.below(order.len() as u64 + 1).min(rng.below(6)) as usize;
+            order.truncate(order.len() - lost);
+        }
+        let tears = rng.one_in(2);
+        for op in order {
+            if rng.below(of) >= keep {
+                continue;
+            }
+            match op {
+                Op::Write(offset, bytes) if tears && rng.one_in(2) => {
+                    tear(&mut image, *offset as usize, bytes, sector, rng);
+                }
+                op => op.apply(&mut image),
+            }
+        }
+        image
+    }
+
+    /// What is there if no power is lost but every process dies.
+    pub fn all_kept(&self) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        self.pending.iter().for_each(|op| op.apply(&mut image));
+        image
+    }
+}
+
+/// Keeps some sectors of a write.
+fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], sector: usize, rng: &mut Rng) {
+    let prefix_only = rng.one_in(2);
+    let mut at = 0;
+    while at < bytes.len() {
+        let next = ((offset + at) / sector + 1) * sector - offset;
+        let next = next.min(bytes.len());
+        if !rng.one_in(3) {
+            write(image, offset + at, &bytes[at..next]);
+        } else if prefix_only {
+            return;
+        }
+        at = next;
+    }
+}
+
+/// How a device breaks its promises.
+pub trait Fault: Send + std::fmt::Debug {
+    /// Sees each write before it is made, and may put it elsewhere, make others, or fail it.
+    fn write(
+        &mut self,
+        image: &[u8],
+        offset: u64,
+        bytes: &[u8],
+    ) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let _ = image;
+        Ok(vec![(offset, bytes.to_vec())])
+    }
+    /// Sees each sync before it is made; false leaves it out.
+    fn sync(&mut self, image: &[u8]) -> io::Result<bool> {
+        let _ = image;
+        Ok(true)
+    }
+    /// Sees each change of the length and each punched hole.
+    fn cut(&mut self, image: &[u8], start: u64, end: u64) {
+        let _ = (image, start, end);
+    }
+}
+
+/// The recording disk.
+#[derive(Debug, Default)]
+pub struct SimDevice {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    image: Vec<u8>,
+    trace: Vec<Op>,
+    locked: bool,
+    fault: Option<Box<dyn Fault>>,
+}
+
+impl SimDevice {
+    /// A disk that holds these bytes.
+    pub fn new(image: Vec<u8>) -> Arc<SimDevice> {
+        let inner = Inner { image, ..Inner::default() };
+        Arc::new(SimDevice { inner: Mutex::new(inner) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Installs or removes a fault.
+    pub fn set_fault(&self, fault: Option<Box<dyn Fault>>) {
+        self.inner().fault = fault;
+    }
+
+    /// Adds a note to the recording.
+    pub fn note(&self, note: u64) {
+        self.inner().trace.push(Op::Note(note));
+    }
+
+    /// Takes what was recorded so far.
+    pub fn take_trace(&self) -> Vec<Op> {
+        std::mem::take(&mut self.inner().trace)
+    }
+
+    /// How many operations are recorded.
+    pub fn trace_len(&self) -> usize {
+        self.inner().trace.len()
+    }
+
+    /// A copy of what readers see.
+    pub fn image(&self) -> Vec<u8> {
+        self.inner().image.clone()
+    }
+
+    fn record(&self, inner: &mut Inner, op: Op) {
+        op.apply(&mut inner.image);
+        inner.trace.push(op);
+    }
+}
+
+impl Device for SimDevice {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let inner = self.inner();
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(inner.image.len());
+        let n = buf.len().min(inner.image.len() - start);
+        buf[..n].copy_from_slice(&inner.image[start..start + n]);
+        Ok(n)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let writes = match &mut inner.fault {
+            Some(fault) => fault.write(&inner.image, offset, buf)?,
+            None => vec![(offset, buf.to_vec())],
+        };
+        for (offset, bytes) in writes {
+            self.record(inner, Op::Write(offset, bytes.into()));
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        let happens = match &mut inner.fault {
+            Some(fault) => fault.sync(&inner.image)?,
+            None => true,
+        };
+        if happens {
+            inner.trace.push(Op::Sync);
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.inner().image.len() as u64)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        if let Some(fault) = &mut inner.fault {
+            fault.cut(&inner.image, len, u64::MAX);
+        }
+        self.record(inner, Op::SetLen(len));
+        Ok(())
+    }
+
+    fn punch_hole(&self, offset: u64, len: u64) {
+        let mut guard = self.inner();
+        let inner = &mut *guard;
+        if let Some(fault) = &mut inner.fault {
+            fault.cut(&inner.image, offset, offset + len);
+        }
+        self.record(inner, Op::Punch(offset, len));
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    /// Tests on this device are single-threaded: who finds the lock taken would wait for ever.
+    fn lock_writer(&self) -> io::Result<()> {
+        let mut inner = self.inner();
+        if inner.locked {
+            return Err(io::Error::other("the writer lock is held already: a deadlock"));
+        }
+        inner.locked = true;
+        Ok(())
+    }
+
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        Ok(!std::mem::replace(&mut self.inner().locked, true))
+    }
+
+    fn unlock_writer(&self) {
+        self.inner().locked = false;
+    }
+}

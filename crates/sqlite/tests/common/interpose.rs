@@ -1,0 +1,88 @@
+//! System calls that change files, counted, so that a process can die before any one of them.
+//!
+//! The functions here take the place of libc's in this executable, for SQLite's code as well as
+//! for the engine's. They pass straight through until [`die_at`] arms them.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+/// Calls left before death; disarmed below zero.
+static LEFT: AtomicI64 = AtomicI64::new(-1);
+/// Whether a part of the last call is done.
+static TORN: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on, the process kills itself before a call, counted from 0: for even `n` before call
+/// `n / 2`, for odd `n` in the middle of it.
+pub fn die_at(n: i64) {
+    TORN.store(n % 2 == 1, Ordering::SeqCst);
+    LEFT.store(n / 2, Ordering::SeqCst);
+}
+
+/// Nothing dies any more.
+pub fn disarm() {
+    LEFT.store(-1, Ordering::SeqCst);
+}
+
+/// Runs something whose calls do not count.
+pub fn uncounted<R>(run: impl FnOnce() -> R) -> R {
+    UNCOUNTED.set(true);
+    let result = run();
+    UNCOUNTED.set(false);
+    result
+}
+
+/// Whether the next call is the last: it may do a part of its work first.
+fn count() -> bool {
+    if LEFT.load(Ordering::SeqCst) < 0 || UNCOUNTED.get() {
+        return false;
+    }
+    LEFT.fetch_sub(1, Ordering::SeqCst) == 0
+}
+
+fn die() -> ! {
+    // SAFETY: the process ends here.
+    unsafe {
+        libc::kill(libc::getpid(), libc::SIGKILL);
+        libc::_exit(1)
+    }
+}
+
+/// Defines calls: `$part` runs before death and does a part of the work, where that is possible.
+macro_rules! calls {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $number:ident, $part:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            if count() {
+                #[allow(clippy::redundant_closure_call)]
+                if TORN.load(Ordering::SeqCst) {
+                    ($part)($($argument),*);
+                }
+                die();
+            }
+            // SAFETY: the arguments are those of the call.
+            unsafe { libc::syscall(libc::$number $(, $argument)*) as $result }
+        }
+    )*};
+}
+
+calls! {
+    write(fd: c_int, buf: *const c_void, len: usize) -> isize = SYS_write, |_, _, _| ();
+    // Half of a write may have happened when the process dies: superblocks and extents alike.
+    pwrite64(fd: c_int, buf: *const c_void, len: usize, offset: i64) -> isize = SYS_pwrite64,
+        |fd: c_int, buf: *const c_void, len: usize, offset: i64| {
+            // SAFETY: the arguments are those of the call, and half of the buffer is in the buffer.
+            unsafe { libc::syscall(libc::SYS_pwrite64, fd, buf, len / 2, offset) }
+        };
+    pwrite(fd: c_int, buf: *const c_void, len: usize, offset: i64) -> isize = SYS_pwrite64, |_, _, _, _| ();
+    ftruncate(fd: c_int, len: i64) -> c_int = SYS_ftruncate, |_, _| ();
+    ftruncate64(fd: c_int, len: i64) -> c_int = SYS_ftruncate, |_, _| ();
+    fsync(fd: c_int) -> c_int = SYS_fsync, |_| ();
+    fdatasync(fd: c_int) -> c_int = SYS_fdatasync, |_| ();
+    fallocate(fd: c_int, mode: c_int, offset: i64, len: i64) -> c_int = SYS_fallocate, |_, _, _, _| ();
+    unlink(path: *const c_char) -> c_int = SYS_unlink, |_| ();
+}
