@@ -77,6 +77,14 @@ pub enum Command {
     Codecs(CodecsArgs),
 }
 
+fn set_help() -> String {
+    let mut help = String::from("Properties:\n");
+    for property in Property::ALL {
+        help.push_str(&format!("  {property:<12}  {}\n", property.values()));
+    }
+    help + "\nExample: hardpack set compression=zstd-9 recordsize=1M words.db.hpk"
+}
+
 /// Sets a property at creation: the name of the flag is that of the property.
 fn value_of(property: Property) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync {
     move |text| {
@@ -244,7 +252,7 @@ fn parse_assignment(text: &str) -> Result<(Property, String), String> {
 
 #[derive(Debug, ClapArgs)]
 #[command(override_usage = "hardpack set [OPTIONS] <PROPERTY=VALUE>... <POOL>")]
-#[command(after_help = "Example: hardpack set compression=zstd-9 recordsize=1M words.db.hpk")]
+#[command(after_help = set_help())]
 pub struct SetArgs {
     /// What to set, such as compression=zstd-9, and last the pool
     // One list, so that flags may stand anywhere between.

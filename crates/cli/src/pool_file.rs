@@ -1,5 +1,6 @@
 //! Opening pools, and reading the file in one.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -48,18 +49,25 @@ pub fn options(threads: Option<u16>) -> Options {
 
 /// Opens a pool to read it.
 pub fn open_read_only(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
-    open(path, FileDevice::open_read_only(path)?, threads)
+    open(path, FileDevice::open_read_only, threads)
 }
 
 /// Opens a pool to change it.
 pub fn open_writable(path: &Path) -> Result<Pool, Reason> {
-    open(path, FileDevice::open(path)?, None)
+    open(path, FileDevice::open, None)
 }
 
-fn open(path: &Path, device: FileDevice, threads: Option<u16>) -> Result<Pool, Reason> {
-    if device.file().metadata()?.is_dir() {
-        return Err(Reason::new(Code::NotAPool, "it is a directory"));
+fn open(
+    path: &Path,
+    open_device: impl FnOnce(&Path) -> std::io::Result<FileDevice>,
+    threads: Option<u16>,
+) -> Result<Pool, Reason> {
+    // Before it is opened: that would wait for the other end of a pipe.
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(Reason::new(Code::NotAPool, "it is not an ordinary file"));
     }
+    let device = open_device(path)?;
     let mut head = [0; sqlite::MAGIC.len()];
     let n = crate::snapshot::read_full(device.file(), &mut head, 0)?;
     let opened = Pool::open(Arc::new(device), options(threads));

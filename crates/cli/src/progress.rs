@@ -115,6 +115,34 @@ impl Drop for Progress {
     }
 }
 
+/// Work whose end cannot be told; shown on a terminal only.
+pub struct Spinner {
+    bar: Option<ProgressBar>,
+}
+
+impl Spinner {
+    pub fn new(label: &'static str, quiet: bool) -> Spinner {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new_spinner().with_message(label);
+            bar.set_style(
+                ProgressStyle::with_template("{msg} {spinner} {elapsed}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            );
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Spinner { bar }
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 fn style() -> ProgressStyle {
     let template = "{msg} {wide_bar} {percent:>3}% {binary_bytes} of {binary_total_bytes}, \
                     {binary_bytes_per_sec}, {eta} left {prefix}";

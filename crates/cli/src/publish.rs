@@ -45,10 +45,11 @@ impl Unfinished {
         &self.path
     }
 
-    /// Gives it these permissions, and makes all of it durable.
+    /// Gives it these permissions, and makes all of it durable. Whoever unpacks does not mean to give
+    /// others his own rights: the bits that do are left out.
     pub fn complete(&self, mode: u32, modified: Option<SystemTime>) -> Result<(), Reason> {
         let file = OpenOptions::new().write(true).open(&self.path)?;
-        file.set_permissions(Permissions::from_mode(mode & 0o7777))?;
+        file.set_permissions(Permissions::from_mode(mode & 0o777))?;
         if let Some(modified) = modified {
             file.set_modified(modified)?;
         }

@@ -53,9 +53,6 @@ impl Snapshot {
     pub fn open(path: &Path, exclusive: bool) -> Result<Snapshot, Reason> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(Reason::new(Code::Cannot, "it is not an ordinary file"));
-        }
         let mut head = [0; sqlite::MAGIC.len()];
         let head_is_database = file.read_exact_at(&mut head, 0).is_ok() && head == *sqlite::MAGIC;
         // Looked for before SQLite opens anything, since it closes descriptors.

@@ -184,6 +184,10 @@ fn errors_are_one_line_with_a_code() {
     stderr_of(hardpack().arg("pack").arg(text.parent().unwrap()), 3);
     stderr_of(hardpack().arg("frobnicate"), 2);
     stderr_of(hardpack().args(["pack", "--compression", "zip", "x"]), 2);
+    let pipe = text.parent().unwrap().join("pipe");
+    Command::new("mkfifo").arg(&pipe).status().unwrap();
+    stderr_of(hardpack().arg("pack").arg(&pipe), 3);
+    stderr_of(hardpack().arg("info").arg(&pipe), 4);
     let nowhere = text.parent().unwrap().join("nowhere/out.hpk");
     stderr_of(hardpack().arg("pack").args([&text, &nowhere]), 3);
     let help = stdout_of(hardpack().arg("--help"));

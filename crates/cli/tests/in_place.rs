@@ -3,8 +3,11 @@
 mod common;
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::*;
 use rusqlite::Connection;
@@ -129,10 +132,51 @@ fn a_change_after_reading_is_noticed() {
     while names_beside(&path).len() < 2 {
         std::thread::yield_now();
     }
-    use std::os::unix::fs::FileExt;
     File::options().write(true).open(&path).unwrap().write_all_at(b"changed", 5000).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(fs::read(&path).unwrap()[5000..5007], *b"changed");
     assert_eq!(names_beside(&path), ["file"]);
+}
+
+/// Somebody opens the database again and again: it is replaced, or it is in use, and whoever opens it
+/// finds one of the two whole.
+#[test]
+fn openers_meet_the_database_or_the_pool() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 2000);
+    let database = fs::read(&path).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut replaced = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let mut head = [0; 8];
+                File::open(&path).unwrap().read_exact_at(&mut head, 0).unwrap();
+                assert!([b"SQLite f", b"Hardpack"].contains(&&head), "{head:?}");
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+        for _ in 0..20 {
+            let done = hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert();
+            assert_eq!(names_beside(&path), ["data.db"]);
+            match done.get_output().status.code() {
+                Some(0) => {
+                    replaced += 1;
+                    assert!(unpacked(&path) == database);
+                    hardpack()
+                        .args(["unpack", "-q"])
+                        .arg(&path)
+                        .arg(with_ending(&path, ".back"))
+                        .assert()
+                        .success();
+                    fs::rename(with_ending(&path, ".back"), &path).unwrap();
+                }
+                Some(5) => assert!(fs::read(&path).unwrap() == database),
+                other => panic!("{other:?}: {:?}", done.get_output()),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("replaced {replaced} times of 20");
 }

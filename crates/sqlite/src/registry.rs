@@ -158,6 +158,12 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
     })?;
     // It may have been open without a file.
     pool.pool().complete_creation(&create)?;
+    // The name of the file must last as long as what it holds. SQLite leaves this to the journal it
+    // would create beside it.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| Error::Io { action: "create", source })?;
     Ok(pool)
 }
 

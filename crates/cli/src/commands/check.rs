@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
-use crate::progress::Progress;
+use crate::progress::{Progress, Spinner};
 use crate::{pool_file, signals, sqlite};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,12 +73,13 @@ fn check_pool(
 }
 
 fn is_database(pool: &Pool) -> Result<bool, Reason> {
-    let entry = pool_file::find_file(pool, None)?;
+    let Ok(entry) = pool.only_file() else { return Ok(false) };
     pool_file::is_database(&*pool.file(entry.file)?)
 }
 
 fn check_integrity(args: &CheckArgs) -> Result<Vec<String>, Reason> {
     // A database in write-ahead log mode may need its log recovered, which read-only cannot.
+    let _spinner = Spinner::new("integrity_check", args.work.quiet);
     let lines = integrity_lines(&args.pool, true).or_else(|error| match sqlite_code(&error) {
         Code::Cannot => integrity_lines(&args.pool, false),
         _ => Err(error),

@@ -34,7 +34,7 @@ pub fn run(args: &PackArgs) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let cannot = |reason: Reason| reason.cannot("pack", args.input.display());
     let input = args.input.canonicalize().map_err(|error| cannot(error.into()))?;
-    refuse_pool(args, &input).map_err(cannot)?;
+    refuse_input(args, &input).map_err(cannot)?;
     let output = if args.in_place {
         input.clone()
     } else {
@@ -62,17 +62,18 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
     let snapshot = Snapshot::open(input, args.in_place)?;
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
     let digest = write(args, input, &snapshot, unfinished.path())?;
-    let packed = verify(args, unfinished.path(), &digest)?;
     let metadata = snapshot.metadata().clone();
-    if args.in_place {
-        keep_owner(unfinished.path(), &metadata);
-    }
-    unfinished.complete(metadata.mode(), None)?;
     let is_database = snapshot.page_len().is_some();
-    let file = snapshot.into_file()?;
-    if args.in_place {
+    // In place, a database stays locked until the pool is verified; else nobody need wait longer.
+    let held = if args.in_place { Some(snapshot) } else { snapshot.into_file().map(|_| None)? };
+    let packed = verify(args, unfinished.path(), &digest)?;
+    if let Some(snapshot) = held {
+        keep_owner(unfinished.path(), &metadata);
+        unfinished.complete(metadata.mode(), None)?;
+        let file = snapshot.into_file()?;
         unfinished.replace(input, &file, &digest, is_database)?;
     } else {
+        unfinished.complete(metadata.mode(), None)?;
         unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
     }
     Ok(packed)
@@ -189,13 +190,15 @@ fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
-/// A pool is hardly ever meant to be packed again.
-fn refuse_pool(args: &PackArgs, input: &Path) -> Result<(), Reason> {
-    let file = std::fs::File::open(input)?;
-    let mut head = [0; 16];
-    let is_file = file.metadata()?.is_file();
-    let n = if is_file { read_full(&file, &mut head, 0)? } else { 0 };
-    if head[..n].starts_with(MAGIC) && !args.force {
+/// Only ordinary files are packed, and a pool only if it is really meant.
+fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
+    // Before it is opened: that would wait for the other end of a pipe.
+    if !std::fs::metadata(input)?.is_file() {
+        return Err(Reason::new(Code::Cannot, "it is not an ordinary file"));
+    }
+    let mut head = [0; MAGIC.len()];
+    read_full(&std::fs::File::open(input)?, &mut head, 0)?;
+    if head == *MAGIC && !args.force {
         return Err(
             Reason::new(Code::Cannot, "it is a pool already").hint("--force packs it all the same")
         );

@@ -33,21 +33,32 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let cannot = |reason: Reason| reason.cannot("unpack", args.pool.display());
     let input = args.pool.canonicalize().map_err(|error| cannot(error.into()))?;
-    let (name, attributes) = describe(&input).map_err(cannot)?;
+    let holding = describe(&input).map_err(cannot)?;
     let output = match &args.output {
         Some(output) => output.clone(),
-        None => default_output(&args.pool, &name).map_err(cannot)?,
+        None => default_output(&args.pool, &holding.name).map_err(cannot)?,
     };
     refuse_output(args, &input, &output).cannot("create", output.display())?;
-    let len = unpack(args, &input, &output, &name, &attributes).map_err(cannot)?;
+    let len = unpack(args, &input, &output, &holding).map_err(cannot)?;
     report(args, &output, len, began).cannot("report on", output.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(input: &Path) -> Result<(String, Attributes), Reason> {
+/// What the pool holds.
+struct Holding {
+    name: String,
+    attributes: Attributes,
+    is_database: bool,
+}
+
+fn describe(input: &Path) -> Result<Holding, Reason> {
     let pool = pool_file::open_read_only(input, None)?;
     let entry = pool.only_file()?;
-    Ok((entry.name, pool.attributes(entry.file)?))
+    Ok(Holding {
+        name: entry.name,
+        attributes: pool.attributes(entry.file)?,
+        is_database: pool_file::is_database(&*pool.file(entry.file)?)?,
+    })
 }
 
 /// The name that the file had, beside the pool.
@@ -76,26 +87,26 @@ fn unpack(
     args: &UnpackArgs,
     input: &Path,
     output: &Path,
-    name: &str,
-    attributes: &Attributes,
+    holding: &Holding,
 ) -> Result<u64, Reason> {
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
+    let attributes = &holding.attributes;
     let mut tries = 0;
     let digest = loop {
         let mut writer = Writer::create(unfinished.path())?;
         let mut progress =
-            Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
+            Progress::new(format!("unpacking {}", holding.name), attributes.len, args.work.quiet);
         let mut sink = |bytes: &[u8]| {
             signals::check()?;
             writer.write(bytes)?;
             progress.at(writer.digest.len());
             Ok(())
         };
-        let is_whole = if pool_file::has_sidecar(input) {
+        let is_whole = if holding.is_database && pool_file::has_sidecar(input) {
             read_database(input, &mut sink)?;
             true
         } else {
-            read_pool(args, input, &mut sink)?
+            read_pool(args, input, holding.is_database, &mut sink)?
         };
         if is_whole {
             progress.finish();
@@ -133,10 +144,11 @@ fn read_database(
 fn read_pool(
     args: &UnpackArgs,
     input: &Path,
+    is_database: bool,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
 ) -> Result<bool, Reason> {
     let pool = pool_file::open_read_only(input, args.work.threads)?;
-    if pool_file::has_sidecar(input) || pool.refresh()? {
+    if (is_database && pool_file::has_sidecar(input)) || pool.refresh()? {
         return Ok(false);
     }
     let txg = pool.state().txg();

@@ -184,7 +184,20 @@ impl File {
         }
         let mut pending = self.pending();
         self.dirty.store(true, Ordering::Release);
-        let len = self.pending_len(&pending)?;
+        let done = self.write_units(&mut pending, buf, offset, end);
+        if done.is_err() && pending.txn.is_some() {
+            // Composing the units may have had to write ahead.
+            *pending = Pending { failed: true, ..Pending::default() };
+        }
+        done?;
+        if pending.units.len() * UNIT_LEN as usize > self.dirty_len_max {
+            self.write_ahead(&mut pending)?;
+        }
+        Ok(())
+    }
+
+    fn write_units(&self, pending: &mut Pending, buf: &[u8], offset: u64, end: u64) -> Result<()> {
+        let len = self.pending_len(pending)?;
         let mut at = offset;
         while at < end {
             let index = at / UNIT_LEN;
@@ -193,16 +206,13 @@ impl File {
             if to - from == UNIT_LEN {
                 pending.units.insert(index, part.into());
             } else {
-                let unit = self.unit_mut(&mut pending, index, len)?;
+                let unit = self.unit_mut(pending, index, len)?;
                 unit[from as usize..to as usize].copy_from_slice(part);
             }
             at += to - from;
         }
         if end > len {
             pending.len = Some(end);
-        }
-        if pending.units.len() * UNIT_LEN as usize > self.dirty_len_max {
-            self.write_ahead(&mut pending)?;
         }
         Ok(())
     }

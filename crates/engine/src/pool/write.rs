@@ -177,7 +177,7 @@ fn choose_slot(
     let is_covered = |start: u64, end: u64| {
         let units = start / UNIT_LEN..end.min(changes.len).div_ceil(UNIT_LEN);
         let count = units.end.saturating_sub(units.start);
-        changes.units.range(units).count() as u64 == count
+        count == 0 || changes.units.range(units).count() as u64 == count
     };
     if let Some(record) = record {
         let (start, end) = (record.start, record.slot_end());

@@ -18,6 +18,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::checksum::ChecksumKind;
 use super::extent::Encoding;
@@ -44,6 +45,8 @@ const DIRTY_NODES_MAX: usize = 4096;
 const FREED_RUNS_MAX: usize = 65536;
 /// What a state taken over from another process counts for in unsynced bytes.
 const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
+/// How long to wait before asking for a lock of another process again.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// A node's share when room is provided for it: its payload, header and rounding.
 const NODE_SECTORS_GUESS: u64 = 10;
 
@@ -119,7 +122,8 @@ impl Store {
         self.writer.enter(patience)?;
         let locked = match patience {
             Patience::None => self.device.try_lock_writer(),
-            Patience::Endless | Patience::Within(_) => self.device.lock_writer().map(|()| true),
+            Patience::Within(wait) => self.lock_writer_within(wait),
+            Patience::Endless => self.device.lock_writer().map(|()| true),
         };
         if !matches!(locked, Ok(true)) {
             self.writer.leave();
@@ -132,6 +136,20 @@ impl Store {
         }
         txn.core.base.superblock.check_writable()?;
         Ok(txn)
+    }
+
+    /// The system cannot wait for a lock only so long: ask again and again.
+    fn lock_writer_within(&self, wait: Duration) -> std::io::Result<bool> {
+        let mut left = wait;
+        while !self.device.try_lock_writer()? {
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let pause = left.min(LOCK_PAUSE);
+            std::thread::sleep(pause);
+            left -= pause;
+        }
+        Ok(true)
     }
 }
 
@@ -579,11 +597,18 @@ impl WriteBuffer {
     }
 
     fn flush(&mut self, store: &Store) -> Result<()> {
-        for (offset, chunk) in self.chunks.drain(..) {
-            write(store, &chunk, offset)?;
+        let mut done = 0;
+        let written = self.chunks.iter().try_for_each(|(offset, chunk)| {
+            write(store, chunk, *offset)?;
+            done += 1;
+            Ok(())
+        });
+        // What could not be written is kept: the transaction goes on to refer to it.
+        self.chunks.drain(..done);
+        if written.is_ok() {
+            self.buffered = 0;
         }
-        self.buffered = 0;
-        Ok(())
+        written
     }
 }
 

@@ -2,6 +2,7 @@
 //! and small helpers. The unit tests include this as `crate::test_common`.
 #![allow(dead_code)]
 
+pub mod crash;
 pub mod live;
 pub mod sim_device;
 

@@ -133,7 +133,7 @@ fn a_failed_write_leaves_the_last_commit() {
             for durability in [Durability::Visible, Durability::Durable] {
                 // Something committed but not durable may lie in between.
                 let mut model = setup.bytes.clone();
-                let countdown = Arc::new(AtomicU64::new(1 + rng.below(12)));
+                let countdown = Arc::new(AtomicU64::new(1 + rng.below(5)));
                 let lasts = rng.one_in(2);
                 let fault = FailAt { failure, countdown: Arc::clone(&countdown), lasts };
                 setup.sim.set_fault(Some(Box::new(fault)));

@@ -17,7 +17,7 @@ use crate::store::superblock::{
 use crate::store::trees::{FREED, MAP};
 use crate::store::{Durability, Encoding, Store, Txn};
 use crate::test_common::live::{Guard, newest_superblock};
-use crate::test_common::sim_device::SimDevice;
+use crate::test_common::sim_device::{Fault, SimDevice};
 use crate::test_common::{GUID, Rng, options, problems};
 use crate::units::{Run, Sector, Txg};
 
@@ -352,4 +352,32 @@ fn more_windows_than_a_superblock_holds() {
         assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
         assert_clean(&device);
     }
+}
+
+/// Fails all writes.
+#[derive(Debug)]
+struct Full;
+
+impl Fault for Full {
+    fn write(&mut self, _: &[u8], _: u64, _: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+}
+
+/// A read inside a transaction may have to write what is buffered. Where that fails, the transaction
+/// can still be committed once there is room: nothing of it was lost.
+#[test]
+fn a_failed_flush_loses_nothing() {
+    let sim = SimDevice::new(Vec::new());
+    let device: Arc<dyn Device> = sim.clone();
+    let store = store_on(&device, 9);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    let pointers: Vec<_> =
+        (0..5).map(|n| put(&mut txn, n, &[n as u8 + 1; 9000]).unwrap()).collect();
+    sim.set_fault(Some(Box::new(Full)));
+    assert!(matches!(txn.read(&pointers[3]), Err(crate::Error::NoSpace)));
+    sim.set_fault(None);
+    txn.commit(Durability::Durable).unwrap();
+    assert_clean(&device);
+    assert_eq!(read(&store, 4).unwrap(), [5; 9000]);
 }
