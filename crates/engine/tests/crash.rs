@@ -5,11 +5,18 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::crash::{Shape, run};
-use common::env_number;
+use common::mutants::{EarlyReuse, LostWrites, LyingSync, SlotReuse};
+use common::sim_device::{Disk, Fault, SimDevice};
+use common::{Rng, create_options, env_number, only_file, options, problems};
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::store::Store;
 
 /// Crashes in a run of the tests.
-const STATES_DEFAULT: u64 = 6_000;
+const STATES_DEFAULT: u64 = 50_000;
 
 const SHAPES: [Shape; 4] = [
     Shape { commit_count: 14, file_len: 60_000, durable_one_in: 2, process_count: 1 },
@@ -40,4 +47,71 @@ fn torn_at_512_bytes() {
 #[test]
 fn torn_at_4096_bytes() {
     crash_states(1 << 20, 2, 4096);
+}
+
+/// Commits so large that they sync before their superblock, and are not verified when opened.
+#[test]
+fn large_commits() {
+    let shape = Shape { commit_count: 8, file_len: 7_000_000, durable_one_in: 4, process_count: 1 };
+    for seed in 0..2 {
+        run(seed, shape, 4096, 1, None).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
+#[test]
+fn broken_devices_are_noticed() {
+    let mutants: [(&str, fn() -> Box<dyn Fault>); 4] = [
+        ("a sync that lies", || Box::new(LyingSync)),
+        ("the slot of the newest durable superblock is reused", || Box::<SlotReuse>::default()),
+        ("freed space is reused too early", || Box::<EarlyReuse>::default()),
+        ("writes are lost", || Box::<LostWrites>::default()),
+    ];
+    for (name, mutant) in mutants {
+        let shape =
+            Shape { commit_count: 40, file_len: 60_000, durable_one_in: 4, process_count: 1 };
+        for seed in 0..6 {
+            let found = run(seed, shape, 512, 3, Some(mutant()));
+            match found {
+                Ok(count) => panic!("{name}: not noticed in {count} crashes of seed {seed}"),
+                Err(error) => println!("{name}: {error}"),
+            }
+        }
+    }
+}
+
+/// Creation, cut anywhere: what is left is either a pool, or recognised as the remains of one.
+#[test]
+fn creation_is_cut_anywhere() {
+    let device = SimDevice::new(Vec::new());
+    let create = create_options(9, &[(Property::Compression, "lz4")]);
+    Pool::create(device.clone(), &create, options(1 << 20)).unwrap();
+    let trace = device.take_trace();
+    let (mut disk, mut rng) = (Disk::default(), Rng(3));
+    let (mut unborn, mut born) = (0, 0);
+    for at in 0..=trace.len() {
+        for _ in 0..150 {
+            let image = disk.crash(&mut rng, 512);
+            let label = format!("cut at {at}, {} bytes", image.len());
+            let device: Arc<dyn Device> = SimDevice::new(image);
+            if Store::is_unborn(&*device).unwrap() {
+                assert!(at < trace.len(), "{label}: it was acknowledged");
+                unborn += 1;
+                device.set_len(0).unwrap();
+                Pool::create(device, &create, options(1 << 20)).unwrap();
+                continue;
+            }
+            born += 1;
+            let pool = Pool::open(device, options(1 << 20)).expect(&label);
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            match only_file(&pool) {
+                Ok(file) => assert_eq!(file.len().unwrap(), 0),
+                Err(error) => assert!(at < trace.len(), "{label}: {error}"),
+            }
+        }
+        if let Some(op) = trace.get(at) {
+            disk.apply(op);
+        }
+    }
+    assert!(unborn > 100 && born > 100, "{unborn} unborn, {born} born");
 }

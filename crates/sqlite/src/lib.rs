@@ -34,6 +34,7 @@ mod registry;
 mod stats;
 pub mod stats_table;
 pub mod vfs;
+mod wal_index;
 
 use std::ffi::{c_char, c_int, c_void};
 

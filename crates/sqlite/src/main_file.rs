@@ -30,9 +30,12 @@ use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::pragma;
 use crate::registry::{self, PoolName, PoolUse};
+use crate::wal_index::WalIndex;
 
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
 const SHM_CHECKPOINT_SLOT: c_int = 1;
+/// The slot of readers that use the database alone; a checkpoint holds it while it copies.
+const SHM_READ_DATABASE_SLOT: c_int = 3;
 /// What a plain database begins with.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
@@ -46,6 +49,7 @@ pub struct MainFile {
     host: Host,
     path: PathBuf,
     properties: Vec<(Property, String)>,
+    read_only: bool,
     lock: c_int,
     /// This connection has changes that are not committed. The engine's file is shared, so its own
     /// word may be about the changes of another.
@@ -54,7 +58,23 @@ pub struct MainFile {
     stale: bool,
     /// SQLite has announced the end of the transaction, or of a checkpoint.
     announced: bool,
-    checkpoint_done: bool,
+    checkpoint: Checkpoint,
+    wal_index: Option<WalIndex>,
+    /// How many frames of the log were in the database when the checkpoint began.
+    backfilled: u32,
+}
+
+/// How far a checkpoint by this connection has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Checkpoint {
+    /// There is none, or it is copying pages.
+    Open,
+    /// What was copied is published.
+    Done,
+    /// What was copied is not in the pool, for the reason with this code. SQLite does not look at
+    /// the answer to CKPT_DONE, so this has to be told with the next call; and when a reader keeps it
+    /// from copying everything there is none: then [`WalIndex::set_backfilled`] undoes what it notes.
+    Failed(c_int),
 }
 
 /// What the file is.
@@ -93,11 +113,14 @@ impl MainFile {
             host,
             path: PathBuf::from(OsStr::from_bytes(path_bytes.to_bytes())),
             properties: Vec::new(),
+            read_only: out_flags & SQLITE_OPEN_READONLY != 0,
             lock: SQLITE_LOCK_NONE,
             wrote: false,
             stale: false,
             announced: false,
-            checkpoint_done: false,
+            checkpoint: Checkpoint::Open,
+            wal_index: None,
+            backfilled: 0,
         };
         // SAFETY: as above.
         if unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } == 0 {
@@ -112,13 +135,12 @@ impl MainFile {
                 file.properties.push((property, text));
             }
         }
-        let read_only = out_flags & SQLITE_OPEN_READONLY != 0;
-        file.probe(read_only)?;
+        file.probe()?;
         Ok((file, out_flags))
     }
 
     /// Finds out what the file is.
-    fn probe(&mut self, read_only: bool) -> Result<(), c_int> {
+    fn probe(&mut self) -> Result<(), c_int> {
         let len = self.host_file.len()?.unsigned_abs();
         let mut front = [0; superblock::BLOCK_LEN];
         let front = &mut front[..superblock::BLOCK_LEN.min(len as usize)];
@@ -126,7 +148,7 @@ impl MainFile {
             self.host_file.read_some(front, 0)?;
         }
         if Store::is_unborn_front(len, front) {
-            if !read_only {
+            if !self.read_only {
                 self.backing =
                     Backing::Unborn(None, PoolName::new(self.path.as_os_str().as_bytes()));
             }
@@ -134,7 +156,7 @@ impl MainFile {
             let pool =
                 registry::open(&self.path).map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
             self.attach(pool, PoolName::new(self.path.as_os_str().as_bytes()))
-                .and_then(|()| if read_only { Ok(()) } else { self.set_properties() })
+                .and_then(|()| if self.read_only { Ok(()) } else { self.set_properties() })
                 .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
         }
         Ok(())
@@ -201,6 +223,11 @@ impl MainFile {
         matches!(self.backing, Backing::Plain)
     }
 
+    /// Whether the connection may only read.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// The host's file.
     pub fn host_file(&self) -> &HostFile {
         &self.host_file
@@ -227,7 +254,7 @@ impl MainFile {
             Backing::Pool(pool, _) => {
                 pool.pool().refresh().map(drop).map_err(|e| self.code(&e, SQLITE_IOERR_READ))
             }
-            Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(false),
+            Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(),
             Backing::Unborn(..) => Ok(()),
         }
     }
@@ -286,6 +313,9 @@ impl MainFile {
 
     /// xTruncate.
     pub fn truncate(&mut self, len: i64) -> c_int {
+        if let Checkpoint::Failed(code) = self.checkpoint {
+            return code;
+        }
         let file = match self.writable() {
             Ok(Some(file)) => file,
             Ok(None) => return self.host_file.truncate(len),
@@ -294,7 +324,7 @@ impl MainFile {
         self.wrote = true;
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // Behind CKPT_DONE no other call need follow before readers are let at the pages.
-            Ok(()) if self.checkpoint_done => self.commit(Durability::Visible),
+            Ok(()) if self.checkpoint == Checkpoint::Done => self.commit(Durability::Visible),
             Ok(()) => SQLITE_OK,
             Err(error) => self.code(&error, SQLITE_IOERR_TRUNCATE),
         }
@@ -302,7 +332,11 @@ impl MainFile {
 
     /// xSync.
     pub fn sync(&mut self, flags: c_int) -> c_int {
-        if self.is_plain() { self.host_file.sync(flags) } else { self.commit(Durability::Durable) }
+        match self.checkpoint {
+            _ if self.is_plain() => self.host_file.sync(flags),
+            Checkpoint::Failed(code) => code,
+            Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable),
+        }
     }
 
     fn commit(&mut self, durability: Durability) -> c_int {
@@ -317,8 +351,14 @@ impl MainFile {
             Durability::Durable => pool.pool().store().make_durable(),
             Durability::Visible => Ok(()),
         };
-        self.wrote = false;
-        done.map_or_else(|error| self.code(&error, io), |()| SQLITE_OK)
+        match done {
+            Ok(()) => {
+                self.wrote = false;
+                SQLITE_OK
+            }
+            // Unless SQLite undoes its changes, they are still to be dropped.
+            Err(error) => self.code(&error, io),
+        }
     }
 
     /// Ends a transaction or checkpoint of this connection: what was announced is committed, what was
@@ -327,14 +367,14 @@ impl MainFile {
         if !self.wrote {
             return SQLITE_OK;
         }
-        if self.announced {
-            return self.commit(Durability::Visible);
+        let code = if self.announced { self.commit(Durability::Visible) } else { SQLITE_OK };
+        if self.wrote {
+            if let Some(file) = &self.file {
+                file.discard();
+            }
+            self.wrote = false;
         }
-        if let Some(file) = &self.file {
-            file.discard();
-        }
-        self.wrote = false;
-        SQLITE_OK
+        code
     }
 
     /// xFileSize.
@@ -365,6 +405,7 @@ impl MainFile {
         // Others may read as soon as the lock is gone, so it is kept until this is settled.
         let finished =
             if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
+                self.checkpoint = Checkpoint::Open;
                 self.finish()
             } else {
                 SQLITE_OK
@@ -376,13 +417,47 @@ impl MainFile {
         if code == SQLITE_OK { finished } else { code }
     }
 
+    /// xShmMap.
+    ///
+    /// # Safety
+    ///
+    /// `out` is NULL or a place for a pointer.
+    pub unsafe fn shm_map(
+        &mut self,
+        region: c_int,
+        len: c_int,
+        extend: c_int,
+        out: *mut *mut c_void,
+    ) -> c_int {
+        let code = self.host_file.shm_map(region, len, extend, out);
+        if code == SQLITE_OK && region == 0 {
+            // SAFETY: the caller vouches for the place; the host has filled it.
+            self.wal_index = unsafe { out.as_ref().and_then(|start| WalIndex::new(*start)) };
+        }
+        code
+    }
+
+    /// xShmUnmap.
+    pub fn shm_unmap(&mut self, delete: c_int) -> c_int {
+        self.wal_index = None;
+        self.host_file.shm_unmap(delete)
+    }
+
     /// xShmLock.
     pub fn shm_lock(&mut self, offset: c_int, count: c_int, flags: c_int) -> c_int {
-        let ends_checkpoint = flags & SQLITE_SHM_UNLOCK != 0
-            && flags & SQLITE_SHM_EXCLUSIVE != 0
-            && (offset..offset + count).contains(&SHM_CHECKPOINT_SLOT);
-        if ends_checkpoint && !self.is_plain() {
-            self.checkpoint_done = false;
+        let releases = |slot| {
+            flags & SQLITE_SHM_UNLOCK != 0
+                && flags & SQLITE_SHM_EXCLUSIVE != 0
+                && (offset..offset + count).contains(&slot)
+        };
+        if releases(SHM_READ_DATABASE_SLOT)
+            && matches!(self.checkpoint, Checkpoint::Failed(_))
+            && let Some(index) = &self.wal_index
+        {
+            index.set_backfilled(self.backfilled);
+        }
+        if releases(SHM_CHECKPOINT_SLOT) && !self.is_plain() {
+            self.checkpoint = Checkpoint::Open;
             self.finish();
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
@@ -439,15 +514,20 @@ impl MainFile {
                 self.commit(Durability::Visible)
             }
             SQLITE_FCNTL_CKPT_START => {
-                self.checkpoint_done = false;
+                self.checkpoint = Checkpoint::Open;
+                self.backfilled = self.wal_index.as_ref().map_or(0, WalIndex::backfilled);
                 if let Some(file) = self.file.as_ref().filter(|file| file.is_dirty()) {
                     file.discard();
                 }
                 SQLITE_OK
             }
             SQLITE_FCNTL_CKPT_DONE => {
-                self.checkpoint_done = true;
-                self.commit(Durability::Visible)
+                let code = self.commit(Durability::Visible);
+                self.checkpoint = match code {
+                    SQLITE_OK => Checkpoint::Done,
+                    _ => Checkpoint::Failed(code),
+                };
+                code
             }
             SQLITE_FCNTL_MMAP_SIZE => {
                 // SAFETY: the argument is a `sqlite3_int64 *`. Pages are never mapped.

@@ -47,6 +47,7 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
         return Err("the database is a plain file, not a pool".into());
     }
     if let Some(pool) = file.pool() {
+        pool.pool().refresh().map_err(|error| error.to_string())?;
         match name {
             "txg" => return Ok(pool.pool().state().txg().to_string()),
             "ratio" => {
@@ -73,6 +74,9 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
 }
 
 fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), String> {
+    if file.is_read_only() {
+        return Err("the database was opened for reading only".into());
+    }
     let inherit = text.eq_ignore_ascii_case("inherit");
     if let Some(pool) = file.pool() {
         let pool = pool.pool();
@@ -83,13 +87,14 @@ fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), String
         };
         return done.map_err(|error| error.to_string());
     }
+    let mut wanted = Settings::default();
     if !inherit {
-        Settings::default().set(property, text).map_err(|error| error.to_string())?;
+        wanted.set(property, text).map_err(|error| error.to_string())?;
     }
     let pending = file.pending_properties();
     pending.retain(|(other, _)| *other != property);
     if !inherit {
-        pending.push((property, text.into()));
+        pending.push((property, wanted.get(property)));
     }
     Ok(())
 }

@@ -76,11 +76,11 @@ impl Drop for PoolUse {
         let mut registry = registry();
         let Some(entry) = registry.pools.get_mut(&self.key) else { return };
         entry.users -= 1;
-        if entry.users == 0 {
-            if let Some(entry) = registry.pools.remove(&self.key) {
-                // Only saves the next one to open the pool some work.
-                let _ = entry.pool.close();
-            }
+        if entry.users == 0
+            && let Some(entry) = registry.pools.remove(&self.key)
+        {
+            // Only saves the next one to open the pool some work.
+            let _ = entry.pool.close();
         }
     }
 }
@@ -131,7 +131,7 @@ fn key_of(path: &Path) -> Result<FileKey> {
 
 /// Opens the pool at `path`, or shares the one that is open.
 pub fn open(path: &Path) -> Result<PoolUse> {
-    acquire(path, |device, options| Pool::open(device, options))
+    acquire(path, Pool::open)
 }
 
 /// Makes a pool with one file of the empty file at `path`, unless somebody just did.

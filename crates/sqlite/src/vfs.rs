@@ -370,10 +370,11 @@ file_methods! {
     sector_size(file), 0, main!(file, main => main.host_file().sector_size());
     device_characteristics(file), 0, main!(file, main => main.device_characteristics());
     shm_map(file, region: c_int, len: c_int, extend: c_int, out: *mut *mut c_void), SQLITE_IOERR_SHMMAP,
-        main!(file, main => main.host_file().shm_map(region, len, extend, out));
+        // SAFETY: SQLite passes a place for the pointer.
+        main!(file, main => unsafe { main.shm_map(region, len, extend, out) });
     shm_lock(file, offset: c_int, count: c_int, flags: c_int), SQLITE_IOERR_SHMLOCK,
         main!(file, main => main.shm_lock(offset, count, flags));
-    shm_unmap(file, delete: c_int), SQLITE_OK, main!(file, main => main.host_file().shm_unmap(delete));
+    shm_unmap(file, delete: c_int), SQLITE_OK, main!(file, main => main.shm_unmap(delete));
     fetch(file, offset: sqlite3_int64, len: c_int, out: *mut *mut c_void), SQLITE_IOERR, {
         // SAFETY: SQLite passes a place for the answer; NULL means "read it".
         unsafe { *out = std::ptr::null_mut() };

@@ -7,11 +7,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Pool;
-use super::extents::parse_piece_key;
+use super::extents::parse_piece;
 use crate::error::{Error, Result};
 use crate::store::pointer::Pointer;
 use crate::store::trees::{ALL, MAP, PATCHES};
-use crate::store::verify::{Met, Space, data_pointer, walk_tree};
+use crate::store::verify::{Met, Space, walk_tree};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
@@ -91,7 +91,7 @@ fn check_state(
                     space.add_used(pointer);
                 }
                 Met::Damage(_, error) => report.add(None, None, format!("{name} tree: {error}")),
-                Met::Entry(MAP | PATCHES, key, value) => match parse_record(key, value) {
+                Met::Entry(tree @ (MAP | PATCHES), key, value) => match parse_record(tree, key, value) {
                     Ok(record) => {
                         space.add_used(&record.2);
                         batch.push(record);
@@ -126,9 +126,9 @@ fn check_state(
     Ok(report)
 }
 
-fn parse_record(key: &[u8], value: &[u8]) -> Result<Record> {
-    let (file, offset) = parse_piece_key(key)?;
-    Ok((file, offset, data_pointer(value)?))
+fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
+    let (file, piece) = parse_piece(tree, key, value)?;
+    Ok((file, piece.start, piece.pointer))
 }
 
 /// The counters of the superblock against what was met.
@@ -160,10 +160,10 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
             batch.get(index).map(|record| (index, record))
         } {
             bytes.fetch_add(u64::from(pointer.stored_len), Ordering::Relaxed);
-            if let Err(error) = store.verify_extent(pointer) {
-                if let Ok(mut problems) = problems.lock() {
-                    problems.push((index, error));
-                }
+            if let Err(error) = store.verify_extent(pointer)
+                && let Ok(mut problems) = problems.lock()
+            {
+                problems.push((index, error));
             }
         }
     };

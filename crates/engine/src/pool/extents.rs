@@ -5,6 +5,7 @@
 //! the rest reads as zeros. What no record covers is a hole. Patches never overlap each other, lie
 //! within the slot of a record, and win over it.
 
+use super::file::FILE_LEN_MAX;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::store::pointer::Pointer;
@@ -42,8 +43,24 @@ pub(super) fn piece_key(file: FileId, offset: u64) -> [u8; 16] {
     key
 }
 
+/// Reads an entry of the map or of the patches, and refuses what breaks the rules above.
+pub(super) fn parse_piece(tree: u8, key: &[u8], value: &[u8]) -> Result<(FileId, Piece)> {
+    let (file, start) = parse_piece_key(key)?;
+    let pointer = data_pointer(value)?;
+    let (len, span) = (u64::from(pointer.len), 1 << pointer.span_log2);
+    let in_place = match tree {
+        MAP => span >= UNIT_LEN && start % span == 0 && len <= span,
+        _ => start % UNIT_LEN == 0,
+    };
+    if !in_place || len == 0 || start > FILE_LEN_MAX {
+        let detail = format!("{len} bytes of file {} at {start} cannot be a record", file.0);
+        return Err(Error::corrupt("tree node", 0, detail));
+    }
+    Ok((file, Piece { start, pointer }))
+}
+
 /// Reads the key of a record or patch.
-pub(super) fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
+fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
     let parsed = key.split_first_chunk::<8>().and_then(|(file, offset)| {
         let offset = offset.try_into().ok().map(u64::from_be_bytes)?;
         Some((FileId(u64::from_be_bytes(*file)), offset))
@@ -62,11 +79,8 @@ fn piece_at_or_before(
         return Ok(None);
     }
     let Some(entry) = source.floor(tree, &piece_key(file, offset))? else { return Ok(None) };
-    let (owner, start) = parse_piece_key(entry.key())?;
-    if owner != file {
-        return Ok(None);
-    }
-    Ok(Some(Piece { start, pointer: data_pointer(entry.value())? }))
+    let (owner, piece) = parse_piece(tree, entry.key(), entry.value())?;
+    Ok(Some(piece).filter(|_| owner == file))
 }
 
 /// The record whose slot holds `offset`.
@@ -117,10 +131,7 @@ pub(super) fn pieces_in(
     let entries = source.range(tree, &piece_key(file, start), &piece_key(file, end), limit)?;
     entries
         .into_iter()
-        .map(|(key, value)| {
-            let (_, start) = parse_piece_key(&key)?;
-            Ok(Piece { start, pointer: data_pointer(&value)? })
-        })
+        .map(|(key, value)| parse_piece(tree, &key, &value).map(|(_, piece)| piece))
         .collect()
 }
 
@@ -142,11 +153,8 @@ pub(super) fn patches_over(
         return Ok(vec![last]);
     }
     let mut found = Vec::new();
-    if let Some(before) = piece_at_or_before(source, PATCHES, file, start)? {
-        if before.start < start && before.end() > start {
-            found.push(before);
-        }
-    }
+    let before = piece_at_or_before(source, PATCHES, file, start)?;
+    found.extend(before.filter(|patch| patch.start < start && patch.end() > start));
     found.extend(pieces_in(source, PATCHES, file, start, end, usize::MAX)?);
     Ok(found)
 }

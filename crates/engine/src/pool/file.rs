@@ -101,10 +101,10 @@ impl File {
     /// The length in bytes, uncommitted changes included.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<u64> {
-        if self.is_dirty() {
-            if let Some(len) = self.pending.read().unwrap_or_else(PoisonError::into_inner).len {
-                return Ok(len);
-            }
+        if self.is_dirty()
+            && let Some(len) = self.pending.read().unwrap_or_else(PoisonError::into_inner).len
+        {
+            return Ok(len);
         }
         self.store.with_state(|state| self.len_in(state))
     }
@@ -302,10 +302,12 @@ impl File {
         let mut txn = self.take_txn(pending)?;
         let len = self.apply(&mut txn, pending)?;
         let mut attributes = names::attributes(&mut txn, self.id)?;
-        if attributes.len != len {
+        // The time of the change is not known here, where there is no clock; the one before is wrong.
+        if attributes.len != len || attributes.modified_ns != 0 {
             let stats = txn.stats_mut();
-            stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len) + len;
+            stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len).saturating_add(len);
             attributes.len = len;
+            attributes.modified_ns = 0;
             names::set_attributes(&mut txn, self.id, &attributes)?;
         }
         txn.commit(durability).map(drop)

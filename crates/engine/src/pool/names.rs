@@ -6,6 +6,7 @@
 //! 3, file u64 BE, property    -> the value as text
 //! ```
 
+use super::file::FILE_LEN_MAX;
 use super::props::{Property, PropertySource, Settings};
 use super::source::Source;
 use crate::error::{Error, Result};
@@ -67,7 +68,7 @@ impl Attributes {
         Some(Attributes {
             kind: Kind::from_stored(bytes[0])?,
             mode: bytes[4..8].try_into().map(u32::from_le_bytes).ok()?,
-            len: u64_at(8)?,
+            len: u64_at(8).filter(|len| *len <= FILE_LEN_MAX)?,
             modified_ns: u64_at(16)? as i64,
         })
     }

@@ -67,6 +67,8 @@ struct EncodedJob {
 
 /// Puts the changes of a file into the transaction.
 pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
+    // Only a user who ignored another process's lock can have changed what is behind the end.
+    changes.units.split_off(&changes.len.div_ceil(UNIT_LEN));
     if let Some(cut) = changes.cut {
         cut_file(txn, &changes, cut)?;
     }
@@ -260,8 +262,7 @@ fn store_batch(txn: &mut Txn, changes: &Changes, jobs: Vec<Job>) -> Result<()> {
         Encoded::Compressed { .. } => sectors_for(encoded.stored.len() as u32, ashift),
         Encoded::Hole | Encoded::Embedded { .. } => 0,
     });
-    let (total, largest) = sectors.fold((0, 0), |(sum, max), n| (sum + n, max.max(n)));
-    txn.provision(total, largest)?;
+    txn.provision(sectors)?;
     for (job, encoded) in jobs.into_iter().zip(encoded) {
         store_job(txn, changes, job, &encoded)?;
     }

@@ -31,14 +31,14 @@ impl ChecksumKind {
     }
 
     /// How many bytes of checksum a pointer holds.
-    pub const fn len(self) -> usize {
+    pub const fn width(self) -> usize {
         match self {
             ChecksumKind::Xxh3 => 16,
             ChecksumKind::Blake3 | ChecksumKind::Sha256 => 32,
         }
     }
 
-    /// The checksum of `bytes`; behind [`ChecksumKind::len`] it is zero.
+    /// The checksum of `bytes`; behind [`ChecksumKind::width`] it is zero.
     pub fn sum(self, bytes: &[u8]) -> [u8; 32] {
         let mut out = [0; 32];
         match self {

@@ -173,7 +173,7 @@ pub(super) fn verify_checksum(
         return Ok(());
     }
     let hex = |sum: &[u8; 32]| -> String {
-        sum[..kind.len().min(8)].iter().map(|byte| format!("{byte:02x}")).collect()
+        sum[..kind.width().min(8)].iter().map(|byte| format!("{byte:02x}")).collect()
     };
     Err(Error::corrupt(
         "extent",

@@ -25,7 +25,7 @@ pub mod verify;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -100,18 +100,45 @@ pub struct State {
     pub trees: [TxnTree; TREE_COUNT],
     /// The slot that holds `superblock`.
     slot: u64,
-    /// The newest txg known to be durable, and the slot that holds it.
+    /// The txg in each slot; 0 where there is none.
+    slots: Slots,
+    /// The newest txg known to be durable.
     durable: Txg,
-    durable_slot: u64,
-    /// Bytes written since then.
+    /// The newest txg that somebody else may have made durable, and acknowledged: one that was taken
+    /// over from another process, or that another thread is about to sync.
+    guarded: Txg,
+    /// Bytes written since the durable txg.
     unsynced_bytes: u64,
 }
 
+type Slots = [Txg; SLOT_COUNT as usize];
+
 impl State {
-    fn new(superblock: Superblock, slot: u64, durable: Txg, durable_slot: u64) -> State {
+    fn new(superblock: Superblock, slot: u64, slots: Slots, durable: Txg, guarded: Txg) -> State {
         let trees =
             std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
-        State { superblock, trees, slot, durable, durable_slot, unsynced_bytes: 0 }
+        State { superblock, trees, slot, slots, durable, guarded, unsynced_bytes: 0 }
+    }
+
+    /// The slot for the next superblock: the next one that holds nothing that may be the newest
+    /// durable state, if there is one.
+    fn reusable_slot(&self) -> Option<u64> {
+        let guarded = self.durable..=self.durable.max(self.guarded);
+        (1..SLOT_COUNT)
+            .map(|step| (self.slot + step) % SLOT_COUNT)
+            .find(|slot| !guarded.contains(&self.slots[*slot as usize]))
+    }
+
+    fn copy(&self) -> State {
+        State {
+            superblock: self.superblock.clone(),
+            trees: self.trees.clone(),
+            slot: self.slot,
+            slots: self.slots,
+            durable: self.durable,
+            guarded: self.guarded,
+            unsynced_bytes: self.unsynced_bytes,
+        }
     }
 
     /// The number of this state.
@@ -150,6 +177,8 @@ pub struct Store {
     /// claim to be durable.
     fail_stop: AtomicBool,
     read_only: bool,
+    /// Where the next search for free space starts: a hint, of this process only.
+    rotor: AtomicU64,
     /// Hashes of superblock slots that are valid but whose state is not whole.
     rejected: Mutex<Vec<u64>>,
     recovered_from: Option<Txg>,
@@ -195,10 +224,16 @@ impl Store {
         if len == 0 {
             return true;
         }
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        if len < BLOCK_LEN as u64 {
+            // Of the zeros written first, a few sectors.
+            return len == front.len() as u64
+                && front.len().is_multiple_of(SECTOR_LEN_MIN)
+                && is_zero(front);
+        }
         let Some(block) = front.get(..BLOCK_LEN).filter(|_| len <= EXTENTS_OFFSET) else {
             return false;
         };
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let (start, rest) = block.split_at(SECTOR_LEN_MIN);
         is_zero(start) && is_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
             || is_zero(rest) && start.starts_with(superblock::MAGIC)
@@ -219,6 +254,7 @@ impl Store {
             state: RwLock::new(Arc::new(empty_state())),
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
+            rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
         };
@@ -231,13 +267,22 @@ impl Store {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn publish(&self, state: Arc<State>) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    fn publish(&self, mut state: State) -> Arc<State> {
+        let mut current = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have synced, or begun to, since the transaction looked.
+        state.durable = state.durable.max(current.durable);
+        state.guarded = state.guarded.max(current.guarded);
+        *current = Arc::new(state);
+        Arc::clone(&current)
     }
 
     /// `2^ashift` is the sector size.
     pub fn ashift(&self) -> u8 {
         self.header.ashift
+    }
+
+    fn rotor(&self) -> Sector {
+        Sector(self.rotor.load(Ordering::Relaxed))
     }
 
     /// The pool's identity.
@@ -292,7 +337,8 @@ impl Store {
             return Ok(false);
         }
         newest.check_readable()?;
-        *state = Arc::new(adopted_state(&ring, *slot, newest.clone()));
+        // What this process knows to be durable stays so: the newer states are built on it.
+        *state = Arc::new(adopted_state(&ring, *slot, newest.clone(), state.durable));
         Ok(true)
     }
 
@@ -322,7 +368,7 @@ impl Store {
 
     /// Makes the state that reads see now survive a loss of power.
     pub fn make_durable(&self) -> Result<()> {
-        let target = self.state();
+        let target = self.guard_newest();
         if target.durable >= target.txg() || self.read_only {
             return if self.fail_stop.load(Ordering::Acquire) {
                 Err(Error::FailStop)
@@ -335,19 +381,21 @@ impl Store {
         Ok(())
     }
 
+    /// The newest state, whose superblock no commit of this process overwrites from here on.
+    fn guard_newest(&self) -> Arc<State> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.guarded < state.txg() && state.durable < state.txg() {
+            *state = Arc::new(State { guarded: state.txg(), ..state.copy() });
+        }
+        Arc::clone(&state)
+    }
+
     /// Records that `synced` is durable, unless a newer state already is.
     fn note_durable(&self, synced: &State) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if state.durable < synced.txg() && state.txg() >= synced.txg() {
             let unsynced_bytes = state.unsynced_bytes.saturating_sub(synced.unsynced_bytes);
-            *state = Arc::new(State {
-                superblock: state.superblock.clone(),
-                trees: state.trees.clone(),
-                slot: state.slot,
-                durable: synced.txg(),
-                durable_slot: synced.slot,
-                unsynced_bytes,
-            });
+            *state = Arc::new(State { durable: synced.txg(), unsynced_bytes, ..state.copy() });
         }
     }
 }
@@ -357,20 +405,26 @@ fn block_hash(block: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(block)
 }
 
-/// The state behind a superblock of the ring. Which txg is durable is what it says itself; where the
-/// slot of that txg is gone, a later one must be durable, and only the newest can be relied on to
-/// still be there.
-fn adopted_state(ring: &[(u64, Superblock)], slot: u64, superblock: Superblock) -> State {
-    let durable = superblock.durable_txg;
-    let durable_slot =
-        ring.iter().find(|(_, other)| other.txg == durable).map_or(slot, |(slot, _)| *slot);
+/// The state behind a superblock of the ring. Which txg is durable is what it says itself, unless a
+/// later one is `known` to be. Any that came after it may have been made durable by whoever wrote it.
+fn adopted_state(
+    ring: &[(u64, Superblock)],
+    slot: u64,
+    superblock: Superblock,
+    known: Txg,
+) -> State {
+    let mut slots = Slots::default();
+    for (slot, superblock) in ring {
+        slots[*slot as usize] = superblock.txg;
+    }
+    let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
     let unsynced_bytes = txn::foreign_unsynced(&superblock);
-    State { unsynced_bytes, ..State::new(superblock, slot, durable, durable_slot) }
+    State { unsynced_bytes, ..State::new(superblock, slot, slots, durable, guarded) }
 }
 
 fn empty_state() -> State {
     let superblock = Superblock::empty(Txg(0), Sector(0));
-    State::new(superblock, 0, Txg(0), 0)
+    State::new(superblock, 0, Slots::default(), Txg(0), Txg(0))
 }
 
 /// Lets one transaction of this process in at a time.

@@ -125,7 +125,7 @@ impl Pointer {
         f.u64(sector);
         match &self.place {
             Place::Extent { checksum_kind, checksum, .. } => {
-                f.bytes(&checksum[..checksum_kind.len()])
+                f.bytes(&checksum[..checksum_kind.width()])
             }
             Place::Embedded(bytes) => f.bytes(bytes),
             Place::Zero => {}
@@ -161,7 +161,7 @@ impl Pointer {
             1 => {
                 let checksum_kind = ChecksumKind::from_stored(checksum_kind)?;
                 let mut checksum = [0; 32];
-                checksum[..checksum_kind.len()].copy_from_slice(f.bytes(checksum_kind.len())?);
+                checksum[..checksum_kind.width()].copy_from_slice(f.bytes(checksum_kind.width())?);
                 Place::Extent { sector, checksum_kind, checksum }
             }
             2 => {

@@ -14,6 +14,7 @@
 
 use std::ops::ControlFlow;
 
+use super::pointer::SECTOR_MAX;
 use super::superblock::{RESERVED_LEN, RESERVED_OFFSET, WINDOW_COUNT_MAX};
 use super::tree::TxnTree;
 use super::trees::{FREED, SPACE};
@@ -30,6 +31,10 @@ const SEARCH_COUNT_MAX: usize = 512;
 /// Windows kept from one commit to the next; room is left in the superblock for what the end of a
 /// commit adds.
 const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
+/// Extents up to this long, patches and nodes, are put side by side.
+pub(super) const SMALL_EXTENT_SECTORS: u64 = 32;
+/// A window for them holds at least this much, where there is one.
+const SMALL_WINDOW_SECTORS: u64 = 64;
 /// Free runs at least this long are given back to the file system, where more than one part in
 /// [`PUNCH_FREE_PART`] of the pool is free: writing into a hole costs the file system an allocation,
 /// and every sync after it a commit of its own, so a little space is better kept.
@@ -44,6 +49,8 @@ pub(super) struct Space {
     pub freed_count: u64,
     pub freed_sectors: u64,
     pub space_sectors: u64,
+    /// Where the next small extent goes, if there is room.
+    small: Sector,
     /// Where the next search of the space tree starts.
     pub rotor: Sector,
     ashift: u8,
@@ -59,23 +66,23 @@ impl Space {
             freed_count: superblock.freed_count,
             freed_sectors: superblock.freed_sectors,
             space_sectors: superblock.space_sectors,
+            small: Sector(0),
             rotor,
             ashift,
             punch: Vec::new(),
         }
     }
 
-    /// Takes a run of `sectors`, from the longest window if it holds it or behind the end.
+    /// Takes a run of `sectors` from a window, or behind the end.
     pub fn allocate(&mut self, sectors: u64) -> Sector {
-        // The longest keeps what one commit writes together, in as few writes as can be.
-        let longest = (0..self.windows.len())
-            .max_by_key(|index| self.windows[*index].sectors)
-            .filter(|index| self.windows[*index].sectors >= sectors);
-        if let Some(index) = longest {
+        if let Some(index) = self.choose_window(sectors) {
             let window = &mut self.windows[index];
             let start = window.start;
             window.start.0 += sectors;
             window.sectors -= sectors;
+            if sectors <= SMALL_EXTENT_SECTORS {
+                self.small = window.start;
+            }
             if window.sectors == 0 {
                 self.windows.swap_remove(index);
             }
@@ -92,6 +99,25 @@ impl Space {
         let start = self.end;
         self.end.0 += sectors;
         start
+    }
+
+    /// Small extents follow each other in one window, so that a commit is few writes; a new one for
+    /// them is the smallest that holds several. Large extents get the tightest, so that what is left
+    /// over is either of use or little.
+    fn choose_window(&self, sectors: u64) -> Option<usize> {
+        let tightest = |least: u64| {
+            (0..self.windows.len())
+                .filter(|index| self.windows[*index].sectors >= least)
+                .min_by_key(|index| self.windows[*index].sectors)
+        };
+        if sectors > SMALL_EXTENT_SECTORS {
+            return tightest(sectors);
+        }
+        self.windows
+            .iter()
+            .position(|window| window.start == self.small && window.sectors >= sectors)
+            .or_else(|| tightest(SMALL_WINDOW_SECTORS))
+            .or_else(|| tightest(sectors))
     }
 
     /// Takes back a run that no committed state reaches: it was allocated in this transaction.
@@ -126,7 +152,9 @@ fn space_entry(key: &[u8], value: &[u8]) -> Result<Run> {
     let parsed = key.try_into().ok().zip(value.try_into().ok());
     let (start, sectors) = parsed
         .map(|(key, value)| (u64::from_be_bytes(key), u64::from_le_bytes(value)))
-        .filter(|(start, sectors)| start.checked_add(*sectors).is_some())
+        .filter(|(start, sectors)| {
+            *sectors > 0 && start.checked_add(*sectors).is_some_and(|end| end <= SECTOR_MAX.0)
+        })
         .ok_or_else(|| Error::corrupt("space tree", 0, "an entry is malformed"))?;
     Ok(Run { start: Sector(start), sectors })
 }
@@ -151,17 +179,17 @@ pub(super) fn read_space_entry(key: &[u8], value: &[u8]) -> Result<Run> {
     space_entry(key, value)
 }
 
-/// Makes sure the windows hold `sectors` more, in runs of at least `largest`, where the space tree
-/// has them.
+/// Makes sure the windows hold `sectors`, in runs of at least `shortest`, where the space tree has
+/// them.
 pub(super) fn provision(
     core: &mut TxnCore,
     space: &mut TxnTree,
     sectors: u64,
-    largest: u64,
+    shortest: u64,
 ) -> Result<()> {
     trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     let usable = |core: &TxnCore| {
-        core.space.windows.iter().filter(|w| w.sectors >= largest).map(|w| w.sectors).sum::<u64>()
+        core.space.windows.iter().filter(|w| w.sectors >= shortest).map(|w| w.sectors).sum::<u64>()
     };
     let mut missing = sectors.saturating_sub(usable(core));
     if missing == 0 || core.space.space_sectors == 0 {
@@ -186,7 +214,7 @@ pub(super) fn provision(
             }
             looked_at += 1;
             next = run.end();
-            if run.sectors >= largest {
+            if run.sectors >= shortest {
                 missing = missing.saturating_sub(run.sectors);
                 chosen.push(run);
             }

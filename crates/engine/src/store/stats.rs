@@ -50,10 +50,10 @@ impl CodecStats {
     }
 
     fn add(&mut self, other: &CodecStats) {
-        self.records += other.records;
-        self.logical += other.logical;
-        self.stored += other.stored;
-        self.allocated += other.allocated;
+        self.records = self.records.saturating_add(other.records);
+        self.logical = self.logical.saturating_add(other.logical);
+        self.stored = self.stored.saturating_add(other.stored);
+        self.allocated = self.allocated.saturating_add(other.allocated);
     }
 
     fn encode(&self, f: &mut FieldWriter<'_>) {
@@ -105,7 +105,7 @@ impl PoolStats {
     /// As OpenZFS defines it: bytes before compression by bytes after, holes left out of both.
     pub fn compress_ratio(&self) -> f64 {
         let data = self.data();
-        let after = data.allocated + self.embedded.stored;
+        let after = data.allocated.saturating_add(self.embedded.stored);
         if after == 0 { 1.0 } else { data.logical as f64 / after as f64 }
     }
 

@@ -30,6 +30,9 @@ pub trait NodeSink: NodeSource {
     fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer>;
 }
 
+/// What a scan calls with each key and value.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+
 /// A key and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 
@@ -189,7 +192,7 @@ impl TxnTree {
         &self,
         source: &mut S,
         from: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        visit: &mut Visit<'_>,
     ) -> Result<()> {
         if let Some(root) = self.resolve(source, &self.root)? {
             self.scan_in(source, &root, from, visit)?.is_break();
@@ -202,7 +205,7 @@ impl TxnTree {
         source: &mut S,
         node: &Node,
         from: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        visit: &mut Visit<'_>,
     ) -> Result<ControlFlow<()>> {
         if node.level == 0 {
             let start = node.search(from).unwrap_or_else(|index| index);

@@ -24,7 +24,7 @@ use super::checksum::ChecksumKind;
 use super::extent::Encoding;
 use super::node::Node;
 use super::pointer::{Place, Pointer, sectors_for};
-use super::space::{self, OWN_TREES, Space};
+use super::space::{self, OWN_TREES, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
@@ -159,7 +159,7 @@ impl Txn {
         let core = TxnCore {
             txg: superblock.txg.next(),
             durable: base.durable,
-            space: Space::new(superblock, store.ashift(), superblock.end),
+            space: Space::new(superblock, store.ashift(), store.rotor()),
             out: WriteBuffer::default(),
             freed: Vec::new(),
             stats: superblock.stats,
@@ -177,7 +177,7 @@ impl Txn {
         let superblock = &base.superblock;
         self.core.txg = superblock.txg.next();
         self.core.durable = base.durable;
-        self.core.space = Space::new(superblock, self.core.ashift(), superblock.end);
+        self.core.space = Space::new(superblock, self.core.ashift(), self.core.store.rotor());
         self.core.stats = superblock.stats;
         self.core.next_file_id = superblock.next_file_id;
         self.trees = base.trees.to_vec();
@@ -255,15 +255,30 @@ impl Txn {
     fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
         let dirty = self.trees[usize::from(tree)].dirty_count() as u64;
         if dirty > 0 {
-            self.provision(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?;
+            self.provision_runs(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?;
         }
         self.trees[usize::from(tree)].flush(&mut self.core)
     }
 
-    /// Looks for room for `sectors` in all, none of the extents longer than `largest`. Without it,
-    /// or beyond it, extents go behind the end.
-    pub fn provision(&mut self, sectors: u64, largest: u64) -> Result<()> {
-        space::provision(&mut self.core, &mut self.trees[usize::from(SPACE)], sectors, largest)
+    /// Looks for room for extents that take so many sectors each. Without it, or beyond it, extents go
+    /// behind the end.
+    pub fn provision(&mut self, extents: impl Iterator<Item = u64> + Clone) -> Result<()> {
+        let is_small = |sectors: &u64| *sectors <= SMALL_EXTENT_SECTORS;
+        let large = extents.clone().filter(|sectors| !is_small(sectors));
+        if let Some(shortest) = large.clone().min() {
+            self.provision_runs(large.sum(), shortest)?;
+        }
+        let small = extents.filter(is_small);
+        let longest = small.clone().max().unwrap_or(0);
+        self.provision_runs(small.sum(), longest)
+    }
+
+    fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
+        if sectors == 0 {
+            return Ok(());
+        }
+        let space_tree = &mut self.trees[usize::from(SPACE)];
+        space::provision(&mut self.core, space_tree, sectors, shortest)
     }
 
     /// Stores an extent: allocates it, buffers the write and describes it.
@@ -349,8 +364,7 @@ impl Txn {
             }
             self.settle_space(&mut roots)?;
             self.core.out.flush(&store)?;
-            let state = self.write_superblock(roots)?;
-            store.publish(Arc::clone(&state));
+            let state = store.publish(self.write_superblock(roots)?);
             self.give_back(&state);
         }
         if durability == Durability::Durable {
@@ -381,26 +395,25 @@ impl Txn {
         Ok(())
     }
 
-    fn write_superblock(&mut self, roots: Roots) -> Result<Arc<State>> {
+    fn write_superblock(&mut self, roots: Roots) -> Result<State> {
         let core = &mut self.core;
         let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
         let written = core.out.written + BLOCK_LEN as u64;
-        let mut unsynced_bytes = base.unsynced_bytes + written;
-        let (mut durable, mut durable_slot) = (base.durable, base.durable_slot);
-        let data_synced = unsynced_bytes > UNVERIFIED_LEN_MAX;
-        if data_synced {
-            // What this makes durable includes the superblock of the state before.
-            store.sync_device()?;
-            (durable, durable_slot, unsynced_bytes) = (base.txg(), base.slot, BLOCK_LEN as u64);
-        }
-        let mut slot = (base.slot + 1) % SLOT_COUNT;
-        if slot == durable_slot {
-            slot = (slot + 1) % SLOT_COUNT;
-        }
+        let unsynced_bytes = base.unsynced_bytes + written;
+        let reusable = base.reusable_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
+        let (slot, durable, unsynced_bytes) = match reusable {
+            Some(slot) => (slot, base.durable, unsynced_bytes),
+            None => {
+                // What this makes durable includes the superblock of the state before: the slots of
+                // all others are free then.
+                store.sync_device()?;
+                ((base.slot + 1) % SLOT_COUNT, base.txg(), BLOCK_LEN as u64)
+            }
+        };
         let superblock = Superblock {
             txg: core.txg,
             durable_txg: durable,
-            data_synced,
+            data_synced: reusable.is_none(),
             end: core.space.end,
             freed_count: core.space.freed_count,
             freed_sectors: core.space.freed_sectors,
@@ -425,9 +438,10 @@ impl Txn {
             }
             return Err(error);
         }
-        let mut state = State::new(superblock, slot, durable, durable_slot);
-        state.unsynced_bytes = unsynced_bytes;
-        Ok(Arc::new(state))
+        let mut slots = base.slots;
+        slots[slot as usize] = core.txg;
+        let state = State::new(superblock, slot, slots, durable, base.guarded);
+        Ok(State { unsynced_bytes, ..state })
     }
 
     /// Gives free space back to the file system. Only space that the durable state does not reach
@@ -455,6 +469,7 @@ type Roots = [Option<Pointer>; super::TREE_COUNT];
 
 impl Drop for Txn {
     fn drop(&mut self) {
+        self.core.store.rotor.store(self.core.space.rotor.0, Ordering::Relaxed);
         if !self.core.published && self.core.out.written > 0 {
             self.core.cut_leftovers();
         }

@@ -119,7 +119,7 @@ pub(super) fn recover(store: &Store) -> Result<Option<Txg>> {
         };
         newest.check_readable()?;
         let Err(error) = is_whole(store, &newest) else {
-            store.publish(std::sync::Arc::new(adopted_state(&ring, slot, newest)));
+            store.publish(adopted_state(&ring, slot, newest, Txg(0)));
             return Ok(recovered_from);
         };
         if !error.is_corruption() {
@@ -141,12 +141,7 @@ pub(super) fn recover(store: &Store) -> Result<Option<Txg>> {
             Rejection::LastOne => {
                 // No older state is left: better to open this one and report its damage where it
                 // is met than to refuse everything.
-                store.publish(std::sync::Arc::new(State::new(
-                    newest.clone(),
-                    slot,
-                    newest.txg,
-                    slot,
-                )));
+                store.publish(adopted_state(&ring, slot, newest.clone(), newest.txg));
                 return Ok(recovered_from.or(Some(newest.txg)));
             }
         }
@@ -181,11 +176,15 @@ fn reject(store: &Store, slot: u64, bad: &Superblock, has_older: bool) -> Result
     let mut rejected = store.rejected.lock().unwrap_or_else(PoisonError::into_inner);
     rejected.push(block_hash(&block));
     if !store.read_only {
-        // So that no later opener, and no writer of another process, takes it up again.
+        // So that no later opener, and no writer of another process, takes it up again. Durably, and
+        // before the lock is given back: what is committed next may have the same number, the same
+        // place and for small nodes the same bytes as what was lost, and so make it look whole after
+        // another loss of power.
         store
             .device
             .write_at(&vec![0; BLOCK_LEN], slot_offset(slot))
             .map_err(|error| Error::io("write", error))?;
+        store.sync_device()?;
     }
     Ok(Rejection::Done)
 }
@@ -239,13 +238,13 @@ impl Space {
         match tree {
             SPACE => {
                 let run = space::read_space_entry(key, value)?;
-                self.found.2 += run.sectors;
+                self.found.2 = self.found.2.saturating_add(run.sectors);
                 self.free.push(run);
             }
             FREED => {
                 let (_, run) = space::freed_entry(key, value)?;
                 self.found.0 += 1;
-                self.found.1 += run.sectors;
+                self.found.1 = self.found.1.saturating_add(run.sectors);
                 self.free.push(run);
             }
             REFS => {
@@ -263,7 +262,7 @@ impl Space {
     /// The free sectors, and everything that does not add up.
     pub fn settle(mut self) -> (u64, Vec<String>) {
         let mut problems = Vec::new();
-        let free = self.free.iter().map(|run| run.sectors).sum();
+        let free = self.free.iter().fold(0_u64, |sum, run| sum.saturating_add(run.sectors));
         if (self.found.0, self.found.1) != self.freed || self.found.2 != self.space_sectors {
             problems
                 .push("the superblock's counts of free space are not those of the trees".into());

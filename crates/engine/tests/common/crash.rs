@@ -13,9 +13,10 @@ use std::sync::Arc;
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::{SLOT_COUNT, Superblock, slot_offset};
 
 use super::sim_device::{Disk, Fault, Op, SimDevice};
-use super::{Rng, create, first_difference, only_file, options, problems, read_all};
+use super::{GUID, Rng, create, first_difference, only_file, options, problems, read_all};
 
 /// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
 /// version of the file.
@@ -195,6 +196,16 @@ fn verify(image: &Arc<SimDevice>, versions: &Versions, span: (u64, u64)) -> Resu
     }
 }
 
+/// The superblocks of an image, for messages: slot, txg, durable txg, and whether data was synced.
+fn ring(image: &[u8]) -> String {
+    let slots = (0..SLOT_COUNT).filter_map(|slot| {
+        let superblock = Superblock::decode(&image[slot_offset(slot) as usize..], &GUID)?;
+        let synced = if superblock.data_synced { "s" } else { "" };
+        Some(format!("{slot}:{}({}){synced}", superblock.txg, superblock.durable_txg))
+    });
+    slots.collect::<Vec<_>>().join(" ")
+}
+
 /// What one crash is made of.
 struct Case<'a> {
     disk: &'a Disk,
@@ -210,7 +221,9 @@ fn crash(case: &Case<'_>, seed: u64) -> Result<u64, String> {
     let mut rng = Rng(seed);
     let image = case.disk.crash(&mut rng, case.sector);
     let device = SimDevice::new(image.clone());
-    let version = verify(&device, case.versions, case.span)?;
+    let version = verify(&device, case.versions, case.span).map_err(|error| {
+        format!("{error}; ring before {}, after {}", ring(&image), ring(&device.image()))
+    })?;
     if case.depth == 0 || !rng.one_in(6) {
         return Ok(1);
     }
@@ -223,9 +236,9 @@ fn crash(case: &Case<'_>, seed: u64) -> Result<u64, String> {
     let trace = device.take_trace();
     let again = Replay { base: image, trace, versions, shape, sector: case.sector };
     let at = rng.below(again.trace.len() as u64 + 1) as usize;
-    let count = again
-        .crash_at(at, 2, case.depth - 1, &mut rng)
-        .map_err(|error| format!("after recovery of version {version}: {error}"))?;
+    let count = again.crash_at(at, 2, case.depth - 1, &mut rng).map_err(|error| {
+        format!("after recovery of version {version} from {}: {error}", ring(&again.base))
+    })?;
     Ok(count + 1)
 }
 

@@ -4,6 +4,7 @@
 
 pub mod crash;
 pub mod live;
+pub mod mutants;
 pub mod sim_device;
 
 use std::sync::Arc;
@@ -140,10 +141,14 @@ pub fn only_file(pool: &Pool) -> hardpack_engine::Result<Arc<File>> {
 
 /// All bytes of a file.
 pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
-    let mut bytes = vec![0xa5; file.len()? as usize];
-    let n = file.read_at(&mut bytes, 0)?;
-    assert_eq!(n, bytes.len(), "a read within the file is not short");
-    Ok(bytes)
+    loop {
+        let mut bytes = vec![0xa5; file.len()? as usize];
+        let n = file.read_at(&mut bytes, 0)?;
+        if n == bytes.len() && file.len()? == n as u64 {
+            return Ok(bytes);
+        }
+        // The map was stale and the read moved on to a state of another length.
+    }
 }
 
 /// Everything that a check of the pool complains about.

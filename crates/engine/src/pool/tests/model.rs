@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::device::{Device, MemoryDevice};
 use crate::pool::{File, Pool, Property};
 use crate::store::Durability;
+use crate::store::pointer::Place;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::verify::{Met, data_pointer, walk_tree};
-use crate::store::pointer::Place;
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
@@ -170,7 +170,8 @@ impl Pair {
         let rng = &mut self.rng;
         let (property, text) = match rng.below(4) {
             0 => {
-                let all = ["off", "on", "lzjb", "zle", "gzip-1", "lz4", "lz4hc", "zstd", "zstd-fast"];
+                let all =
+                    ["off", "on", "lzjb", "zle", "gzip-1", "lz4", "lz4hc", "zstd", "zstd-fast"];
                 (Property::Compression, rng.pick(&all))
             }
             1 => (Property::RecordSize, rng.pick(&["4K", "8K", "32K", "64K", "128K", "512K"])),
@@ -253,8 +254,7 @@ fn every_kind_of_record_occurs() {
     let file = only_file(&pool).unwrap();
     let mut rng = Rng(1);
     let span = 128 << 10;
-    let contents =
-        [vec![0; span], vec![9; span], rng.noise(span), rng.text(span), rng.text(span)];
+    let contents = [vec![0; span], vec![9; span], rng.noise(span), rng.text(span), rng.text(span)];
     file.write_at(&contents.concat(), 0).unwrap();
     file.commit(Durability::Durable).unwrap();
     assert_eq!(places(&pool, MAP), [0, 1, 1, 2]);
@@ -305,7 +305,11 @@ fn record_sizes_change_with_a_full_overwrite() {
         file.commit(Durability::Durable).unwrap();
         assert!(read_all(&file).unwrap() == bytes, "{record}");
         let span = crate::pool::Settings::default();
-        let span = { let mut s = span; s.set(Property::RecordSize, record).unwrap(); s.record_len };
+        let span = {
+            let mut s = span;
+            s.set(Property::RecordSize, record).unwrap();
+            s.record_len
+        };
         let records: u64 = places(&pool, MAP).iter().sum();
         assert_eq!(records, len.div_ceil(span as usize) as u64, "{record}");
         // A part, with the records as they are.

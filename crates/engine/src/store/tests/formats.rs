@@ -9,9 +9,7 @@ use crate::store::pointer::{
     EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, POINTER_HEADER_LEN, POINTER_LEN_MAX, Place, Pointer,
 };
 use crate::store::stats::{CodecStats, PoolStats};
-use crate::store::superblock::{
-    ASHIFT_RANGE, BLOCK_LEN, Header, Superblock, WINDOW_COUNT_MAX,
-};
+use crate::store::superblock::{ASHIFT_RANGE, BLOCK_LEN, Header, Superblock, WINDOW_COUNT_MAX};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Run, Sector, Txg};
 

@@ -96,7 +96,7 @@ fn every_sector_is_accounted_for() {
                     let len = rng.pick(&[1, 511, 512, 513, 5000, 40_000]) + rng.below(100) as usize;
                     let bytes = rng.noise(len);
                     if rng.one_in(2) {
-                        txn.provision(100, 90).unwrap();
+                        txn.provision([90, 10].into_iter()).unwrap();
                     }
                     let pointer = put(&mut txn, n, &bytes).unwrap();
                     if rng.one_in(8) {
@@ -138,7 +138,7 @@ fn all_space_comes_back() {
     let mut rng = Rng(5);
     let mut fill = |store: &Arc<Store>| {
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-        txn.provision(2000 * 6, 6).unwrap();
+        txn.provision([6; 2000].into_iter()).unwrap();
         for n in 0..2000 {
             put(&mut txn, n, &rng.noise(3000)).unwrap();
         }
@@ -166,8 +166,7 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
     let store = store_on(&device, 9);
     let bytes = Rng(6).noise(40_000);
     let mut txn = store.begin(ChecksumKind::Blake3).unwrap();
-    let whole =
-        txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Blake3).unwrap();
+    let whole = txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Blake3).unwrap();
     let part = |index: u32| Pointer {
         shared: true,
         part_offset: index * 10_000,

@@ -1,0 +1,321 @@
+//! Damaged images: bits flipped, ranges zeroed or exchanged, the end cut off. Whatever is done to an
+//! image, opening, reading and checking it end in an error that says what is wrong, or in the right
+//! bytes: never in a panic, in wrong bytes, in a hang or in a large allocation.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::live::newest_superblock;
+use common::{Rng, create, only_file, options, problems, read_all};
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::pointer::Pointer;
+use hardpack_engine::store::superblock::{BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, slot_offset};
+use hardpack_engine::store::trees::{ALL, MAP, PATCHES};
+use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::{Error, Txg};
+
+/// Counts what is allocated, to find lengths that were believed without a check.
+struct CountingAllocator;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above; the pointer came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// No extent is longer than 16 MiB, decompressed.
+const ALLOCATION_MAX: usize = 17 << 20;
+
+/// An image with the states that it may be opened in.
+struct Sample {
+    image: Vec<u8>,
+    /// The file's content, by txg.
+    states: Vec<(Txg, Vec<u8>)>,
+}
+
+/// A pool of some 300 KiB, with every kind of record, patches, free space and several superblocks
+/// that can be fallen back to.
+fn sample(sealed: bool) -> Sample {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "16K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let mut states = vec![(pool.state().txg(), Vec::new())];
+    let mut rng = Rng(77);
+    let mut bytes =
+        [rng.text(150_000), vec![0; 50_000], rng.noise(60_000), vec![1; 40_000]].concat();
+    file.write_at(&bytes, 0).unwrap();
+    for compression in ["lz4", "gzip", "lzjb", "zle", "off", "zstd"] {
+        pool.set_property(file.id(), Property::Compression, compression).unwrap();
+        states.push((pool.state().txg(), states.last().unwrap().1.clone()));
+        for _ in 0..6 {
+            let at = rng.below(70) as usize * 4096;
+            let len = rng.pick(&[4096, 16_384]);
+            let new = rng.text(len);
+            file.write_at(&new, at as u64).unwrap();
+            bytes[at..at + len].copy_from_slice(&new);
+        }
+        file.commit(Durability::Durable).unwrap();
+        states.push((pool.state().txg(), bytes.clone()));
+    }
+    if sealed {
+        pool.close().unwrap();
+        states.push((pool.state().txg(), bytes));
+    }
+    Sample { image: device.image(), states }
+}
+
+/// What an open pool of the sample says: which 4 KiB ranges of the file cannot be read.
+fn read_ranges(pool: &Pool, sample: &Sample, label: &str) -> Vec<Range<u64>> {
+    let file = match only_file(pool) {
+        Ok(file) => file,
+        Err(error) => {
+            assert!(is_expected(&error), "{label}: {error:?}");
+            return vec![0..u64::MAX];
+        }
+    };
+    let txg = pool.state().txg();
+    let (_, expected) = sample.states.iter().find(|state| state.0 == txg).expect("a known txg");
+    let mut unreadable = Vec::new();
+    for at in (0..expected.len()).step_by(4096) {
+        let end = (at + 4096).min(expected.len());
+        let mut bytes = vec![0xa5; end - at];
+        match file.read_at(&mut bytes, at as u64) {
+            Ok(n) => {
+                assert_eq!(n, bytes.len(), "{label}");
+                assert!(bytes == expected[at..end], "{label}: wrong bytes at {at}");
+            }
+            Err(error) => {
+                assert!(error.is_corruption(), "{label}: {error:?}");
+                unreadable.push(at as u64..end as u64);
+            }
+        }
+    }
+    unreadable
+}
+
+fn is_expected(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::NotAPool(_) | Error::Unsupported(_))
+}
+
+/// Opens, reads and checks a damaged image.
+fn examine(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Pool, Vec<Range<u64>>)> {
+    LARGEST.store(0, Ordering::Relaxed);
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+    let pool = match Pool::open(device, options(1 << 20)) {
+        Ok(pool) => pool,
+        Err(error) => {
+            assert!(is_expected(&error), "{label}: {error:?}");
+            return None;
+        }
+    };
+    let unreadable = read_ranges(&pool, sample, label);
+    let found = problems(&pool).unwrap();
+    assert!(unreadable.is_empty() || !found.is_empty(), "{label}: a check finds nothing wrong");
+    let largest = LARGEST.load(Ordering::Relaxed);
+    assert!(largest <= ALLOCATION_MAX, "{label}: {largest} bytes were allocated at once");
+    Some((pool, unreadable))
+}
+
+/// Where things lie in the newest state: nodes, and records with the bytes of the file they hold.
+fn layout(image: &[u8]) -> (Vec<Range<u64>>, Vec<(Range<u64>, Range<u64>)>) {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image.to_vec()));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let (store, state) = (pool.store(), pool.state());
+    let (mut nodes, mut records) = (Vec::new(), Vec::new());
+    let place = |pointer: &Pointer| {
+        let offset = store.offset_of(pointer);
+        offset..offset + u64::from(pointer.stored_len)
+    };
+    for (tree, _) in ALL {
+        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        walk_tree(store, tree, root, Txg(0), &mut |met| {
+            match met {
+                Met::Node(_, pointer) => nodes.push(place(pointer)),
+                Met::Entry(MAP | PATCHES, key, value) => {
+                    let pointer = data_pointer(value)?;
+                    let start = u64::from_be_bytes(key[8..16].try_into().unwrap());
+                    if pointer.run(9).is_some() {
+                        records.push((place(&pointer), start..start + u64::from(pointer.len)));
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    (nodes, records)
+}
+
+#[test]
+fn a_flipped_bit_hurts_only_what_it_is_in() {
+    let sample = sample(true);
+    let (_, records) = layout(&sample.image);
+    assert!(records.len() > 20);
+    let mut rng = Rng(1);
+    for (place, range) in &records {
+        for _ in 0..20 {
+            let at = place.start + rng.below(place.end - place.start);
+            let mut image = sample.image.clone();
+            image[at as usize] ^= 1 << rng.below(8);
+            let label = format!("a bit of byte {at}, which is in {range:?}");
+            let (pool, unreadable) = examine(&sample, image, &label).expect("it opens");
+            assert_eq!(pool.store().recovered_from(), None, "{label}");
+            for hurt in &unreadable {
+                let inside = hurt.start < range.end && range.start < hurt.end;
+                assert!(inside, "{label}: bytes {hurt:?} cannot be read");
+            }
+            let report = pool.check(&mut |_| {}).unwrap();
+            let found: Vec<_> = report.problems.iter().filter_map(|p| p.range).collect();
+            assert_eq!(found, [(range.start, range.end)], "{label}: {:?}", report.problems);
+            assert_eq!(report.problems[0].file, Some(pool.only_file().unwrap().file));
+        }
+    }
+}
+
+#[test]
+fn damage_anywhere() {
+    for sealed in [false, true] {
+        let sample = sample(sealed);
+        let len = sample.image.len() as u64;
+        let mut rng = Rng(2 + u64::from(sealed));
+        let (mut opened, mut refused) = (0, 0);
+        for case in 0..2500 {
+            let mut image = sample.image.clone();
+            // The front is small but matters most.
+            let limit = if rng.one_in(2) { EXTENTS_OFFSET } else { len };
+            let at = rng.below(limit) as usize;
+            let end = (at + rng.pick(&[1, 16, 512, 4096, 50_000])).min(image.len());
+            let what = rng.below(6);
+            match what {
+                0 => image[at] ^= 1 << rng.below(8),
+                1 => image[at..end].fill(0),
+                2 => image[at..end].fill(0xff),
+                3 => image.truncate(rng.below(len) as usize),
+                4 => {
+                    let noise = rng.noise(end - at);
+                    image[at..end].copy_from_slice(&noise);
+                }
+                _ => {
+                    let from = rng.below(len - (end - at) as u64) as usize;
+                    image.copy_within(from..from + (end - at), at);
+                }
+            }
+            let label = format!("case {case}, kind {what}, bytes {at} to {end}, sealed {sealed}");
+            match examine(&sample, image, &label) {
+                Some(_) => opened += 1,
+                None => refused += 1,
+            }
+        }
+        assert!(opened > 500 && refused > 100, "{opened} opened, {refused} refused");
+    }
+}
+
+#[test]
+fn a_truncated_image_keeps_what_is_left() {
+    let sample = sample(true);
+    let (nodes, records) = layout(&sample.image);
+    for cut in (0..sample.image.len()).step_by(4096) {
+        let label = format!("cut at {cut}");
+        let Some((_, unreadable)) = examine(&sample, sample.image[..cut].to_vec(), &label) else {
+            continue;
+        };
+        if nodes.iter().all(|place| place.end <= cut as u64) {
+            // Every node is there: whatever lies below the cut must be read.
+            let lost = records.iter().filter(|(place, _)| place.end > cut as u64);
+            let lost: Vec<_> = lost.map(|(_, range)| range.clone()).collect();
+            for hurt in unreadable {
+                let explained = lost.iter().any(|r| r.start < hurt.end && hurt.start < r.end);
+                assert!(explained, "{label}: bytes {hurt:?} cannot be read");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_superblock_falls_back() {
+    let sample = sample(false);
+    let (slot, newest) = newest_superblock(&sample.image).unwrap();
+    for at in (0..BLOCK_LEN).step_by(97) {
+        let mut image = sample.image.clone();
+        image[slot_offset(slot) as usize + at] ^= 0x10;
+        let (pool, unreadable) = examine(&sample, image, "damaged").expect("it falls back");
+        assert_eq!(pool.state().txg().0, newest.txg.0 - 1);
+        assert!(unreadable.is_empty());
+    }
+    // One after the other, until none is left.
+    let mut image = sample.image.clone();
+    for gone in 1..=SLOT_COUNT {
+        let (slot, _) = newest_superblock(&image).unwrap();
+        image[slot_offset(slot) as usize] ^= 1;
+        match examine(&sample, image.clone(), "damaged") {
+            Some((pool, _)) => assert_eq!(pool.state().txg().0, newest.txg.0 - gone),
+            None => assert_eq!(gone, SLOT_COUNT),
+        }
+    }
+}
+
+/// The newest state is not whole, as after a loss of power: the one before is opened instead, and
+/// writing goes on from there.
+#[test]
+fn a_state_that_is_not_whole_falls_back() {
+    let sample = sample(false);
+    let (nodes, records) = layout(&sample.image);
+    let before = {
+        let (slot, _) = newest_superblock(&sample.image).unwrap();
+        let mut image = sample.image.clone();
+        image[slot_offset(slot) as usize] ^= 1;
+        let (nodes, records) = layout(&image);
+        [nodes, records.into_iter().map(|record| record.0).collect()].concat()
+    };
+    let all = nodes.into_iter().chain(records.into_iter().map(|record| record.0));
+    let fresh: Vec<_> = all.filter(|place| !before.contains(place)).collect();
+    assert!(fresh.len() > 3);
+    for place in fresh {
+        let mut image = sample.image.clone();
+        image[place.start as usize..place.end as usize].fill(0);
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image.clone()));
+        let (pool, unreadable) = examine(&sample, image, "not whole").expect("it falls back");
+        let newest = sample.states.last().unwrap().0;
+        assert_eq!(pool.store().recovered_from(), Some(newest), "{place:?} is not verified");
+        assert!(unreadable.is_empty() && problems(&pool).unwrap().is_empty());
+        let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+        let file = only_file(&pool).unwrap();
+        file.write_at(b"and on it goes", 5).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        let expected = read_all(&file).unwrap();
+        let again = Pool::open(device, options(1 << 20)).unwrap();
+        assert_eq!(again.store().recovered_from(), None);
+        assert!(read_all(&only_file(&again).unwrap()).unwrap() == expected);
+        assert_eq!(problems(&again).unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_is_no_pool_is_named() {
+    let noise = Rng(3).noise(100_000);
+    for bytes in [&b""[..], b"x", &[0; 5000], &noise, b"SQLite format 3\0"] {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(bytes.to_vec()));
+        let error = Pool::open(device, options(1 << 20)).unwrap_err();
+        assert!(matches!(error, Error::NotAPool(_)), "{error}");
+    }
+}

@@ -1,0 +1,243 @@
+//! Images whose checksums are all right and whose content is not: what only a defect or malice can
+//! write. Nothing may panic, hang or believe a length.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use common::live::newest_superblock;
+use common::sim_device::{Fault, SimDevice};
+use common::{GUID, Rng, create, only_file, options, read_all};
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Place, Pointer};
+use hardpack_engine::store::superblock::slot_offset;
+use hardpack_engine::store::trees::{ALL, FREED, MAP, NAMES, PATCHES, REFS, SPACE};
+use hardpack_engine::store::{Durability, Store};
+use hardpack_engine::{Run, Sector, Txg};
+
+/// The disk is not larger than this.
+#[derive(Debug)]
+struct SmallDisk;
+
+impl Fault for SmallDisk {
+    fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        if offset.saturating_add(bytes.len() as u64) > 64 << 20 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(vec![(offset, bytes.to_vec())])
+    }
+}
+
+fn small_pool(rng: &mut Rng) -> Arc<SimDevice> {
+    let device = SimDevice::new(Vec::new());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "16K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&rng.text(100_000), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file.write_at(&rng.noise(4096), 20_480).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    device.set_fault(Some(Box::new(SmallDisk)));
+    device
+}
+
+/// Does everything that can be done with a pool. Errors are fine.
+fn exercise(device: &Arc<SimDevice>, rng: &mut Rng) {
+    let Ok(pool) = Pool::open(device.clone(), options(60_000)) else { return };
+    let _ = pool.check(&mut |_| {});
+    let _ = pool.list();
+    let _ = pool.state().stats().compress_ratio();
+    let _ = pool.state().free_bytes(pool.store().ashift());
+    let Ok(file) = only_file(&pool) else { return };
+    let _ = pool.properties(file.id());
+    for _ in 0..12 {
+        let offset =
+            rng.pick(&[0, 4096, 16_384, 50_000, 90_000, 1 << 30, (1 << 60) - 5000, u64::MAX]);
+        let mut bytes = vec![0; rng.pick(&[10, 4096, 70_000])];
+        let _ = file.read_at(&mut bytes, offset);
+        let _ = file.write_at(&bytes, offset.min(1 << 20));
+        if rng.one_in(3) {
+            let _ = file.commit(rng.pick(&[Durability::Durable, Durability::Visible]));
+        }
+        if rng.one_in(4) {
+            let _ = file.set_len(rng.below(120_000));
+        }
+        if rng.one_in(8) {
+            file.discard();
+        }
+    }
+    let _ = file.commit(Durability::Durable);
+    file.discard();
+    if file.len().is_ok_and(|len| len < 1 << 24) {
+        let _ = read_all(&file);
+    }
+    let _ = pool.set_property(file.id(), Property::Compression, "lz4");
+    let _ = pool.close();
+    let _ = pool.check(&mut |_| {});
+}
+
+fn number(rng: &mut Rng) -> u64 {
+    match rng.below(6) {
+        0 => 0,
+        1 => rng.below(20),
+        2 => 1 << rng.below(64),
+        3 => u64::MAX - rng.below(3),
+        4 => rng.below(400),
+        _ => rng.next(),
+    }
+}
+
+fn pointer(rng: &mut Rng) -> Pointer {
+    let limit = rng.pick(&[9000, 9000, 9000, 1 << 24]);
+    let stored_len = 1 + rng.below(limit) as u32;
+    let place = match rng.below(3) {
+        0 => Place::Zero,
+        1 => Place::Embedded(rng.noise(stored_len as usize % 113).into()),
+        _ => Place::Extent {
+            sector: Sector(number(rng)),
+            checksum_kind: rng.pick(&ChecksumKind::ALL),
+            checksum: [7; 32],
+        },
+    };
+    let extent_len = rng.pick(&[0, 1, 4096, 16_384, 16_384, EXTENT_LEN_MAX]);
+    let part_offset = rng.below(u64::from(extent_len) + 1) as u32;
+    Pointer {
+        stored_len: match &place {
+            Place::Zero => 0,
+            Place::Embedded(bytes) => bytes.len() as u32,
+            Place::Extent { .. } => stored_len,
+        },
+        place,
+        codec: rng.below(8) as u8,
+        level: 1,
+        codec_version: 1,
+        filter: u8::from(rng.one_in(8)),
+        shared: rng.one_in(3),
+        birth: Txg(number(rng)),
+        len: extent_len - part_offset,
+        extent_len,
+        part_offset,
+        span_log2: rng.below(25) as u8,
+    }
+}
+
+/// A key and a value that a tree may hold, or nearly.
+fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
+    let be = |n: u64| n.to_be_bytes().to_vec();
+    let garbage_len = rng.below(40) as usize;
+    if rng.one_in(6) {
+        return (rng.noise(garbage_len), rng.noise(garbage_len));
+    }
+    match tree {
+        NAMES => {
+            let file = rng.pick(&[1, 2, 3]);
+            let name: &[u8] =
+                rng.pick(&[&b""[..], b"main", b"compression", b"recordsize", b"\xff"]);
+            let key = [vec![rng.pick(&[1, 2, 3])], be(file), name.to_vec()].concat();
+            let mut attributes = vec![0; 32];
+            attributes[0] = rng.below(4) as u8;
+            attributes[8..16].copy_from_slice(&number(rng).to_le_bytes());
+            let text = rng.pick(&["16M", "zstd-22", "no", ""]).as_bytes().to_vec();
+            let child = [vec![1], number(rng).to_le_bytes().to_vec()].concat();
+            let choices = [attributes, text, child];
+            (key, choices[rng.below(3) as usize].clone())
+        }
+        MAP | PATCHES => {
+            let file = if rng.one_in(8) { number(rng) } else { 2 };
+            let offset = match rng.below(3) {
+                0 => number(rng),
+                1 => rng.below(30) * 4096,
+                _ => rng.below(100_000),
+            };
+            let garbage = rng.one_in(10);
+            let value = if garbage { rng.noise(64) } else { pointer(rng).to_bytes() };
+            ([be(file), be(offset)].concat(), value)
+        }
+        SPACE => (be(number(rng)), number(rng).to_le_bytes().to_vec()),
+        FREED => {
+            let key = [be(rng.pick(&[0, 1, 2, 3, u64::MAX])), be(number(rng))].concat();
+            (key, number(rng).to_le_bytes().to_vec())
+        }
+        _ => (be(rng.below(400)), (number(rng) as u32).to_le_bytes().to_vec()),
+    }
+}
+
+#[test]
+fn entries_that_make_no_sense() {
+    for seed in 0..1500 {
+        let mut rng = Rng(seed);
+        let device = small_pool(&mut rng);
+        {
+            let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+            let store: &Arc<Store> = pool.store();
+            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+            let (tree, _) = ALL[rng.below(ALL.len() as u64) as usize];
+            for _ in 0..rng.pick(&[1, 3, 40]) {
+                let (key, value) = entry(tree, &mut rng);
+                txn.insert(tree, &key, &value).unwrap();
+            }
+            if rng.one_in(2) {
+                let (key, value) = entry(MAP, &mut rng);
+                txn.insert(MAP, &key, &value).unwrap();
+            }
+            let _ = txn.commit(Durability::Durable);
+        }
+        if rng.one_in(2) {
+            // As if the counts agreed with it: then the runs are put to use.
+            change_superblock(&device, |superblock| {
+                superblock.freed_count = 300;
+                superblock.freed_sectors = 500.min(superblock.end.0);
+                superblock.space_sectors = 500.min(superblock.end.0);
+            });
+        }
+        exercise(&device, &mut rng);
+    }
+    assert_eq!((REFS, ALL.len()), (5, 6), "a new tree needs entries of its own here");
+}
+
+fn change_superblock(
+    device: &Arc<SimDevice>,
+    change: impl FnOnce(&mut hardpack_engine::store::superblock::Superblock),
+) {
+    let (slot, mut superblock) = newest_superblock(&device.image()).unwrap();
+    change(&mut superblock);
+    device.write_at(&superblock.encode(&GUID), slot_offset(slot)).unwrap();
+}
+
+#[test]
+fn superblocks_that_make_no_sense() {
+    for seed in 0..1500 {
+        let mut rng = Rng(seed);
+        let device = small_pool(&mut rng);
+        change_superblock(&device, |superblock| {
+            for _ in 0..1 + rng.below(3) {
+                let n = number(&mut rng);
+                match rng.below(14) {
+                    0 => superblock.txg = Txg(n),
+                    1 => superblock.durable_txg = Txg(n),
+                    2 => superblock.end = Sector(n),
+                    3 => superblock.freed_count = n,
+                    4 => superblock.freed_sectors = n,
+                    5 => superblock.space_sectors = n,
+                    6 => superblock.next_file_id = n,
+                    7 => {
+                        let sectors = number(&mut rng);
+                        superblock.windows.push(Run { start: Sector(n), sectors });
+                    }
+                    8 => superblock.stats.file_bytes = n,
+                    9 => superblock.stats.embedded.logical = n,
+                    10 => superblock.stats.codecs[5].allocated = n,
+                    11 => superblock.stats.nodes.records = n,
+                    12 => superblock.roots.swap(rng.below(8) as usize, rng.below(8) as usize),
+                    _ => {
+                        superblock.roots[rng.below(8) as usize] = Some(pointer(&mut rng));
+                    }
+                }
+            }
+        });
+        exercise(&device, &mut rng);
+    }
+}

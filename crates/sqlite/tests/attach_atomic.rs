@@ -1,0 +1,231 @@
+//! Transactions across several files are atomic: a process dies before every system call of their
+//! commit in turn, and at random moments; afterwards each file has the same transactions.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::{Random, Role, beside, interpose, run, value};
+use rusqlite::Connection;
+
+const DEATH_COUNT_MAX: i64 = 2000;
+const KILL_COUNT: u64 = 60;
+
+/// Two pools and a plain database, of which a test uses some.
+struct Files {
+    _dir: tempfile::TempDir,
+    paths: Vec<PathBuf>,
+}
+
+impl Files {
+    fn new(pragmas: &str, names: &[&str]) -> Files {
+        let dir = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> = names.iter().map(|name| dir.path().join(name)).collect();
+        for path in &paths {
+            let db = open_one(path);
+            run(&db, "create table t(seq integer primary key, filler)");
+            run(&db, pragmas);
+        }
+        Files { _dir: dir, paths }
+    }
+
+    fn arguments(&self) -> String {
+        let names: Vec<_> = self.paths.iter().map(|path| path.to_string_lossy()).collect();
+        names.join("|")
+    }
+
+    /// Opens each file on its own, from the `first` on, and compares. Returns how many transactions
+    /// there are.
+    fn assert_same(&self, first: usize, context: &str) -> i64 {
+        let mut counts = Vec::new();
+        for index in 0..self.paths.len() {
+            let path = &self.paths[(first + index) % self.paths.len()];
+            let db = open_one(path);
+            common::assert_integrity(&db);
+            let (count, last): (i64, i64) = (
+                value(&db, "select count(*) from t"),
+                value(&db, "select coalesce(max(seq), 0) from t"),
+            );
+            assert_eq!(count, last, "{context}");
+            counts.push(count);
+        }
+        assert!(counts.iter().all(|count| *count == counts[0]), "{context}: {counts:?}");
+        for path in self.paths.iter().filter(|path| common::is_pool(path)) {
+            common::assert_pool_is_clean(path);
+        }
+        counts[0]
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.paths[0].parent().unwrap()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.contains("-mj")).collect()
+    }
+}
+
+/// Opens a file of its kind; the name says which.
+fn open_one(path: &Path) -> Connection {
+    if path.extension().is_some_and(|extension| extension == "db") {
+        common::open_plain(path)
+    } else {
+        common::open(path)
+    }
+}
+
+fn open_all(paths: &[PathBuf]) -> Connection {
+    let db = open_one(&paths[0]);
+    for (index, path) in paths.iter().enumerate().skip(1) {
+        let plain = path.extension().is_some_and(|extension| extension == "db");
+        let vfs = if plain { "" } else { "?vfs=hardpack" };
+        run(&db, &format!("attach 'file:{}{vfs}' as db{index}", path.display()));
+    }
+    db
+}
+
+/// One transaction across all the files.
+fn transact(db: &Connection, file_count: usize, random: &mut Random) -> i64 {
+    run(db, "begin immediate");
+    let seq: i64 = value(db, "select coalesce(max(seq), 0) + 1 from main.t");
+    for index in 0..file_count {
+        let schema = if index == 0 { "main".to_string() } else { format!("db{index}") };
+        let filler = random.text(5000);
+        db.execute(&format!("insert into {schema}.t values(?, ?)"), (seq, filler)).unwrap();
+        run(db, &format!("update {schema}.t set filler = filler || 'x' where seq < 5"));
+    }
+    run(db, "commit");
+    seq
+}
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    let paths: Vec<PathBuf> = common::argument(0).split('|').map(PathBuf::from).collect();
+    let (n, pragmas) = (common::argument(1), common::argument(2));
+    let mut random = Random(n.parse().unwrap());
+    let db = open_all(&paths);
+    run(&db, &pragmas);
+    if role == "die" {
+        interpose::die_at(n.parse().unwrap());
+        common::report(&format!("ack {}", transact(&db, paths.len(), &mut random)));
+        interpose::disarm();
+        return;
+    }
+    loop {
+        common::report(&format!("ack {}", transact(&db, paths.len(), &mut random)));
+    }
+}
+
+fn last_ack(lines: &[String]) -> i64 {
+    assert!(!lines.iter().any(|line| line.contains("panicked")), "{}", lines.join("\n"));
+    lines.iter().filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).max().unwrap_or(0)
+}
+
+fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
+    let files = Files::new(creation, names);
+    transact(&open_all(&files.paths), names.len(), &mut Random(1));
+    let mut count = 1;
+    let mut undone = 0;
+    for n in 0..DEATH_COUNT_MAX {
+        let role = Role::start("die", &[&files.arguments(), &n.to_string(), pragmas]);
+        let (survived, lines) = role.wait();
+        let acked = last_ack(&lines);
+        let context = format!("{names:?} with '{pragmas}', died at call {n}");
+        let hot = files.paths.iter().filter(|path| beside(path, "-journal").exists()).count();
+        let now = files.assert_same(n as usize, &context);
+        assert!(now >= acked && (now == count || now == count + 1), "{context}: {count}, {now}");
+        undone += usize::from(hot > 0 && now == count);
+        count = now;
+        if survived {
+            // Otherwise no file was ever changed before the others.
+            assert!(undone > 0, "no transaction was ever rolled back");
+            let db = open_all(&files.paths);
+            assert_eq!(transact(&db, names.len(), &mut Random(2)), count + 1);
+            drop(db);
+            files.assert_same(0, &context);
+            return;
+        }
+    }
+    panic!("the commit never ends");
+}
+
+#[test]
+fn two_pools_at_every_boundary() {
+    for mode in ["delete", "truncate", "persist"] {
+        let pragmas = format!("pragma journal_mode={mode}; pragma synchronous=full");
+        every_boundary("", &pragmas, &["a.hpk", "b.hpk"]);
+    }
+}
+
+#[test]
+fn a_pool_and_a_plain_database_at_every_boundary() {
+    every_boundary("", "pragma synchronous=full", &["a.hpk", "b.db"]);
+    every_boundary("", "pragma synchronous=extra", &["a.db", "b.hpk"]);
+}
+
+#[test]
+fn three_files_with_caches_that_spill() {
+    let pragmas = "pragma main.cache_size=2; pragma db1.cache_size=2; pragma db2.cache_size=2";
+    every_boundary("pragma page_size=512; vacuum", pragmas, &["a.hpk", "b.db", "c.hpk"]);
+}
+
+fn killed(pragmas: &str, names: &[&str]) {
+    let mut random = Random::new(7);
+    let files = Files::new("", names);
+    let mut acked = 0;
+    for kill in 0..KILL_COUNT {
+        let seed = random.next() >> 1;
+        let mut role = Role::start("loop", &[&files.arguments(), &seed.to_string(), pragmas]);
+        let mut lines: Vec<String> =
+            (0..1 + random.below(3)).map(|_| role.line().expect("it goes on")).collect();
+        std::thread::sleep(Duration::from_micros(random.below(5000)));
+        lines.extend(role.kill());
+        acked = acked.max(last_ack(&lines));
+        let context = format!("{names:?} with '{pragmas}', kill {kill}");
+        let now = files.assert_same(kill as usize, &context);
+        assert!(now == acked || now == acked + 1, "{context}: {acked} acknowledged, {now} there");
+        acked = now;
+    }
+    assert!(acked > KILL_COUNT as i64);
+}
+
+#[test]
+fn killed_at_random_moments() {
+    killed("pragma journal_mode=delete; pragma synchronous=full", &["a.hpk", "b.hpk"]);
+    killed("pragma synchronous=normal", &["a.hpk", "b.db", "c.hpk"]);
+}
+
+/// After commits across files, nothing of their machinery is left, and the journals of the pools'
+/// own transactions stay in memory.
+#[test]
+fn nothing_is_left_behind() {
+    let files = Files::new("", &["a.hpk", "b.hpk"]);
+    let db = open_all(&files.paths);
+    for _ in 0..3 {
+        transact(&db, 2, &mut Random(1));
+    }
+    assert_eq!(files.leftovers(), Vec::<String>::new());
+    run(&db, "begin; insert into main.t values(100, 'alone')");
+    run(&db, "update main.t set filler = 'changed'");
+    run(&db, "pragma cache_spill=on; pragma cache_size=1; update main.t set filler = seq");
+    for path in &files.paths {
+        assert!(!beside(path, "-journal").exists());
+    }
+    run(&db, "rollback");
+    drop(db);
+    files.assert_same(0, "in peace");
+}
+
+/// Rolling back, by the user and by savepoints, undoes all files.
+#[test]
+fn rollback_across_files() {
+    let files = Files::new("", &["a.hpk", "b.db", "c.hpk"]);
+    let db = open_all(&files.paths);
+    transact(&db, 3, &mut Random(1));
+    run(&db, "begin; insert into main.t values(2, 1); insert into db1.t values(2, 1);");
+    run(&db, "savepoint s; insert into db2.t values(2, 1); delete from main.t; rollback to s");
+    assert_eq!(value::<i64>(&db, "select count(*) from main.t"), 2);
+    assert_eq!(value::<i64>(&db, "select count(*) from db2.t"), 1);
+    run(&db, "rollback");
+    assert_eq!(files.assert_same(0, "after a rollback"), 1);
+}
