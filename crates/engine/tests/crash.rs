@@ -61,7 +61,8 @@ fn large_commits() {
 /// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
 #[test]
 fn broken_devices_are_noticed() {
-    let mutants: [(&str, fn() -> Box<dyn Fault>); 4] = [
+    type MakeFault = fn() -> Box<dyn Fault>;
+    let mutants: [(&str, MakeFault); 4] = [
         ("a sync that lies", || Box::new(LyingSync)),
         ("the slot of the newest durable superblock is reused", || Box::<SlotReuse>::default()),
         ("freed space is reused too early", || Box::<EarlyReuse>::default()),

@@ -12,10 +12,11 @@ use common::{GUID, Rng, create, only_file, options, read_all};
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Place, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
 use hardpack_engine::store::trees::{ALL, FREED, MAP, NAMES, PATCHES, REFS, SPACE};
-use hardpack_engine::store::{Durability, Store};
+use hardpack_engine::store::{Durability, Encoding, Store};
 use hardpack_engine::{Run, Sector, Txg};
 
 /// The disk is not larger than this.
@@ -237,6 +238,35 @@ fn superblocks_that_make_no_sense() {
                     }
                 }
             }
+        });
+        exercise(&device, &mut rng);
+    }
+}
+
+/// A tree that refers to the same children again and again: 40 to the power of 20 entries in a few
+/// kilobytes. The bounds of the children do not allow it.
+#[test]
+fn a_tree_that_folds_in_on_itself() {
+    for tree in [NAMES, MAP, SPACE] {
+        let mut rng = Rng(tree.into());
+        let device = small_pool(&mut rng);
+        let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+        let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+        let mut node = Node::new(0);
+        node.insert(0, &[0], &[1]);
+        for level in 0..20 {
+            let stored = node.encode(tree, txn.txg(), &GUID).unwrap();
+            let len = node.payload_len() as u32;
+            let child = txn.store_extent(&stored, Encoding::RAW, len, ChecksumKind::Xxh3).unwrap();
+            node = Node::new(level + 1);
+            (0..40).for_each(|n| node.insert(n, &[n as u8], &child.to_bytes()));
+        }
+        let root = Pointer::decode(node.value(0)).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        change_superblock(&device, |superblock| {
+            superblock.roots[usize::from(tree)] = Some(root);
+            superblock.durable_txg = Txg(1);
+            superblock.data_synced = rng.one_in(2);
         });
         exercise(&device, &mut rng);
     }

@@ -46,6 +46,16 @@ fn child_role() {
             run(&db, "pragma cache_size=5");
             ack(ledger::transact(&db, &mut random, 400_000).unwrap());
         }
+        "ahead" => {
+            run(&db, "pragma temp_store=memory; pragma cache_size=5; begin");
+            // With its index, this is more than the engine keeps in memory.
+            run(
+                &db,
+                "insert into log select max(seq) + 1, max(seq) * 7 + 7, hex(zeroblob(9000000)) from log",
+            );
+            run(&db, "commit");
+            ack(26);
+        }
         "rollback" => {
             run(&db, "pragma cache_size=5");
             ledger::begin(&db, &mut random, 200_000).unwrap();
@@ -149,6 +159,11 @@ fn commits_in_every_rollback_mode() {
 fn transactions_that_spill() {
     every_boundary("spill", "pragma page_size=512");
     every_boundary("rollback", "pragma page_size=512");
+}
+
+#[test]
+fn transactions_that_are_written_ahead() {
+    every_boundary("ahead", "pragma page_size=4096");
 }
 
 #[test]

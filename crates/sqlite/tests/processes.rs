@@ -299,12 +299,19 @@ parent = connect()
 parent.execute('create table counter(n)')
 parent.execute('insert into counter values(0)')
 parent.commit()
+def descriptors():
+    here = '/proc/self/fd/'
+    return sum(os.path.realpath(here + fd) == os.path.realpath(path) for fd in os.listdir(here))
 children = []
 for _ in range(4):
     pid = os.fork()
     if pid == 0:
         try:
+            inherited = descriptors()
             child = connect()
+            child.execute('select n from counter').fetchone()
+            # The host's, and an engine of its own: the parent's would share its locks.
+            assert descriptors() == inherited + 2, descriptors()
             for _ in range(25):
                 child.execute('update counter set n = n + 1')
                 child.commit()

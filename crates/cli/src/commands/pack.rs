@@ -79,7 +79,7 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
     Ok(packed)
 }
 
-/// Writes the pool. Everything becomes visible and durable with one commit at the end.
+/// Writes the pool. What the file holds becomes visible and durable with one commit at the end.
 fn write(
     args: &PackArgs,
     input: &Path,
@@ -96,8 +96,6 @@ fn write(
     let pool =
         Pool::create(Arc::clone(&device) as _, &create, pool_file::options(args.work.threads))?;
     let id = pool.only_file()?.file;
-    let metadata = snapshot.metadata();
-    pool.set_attributes(id, metadata.mode() & 0o7777, modified_ns(metadata))?;
     let file = pool.file(id)?;
     if let Some(page_len) = snapshot.page_len() {
         file.set_page_len_hint(page_len);
@@ -118,6 +116,9 @@ fn write(
     })?;
     file.set_len(digest.len())?;
     file.commit(Durability::Durable)?;
+    // Behind the commit, which makes the time of the last change unknown.
+    let metadata = snapshot.metadata();
+    pool.set_attributes(id, metadata.mode() & 0o7777, modified_ns(metadata))?;
     pool.close()?;
     progress.finish();
     Ok(digest)

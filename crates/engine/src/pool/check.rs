@@ -91,17 +91,19 @@ fn check_state(
                     space.add_used(pointer);
                 }
                 Met::Damage(_, error) => report.add(None, None, format!("{name} tree: {error}")),
-                Met::Entry(tree @ (MAP | PATCHES), key, value) => match parse_record(tree, key, value) {
-                    Ok(record) => {
-                        space.add_used(&record.2);
-                        batch.push(record);
-                        if batch.len() >= BATCH_COUNT {
-                            verify_batch(store, &mut batch, threads, &mut report);
-                            progress(report.bytes);
+                Met::Entry(tree @ (MAP | PATCHES), key, value) => {
+                    match parse_record(tree, key, value) {
+                        Ok(record) => {
+                            space.add_used(&record.2);
+                            batch.push(record);
+                            if batch.len() >= BATCH_COUNT {
+                                verify_batch(store, &mut batch, threads, &mut report);
+                                progress(report.bytes);
+                            }
                         }
+                        Err(error) => report.add(None, None, error),
                     }
-                    Err(error) => report.add(None, None, error),
-                },
+                }
                 Met::Entry(tree, key, value) => {
                     if let Err(error) = space.add_entry(tree, key, value) {
                         report.add(None, None, error);

@@ -6,7 +6,8 @@
 //! pointer again. Readers of the committed tree are never disturbed.
 //!
 //! Invariants: keys are sorted and unique; no node but an empty root is empty; all leaves have
-//! level 0 and a child has the level of its parent less one (checked on every descent).
+//! level 0, and a child has the level of its parent less one and keys between its bound there and
+//! the next (checked on every descent).
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -137,7 +138,7 @@ impl TxnTree {
     ) -> Result<Arc<Node>> {
         let link = Link::from_value(self.tree, parent.value(index))?;
         let node = self.resolve(source, &link)?.ok_or_else(|| lost(self.tree, 0))?;
-        check_level(self.tree, parent.level, &node)?;
+        check_child(self.tree, parent, index, &node)?;
         Ok(node)
     }
 
@@ -292,13 +293,12 @@ impl TxnTree {
     /// Makes child `index` of the changed node `parent` private, and says which node it is.
     fn child_mut(&mut self, sink: &mut impl NodeSink, parent: u64, index: usize) -> Result<u64> {
         let tree = self.tree;
-        let (level, link) = {
-            let node = self.node_mut(parent)?;
-            (node.level, Link::from_value(tree, node.value(index))?)
-        };
+        let link = Link::from_value(tree, self.node_mut(parent)?.value(index))?;
         let id = self.make_dirty(sink, &link, 0)?;
-        check_level(tree, level, self.node_mut(id)?)?;
         if link != Link::Dirty(id) {
+            if let (Some(parent), Some(child)) = (self.dirty.get(&parent), self.dirty.get(&id)) {
+                check_child(tree, parent, index, child)?;
+            }
             self.node_mut(parent)?.set_value(index, &Link::Dirty(id).to_value());
         }
         Ok(id)
@@ -381,7 +381,7 @@ impl TxnTree {
         }
         let root = self.root_mut(sink)?;
         let old = self.remove_in(sink, root, key)?;
-        self.shrink_root(sink)?;
+        self.shrink_root()?;
         Ok(old)
     }
 
@@ -435,7 +435,7 @@ impl TxnTree {
     }
 
     /// Drops roots that have a single child, or none.
-    fn shrink_root(&mut self, sink: &mut impl NodeSink) -> Result<()> {
+    fn shrink_root(&mut self) -> Result<()> {
         while let Link::Dirty(id) = self.root {
             let tree = self.tree;
             let node = self.node_mut(id)?;
@@ -443,9 +443,6 @@ impl TxnTree {
                 self.root = Link::Empty;
             } else if node.level > 0 && node.len() == 1 {
                 let link = Link::from_value(tree, node.value(0))?;
-                let level = node.level;
-                let child = self.resolve(sink, &link)?.ok_or_else(|| lost(self.tree, id))?;
-                check_level(tree, level, &child)?;
                 self.root = link;
             } else {
                 break;
@@ -490,13 +487,23 @@ fn entry_of(node: &Node, index: usize) -> Entry {
     (node.key(index).to_vec(), node.value(index).to_vec())
 }
 
-fn check_level(tree: u8, parent: u8, child: &Node) -> Result<()> {
-    if child.level + 1 == parent && !child.is_empty() {
+/// Checks that `child` is what entry `index` of `parent` may refer to: one level below, with keys
+/// from its own bound on and below the next. So no node can be reached in two ways, and a walk of
+/// whatever is stored ends.
+pub(super) fn check_child(tree: u8, parent: &Node, index: usize, child: &Node) -> Result<()> {
+    let is_inside = || {
+        child.key(0) >= parent.key(index)
+            && (index + 1 == parent.len() || child.key(child.len() - 1) < parent.key(index + 1))
+    };
+    if child.level + 1 == parent.level && !child.is_empty() && is_inside() {
         return Ok(());
     }
     Err(Error::corrupt(
         "tree",
         0,
-        format!("tree {tree}: a node of level {parent} has a child of level {}", child.level),
+        format!(
+            "tree {tree}: a node of level {} has a child of level {} that does not belong there",
+            parent.level, child.level
+        ),
     ))
 }

@@ -12,6 +12,7 @@ use std::sync::PoisonError;
 use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
+use super::tree::check_child;
 use super::trees::{ALL, FREED, MAP, PATCHES, REFS, SPACE};
 use super::{State, Store, adopted_state, block_hash, space};
 use crate::error::{Error, Result};
@@ -45,21 +46,19 @@ fn walk_node(
     store: &Store,
     tree: u8,
     pointer: &Pointer,
-    parent: Option<&Node>,
+    parent: Option<(&Node, usize)>,
     older: Txg,
     visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
 ) -> Result<()> {
     if pointer.birth <= older {
         return Ok(());
     }
-    let node = match store.read_node(tree, pointer) {
-        Ok(node) if parent.is_none_or(|parent| parent.level == node.level + 1) => node,
-        Ok(_) => {
-            let offset = store.offset_of(pointer);
-            let error =
-                Error::corrupt("tree node", offset, "its level is not its parent's less one");
-            return visit(Met::Damage(tree, error));
-        }
+    let node = store.read_node(tree, pointer).and_then(|node| match parent {
+        Some((parent, index)) => check_child(tree, parent, index, &node).map(|()| node),
+        None => Ok(node),
+    });
+    let node = match node {
+        Ok(node) => node,
         Err(error) => return visit(Met::Damage(tree, error)),
     };
     visit(Met::Node(tree, pointer))?;
@@ -69,7 +68,7 @@ fn walk_node(
             continue;
         }
         match node.child(index) {
-            Some(child) => walk_node(store, tree, &child, Some(&node), older, visit)?,
+            Some(child) => walk_node(store, tree, &child, Some((&node, index)), older, visit)?,
             None => {
                 let offset = store.offset_of(pointer);
                 let error = Error::corrupt("tree node", offset, "a child pointer is malformed");

@@ -77,7 +77,7 @@ impl Fault for LostWrites {
     fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
         self.count += 1;
         // Every tenth write of an extent claims to have happened.
-        let lost = offset >= EXTENTS_OFFSET && self.count % 10 == 0;
+        let lost = offset >= EXTENTS_OFFSET && self.count.is_multiple_of(10);
         Ok(if lost { Vec::new() } else { vec![(offset, bytes.to_vec())] })
     }
 }

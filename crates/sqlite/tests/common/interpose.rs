@@ -5,15 +5,21 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// Calls left before death; disarmed below zero.
 static LEFT: AtomicI64 = AtomicI64::new(-1);
 /// Whether a part of the last call is done.
 static TORN: AtomicBool = AtomicBool::new(false);
+static SYNCS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How many syncs of files this process has asked for.
+pub fn sync_count() -> u64 {
+    SYNCS.load(Ordering::SeqCst)
 }
 
 /// From now on, the process kills itself before a call, counted from 0: for even `n` before call
@@ -63,6 +69,9 @@ macro_rules! calls {
                     ($part)($($argument),*);
                 }
                 die();
+            }
+            if [libc::SYS_fsync, libc::SYS_fdatasync].contains(&libc::$number) {
+                SYNCS.fetch_add(1, Ordering::SeqCst);
             }
             // SAFETY: the arguments are those of the call.
             unsafe { libc::syscall(libc::$number $(, $argument)*) as $result }

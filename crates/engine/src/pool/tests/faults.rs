@@ -50,7 +50,7 @@ impl Fault for FailAt {
             Failure::NoSpace => return Err(io::ErrorKind::StorageFull.into()),
             Failure::WriteError => return Err(io::Error::other("injected")),
             Failure::TornWrite => {
-                let kept = bytes.len() / 2 & !511;
+                let kept = (bytes.len() / 2) & !511;
                 if kept == 0 {
                     return Err(io::Error::other("injected"));
                 }

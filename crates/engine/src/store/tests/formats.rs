@@ -16,7 +16,7 @@ use crate::units::{Run, Sector, Txg};
 fn place() -> impl Strategy<Value = Place> {
     let kind = prop::sample::select(ChecksumKind::ALL.to_vec());
     let extent = (0..1_u64 << 40, kind, any::<[u8; 32]>()).prop_map(|(sector, kind, mut sum)| {
-        sum[kind.len()..].fill(0);
+        sum[kind.width()..].fill(0);
         Place::Extent { sector: Sector(sector), checksum_kind: kind, checksum: sum }
     });
     let embedded = prop::collection::vec(any::<u8>(), 0..=EMBEDDED_LEN_MAX);

@@ -17,21 +17,26 @@ use crate::store::superblock::{
 use crate::store::trees::{FREED, MAP};
 use crate::store::{Durability, Encoding, Store, Txn};
 use crate::test_common::live::{Guard, newest_superblock};
-use crate::test_common::sim_device::{Fault, SimDevice};
+use crate::test_common::sim_device::{Fault, Op, SimDevice};
 use crate::test_common::{GUID, Rng, options, problems};
 use crate::units::{Run, Sector, Txg};
 
+const SPAN_LOG2: u8 = 24;
+
+/// Of the n-th record of a file: each has a slot of the largest size.
 fn key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[7] = 9;
-    key[8..].copy_from_slice(&n.to_be_bytes());
+    key[8..].copy_from_slice(&(n << SPAN_LOG2).to_be_bytes());
     key
 }
 
 /// Stores `bytes` raw under key `n`, in the place of what was there.
 fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
     take(txn, n)?;
-    let pointer = txn.store_extent(bytes, Encoding::RAW, bytes.len() as u32, ChecksumKind::Xxh3)?;
+    let len = bytes.len() as u32;
+    let pointer = txn.store_extent(bytes, Encoding::RAW, len, ChecksumKind::Xxh3)?;
+    let pointer = Pointer { span_log2: SPAN_LOG2, ..pointer };
     add(txn, n, &pointer)?;
     Ok(pointer)
 }
@@ -171,22 +176,22 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
         shared: true,
         part_offset: index * 10_000,
         len: 10_000,
-        span_log2: 14,
+        span_log2: SPAN_LOG2,
         ..whole.clone()
     };
     txn.share(&part(0), 4).unwrap();
     for index in 0..4 {
-        add(&mut txn, u64::from(index) << 14, &part(index)).unwrap();
+        add(&mut txn, index.into(), &part(index)).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
     let mut free_before = assert_clean(&device);
     for gone in 0..4_u64 {
         for index in gone..4 {
             let at = index as usize * 10_000;
-            assert_eq!(read(&store, index << 14).unwrap(), bytes[at..at + 10_000]);
+            assert_eq!(read(&store, index).unwrap(), bytes[at..at + 10_000]);
         }
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-        take(&mut txn, gone << 14).unwrap();
+        take(&mut txn, gone).unwrap();
         txn.commit(Durability::Durable).unwrap();
         let free = assert_clean(&device);
         let grown = free.saturating_sub(free_before);
@@ -351,6 +356,41 @@ fn more_windows_than_a_superblock_holds() {
         assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
         assert_clean(&device);
     }
+}
+
+/// Long free runs are given back to the file system, and only those.
+#[test]
+fn holes_are_punched_where_nothing_lives() {
+    let sim = SimDevice::new(Vec::new());
+    sim.set_fault(Some(Box::new(Guard::default())));
+    let device: Arc<dyn Device> = sim.clone();
+    let store = store_on(&device, 9);
+    let mut rng = Rng(12);
+    let mut model = BTreeMap::new();
+    let mut punched = 0;
+    for round in 0..60 {
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        for _ in 0..6 {
+            let n = rng.below(20);
+            if round % 12 < 4 {
+                let bytes = rng.noise(300_000);
+                txn.provision([586].into_iter()).unwrap();
+                put(&mut txn, n, &bytes).unwrap();
+                model.insert(n, bytes);
+            } else {
+                take(&mut txn, n).unwrap();
+                model.remove(&n);
+            }
+        }
+        txn.commit(rng.pick(&[Durability::Durable, Durability::Visible])).unwrap();
+        let trace = sim.take_trace();
+        punched += trace.iter().filter(|op| matches!(op, Op::Punch(..))).count();
+        for (n, bytes) in &model {
+            assert!(read(&store, *n).unwrap() == *bytes, "round {round}, key {n}");
+        }
+    }
+    assert!(punched > 3, "{punched} holes were punched");
+    assert_clean(&device);
 }
 
 /// Fails all writes.

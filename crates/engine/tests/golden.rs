@@ -1,0 +1,164 @@
+//! The format stays what it is: a pool written by an earlier version is read for ever.
+//!
+//! `golden/v1.hpk` is never written again. Only while the format is not released yet, or with a new
+//! version of it beside the old one, make it anew:
+//!
+//! ```text
+//! HARDPACK_WRITE_GOLDEN=1 cargo test -p hardpack-engine --test golden
+//! ```
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::{GUID, Rng, create, only_file, options, problems, read_all};
+use hardpack_engine::Txg;
+use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
+use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::pointer::Place;
+use hardpack_engine::store::trees::{MAP, PATCHES};
+use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+
+/// Each takes a part of the file.
+const COMPRESSIONS: [&str; 8] =
+    ["lz4", "zstd-3", "gzip-6", "lzjb", "zle", "off", "lz4hc-9", "zstd-fast-1"];
+/// The length of a part: a record of text, one of noise with long runs of zeros, a hole, and one that
+/// fits into its pointer. Uncompressed, the text alone.
+const PART_LEN: usize = 4 * RECORD_LEN;
+const RECORD_LEN: usize = 8192;
+
+/// What the file of the golden pool holds. Made without [`Rng::text`], which may change.
+fn content() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (part, name) in COMPRESSIONS.iter().enumerate() {
+        let mut text = Vec::new();
+        for line in 0.. {
+            text.extend_from_slice(format!("{name}: line {line} of {}\n", line * part).as_bytes());
+            if text.len() >= RECORD_LEN {
+                break;
+            }
+        }
+        text.truncate(RECORD_LEN);
+        bytes.extend(text);
+        let mut noise = vec![0; RECORD_LEN];
+        let fills = |at: usize| at % 512 < 40 && *name != "off";
+        for (at, byte) in noise.iter_mut().enumerate().filter(|(at, _)| fills(*at)) {
+            *byte = (at * at / 7 + at * 31 + part) as u8;
+        }
+        bytes.extend(noise);
+        bytes.extend(vec![0; RECORD_LEN]);
+        let fill = if *name == "off" { 0 } else { part as u8 + 1 };
+        bytes.extend(vec![fill; RECORD_LEN]);
+    }
+    // A patch in every part but the last, and an odd length.
+    for part in 0..COMPRESSIONS.len() - 1 {
+        bytes[part * PART_LEN + 4096..][..4096].copy_from_slice(&patch(part));
+    }
+    bytes.truncate(bytes.len() - 1234);
+    bytes
+}
+
+fn patch(part: usize) -> Vec<u8> {
+    format!("patch {part}. ").repeat(4096).into_bytes()[..4096].to_vec()
+}
+
+/// Writes the golden pool; the same bytes every time.
+fn write() -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "8K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let content = content();
+    for (part, compression) in COMPRESSIONS.iter().enumerate() {
+        pool.set_property(file.id(), Property::Compression, compression).unwrap();
+        if part % 3 == 1 {
+            let checksum = ["sha256", "blake3", "xxh3"][part / 3];
+            pool.set_property(file.id(), Property::Checksum, checksum).unwrap();
+        }
+        let start = part * PART_LEN;
+        let mut bytes = content[start..(start + PART_LEN).min(content.len())].to_vec();
+        if part < COMPRESSIONS.len() - 1 {
+            bytes[4096..8192].fill(b'?');
+        }
+        file.write_at(&bytes, start as u64).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    for part in 0..COMPRESSIONS.len() - 1 {
+        file.write_at(&patch(part), (part * PART_LEN + 4096) as u64).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    pool.set_attributes(file.id(), 0o640, 1_700_000_000_000_000_000).unwrap();
+    pool.close().unwrap();
+    device.image()
+}
+
+/// How many pieces of the pool each codec stored, and how many are inside their pointers.
+fn codecs(pool: &Pool) -> ([u64; 6], u64, u64) {
+    let (mut counts, mut embedded, mut patches) = ([0; 6], 0, 0);
+    for tree in [MAP, PATCHES] {
+        let state = pool.state();
+        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        walk_tree(pool.store(), tree, root, Txg(0), &mut |met| {
+            if let Met::Entry(_, _, value) = met {
+                let pointer = data_pointer(value)?;
+                counts[usize::from(pointer.codec)] += 1;
+                embedded += u64::from(matches!(pointer.place, Place::Embedded(_)));
+                patches += u64::from(tree == PATCHES);
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    (counts, embedded, patches)
+}
+
+fn assert_golden(pool: &Pool) {
+    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+    assert_eq!(pool.store().guid(), GUID);
+    let entry = pool.only_file().unwrap();
+    assert_eq!(entry.name, "main");
+    let attributes = pool.attributes(entry.file).unwrap();
+    assert_eq!((attributes.mode, attributes.modified_ns), (0o640, 1_700_000_000_000_000_000));
+    assert!(read_all(&only_file(pool).unwrap()).unwrap() == content(), "the content differs");
+    let values: Vec<_> = pool.properties(entry.file).unwrap();
+    let value = |property| values.iter().find(|v| v.property == property).unwrap().value.clone();
+    assert_eq!(value(Property::Compression), "zstd-fast-1");
+    assert_eq!(value(Property::RecordSize), "8K");
+}
+
+fn golden_path() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "golden", "v1.hpk"].iter().collect()
+}
+
+#[test]
+fn the_golden_pool_is_read() {
+    let path = golden_path();
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() {
+        std::fs::write(&path, write()).unwrap();
+    }
+    // From the file itself, and from a copy that may be written to.
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    assert_golden(&pool);
+    let (counts, embedded, patches) = codecs(&pool);
+    assert!(counts.iter().all(|count| *count > 0), "a codec does not occur: {counts:?}");
+    assert!(embedded > 5 && patches > 3, "{embedded} embedded, {patches} patches");
+
+    let copy = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(copy, options(1 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    file.write_at(&Rng(1).noise(50_000), 3000).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn writing_is_deterministic() {
+    let image = write();
+    assert!(image == write(), "two runs differ");
+    assert!(image.len() < 100 << 10, "{} bytes", image.len());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+    assert_golden(&Pool::open(device, options(1 << 20)).unwrap());
+}

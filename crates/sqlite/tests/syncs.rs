@@ -1,0 +1,60 @@
+//! What a commit asks of the medium: one sync where SQLite's settings want durability, none where they
+//! do not, and no journal on disk. A suite of one test, since it counts the calls of the whole process.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Random, beside, interpose, ledger, open, run, text};
+use rusqlite::Connection;
+
+const COMMIT_COUNT: u64 = 10;
+
+/// The syncs of some commits, each of which is told of by the pool's txg.
+fn syncs_of_commits(db: &Connection, path: &Path, random: &mut Random) -> u64 {
+    let txg = |db: &Connection| text(db, "pragma hardpack_txg").parse::<u64>().unwrap();
+    let (txg_before, syncs_before) = (txg(db), interpose::sync_count());
+    for _ in 0..COMMIT_COUNT {
+        ledger::begin(db, random, 2000).unwrap();
+        assert!(!beside(path, "-journal").exists());
+        run(db, "commit");
+    }
+    assert_eq!(txg(db), txg_before + COMMIT_COUNT, "a transaction is one commit of the pool");
+    interpose::sync_count() - syncs_before
+}
+
+#[test]
+fn commits_sync_once_where_durability_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut random = Random::new(1);
+    for mode in ["delete", "truncate", "persist", "memory", "off"] {
+        for (synchronous, expected) in [("off", 0), ("normal", 1), ("full", 1), ("extra", 1)] {
+            let path = dir.path().join(format!("{mode}-{synchronous}.hpk"));
+            let db = open(&path);
+            run(&db, &format!("pragma journal_mode={mode}; pragma synchronous={synchronous}"));
+            ledger::create(&db);
+            let syncs = syncs_of_commits(&db, &path, &mut random);
+            assert_eq!(syncs, expected * COMMIT_COUNT, "{mode}, synchronous={synchronous}");
+            let durable = text(&db, "select value from hardpack_stats where name = 'durable_txg'");
+            let is_durable = durable == text(&db, "pragma hardpack_txg");
+            assert_eq!(is_durable, expected > 0, "{mode}, synchronous={synchronous}");
+            drop(db);
+            assert!(!beside(&path, "-journal").exists());
+        }
+    }
+    // The write-ahead log is synced by SQLite; the pool with a checkpoint, once.
+    let path = dir.path().join("wal.hpk");
+    let db = open(&path);
+    run(&db, "pragma journal_mode=wal; pragma synchronous=normal; pragma wal_autocheckpoint=0");
+    ledger::create(&db);
+    ledger::transact(&db, &mut random, 1000).unwrap();
+    run(&db, "pragma wal_checkpoint(truncate)");
+    let before = interpose::sync_count();
+    for _ in 0..COMMIT_COUNT {
+        ledger::transact(&db, &mut random, 1000).unwrap();
+    }
+    assert!(interpose::sync_count() - before <= 1, "commits in WAL mode and NORMAL do not sync");
+    let before = interpose::sync_count();
+    run(&db, "pragma wal_checkpoint(passive)");
+    assert_eq!(interpose::sync_count() - before, 2, "a checkpoint syncs the log and the pool");
+}
