@@ -89,7 +89,7 @@ fn read_ranges(pool: &Pool, sample: &Sample, label: &str) -> Vec<Range<u64>> {
         Ok(file) => file,
         Err(error) => {
             assert!(is_expected(&error), "{label}: {error:?}");
-            return Vec::from_iter([0..u64::MAX]);
+            return std::iter::once(0..u64::MAX).collect();
         }
     };
     let txg = pool.state().txg();

@@ -15,14 +15,16 @@
 //! [`crate::journal`]) is not needed for atomicity. In WAL mode a checkpoint is published at CKPT_DONE,
 //! before SQLite tells readers that they may read its pages from the database.
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+mod open;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hardpack_engine::pool::{File, Property, ROOT, Settings};
-use hardpack_engine::store::{Durability, Store, superblock};
-use hardpack_engine::{Error, Result as EngineResult};
+use hardpack_engine::Error;
+use hardpack_engine::pool::{File, Property};
+use hardpack_engine::store::Durability;
 
 use crate::api;
 use crate::codes::code;
@@ -31,13 +33,12 @@ use crate::host::{Host, HostFile};
 use crate::pragma;
 use crate::registry::{self, PoolName, PoolUse};
 use crate::wal_index::WalIndex;
+use open::note_page_len;
 
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
 const SHM_CHECKPOINT_SLOT: c_int = 1;
 /// The slot of readers that use the database alone; a checkpoint holds it while it copies.
 const SHM_READ_DATABASE_SLOT: c_int = 3;
-/// What a plain database begins with.
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 /// An open main database file.
 #[derive(Debug)]
@@ -92,120 +93,6 @@ enum Backing {
 }
 
 impl MainFile {
-    /// Opens a main database.
-    ///
-    /// # Safety
-    ///
-    /// `name` is not NULL and is what SQLite passes to xOpen.
-    pub unsafe fn open(
-        host: Host,
-        name: *const c_char,
-        flags: c_int,
-    ) -> Result<(MainFile, c_int), c_int> {
-        // SAFETY: the caller vouches for the name.
-        let (host_file, out_flags) = unsafe { HostFile::open(host, name, flags)? };
-        // SAFETY: as above; a name from SQLite ends with a NUL byte.
-        let path_bytes = unsafe { CStr::from_ptr(name) };
-        let mut file = MainFile {
-            file: None,
-            host_file,
-            backing: Backing::Plain,
-            host,
-            path: PathBuf::from(OsStr::from_bytes(path_bytes.to_bytes())),
-            properties: Vec::new(),
-            read_only: out_flags & SQLITE_OPEN_READONLY != 0,
-            lock: SQLITE_LOCK_NONE,
-            wrote: false,
-            stale: false,
-            announced: false,
-            checkpoint: Checkpoint::Open,
-            wal_index: None,
-            backfilled: 0,
-        };
-        // SAFETY: as above.
-        if unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } == 0 {
-            return Ok((file, out_flags));
-        }
-        for property in Property::ALL {
-            // SAFETY: as above.
-            if let Some(text) = unsafe { uri_parameter(name, property) } {
-                Settings::default()
-                    .set(property, &text)
-                    .map_err(|error| file.code(&error, SQLITE_CANTOPEN))?;
-                file.properties.push((property, text));
-            }
-        }
-        file.probe()?;
-        Ok((file, out_flags))
-    }
-
-    /// Finds out what the file is.
-    fn probe(&mut self) -> Result<(), c_int> {
-        let len = self.host_file.len()?.unsigned_abs();
-        let mut front = [0; superblock::BLOCK_LEN];
-        let front = &mut front[..superblock::BLOCK_LEN.min(len as usize)];
-        if len > 0 {
-            self.host_file.read_some(front, 0)?;
-        }
-        if Store::is_unborn_front(len, front) {
-            if !self.read_only {
-                self.backing =
-                    Backing::Unborn(None, PoolName::new(self.path.as_os_str().as_bytes()));
-            }
-        } else if front.starts_with(&superblock::MAGIC[..8]) {
-            let pool =
-                registry::open(&self.path).map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
-            self.attach(pool, PoolName::new(self.path.as_os_str().as_bytes()))
-                .and_then(|()| if self.read_only { Ok(()) } else { self.set_properties() })
-                .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
-        }
-        Ok(())
-    }
-
-    /// Sets on an existing pool what the URI asks for, where it is something else so far.
-    fn set_properties(&self) -> EngineResult<()> {
-        let Some(pool) = self.pool().filter(|_| !self.properties.is_empty()) else { return Ok(()) };
-        let current = pool.pool().properties(ROOT)?;
-        for (property, text) in &self.properties {
-            let mut wanted = Settings::default();
-            wanted.set(*property, text)?;
-            let wanted = wanted.get(*property);
-            if current.iter().all(|value| value.property != *property || value.value != wanted) {
-                pool.pool().set_property(ROOT, *property, &wanted)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Uses a pool from now on.
-    fn attach(&mut self, pool: PoolUse, name: PoolName) -> EngineResult<()> {
-        pool.pool().refresh()?;
-        if pool.pool().list()?.is_empty() {
-            self.backing = Backing::Unborn(Some(pool), name);
-            return Ok(());
-        }
-        let entry = pool.pool().only_file()?;
-        let file = pool.pool().file(entry.file)?;
-        if let Some((txg, now)) =
-            pool.pool().store().recovered_from().map(|txg| (txg, pool.pool().state().txg()))
-        {
-            api::log(
-                SQLITE_NOTICE,
-                &format!(
-                    "hardpack: {}: txg {txg} was incomplete, opened txg {now}",
-                    self.path.display()
-                ),
-            );
-        }
-        let mut header = [0; 100];
-        if file.read_at(&mut header, 0)? == header.len() {
-            note_page_len(&file, &header);
-        }
-        self.file = Some(file);
-        self.backing = Backing::Pool(pool, name);
-        Ok(())
-    }
-
     fn code(&self, error: &Error, io: c_int) -> c_int {
         code(error, io, &self.path)
     }
@@ -547,30 +434,5 @@ impl MainFile {
 impl Drop for MainFile {
     fn drop(&mut self) {
         self.finish();
-    }
-}
-
-/// Takes the length of the pages from the header of a database.
-fn note_page_len(file: &File, header: &[u8]) {
-    if let Some([high, low]) = header.get(16..18).filter(|_| header.starts_with(SQLITE_MAGIC)) {
-        let len = match u32::from(u16::from_be_bytes([*high, *low])) {
-            1 => 65536,
-            len => len,
-        };
-        file.set_page_len_hint(len);
-    }
-}
-
-/// The URI parameter that sets a property.
-///
-/// # Safety
-///
-/// `name` is what SQLite passes to xOpen.
-unsafe fn uri_parameter(name: *const c_char, property: Property) -> Option<String> {
-    let key = format!("hardpack_{}\0", property.name().replace('-', "_"));
-    // SAFETY: the caller vouches for the name; the key ends with a NUL byte.
-    unsafe {
-        let value = (api::get().uri_parameter)(name, key.as_ptr().cast());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
     }
 }

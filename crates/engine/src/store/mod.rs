@@ -11,6 +11,7 @@
 
 pub mod cache;
 pub mod checksum;
+mod commit;
 mod extent;
 mod fields;
 pub mod node;
@@ -21,6 +22,7 @@ pub mod superblock;
 pub mod tree;
 mod txn;
 pub mod verify;
+mod write_buffer;
 
 #[cfg(test)]
 mod tests;
@@ -418,7 +420,7 @@ fn adopted_state(
         slots[*slot as usize] = superblock.txg;
     }
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
-    let unsynced_bytes = txn::foreign_unsynced(&superblock);
+    let unsynced_bytes = commit::foreign_unsynced(&superblock);
     State { unsynced_bytes, ..State::new(superblock, slot, slots, durable, guarded) }
 }
 

@@ -1,20 +1,10 @@
 //! Transactions: the one way to change a pool.
 //!
-//! ```text
-//! begin     the writer gate of the process, the writer lock of the pool, the newest state
-//! change    extents go to free space, buffered; tree changes stay in memory until flushed
-//! commit    1 flush the trees of names, records and patches
-//!           2 make durably freed runs reusable; drop the free end of the pool
-//!           3 record what this transaction freed
-//!           4 flush the trees of free space, whose own new nodes no longer change them
-//!           5 large commits: sync what is written so far
-//!           6 write the hint, then the superblock to a slot that is not the newest durable one
-//!           7 publish the state to this process
-//!           8 if asked to: sync, after which the txg is durable
-//! ```
-//!
-//! Dropping a transaction leaves the committed state as it was: nothing it wrote is reachable. An
-//! error inside the commit does the same.
+//! A transaction begins with the writer gate of the process, the writer lock of the pool, and the
+//! newest state. Extents go to free space, where no committed state reaches them, through a buffer;
+//! changes of trees stay in memory until they are flushed, which may be long before the commit when
+//! there are many. It ends in [`Txn::commit`] (see `commit.rs`), or is dropped: then nothing it wrote
+//! is reachable, and the committed state is as it was. An error inside the commit does the same.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,80 +14,49 @@ use super::checksum::ChecksumKind;
 use super::extent::Encoding;
 use super::node::Node;
 use super::pointer::{Place, Pointer, sectors_for};
-use super::space::{self, OWN_TREES, SMALL_EXTENT_SECTORS, Space};
+use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
-use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::trees::{ALL, FREED, REFS, SPACE};
-use super::{Durability, Patience, State, Store};
+use super::trees::{FREED, REFS, SPACE};
+use super::write_buffer::WriteBuffer;
+use super::{Patience, State, Store};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
 
-/// Buffered writes are handed to the device when they reach this.
-const WRITE_BUFFER_LEN: usize = 4 << 20;
-/// When more than this was written since the last sync, the commit syncs before its superblock, so
-/// that opening never has to verify more.
-const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
 /// Changed tree nodes that a transaction keeps in memory before it writes them.
 const DIRTY_NODES_MAX: usize = 4096;
 /// Freed runs that a transaction keeps in memory before it records them.
 const FREED_RUNS_MAX: usize = 65536;
-/// What a state taken over from another process counts for in unsynced bytes.
-const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
 /// How long to wait before asking for a lock of another process again.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 /// A node's share when room is provided for it: its payload, header and rounding.
 const NODE_SECTORS_GUESS: u64 = 10;
 
-impl Store {
-    /// Says in a superblock of its own that the newest state is durable, so that the next to open
-    /// the pool has nothing to verify. Needs no sync: without it, the next one verifies.
-    pub fn seal(self: &Arc<Self>) -> Result<()> {
-        let state = self.state();
-        let worth_it = !self.read_only
-            && state.durable == state.txg()
-            && state.superblock.durable_txg < state.txg();
-        if !worth_it || self.fail_stop.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
-            // Whoever is writing will say so in its own superblock.
-            Err(Error::Busy) => return Ok(()),
-            begun => begun?,
-        };
-        if txn.core.base.txg() == state.txg() {
-            txn.core.changed = true;
-            txn.commit(Durability::Visible)?;
-        }
-        Ok(())
-    }
-}
-
 /// A change of the pool in progress.
 #[derive(Debug)]
 pub struct Txn {
-    core: TxnCore,
-    trees: Vec<TxnTree>,
+    pub(super) core: TxnCore,
+    pub(super) trees: Vec<TxnTree>,
 }
 
 /// What the trees need from the transaction.
 #[derive(Debug)]
 pub(super) struct TxnCore {
-    store: Arc<Store>,
-    base: Arc<State>,
-    txg: Txg,
+    pub(super) store: Arc<Store>,
+    pub(super) base: Arc<State>,
+    pub(super) txg: Txg,
     pub(super) durable: Txg,
     pub(super) space: Space,
-    out: WriteBuffer,
+    pub(super) out: WriteBuffer,
     /// Committed extents that this transaction no longer reaches.
-    freed: Vec<Run>,
-    stats: PoolStats,
-    checksum: ChecksumKind,
-    next_file_id: u64,
-    changed: bool,
+    pub(super) freed: Vec<Run>,
+    pub(super) stats: PoolStats,
+    pub(super) checksum: ChecksumKind,
+    pub(super) next_file_id: u64,
+    pub(super) changed: bool,
     /// The superblock was written, or may have been.
-    published: bool,
+    pub(super) published: bool,
 }
 
 impl Store {
@@ -252,7 +211,7 @@ impl Txn {
         Ok(())
     }
 
-    fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
+    pub(super) fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
         let dirty = self.trees[usize::from(tree)].dirty_count() as u64;
         if dirty > 0 {
             self.provision_runs(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?;
@@ -351,121 +310,7 @@ impl Txn {
         }
         self.core.store.read(pointer)
     }
-
-    /// Publishes the changes as the next state of the pool, and says which that is.
-    pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
-        let store = Arc::clone(&self.core.store);
-        if self.core.changed {
-            let mut roots = self.core.base.superblock.roots.clone();
-            for (tree, _) in ALL {
-                if !OWN_TREES.contains(&tree) {
-                    roots[usize::from(tree)] = self.flush_tree(tree)?;
-                }
-            }
-            self.settle_space(&mut roots)?;
-            self.core.out.flush(&store)?;
-            let state = store.publish(self.write_superblock(roots)?);
-            self.give_back(&state);
-        }
-        if durability == Durability::Durable {
-            store.make_durable()?;
-        }
-        Ok(store.state())
-    }
-
-    /// Records what was freed. The nodes this changes are freed by it too, which ends because a
-    /// node is copied at most once.
-    fn settle_space(&mut self, roots: &mut [Option<Pointer>]) -> Result<()> {
-        let core = &mut self.core;
-        let [.., space_tree, freed_tree, _refs, _, _] = &mut self.trees[..] else {
-            return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
-        };
-        space::drain(core, freed_tree, space_tree)?;
-        loop {
-            core.record_freed(freed_tree)?;
-            match core.space.excess_window() {
-                Some(run) => core.freed.push(run),
-                None if core.freed.is_empty() => break,
-                None => {}
-            }
-        }
-        roots[usize::from(SPACE)] = space_tree.flush(core)?;
-        roots[usize::from(FREED)] = freed_tree.flush(core)?;
-        debug_assert!(core.freed.is_empty());
-        Ok(())
-    }
-
-    fn write_superblock(&mut self, roots: Roots) -> Result<State> {
-        let core = &mut self.core;
-        let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
-        let written = core.out.written + BLOCK_LEN as u64;
-        let unsynced_bytes = base.unsynced_bytes + written;
-        let reusable = base.reusable_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
-        let (slot, durable, unsynced_bytes) = match reusable {
-            Some(slot) => (slot, base.durable, unsynced_bytes),
-            None => {
-                // What this makes durable includes the superblock of the state before: the slots of
-                // all others are free then.
-                store.sync_device()?;
-                ((base.slot + 1) % SLOT_COUNT, base.txg(), BLOCK_LEN as u64)
-            }
-        };
-        let superblock = Superblock {
-            txg: core.txg,
-            durable_txg: durable,
-            data_synced: reusable.is_none(),
-            end: core.space.end,
-            freed_count: core.space.freed_count,
-            freed_sectors: core.space.freed_sectors,
-            space_sectors: core.space.space_sectors,
-            next_file_id: core.next_file_id,
-            windows: core.space.windows.clone(),
-            roots,
-            stats: core.stats,
-            ..base.superblock
-        };
-        let block = superblock.encode(&store.guid());
-        // The hint first: were a process to die between the two, others would never look for a state
-        // that is there. A hint ahead of the ring only makes them look in vain.
-        write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
-        core.published = true;
-        if let Err(error) = write(&store, &block, slot_offset(slot)) {
-            let mut found = vec![0; BLOCK_LEN];
-            let read = store.device.read_at(&mut found, slot_offset(slot));
-            if read.is_err() || found == block {
-                // The state may be visible to others, so it can be neither kept nor undone.
-                store.fail_stop.store(true, Ordering::Release);
-            }
-            return Err(error);
-        }
-        let mut slots = base.slots;
-        slots[slot as usize] = core.txg;
-        let state = State::new(superblock, slot, slots, durable, base.guarded);
-        Ok(State { unsynced_bytes, ..state })
-    }
-
-    /// Gives free space back to the file system. Only space that the durable state does not reach
-    /// is ever below `space` or behind the end, so this needs no sync; and no failure matters.
-    fn give_back(&self, state: &State) {
-        let (store, ashift) = (&self.core.store, self.core.ashift());
-        if state.superblock.end < self.core.base.superblock.end {
-            let _ = store.device.set_len(state.superblock.end.0 << ashift);
-        }
-        for run in &self.core.space.punch {
-            let still_free = self
-                .core
-                .space
-                .windows
-                .iter()
-                .all(|window| window.end() <= run.start || window.start >= run.end());
-            if still_free {
-                store.device.punch_hole(run.start.0 << ashift, run.sectors << ashift);
-            }
-        }
-    }
 }
-
-type Roots = [Option<Pointer>; super::TREE_COUNT];
 
 impl Drop for Txn {
     fn drop(&mut self) {
@@ -520,7 +365,7 @@ impl TxnCore {
         let sectors = sectors_for(stored_len, self.ashift());
         let sector = self.space.allocate(sectors);
         self.out.push(sector.0 << self.ashift(), stored, (sectors << self.ashift()) as usize);
-        if self.out.buffered >= WRITE_BUFFER_LEN {
+        if self.out.is_full() {
             self.out.flush(&self.store)?;
         }
         let place = Place::Extent { sector, checksum_kind, checksum: checksum_kind.sum(stored) };
@@ -528,7 +373,7 @@ impl TxnCore {
     }
 
     /// Moves what was freed into the freed tree, which may free nodes of that tree in turn.
-    fn record_freed(&mut self, freed_tree: &mut TxnTree) -> Result<()> {
+    pub(super) fn record_freed(&mut self, freed_tree: &mut TxnTree) -> Result<()> {
         for run in std::mem::take(&mut self.freed) {
             let key = space::freed_key(self.txg, run.start);
             freed_tree.insert(self, &key, &run.sectors.to_le_bytes())?;
@@ -582,56 +427,4 @@ impl NodeSink for TxnCore {
         }
         Ok(pointer)
     }
-}
-
-/// Writes that have not reached the device, in the order in which they were made.
-#[derive(Debug, Default)]
-struct WriteBuffer {
-    chunks: Vec<(u64, Vec<u8>)>,
-    buffered: usize,
-    written: u64,
-}
-
-impl WriteBuffer {
-    /// Adds `bytes`, padded with zeros to `padded_len`.
-    fn push(&mut self, offset: u64, bytes: &[u8], padded_len: usize) {
-        match self.chunks.last_mut() {
-            Some((start, chunk)) if *start + chunk.len() as u64 == offset => {
-                chunk.extend_from_slice(bytes);
-                chunk.resize((offset - *start) as usize + padded_len, 0);
-            }
-            _ => {
-                let mut chunk = Vec::with_capacity(padded_len);
-                chunk.extend_from_slice(bytes);
-                chunk.resize(padded_len, 0);
-                self.chunks.push((offset, chunk));
-            }
-        }
-        self.buffered += padded_len;
-        self.written += padded_len as u64;
-    }
-
-    fn flush(&mut self, store: &Store) -> Result<()> {
-        let mut done = 0;
-        let written = self.chunks.iter().try_for_each(|(offset, chunk)| {
-            write(store, chunk, *offset)?;
-            done += 1;
-            Ok(())
-        });
-        // What could not be written is kept: the transaction goes on to refer to it.
-        self.chunks.drain(..done);
-        if written.is_ok() {
-            self.buffered = 0;
-        }
-        written
-    }
-}
-
-fn write(store: &Store, bytes: &[u8], offset: u64) -> Result<()> {
-    store.device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
-}
-
-/// How the unsynced bytes of a state taken over from elsewhere are counted.
-pub(super) fn foreign_unsynced(superblock: &Superblock) -> u64 {
-    if superblock.durable_txg < superblock.txg { FOREIGN_UNSYNCED_LEN } else { 0 }
 }

@@ -1,0 +1,179 @@
+//! The commit: how the changes of a transaction become the next state of the pool.
+//!
+//! ```text
+//! 1 flush the trees of names, records and patches
+//! 2 make durably freed runs reusable; drop the free end of the pool
+//! 3 record what this transaction freed
+//! 4 flush the trees of free space, whose own new nodes no longer change them
+//! 5 large commits: sync what is written so far
+//! 6 write the hint, then the superblock, to a slot that is not the newest durable one
+//! 7 publish the state to this process
+//! 8 if asked to: sync, after which the txg is durable
+//! ```
+//!
+//! Up to step 6 a failure, or the end of the process, leaves the state before. From then on others
+//! may see the new one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::checksum::ChecksumKind;
+use super::pointer::Pointer;
+use super::space::{self, OWN_TREES};
+use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
+use super::trees::{ALL, FREED, SPACE};
+use super::txn::Txn;
+use super::write_buffer::write;
+use super::{Durability, Patience, State, Store, TREE_COUNT};
+use crate::error::{Error, Result};
+
+/// When more than this was written since the last sync, the commit syncs before its superblock, so
+/// that opening never has to verify more.
+const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
+/// What a state taken over from another process counts for in unsynced bytes.
+const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
+
+type Roots = [Option<Pointer>; TREE_COUNT];
+
+impl Txn {
+    /// Publishes the changes as the next state of the pool, and says which that is.
+    pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
+        let store = Arc::clone(&self.core.store);
+        if self.core.changed {
+            let mut roots = self.core.base.superblock.roots.clone();
+            for (tree, _) in ALL {
+                if !OWN_TREES.contains(&tree) {
+                    roots[usize::from(tree)] = self.flush_tree(tree)?;
+                }
+            }
+            self.settle_space(&mut roots)?;
+            self.core.out.flush(&store)?;
+            let state = store.publish(self.write_superblock(roots)?);
+            self.give_back(&state);
+        }
+        if durability == Durability::Durable {
+            store.make_durable()?;
+        }
+        Ok(store.state())
+    }
+
+    /// Records what was freed. The nodes this changes are freed by it too, which ends because a
+    /// node is copied at most once.
+    fn settle_space(&mut self, roots: &mut [Option<Pointer>]) -> Result<()> {
+        let core = &mut self.core;
+        let [.., space_tree, freed_tree, _refs, _, _] = &mut self.trees[..] else {
+            return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
+        };
+        space::drain(core, freed_tree, space_tree)?;
+        loop {
+            core.record_freed(freed_tree)?;
+            match core.space.excess_window() {
+                Some(run) => core.freed.push(run),
+                None if core.freed.is_empty() => break,
+                None => {}
+            }
+        }
+        roots[usize::from(SPACE)] = space_tree.flush(core)?;
+        roots[usize::from(FREED)] = freed_tree.flush(core)?;
+        debug_assert!(core.freed.is_empty());
+        Ok(())
+    }
+
+    fn write_superblock(&mut self, roots: Roots) -> Result<State> {
+        let core = &mut self.core;
+        let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
+        let written = core.out.written + BLOCK_LEN as u64;
+        let unsynced_bytes = base.unsynced_bytes + written;
+        let reusable = base.reusable_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
+        let (slot, durable, unsynced_bytes) = match reusable {
+            Some(slot) => (slot, base.durable, unsynced_bytes),
+            None => {
+                // What this makes durable includes the superblock of the state before: the slots of
+                // all others are free then.
+                store.sync_device()?;
+                ((base.slot + 1) % SLOT_COUNT, base.txg(), BLOCK_LEN as u64)
+            }
+        };
+        let superblock = Superblock {
+            txg: core.txg,
+            durable_txg: durable,
+            data_synced: reusable.is_none(),
+            end: core.space.end,
+            freed_count: core.space.freed_count,
+            freed_sectors: core.space.freed_sectors,
+            space_sectors: core.space.space_sectors,
+            next_file_id: core.next_file_id,
+            windows: core.space.windows.clone(),
+            roots,
+            stats: core.stats,
+            ..base.superblock
+        };
+        let block = superblock.encode(&store.guid());
+        // The hint first: were a process to die between the two, others would never look for a state
+        // that is there. A hint ahead of the ring only makes them look in vain.
+        write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
+        core.published = true;
+        if let Err(error) = write(&store, &block, slot_offset(slot)) {
+            let mut found = vec![0; BLOCK_LEN];
+            let read = store.device.read_at(&mut found, slot_offset(slot));
+            if read.is_err() || found == block {
+                // The state may be visible to others, so it can be neither kept nor undone.
+                store.fail_stop.store(true, Ordering::Release);
+            }
+            return Err(error);
+        }
+        let mut slots = base.slots;
+        slots[slot as usize] = core.txg;
+        let state = State::new(superblock, slot, slots, durable, base.guarded);
+        Ok(State { unsynced_bytes, ..state })
+    }
+
+    /// Gives free space back to the file system. Only space that the durable state does not reach
+    /// is ever below `space` or behind the end, so this needs no sync; and no failure matters.
+    fn give_back(&self, state: &State) {
+        let (store, ashift) = (&self.core.store, self.core.ashift());
+        if state.superblock.end < self.core.base.superblock.end {
+            let _ = store.device.set_len(state.superblock.end.0 << ashift);
+        }
+        for run in &self.core.space.punch {
+            let still_free = self
+                .core
+                .space
+                .windows
+                .iter()
+                .all(|window| window.end() <= run.start || window.start >= run.end());
+            if still_free {
+                store.device.punch_hole(run.start.0 << ashift, run.sectors << ashift);
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Says in a superblock of its own that the newest state is durable, so that the next to open
+    /// the pool has nothing to verify. Needs no sync: without it, the next one verifies.
+    pub fn seal(self: &Arc<Self>) -> Result<()> {
+        let state = self.state();
+        let worth_it = !self.read_only
+            && state.durable == state.txg()
+            && state.superblock.durable_txg < state.txg();
+        if !worth_it || self.fail_stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
+            // Whoever is writing will say so in its own superblock.
+            Err(Error::Busy) => return Ok(()),
+            begun => begun?,
+        };
+        if txn.core.base.txg() == state.txg() {
+            txn.core.changed = true;
+            txn.commit(Durability::Visible)?;
+        }
+        Ok(())
+    }
+}
+
+/// How the unsynced bytes of a state taken over from elsewhere are counted.
+pub(super) fn foreign_unsynced(superblock: &Superblock) -> u64 {
+    if superblock.durable_txg < superblock.txg { FOREIGN_UNSYNCED_LEN } else { 0 }
+}
