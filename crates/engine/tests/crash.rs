@@ -16,7 +16,7 @@ use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Store;
 
 /// Crashes in a run of the tests.
-const STATES_DEFAULT: u64 = 50_000;
+const STATES_DEFAULT: u64 = 80_000;
 
 const SHAPES: [Shape; 4] = [
     Shape { commit_count: 14, file_len: 60_000, durable_one_in: 2, process_count: 1 },

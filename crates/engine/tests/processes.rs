@@ -146,6 +146,15 @@ fn unsynchronised_writers_do_no_harm() {
     }
 }
 
+/// Ends the others when one of several threads ends, a failed assertion included.
+struct EndAll<'a>(&'a AtomicBool);
+
+impl Drop for EndAll<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Real files, real locks: whole-file commits of several threads never mix.
 #[test]
 fn threads_with_a_file_of_their_own_each() {
@@ -163,6 +172,7 @@ fn threads_with_a_file_of_their_own_each() {
         for writer in 1..=3_u8 {
             let (path, stop, commits) = (&path, &stop, &commits);
             scope.spawn(move || {
+                let _end = EndAll(stop);
                 let device: Arc<dyn Device> = Arc::new(FileDevice::open(path).unwrap());
                 let (_, file) = open(&device);
                 let mut rng = Rng(writer.into());
@@ -179,6 +189,7 @@ fn threads_with_a_file_of_their_own_each() {
         }
         for _ in 0..2 {
             scope.spawn(|| {
+                let _end = EndAll(&stop);
                 let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
                 let (pool, file) = open(&device);
                 while !stop.load(Ordering::Relaxed) {
@@ -189,12 +200,12 @@ fn threads_with_a_file_of_their_own_each() {
                 }
             });
         }
+        let _end = EndAll(&stop);
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             std::thread::sleep(Duration::from_millis(50));
             assert!(problems(&pool).unwrap().is_empty());
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(commits.load(Ordering::Relaxed));
     pool.refresh().unwrap();

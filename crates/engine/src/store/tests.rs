@@ -1,5 +1,7 @@
-//! Tests of the store, by what they test: trees, formats, and the accounting of space.
+//! Tests of the store, by what they test: trees, formats, the accounting of space, and its limits.
 
 mod formats;
+mod limits;
+mod reserved;
 mod space;
 mod tree;

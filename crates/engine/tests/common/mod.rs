@@ -141,7 +141,7 @@ pub fn only_file(pool: &Pool) -> hardpack_engine::Result<Arc<File>> {
 
 /// All bytes of a file.
 pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
-    loop {
+    for _ in 0..1000 {
         let mut bytes = vec![0xa5; file.len()? as usize];
         let n = file.read_at(&mut bytes, 0)?;
         if n == bytes.len() && file.len()? == n as u64 {
@@ -149,6 +149,7 @@ pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
         }
         // The map was stale and the read moved on to a state of another length.
     }
+    panic!("the length of the file and what can be read of it never agree");
 }
 
 /// Everything that a check of the pool complains about.

@@ -1,8 +1,7 @@
 //! The accounting of space: after whatever transactions, every sector is used once or free once.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
 use crate::error::Result;
@@ -10,21 +9,16 @@ use crate::pool::Pool;
 use crate::store::cache::Caches;
 use crate::store::checksum::ChecksumKind;
 use crate::store::pointer::Pointer;
-use crate::store::space::freed_key;
-use crate::store::superblock::{
-    EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, WINDOW_COUNT_MAX, slot_offset,
-};
-use crate::store::trees::{FREED, MAP};
+use crate::store::trees::MAP;
 use crate::store::{Durability, Encoding, Store, Txn};
-use crate::test_common::live::{Guard, newest_superblock};
-use crate::test_common::sim_device::{Fault, Op, SimDevice};
+use crate::test_common::live::Guard;
+use crate::test_common::sim_device::{Op, SimDevice};
 use crate::test_common::{GUID, Rng, options, problems};
-use crate::units::{Run, Sector, Txg};
 
 const SPAN_LOG2: u8 = 24;
 
 /// Of the n-th record of a file: each has a slot of the largest size.
-fn key(n: u64) -> [u8; 16] {
+pub(super) fn key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[7] = 9;
     key[8..].copy_from_slice(&(n << SPAN_LOG2).to_be_bytes());
@@ -32,7 +26,7 @@ fn key(n: u64) -> [u8; 16] {
 }
 
 /// Stores `bytes` raw under key `n`, in the place of what was there.
-fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
+pub(super) fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
     take(txn, n)?;
     let len = bytes.len() as u32;
     let pointer = txn.store_extent(bytes, Encoding::RAW, len, ChecksumKind::Xxh3)?;
@@ -42,14 +36,14 @@ fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
 }
 
 /// Lets key `n` refer to `pointer`.
-fn add(txn: &mut Txn, n: u64, pointer: &Pointer) -> Result<()> {
+pub(super) fn add(txn: &mut Txn, n: u64, pointer: &Pointer) -> Result<()> {
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, false, true);
     txn.insert(MAP, &key(n), &pointer.to_bytes()).map(drop)
 }
 
 /// Gives up what key `n` refers to.
-fn take(txn: &mut Txn, n: u64) -> Result<()> {
+pub(super) fn take(txn: &mut Txn, n: u64) -> Result<()> {
     if let Some(value) = txn.remove(MAP, &key(n))? {
         let pointer = Pointer::decode(&value).unwrap();
         let ashift = txn.store().ashift();
@@ -59,14 +53,14 @@ fn take(txn: &mut Txn, n: u64) -> Result<()> {
     Ok(())
 }
 
-fn read(store: &Store, n: u64) -> Option<Vec<u8>> {
+pub(super) fn read(store: &Store, n: u64) -> Option<Vec<u8>> {
     let state = store.state();
     let value = state.trees[usize::from(MAP)].get(&mut &*store, &key(n)).unwrap()?;
     Some(store.read(&Pointer::decode(&value).unwrap()).unwrap().as_slice().to_vec())
 }
 
 /// Checks the pool on a device; returns its free bytes.
-fn assert_clean(device: &Arc<dyn Device>) -> u64 {
+pub(super) fn assert_clean(device: &Arc<dyn Device>) -> u64 {
     let pool = Pool::open(Arc::clone(device), options(1 << 20)).unwrap();
     assert_eq!(pool.store().recovered_from(), None);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
@@ -75,7 +69,7 @@ fn assert_clean(device: &Arc<dyn Device>) -> u64 {
     report.free_bytes
 }
 
-fn store_on(device: &Arc<dyn Device>, ashift: u8) -> Arc<Store> {
+pub(super) fn store_on(device: &Arc<dyn Device>, ashift: u8) -> Arc<Store> {
     Store::create(Arc::clone(device), Caches::new(1 << 20), GUID, ashift).unwrap()
 }
 
@@ -211,153 +205,6 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
     assert_clean(&device);
 }
 
-/// A device of any length that keeps what is written in pages: most of it is never there.
-#[derive(Debug, Default)]
-struct SparseDevice {
-    inner: Mutex<(BTreeMap<u64, Vec<u8>>, u64)>,
-}
-
-const PAGE_LEN: u64 = 4096;
-
-impl Device for SparseDevice {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        let inner = self.inner.lock().unwrap();
-        let n = inner.1.saturating_sub(offset).min(buf.len() as u64);
-        for (at, byte) in (offset..offset + n).zip(buf.iter_mut()) {
-            let page = inner.0.get(&(at / PAGE_LEN));
-            *byte = page.map_or(0, |page| page[(at % PAGE_LEN) as usize]);
-        }
-        Ok(n as usize)
-    }
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        let end = offset + buf.len() as u64;
-        let reserved = RESERVED_OFFSET..RESERVED_OFFSET + RESERVED_LEN;
-        assert!(end <= reserved.start || offset >= reserved.end, "{offset}..{end} is reserved");
-        let mut inner = self.inner.lock().unwrap();
-        for (at, byte) in (offset..end).zip(buf) {
-            let page = inner.0.entry(at / PAGE_LEN).or_insert_with(|| vec![0; PAGE_LEN as usize]);
-            page[(at % PAGE_LEN) as usize] = *byte;
-        }
-        inner.1 = inner.1.max(end);
-        Ok(())
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.inner.lock().unwrap().1)
-    }
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut inner = self.inner.lock().unwrap();
-        inner.0.retain(|page, _| page * PAGE_LEN < len);
-        inner.1 = len;
-        Ok(())
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn lock_writer(&self) -> io::Result<()> {
-        Ok(())
-    }
-    fn try_lock_writer(&self) -> io::Result<bool> {
-        Ok(true)
-    }
-    fn unlock_writer(&self) {}
-}
-
-/// A pool that ends at byte `near`, though it holds next to nothing: a run that is freed by a txg
-/// of the far future makes up the rest.
-fn store_that_ends_near(device: &Arc<dyn Device>, ashift: u8, near: u64) -> Arc<Store> {
-    let store = store_on(device, ashift);
-    let from = store.state().superblock.end.0 + 100;
-    let gap = Run { start: Sector(from), sectors: (near >> ashift) - from };
-    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    let freed = freed_key(Txg(1 << 50), gap.start);
-    txn.insert(FREED, &freed, &gap.sectors.to_le_bytes()).unwrap();
-    txn.commit(Durability::Durable).unwrap();
-    let (slot, mut superblock) = newest_superblock(&device_front(device)).unwrap();
-    let window = Run { start: superblock.end, sectors: from - superblock.end.0 };
-    superblock.windows.push(window);
-    superblock.end = gap.end();
-    superblock.freed_count += 1;
-    superblock.freed_sectors += gap.sectors;
-    device.write_at(&superblock.encode(&GUID), slot_offset(slot)).unwrap();
-    Store::open(Arc::clone(device), Caches::new(1 << 20)).unwrap()
-}
-
-fn device_front(device: &Arc<dyn Device>) -> Vec<u8> {
-    let mut front = vec![0; EXTENTS_OFFSET as usize];
-    device.read_at(&mut front, 0).unwrap();
-    front
-}
-
-#[test]
-fn no_extent_lies_where_sqlite_locks() {
-    for ashift in [9, 12] {
-        let device: Arc<dyn Device> = Arc::new(SparseDevice::default());
-        let near = RESERVED_OFFSET - 200 * 1024;
-        let store = store_that_ends_near(&device, ashift, near);
-        assert_clean(&device);
-        let mut rng = Rng(8);
-        for n in 0..40 {
-            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-            put(&mut txn, n % 20, &rng.noise(30_000)).unwrap();
-            txn.commit(Durability::Durable).unwrap();
-            assert_clean(&device);
-        }
-        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it was not crossed");
-        for n in 0..20 {
-            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-            take(&mut txn, n).unwrap();
-            txn.commit(Durability::Durable).unwrap();
-            assert_clean(&device);
-        }
-        for _ in 0..300 {
-            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-            put(&mut txn, 1, &[1; 600]).unwrap();
-            txn.commit(Durability::Durable).unwrap();
-        }
-        assert_clean(&device);
-        assert!(device.len().unwrap() <= RESERVED_OFFSET, "it was not given back");
-        assert!(store.state().superblock.end.0 << ashift <= RESERVED_OFFSET);
-    }
-}
-
-/// The last extent before the range, and the first behind it, of every length that matters.
-#[test]
-fn the_reserved_range_is_met_at_every_distance() {
-    for distance in [0, 1, 2, 5, 127, 128, 129] {
-        let device: Arc<dyn Device> = Arc::new(SparseDevice::default());
-        let store = store_that_ends_near(&device, 9, RESERVED_OFFSET - distance * 512);
-        for n in 0..12 {
-            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-            put(&mut txn, n, &vec![n as u8 + 1; 512 * (1 + 20 * n as usize)]).unwrap();
-            txn.commit(Durability::Durable).unwrap();
-        }
-        assert_clean(&device);
-    }
-}
-
-#[test]
-fn more_windows_than_a_superblock_holds() {
-    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
-    let store = store_on(&device, 9);
-    let mut rng = Rng(9);
-    for round in 0..30 {
-        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-        // Every second extent of the transaction goes again: as many windows as extents.
-        for n in 0..400 {
-            put(&mut txn, n, &rng.noise(700)).unwrap();
-        }
-        for n in (round % 2..400).step_by(2) {
-            take(&mut txn, n).unwrap();
-        }
-        txn.commit(Durability::Visible).unwrap();
-        assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
-        assert_clean(&device);
-    }
-}
-
 /// Long free runs are given back to the file system, and only those.
 #[test]
 fn holes_are_punched_where_nothing_lives() {
@@ -391,32 +238,4 @@ fn holes_are_punched_where_nothing_lives() {
     }
     assert!(punched > 3, "{punched} holes were punched");
     assert_clean(&device);
-}
-
-/// Fails all writes.
-#[derive(Debug)]
-struct Full;
-
-impl Fault for Full {
-    fn write(&mut self, _: &[u8], _: u64, _: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        Err(io::ErrorKind::StorageFull.into())
-    }
-}
-
-/// A read inside a transaction may have to write what is buffered. Where that fails, the transaction
-/// can still be committed once there is room: nothing of it was lost.
-#[test]
-fn a_failed_flush_loses_nothing() {
-    let sim = SimDevice::new(Vec::new());
-    let device: Arc<dyn Device> = sim.clone();
-    let store = store_on(&device, 9);
-    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    let pointers: Vec<_> =
-        (0..5).map(|n| put(&mut txn, n, &[n as u8 + 1; 9000]).unwrap()).collect();
-    sim.set_fault(Some(Box::new(Full)));
-    assert!(matches!(txn.read(&pointers[3]), Err(crate::Error::NoSpace)));
-    sim.set_fault(None);
-    txn.commit(Durability::Durable).unwrap();
-    assert_clean(&device);
-    assert_eq!(read(&store, 4).unwrap(), [5; 9000]);
 }

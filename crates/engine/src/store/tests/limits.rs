@@ -1,0 +1,247 @@
+//! What is bounded stays bounded, and what must not be forgotten under way is not.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use super::space::{assert_clean, key, put, read, store_on, take};
+use crate::device::{Device, MemoryDevice};
+use crate::store::Durability;
+use crate::store::cache::Caches;
+use crate::store::checksum::ChecksumKind;
+use crate::store::superblock::WINDOW_COUNT_MAX;
+use crate::store::trees::MAP;
+use crate::store::{Encoding, Store};
+use crate::test_common::Rng;
+use crate::test_common::sim_device::{Disk, Fault, SimDevice};
+
+#[test]
+fn more_windows_than_a_superblock_holds() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let store = store_on(&device, 9);
+    let mut rng = Rng(9);
+    for round in 0..30 {
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        // Every second extent of the transaction goes again: as many windows as extents.
+        for n in 0..400 {
+            put(&mut txn, n, &rng.noise(700)).unwrap();
+        }
+        for n in (round % 2..400).step_by(2) {
+            take(&mut txn, n).unwrap();
+        }
+        txn.commit(Durability::Visible).unwrap();
+        assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
+        assert_clean(&device);
+    }
+}
+
+/// A transaction that changes and frees more than it keeps in memory: changed nodes and freed runs
+/// are written out under way, and some of that is freed again.
+#[test]
+fn a_transaction_larger_than_its_memory() {
+    const COUNT: u64 = 90_000;
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let store = store_on(&device, 9);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    for n in 0..COUNT {
+        put(&mut txn, n, &n.to_le_bytes()).unwrap();
+    }
+    txn.commit(Durability::Durable).unwrap();
+    assert_clean(&device);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    for n in 0..COUNT {
+        // All over the place, so that few freed runs are neighbours.
+        let n = n * 7919 % COUNT;
+        if !n.is_multiple_of(10) {
+            take(&mut txn, n).unwrap();
+        } else {
+            put(&mut txn, n, b"new").unwrap();
+        }
+    }
+    txn.commit(Durability::Durable).unwrap();
+    assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
+    assert_clean(&device);
+    for round in 0..30_u64 {
+        // The rest is freed little by little, and what was freed is used again.
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        for n in 0..300 {
+            take(&mut txn, (round * 300 + n) * 10 % COUNT).unwrap();
+            put(&mut txn, COUNT + round * 300 + n, &[1; 2000]).unwrap();
+        }
+        txn.commit(Durability::Durable).unwrap();
+    }
+    assert_clean(&device);
+    assert_eq!(read(&store, COUNT).unwrap(), [1; 2000]);
+}
+
+/// Another thread syncs while a transaction is open. Neither the transaction nor those after it may
+/// forget that, or overwrite the superblock that was made durable.
+#[test]
+fn a_sync_during_a_transaction_is_remembered() {
+    for later in 1..20 {
+        let sim = SimDevice::new(Vec::new());
+        let device: Arc<dyn Device> = sim.clone();
+        let store = store_on(&device, 9);
+        let commit = |n: u64, durability| {
+            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+            put(&mut txn, n, &[n as u8; 600]).unwrap();
+            txn.commit(durability).unwrap()
+        };
+        for n in 0..4 {
+            commit(n, Durability::Visible);
+        }
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        store.make_durable().unwrap();
+        let durable = store.state().durable_txg();
+        assert_eq!(durable, store.state().txg());
+        put(&mut txn, 4, &[4; 600]).unwrap();
+        let state = txn.commit(Durability::Visible).unwrap();
+        assert_eq!(state.durable_txg(), durable);
+        for n in 5..5 + later {
+            assert!(commit(n, Durability::Visible).durable_txg() >= durable);
+        }
+        let mut disk = Disk::default();
+        sim.take_trace().iter().for_each(|op| disk.apply(op));
+        for seed in 0..30 {
+            let image = disk.crash(&mut Rng(seed), 512);
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+            let store = Store::open(device, Caches::new(1 << 20)).unwrap();
+            assert!(store.state().txg() >= durable, "{later} commits later it is lost");
+            assert_eq!(read(&store, 3).unwrap(), [3; 600]);
+        }
+    }
+}
+
+/// Does something between the moment when a sync has done its work and its return.
+#[derive(Debug)]
+struct SlowSync {
+    sim: Arc<SimDevice>,
+    meanwhile: Mutex<Meanwhile>,
+}
+
+#[derive(Default)]
+struct Meanwhile(Option<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
+impl Device for SlowSync {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.sim.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.sim.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.sim.sync_data()?;
+        let meanwhile = std::mem::take(&mut *self.meanwhile.lock().unwrap());
+        if let Some(meanwhile) = meanwhile.0 {
+            meanwhile();
+        }
+        Ok(())
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.sim.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.sim.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        self.sim.lock_writer()
+    }
+    fn unlock_writer(&self) {
+        self.sim.unlock_writer();
+    }
+}
+
+/// Others commit, many times over, while a sync is under way. What it then acknowledges is there.
+#[test]
+fn commits_during_a_sync_do_not_undo_it() {
+    for later in 1..20_u64 {
+        let sim = SimDevice::new(Vec::new());
+        let slow = Arc::new(SlowSync { sim: sim.clone(), meanwhile: Mutex::default() });
+        let device: Arc<dyn Device> = slow.clone();
+        let store = store_on(&device, 9);
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        put(&mut txn, 0, &[1; 600]).unwrap();
+        let synced = txn.commit(Durability::Visible).unwrap().txg();
+        // One of them has begun before.
+        let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+        put(&mut txn, 1, &[1; 600]).unwrap();
+        let other = Arc::clone(&store);
+        let commits = move || {
+            txn.commit(Durability::Visible).unwrap();
+            for n in 0..later {
+                let mut txn = other.begin(ChecksumKind::Xxh3).unwrap();
+                put(&mut txn, n, &[2; 600]).unwrap();
+                txn.commit(Durability::Visible).unwrap();
+            }
+        };
+        slow.meanwhile.lock().unwrap().0 = Some(Box::new(commits));
+        store.make_durable().unwrap();
+        assert!(store.state().durable_txg() >= synced);
+        let mut disk = Disk::default();
+        sim.take_trace().iter().for_each(|op| disk.apply(op));
+        for seed in 0..30 {
+            let image = disk.crash(&mut Rng(seed), 512);
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+            let store = Store::open(device, Caches::new(1 << 20)).unwrap();
+            assert!(store.state().txg() >= synced, "{later} commits later it is lost");
+        }
+    }
+}
+
+/// Of a tree of several levels, only the path to an entry is read.
+#[test]
+fn a_lookup_reads_a_path() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let store = store_on(&device, 9);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    for n in 0..20_000_u64 {
+        let embedded = txn.embed(Some(&n.to_le_bytes()), Encoding::RAW, 8);
+        txn.insert(MAP, &key(n), &embedded.to_bytes()).unwrap();
+    }
+    txn.commit(Durability::Durable).unwrap();
+    let caches = Caches::new(1 << 20);
+    let store = Store::open(device, Arc::clone(&caches)).unwrap();
+    let state = store.state();
+    let before = caches.used_bytes();
+    let found = state.trees[usize::from(MAP)].get(&mut &*store, &key(12_345)).unwrap();
+    assert!(found.is_some());
+    let read = caches.used_bytes() - before;
+    assert!(read < 30_000, "{read} bytes of nodes were read for one entry");
+}
+
+/// Fails all writes.
+#[derive(Debug)]
+struct Full;
+
+impl Fault for Full {
+    fn write(&mut self, _: &[u8], _: u64, _: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+}
+
+/// A read inside a transaction may have to write what is buffered. Where that fails, the transaction
+/// can still be committed once there is room: nothing of it was lost.
+#[test]
+fn a_failed_flush_loses_nothing() {
+    let sim = SimDevice::new(Vec::new());
+    let device: Arc<dyn Device> = sim.clone();
+    let store = store_on(&device, 9);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    let pointers: Vec<_> =
+        (0..5).map(|n| put(&mut txn, n, &[n as u8 + 1; 9000]).unwrap()).collect();
+    sim.set_fault(Some(Box::new(Full)));
+    assert!(matches!(txn.read(&pointers[3]), Err(crate::Error::NoSpace)));
+    sim.set_fault(None);
+    txn.commit(Durability::Durable).unwrap();
+    assert_clean(&device);
+    assert_eq!(read(&store, 4).unwrap(), [5; 9000]);
+}
