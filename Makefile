@@ -23,7 +23,7 @@ lint: packages
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-# The benchmark against stock SQLite: an hour on an idle machine. BENCH passes options on, such as
+# The benchmark against stock SQLite: ten minutes and more on an idle machine. BENCH passes options on, as in
 # BENCH='--db my.sqlite --runs 3 --codec zstd-3'.
 bench: build
 	bench/bench.py $(BENCH)
