@@ -305,10 +305,19 @@ impl Txn {
 
     /// The bytes of an extent; those of this transaction may still be buffered.
     pub fn read(&mut self, pointer: &Pointer) -> Result<super::ExtentBytes> {
-        if pointer.birth == self.core.txg && !self.core.store.is_cached(pointer) {
-            self.core.out.flush(&self.core.store)?;
+        let core = &mut self.core;
+        let is_own = pointer.birth == core.txg;
+        if is_own && !core.store.is_cached(pointer) {
+            core.out.flush(&core.store)?;
         }
-        self.core.store.read(pointer)
+        match core.store.read(pointer) {
+            Err(error) if is_own && error.is_corruption() => {
+                // Other readers may have pushed it out of the cache just now.
+                core.out.flush(&core.store)?;
+                core.store.read(pointer)
+            }
+            read => read,
+        }
     }
 }
 
