@@ -67,6 +67,7 @@ fn pointer() -> Pointer {
         extent_len: 4096,
         part_offset: 96,
         span_log2: 17,
+        dictionary: 0x0a0b_0c0d,
     }
 }
 
@@ -101,6 +102,7 @@ fn pointer_is_as_documented() {
         ("extent_len", 4096u32.to_le_bytes().to_vec()),
         ("part_offset", 96u32.to_le_bytes().to_vec()),
         ("span_log2", vec![17]),
+        ("dictionary", 0x0a0b_0c0d_u32.to_le_bytes().to_vec()),
         ("sector", 0x1122_3344u64.to_le_bytes().to_vec()),
     ]);
     compare("pointer", &encoded[..POINTER_HEADER_LEN], expected);

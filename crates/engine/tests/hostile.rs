@@ -13,7 +13,7 @@ use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::Node;
-use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Place, Pointer};
+use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
 use hardpack_engine::store::trees::{ALL, FREED, MAP, NAMES, PATCHES, REFS, SPACE};
 use hardpack_engine::store::{Durability, Encoding, Store};
@@ -96,7 +96,9 @@ fn pointer(rng: &mut Rng) -> Pointer {
     let stored_len = 1 + rng.below(limit) as u32;
     let place = match rng.below(3) {
         0 => Place::Zero,
-        1 => Place::Embedded(rng.noise(stored_len as usize % 113).into()),
+        1 => {
+            Place::Embedded(Inline::new(&rng.noise(stored_len as usize % 113)).expect("few bytes"))
+        }
         _ => Place::Extent {
             sector: Sector(number(rng)),
             checksum_kind: rng.pick(&ChecksumKind::ALL),
@@ -122,6 +124,7 @@ fn pointer(rng: &mut Rng) -> Pointer {
         extent_len,
         part_offset,
         span_log2: rng.below(25) as u8,
+        dictionary: if rng.one_in(4) { rng.below(3) as u32 } else { 0 },
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Pool;
+use super::delta;
 use super::extents::parse_piece;
 use crate::error::{Error, Result};
 use crate::store::pointer::Pointer;
@@ -151,6 +152,15 @@ fn check_counters(state: &State, report: &mut CheckReport) {
     }
 }
 
+/// Reads, verifies and decompresses one record or patch.
+fn verify(store: &Store, pointer: &Pointer) -> Result<()> {
+    let bytes = store.read_uncached(pointer)?;
+    if pointer.is_delta() && !delta::is_sound(bytes.as_slice(), pointer.len as usize) {
+        return Err(Error::corrupt("patch", store.offset_of(pointer), "its delta is malformed"));
+    }
+    Ok(())
+}
+
 /// Reads, verifies and decompresses records on all cores.
 fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: &mut CheckReport) {
     let next = AtomicUsize::new(0);
@@ -162,7 +172,7 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
             batch.get(index).map(|record| (index, record))
         } {
             bytes.fetch_add(u64::from(pointer.stored_len), Ordering::Relaxed);
-            if let Err(error) = store.verify_extent(pointer)
+            if let Err(error) = verify(store, pointer)
                 && let Ok(mut problems) = problems.lock()
             {
                 problems.push((index, error));

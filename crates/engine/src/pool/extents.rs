@@ -5,10 +5,12 @@
 //! the rest reads as zeros. What no record covers is a hole. Patches never overlap each other, lie
 //! within the slot of a record, and win over it.
 
+use super::delta;
 use super::file::FILE_LEN_MAX;
 use super::source::Source;
+use crate::codec::CodecId;
 use crate::error::{Error, Result};
-use crate::store::pointer::Pointer;
+use crate::store::pointer::{Place, Pointer};
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::verify::data_pointer;
 use crate::units::FileId;
@@ -17,7 +19,7 @@ use crate::units::FileId;
 pub(super) const UNIT_LEN: u64 = 4096;
 
 /// A record or a patch, and the byte of the file at which it starts.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(super) struct Piece {
     pub start: u64,
     pub pointer: Pointer,
@@ -52,6 +54,8 @@ pub(super) fn parse_piece(tree: u8, key: &[u8], value: &[u8]) -> Result<(FileId,
         MAP => span >= UNIT_LEN && start % span == 0 && len <= span,
         _ => start % UNIT_LEN == 0,
     };
+    // Only a patch has something below it to differ from.
+    let in_place = in_place && (tree != MAP || !pointer.is_delta());
     if !in_place || len == 0 || start > FILE_LEN_MAX {
         let detail = format!("{len} bytes of file {} at {start} cannot be a record", file.0);
         return Err(Error::corrupt("tree node", 0, detail));
@@ -142,16 +146,6 @@ pub(super) fn patches_over(
     start: u64,
     end: u64,
 ) -> Result<Vec<Piece>> {
-    // Most reads are of one page, under one patch at most: then a single look is enough.
-    let Some(last) = piece_at_or_before(source, PATCHES, file, end - 1)? else {
-        return Ok(Vec::new());
-    };
-    if last.end() <= start {
-        return Ok(Vec::new());
-    }
-    if last.start <= start {
-        return Ok(vec![last]);
-    }
     let mut found = Vec::new();
     let before = piece_at_or_before(source, PATCHES, file, start)?;
     found.extend(before.filter(|patch| patch.start < start && patch.end() > start));
@@ -178,15 +172,7 @@ pub(super) fn read_range(
             }
             Some(record) => {
                 let until = record.slot_end().min(end);
-                let part = &mut part[..(until - at) as usize];
-                let patches = patches_over(source, file, at, until)?;
-                let covered = patches.first().is_some_and(|p| p.start <= at && p.end() >= until);
-                if !covered {
-                    copy_piece(source, &record, part, at, true)?;
-                }
-                for patch in &patches {
-                    copy_piece(source, patch, part, at, false)?;
-                }
+                read_slot(source, file, &record, &mut part[..(until - at) as usize], at)?;
                 at = until;
             }
         }
@@ -194,23 +180,67 @@ pub(super) fn read_range(
     Ok(())
 }
 
-/// Copies what a piece has of the bytes from `at` on; `fill` clears the rest.
-fn copy_piece(
+/// Fills `part` with the bytes from `at` of a record and of the patches over it.
+fn read_slot(
     source: &mut impl Source,
-    piece: &Piece,
+    file: FileId,
+    record: &Piece,
     part: &mut [u8],
     at: u64,
-    fill: bool,
 ) -> Result<()> {
+    // Most reads are of one page, under one patch at most: then a single look is enough, and nothing
+    // is allocated.
     let end = at + part.len() as u64;
-    let (from, to) = (piece.start.max(at), piece.end().min(end));
-    if fill && (from > at || to < end) {
-        part.fill(0);
+    let last = piece_at_or_before(source, PATCHES, file, end - 1)?.filter(|p| p.end() > at);
+    let Some(last) = last else { return copy_record(source, record, part, at) };
+    if last.start <= at && last.end() >= end && !last.pointer.is_delta() {
+        return apply_patch(source, &last, part, at);
     }
-    if from < to {
-        let bytes = source.read(&piece.pointer)?;
-        let bytes = &bytes.as_slice()[(from - piece.start) as usize..(to - piece.start) as usize];
-        part[(from - at) as usize..(to - at) as usize].copy_from_slice(bytes);
+    copy_record(source, record, part, at)?;
+    if last.start <= at {
+        return apply_patch(source, &last, part, at);
+    }
+    patches_over(source, file, at, end)?
+        .iter()
+        .try_for_each(|patch| apply_patch(source, patch, part, at))
+}
+
+/// Copies the bytes of a record from `at` on; what it does not hold is zero.
+fn copy_record(source: &mut impl Source, record: &Piece, part: &mut [u8], at: u64) -> Result<()> {
+    let n = record.end().saturating_sub(at).min(part.len() as u64) as usize;
+    let (held, beyond) = part.split_at_mut(n);
+    beyond.fill(0);
+    if n > 0 {
+        let start = (at - record.start) as usize;
+        held.copy_from_slice(&source.read(&record.pointer)?.as_slice()[start..start + n]);
     }
     Ok(())
+}
+
+/// Puts what a patch has of the bytes from `at` on over those of the record.
+fn apply_patch(source: &mut impl Source, patch: &Piece, part: &mut [u8], at: u64) -> Result<()> {
+    let (from, to) = (patch.start.max(at), patch.end().min(at + part.len() as u64));
+    if from >= to {
+        return Ok(());
+    }
+    let part = &mut part[(from - at) as usize..(to - at) as usize];
+    let start = (from - patch.start) as usize;
+    let pointer = &patch.pointer;
+    if !pointer.is_delta() {
+        let bytes = source.read(pointer)?;
+        part.copy_from_slice(&bytes.as_slice()[start..start + part.len()]);
+        return Ok(());
+    }
+    let len = pointer.len as usize;
+    let applied = match &pointer.place {
+        // Spares the copy that reading would make.
+        Place::Embedded(edits) if pointer.codec == CodecId::Raw as u8 => {
+            delta::apply(edits, len, part, start)
+        }
+        _ => delta::apply(source.read(pointer)?.as_slice(), len, part, start),
+    };
+    applied.ok_or_else(|| {
+        let detail = format!("the delta of a patch at byte {} of its file", patch.start);
+        Error::corrupt("patch", 0, detail)
+    })
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Options;
 use super::extents::{self, UNIT_LEN};
+use super::jobs::Target;
 use super::names;
 use super::readahead::ReadAhead;
 use super::source::Committed;
@@ -374,14 +375,14 @@ impl File {
             Some(len) => len,
             None => names::attributes(txn, self.id)?.len,
         };
+        let fold_budget = write::fold_budget(pending.units.len() as u64 * UNIT_LEN);
         let changes = Changes {
-            file: self.id,
+            target: Target { file: self.id, settings, threads: self.threads },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),
             len,
             granule: self.granule.load(Ordering::Relaxed),
-            settings,
-            threads: self.threads,
+            fold_budget,
         };
         write::apply(txn, changes)?;
         Ok(len)

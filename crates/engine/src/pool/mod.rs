@@ -11,11 +11,16 @@
 //! same file in this process, and by nobody else.
 
 mod check;
+mod delta;
 mod extents;
 mod file;
+mod fold;
+mod jobs;
 mod names;
 mod props;
 mod readahead;
+mod repack;
+mod rewrite;
 mod source;
 mod write;
 
@@ -28,8 +33,11 @@ use std::time::Duration;
 
 pub use self::check::{CheckReport, Problem};
 pub use self::file::File;
+pub use self::fold::Fold;
 pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};
 pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};
+pub use self::repack::{Estimate, Repack};
+pub use self::rewrite::{Clear, Step, StepLimits};
 use self::source::Committed;
 use crate::device::Device;
 use crate::error::{Error, Result};

@@ -4,6 +4,7 @@
 //! 1, parent u64 BE, name      -> kind u8, file u64        a directory entry
 //! 2, file u64 BE              -> attributes (32 bytes)
 //! 3, file u64 BE, property    -> the value as text
+//! 4, file u64 BE              -> the repack in progress, as text
 //! ```
 
 use super::file::FILE_LEN_MAX;
@@ -17,6 +18,7 @@ use crate::units::FileId;
 const ENTRY: u8 = 1;
 const ATTRIBUTES: u8 = 2;
 const PROPERTY: u8 = 3;
+const REPACK: u8 = 4;
 
 /// The longest name, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
@@ -185,6 +187,21 @@ pub(super) fn set_property(
     text: Option<&str>,
 ) -> Result<()> {
     let key = id_key(PROPERTY, file, property.name().as_bytes());
+    match text {
+        Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
+        None => txn.remove(NAMES, &key)?,
+    };
+    Ok(())
+}
+
+/// The text of a repack that was begun and not finished.
+pub(super) fn repack(source: &mut impl Source, file: FileId) -> Result<Option<String>> {
+    let text = source.get(NAMES, &id_key(REPACK, file, &[]))?;
+    text.map(|text| String::from_utf8(text).map_err(|_| malformed("a repack"))).transpose()
+}
+
+pub(super) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Result<()> {
+    let key = id_key(REPACK, file, &[]);
     match text {
         Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
         None => txn.remove(NAMES, &key)?,

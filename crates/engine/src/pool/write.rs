@@ -9,36 +9,42 @@
 //! ```
 //!
 //! A change becomes patches when it is a small part of a record that exists, so that an update of
-//! one page costs about one page. When the patches of a record have grown past a share of it they are
-//! folded: the record is composed anew and written whole.
+//! one row costs about one row: a patch holds the differences from the record where they are few and
+//! the record is in the cache (see `delta.rs`), else its pages, compressed fast. When the patches of
+//! a record have grown past a share of it they are folded: the record is composed anew and written
+//! whole.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::delta;
 use super::extents::{
-    Piece, UNIT_LEN, has_record_in, patches_over, piece_key, pieces_in, read_range, record_at,
+    Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
 };
-use super::props::Settings;
-use crate::codec::{self, Compression, Encoded, Policy};
-use crate::error::{Error, Result};
-use crate::store::pointer::{EMBEDDED_LEN_MAX, Pointer, sectors_for};
+use super::jobs::{Job, Target, remove_pieces, store_batch};
+use crate::error::Result;
+use crate::store::Txn;
+use crate::store::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::{Encoding, Txn};
-use crate::units::FileId;
 
-/// A record is folded when its patches would cover more than one part in this many.
+/// A change of fewer than one in so many units of a record becomes patches.
+const CHANGED_PART_MIN: u64 = 2;
+/// A record is folded when its patches take more than one part in this many of what it takes itself.
 const PATCHED_PART_MIN: u64 = 2;
+/// What a patch takes besides its extent: its entry in the tree.
+const PATCH_ENTRY_LEN: u64 = 84;
+/// A patch holds only differences where they take less than one part in this many of its bytes:
+/// then even the fastest codec would not be worth its time.
+const DELTA_PART_MAX: usize = 4;
+/// A commit folds so many bytes of records, and one part in [`FOLD_PART`] of what it changes, so
+/// that none pays for many. What is left is for [`super::Pool::fold`], or for the commits to come.
+const FOLD_LEN_MIN: u64 = 512 << 10;
+const FOLD_PART: u64 = 4;
 /// How many bytes are encoded together.
 const BATCH_LEN: usize = 4 << 20;
-/// Fewer jobs than this are not worth a thread.
-const JOBS_PER_THREAD_MIN: usize = 3;
-/// How many map entries are looked at together where many are removed.
-const REMOVE_COUNT: usize = 256;
 
 /// The uncommitted changes of a file.
 pub(super) struct Changes {
-    pub file: FileId,
+    pub target: Target,
     /// Whole units by number. The last one may reach beyond `len`.
     pub units: BTreeMap<u64, Box<[u8]>>,
     /// What was committed from here on is gone.
@@ -47,22 +53,13 @@ pub(super) struct Changes {
     pub len: u64,
     /// Patches do not cross multiples of this.
     pub granule: u64,
-    pub settings: Settings,
-    pub threads: usize,
+    /// How many bytes of records may still be folded.
+    pub fold_budget: u64,
 }
 
-/// Something to encode and store.
-struct Job {
-    start: u64,
-    bytes: Vec<u8>,
-    /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
-    span_log2: Option<u8>,
-}
-
-/// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
-struct EncodedJob {
-    how: Encoded,
-    stored: Vec<u8>,
+/// The bytes of records that a transaction may fold which changes `len` bytes.
+pub(super) fn fold_budget(len: u64) -> u64 {
+    FOLD_LEN_MIN + len / FOLD_PART
 }
 
 /// Puts the changes of a file into the transaction.
@@ -78,24 +75,24 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
         plan_slot(txn, &mut changes, index * UNIT_LEN, &mut batch)?;
         batch_len += batch.last().map_or(0, |job| job.bytes.len());
         if batch_len >= BATCH_LEN || batch.len() >= 1024 {
-            store_batch(txn, &changes, std::mem::take(&mut batch))?;
+            store_batch(txn, &changes.target, std::mem::take(&mut batch))?;
             batch_len = 0;
         }
     }
-    store_batch(txn, &changes, batch)
+    store_batch(txn, &changes.target, batch)
 }
 
 /// Removes everything from `cut` on.
 fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
-    let file = changes.file;
+    let file = changes.target.file;
     if let Some(record) = record_at(txn, file, cut)?.filter(|record| record.start < cut) {
         let reaches_over =
             record.end() > cut || !patches_over(txn, file, cut, record.slot_end())?.is_empty();
         if reaches_over {
             let mut bytes = vec![0; (cut - record.start) as usize];
             read_range(txn, file, &mut bytes, record.start)?;
-            let span_log2 = Some(record.pointer.span_log2);
-            store_batch(txn, changes, vec![Job { start: record.start, bytes, span_log2 }])?;
+            let job = Job::record(record.start, bytes, record.pointer.span_log2);
+            store_batch(txn, &changes.target, vec![job])?;
         }
     }
     for tree in [MAP, PATCHES] {
@@ -104,29 +101,9 @@ fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes every piece that starts in the range, and gives up its extent.
-fn remove_pieces(txn: &mut Txn, tree: u8, file: FileId, start: u64, end: u64) -> Result<()> {
-    loop {
-        let pieces = pieces_in(txn, tree, file, start, end, REMOVE_COUNT)?;
-        for piece in &pieces {
-            txn.remove(tree, &piece_key(file, piece.start))?;
-            give_up(txn, &piece.pointer, tree == PATCHES)?;
-        }
-        if pieces.len() < REMOVE_COUNT {
-            return Ok(());
-        }
-    }
-}
-
-fn give_up(txn: &mut Txn, pointer: &Pointer, is_patch: bool) -> Result<()> {
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(pointer, ashift, is_patch, false);
-    txn.free(pointer)
-}
-
 /// Takes the changes of the slot around `offset`, and plans what to store for them.
 fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
-    let file = changes.file;
+    let file = changes.target.file;
     let record = record_at(txn, file, offset)?;
     let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
     let end = (start + span).min(changes.len);
@@ -139,22 +116,35 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     }
     let unit_count = (end - start).div_ceil(UNIT_LEN);
     let covered = units.len() as u64 == unit_count;
-    let same_slot =
-        record.as_ref().is_some_and(|r| r.start == start && r.slot_end() == start + span);
-    if same_slot && !covered {
+    let is_small = units.len() as u64 * CHANGED_PART_MIN <= unit_count;
+    let below = record.filter(|r| r.start == start && r.slot_end() == start + span);
+    if let Some(record) = below.filter(|_| is_small && !covered) {
         let old = pieces_in(txn, PATCHES, file, start, start + span, usize::MAX)?;
-        let patched: u64 = old.iter().map(|p| u64::from(p.pointer.len).div_ceil(UNIT_LEN)).sum();
-        if patched + units.len() as u64 <= span / UNIT_LEN / PATCHED_PART_MIN {
-            return plan_patches(txn, changes, &units, &old, end, jobs);
+        let must_fold = is_fold_due(&record, &old, txn.store().ashift());
+        if !must_fold || changes.fold_budget < span {
+            return plan_patches(txn, changes, units, &record, &old, end, jobs);
         }
+        changes.fold_budget -= span;
     }
     let mut bytes = vec![0; (end - start) as usize];
     if !covered {
         read_range(txn, file, &mut bytes, start)?;
     }
     overlay(&mut bytes, start, &units);
-    jobs.push(Job { start, bytes, span_log2: Some(span.trailing_zeros() as u8) });
+    jobs.push(Job::record(start, bytes, span.trailing_zeros() as u8));
     Ok(())
+}
+
+/// Whether the patches of a record have grown past their share of it.
+pub(super) fn is_fold_due(record: &Piece, patches: &[Piece], ashift: u8) -> bool {
+    let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
+    patched * PATCHED_PART_MIN > u64::from(record.pointer.stored_len).max(UNIT_LEN)
+}
+
+fn patch_cost(pointer: &Pointer, ashift: u8) -> u64 {
+    let own =
+        pointer.run(ashift).map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
+    own + PATCH_ENTRY_LEN
 }
 
 fn overlay(bytes: &mut [u8], start: u64, units: &BTreeMap<u64, Box<[u8]>>) {
@@ -173,8 +163,8 @@ fn choose_slot(
     offset: u64,
     record: Option<&Piece>,
 ) -> Result<(u64, u64)> {
-    let file = changes.file;
-    let wanted = u64::from(changes.settings.record_len);
+    let file = changes.target.file;
+    let wanted = u64::from(changes.target.settings.record_len);
     let aligned = |span: u64| offset / span * span;
     let is_covered = |start: u64, end: u64| {
         let units = start / UNIT_LEN..end.min(changes.len).div_ceil(UNIT_LEN);
@@ -208,11 +198,48 @@ fn choose_slot(
 fn plan_patches(
     txn: &mut Txn,
     changes: &Changes,
-    units: &BTreeMap<u64, Box<[u8]>>,
+    mut units: BTreeMap<u64, Box<[u8]>>,
+    record: &Piece,
     old: &[Piece],
     end: u64,
     jobs: &mut Vec<Job>,
 ) -> Result<()> {
+    let below = txn.store().peek(&record.pointer);
+    for (from, to) in patch_runs(changes, &units, old, end) {
+        let first = from / UNIT_LEN;
+        let mut bytes = match units.remove(&first) {
+            // A page of one unit: no copy.
+            Some(unit) if to - from <= UNIT_LEN => unit.into_vec(),
+            unit => {
+                units.extend(unit.map(|unit| (first, unit)));
+                let mut inside = units.split_off(&first);
+                units.append(&mut inside.split_off(&to.div_ceil(UNIT_LEN)));
+                let mut bytes = vec![0; (to - from) as usize];
+                if inside.len() as u64 != to.div_ceil(UNIT_LEN) - first {
+                    read_range(txn, changes.target.file, &mut bytes, from)?;
+                }
+                overlay(&mut bytes, from, &inside);
+                bytes
+            }
+        };
+        bytes.truncate((to - from) as usize);
+        let delta = below.as_ref().and_then(|below| {
+            let below = below.as_slice().get((from - record.start) as usize..).unwrap_or(&[]);
+            differences(below, &bytes)
+        });
+        jobs.push(Job::patch(from, bytes, delta));
+    }
+    Ok(())
+}
+
+/// The ranges of the file that become patches: changed units joined to pages, and with the patches
+/// that they overlap.
+fn patch_runs(
+    changes: &Changes,
+    units: &BTreeMap<u64, Box<[u8]>>,
+    old: &[Piece],
+    end: u64,
+) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for index in units.keys() {
         let (from, to) = (index * UNIT_LEN, ((index + 1) * UNIT_LEN).min(end));
@@ -234,133 +261,14 @@ fn plan_patches(
             _ => merged.push(run),
         }
     }
-    for (from, to) in merged {
-        let inside = units.range(from / UNIT_LEN..to.div_ceil(UNIT_LEN));
-        let mut bytes = vec![0; (to - from) as usize];
-        if inside.clone().count() as u64 != to.div_ceil(UNIT_LEN) - from / UNIT_LEN {
-            read_range(txn, changes.file, &mut bytes, from)?;
-        }
-        for (index, unit) in inside {
-            let at = (index * UNIT_LEN - from) as usize;
-            let n = unit.len().min(bytes.len() - at);
-            bytes[at..at + n].copy_from_slice(&unit[..n]);
-        }
-        jobs.push(Job { start: from, bytes, span_log2: None });
-    }
-    Ok(())
+    merged
 }
 
-/// Encodes jobs on all cores and stores them in order.
-fn store_batch(txn: &mut Txn, changes: &Changes, jobs: Vec<Job>) -> Result<()> {
-    if jobs.is_empty() {
-        return Ok(());
+/// How the bytes of a patch differ from those below it, where that takes little.
+fn differences(below: &[u8], bytes: &[u8]) -> Option<Vec<u8>> {
+    if bytes.len() > DELTA_LEN_MAX as usize {
+        return None;
     }
-    let encoded = encode_all(txn, changes, &jobs)?;
-    let ashift = txn.store().ashift();
-    let sectors = encoded.iter().zip(&jobs).map(|(encoded, job)| match encoded.how {
-        Encoded::Raw => sectors_for(job.bytes.len() as u32, ashift),
-        Encoded::Compressed { .. } => sectors_for(encoded.stored.len() as u32, ashift),
-        Encoded::Hole | Encoded::Embedded { .. } => 0,
-    });
-    txn.provision(sectors)?;
-    for (job, encoded) in jobs.into_iter().zip(encoded) {
-        store_job(txn, changes, job, &encoded)?;
-    }
-    Ok(())
-}
-
-fn encode_all(txn: &Txn, changes: &Changes, jobs: &[Job]) -> Result<Vec<EncodedJob>> {
-    let sector = 1 << txn.store().ashift();
-    let threads = changes.threads.min(jobs.len() / JOBS_PER_THREAD_MIN).max(1);
-    if threads == 1 {
-        return jobs.iter().map(|job| encode(&changes.settings, sector, job)).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let slots: Vec<Mutex<Option<Result<EncodedJob>>>> =
-        jobs.iter().map(|_| Mutex::new(None)).collect();
-    let work = || {
-        while let Some(index) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < jobs.len())
-        {
-            let encoded = encode(&changes.settings, sector, &jobs[index]);
-            if let Ok(mut slot) = slots[index].lock() {
-                *slot = Some(encoded);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Where the system has no thread to give, the caller's does it all.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let lost = || Error::Invalid("a record was not compressed".into());
-    slots
-        .into_iter()
-        .map(|slot| slot.into_inner().ok().flatten().unwrap_or_else(|| Err(lost())))
-        .collect()
-}
-
-fn encode(settings: &Settings, sector: usize, job: &Job) -> Result<EncodedJob> {
-    // Patches are soon folded or replaced: they must be cheap, and the record's own level is what
-    // they end up with.
-    let compression = match (job.span_log2, settings.compression) {
-        (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
-        (None, _) => Compression::Lz4,
-    };
-    let policy =
-        Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
-    let mut stored = Vec::new();
-    codec::with_codec(|codec| codec.encode(compression, &job.bytes, &policy, &mut stored))
-        .map(|how| EncodedJob { how, stored })
-        .map_err(|error| Error::codec("record to be written", job.start, error))
-}
-
-/// Stores one encoded record or patch in the place of what was there.
-fn store_job(txn: &mut Txn, changes: &Changes, job: Job, encoded: &EncodedJob) -> Result<()> {
-    let file = changes.file;
-    let (tree, is_patch) = match job.span_log2 {
-        Some(_) => (MAP, false),
-        None => (PATCHES, true),
-    };
-    let mut was_cached = is_patch;
-    match job.span_log2 {
-        Some(span_log2) => {
-            let end = job.start + (1 << span_log2);
-            if let Some(old) = record_at(txn, file, job.start)? {
-                was_cached = txn.store().is_cached(&old.pointer);
-            }
-            remove_pieces(txn, PATCHES, file, job.start, end)?;
-            remove_pieces(txn, MAP, file, job.start, end)?;
-        }
-        None => {
-            let end = job.start + job.bytes.len() as u64;
-            remove_pieces(txn, PATCHES, file, job.start, end)?;
-        }
-    }
-    let len = job.bytes.len() as u32;
-    let mut pointer = match encoded.how {
-        // A record that is all zeros is a hole. A patch must say so, since it hides a record.
-        Encoded::Hole if !is_patch => return Ok(()),
-        Encoded::Hole => txn.embed(None, Encoding::RAW, len),
-        Encoded::Embedded { codec, level } => {
-            txn.embed(Some(&encoded.stored), Encoding { codec, level, filter: 0 }, len)
-        }
-        Encoded::Raw => {
-            txn.store_extent(&job.bytes, Encoding::RAW, len, changes.settings.checksum)?
-        }
-        Encoded::Compressed { codec, level } => {
-            let encoding = Encoding { codec, level, filter: 0 };
-            txn.store_extent(&encoded.stored, encoding, len, changes.settings.checksum)?
-        }
-    };
-    pointer.span_log2 = job.span_log2.unwrap_or(0);
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
-    txn.insert(tree, &piece_key(file, job.start), &pointer.to_bytes())?;
-    if was_cached {
-        txn.cache(&pointer, job.bytes);
-    }
-    Ok(())
+    let mut edits = Vec::new();
+    delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
 }

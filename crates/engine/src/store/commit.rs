@@ -95,6 +95,7 @@ impl Txn {
             }
         };
         let superblock = Superblock {
+            incompat: core.incompat,
             txg: core.txg,
             durable_txg: durable,
             data_synced: reusable.is_none(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::cache::Bytes;
 use super::checksum::ChecksumKind;
 use super::node::Node;
-use super::pointer::{EXTENT_LEN_MAX, Place, Pointer};
+use super::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
 use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};
@@ -23,13 +23,16 @@ pub struct Encoding {
     pub codec: CodecId,
     /// Its level.
     pub level: i16,
-    /// The rearrangement before it; 0 is none.
-    pub filter: u8,
+    /// What was done to the bytes before it.
+    pub filter: Filter,
+    /// The dictionary it was given; 0 for none.
+    pub dictionary: u32,
 }
 
 impl Encoding {
     /// Stored as it is.
-    pub const RAW: Encoding = Encoding { codec: CodecId::Raw, level: 0, filter: 0 };
+    pub const RAW: Encoding =
+        Encoding { codec: CodecId::Raw, level: 0, filter: Filter::None, dictionary: 0 };
 }
 
 /// The bytes a pointer stands for: a part of an extent that may be shared with a cache.
@@ -77,7 +80,7 @@ impl Store {
 
     fn decompress(&self, pointer: &Pointer) -> Result<Bytes> {
         let offset = self.offset_of(pointer);
-        if pointer.filter != 0 {
+        if pointer.filter > Filter::Delta as u8 {
             return Err(Error::Unsupported(format!("filter {}", pointer.filter)));
         }
         if pointer.extent_len > EXTENT_LEN_MAX {
@@ -104,7 +107,18 @@ impl Store {
             Some(key) => self.caches.data(self.cache_id, key, || self.decompress(pointer))?,
             None => self.decompress(pointer)?,
         };
-        let (start, len) = (pointer.part_offset as usize, pointer.len as usize);
+        self.part_of(pointer, extent)
+    }
+
+    /// What a pointer stands for, past the cache.
+    pub fn read_uncached(&self, pointer: &Pointer) -> Result<ExtentBytes> {
+        self.part_of(pointer, self.decompress(pointer)?)
+    }
+
+    fn part_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {
+        // The edits of a delta are wanted whole, however many bytes they are about.
+        let len = if pointer.is_delta() { pointer.extent_len } else { pointer.len };
+        let (start, len) = (pointer.part_offset as usize, len as usize);
         if start + len > extent.len() {
             let offset = self.offset_of(pointer);
             return Err(Error::corrupt("extent", offset, "it is shorter than its pointer says"));
@@ -112,9 +126,14 @@ impl Store {
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// Reads, verifies and decompresses an extent past the cache.
-    pub fn verify_extent(&self, pointer: &Pointer) -> Result<()> {
-        self.decompress(pointer).map(drop)
+    /// What a pointer stands for, where that needs no reading.
+    pub fn peek(&self, pointer: &Pointer) -> Option<ExtentBytes> {
+        let is_here = match pointer.place {
+            Place::Extent { .. } => self.is_cached(pointer),
+            Place::Embedded(_) | Place::Zero => true,
+        };
+        // It may have left the cache since; then it is read after all.
+        is_here.then(|| self.read(pointer).ok()).flatten()
     }
 
     /// Whether what a pointer stands for is in the cache.

@@ -18,6 +18,8 @@ pub const EMBEDDED_LEN_MAX: usize = 112;
 pub const POINTER_LEN_MAX: usize = POINTER_HEADER_LEN + EMBEDDED_LEN_MAX;
 /// The largest extent, decompressed.
 pub const EXTENT_LEN_MAX: u32 = 16 << 20;
+/// No patch that holds only differences stands for more bytes: SQLite's largest page.
+pub const DELTA_LEN_MAX: u32 = 64 << 10;
 /// No extent begins, and no pool ends, behind this sector: sums of positions never overflow.
 pub const SECTOR_MAX: Sector = Sector(1 << 50);
 
@@ -34,9 +36,57 @@ pub enum Place {
         checksum: [u8; 32],
     },
     /// Inside the pointer.
-    Embedded(Box<[u8]>),
+    Embedded(Inline),
     /// Nowhere: the bytes are all zero.
     Zero,
+}
+
+/// The few bytes that a pointer holds itself; without an allocation, since pointers are decoded on
+/// every read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Inline {
+    len: u8,
+    bytes: [u8; EMBEDDED_LEN_MAX],
+}
+
+impl Inline {
+    /// A copy of `bytes`, where they are at most [`EMBEDDED_LEN_MAX`].
+    pub fn new(bytes: &[u8]) -> Option<Inline> {
+        let mut inline = Inline { len: bytes.len() as u8, bytes: [0; EMBEDDED_LEN_MAX] };
+        inline.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(inline)
+    }
+}
+
+impl std::ops::Deref for Inline {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::fmt::Debug for Inline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self[..].fmt(f)
+    }
+}
+
+/// What was done to the bytes before the codec. The discriminants are the ones on disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Filter {
+    /// Nothing.
+    None = 0,
+    /// A patch holds only how its bytes differ from those of the record below it (see
+    /// [`crate::pool`]); `extent_len` is the length of that list of edits.
+    Delta = 1,
+}
+
+impl Filter {
+    fn from_stored(value: u8) -> Option<Filter> {
+        [Filter::None, Filter::Delta].into_iter().find(|filter| *filter as u8 == value)
+    }
 }
 
 /// Refers to the bytes of a record, a patch or a tree node.
@@ -50,7 +100,7 @@ pub struct Pointer {
     pub level: i16,
     /// The version of the algorithm.
     pub codec_version: u8,
-    /// The rearrangement applied before the codec; 0 is none.
+    /// What was done to the bytes before the codec, by number (see [`Filter`]).
     pub filter: u8,
     /// The extent is shared: its references are counted.
     pub shared: bool,
@@ -67,6 +117,8 @@ pub struct Pointer {
     /// The slot of a record: `2^span_log2` bytes of the file belong to it. 0 where that has no
     /// meaning.
     pub span_log2: u8,
+    /// The dictionary that the codec was given; 0 for none.
+    pub dictionary: u32,
 }
 
 const FLAG_SHARED: u8 = 1;
@@ -121,7 +173,8 @@ impl Pointer {
         f.u32(self.extent_len);
         f.u32(self.part_offset);
         f.u8(self.span_log2);
-        f.zeros(7);
+        f.zeros(3);
+        f.u32(self.dictionary);
         f.u64(sector);
         match &self.place {
             Place::Extent { checksum_kind, checksum, .. } => {
@@ -130,6 +183,11 @@ impl Pointer {
             Place::Embedded(bytes) => f.bytes(bytes),
             Place::Zero => {}
         }
+    }
+
+    /// Whether it stands for differences from what lies below, not for bytes themselves.
+    pub fn is_delta(&self) -> bool {
+        self.filter == Filter::Delta as u8
     }
 
     /// The encoded pointer.
@@ -155,7 +213,8 @@ impl Pointer {
         let extent_len = f.u32()?;
         let part_offset = f.u32()?;
         let span_log2 = f.u8()?;
-        f.zeros(7)?;
+        f.zeros(3)?;
+        let dictionary = f.u32()?;
         let sector = Sector(f.u64()?);
         let place = match kind {
             1 => {
@@ -166,8 +225,8 @@ impl Pointer {
             }
             2 => {
                 let stored = f.bytes(usize::try_from(stored_len).ok()?)?;
-                (checksum_kind == 0 && stored.len() <= EMBEDDED_LEN_MAX).then_some(())?;
-                Place::Embedded(stored.into())
+                (checksum_kind == 0).then_some(())?;
+                Place::Embedded(Inline::new(stored)?)
             }
             3 => (checksum_kind == 0 && stored_len == 0).then_some(Place::Zero)?,
             _ => return None,
@@ -178,7 +237,10 @@ impl Pointer {
             && sector <= SECTOR_MAX
             && extent_len <= EXTENT_LEN_MAX
             && stored_len <= EXTENT_LEN_MAX
-            && part_offset.checked_add(len)? <= extent_len
+            && match Filter::from_stored(filter) {
+                Some(Filter::Delta) => part_offset == 0 && len <= DELTA_LEN_MAX && kind != 3,
+                _ => part_offset.checked_add(len)? <= extent_len,
+            }
             && span_log2 <= 24
             && (kind != 1 || stored_len > 0);
         sound.then_some(Pointer {
@@ -194,6 +256,7 @@ impl Pointer {
             extent_len,
             part_offset,
             span_log2,
+            dictionary,
         })
     }
 }

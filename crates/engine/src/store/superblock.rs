@@ -49,8 +49,12 @@ pub const NUMBER_MAX: u64 = 1 << 62;
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
 const FLAG_DATA_SYNCED: u32 = 1;
 
-/// Features a reader must know to read anything. None is defined yet.
-pub const KNOWN_INCOMPAT: u64 = 0;
+/// Some patch is a delta (see [`super::pointer::Filter`]).
+pub const FEATURE_DELTAS: u64 = 1 << 0;
+/// Some pointer names a dictionary, and there is a tree of them.
+pub const FEATURE_DICTIONARIES: u64 = 1 << 1;
+/// Features a reader must know to read anything.
+pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS | FEATURE_DICTIONARIES;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -13,9 +13,10 @@ use std::time::Duration;
 use super::checksum::ChecksumKind;
 use super::extent::Encoding;
 use super::node::Node;
-use super::pointer::{Place, Pointer, sectors_for};
+use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
+use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, REFS, SPACE};
 use super::write_buffer::WriteBuffer;
@@ -55,6 +56,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// Features that a reader must know from this transaction on.
+    pub(super) incompat: u64,
     /// The superblock was written, or may have been.
     pub(super) published: bool,
 }
@@ -125,6 +128,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            incompat: superblock.incompat,
             published: false,
             base: Arc::clone(&base),
             store,
@@ -138,6 +142,7 @@ impl Txn {
         self.core.durable = base.durable;
         self.core.space = Space::new(superblock, self.core.ashift(), self.core.store.rotor());
         self.core.stats = superblock.stats;
+        self.core.incompat = superblock.incompat;
         self.core.next_file_id = superblock.next_file_id;
         self.trees = base.trees.to_vec();
         self.core.base = base;
@@ -253,13 +258,25 @@ impl Txn {
     }
 
     /// A pointer that holds the stored bytes itself, or stands for zeros where there are none.
-    pub fn embed(&self, stored: Option<&[u8]>, encoding: Encoding, len: u32) -> Pointer {
-        let place = stored.map_or(Place::Zero, |bytes| Place::Embedded(bytes.into()));
-        Pointer {
+    pub fn embed(
+        &mut self,
+        stored: Option<&[u8]>,
+        encoding: Encoding,
+        len: u32,
+    ) -> Result<Pointer> {
+        let place = match stored.map(|bytes| (bytes, Inline::new(bytes))) {
+            None => Place::Zero,
+            Some((_, Some(inline))) => Place::Embedded(inline),
+            Some((bytes, None)) => {
+                let what = format!("{} bytes do not fit into a pointer", bytes.len());
+                return Err(Error::Invalid(what));
+            }
+        };
+        Ok(Pointer {
             place,
             stored_len: stored.map_or(0, |bytes| bytes.len() as u32),
             ..self.core.describe(encoding, len)
-        }
+        })
     }
 
     /// Leaves the bytes of an extent of this transaction in the cache.
@@ -346,13 +363,20 @@ impl TxnCore {
         }
     }
 
-    fn describe(&self, encoding: Encoding, len: u32) -> Pointer {
+    fn describe(&mut self, encoding: Encoding, len: u32) -> Pointer {
+        if encoding.filter == Filter::Delta {
+            self.incompat |= FEATURE_DELTAS;
+        }
+        if encoding.dictionary != 0 {
+            self.incompat |= FEATURE_DICTIONARIES;
+        }
         Pointer {
             place: Place::Zero,
             codec: encoding.codec as u8,
             level: encoding.level,
             codec_version: codec::codec_version(encoding.codec),
-            filter: encoding.filter,
+            filter: encoding.filter as u8,
+            dictionary: encoding.dictionary,
             shared: false,
             birth: self.txg,
             len,

@@ -6,7 +6,8 @@ use crate::error::Error;
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::{NODE_HEADER_LEN, Node};
 use crate::store::pointer::{
-    EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, POINTER_HEADER_LEN, POINTER_LEN_MAX, Place, Pointer,
+    DELTA_LEN_MAX, EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, Inline, POINTER_HEADER_LEN, POINTER_LEN_MAX,
+    Place, Pointer,
 };
 use crate::store::stats::{CodecStats, PoolStats};
 use crate::store::superblock::{ASHIFT_RANGE, BLOCK_LEN, Header, Superblock, WINDOW_COUNT_MAX};
@@ -20,7 +21,8 @@ fn place() -> impl Strategy<Value = Place> {
         Place::Extent { sector: Sector(sector), checksum_kind: kind, checksum: sum }
     });
     let embedded = prop::collection::vec(any::<u8>(), 0..=EMBEDDED_LEN_MAX);
-    let embedded = embedded.prop_map(|bytes| Place::Embedded(bytes.into()));
+    let embedded =
+        embedded.prop_map(|bytes| Place::Embedded(Inline::new(&bytes).expect("few bytes")));
     prop_oneof![extent, embedded, Just(Place::Zero)]
 }
 
@@ -30,23 +32,29 @@ prop_compose! {
         codec in 0..6_u8,
         level in any::<i16>(),
         codec_version in any::<u8>(),
-        filter in any::<u8>(),
+        is_delta in any::<bool>(),
         shared in any::<bool>(),
         birth in 0..1_u64 << 40,
         (extent_len, part_offset) in (0..=EXTENT_LEN_MAX).prop_flat_map(|n| (Just(n), 0..=n)),
         part in any::<u32>(),
         stored_len in 1..=EXTENT_LEN_MAX,
         span_log2 in 0..=24_u8,
+        dictionary in any::<u32>(),
     ) -> Pointer {
         let stored_len = match &place {
             Place::Extent { .. } => stored_len,
             Place::Embedded(bytes) => bytes.len() as u32,
             Place::Zero => 0,
         };
-        let len = part % (extent_len - part_offset + 1);
+        // Zeros differ from nothing.
+        let filter = u8::from(is_delta && place != Place::Zero);
+        let (part_offset, len) = match filter {
+            0 => (part_offset, part % (extent_len - part_offset + 1)),
+            _ => (0, part % (DELTA_LEN_MAX + 1)),
+        };
         Pointer {
             place, codec, level, codec_version, filter, shared, birth: Txg(birth), len, stored_len,
-            extent_len, part_offset, span_log2,
+            extent_len, part_offset, span_log2, dictionary,
         }
     }
 }
@@ -151,6 +159,7 @@ fn pointers_refuse_what_they_do_not_know() {
         extent_len: 1000,
         part_offset: 0,
         span_log2: 17,
+        dictionary: 0,
     };
     let bytes = good.to_bytes();
     let refused = |at: usize, value: &[u8]| {
@@ -171,7 +180,7 @@ fn pointers_refuse_what_they_do_not_know() {
     refused(28, &1_u32.to_le_bytes()); // reaches over the end of its extent
     refused(28, &u32::MAX.to_le_bytes());
     refused(32, &[25]); // a slot longer than any record
-    for reserved in 33..40 {
+    for reserved in 33..36 {
         refused(reserved, &[1]);
     }
     refused(40, &u64::MAX.to_le_bytes()); // a sector beyond any device

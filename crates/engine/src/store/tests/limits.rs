@@ -205,7 +205,7 @@ fn a_lookup_reads_a_path() {
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     for n in 0..20_000_u64 {
         let embedded = txn.embed(Some(&n.to_le_bytes()), Encoding::RAW, 8);
-        txn.insert(MAP, &key(n), &embedded.to_bytes()).unwrap();
+        txn.insert(MAP, &key(n), &embedded.as_ref().unwrap().to_bytes()).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
     let caches = Caches::new(1 << 20);

@@ -63,6 +63,7 @@ impl NodeSink for MemorySink {
             extent_len: len,
             part_offset: 0,
             span_log2: 0,
+            dictionary: 0,
         })
     }
 }

@@ -1,0 +1,250 @@
+//! Encoding and storing what the write path, or the maintenance, has decided on: records and patches.
+//!
+//! A batch is compressed on all cores, outside of any lock, and then put into a transaction in its
+//! order, each in the place of what was there. Nothing here decides what becomes a record and what a
+//! patch.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::extents::{piece_key, pieces_in, record_at};
+use super::props::Settings;
+use crate::codec::{self, CodecId, Compression, Encoded, Policy};
+use crate::error::{Error, Result};
+use crate::store::pointer::{EMBEDDED_LEN_MAX, Filter, Place, Pointer, sectors_for};
+use crate::store::trees::{MAP, PATCHES};
+use crate::store::{Encoding, Txn};
+use crate::units::FileId;
+
+/// Fewer jobs than this are not worth a thread.
+const JOBS_PER_THREAD_MIN: usize = 3;
+/// How many map entries are looked at together where many are removed.
+const REMOVE_COUNT: usize = 256;
+
+/// What the bytes belong to, and how they are to be kept.
+pub(super) struct Target {
+    pub file: FileId,
+    pub settings: Settings,
+    pub threads: usize,
+}
+
+/// Something to encode and store.
+pub(super) struct Job {
+    pub start: u64,
+    pub bytes: Vec<u8>,
+    /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
+    span_log2: Option<u8>,
+    /// How a patch differs from the record below it, where that is little.
+    delta: Option<Vec<u8>>,
+}
+
+impl Job {
+    /// A whole record, for a slot of `2^span_log2` bytes.
+    pub fn record(start: u64, bytes: Vec<u8>, span_log2: u8) -> Job {
+        Job { start, bytes, span_log2: Some(span_log2), delta: None }
+    }
+
+    /// A patch, with how it differs from what is below where that is little.
+    pub fn patch(start: u64, bytes: Vec<u8>, delta: Option<Vec<u8>>) -> Job {
+        Job { start, bytes, span_log2: None, delta }
+    }
+
+    /// What is stored for it.
+    fn content(&self) -> &[u8] {
+        self.delta.as_ref().unwrap_or(&self.bytes)
+    }
+}
+
+/// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
+pub(super) struct EncodedJob {
+    how: Encoded,
+    stored: Vec<u8>,
+}
+
+impl EncodedJob {
+    /// How many bytes are stored for `job`.
+    pub fn stored_len(&self, job: &Job) -> u64 {
+        match self.how {
+            Encoded::Raw => job.content().len() as u64,
+            _ => self.stored.len() as u64,
+        }
+    }
+}
+
+/// Removes every piece that starts in the range, and gives up its extent.
+pub(super) fn remove_pieces(
+    txn: &mut Txn,
+    tree: u8,
+    file: FileId,
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    loop {
+        let pieces = pieces_in(txn, tree, file, start, end, REMOVE_COUNT)?;
+        for piece in &pieces {
+            txn.remove(tree, &piece_key(file, piece.start))?;
+            give_up(txn, &piece.pointer, tree == PATCHES)?;
+        }
+        if pieces.len() < REMOVE_COUNT {
+            return Ok(());
+        }
+    }
+}
+
+fn give_up(txn: &mut Txn, pointer: &Pointer, is_patch: bool) -> Result<()> {
+    let ashift = txn.store().ashift();
+    txn.stats_mut().count_data(pointer, ashift, is_patch, false);
+    txn.free(pointer)
+}
+
+/// Encodes jobs on all cores and stores them in order.
+pub(super) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<()> {
+    if jobs.is_empty() {
+        return Ok(());
+    }
+    let ashift = txn.store().ashift();
+    let encoded = encode_all(target, ashift, &jobs)?;
+    store_all(txn, target, jobs, encoded)
+}
+
+/// Stores encoded jobs in their order.
+pub(super) fn store_all(
+    txn: &mut Txn,
+    target: &Target,
+    jobs: Vec<Job>,
+    encoded: Vec<EncodedJob>,
+) -> Result<()> {
+    let ashift = txn.store().ashift();
+    let sectors = encoded.iter().zip(&jobs).map(|(encoded, job)| match encoded.how {
+        Encoded::Raw => sectors_for(job.content().len() as u32, ashift),
+        Encoded::Compressed { .. } => sectors_for(encoded.stored.len() as u32, ashift),
+        Encoded::Hole | Encoded::Embedded { .. } => 0,
+    });
+    txn.provision(sectors)?;
+    for (job, encoded) in jobs.into_iter().zip(encoded) {
+        store_job(txn, target, job, &encoded)?;
+    }
+    Ok(())
+}
+
+/// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
+pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Vec<EncodedJob>> {
+    let sector = 1 << ashift;
+    // Deltas take no time worth sharing.
+    let heavy = jobs.iter().filter(|job| job.delta.is_none()).count();
+    let threads = target.threads.min(heavy / JOBS_PER_THREAD_MIN).max(1);
+    if threads == 1 {
+        return jobs.iter().map(|job| encode(&target.settings, sector, job)).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let slots: Vec<Mutex<Option<Result<EncodedJob>>>> =
+        jobs.iter().map(|_| Mutex::new(None)).collect();
+    let work = || {
+        while let Some(index) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < jobs.len())
+        {
+            let encoded = encode(&target.settings, sector, &jobs[index]);
+            if let Ok(mut slot) = slots[index].lock() {
+                *slot = Some(encoded);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where the system has no thread to give, the caller's does it all.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let lost = || Error::Invalid("a record was not compressed".into());
+    slots
+        .into_iter()
+        .map(|slot| slot.into_inner().ok().flatten().unwrap_or_else(|| Err(lost())))
+        .collect()
+}
+
+fn encode(settings: &Settings, sector: usize, job: &Job) -> Result<EncodedJob> {
+    let mut stored = Vec::new();
+    if job.delta.as_ref().is_some_and(|delta| delta.len() <= EMBEDDED_LEN_MAX) {
+        stored.extend_from_slice(job.content());
+        let how = Encoded::Embedded { codec: CodecId::Raw, level: 0 };
+        return Ok(EncodedJob { how, stored });
+    }
+    // Patches are soon folded or replaced: they must be cheap, and the record's own level is what
+    // they end up with.
+    let compression = match (job.span_log2, settings.compression) {
+        (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
+        (None, _) => Compression::Lz4,
+    };
+    let policy =
+        Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
+    codec::with_codec(|codec| codec.encode(compression, job.content(), &policy, &mut stored))
+        .map(|how| EncodedJob { how, stored })
+        .map_err(|error| Error::codec("record to be written", job.start, error))
+}
+
+/// Stores one encoded record or patch in the place of what was there.
+fn store_job(txn: &mut Txn, target: &Target, job: Job, encoded: &EncodedJob) -> Result<()> {
+    let file = target.file;
+    let (tree, is_patch) = match job.span_log2 {
+        Some(_) => (MAP, false),
+        None => (PATCHES, true),
+    };
+    let mut was_cached = is_patch;
+    match job.span_log2 {
+        Some(span_log2) => {
+            let end = job.start + (1 << span_log2);
+            if let Some(old) = record_at(txn, file, job.start)? {
+                was_cached = txn.store().is_cached(&old.pointer);
+            }
+            remove_pieces(txn, PATCHES, file, job.start, end)?;
+            remove_pieces(txn, MAP, file, job.start, end)?;
+        }
+        None => {
+            let end = job.start + job.bytes.len() as u64;
+            remove_pieces(txn, PATCHES, file, job.start, end)?;
+        }
+    }
+    if job.delta.as_ref().is_some_and(Vec::is_empty) {
+        // What the record has already: the old patch was all there was to remove.
+        return Ok(());
+    }
+    let mut pointer = match store_encoded(txn, target, &job, encoded)? {
+        // A record that is all zeros is a hole. A patch must say so, since it hides a record.
+        pointer if pointer.place == Place::Zero && !is_patch => return Ok(()),
+        pointer => pointer,
+    };
+    pointer.len = job.bytes.len() as u32;
+    pointer.span_log2 = job.span_log2.unwrap_or(0);
+    let ashift = txn.store().ashift();
+    txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
+    txn.insert(tree, &piece_key(file, job.start), &pointer.to_bytes())?;
+    if was_cached {
+        txn.cache(&pointer, job.delta.unwrap_or(job.bytes));
+    }
+    Ok(())
+}
+
+/// Puts what came out of the codec into an extent, or into the pointer.
+fn store_encoded(
+    txn: &mut Txn,
+    target: &Target,
+    job: &Job,
+    encoded: &EncodedJob,
+) -> Result<Pointer> {
+    let filter = if job.delta.is_some() { Filter::Delta } else { Filter::None };
+    let encoding = |codec, level| Encoding { codec, level, filter, dictionary: 0 };
+    let content = job.content();
+    let len = content.len() as u32;
+    let checksum = target.settings.checksum;
+    match encoded.how {
+        Encoded::Hole => txn.embed(None, Encoding::RAW, len),
+        Encoded::Embedded { codec, level } => {
+            txn.embed(Some(&encoded.stored), encoding(codec, level), len)
+        }
+        Encoded::Raw => txn.store_extent(content, encoding(CodecId::Raw, 0), len, checksum),
+        Encoded::Compressed { codec, level } => {
+            txn.store_extent(&encoded.stored, encoding(codec, level), len, checksum)
+        }
+    }
+}

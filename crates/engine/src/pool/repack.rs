@@ -1,0 +1,148 @@
+//! Repacking: what is stored already is compressed anew with another algorithm, level or record size,
+//! while readers and a writer go on.
+//!
+//! How far it has come is part of the pool, committed with every step, so that a repack that was
+//! interrupted, however that was, goes on where it stopped. Its goal is kept with it. Properties are
+//! not touched: they say how new data is written.
+
+use super::Pool;
+use super::extents::Piece;
+use super::names;
+use super::props::{Property, Settings};
+use super::rewrite::{Clear, Over, Rewrite, Step, StepLimits};
+use crate::codec::CodecId;
+use crate::error::{Error, Result};
+use crate::store::{Durability, Patience};
+use crate::units::FileId;
+
+/// What repacking aims at: the properties that matter to it.
+const GOAL: [Property; 4] =
+    [Property::Compression, Property::RecordSize, Property::Checksum, Property::MinSavings];
+
+/// A repack of one file, begun or to be gone on with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Repack {
+    /// The file.
+    pub file: FileId,
+    /// How records are to be.
+    pub goal: Settings,
+    /// What is before this byte of the file is done.
+    pub position: u64,
+}
+
+/// What a repack would come to, from a sample.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Estimate {
+    /// Bytes of the file that are not as wanted.
+    pub rewrite_len: u64,
+    /// What they take now, in bytes.
+    pub stored_now: u64,
+    /// What they would take, in bytes.
+    pub stored_then: u64,
+    /// Bytes of the file that were compressed to find out.
+    pub sampled_len: u64,
+}
+
+impl Repack {
+    /// As it is stored: the goal as a user would type it, and the position.
+    fn to_text(&self) -> String {
+        let goal = GOAL.map(|property| format!("{property}={}", self.goal.get(property)));
+        format!("{} position={}", goal.join(" "), self.position)
+    }
+
+    fn parse(file: FileId, text: &str) -> Result<Repack> {
+        let malformed = || Error::corrupt("names tree", 0, "the repack in progress is malformed");
+        let mut repack = Repack { file, goal: Settings::default(), position: 0 };
+        for part in text.split(' ') {
+            match part.split_once('=').ok_or_else(malformed)? {
+                ("position", number) => {
+                    repack.position = number.parse().map_err(|_| malformed())?
+                }
+                (name, value) => repack.goal.set(name.parse()?, value)?,
+            }
+        }
+        Ok(repack)
+    }
+
+    /// Whether a record is as wanted. One that is stored raw may have been refused by any level, so
+    /// that only trying would tell.
+    fn is_done(&self, record: &Piece) -> bool {
+        let (pointer, compression) = (&record.pointer, self.goal.compression);
+        record.slot_end() - record.start == u64::from(self.goal.record_len)
+            && pointer.codec == compression.codec_id() as u8
+            && (pointer.level == compression.level() || pointer.codec == CodecId::Raw as u8)
+    }
+
+    fn rewrite<'a>(
+        &self,
+        pool: &'a Pool,
+        want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
+        clear: Option<&'a Clear<'a>>,
+    ) -> Result<Rewrite<'a>> {
+        let mut rewrite = Rewrite::new(pool, self.file, Over::Records, want)?;
+        rewrite.target.settings = self.goal;
+        Ok(Rewrite { record_len: Some(u64::from(self.goal.record_len)), clear, ..rewrite })
+    }
+}
+
+impl Pool {
+    /// The repack of a file that was begun and not finished.
+    pub fn unfinished_repack(&self, file: FileId) -> Result<Option<Repack>> {
+        let text = self.read(|source| names::repack(source, file))?;
+        text.map(|text| Repack::parse(file, &text)).transpose()
+    }
+
+    /// Begins a repack of a file, in place of one that was begun before.
+    pub fn begin_repack(&self, file: FileId, goal: Settings, patience: Patience) -> Result<Repack> {
+        let repack = Repack { file, goal, position: 0 };
+        let mut txn = self.store().begin_with(goal.checksum, patience)?;
+        names::set_repack(&mut txn, file, Some(&repack.to_text()))?;
+        txn.commit(Durability::Visible)?;
+        Ok(repack)
+    }
+
+    /// Takes one step of a repack, in one bounded transaction. With the last one it is finished.
+    /// `clear` may clear what need not be kept: then every record is rewritten.
+    pub fn repack_step(
+        &self,
+        repack: &mut Repack,
+        limits: &StepLimits,
+        clear: Option<&Clear<'_>>,
+    ) -> Result<Step> {
+        let want = |records: &[Piece], patches: &[Piece]| {
+            let done = records.iter().all(|record| repack.is_done(record));
+            !records.is_empty() && (!done || !patches.is_empty() || clear.is_some())
+        };
+        let note = |txn: &mut crate::store::Txn, next: Option<u64>| {
+            let text = next.map(|position| Repack { position, ..repack.clone() }.to_text());
+            names::set_repack(txn, repack.file, text.as_deref())
+        };
+        let step = repack.rewrite(self, &want, clear)?.step(repack.position, limits, &note)?;
+        if step.next.is_none() && step.rewritten == 0 {
+            // There was no transaction to note it in.
+            let mut txn = self.store().begin_with(repack.goal.checksum, limits.patience)?;
+            names::set_repack(&mut txn, repack.file, None)?;
+            txn.commit(Durability::Visible)?;
+        }
+        repack.position = step.next.unwrap_or(u64::MAX);
+        Ok(step)
+    }
+
+    /// What a repack of a file with this goal would come to. About `sample_len` bytes, spread over the
+    /// file, are compressed to find out; nothing is changed.
+    pub fn estimate_repack(
+        &self,
+        file: FileId,
+        goal: Settings,
+        sample_len: u64,
+        clear: Option<&Clear<'_>>,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Estimate> {
+        let repack = Repack { file, goal, position: 0 };
+        let want = |records: &[Piece], patches: &[Piece]| {
+            let done = records.iter().all(|record| repack.is_done(record));
+            !records.is_empty() && (!done || !patches.is_empty() || clear.is_some())
+        };
+        repack.rewrite(self, &want, clear)?.estimate(sample_len, go_on)
+    }
+}
