@@ -36,6 +36,16 @@ Examples:
   hardpack pack words.db small.hpk --compression zstd-19 --recordsize 1M
   hardpack pack words.db --in-place";
 
+const REPACK_HELP: &str = "\
+Programs can go on reading and writing meanwhile. What is interrupted goes on where it stopped when
+the command is given again. Properties stay as they are: 'hardpack set' says how new data is written.
+The pool keeps its length until its free space is used again; 'hardpack compact' gives it back.
+
+Examples:
+  hardpack repack --estimate --compression zstd-19 words.db.hpk
+  hardpack repack --compression zstd-19 --recordsize 1M words.db.hpk
+  hardpack repack words.db.hpk        to the properties in force, or what was interrupted";
+
 const SQL_HELP: &str = "\
 Without SQL, and on a terminal, this starts the stock sqlite3 shell with Hardpack loaded, where both
 are found (libhardpack.so beside this program, in ../lib, or named by HARDPACK_LIBRARY); otherwise
@@ -71,6 +81,10 @@ pub enum Command {
     Set(SetArgs),
     /// Give a property up, so that it is inherited or the default again
     Inherit(InheritArgs),
+    /// Merge the patches that updates left into their records
+    Fold(FoldArgs),
+    /// Compress what is stored anew, with another algorithm, level or record size
+    Repack(RepackArgs),
     /// Run SQL on the database in a pool
     Sql(SqlArgs),
     /// List the compression algorithms and their levels
@@ -320,4 +334,50 @@ pub struct CodecsArgs {
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct FoldArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Only records whose patches have grown past their share
+    #[arg(long)]
+    pub due: bool,
+    #[command(flatten)]
+    pub work: WorkArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = REPACK_HELP)]
+pub struct RepackArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// The algorithm and level to aim at [default: the property]
+    #[arg(long, value_name = "NAME", value_parser = value_of(Property::Compression))]
+    pub compression: Option<String>,
+    /// The length of records to aim at, 4K to 16M [default: the property]
+    #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
+    pub recordsize: Option<String>,
+    /// Only tell, from a sample, how much smaller the pool would become and how long that takes
+    #[arg(long)]
+    pub estimate: bool,
+    /// Begin anew where an earlier repack was interrupted, instead of going on with it
+    #[arg(long)]
+    pub restart: bool,
+    /// Of this file, where the pool holds several
+    #[arg(long, value_name = "NAME")]
+    pub file: Option<String>,
+    #[command(flatten)]
+    pub work: WorkArgs,
+}
+
+impl RepackArgs {
+    /// The properties that are to differ from those in force.
+    pub fn properties(&self) -> Vec<(Property, String)> {
+        let given =
+            [(Property::Compression, &self.compression), (Property::RecordSize, &self.recordsize)];
+        given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
+    }
 }

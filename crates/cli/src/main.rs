@@ -43,6 +43,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Get(args) => commands::properties::get(&args),
         Command::Set(args) => commands::properties::set(&args),
         Command::Inherit(args) => commands::properties::inherit(&args),
+        Command::Fold(args) => commands::fold::run(&args),
+        Command::Repack(args) => commands::repack::run(&args),
         Command::Sql(args) => commands::sql::run(&args),
         Command::Codecs(args) => commands::codecs::run(&args),
     }

@@ -57,6 +57,11 @@ pub fn open_writable(path: &Path) -> Result<Pool, Reason> {
     open(path, FileDevice::open, None)
 }
 
+/// Opens a pool to rewrite what it holds, with so many threads.
+pub fn open_for_work(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
+    open(path, FileDevice::open, threads)
+}
+
 fn open(
     path: &Path,
     open_device: impl FnOnce(&Path) -> std::io::Result<FileDevice>,

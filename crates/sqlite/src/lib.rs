@@ -29,6 +29,7 @@ pub mod ffi;
 mod host;
 mod journal;
 mod main_file;
+mod maintenance;
 mod pragma;
 mod registry;
 mod stats;

@@ -115,6 +115,11 @@ impl MainFile {
         self.read_only
     }
 
+    /// The engine's file, where there is one.
+    pub fn engine_file(&self) -> Option<&File> {
+        self.file.as_deref()
+    }
+
     /// The host's file.
     pub fn host_file(&self) -> &HostFile {
         &self.host_file
@@ -240,6 +245,9 @@ impl MainFile {
         };
         match done {
             Ok(()) => {
+                if self.wrote {
+                    pool.note_commit();
+                }
                 self.wrote = false;
                 SQLITE_OK
             }

@@ -19,6 +19,8 @@ use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
 use hardpack_engine::store::Store;
 use hardpack_engine::{Error, Result};
 
+use crate::maintenance::Maintenance;
+
 /// The cache is this part of the machine's memory, within the limits that follow.
 const CACHE_PART: u64 = 16;
 const CACHE_LEN_MIN: u64 = 32 << 20;
@@ -37,6 +39,7 @@ struct FileKey {
 #[derive(Debug)]
 struct Entry {
     pool: Pool,
+    maintenance: Arc<Maintenance>,
     users: usize,
 }
 
@@ -62,12 +65,18 @@ struct Name {
 pub struct PoolUse {
     key: FileKey,
     pool: Pool,
+    maintenance: Arc<Maintenance>,
 }
 
 impl PoolUse {
     /// The pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Notes that this process has committed a transaction.
+    pub fn note_commit(&self) {
+        self.maintenance.note_commit(&self.pool);
     }
 }
 
@@ -79,6 +88,7 @@ impl Drop for PoolUse {
         if entry.users == 0
             && let Some(entry) = registry.pools.remove(&self.key)
         {
+            entry.maintenance.finish(&entry.pool);
             // Only saves the next one to open the pool some work.
             let _ = entry.pool.close();
         }
@@ -175,7 +185,8 @@ fn acquire(
     let key = key_of(path)?;
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
-        return Ok(PoolUse { key, pool: entry.pool.clone() });
+        let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
+        return Ok(PoolUse { key, pool, maintenance });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -189,8 +200,11 @@ fn acquire(
     };
     match open(Arc::clone(&device), registry.options.clone()) {
         Ok(pool) => {
-            registry.pools.insert(key, Entry { pool: pool.clone(), users: 1 });
-            Ok(PoolUse { key, pool })
+            let maintenance = Arc::new(Maintenance::new());
+            let entry =
+                Entry { pool: pool.clone(), maintenance: Arc::clone(&maintenance), users: 1 };
+            registry.pools.insert(key, entry);
+            Ok(PoolUse { key, pool, maintenance })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

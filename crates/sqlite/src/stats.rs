@@ -61,6 +61,10 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
         add(&format!("{name}_stored"), bytes(stored), "bytes");
         add(&format!("{name}_allocated"), bytes(allocated), "bytes");
     }
+    if let Some(choice) = main.engine_file().and_then(|file| file.auto_choice()) {
+        add("auto_choice", StatValue::Text(choice.compression.to_string()), "");
+        add("auto_reason", StatValue::Text(choice.reason), "");
+    }
     let caches = pool.store().caches();
     add("cache_used", bytes(caches.used_bytes()), "bytes");
     add("cache_capacity", bytes(caches.capacity_bytes()), "bytes");

@@ -2,8 +2,10 @@
 
 pub mod check;
 pub mod codecs;
+pub mod fold;
 pub mod info;
 pub mod pack;
 pub mod properties;
+pub mod repack;
 pub mod sql;
 pub mod unpack;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Options;
+use super::adapt::{Adapt, Choice};
 use super::extents::{self, UNIT_LEN};
 use super::jobs::Target;
 use super::names;
@@ -42,6 +43,7 @@ pub struct File {
     /// The length in a committed state, to be looked up once a state.
     committed_len: RwLock<(Txg, u64)>,
     readahead: ReadAhead,
+    adapt: Arc<Adapt>,
 }
 
 /// Uncommitted changes.
@@ -70,6 +72,7 @@ impl File {
             pending: RwLock::default(),
             committed_len: RwLock::new((Txg(0), 0)),
             readahead: ReadAhead::default(),
+            adapt: Arc::new(Adapt::new(Arc::clone(&options.clock))),
         }
     }
 
@@ -270,6 +273,11 @@ impl File {
         Ok(())
     }
 
+    /// What `compression=auto` chose last in this process, and why.
+    pub fn auto_choice(&self) -> Option<Choice> {
+        self.adapt.choice()
+    }
+
     /// Waits for what goes on in the background.
     pub(super) fn quiesce(&self) {
         self.readahead.stop();
@@ -375,17 +383,22 @@ impl File {
             Some(len) => len,
             None => names::attributes(txn, self.id)?.len,
         };
+        let adapt = settings.auto.map(|_| Arc::clone(&self.adapt));
+        if adapt.is_some() {
+            self.adapt.begin();
+        }
         let fold_budget = write::fold_budget(pending.units.len() as u64 * UNIT_LEN);
         let changes = Changes {
-            target: Target { file: self.id, settings, threads: self.threads },
+            target: Target { file: self.id, settings, threads: self.threads, adapt },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),
             len,
             granule: self.granule.load(Ordering::Relaxed),
             fold_budget,
         };
-        write::apply(txn, changes)?;
-        Ok(len)
+        let done = write::apply(txn, changes);
+        self.adapt.end();
+        done.map(|()| len)
     }
 
     fn settle(&self, pending: &mut Pending, done: &Result<()>) {

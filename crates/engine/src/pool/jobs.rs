@@ -4,9 +4,10 @@
 //! order, each in the place of what was there. Nothing here decides what becomes a record and what a
 //! patch.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+use super::adapt::Adapt;
 use super::extents::{piece_key, pieces_in, record_at};
 use super::props::Settings;
 use crate::codec::{self, CodecId, Compression, Encoded, Policy};
@@ -26,6 +27,8 @@ pub(super) struct Target {
     pub file: FileId,
     pub settings: Settings,
     pub threads: usize,
+    /// Who chooses the level, where the settings leave it open.
+    pub adapt: Option<Arc<Adapt>>,
 }
 
 /// Something to encode and store.
@@ -33,7 +36,7 @@ pub(super) struct Job {
     pub start: u64,
     pub bytes: Vec<u8>,
     /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
-    span_log2: Option<u8>,
+    pub span_log2: Option<u8>,
     /// How a patch differs from the record below it, where that is little.
     delta: Option<Vec<u8>>,
 }

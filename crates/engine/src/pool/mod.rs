@@ -10,6 +10,7 @@
 //! locks, for a database) to let one write at a time. What is uncommitted is seen by readers of the
 //! same file in this process, and by nobody else.
 
+mod adapt;
 mod check;
 mod delta;
 mod extents;
@@ -21,6 +22,7 @@ mod props;
 mod readahead;
 mod repack;
 mod rewrite;
+mod sink;
 mod source;
 mod write;
 
@@ -28,9 +30,11 @@ mod write;
 mod tests;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+pub use self::adapt::{Auto, Choice, Clock};
 pub use self::check::{CheckReport, Problem};
 pub use self::file::File;
 pub use self::fold::Fold;
@@ -38,6 +42,7 @@ pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};
 pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};
 pub use self::repack::{Estimate, Repack};
 pub use self::rewrite::{Clear, Step, StepLimits};
+pub use self::sink::SINK_COMPRESSION;
 use self::source::Committed;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -53,7 +58,7 @@ const DIRTY_LEN_MAX: usize = 32 << 20;
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
 /// How a pool is run. None of it is stored.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The caches to use; shared by all pools that are given the same.
     pub caches: Arc<Caches>,
@@ -61,13 +66,27 @@ pub struct Options {
     pub threads: usize,
     /// Uncommitted bytes a file may hold in memory.
     pub dirty_len_max: usize,
+    /// Tells the time to `compression=auto`.
+    pub clock: Clock,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("caches", &self.caches)
+            .field("threads", &self.threads)
+            .field("dirty_len_max", &self.dirty_len_max)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Options {
-    /// Caches of `cache_bytes`, and a thread for each processor.
+    /// Caches of `cache_bytes`, a thread for each processor, and the system's clock.
     pub fn new(cache_bytes: u64) -> Options {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Options { caches: Caches::new(cache_bytes), threads, dirty_len_max: DIRTY_LEN_MAX }
+        let began = Instant::now();
+        let clock = Arc::new(move || began.elapsed());
+        Options { caches: Caches::new(cache_bytes), threads, dirty_len_max: DIRTY_LEN_MAX, clock }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::adapt::Auto;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::checksum::ChecksumKind;
@@ -14,6 +15,11 @@ use crate::store::checksum::ChecksumKind;
 /// The smallest and largest record, in bytes.
 pub const RECORD_LEN_RANGE: std::ops::RangeInclusive<u32> = 4096..=16 << 20;
 const RECORD_LEN_DEFAULT: u32 = 128 << 10;
+const COMPRESSION_DEFAULT: Compression = Compression::Zstd(3);
+/// A quarter of one processor.
+const BACKGROUND_CPU_DEFAULT: u8 = 25;
+const BACKGROUND_IO_DEFAULT: u32 = 32 << 20;
+const BACKGROUND_IO_RANGE: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 30;
 /// An eighth, in thousandths.
 const MIN_SAVINGS_DEFAULT: u16 = 125;
 
@@ -28,12 +34,25 @@ pub enum Property {
     Checksum,
     /// The share that compression must save, or the record is stored raw.
     MinSavings,
+    /// The share of one processor that maintenance in the background may take.
+    BackgroundCpu,
+    /// The bytes a second that maintenance in the background may write.
+    BackgroundIo,
+    /// Whether what SQLite never reads of its pages may be stored as zeros.
+    ClearUnused,
 }
 
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 4] =
-        [Property::Compression, Property::RecordSize, Property::Checksum, Property::MinSavings];
+    pub const ALL: [Property; 7] = [
+        Property::Compression,
+        Property::RecordSize,
+        Property::Checksum,
+        Property::MinSavings,
+        Property::BackgroundCpu,
+        Property::BackgroundIo,
+        Property::ClearUnused,
+    ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
@@ -42,6 +61,9 @@ impl Property {
             Property::RecordSize => "recordsize",
             Property::Checksum => "checksum",
             Property::MinSavings => "min-savings",
+            Property::BackgroundCpu => "background-cpu",
+            Property::BackgroundIo => "background-io",
+            Property::ClearUnused => "clear-unused",
         }
     }
 
@@ -49,11 +71,15 @@ impl Property {
     pub const fn values(self) -> &'static str {
         match self {
             Property::Compression => {
-                "off, on, lzjb, zle, gzip[-1…9], lz4, lz4hc[-1…12], zstd[-1…22], zstd-fast[-1…1000]"
+                "auto, zstd-auto, off, on, lzjb, zle, gzip[-1…9], lz4, lz4hc[-1…12], zstd[-1…22], \
+                 zstd-fast[-1…1000]"
             }
             Property::RecordSize => "a power of two from 4K to 16M",
             Property::Checksum => "xxh3, blake3, sha256",
             Property::MinSavings => "a percentage from 0% to 90%",
+            Property::BackgroundCpu => "a percentage of one processor from 0% to 100%",
+            Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1024M",
+            Property::ClearUnused => "on, off",
         }
     }
 }
@@ -104,23 +130,35 @@ impl fmt::Display for PropertySource {
 /// The settings that are in force for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// The algorithm and level.
+    /// The algorithm and level; where `auto` is set, what is used when nobody chooses.
     pub compression: Compression,
+    /// The level is chosen as data comes (see [`Auto`]).
+    pub auto: Option<Auto>,
     /// The longest record, in bytes.
     pub record_len: u32,
     /// The checksum of extents.
     pub checksum: ChecksumKind,
     /// What compression must save, in thousandths.
     pub min_savings: u16,
+    /// What maintenance in the background may take of one processor, in percent.
+    pub background_cpu: u8,
+    /// What it may write, in bytes a second.
+    pub background_io: u32,
+    /// Whether what is never read may be stored as zeros.
+    pub clear_unused: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            compression: Compression::Zstd(3),
+            compression: COMPRESSION_DEFAULT,
+            auto: None,
             record_len: RECORD_LEN_DEFAULT,
             checksum: ChecksumKind::Xxh3,
             min_savings: MIN_SAVINGS_DEFAULT,
+            background_cpu: BACKGROUND_CPU_DEFAULT,
+            background_io: BACKGROUND_IO_DEFAULT,
+            clear_unused: false,
         }
     }
 }
@@ -131,12 +169,33 @@ impl Settings {
         let text = text.trim().to_ascii_lowercase();
         match property {
             Property::Compression => {
-                self.compression =
-                    text.parse().map_err(|error| Error::Invalid(format!("{error}")))?;
+                self.auto = [Auto::Any, Auto::Zstd].into_iter().find(|auto| auto.name() == text);
+                self.compression = match self.auto {
+                    Some(_) => COMPRESSION_DEFAULT,
+                    None => text.parse().map_err(|error| Error::Invalid(format!("{error}")))?,
+                };
             }
             Property::RecordSize => self.record_len = parse_record_len(&text)?,
             Property::Checksum => self.checksum = text.parse()?,
-            Property::MinSavings => self.min_savings = parse_min_savings(&text)?,
+            Property::MinSavings => {
+                self.min_savings = (parse_percent(&text, 90.0)? * 10.0).round() as u16;
+            }
+            Property::BackgroundCpu => {
+                self.background_cpu = parse_percent(&text, 100.0)?.round() as u8;
+            }
+            Property::BackgroundIo => {
+                let len = parse_len(&text).filter(|len| BACKGROUND_IO_RANGE.contains(len));
+                self.background_io = len.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is no rate; use a number from 64K to 1024M"))
+                })?;
+            }
+            Property::ClearUnused => {
+                self.clear_unused = match &text[..] {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(Error::Invalid(format!("'{text}' is neither on nor off"))),
+                };
+            }
         }
         Ok(())
     }
@@ -144,36 +203,50 @@ impl Settings {
     /// The text of one of them, as a user would type it.
     pub fn get(&self, property: Property) -> String {
         match property {
-            Property::Compression => self.compression.to_string(),
-            Property::RecordSize if self.record_len >= 1 << 20 => {
-                format!("{}M", self.record_len >> 20)
-            }
-            Property::RecordSize => format!("{}K", self.record_len >> 10),
+            Property::Compression => match self.auto {
+                Some(auto) => auto.name().into(),
+                None => self.compression.to_string(),
+            },
+            Property::RecordSize => len_text(self.record_len),
             Property::Checksum => self.checksum.to_string(),
             Property::MinSavings => format!("{}%", f64::from(self.min_savings) / 10.0),
+            Property::BackgroundCpu => format!("{}%", self.background_cpu),
+            Property::BackgroundIo => len_text(self.background_io),
+            Property::ClearUnused => if self.clear_unused { "on" } else { "off" }.into(),
         }
     }
 }
 
-fn parse_record_len(text: &str) -> Result<u32> {
+/// A length, with a unit where it is a multiple of one.
+fn len_text(len: u32) -> String {
+    match len {
+        _ if len % (1 << 20) == 0 => format!("{}M", len >> 20),
+        _ if len % (1 << 10) == 0 => format!("{}K", len >> 10),
+        _ => len.to_string(),
+    }
+}
+
+/// Reads a number of bytes, with or without a unit.
+fn parse_len(text: &str) -> Option<u32> {
     let bare = text.strip_suffix("ib").or(text.strip_suffix('b')).unwrap_or(text);
     let (digits, shift) = match bare.as_bytes().last() {
         Some(b'k') => (&bare[..bare.len() - 1], 10),
         Some(b'm') => (&bare[..bare.len() - 1], 20),
         _ => (bare, 0),
     };
-    let len = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(1 << shift));
+    digits.parse::<u32>().ok().and_then(|n| n.checked_mul(1 << shift))
+}
+
+fn parse_record_len(text: &str) -> Result<u32> {
+    let len = parse_len(text);
     len.filter(|len| len.is_power_of_two() && RECORD_LEN_RANGE.contains(len)).ok_or_else(|| {
         Error::Invalid(format!("'{text}' is no record size; use a power of two from 4K to 16M"))
     })
 }
 
-fn parse_min_savings(text: &str) -> Result<u16> {
+fn parse_percent(text: &str, max: f64) -> Result<f64> {
     let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
-    percent
-        .filter(|percent| (0.0..=90.0).contains(percent))
-        .map(|percent| (percent * 10.0).round() as u16)
-        .ok_or_else(|| {
-            Error::Invalid(format!("'{text}' is no share to save; use a percentage from 0% to 90%"))
-        })
+    percent.filter(|percent| (0.0..=max).contains(percent)).ok_or_else(|| {
+        Error::Invalid(format!("'{text}' is no share; use a percentage from 0% to {max}%"))
+    })
 }

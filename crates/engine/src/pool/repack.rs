@@ -10,6 +10,7 @@ use super::extents::Piece;
 use super::names;
 use super::props::{Property, Settings};
 use super::rewrite::{Clear, Over, Rewrite, Step, StepLimits};
+use super::sink::SINK_COMPRESSION;
 use crate::codec::CodecId;
 use crate::error::{Error, Result};
 use crate::store::{Durability, Patience};
@@ -85,6 +86,14 @@ impl Repack {
     }
 }
 
+/// Where the level is open, what is stored already gets the one of cold records: nobody waits for it.
+fn definite(goal: Settings) -> Settings {
+    match goal.auto {
+        Some(_) => Settings { compression: SINK_COMPRESSION, auto: None, ..goal },
+        None => goal,
+    }
+}
+
 impl Pool {
     /// The repack of a file that was begun and not finished.
     pub fn unfinished_repack(&self, file: FileId) -> Result<Option<Repack>> {
@@ -94,7 +103,7 @@ impl Pool {
 
     /// Begins a repack of a file, in place of one that was begun before.
     pub fn begin_repack(&self, file: FileId, goal: Settings, patience: Patience) -> Result<Repack> {
-        let repack = Repack { file, goal, position: 0 };
+        let repack = Repack { file, goal: definite(goal), position: 0 };
         let mut txn = self.store().begin_with(goal.checksum, patience)?;
         names::set_repack(&mut txn, file, Some(&repack.to_text()))?;
         txn.commit(Durability::Visible)?;
@@ -138,7 +147,7 @@ impl Pool {
         clear: Option<&Clear<'_>>,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Estimate> {
-        let repack = Repack { file, goal, position: 0 };
+        let repack = Repack { file, goal: definite(goal), position: 0 };
         let want = |records: &[Piece], patches: &[Piece]| {
             let done = records.iter().all(|record| repack.is_done(record));
             !records.is_empty() && (!done || !patches.is_empty() || clear.is_some())

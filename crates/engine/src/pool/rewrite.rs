@@ -25,6 +25,8 @@ use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Durability, Patience, Txn};
 use crate::units::FileId;
 
+/// How much of a file an estimate looks at between two chances to stop it.
+const ESTIMATE_STEP_LEN: u64 = 16 << 20;
 /// How many records are looked up at a time.
 const LOOK_COUNT: usize = 64;
 
@@ -130,7 +132,7 @@ impl<'a> Rewrite<'a> {
         want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
     ) -> Result<Rewrite<'a>> {
         let settings: Settings = pool.read(|source| Ok(names::settings(source, file)?.0))?;
-        let target = Target { file, settings, threads: pool.options().threads };
+        let target = Target { file, settings, threads: pool.options().threads, adapt: None };
         Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
     }
 
@@ -189,13 +191,14 @@ impl<'a> Rewrite<'a> {
         Ok(step)
     }
 
-    /// Compresses a sample of what would be rewritten, and tells what all of it would come to.
+    /// Compresses a sample of what would be rewritten, spread over the file, and tells what all of it
+    /// would come to. `go_on` gets the bytes compressed so far.
     pub fn estimate(
         &self,
         sample_len: u64,
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Estimate> {
-        let limits = StepLimits { rewrite_len_max: u64::MAX, ..StepLimits::default() };
+        let limits = StepLimits { rewrite_len_max: ESTIMATE_STEP_LEN, ..StepLimits::default() };
         let file_len = self.pool.attributes(self.target.file)?.len;
         let mut estimate = Estimate::default();
         let (mut sampled_now, mut sampled_then) = (0, 0);
@@ -203,24 +206,25 @@ impl<'a> Rewrite<'a> {
         while let Some(from) = next.filter(|_| go_on(estimate.sampled_len)) {
             let (regions, following) = self.gather(from, &limits)?;
             next = following;
+            let mut jobs = Vec::new();
             for region in regions {
-                estimate.rewrite_len += region.end.min(file_len) - region.start;
+                let len = region.end.min(file_len) - region.start;
+                // As much of the sample as of the file.
+                let due = sample_len as f64 * (region.start as f64 / file_len.max(1) as f64);
+                estimate.rewrite_len += len;
                 estimate.stored_now += region.stored_len();
-                // As much of the sample as of the file so far.
-                let part = estimate.rewrite_len as f64 / file_len.max(1) as f64;
-                if estimate.sampled_len as f64 > part * sample_len as f64 {
+                if estimate.sampled_len as f64 > due {
                     continue;
                 }
-                let jobs = match self.compose(&region) {
+                match self.compose(&region) {
                     Err(error) if error.is_corruption() => continue,
-                    jobs => jobs?,
-                };
-                let encoded = encode_all(&self.target, self.pool.store().ashift(), &jobs)?;
-                estimate.sampled_len += region.end.min(file_len) - region.start;
+                    composed => jobs.extend(composed?),
+                }
+                estimate.sampled_len += len;
                 sampled_now += region.stored_len();
-                sampled_then +=
-                    jobs.iter().zip(&encoded).map(|(j, e)| e.stored_len(j)).sum::<u64>();
             }
+            let encoded = encode_all(&self.target, self.pool.store().ashift(), &jobs)?;
+            sampled_then += jobs.iter().zip(&encoded).map(|(j, e)| e.stored_len(j)).sum::<u64>();
         }
         let scale = estimate.stored_now as f64 / (sampled_now as f64).max(1.0);
         estimate.stored_then = (sampled_then as f64 * scale) as u64;

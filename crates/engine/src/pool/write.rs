@@ -75,11 +75,32 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
         plan_slot(txn, &mut changes, index * UNIT_LEN, &mut batch)?;
         batch_len += batch.last().map_or(0, |job| job.bytes.len());
         if batch_len >= BATCH_LEN || batch.len() >= 1024 {
-            store_batch(txn, &changes.target, std::mem::take(&mut batch))?;
+            let batch = std::mem::take(&mut batch);
+            store_batch_adapted(txn, &mut changes, batch)?;
             batch_len = 0;
         }
     }
-    store_batch(txn, &changes.target, batch)
+    store_batch_adapted(txn, &mut changes, batch)
+}
+
+/// Stores a batch at a level that its backlog allows, where the settings leave that open.
+fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) -> Result<()> {
+    let Changes { target, units, .. } = changes;
+    let Some((adapt, auto)) = target.adapt.clone().zip(target.settings.auto) else {
+        return store_batch(txn, target, batch);
+    };
+    let records = batch.iter().filter(|job| job.span_log2.is_some());
+    let len: u64 = records.map(|job| job.bytes.len() as u64).sum();
+    if len > 0 {
+        let backlog_len = len + units.len() as u64 * UNIT_LEN;
+        target.settings.compression = adapt.choose(auto, backlog_len, target.threads);
+    }
+    let began = adapt.now();
+    store_batch(txn, target, batch)?;
+    if len > 0 {
+        adapt.learn(target.settings.compression, len, target.threads, began);
+    }
+    Ok(())
 }
 
 /// Removes everything from `cut` on.

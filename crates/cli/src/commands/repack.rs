@@ -1,0 +1,203 @@
+//! `hardpack repack`: compress what is stored anew, while others read and write.
+//!
+//! How far it has come is kept in the pool (see the engine's `repack.rs`), so that an interrupted one
+//! goes on when the command is given again, whatever ended it.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{Estimate, Pool, Property, Repack, Settings, Step, StepLimits};
+use serde_json::json;
+
+use super::fold::{finish, report_damage};
+use crate::args::RepackArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, bytes, json_ratio, quotient, ratio};
+use crate::pool_file;
+use crate::progress::Progress;
+use crate::signals;
+
+/// How much of a file an estimate compresses.
+const SAMPLE_LEN: u64 = 8 << 20;
+/// How much is rewritten in one step, and how long that should take at the most.
+const STEP_LEN_RANGE: std::ops::RangeInclusive<u64> = 512 << 10..=8 << 20;
+const STEP_TIME_MAX: Duration = Duration::from_millis(500);
+/// A writer may change what is just being compressed: then it is gone over again, so many times.
+const PASS_COUNT_MAX: usize = 3;
+
+pub fn run(args: &RepackArgs) -> Result<ExitCode, Failure> {
+    signals::catch();
+    let began = Instant::now();
+    let path = args.pool.display();
+    if args.estimate {
+        let estimate = estimate(args).cannot("estimate a repack of", &path)?;
+        report_estimate(args, &estimate, began).cannot("report on", &path)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (repack, done) = repack(args).cannot("repack", &path)?;
+    report(args, &repack, &done, began).cannot("report on", &path)?;
+    Ok(ExitCode::from(if done.damaged.is_empty() { 0 } else { Code::Data as u8 }))
+}
+
+/// The properties to aim at: those in force for the file, but for what was asked for.
+fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason> {
+    let mut goal = Settings::default();
+    for known in pool.properties(file)? {
+        goal.set(known.property, &known.value)?;
+    }
+    for (property, value) in args.properties() {
+        goal.set(property, &value)?;
+    }
+    Ok(goal)
+}
+
+fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
+    let pool = pool_file::open_read_only(&args.pool, args.work.threads)?;
+    let file = pool_file::find_file(&pool, args.file.as_deref())?.file;
+    let goal = goal(args, &pool, file)?;
+    let sample_len = SAMPLE_LEN.min(pool.attributes(file)?.len);
+    let mut progress = Progress::new("compressing a sample".into(), sample_len, args.work.quiet);
+    let estimate = pool.estimate_repack(file, goal, SAMPLE_LEN, None, &mut |sampled| {
+        progress.at(sampled);
+        !signals::is_interrupted()
+    })?;
+    signals::check()?;
+    progress.finish();
+    Ok(estimate)
+}
+
+fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
+    let pool = pool_file::open_for_work(&args.pool, args.work.threads)?;
+    let file = pool_file::find_file(&pool, args.file.as_deref())?.file;
+    let mut limits =
+        StepLimits { rewrite_len_max: *STEP_LEN_RANGE.start(), ..StepLimits::default() };
+    let mut repack = begin(args, &pool, file, &limits)?;
+    let len = pool.attributes(file)?.len;
+    let label = format!("repacking to {}", repack.goal.get(Property::Compression));
+    let mut progress = Progress::new(label, len, args.work.quiet);
+    let mut sum = Step::default();
+    for _ in 0..PASS_COUNT_MAX {
+        let overtaken = sum.overtaken;
+        loop {
+            let began = Instant::now();
+            sum.add(pool.repack_step(&mut repack, &limits, None)?);
+            // What a step gave up is of use for the next once it is durable.
+            pool.store().make_durable()?;
+            limits.rewrite_len_max = if began.elapsed() > STEP_TIME_MAX {
+                (limits.rewrite_len_max / 2).max(*STEP_LEN_RANGE.start())
+            } else {
+                (limits.rewrite_len_max * 2).min(*STEP_LEN_RANGE.end())
+            };
+            progress.set_ratio(pool.state().stats().compress_ratio());
+            progress.at(sum.next.unwrap_or(len).min(len));
+            if sum.next.is_none() {
+                break;
+            }
+            if signals::is_interrupted() {
+                finish(&pool)?;
+                let percent = quotient(repack.position, len) * 100.0;
+                let text = format!("interrupted after {percent:.0}%");
+                return Err(Reason::new(Code::Interrupted, text)
+                    .hint("'hardpack repack' goes on from there"));
+            }
+        }
+        if sum.overtaken == overtaken {
+            break;
+        }
+        repack.position = 0;
+    }
+    finish(&pool)?;
+    progress.finish();
+    Ok((repack, sum))
+}
+
+/// Goes on with what was interrupted, or begins anew where something else is wanted.
+fn begin(
+    args: &RepackArgs,
+    pool: &Pool,
+    file: FileId,
+    limits: &StepLimits,
+) -> Result<Repack, Reason> {
+    let wanted = goal(args, pool, file)?;
+    if let Some(unfinished) = pool.unfinished_repack(file)?.filter(|_| !args.restart)
+        && (args.properties().is_empty() || unfinished.goal == wanted)
+    {
+        if !args.work.quiet {
+            eprintln!(
+                "going on with a repack to {} that was interrupted",
+                unfinished.goal.get(Property::Compression)
+            );
+        }
+        return Ok(unfinished);
+    }
+    Ok(pool.begin_repack(file, wanted, limits.patience)?)
+}
+
+fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Result<(), Reason> {
+    let seconds = began.elapsed().as_secs_f64();
+    let whole = seconds * quotient(found.rewrite_len, found.sampled_len.max(1));
+    if args.work.json {
+        return output::print_json(&json!({
+            "pool": args.pool.to_string_lossy(),
+            "rewrite_bytes": found.rewrite_len,
+            "stored_now": found.stored_now,
+            "stored_then": found.stored_then,
+            "sampled_bytes": found.sampled_len,
+            "seconds": (whole * 10.0).round() / 10.0,
+        }));
+    }
+    if found.rewrite_len == 0 {
+        return output::print_line(format_args!(
+            "{}: everything is stored that way already",
+            args.pool.display()
+        ));
+    }
+    output::print(output::pairs([
+        ("to be written anew", bytes(found.rewrite_len, false)),
+        ("stored now", bytes(found.stored_now, false)),
+        (
+            "stored then, about",
+            format!(
+                "{} ({} of now)",
+                bytes(found.stored_then, false),
+                ratio(quotient(found.stored_then, found.stored_now))
+            ),
+        ),
+        ("from a sample of", bytes(found.sampled_len, false)),
+        ("time, about", format!("{whole:.0} s")),
+    ]))
+}
+
+fn report(args: &RepackArgs, repack: &Repack, done: &Step, began: Instant) -> Result<(), Reason> {
+    let seconds = began.elapsed().as_secs_f64();
+    report_damage(done);
+    if args.work.json {
+        return output::print_json(&json!({
+            "pool": args.pool.to_string_lossy(),
+            "compression": repack.goal.get(Property::Compression),
+            "recordsize": repack.goal.record_len,
+            "rewritten_bytes": done.rewritten_len,
+            "stored_before": done.stored_before,
+            "stored_after": done.stored_after,
+            "ratio": json_ratio(quotient(done.stored_after, done.stored_before)),
+            "overtaken": done.overtaken,
+            "damaged": done.damaged.len(),
+            "seconds": (seconds * 1000.0).round() / 1000.0,
+        }));
+    }
+    if args.work.quiet {
+        return Ok(());
+    }
+    let text = if done.rewritten == 0 {
+        "everything was stored that way already".to_string()
+    } else {
+        format!(
+            "{} written anew, {} became {} in {seconds:.1} s",
+            bytes(done.rewritten_len, false),
+            bytes(done.stored_before, false),
+            bytes(done.stored_after, false),
+        )
+    };
+    output::print_line(format_args!("{}: {text}", args.pool.display()))
+}
