@@ -34,6 +34,7 @@ mod pragma;
 mod registry;
 mod stats;
 pub mod stats_table;
+pub mod unused;
 pub mod vfs;
 mod wal_index;
 

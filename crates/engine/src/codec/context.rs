@@ -9,7 +9,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{CodecError, CodecId, Compression, RECORD_LEN_MAX};
+use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, zle, zstd::Zstd};
 
 /// At most so many idle codecs are kept for [`with_codec`].
@@ -61,6 +61,8 @@ pub struct Codec {
     pub(super) sample: Vec<u8>,
     /// The probe's output.
     pub(super) probe_output: Vec<u8>,
+    /// A whole record of a codec that cannot decode only its front.
+    whole: Vec<u8>,
     pub(super) counters: Counters,
 }
 
@@ -90,6 +92,23 @@ impl Codec {
         dst: &mut Vec<u8>,
         limit: usize,
     ) -> Result<bool, CodecError> {
+        self.compress_with(compression, src, dst, limit, None)
+    }
+
+    /// Like [`Codec::compress`], with a dictionary where `compression` makes use of one
+    /// ([`Compression::uses_dictionary`]). Then decoding needs the same dictionary.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Codec::compress`], and a dictionary that the library refuses.
+    pub fn compress_with(
+        &mut self,
+        compression: Compression,
+        src: &[u8],
+        dst: &mut Vec<u8>,
+        limit: usize,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<bool, CodecError> {
         if !compression.is_valid() {
             return Err(CodecError::InvalidLevel(compression));
         }
@@ -106,11 +125,17 @@ impl Codec {
             Compression::Lzjb => self.lzjb.compress(src, dst),
             Compression::Zle => zle::compress(src, dst),
             Compression::Gzip(level) => self.gzip.compress(level, src, dst)?,
-            Compression::Lz4 => self.lz4.compress(src, dst),
+            Compression::Lz4 => match dictionary {
+                Some(dictionary) => self.lz4.compress_with(src, dst, dictionary.lz4()),
+                None => self.lz4.compress(src, dst),
+            },
             Compression::Lz4Hc(level) => self.lz4.compress_hc(level, src, dst),
             Compression::Zstd(_) | Compression::ZstdFast(_) => {
                 let level = i32::from(compression.level());
-                self.zstd.compress(level, src, dst)?
+                match dictionary {
+                    Some(dictionary) => self.zstd.compress_with(level, src, dst, dictionary)?,
+                    None => self.zstd.compress(level, src, dst)?,
+                }
             }
         };
         dst.truncate(written.unwrap_or(0));
@@ -124,6 +149,23 @@ impl Codec {
     /// An unknown codec; data that is not valid; data that decodes to more or less than `dst`
     /// holds. The contents of `dst` are then unspecified.
     pub fn decompress(&mut self, codec: u8, src: &[u8], dst: &mut [u8]) -> Result<(), CodecError> {
+        self.decompress_with(codec, src, dst, None)
+    }
+
+    /// Like [`Codec::decompress`], with the dictionary that the data was compressed with. Codecs
+    /// without dictionaries take no notice of it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Codec::decompress`], and a dictionary that the library refuses. Another dictionary
+    /// than that of compression may give an error, or wrong bytes.
+    pub fn decompress_with(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        dst: &mut [u8],
+        dictionary: Option<&Dictionary>,
+    ) -> Result<(), CodecError> {
         let codec = CodecId::try_from(codec)?;
         check_len(src.len())?;
         check_len(dst.len())?;
@@ -137,15 +179,75 @@ impl Codec {
             CodecId::Lzjb => lzjb::decompress(src, dst)?,
             CodecId::Zle => zle::decompress(src, dst)?,
             CodecId::Gzip => self.gzip.decompress(src, dst)?,
-            CodecId::Lz4 => self.lz4.decompress(src, dst)?,
-            CodecId::Zstd => self.zstd.decompress(src, dst)?,
+            CodecId::Lz4 => match dictionary {
+                Some(dictionary) => self.lz4.decompress_with(src, dst, dictionary.lz4())?,
+                None => self.lz4.decompress(src, dst)?,
+            },
+            CodecId::Zstd => match dictionary {
+                Some(dictionary) => self.zstd.decompress_with(src, dst, dictionary)?,
+                None => self.zstd.decompress(src, dst)?,
+            },
         };
         check_decoded_len(codec, dst.len(), found)
     }
 
+    /// Decompresses the first bytes of a record of `full_len` bytes, as many as `dst_prefix` holds,
+    /// without decoding the rest where the codec allows: gzip decodes everything, zstd whole blocks
+    /// of up to 128 KiB.
+    ///
+    /// What lies behind those bytes is not checked.
+    ///
+    /// # Errors
+    ///
+    /// An unknown codec; data that is not valid as far as it is looked at; data or a record that holds
+    /// less than `dst_prefix`. The contents of `dst_prefix` are then unspecified.
+    pub fn decompress_prefix(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        dst_prefix: &mut [u8],
+        full_len: usize,
+    ) -> Result<(), CodecError> {
+        if dst_prefix.len() == full_len {
+            return self.decompress(codec, src, dst_prefix);
+        }
+        let codec = CodecId::try_from(codec)?;
+        check_len(src.len())?;
+        check_len(full_len)?;
+        if dst_prefix.len() > full_len {
+            return check_decoded_len(codec, dst_prefix.len(), full_len);
+        }
+        if src.is_empty() || dst_prefix.is_empty() {
+            return check_decoded_len(codec, dst_prefix.len(), 0);
+        }
+        let found = match codec {
+            CodecId::Raw => copy(&src[..src.len().min(dst_prefix.len())], dst_prefix).unwrap_or(0),
+            CodecId::Lzjb => lzjb::decompress_prefix(src, dst_prefix)?,
+            CodecId::Zle => zle::decompress_prefix(src, dst_prefix)?,
+            CodecId::Gzip => self.gzip_prefix(src, dst_prefix, full_len)?,
+            CodecId::Lz4 => self.lz4.decompress_prefix(src, dst_prefix)?,
+            CodecId::Zstd => self.zstd.decompress_prefix(src, dst_prefix, full_len)?,
+        };
+        check_decoded_len(codec, dst_prefix.len(), found)
+    }
+
+    /// libdeflate decodes all or nothing.
+    fn gzip_prefix(
+        &mut self,
+        src: &[u8],
+        dst: &mut [u8],
+        full_len: usize,
+    ) -> Result<usize, CodecError> {
+        self.whole.resize(full_len, 0);
+        let found = self.gzip.decompress(src, &mut self.whole)?.min(dst.len());
+        dst[..found].copy_from_slice(&self.whole[..found]);
+        Ok(found)
+    }
+
     /// Roughly what this codec occupies, in bytes: the parts that grow with records and levels.
     fn len_in_memory(&self) -> usize {
-        self.zstd.len_in_memory() + self.sample.capacity() + self.probe_output.capacity()
+        let buffers = [&self.sample, &self.probe_output, &self.whole];
+        self.zstd.len_in_memory() + buffers.iter().map(|buffer| buffer.capacity()).sum::<usize>()
     }
 }
 

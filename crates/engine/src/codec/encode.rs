@@ -14,7 +14,7 @@
 //! failure nothing is written and the error is passed on.
 #![forbid(unsafe_code)]
 
-use super::{Codec, CodecError, CodecId, Compression};
+use super::{Codec, CodecError, CodecId, Compression, Dictionary};
 
 /// Records shorter than this, in bytes, are not worth probing.
 const PROBE_RECORD_LEN_MIN: usize = 4096;
@@ -107,29 +107,48 @@ impl Codec {
         policy: &Policy,
         dst: &mut Vec<u8>,
     ) -> Result<Encoded, CodecError> {
+        self.encode_with(compression, src, policy, dst, None).map(|(encoded, _)| encoded)
+    }
+
+    /// Like [`Codec::encode`], with a dictionary where `compression` makes use of one. Says too
+    /// whether what is stored needs the dictionary to be decoded; only what is compressed can.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Codec::compress_with`].
+    pub fn encode_with(
+        &mut self,
+        compression: Compression,
+        src: &[u8],
+        policy: &Policy,
+        dst: &mut Vec<u8>,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<(Encoded, bool), CodecError> {
+        let dictionary = dictionary.filter(|_| compression.uses_dictionary());
         if is_all_zero(src) {
             dst.clear();
-            return Ok(Encoded::Hole);
+            return Ok((Encoded::Hole, false));
         }
         if compression != Compression::Off {
             let limit = policy.output_len_max(src.len());
-            if self.is_worth_trying(compression, src, limit)?
-                && self.compress(compression, src, dst, limit)?
+            if self.is_worth_trying(compression, src, limit, dictionary)?
+                && self.compress_with(compression, src, dst, limit, dictionary)?
             {
                 let (codec, level) = (compression.codec_id(), compression.level());
-                return Ok(if dst.len() <= policy.embed_limit {
+                let encoded = if dst.len() <= policy.embed_limit {
                     Encoded::Embedded { codec, level }
                 } else {
                     Encoded::Compressed { codec, level }
-                });
+                };
+                return Ok((encoded, dictionary.is_some()));
             }
         }
         dst.clear();
         if src.len() <= policy.embed_limit {
             dst.extend_from_slice(src);
-            return Ok(Encoded::Embedded { codec: CodecId::Raw, level: 0 });
+            return Ok((Encoded::Embedded { codec: CodecId::Raw, level: 0 }, false));
         }
-        Ok(Encoded::Raw)
+        Ok((Encoded::Raw, false))
     }
 
     /// Whether `compression` may bring `src` down to `limit` bytes, by a fast probe if it is slow.
@@ -138,6 +157,7 @@ impl Codec {
         compression: Compression,
         src: &[u8],
         limit: usize,
+        dictionary: Option<&Dictionary>,
     ) -> Result<bool, CodecError> {
         if limit == 0 {
             return Ok(false);
@@ -152,7 +172,13 @@ impl Codec {
             return Ok(true);
         }
         self.probe_output.resize(probe_limit, 0);
-        let written = self.zstd.compress(PROBE_ZSTD_LEVEL, src, &mut self.probe_output)?;
+        let output = &mut self.probe_output;
+        let written = match dictionary {
+            Some(dictionary) => {
+                self.zstd.compress_with(PROBE_ZSTD_LEVEL, src, output, dictionary)?
+            }
+            None => self.zstd.compress(PROBE_ZSTD_LEVEL, src, output)?,
+        };
         self.counters.early_aborts += u64::from(written.is_none());
         Ok(written.is_some())
     }

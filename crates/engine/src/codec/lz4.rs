@@ -1,7 +1,8 @@
 //! lz4 and lz4hc: one LZ4 block per record, without a frame; one decoder for both.
 //!
-//! The only unsafe code of the codecs: `lz4-sys` lacks the functions that work in a caller's state,
-//! which are declared here from `lz4.h` and `lz4hc.h` of the LZ4 1.10 that it builds. The states
+//! Nearly all unsafe code of the codecs: `lz4-sys` lacks the functions that work in a caller's state
+//! or with a dictionary, which are declared here from `lz4.h` and `lz4hc.h` of the LZ4 1.10 that it
+//! builds. The states
 //! are allocated on first use; the library initialises them in every call.
 //!
 //! Before each call, lengths are checked to fit C's `int` and not to be zero: the library compares
@@ -11,6 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 
 use super::context::corrupt;
 use super::{CodecError, CodecId, RECORD_LEN_MAX};
@@ -34,7 +36,37 @@ unsafe extern "C" {
         dst_capacity: c_int,
         level: c_int,
     ) -> c_int;
+    // An `LZ4_stream_t` is the state of `LZ4_sizeofState` bytes.
+    fn LZ4_initStream(stream: *mut c_void, len: usize) -> *mut c_void;
+    fn LZ4_loadDictSlow(stream: *mut c_void, bytes: *const c_char, len: c_int) -> c_int;
+    fn LZ4_attach_dictionary(stream: *mut c_void, dictionary: *const c_void);
+    fn LZ4_compress_fast_continue(
+        stream: *mut c_void,
+        src: *const c_char,
+        dst: *mut c_char,
+        src_len: c_int,
+        dst_capacity: c_int,
+        acceleration: c_int,
+    ) -> c_int;
+    fn LZ4_decompress_safe_usingDict(
+        src: *const c_char,
+        dst: *mut c_char,
+        src_len: c_int,
+        dst_capacity: c_int,
+        dictionary: *const c_char,
+        dictionary_len: c_int,
+    ) -> c_int;
+    fn LZ4_decompress_safe_partial(
+        src: *const c_char,
+        dst: *mut c_char,
+        src_len: c_int,
+        target_len: c_int,
+        dst_capacity: c_int,
+    ) -> c_int;
 }
+
+/// lz4 refers back no further than this, in bytes.
+const WINDOW_LEN: usize = 64 << 10;
 
 /// LZ4's default acceleration: its ordinary speed and ratio.
 const ACCELERATION: c_int = 1;
@@ -58,6 +90,40 @@ impl Lz4 {
         let written = unsafe {
             LZ4_compress_fast_extState(
                 state.as_mut_ptr().cast(),
+                src.as_ptr().cast(),
+                dst.as_mut_ptr().cast(),
+                src_len,
+                dst_capacity,
+                ACCELERATION,
+            )
+        };
+        positive_len(written)
+    }
+
+    /// Like [`Lz4::compress`], with a dictionary.
+    pub(super) fn compress_with(
+        &mut self,
+        src: &[u8],
+        dst: &mut [u8],
+        dictionary: &Lz4Dictionary,
+    ) -> Option<usize> {
+        let (src_len, dst_capacity) = (src_len_c(src)?, dst_capacity_c(dst)?);
+        let state = sized_state(&mut self.fast_state, LZ4_sizeofState());
+        let state_len = size_of_val(state);
+        let stream: *mut c_void = state.as_mut_ptr().cast();
+        // SAFETY: `stream` has at least the length of an `LZ4_stream_t` and its alignment, and is
+        // exclusively borrowed; LZ4_initStream makes it one, whatever it held, and refuses what is
+        // too small. `dictionary.stream` is one that LZ4_loadDictSlow prepared; it and the bytes it
+        // points to stay as they are while `dictionary` is borrowed, and are only read. What the
+        // state remembers of them afterwards is overwritten before it is used again. `src` and `dst`
+        // are valid for `src_len` and `dst_capacity` bytes, neither zero, and do not overlap.
+        let written = unsafe {
+            if LZ4_initStream(stream, state_len).is_null() {
+                return None;
+            }
+            LZ4_attach_dictionary(stream, dictionary.stream.as_ptr().cast());
+            LZ4_compress_fast_continue(
+                stream,
                 src.as_ptr().cast(),
                 dst.as_mut_ptr().cast(),
                 src_len,
@@ -103,8 +169,96 @@ impl Lz4 {
                 dst_capacity,
             )
         };
-        usize::try_from(decoded).map_err(|_| corrupt(CodecId::Lz4, "invalid lz4 block"))
+        decoded_len(decoded)
     }
+
+    /// Like [`Lz4::decompress`], with a dictionary.
+    pub(super) fn decompress_with(
+        &self,
+        src: &[u8],
+        dst: &mut [u8],
+        dictionary: &Lz4Dictionary,
+    ) -> Result<usize, CodecError> {
+        let (Some(src_len), Some(dst_capacity)) = (src_len_c(src), dst_capacity_c(dst)) else {
+            return Err(corrupt(CodecId::Lz4, "empty or too long"));
+        };
+        let tail = dictionary.tail();
+        // SAFETY: as for LZ4_decompress_safe; besides, `tail` is valid for its length, which is at
+        // most 64 KiB, and may be zero. References before its start are refused.
+        let decoded = unsafe {
+            LZ4_decompress_safe_usingDict(
+                src.as_ptr().cast(),
+                dst.as_mut_ptr().cast(),
+                src_len,
+                dst_capacity,
+                tail.as_ptr().cast(),
+                tail.len() as c_int,
+            )
+        };
+        decoded_len(decoded)
+    }
+
+    /// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
+    /// decoded.
+    pub(super) fn decompress_prefix(
+        &self,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<usize, CodecError> {
+        let (Some(src_len), Some(dst_capacity)) = (src_len_c(src), dst_capacity_c(dst)) else {
+            return Err(corrupt(CodecId::Lz4, "empty or too long"));
+        };
+        // SAFETY: as for LZ4_decompress_safe; the length aimed at is the capacity.
+        let decoded = unsafe {
+            LZ4_decompress_safe_partial(
+                src.as_ptr().cast(),
+                dst.as_mut_ptr().cast(),
+                src_len,
+                dst_capacity,
+                dst_capacity,
+            )
+        };
+        decoded_len(decoded)
+    }
+}
+
+/// The end of a dictionary, as far back as lz4 can refer to, and the table of its hashes.
+pub(super) struct Lz4Dictionary {
+    /// `stream` points into them. Not a `Box`, whose contents may not be pointed to when it moves.
+    bytes: Arc<[u8]>,
+    /// An `LZ4_stream_t`.
+    stream: Vec<u64>,
+}
+
+impl Lz4Dictionary {
+    pub(super) fn new(bytes: Arc<[u8]>) -> Lz4Dictionary {
+        let mut dictionary = Lz4Dictionary { bytes, stream: Vec::new() };
+        let state = sized_state(&mut dictionary.stream, LZ4_sizeofState());
+        let stream: *mut c_void = state.as_mut_ptr().cast();
+        let tail = dictionary.bytes.as_ptr().wrapping_add(tail_start(&dictionary.bytes));
+        let tail_len = dictionary.bytes.len() - tail_start(&dictionary.bytes);
+        // SAFETY: the state has the length and alignment of an `LZ4_stream_t`; LZ4_loadDictSlow
+        // resets it first, whatever it held. The tail is valid for its length, and stays in place as
+        // long as the stream: both belong to `dictionary`, and the bytes of an `Arc` do not move.
+        unsafe { LZ4_loadDictSlow(stream, tail.cast(), tail_len as c_int) };
+        dictionary
+    }
+
+    pub(super) fn len_in_memory(&self) -> usize {
+        size_of_val(&self.stream[..])
+    }
+
+    fn tail(&self) -> &[u8] {
+        &self.bytes[tail_start(&self.bytes)..]
+    }
+}
+
+fn tail_start(bytes: &[u8]) -> usize {
+    bytes.len().saturating_sub(WINDOW_LEN)
+}
+
+fn decoded_len(decoded: c_int) -> Result<usize, CodecError> {
+    usize::try_from(decoded).map_err(|_| corrupt(CodecId::Lz4, "invalid lz4 block"))
 }
 
 fn sized_state(state: &mut Vec<u64>, len: c_int) -> &mut [u64] {

@@ -88,6 +88,17 @@ fn hash(bytes: [u8; 3]) -> usize {
 
 /// Decompresses `src` into `dst`; returns the length decoded, which is at most `dst`'s.
 pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    decode::<false>(src, dst)
+}
+
+/// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
+/// decoded.
+pub(super) fn decompress_prefix(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    decode::<true>(src, dst)
+}
+
+/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends it; otherwise more is an error.
+fn decode<const PREFIX: bool>(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let bad = |reason| corrupt(CodecId::Lzjb, reason);
     let mut out = 0;
     let mut rest = src;
@@ -97,12 +108,18 @@ pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError
             return Err(bad("a group has no items"));
         }
         for bit in 0..8 {
+            if PREFIX && out == dst.len() {
+                return Ok(out);
+            }
             if map >> bit & 1 == 1 {
                 let Some((&[m, n], after)) = rest.split_first_chunk() else {
                     return Err(bad("a match is cut short"));
                 };
                 rest = after;
-                let len = usize::from(m >> 2) + MATCH_LEN_MIN;
+                let mut len = usize::from(m >> 2) + MATCH_LEN_MIN;
+                if PREFIX {
+                    len = len.min(dst.len() - out);
+                }
                 let distance = usize::from(m & 3) << 8 | usize::from(n);
                 copy_match(dst, out, len, distance).ok_or_else(|| bad("a match lies outside"))?;
                 out += len;

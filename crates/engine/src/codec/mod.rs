@@ -2,7 +2,8 @@
 //! kept.
 //!
 //! Reading order: [`Compression`] is what a user asks for; [`Codec::encode`] turns a record into
-//! what is stored and says how; [`Codec::decompress`] turns it back. One file per codec.
+//! what is stored and says how; [`Codec::decompress`] turns it back. One file per codec. A
+//! [`Dictionary`] makes short records compress better; their pointers must say that one was used.
 //!
 //! Invariants:
 //!
@@ -25,18 +26,21 @@
 
 mod compression;
 mod context;
+mod dictionary;
 mod encode;
 mod gzip;
 mod lz4;
 mod lzjb;
 mod zle;
 mod zstd;
+mod zstd_dictionary;
 
 #[cfg(test)]
 mod tests;
 
 pub use compression::{Compression, Family, ParseCompressionError, families, table};
 pub use context::{Codec, Counters, with_codec};
+pub use dictionary::Dictionary;
 pub use encode::{Encoded, Policy, is_all_zero};
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their

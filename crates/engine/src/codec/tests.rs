@@ -1,6 +1,9 @@
 //! Tests of the codecs: round trips, hostile input, golden vectors, and the choice of how to store.
 #![forbid(unsafe_code)]
 
+mod dictionary;
+mod prefix;
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;

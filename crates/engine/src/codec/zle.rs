@@ -56,22 +56,38 @@ fn literal_run_len(rest: &[u8]) -> usize {
 
 /// Decompresses `src` into `dst`; returns the length decoded, which is at most `dst`'s.
 pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    decode::<false>(src, dst)
+}
+
+/// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
+/// decoded.
+pub(super) fn decompress_prefix(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
+    decode::<true>(src, dst)
+}
+
+/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends it; otherwise more is an error.
+fn decode<const PREFIX: bool>(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let bad = |reason| corrupt(CodecId::Zle, reason);
     let mut out = 0;
     let mut rest = src;
     while let Some((&control, after)) = rest.split_first() {
+        if PREFIX && out == dst.len() {
+            break;
+        }
         let run_len = usize::from(control) + 1;
+        let len_max = if PREFIX { dst.len() - out } else { usize::MAX };
         rest = after;
         if run_len <= LITERAL_LEN_MAX {
             let (literals, after) =
                 rest.split_at_checked(run_len).ok_or_else(|| bad("a literal run is cut short"))?;
-            dst.get_mut(out..out + run_len)
+            let literals = &literals[..run_len.min(len_max)];
+            dst.get_mut(out..out + literals.len())
                 .ok_or_else(|| bad("a literal run exceeds the record"))?
                 .copy_from_slice(literals);
             rest = after;
-            out += run_len;
+            out += literals.len();
         } else {
-            let zero_len = run_len - LITERAL_LEN_MAX;
+            let zero_len = (run_len - LITERAL_LEN_MAX).min(len_max);
             dst.get_mut(out..out + zero_len)
                 .ok_or_else(|| bad("a run of zeros exceeds the record"))?
                 .fill(0);

@@ -3,18 +3,32 @@
 //!
 //! The decoder works straight into the destination, so the window size in a hostile frame allocates
 //! nothing. One context each for compressing and decompressing, created on first use.
+//!
+//! The front of a record is decoded block by block with the streaming interface, which is told that
+//! its output stays in place: then it too works straight into that, and allocates one block of input
+//! (128 KiB at most) once. A block is the smallest unit; zstd makes them up to 128 KiB long.
 #![forbid(unsafe_code)]
 
 use zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
+use zstd_safe::{InBuffer, OutBuffer};
 
 use super::context::corrupt;
-use super::{CodecError, CodecId};
+use super::dictionary::Dictionary;
+use super::{CodecError, CodecId, zstd_dictionary};
+
+/// No block of a frame decodes to more than this, in bytes (RFC 8878, `Block_Maximum_Size`).
+const BLOCK_LEN_MAX: usize = 128 << 10;
+
+/// What the decoder is given first, in bytes: the header of our own frames.
+const FRAME_HEADER_LEN: usize = 2;
 
 #[derive(Default)]
 pub(super) struct Zstd {
     compressor: Option<Compressor>,
     decompressor: Option<DCtx<'static>>,
+    /// Whole blocks that hold the front of a record.
+    blocks: Vec<u8>,
 }
 
 struct Compressor {
@@ -49,21 +63,99 @@ impl Zstd {
         }
     }
 
+    /// Like [`Zstd::compress`], with a dictionary.
+    pub(super) fn compress_with(
+        &mut self,
+        level: i32,
+        src: &[u8],
+        dst: &mut [u8],
+        dictionary: &Dictionary,
+    ) -> Result<Option<usize>, CodecError> {
+        let encoder = dictionary.zstd_encoder(level)?;
+        let compressor = match self.compressor.take() {
+            Some(compressor) => compressor,
+            None => new_compressor(level)?,
+        };
+        let (context, result) = zstd_dictionary::compress(compressor.context, &encoder, src, dst);
+        self.compressor = context.map(|context| Compressor { context, level: compressor.level });
+        match result {
+            Ok(written) => Ok(Some(written)),
+            Err(code) if is_destination_too_short(code) => Ok(None),
+            Err(code) => Err(library_error(code)),
+        }
+    }
+
     /// Decompresses `src` into `dst`; returns the length decoded, which is at most `dst`'s.
     pub(super) fn decompress(&mut self, src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
-        let context = match &mut self.decompressor {
-            Some(context) => context,
-            none => none.insert(new_decompressor()?),
-        };
-        context
-            .decompress(dst, src)
-            .map_err(|code| corrupt(CodecId::Zstd, zstd_safe::get_error_name(code)))
+        decompressor(&mut self.decompressor)?.decompress(dst, src).map_err(bad_data)
+    }
+
+    /// Like [`Zstd::decompress`], with a dictionary.
+    pub(super) fn decompress_with(
+        &mut self,
+        src: &[u8],
+        dst: &mut [u8],
+        dictionary: &Dictionary,
+    ) -> Result<usize, CodecError> {
+        let context = decompressor(&mut self.decompressor)?;
+        context.decompress_using_ddict(dst, src, dictionary.zstd_decoder()?).map_err(bad_data)
+    }
+
+    /// Decompresses the front of a record of `full_len` bytes, which is longer than `dst`; returns
+    /// the length decoded, which is at most `dst`'s. What follows in `src` is not looked at.
+    pub(super) fn decompress_prefix(
+        &mut self,
+        src: &[u8],
+        dst: &mut [u8],
+        full_len: usize,
+    ) -> Result<usize, CodecError> {
+        let context = decompressor(&mut self.decompressor)?;
+        let len_max = full_len.min(dst.len().saturating_add(BLOCK_LEN_MAX));
+        self.blocks.resize(len_max, 0);
+        context.reset(ResetDirective::SessionOnly).map_err(library_error)?;
+        let found = decode_blocks(context, src, &mut self.blocks, dst.len()).map_err(bad_data);
+        // It is in the middle of a frame now; the next record starts anew.
+        context.reset(ResetDirective::SessionOnly).map_err(library_error)?;
+        let found = found?.min(dst.len());
+        dst[..found].copy_from_slice(&self.blocks[..found]);
+        Ok(found)
     }
 
     /// What the contexts occupy, in bytes.
     pub(super) fn len_in_memory(&self) -> usize {
         let compressor = self.compressor.as_ref().map_or(0, |c| c.context.sizeof());
-        compressor + self.decompressor.as_ref().map_or(0, DCtx::sizeof)
+        let decompressor = self.decompressor.as_ref().map_or(0, DCtx::sizeof);
+        compressor + decompressor + self.blocks.capacity()
+    }
+}
+
+/// Decodes blocks of the frame `src` into `blocks` until they hold `wanted_len` bytes, or the frame or
+/// `src` ends; returns the length decoded.
+fn decode_blocks(
+    context: &mut DCtx<'static>,
+    src: &[u8],
+    blocks: &mut [u8],
+    wanted_len: usize,
+) -> Result<usize, usize> {
+    let mut output = OutBuffer::around(blocks);
+    // The decoder stops only where its input does, so it gets no more than it says it needs.
+    let mut hint = FRAME_HEADER_LEN;
+    let mut at = 0;
+    while hint > 0 && at < src.len() && output.pos() < wanted_len {
+        let end = at.saturating_add(hint).min(src.len());
+        let mut input = InBuffer::around(&src[at..end]);
+        hint = context.decompress_stream(&mut output, &mut input)?;
+        at += input.pos();
+    }
+    Ok(output.pos())
+}
+
+fn decompressor<'a>(
+    slot: &'a mut Option<DCtx<'static>>,
+) -> Result<&'a mut DCtx<'static>, CodecError> {
+    match slot {
+        Some(context) => Ok(context),
+        none => Ok(none.insert(new_decompressor()?)),
     }
 }
 
@@ -83,13 +175,20 @@ fn new_compressor(level: i32) -> Result<Compressor, CodecError> {
 
 fn new_decompressor() -> Result<DCtx<'static>, CodecError> {
     let mut context = DCtx::try_create().ok_or_else(out_of_memory)?;
-    context.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(library_error)?;
+    for parameter in [DParameter::Format(FrameFormat::Magicless), DParameter::StableOutBuffer(true)]
+    {
+        context.set_parameter(parameter).map_err(library_error)?;
+    }
     Ok(context)
 }
 
 /// zstd returns errors as negated codes in a `size_t`.
 fn is_destination_too_short(code: usize) -> bool {
     code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize
+}
+
+fn bad_data(code: usize) -> CodecError {
+    corrupt(CodecId::Zstd, zstd_safe::get_error_name(code))
 }
 
 fn library_error(code: usize) -> CodecError {
