@@ -52,8 +52,8 @@ fn first_difference(base: &[u8], new: &[u8], from: usize) -> Option<usize> {
 /// beginning a new one.
 fn edit_end(base: &[u8], new: &[u8], start: usize) -> usize {
     let mut end = start + 1;
-    for at in start + 1..new.len() {
-        if new[at] != byte(base, at) {
+    for (at, value) in new.iter().enumerate().skip(end) {
+        if *value != byte(base, at) {
             end = at + 1;
         } else if at + 1 - end >= GAP_LEN_MIN {
             break;

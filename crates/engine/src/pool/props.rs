@@ -220,8 +220,8 @@ impl Settings {
 /// A length, with a unit where it is a multiple of one.
 fn len_text(len: u32) -> String {
     match len {
-        _ if len % (1 << 20) == 0 => format!("{}M", len >> 20),
-        _ if len % (1 << 10) == 0 => format!("{}K", len >> 10),
+        _ if len.is_multiple_of(1 << 20) => format!("{}M", len >> 20),
+        _ if len.is_multiple_of(1 << 10) => format!("{}K", len >> 10),
         _ => len.to_string(),
     }
 }
