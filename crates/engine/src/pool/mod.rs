@@ -11,6 +11,7 @@
 //! same file in this process, and by nobody else.
 
 mod check;
+mod compact;
 mod extents;
 mod file;
 mod names;
@@ -27,6 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use self::check::{CheckReport, Problem};
+pub use self::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::file::File;
 pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};
 pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};

@@ -34,6 +34,8 @@ pub struct Shape {
     pub durable_one_in: u64,
     /// How many processes take turns.
     pub process_count: usize,
+    /// After one commit in so many some steps of a compaction are taken; 0 for never.
+    pub compact_one_in: u64,
 }
 
 /// Versions of the file that commits made, by number.
@@ -112,6 +114,10 @@ pub fn run_workload(
         if durable {
             device.note(DURABLE | version);
         }
+        if shape.compact_one_in > 0 && rng.one_in(shape.compact_one_in) {
+            let index = rng.below(processes.len() as u64) as usize;
+            device.count_compacted(compact(&processes[index], rng)?);
+        }
         // Now and then a property changes, or a process ends, politely or not.
         match rng.below(12) {
             0 => {
@@ -143,6 +149,17 @@ pub fn run_workload(
         }
     }
     Ok(())
+}
+
+/// Compacts the pool, or begins to. Returns how many bytes it became shorter.
+fn compact(process: &Process, rng: &mut Rng) -> Result<u64, String> {
+    let mut compaction = process.pool.compact();
+    let mut left = rng.pick(&[3, 9, u64::MAX]);
+    while left > 0 && compaction.step().map_err(text)? {
+        left -= 1;
+    }
+    let report = compaction.report();
+    Ok(report.before_bytes.saturating_sub(report.after_bytes))
 }
 
 /// Changes the file, as small updates, bulk writes and cuts do.
@@ -329,6 +346,17 @@ pub fn run(
     tries: u64,
     fault: Option<Box<dyn Fault>>,
 ) -> Result<u64, String> {
+    run_and_measure(seed, shape, sector, tries, fault).map(|(count, _)| count)
+}
+
+/// The same, with how many bytes compactions gave back.
+pub fn run_and_measure(
+    seed: u64,
+    shape: Shape,
+    sector: usize,
+    tries: u64,
+    fault: Option<Box<dyn Fault>>,
+) -> Result<(u64, u64), String> {
     let label = format!("[seed {seed}, sector {sector}, {shape:?}]");
     let mut rng = Rng(seed);
     let device = SimDevice::new(Vec::new());
@@ -343,7 +371,9 @@ pub fn run(
     run_workload(&device, shape, &mut rng, &mut versions)
         .map_err(|error| format!("{label} without a crash: {error}"))?;
     let replay = Replay { base, trace: device.take_trace(), versions, shape, sector };
-    replay.crash_everywhere(tries, &mut rng).map_err(|error| format!("{label} {error}"))
+    let count = replay.crash_everywhere(tries, &mut rng);
+    let count = count.map_err(|error| format!("{label} {error}"))?;
+    Ok((count, device.compacted()))
 }
 
 /// Counts what occurs in a list, for messages.
