@@ -17,9 +17,10 @@
 //! Space that a step moves away from counts as free only once the step is durable, so each step first
 //! makes the one before durable.
 //!
-//! The pool grows at most by one stretch meanwhile. It ends, since every stretch is emptied once, and
-//! a pass that does not make the pool shorter is not repeated; what others write meanwhile is not
-//! chased for ever. Stopping between two steps, or a loss of power within one, leaves a whole pool.
+//! The pool grows at most by one stretch meanwhile: a part of it, or a few of its longest extents.
+//! It ends, since every stretch is emptied once, and a pass that does not make the pool shorter is not
+//! repeated; what others write meanwhile is not chased for ever. Stopping between two steps, or a loss
+//! of power within one, leaves a whole pool.
 
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ pub struct CompactReport {
     pub after_bytes: u64,
     /// What of it is in use.
     pub used_bytes: u64,
-    /// Bytes of records, patches and dictionaries that were moved; some more than once.
+    /// Bytes of records and patches that were moved; some more than once.
     pub moved_bytes: u64,
     /// Tree nodes that were written anew because they lay in the way.
     pub moved_nodes: u64,
