@@ -74,7 +74,7 @@ fn compactions() {
     for seed in 0..8 {
         let shape = Shape { compact_one_in: 3, ..shape(30, 500_000, 3, 1 + seed as usize % 2) };
         let (crashes, bytes) =
-            run_and_measure(seed, shape, 512, 2, None).unwrap_or_else(|error| panic!("{error}"));
+            run_and_measure(seed, shape, 512, 1, None).unwrap_or_else(|error| panic!("{error}"));
         count += crashes;
         compacted += bytes;
     }

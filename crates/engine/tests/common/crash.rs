@@ -22,6 +22,12 @@ use super::{GUID, Rng, create, first_difference, only_file, options, problems, r
 /// version of the file.
 const STARTED: u64 = 1 << 32;
 const DURABLE: u64 = 2 << 32;
+/// A compaction begins, or ends.
+const COMPACTING: u64 = 4 << 32;
+const COMPACTED: u64 = 8 << 32;
+/// So many times more crashes are tried within one: each of its steps is synced at once by the next,
+/// so few moments are of interest.
+const COMPACTING_TRIES: u64 = 16;
 
 /// How a workload looks.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +122,9 @@ pub fn run_workload(
         }
         if shape.compact_one_in > 0 && rng.one_in(shape.compact_one_in) {
             let index = rng.below(processes.len() as u64) as usize;
+            device.note(COMPACTING);
             device.count_compacted(compact(&processes[index], rng)?);
+            device.note(COMPACTED);
         }
         // Now and then a property changes, or a process ends, politely or not.
         match rng.below(12) {
@@ -287,13 +295,19 @@ impl Replay {
     pub fn crash_everywhere(&self, tries: u64, rng: &mut Rng) -> Result<u64, String> {
         let (mut disk, mut span) = (Disk::new(self.base.clone()), (0, 0));
         let mut count = self.crashes(&disk, span, 1, 0, rng)?;
+        let mut factor = 1;
         for (index, op) in self.trace.iter().enumerate() {
             step(&mut disk, &mut span, op);
+            match op {
+                Op::Note(COMPACTING) => factor = COMPACTING_TRIES,
+                Op::Note(COMPACTED) => factor = 1,
+                _ => {}
+            }
             if matches!(op, Op::Note(_)) {
                 continue;
             }
             count += self
-                .crashes(&disk, span, tries, 2, rng)
+                .crashes(&disk, span, tries * factor, 2, rng)
                 .map_err(|error| format!("crash behind operation {index}: {error}"))?;
         }
         Ok(count)
@@ -331,7 +345,7 @@ fn step(disk: &mut Disk, span: &mut (u64, u64), op: &Op) {
         let version = note & u64::from(u32::MAX);
         if note & DURABLE != 0 {
             span.0 = version;
-        } else {
+        } else if note & STARTED != 0 {
             span.1 = version;
         }
     }
