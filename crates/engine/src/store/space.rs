@@ -231,7 +231,7 @@ pub(super) fn provision(
             }
             looked_at += 1;
             next = run.end();
-            let longest = aim.usable(run).into_iter().map(|part| part.sectors).max().unwrap_or(0);
+            let longest = aim.usable(run).map(|part| part.sectors).max().unwrap_or(0);
             if longest > 0 && longest >= shortest {
                 missing = missing.saturating_sub(longest);
                 chosen.push(run);
