@@ -56,6 +56,15 @@ Examples:
   hardpack sql --table words.db.hpk 'SELECT * FROM words LIMIT 3'
   hardpack sql words.db.hpk < changes.sql";
 
+const COMPACT_HELP: &str = "\
+After VACUUM or many changes a pool keeps its length, with free space in it. This moves what lies at
+the end into the free space, a few MiB at a time, and cuts the file off behind it. Others can go on
+reading and writing. Stopped at any time, it leaves a whole pool, and can be run again.
+
+Examples:
+  hardpack compact --estimate words.db.hpk   what it would give back
+  hardpack compact words.db.hpk";
+
 /// Keeps SQLite databases, and any other files, compressed and checksummed inside one file, a pool,
 /// and gives them back live.
 #[derive(Debug, Parser)]
@@ -75,6 +84,8 @@ pub enum Command {
     Info(InfoArgs),
     /// Verify everything in a pool, and the database in it
     Check(CheckArgs),
+    /// Make a pool short again, while it is in use
+    Compact(CompactArgs),
     /// Show properties
     Get(GetArgs),
     /// Set properties, for what is written from now on
@@ -204,6 +215,23 @@ pub struct CheckArgs {
     pub no_integrity_check: bool,
     #[command(flatten)]
     pub work: WorkArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = COMPACT_HELP)]
+pub struct CompactArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// Only say what it would give back, and how much it would move; change nothing
+    #[arg(long)]
+    pub estimate: bool,
+    /// No progress, no summary
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What `get` is asked for.

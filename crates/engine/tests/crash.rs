@@ -7,7 +7,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::crash::{Shape, run};
+use common::crash::{Shape, run, run_and_measure};
 use common::mutants::{EarlyReuse, LostWrites, LyingSync, SlotReuse};
 use common::sim_device::{Disk, Fault, SimDevice};
 use common::{Rng, create_options, env_number, only_file, options, problems};
@@ -19,11 +19,20 @@ use hardpack_engine::store::Store;
 const STATES_DEFAULT: u64 = 80_000;
 
 const SHAPES: [Shape; 4] = [
-    Shape { commit_count: 14, file_len: 60_000, durable_one_in: 2, process_count: 1 },
-    Shape { commit_count: 14, file_len: 200_000, durable_one_in: 1, process_count: 1 },
-    Shape { commit_count: 30, file_len: 30_000, durable_one_in: 9, process_count: 1 },
-    Shape { commit_count: 30, file_len: 60_000, durable_one_in: 4, process_count: 2 },
+    shape(14, 60_000, 2, 1),
+    shape(14, 200_000, 1, 1),
+    shape(30, 30_000, 9, 1),
+    shape(30, 60_000, 4, 2),
 ];
+
+const fn shape(
+    commit_count: u64,
+    file_len: u64,
+    durable_one_in: u64,
+    process_count: usize,
+) -> Shape {
+    Shape { commit_count, file_len, durable_one_in, process_count, compact_one_in: 0 }
+}
 
 fn crash_states(first_seed: u64, share: u64, sector: usize) {
     let wanted = env_number("HARDPACK_CRASH_STATES").unwrap_or(STATES_DEFAULT) / share;
@@ -52,10 +61,25 @@ fn torn_at_4096_bytes() {
 /// Commits so large that they sync before their superblock, and are not verified when opened.
 #[test]
 fn large_commits() {
-    let shape = Shape { commit_count: 8, file_len: 7_000_000, durable_one_in: 4, process_count: 1 };
+    let shape = shape(8, 7_000_000, 4, 1);
     for seed in 0..2 {
         run(seed, shape, 4096, 1, None).unwrap_or_else(|error| panic!("{error}"));
     }
+}
+
+/// Compaction, whole or begun, between the commits: every write and sync of its steps is cut too.
+#[test]
+fn compactions() {
+    let (mut count, mut compacted) = (0, 0);
+    for seed in 0..8 {
+        let shape = Shape { compact_one_in: 3, ..shape(30, 500_000, 3, 1 + seed as usize % 2) };
+        let (crashes, bytes) =
+            run_and_measure(seed, shape, 512, 1, None).unwrap_or_else(|error| panic!("{error}"));
+        count += crashes;
+        compacted += bytes;
+    }
+    println!("{count} crashes, {compacted} bytes given back");
+    assert!(compacted > 1 << 20, "{compacted} bytes were given back");
 }
 
 /// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
@@ -69,8 +93,7 @@ fn broken_devices_are_noticed() {
         ("writes are lost", || Box::<LostWrites>::default()),
     ];
     for (name, mutant) in mutants {
-        let shape =
-            Shape { commit_count: 40, file_len: 60_000, durable_one_in: 4, process_count: 1 };
+        let shape = shape(40, 60_000, 4, 1);
         for seed in 0..6 {
             let found = run(seed, shape, 512, 3, Some(mutant()));
             match found {

@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod codecs;
+pub mod compact;
 pub mod fold;
 pub mod info;
 pub mod pack;

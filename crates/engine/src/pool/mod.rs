@@ -12,6 +12,7 @@
 
 mod adapt;
 mod check;
+mod compact;
 mod delta;
 mod extents;
 mod file;
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 
 pub use self::adapt::{Auto, Choice, Clock};
 pub use self::check::{CheckReport, Problem};
+pub use self::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::file::File;
 pub use self::fold::Fold;
 pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};

@@ -12,6 +12,7 @@
 pub mod cache;
 pub mod checksum;
 mod commit;
+pub mod compact;
 mod extent;
 mod fields;
 pub mod node;
@@ -68,6 +69,8 @@ pub mod trees {
         (FREED, "freed"),
         (REFS, "refs"),
     ];
+    /// Those whose values are pointers to extents of their own.
+    pub const OF_POINTERS: [u8; 2] = [MAP, PATCHES];
 }
 
 /// No medium tears a write within this many bytes.

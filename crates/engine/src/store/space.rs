@@ -14,6 +14,7 @@
 
 use std::ops::ControlFlow;
 
+use super::compact::Aim;
 use super::pointer::SECTOR_MAX;
 use super::superblock::{RESERVED_LEN, RESERVED_OFFSET, WINDOW_COUNT_MAX};
 use super::tree::TxnTree;
@@ -28,6 +29,8 @@ const DRAIN_COUNT_MIN: u64 = 256;
 const DRAIN_COUNT_MAX: usize = 4096;
 /// How many runs of the space tree one search looks at.
 const SEARCH_COUNT_MAX: usize = 512;
+/// The same where the pool is compacted: then it is worth looking for a place that fits.
+const AIMED_SEARCH_COUNT_MAX: usize = 16384;
 /// Windows kept from one commit to the next; room is left in the superblock for what the end of a
 /// commit adds.
 const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
@@ -56,6 +59,8 @@ pub(super) struct Space {
     ashift: u8,
     /// Long free runs, to be given back once the transaction is committed.
     pub punch: Vec<Run>,
+    /// Where space may come from while the pool is compacted.
+    pub aim: Option<Aim>,
 }
 
 impl Space {
@@ -70,22 +75,29 @@ impl Space {
             rotor,
             ashift,
             punch: Vec::new(),
+            aim: None,
         }
+    }
+
+    /// Takes a run of `sectors` from a window, where one has it.
+    pub fn take_from_window(&mut self, sectors: u64) -> Option<Sector> {
+        let index = self.choose_window(sectors)?;
+        let window = &mut self.windows[index];
+        let start = window.start;
+        window.start.0 += sectors;
+        window.sectors -= sectors;
+        if sectors <= SMALL_EXTENT_SECTORS {
+            self.small = window.start;
+        }
+        if window.sectors == 0 {
+            self.windows.swap_remove(index);
+        }
+        Some(start)
     }
 
     /// Takes a run of `sectors` from a window, or behind the end.
     pub fn allocate(&mut self, sectors: u64) -> Sector {
-        if let Some(index) = self.choose_window(sectors) {
-            let window = &mut self.windows[index];
-            let start = window.start;
-            window.start.0 += sectors;
-            window.sectors -= sectors;
-            if sectors <= SMALL_EXTENT_SECTORS {
-                self.small = window.start;
-            }
-            if window.sectors == 0 {
-                self.windows.swap_remove(index);
-            }
+        if let Some(start) = self.take_from_window(sectors) {
             return start;
         }
         let reserved = reserved_run(self.ashift);
@@ -110,7 +122,8 @@ impl Space {
                 .filter(|index| self.windows[*index].sectors >= least)
                 .min_by_key(|index| self.windows[*index].sectors)
         };
-        if sectors > SMALL_EXTENT_SECTORS {
+        // When the pool is compacted no space is to be left over, whatever that scatters.
+        if sectors > SMALL_EXTENT_SECTORS || self.aim.is_some() {
             return tightest(sectors);
         }
         self.windows
@@ -187,7 +200,10 @@ pub(super) fn provision(
     sectors: u64,
     shortest: u64,
 ) -> Result<()> {
-    trim_windows(core, space, WINDOW_COUNT_KEPT)?;
+    let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
+    if core.space.aim.is_none() {
+        trim_windows(core, space, WINDOW_COUNT_KEPT)?;
+    }
     let usable = |core: &TxnCore| {
         core.space.windows.iter().filter(|w| w.sectors >= shortest).map(|w| w.sectors).sum::<u64>()
     };
@@ -195,11 +211,12 @@ pub(super) fn provision(
     if missing == 0 || core.space.space_sectors == 0 {
         return Ok(());
     }
+    let count_max = core.space.aim.map_or(SEARCH_COUNT_MAX, |_| AIMED_SEARCH_COUNT_MAX);
     let mut chosen = Vec::new();
     let mut looked_at = 0;
-    let rotor = core.space.rotor;
+    let rotor = core.space.rotor.min(aim.below);
     let mut next = Sector(0);
-    for (from, until) in [(rotor, Sector(u64::MAX)), (Sector(0), rotor)] {
+    for (from, until) in [(rotor, aim.below), (Sector(0), rotor)] {
         let mut bad = None;
         space.scan(core, &space_key(from), &mut |key, value| {
             let run = match space_entry(key, value) {
@@ -209,13 +226,14 @@ pub(super) fn provision(
                     return ControlFlow::Break(());
                 }
             };
-            if run.start >= until || missing == 0 || looked_at >= SEARCH_COUNT_MAX {
+            if run.start >= until || missing == 0 || looked_at >= count_max {
                 return ControlFlow::Break(());
             }
             looked_at += 1;
             next = run.end();
-            if run.sectors >= shortest {
-                missing = missing.saturating_sub(run.sectors);
+            let longest = aim.usable(run).map(|part| part.sectors).max().unwrap_or(0);
+            if longest > 0 && longest >= shortest {
+                missing = missing.saturating_sub(longest);
                 chosen.push(run);
             }
             ControlFlow::Continue(())
@@ -228,7 +246,28 @@ pub(super) fn provision(
     for run in chosen {
         space.remove(core, &space_key(run.start))?;
         core.space.space_sectors = core.space.space_sectors.saturating_sub(run.sectors);
-        core.space.windows.push(run);
+        open_window(core, space, run, &aim)?;
+    }
+    Ok(())
+}
+
+/// Makes windows of what may be used of a free run; the rest goes to the space tree.
+pub(super) fn open_window(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    run: Run,
+    aim: &Aim,
+) -> Result<()> {
+    let mut at = run.start;
+    for part in aim.usable(run) {
+        if part.start > at {
+            release(core, space, Run { start: at, sectors: part.start.0 - at.0 })?;
+        }
+        at = part.end();
+        core.space.windows.push(part);
+    }
+    if at < run.end() {
+        release(core, space, Run { start: at, sectors: run.end().0 - at.0 })?;
     }
     Ok(())
 }
@@ -252,7 +291,8 @@ pub(super) fn drain(core: &mut TxnCore, freed: &mut TxnTree, space: &mut TxnTree
     core.space.punch.clear();
     trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     let worth_it = core.space.freed_count >= DRAIN_COUNT_MIN
-        || core.space.freed_sectors > core.space.end.0 / 32;
+        || core.space.freed_sectors > core.space.end.0 / 32
+        || core.space.aim.is_some();
     if !worth_it {
         return Ok(());
     }
@@ -335,6 +375,10 @@ fn shrink(core: &mut TxnCore, space: &mut TxnTree) -> Result<()> {
         core.space.end = run.start;
     }
     let end = core.space.end;
+    if core.space.aim.is_some() {
+        // What is free now is about to be filled, or to be cut off.
+        core.space.punch.clear();
+    }
     core.space.punch.retain(|run| run.end() <= end);
     Ok(())
 }

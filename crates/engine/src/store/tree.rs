@@ -9,10 +9,13 @@
 //! level 0, and a child has the level of its parent less one and keys between its bound there and
 //! the next (checked on every descent).
 
+mod path;
+
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+pub use self::path::Path;
 use super::node::{LEVEL_MAX, NODE_PAYLOAD_MAX, Node};
 use super::pointer::Pointer;
 use crate::error::{Error, Result};

@@ -237,7 +237,7 @@ impl Txn {
         self.provision_runs(small.sum(), longest)
     }
 
-    fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
+    pub(super) fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
         if sectors == 0 {
             return Ok(());
         }

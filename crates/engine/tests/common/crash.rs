@@ -22,6 +22,12 @@ use super::{GUID, Rng, create, first_difference, only_file, options, problems, r
 /// version of the file.
 const STARTED: u64 = 1 << 32;
 const DURABLE: u64 = 2 << 32;
+/// A compaction begins, or ends.
+const COMPACTING: u64 = 4 << 32;
+const COMPACTED: u64 = 8 << 32;
+/// So many times more crashes are tried within one: each of its steps is synced at once by the next,
+/// so few moments are of interest.
+const COMPACTING_TRIES: u64 = 16;
 
 /// How a workload looks.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +40,8 @@ pub struct Shape {
     pub durable_one_in: u64,
     /// How many processes take turns.
     pub process_count: usize,
+    /// After one commit in so many some steps of a compaction are taken; 0 for never.
+    pub compact_one_in: u64,
 }
 
 /// Versions of the file that commits made, by number.
@@ -112,6 +120,12 @@ pub fn run_workload(
         if durable {
             device.note(DURABLE | version);
         }
+        if shape.compact_one_in > 0 && rng.one_in(shape.compact_one_in) {
+            let index = rng.below(processes.len() as u64) as usize;
+            device.note(COMPACTING);
+            device.count_compacted(compact(&processes[index], rng)?);
+            device.note(COMPACTED);
+        }
         // Now and then a property changes, or a process ends, politely or not.
         match rng.below(12) {
             0 => {
@@ -143,6 +157,17 @@ pub fn run_workload(
         }
     }
     Ok(())
+}
+
+/// Compacts the pool, or begins to. Returns how many bytes it became shorter.
+fn compact(process: &Process, rng: &mut Rng) -> Result<u64, String> {
+    let mut compaction = process.pool.compact();
+    let mut left = rng.pick(&[3, 9, u64::MAX]);
+    while left > 0 && compaction.step().map_err(text)? {
+        left -= 1;
+    }
+    let report = compaction.report();
+    Ok(report.before_bytes.saturating_sub(report.after_bytes))
 }
 
 /// Changes the file, as small updates, bulk writes and cuts do.
@@ -270,13 +295,19 @@ impl Replay {
     pub fn crash_everywhere(&self, tries: u64, rng: &mut Rng) -> Result<u64, String> {
         let (mut disk, mut span) = (Disk::new(self.base.clone()), (0, 0));
         let mut count = self.crashes(&disk, span, 1, 0, rng)?;
+        let mut factor = 1;
         for (index, op) in self.trace.iter().enumerate() {
             step(&mut disk, &mut span, op);
+            match op {
+                Op::Note(COMPACTING) => factor = COMPACTING_TRIES,
+                Op::Note(COMPACTED) => factor = 1,
+                _ => {}
+            }
             if matches!(op, Op::Note(_)) {
                 continue;
             }
             count += self
-                .crashes(&disk, span, tries, 2, rng)
+                .crashes(&disk, span, tries * factor, 2, rng)
                 .map_err(|error| format!("crash behind operation {index}: {error}"))?;
         }
         Ok(count)
@@ -314,7 +345,7 @@ fn step(disk: &mut Disk, span: &mut (u64, u64), op: &Op) {
         let version = note & u64::from(u32::MAX);
         if note & DURABLE != 0 {
             span.0 = version;
-        } else {
+        } else if note & STARTED != 0 {
             span.1 = version;
         }
     }
@@ -329,6 +360,17 @@ pub fn run(
     tries: u64,
     fault: Option<Box<dyn Fault>>,
 ) -> Result<u64, String> {
+    run_and_measure(seed, shape, sector, tries, fault).map(|(count, _)| count)
+}
+
+/// The same, with how many bytes compactions gave back.
+pub fn run_and_measure(
+    seed: u64,
+    shape: Shape,
+    sector: usize,
+    tries: u64,
+    fault: Option<Box<dyn Fault>>,
+) -> Result<(u64, u64), String> {
     let label = format!("[seed {seed}, sector {sector}, {shape:?}]");
     let mut rng = Rng(seed);
     let device = SimDevice::new(Vec::new());
@@ -343,7 +385,9 @@ pub fn run(
     run_workload(&device, shape, &mut rng, &mut versions)
         .map_err(|error| format!("{label} without a crash: {error}"))?;
     let replay = Replay { base, trace: device.take_trace(), versions, shape, sector };
-    replay.crash_everywhere(tries, &mut rng).map_err(|error| format!("{label} {error}"))
+    let count = replay.crash_everywhere(tries, &mut rng);
+    let count = count.map_err(|error| format!("{label} {error}"))?;
+    Ok((count, device.compacted()))
 }
 
 /// Counts what occurs in a list, for messages.

@@ -167,6 +167,7 @@ struct Inner {
     image: Vec<u8>,
     trace: Vec<Op>,
     locked: bool,
+    compacted: u64,
     fault: Option<Box<dyn Fault>>,
 }
 
@@ -199,6 +200,16 @@ impl SimDevice {
     /// How many operations are recorded.
     pub fn trace_len(&self) -> usize {
         self.inner().trace.len()
+    }
+
+    /// Notes how many bytes shorter a test made the pool, so that it can tell whether it did at all.
+    pub fn count_compacted(&self, bytes: u64) {
+        self.inner().compacted += bytes;
+    }
+
+    /// The sum of what was noted.
+    pub fn compacted(&self) -> u64 {
+        self.inner().compacted
     }
 
     /// A copy of what readers see.

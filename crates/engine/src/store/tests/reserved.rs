@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use super::space::{assert_clean, put, store_on, take};
+use super::space::{assert_clean, put, read, store_on, take};
 use crate::device::Device;
+use crate::pool::{CompactReport, Pool};
 use crate::store::cache::Caches;
 use crate::store::checksum::ChecksumKind;
-use crate::store::space::freed_key;
+use crate::store::space::{freed_entry, freed_key};
 use crate::store::superblock::{EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, slot_offset};
 use crate::store::trees::FREED;
-use crate::store::{Durability, Store};
+use crate::store::{Durability, State, Store};
 use crate::test_common::live::newest_superblock;
-use crate::test_common::{GUID, Rng};
+use crate::test_common::{GUID, Rng, options};
 use crate::units::{Run, Sector, Txg};
 
 /// A device of any length that keeps what is written in pages: most of it is never there.
@@ -141,4 +142,57 @@ fn the_reserved_range_is_met_at_every_distance() {
         }
         assert_clean(&device);
     }
+}
+
+/// What lies behind the range comes back before it, and the pool ends far below.
+#[test]
+fn compaction_crosses_the_reserved_range() {
+    for ashift in [9, 12] {
+        let device: Arc<dyn Device> = Arc::new(SparseDevice::default());
+        let store = store_that_ends_near(&device, ashift, RESERVED_OFFSET - 200 * 1024);
+        let mut rng = Rng(8);
+        let contents: Vec<Vec<u8>> = (0..40).map(|_| rng.noise(30_000)).collect();
+        for (n, bytes) in (0..).zip(&contents) {
+            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+            put(&mut txn, n, bytes).unwrap();
+            txn.commit(Durability::Durable).unwrap();
+        }
+        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it was not crossed");
+        drop(store);
+        let pool = Pool::open(Arc::clone(&device), options(1 << 20)).unwrap();
+        // The run that makes the pool long cannot be reused yet: what fits in the few free sectors
+        // below is moved, and nothing is harmed.
+        let report = compact(&pool);
+        assert!(report.after_bytes > RESERVED_OFFSET, "{report:?}");
+        assert_clean(&device);
+        let entry = pool.state().trees[usize::from(FREED)].last(&mut &**pool.store()).unwrap();
+        let (key, value) = entry.unwrap();
+        let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+        txn.remove(FREED, &key).unwrap();
+        let (_, run) = freed_entry(&key, &value).unwrap();
+        txn.insert(FREED, &freed_key(Txg(1), run.start), &value).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        let report = compact(&pool);
+        assert!(report.before_bytes > RESERVED_OFFSET + RESERVED_LEN, "{report:?}");
+        assert!(report.after_bytes < 2 << 20, "{report:?}");
+        assert_eq!(device.len().unwrap(), report.after_bytes);
+        assert_clean(&device);
+        for (n, bytes) in (0..).zip(&contents) {
+            assert!(read(pool.store(), n).unwrap() == *bytes, "key {n}");
+        }
+    }
+}
+
+fn compact(pool: &Pool) -> CompactReport {
+    let mut compaction = pool.compact();
+    while compaction.step().unwrap() {}
+    compaction.report()
+}
+
+#[test]
+fn the_reserved_range_is_not_taken_for_data() {
+    let reserved = RESERVED_LEN >> 9;
+    let near = RESERVED_OFFSET >> 9;
+    assert_eq!(State::end_for(near, 9), Sector(near));
+    assert_eq!(State::end_for(near + 1, 9), Sector(near + 1 + reserved));
 }

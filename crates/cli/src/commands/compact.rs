@@ -1,0 +1,134 @@
+//! `hardpack compact`: moves what lies at the end of a pool into its free space, step by step, and
+//! gives the end back.
+//!
+//! Each step is a commit of its own, so whatever ends the command leaves a whole pool; what was moved
+//! until then stays moved. A pool that others hold for long is waited for with patience, not for ever.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use hardpack_engine::Error;
+use hardpack_engine::pool::{CompactReport, Compaction, Pool};
+use serde_json::json;
+
+use crate::args::CompactArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, bytes};
+use crate::progress::Progress;
+use crate::{pool_file, signals};
+
+/// How long to go on asking for a pool that others hold.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn run(args: &CompactArgs) -> Result<ExitCode, Failure> {
+    signals::catch();
+    if args.estimate {
+        estimate(args).cannot("estimate what compacting would do to", args.pool.display())?;
+    } else {
+        compact(args).cannot("compact", args.pool.display())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn estimate(args: &CompactArgs) -> Result<(), Reason> {
+    let pool = pool_file::open_read_only(&args.pool, None)?;
+    let found = pool.compact_estimate()?;
+    if args.json {
+        return output::print_json(&json!({
+            "pool": args.pool.to_string_lossy(),
+            "pool_bytes": found.pool_bytes,
+            "used_bytes": found.used_bytes,
+            "gain_bytes": found.gain_bytes,
+            "move_bytes": found.move_bytes,
+        }));
+    }
+    output::print_line(format_args!(
+        "{}: {}, of which {} in use; compacting would move about {} and give back about {}",
+        args.pool.display(),
+        bytes(found.pool_bytes, false),
+        bytes(found.used_bytes, false),
+        bytes(found.move_bytes, false),
+        bytes(found.gain_bytes, false),
+    ))
+}
+
+fn compact(args: &CompactArgs) -> Result<(), Reason> {
+    let began = Instant::now();
+    let pool = pool_file::open_writable(&args.pool)?;
+    let total = pool.compact_estimate()?.move_bytes;
+    let mut compaction = pool.compact();
+    let label = format!("compacting {}", args.pool.display());
+    let mut progress = Progress::new(label, total, args.quiet);
+    let done = work(&mut compaction, &mut progress);
+    let report = compaction.report();
+    let done = done.and_then(|()| {
+        progress.finish();
+        Ok(pool.close()?)
+    });
+    done.map_err(|reason| what_was_done(reason, &pool, &report))?;
+    report_on(args, &report, began)
+}
+
+/// Steps until there is nothing left to do.
+fn work(compaction: &mut Compaction, progress: &mut Progress) -> Result<(), Reason> {
+    let mut last_step = Instant::now();
+    loop {
+        signals::check()?;
+        match compaction.step() {
+            Ok(true) => {
+                last_step = Instant::now();
+                progress.at(compaction.report().moved_bytes);
+            }
+            Ok(false) => return Ok(()),
+            Err(Error::Busy) if last_step.elapsed() < PATIENCE => {}
+            Err(Error::Busy) => {
+                let text = "another process has been writing to it all the time";
+                return Err(Reason::new(Code::InUse, text));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Adds to a failure how the pool is left.
+fn what_was_done(reason: Reason, pool: &Pool, report: &CompactReport) -> Reason {
+    // What was committed last need not be lost with the power, now that nothing follows it.
+    let _ = pool.store().make_durable();
+    if reason.hint.is_some() {
+        return reason;
+    }
+    reason.hint(format!(
+        "the pool is whole; it was {} long and is now {}; running it again goes on from there",
+        bytes(report.before_bytes, false),
+        bytes(report.after_bytes, false),
+    ))
+}
+
+fn report_on(args: &CompactArgs, report: &CompactReport, began: Instant) -> Result<(), Reason> {
+    let seconds = began.elapsed().as_secs_f64();
+    if args.json {
+        return output::print_json(&json!({
+            "pool": args.pool.to_string_lossy(),
+            "before_bytes": report.before_bytes,
+            "after_bytes": report.after_bytes,
+            "used_bytes": report.used_bytes,
+            "moved_bytes": report.moved_bytes,
+            "moved_nodes": report.moved_nodes,
+            "seconds": (seconds * 1000.0).round() / 1000.0,
+        }));
+    }
+    if args.quiet {
+        return Ok(());
+    }
+    if report.steps == 0 {
+        let now = bytes(report.after_bytes, false);
+        return output::print_line(format_args!("{}: {now}, nothing to gain", args.pool.display()));
+    }
+    output::print_line(format_args!(
+        "{}: {} -> {}, {} moved in {seconds:.1} s",
+        args.pool.display(),
+        bytes(report.before_bytes, false),
+        bytes(report.after_bytes, false),
+        bytes(report.moved_bytes, false),
+    ))
+}

@@ -1,0 +1,285 @@
+//! Compaction: pools become short, hold what they held, and are whole at every step, whoever reads
+//! and writes meanwhile.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::live::Guard;
+use common::sim_device::SimDevice;
+use common::{Rng, create, create_options, only_file, options, problems, read_all};
+use hardpack_engine::Error;
+use hardpack_engine::device::{Device, FileDevice};
+use hardpack_engine::pool::{CompactReport, File, Pool, Property};
+use hardpack_engine::store::Durability;
+
+/// A pool is short that is no longer than what it holds, and this. Where all of it is a few large
+/// extents, one of them may have found no place.
+fn assert_short(pool: &Pool, label: &str) {
+    assert_short_but_for(pool, 0, label);
+}
+
+fn assert_short_but_for(pool: &Pool, extent: u64, label: &str) {
+    let used = pool.state().used_sectors(pool.store().ashift()) << pool.store().ashift();
+    let len = pool.store().device().len().unwrap();
+    assert!(
+        len <= used + used / 50 + (256 << 10) + extent,
+        "{label}: {len} bytes for {used} in use"
+    );
+    assert_eq!(len, pool.state().superblock.end.0 << pool.store().ashift(), "{label}");
+}
+
+/// Compacts to the end; `look` is called between the steps.
+fn compact(pool: &Pool, look: &mut dyn FnMut()) -> CompactReport {
+    let mut compaction = pool.compact();
+    let mut last = Instant::now();
+    loop {
+        match compaction.step() {
+            Ok(true) => last = Instant::now(),
+            Ok(false) => return compaction.report(),
+            Err(Error::Busy) => assert!(last.elapsed() < Duration::from_secs(60), "it starves"),
+            Err(error) => panic!("{error}"),
+        }
+        look();
+    }
+}
+
+struct Model {
+    file: Arc<File>,
+    bytes: Vec<u8>,
+    rng: Rng,
+}
+
+impl Model {
+    fn write(&mut self, at: usize, new: &[u8]) {
+        self.file.write_at(new, at as u64).unwrap();
+        self.bytes.resize(self.bytes.len().max(at + new.len()), 0);
+        self.bytes[at..at + new.len()].copy_from_slice(new);
+    }
+
+    /// Writes and cuts of every kind, and a commit.
+    fn churn(&mut self, file_len: usize) {
+        for _ in 0..self.rng.pick(&[1, 3, 12]) {
+            let len = self.rng.pick(&[300, 4096, 4096, 20_000, 300_000]);
+            let at = self.rng.below((file_len - len) as u64) as usize & !511;
+            let new = self.rng.content(len);
+            self.write(at, &new);
+        }
+        if self.rng.one_in(12) {
+            let len = self.rng.below(self.bytes.len() as u64 + 1);
+            self.file.set_len(len).unwrap();
+            self.bytes.truncate(len as usize);
+        }
+        let durability = self.rng.pick(&[Durability::Visible, Durability::Durable]);
+        self.file.commit(durability).unwrap();
+    }
+
+    fn assert_same(&self, label: &str) {
+        assert!(read_all(&self.file).unwrap() == self.bytes, "{label}: the content changed");
+    }
+}
+
+#[test]
+fn churned_pools_become_short() {
+    let mut gain = 0;
+    for seed in 0..12 {
+        let mut rng = Rng(seed);
+        let sim = SimDevice::new(Vec::new());
+        sim.set_fault(Some(Box::new(Guard::default())));
+        let device: Arc<dyn Device> = sim.clone();
+        let record = rng.pick(&["4K", "16K", "128K", "1M"]);
+        let compression = rng.pick(&["off", "lz4", "zstd"]);
+        let properties = [(Property::RecordSize, record), (Property::Compression, compression)];
+        let pool = create(&device, &properties, 32 << 20);
+        let label = format!("seed {seed}, {record}, {compression}");
+        let mut model = Model { file: only_file(&pool).unwrap(), bytes: Vec::new(), rng };
+        for round in 0..3 {
+            for _ in 0..60 {
+                model.churn(4 << 20);
+            }
+            let before = device.len().unwrap();
+            let mut longest = before;
+            let estimate = pool.compact_estimate().unwrap();
+            let report = compact(&pool, &mut || longest = longest.max(device.len().unwrap()));
+            println!("{label}: {report:?} {estimate:?}, at most {longest}");
+            assert_eq!(report.before_bytes, before, "{label}");
+            assert_eq!(report.after_bytes, device.len().unwrap(), "{label}");
+            // It may grow by the largest stretch meanwhile: here one of a few large records.
+            assert!(longest <= before + (5 << 20), "{label}: {longest} bytes, {before} before");
+            assert_short_but_for(&pool, if record == "1M" { 1 << 20 } else { 0 }, &label);
+            model.assert_same(&label);
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}, round {round}");
+            gain += before - report.after_bytes;
+            // Again, it finds nothing to do, or little.
+            let again = compact(&pool, &mut || {});
+            assert!(again.after_bytes <= report.after_bytes, "{label}: {again:?}");
+            let was_short = report.after_bytes <= report.used_bytes + (128 << 10);
+            assert!(again.steps == 0 || !was_short, "{label}: {again:?}");
+        }
+        drop(pool);
+        let pool = Pool::open(device, options(1 << 20)).unwrap();
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+        assert!(read_all(&only_file(&pool).unwrap()).unwrap() == model.bytes, "{label}");
+    }
+    assert!(gain > 20 << 20, "{gain} bytes were given back in all");
+}
+
+/// What most pools look like: one long hole below what is to be moved.
+#[test]
+fn a_long_hole_is_filled_without_detours() {
+    let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+    let pool = create(&device, &[], 32 << 20);
+    let mut model = Model { file: only_file(&pool).unwrap(), bytes: Vec::new(), rng: Rng(7) };
+    let junk = model.rng.noise(30 << 20);
+    model.write(12 << 20, &junk);
+    model.file.commit(Durability::Durable).unwrap();
+    let kept = model.rng.noise(12 << 20);
+    model.write(0, &kept);
+    model.file.commit(Durability::Durable).unwrap();
+    model.file.set_len(12 << 20).unwrap();
+    model.bytes.truncate(12 << 20);
+    model.file.commit(Durability::Durable).unwrap();
+    let estimate = pool.compact_estimate().unwrap();
+    let mut looks = 0;
+    let report = compact(&pool, &mut || {
+        looks += 1;
+        model.assert_same("between steps");
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    });
+    assert_short(&pool, "in the end");
+    assert!(looks > 3, "it was {looks} steps only");
+    assert!(report.moved_bytes <= 13 << 20, "{report:?}");
+    let gained = report.before_bytes - report.after_bytes;
+    assert!(estimate.gain_bytes.abs_diff(gained) < 256 << 10, "{estimate:?} {report:?}");
+    assert!(
+        estimate.move_bytes.abs_diff(report.moved_bytes) < 256 << 10,
+        "{estimate:?} {report:?}"
+    );
+}
+
+/// Ends the others when one of several threads ends, a failed assertion included.
+struct EndAll<'a>(&'a AtomicBool);
+
+impl Drop for EndAll<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+const HEAD_LEN: usize = 200_000;
+const FILE_LEN: usize = 4 << 20;
+
+/// A pool on a real file with a hole below most of what it holds: a head that is the same 4 bytes
+/// throughout, and noise behind it.
+fn holed_pool(device: Arc<dyn Device>) -> (Pool, Vec<u8>) {
+    let pool = Pool::create(device, &create_options(9, &[]), options(32 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(3);
+    file.write_at(&rng.noise(FILE_LEN), FILE_LEN as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let tail = rng.noise(FILE_LEN - HEAD_LEN);
+    file.write_at(&[1; HEAD_LEN], 0).unwrap();
+    file.write_at(&tail, HEAD_LEN as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file.set_len(FILE_LEN as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    (pool, tail)
+}
+
+/// Writers of this process and of another, and readers of both, while the pool is compacted again and
+/// again: each read is of one commit, and the noise stays what it is.
+#[test]
+fn others_go_on_meanwhile() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool.hpk");
+    let (pool, tail) = holed_pool(Arc::new(FileDevice::create_new(&path).unwrap()));
+    let other =
+        || Pool::open(Arc::new(FileDevice::open(&path).unwrap()), options(1 << 20)).unwrap();
+    let pools = [pool.clone(), other(), other()];
+    let (stop, commits, reads) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let mut gain = 0;
+    std::thread::scope(|scope| {
+        for (index, pool) in pools.iter().take(2).enumerate() {
+            let (stop, commits) = (&stop, &commits);
+            scope.spawn(move || {
+                let _end = EndAll(stop);
+                let file = only_file(pool).unwrap();
+                let mut rng = Rng(index as u64);
+                while !stop.load(Ordering::Relaxed) {
+                    file.write_at(&rng.noise(4).repeat(HEAD_LEN / 4), 0).unwrap();
+                    file.commit(rng.pick(&[Durability::Visible, Durability::Durable])).unwrap();
+                    commits.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(rng.below(8)));
+                }
+            });
+        }
+        for pool in [&pools[0], &pools[2]] {
+            scope.spawn(|| {
+                let _end = EndAll(&stop);
+                // Not `File::read_at` of the first pool's file: that would see what is uncommitted.
+                let reader = Pool::open(Arc::clone(pool.store().device()), options(1 << 20));
+                let reader = reader.unwrap();
+                let file = only_file(&reader).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    let bytes = read_all(&file).unwrap();
+                    let head = &bytes[..HEAD_LEN];
+                    assert!(head.chunks(4).all(|chunk| *chunk == bytes[..4]), "a mixture");
+                    assert!(bytes[HEAD_LEN..] == tail, "the noise changed");
+                    reads.fetch_add(1, Ordering::Relaxed);
+                    reader.refresh().unwrap();
+                }
+            });
+        }
+        let _end = EndAll(&stop);
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut round = 0;
+        while Instant::now() < until {
+            // From the process of a writer, and from one that only compacts.
+            let report = compact(&pools[round % 2 * 2], &mut || {});
+            gain += report.before_bytes.saturating_sub(report.after_bytes);
+            round += 1;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let (commits, reads) = (commits.into_inner(), reads.into_inner());
+    println!("{commits} commits, {reads} reads, {gain} bytes given back");
+    assert!(commits > 20 && reads > 20, "{commits} commits, {reads} reads");
+    assert!(gain > 3 << 20, "{gain} bytes were given back");
+    compact(&pool, &mut || {});
+    assert_short(&pool, "in the end");
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert!(read_all(&only_file(&pool).unwrap()).unwrap()[HEAD_LEN..] == tail);
+}
+
+/// Who holds the pool is waited for only so long, and nothing is lost by it.
+#[test]
+fn a_pool_in_use_is_busy() {
+    let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+    let (pool, tail) = holed_pool(Arc::clone(&device));
+    let mut compaction = pool.compact();
+    assert!(compaction.step().unwrap());
+    let open = pool.store().begin(Default::default()).unwrap();
+    assert!(matches!(compaction.step(), Err(Error::Busy)));
+    drop(open);
+    while compaction.step().unwrap() {}
+    assert_short(&pool, "in the end");
+    assert!(read_all(&only_file(&pool).unwrap()).unwrap()[HEAD_LEN..] == tail);
+}
+
+/// A record that is damaged stays where it is, with all that the check says of it; the others move.
+#[test]
+fn damage_stays_where_it_is() {
+    let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+    let (pool, _) = holed_pool(Arc::clone(&device));
+    let at = device.len().unwrap() / 2 + 1_000_000;
+    let mut byte = [0];
+    device.read_at(&mut byte, at).unwrap();
+    device.write_at(&[byte[0] ^ 1], at).unwrap();
+    let before = problems(&pool).unwrap();
+    assert_eq!(before.len(), 1, "{before:?}");
+    let report = compact(&pool, &mut || {});
+    assert!(report.moved_bytes > 1 << 20, "{report:?}");
+    assert_eq!(problems(&pool).unwrap(), before);
+}
