@@ -95,12 +95,10 @@ def log_ticks(low, high):
     return [float("%.12g" % v) for v in found if low * 0.999999 <= v <= high * 1.000001]
 
 
-def log_axis(label, values, text_of=None, padding=0.08):
-    """A logarithmic axis around `values`, with a little room."""
+def log_axis(label, values, text_of=None, padding=0.08, factor_min=4):
+    """A logarithmic axis around `values`, with a little room; so wide that small differences look small."""
     low, high = min(values), max(values)
-    if low == high:
-        low, high = low / 2, high * 2
-    room = (high / low) ** padding
+    room = max((high / low) ** padding, math.sqrt(factor_min / (high / low)))
     return Axis(label, low / room, high * room, True, None, text_of)
 
 
@@ -176,18 +174,21 @@ class Frame:
                 self.bottom - self.panel.y.position(y) * self.height)
 
     def place(self, text, points):
-        """Where a label covers least: beside one of the `points`, and marks it as taken."""
+        """Where a label covers least: beside one of the `points`, the nearer the better; it is then taken."""
         width, height = text_width(text, SMALL_PX), SMALL_PX
         best = None
         for order, (x, y) in enumerate(points):
-            for dx, dy in ((8, 4), (-8 - width, 4), (-width / 2, -9), (-width / 2, 17), (7, -6), (7, 14),
-                           (-7 - width, -6), (-7 - width, 14), (14, 4), (-width / 2, -16), (-width / 2, 25)):
-                box = (x + dx, y + dy - height + 1, x + dx + width, y + dy + 3)
-                outside = (max(0, self.left - box[0]) + max(0, box[2] - self.right) + max(0, self.top - box[1])
-                           + max(0, box[3] - self.bottom))
-                cost = outside * 100 + sum(overlap(box, other) for other in self.taken) + order * 0.5
-                if best is None or cost < best[0]:
-                    best = (cost, box, x + dx, y + dy)
+            reach = (x - width - 30, y - 45, x + width + 30, y + 45)
+            near = [box for box in self.taken if overlap(box, reach)]
+            for away in (0, 8, 16, 24):
+                for dx, dy in ((9 + away, 4), (-9 - away - width, 4), (-width / 2, -10 - away), (-width / 2, 18 + away),
+                               (8, -7 - away), (8, 15 + away), (-8 - width, -7 - away), (-8 - width, 15 + away)):
+                    box = (x + dx, y + dy - height + 1, x + dx + width, y + dy + 3)
+                    outside = (max(0, self.left - box[0]) + max(0, box[2] - self.right) + max(0, self.top - box[1])
+                               + max(0, box[3] - self.bottom))
+                    cost = outside * 100 + sum(overlap(box, other) for other in near) + order * 3 + away * 2
+                    if best is None or cost < best[0]:
+                        best = (cost, box, x + dx, y + dy)
         self.taken.append(best[1])
         return best[2], best[3]
 

@@ -1,6 +1,7 @@
 """From the samples of the series to charts and tables."""
 
 import math
+import re
 import statistics
 
 import charts
@@ -63,7 +64,7 @@ def thousands(value):
 # Size against speed.
 
 def codec_family(codec):
-    return codec.rstrip("0123456789").rstrip("-")
+    return re.sub(r"-\d+$", "", codec)
 
 
 def tradeoff_points(result):
@@ -222,7 +223,7 @@ def growth_charts(result):
         every = [v for runs in values.values() for v in runs]
         memory = field.endswith("bytes")
         y = charts.log_axis("memory (logarithmic)" if memory else "time (logarithmic)", every,
-                            bytes_text if memory else seconds_text, padding=0.2)
+                            bytes_text if memory else seconds_text, padding=0.15, factor_min=20)
         panels.append(charts.Panel(title, x, y, curve_lines(values, sides)))
     subtitle = ("Median and spread of the runs. Files are in the page cache; rows are random over the whole database and, "
                 "unless said, not read before.")
