@@ -14,6 +14,7 @@ MARGIN = 24
 PANEL_LEFT, PANEL_RIGHT, PANEL_TOP, PANEL_BOTTOM = 50, 14, 46, 44
 TITLE_PX, TEXT_PX, SMALL_PX = 18, 12, 11
 CHARACTER_EM = 0.56  # mean advance of the system fonts; slightly too wide rather than too narrow
+BOLD_WIDER = 1.08
 
 # class -> (light, dark): told apart by colour-blind readers too, and never by colour alone.
 COLOURS = {
@@ -54,7 +55,7 @@ class Line:
     colour: str
     points: list
     radii: list = None
-    label: str = None  # written beside one of the points
+    label: str = None  # written beside one of the markers
     dashed: bool = False
     hollow: bool = False
     spread: list = None
@@ -66,7 +67,6 @@ class Panel:
     x: Axis
     y: Axis
     lines: list
-    notes: list = dataclasses.field(default_factory=list)  # (x, y, text): beside a point
 
 
 def plain(value):
@@ -85,11 +85,10 @@ def linear_ticks(low, high, wanted=5):
 
 
 def log_ticks(low, high):
-    """1, 2 and 5 in each decade where there are few decades, else the powers of ten."""
+    """The powers of ten, and the finer steps between them the fewer there are."""
     decades = math.log10(high / low)
-    steps = (1, 2, 5) if decades <= 2.4 else (1, 3) if decades <= 3.2 else (1,)
-    if decades <= 0.8:
-        steps = (1, 1.5, 2, 3, 4, 5, 6, 8)
+    finest = ((1, (1, 1.5, 2, 3, 4, 5, 6, 8)), (1.6, (1, 2, 3, 5)), (2.4, (1, 2, 5)), (3.2, (1, 3)))
+    steps = next((steps for most, steps in finest if decades <= most), (1,))
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [n * 10.0 ** p for p in powers for n in steps]
     return [float("%.12g" % v) for v in found if low * 0.999999 <= v <= high * 1.000001]
@@ -164,9 +163,9 @@ class Frame:
 
     def __init__(self, panel, left, top, width, height):
         self.panel = panel
-        self.left, self.top = left + PANEL_LEFT, top + PANEL_TOP
-        self.width, self.height = width - PANEL_LEFT - PANEL_RIGHT, height - PANEL_TOP - PANEL_BOTTOM
-        self.right, self.bottom = self.left + self.width, self.top + self.height
+        self.left, self.top = left + PANEL_LEFT, top + (PANEL_TOP if panel.title else PANEL_TOP - 18)
+        self.right, self.bottom = left + width - PANEL_RIGHT, top + height - PANEL_BOTTOM
+        self.width, self.height = self.right - self.left, self.bottom - self.top
         self.taken = []
 
     def at(self, x, y):
@@ -174,23 +173,28 @@ class Frame:
                 self.bottom - self.panel.y.position(y) * self.height)
 
     def place(self, text, points):
-        """Where a label covers least: beside one of the `points`, the nearer the better; it is then taken."""
-        width, height = text_width(text, SMALL_PX), SMALL_PX
+        """(x, y, anchor) where a label covers least, and marks that place as taken.
+
+        `points` are (x, y, radius) of the markers it may stand beside; the nearer and the earlier the better.
+        """
+        width, height = text_width(text, SMALL_PX) * BOLD_WIDER, SMALL_PX
         best = None
-        for order, (x, y) in enumerate(points):
-            reach = (x - width - 30, y - 45, x + width + 30, y + 45)
+        for order, (x, y, radius) in enumerate(points):
+            reach = (x - width - 40, y - 50, x + width + 40, y + 50)
             near = [box for box in self.taken if overlap(box, reach)]
             for away in (0, 8, 16, 24):
-                for dx, dy in ((9 + away, 4), (-9 - away - width, 4), (-width / 2, -10 - away), (-width / 2, 18 + away),
-                               (8, -7 - away), (8, 15 + away), (-8 - width, -7 - away), (-8 - width, 15 + away)):
-                    box = (x + dx, y + dy - height + 1, x + dx + width, y + dy + 3)
+                aside, above, below = radius + 5 + away, radius + 5 + away, radius + 12 + away
+                for dx, dy, anchor in ((aside, 4, "start"), (-aside, 4, "end"), (0, -above, "middle"), (0, below, "middle"),
+                                       (6, -above, "start"), (6, below, "start"), (-6, -above, "end"), (-6, below, "end")):
+                    left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
+                    box = (left, y + dy - height + 1, left + width, y + dy + 3)
                     outside = (max(0, self.left - box[0]) + max(0, box[2] - self.right) + max(0, self.top - box[1])
                                + max(0, box[3] - self.bottom))
-                    cost = outside * 100 + sum(overlap(box, other) for other in near) + order * 3 + away * 2
+                    cost = outside * 100 + 5 * sum(overlap(box, other) for other in near) + order * 3 + away * 2
                     if best is None or cost < best[0]:
-                        best = (cost, box, x + dx, y + dy)
+                        best = (cost, box, (x + dx, y + dy, anchor))
         self.taken.append(best[1])
-        return best[2], best[3]
+        return best[2]
 
 
 def overlap(a, b):
@@ -239,21 +243,21 @@ def draw_lines(out, frame):
                 frame.taken.append((x - 2, y - 2, x + 2, y + 2))
     for line in frame.panel.lines:
         if line.label:
-            points = [frame.at(x, y) for x, y in line.points]
-            x, y = frame.place(line.label, points[::-1])
-            out.text(x, y, line.label, "label %s-fill" % line.colour)
-    for x, y, text in frame.panel.notes:
-        out.text(*frame.place(text, [frame.at(x, y)]), text, "small")
+            points = [frame.at(*point) + (radius,) for point, radius in zip(line.points, line.radii)]
+            x, y, anchor = frame.place(line.label, points[::-1])
+            out.text(x, y, line.label, "label %s-fill" % line.colour, anchor)
 
 
 def draw_legend(out, lines, left, top):
-    """Entries in rows as wide as the figure; returns the height."""
-    x, y = left, top
+    """Entries in rows as wide as the figure, markers below lines; returns the height."""
+    x, y, markers = left, top, False
     for line in lines:
         width = 28 + text_width(line.name, TEXT_PX) + 18
-        if x + width > WIDTH - MARGIN and x > left:
-            x, y = left, y + 20
-        if line.radii and len(line.radii) == 1:  # a marker only
+        is_marker = bool(line.radii)
+        if x > left and (x + width > WIDTH - MARGIN or is_marker != markers):
+            x, y = left, y + 21
+        markers = is_marker
+        if is_marker:
             out.add("circle", cx=x + 11, cy=y - 4, r=line.radii[0],
                     class_="marker %s %s-line" % ("hollow" if line.hollow else line.colour + "-fill", line.colour))
         else:

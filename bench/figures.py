@@ -11,7 +11,7 @@ COLOURS = {"stock": "grey", "zstd-3": "blue", "lz4": "orange"}
 SPARE_COLOURS = ("green", "purple", "red", "teal")
 FAMILY_COLOURS = {"zstd": "blue", "zstd-fast": "teal", "lz4": "orange", "lz4hc": "red", "gzip": "green",
                   "lzjb": "purple", "zle": "brown", "off": "grey"}
-RECORD_RADII = {"4K": 2.2, "16K": 3.2, "64K": 4.3, "128K": 5.3, "1M": 7}
+RECORD_RADII = {"4K": 2, "16K": 3, "64K": 4, "128K": 5, "1M": 6.5}
 TRANSACTION_TITLES = {("delete", "FULL"): "DELETE, FULL", ("wal", "FULL"): "WAL, FULL", ("wal", "NORMAL"): "WAL, NORMAL"}
 
 
@@ -94,11 +94,11 @@ def tradeoff_charts(result):
     sizes = sorted({p["recordsize"] for points in codecs.values() for p in points}, key=RECORD_RADII.get)
     families = list(dict.fromkeys(map(codec_family, codecs)))
     legend = [charts.Line(f, FAMILY_COLOURS.get(f, "pink"), []) for f in families]
-    legend += [charts.Line("records of %sB" % s.replace("K", " Ki").replace("M", " Mi"), "grey", [], [RECORD_RADII[s]],
-                           hollow=True) for s in sizes]
+    legend += [charts.Line("records of %s %siB" % (s[:-1], s[-1]), "grey", [], [RECORD_RADII[s]], hollow=True)
+               for s in sizes]
     kinds = {
         "pack": ("Size against packing speed", "packing speed, MB/s (logarithmic): higher is faster",
-                 "`hardpack pack` on all processors, reading everything back included. Further left is smaller, "
+                 "'hardpack pack' on all processors, reading everything back included. Further left is smaller, "
                  "higher is faster."),
         "scan": ("Size against scanning speed", "first scan, MB/s of plain data (logarithmic): higher is faster",
                  "One full scan in a new process, the file in the page cache, nothing decompressed yet. Further left is "

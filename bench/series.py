@@ -23,7 +23,7 @@ TRANSACTIONS = (("delete", "FULL"), ("wal", "FULL"), ("wal", "NORMAL"))
 READERS, WRITERS = (1, 2, 4, 8), (1, 2, 4)
 
 SCALES = {
-    False: {"record_sizes": ("4K", "16K", "64K", "128K", "1M"), "tradeoff_runs": 2, "tradeoff_points": 2000,
+    False: {"record_sizes": ("4K", "16K", "64K", "128K", "1M"), "tradeoff_runs": 2, "tradeoff_points": 1000,
             "latency": {"delete FULL": 2000, "wal FULL": 5000, "wal NORMAL": 20_000}, "duration": 1.0,
             "growth_mb": (10, 100, 1000, 10_000), "growth_points": 2000, "growth_opens": 20,
             "growth_updates": {"delete FULL": 200, "wal NORMAL": 4000}},
