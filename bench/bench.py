@@ -191,7 +191,8 @@ def main(argv):
         work = tempfile.mkdtemp(prefix="bench-work-", dir=options.work or options.out)
         result["machine"] = machine.describe(ROOT, work)
         result["options"] = {key: getattr(options, key) for key in
-                             ("runs", "codecs", "quick", "generated", "only", "self_test", "cold", "integrity", "grow_to")}
+                             ("runs", "codecs", "quick", "generated", "only", "self_test", "cold", "integrity",
+                              "grow_to")}
         if result["machine"]["file_system"] in ("tmpfs", "ramfs"):
             print("bench: temporary databases are in memory, where a sync costs nothing; give --work",
                   file=sys.stderr)

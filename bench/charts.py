@@ -147,7 +147,7 @@ def style():
             lines.append(".{0}-line{{stroke:{1}}} .{0}-fill{{fill:{1}}}".format(name, pair[shade]))
         return "\n".join(lines)
 
-    return """text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-size:%dpx}
+    return """text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;font-size:%dpx}
 .title{font-size:%dpx;font-weight:600} .head{font-weight:600} .small{font-size:%dpx}
 .label{font-size:%dpx;font-weight:600;paint-order:stroke;stroke-width:3px;stroke-linejoin:round}
 .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round} .dashed{stroke-dasharray:5 4}
@@ -184,8 +184,9 @@ class Frame:
             near = [box for box in self.taken if overlap(box, reach)]
             for away in (0, 8, 16, 24):
                 aside, above, below = radius + 5 + away, radius + 5 + away, radius + 12 + away
-                for dx, dy, anchor in ((aside, 4, "start"), (-aside, 4, "end"), (0, -above, "middle"), (0, below, "middle"),
-                                       (6, -above, "start"), (6, below, "start"), (-6, -above, "end"), (-6, below, "end")):
+                for dx, dy, anchor in ((aside, 4, "start"), (-aside, 4, "end"),
+                                       (0, -above, "middle"), (0, below, "middle"), (6, -above, "start"),
+                                       (6, below, "start"), (-6, -above, "end"), (-6, below, "end")):
                     left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
                     box = (left, y + dy - height + 1, left + width, y + dy + 3)
                     outside = (max(0, self.left - box[0]) + max(0, box[2] - self.right) + max(0, self.top - box[1])

@@ -12,7 +12,8 @@ SPARE_COLOURS = ("green", "purple", "red", "teal")
 FAMILY_COLOURS = {"zstd": "blue", "zstd-fast": "teal", "lz4": "orange", "lz4hc": "red", "gzip": "green",
                   "lzjb": "purple", "zle": "brown", "off": "grey"}
 RECORD_RADII = {"4K": 2, "16K": 3, "64K": 4, "128K": 5, "1M": 6.5}
-TRANSACTION_TITLES = {("delete", "FULL"): "DELETE, FULL", ("wal", "FULL"): "WAL, FULL", ("wal", "NORMAL"): "WAL, NORMAL"}
+TRANSACTION_TITLES = {("delete", "FULL"): "DELETE, FULL", ("wal", "FULL"): "WAL, FULL",
+                      ("wal", "NORMAL"): "WAL, NORMAL"}
 
 
 def usable(result, measurement):
@@ -101,8 +102,8 @@ def tradeoff_charts(result):
                  "'hardpack pack' on all processors, reading everything back included. Further left is smaller, "
                  "higher is faster."),
         "scan": ("Size against scanning speed", "first scan, MB/s of plain data (logarithmic): higher is faster",
-                 "One full scan in a new process, the file in the page cache, nothing decompressed yet. Further left is "
-                 "smaller, higher is faster."),
+                 "One full scan in a new process, the file in the page cache, nothing decompressed yet. Further left "
+                 "is smaller, higher is faster."),
         "point": ("Size against reading single rows", "one row (logarithmic): lower is faster",
                   "Random reads in a new process whose cache holds an eighth of the database. Further left is smaller, "
                   "lower is faster."),
@@ -165,8 +166,8 @@ def latency_charts(result):
         lines = [charts.Line(side, colour_of(side, sides), [(tail(share), s) for share, s in points])
                  for side, points in by_side.items()]
         panels.append(charts.Panel(TRANSACTION_TITLES.get(mode, " ".join(mode)), x, y, lines))
-    subtitle = ("Updates of random rows, each a transaction, after one scan on the same connection; the curve ends at the "
-                "slowest. Lower is faster.")
+    subtitle = ("Updates of random rows, each a transaction, after one scan on the same connection; the curve ends at "
+                "the slowest. Lower is faster.")
     return {"latency": charts.figure("Latency of single-row transactions", subtitle, subtitle, panels,
                                      side_legend(sides), columns=3, panel_height=330)}
 
@@ -225,8 +226,8 @@ def growth_charts(result):
         y = charts.log_axis("memory (logarithmic)" if memory else "time (logarithmic)", every,
                             bytes_text if memory else seconds_text, padding=0.15, factor_min=20)
         panels.append(charts.Panel(title, x, y, curve_lines(values, sides)))
-    subtitle = ("Median and spread of the runs. Files are in the page cache; rows are random over the whole database and, "
-                "unless said, not read before.")
+    subtitle = ("Median and spread of the runs. Files are in the page cache; rows are random over the whole database "
+                "and, unless said, not read before.")
     return {"growth": charts.figure("Cost as the database grows", subtitle, subtitle, panels, side_legend(sides),
                                     columns=3, panel_height=270)}
 
@@ -241,7 +242,8 @@ def growth_table(result):
             rows.append([bytes_text(mb * 10**6), side, human(size, "bytes") if size else ""]
                         + [human(statistics.median(values[name][side, mb]), field) if (side, mb) in values[name] else ""
                            for name, _, field, _ in GROWTH])
-    header = ["database", "side", "file", "open", "row, read before", "any row", "update WAL", "update DELETE", "memory"]
+    header = ["database", "side", "file", "open", "row, read before", "any row", "update WAL", "update DELETE",
+              "memory"]
     return table(header, rows) if rows else None
 
 
@@ -271,8 +273,8 @@ def concurrency_charts(result):
         counts = {x for _, x in values}
         x = charts.Axis("processes that read" if number == "readers" else "processes that write", min(counts) / 1.2,
                         max(counts) * 1.2, True, [(n, str(n)) for n in sorted(counts)])
-        unit = "rows read per second, all together" if field.startswith("reads") else "transactions per second, all together"
-        y = charts.linear_axis(unit, [v for runs in values.values() for v in runs], thousands)
+        unit = "rows read" if field.startswith("reads") else "transactions"
+        y = charts.linear_axis(unit + " per second, all together", [v for runs in values.values() for v in runs], thousands)
         panels.append(charts.Panel(title, x, y, curve_lines(values, sides)))
     subtitle = ("Random rows, WAL, NORMAL; each process after one scan. Median and spread of the runs, on %d processors. "
                 "Higher is better." % result["machine"]["cpus"])

@@ -146,7 +146,7 @@ class Axes(unittest.TestCase):
     def test_labels_do_not_cover_each_other(self):
         axis = charts.Axis("a", 0, 10)
         frame = charts.Frame(charts.Panel("p", axis, axis, []), 0, 0, 400, 400)
-        for _ in range(8):
+        for _ in range(6):
             frame.place("zstd-3", [(200, 200, 5)])
         boxes = frame.taken
         for i, box in enumerate(boxes):
