@@ -75,6 +75,8 @@ def parse_arguments(argv):
         options.runs = 1 if options.quick else 3
     if options.runs < 1:
         p.error("--runs must be at least 1")
+    if options.publish and (options.quick or options.only or options.self_test):
+        p.error("only a whole run is published: not with --quick, --only or --self-test")
     codecs = options.codec or (["zstd-3"] if options.quick else CODECS)
     options.codecs = [metrics.SELF_TEST_SIDE] if options.self_test else list(dict.fromkeys(codecs))
     if options.generated is None:
@@ -171,7 +173,11 @@ def write_results(options, result):
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
     if options.publish:
-        publish.publish(result, options.publish)
+        try:
+            publish.publish(result, options.publish)
+        except (OSError, ValueError) as error:
+            result["failures"].append("publishing in '%s': %s" % (options.publish, error))
+            print("bench: cannot publish in '%s': %s" % (options.publish, error), file=sys.stderr)
 
 
 def interrupt(signum, frame):

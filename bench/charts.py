@@ -269,8 +269,9 @@ def draw_legend(out, lines, left, top):
     return y - top + 20
 
 
-def figure(title, subtitle, description, panels, legend, columns=1, panel_height=300):
-    """The whole SVG. `description` is for those who cannot see it; `legend` lines are drawn as samples."""
+def figure(title, subtitle, description, panels, legend, columns=1, panel_height=300, footer=""):
+    """The whole SVG. `description` is for those who cannot see it; `legend` lines are drawn as samples; `footer`
+    says where it was measured."""
     out = Drawing()
     top = MARGIN + TITLE_PX - 4
     out.text(MARGIN, top, title, "title")
@@ -288,6 +289,9 @@ def figure(title, subtitle, description, panels, legend, columns=1, panel_height
         draw_lines(out, frame)
     rows = math.ceil(len(panels) / columns)
     height = top + rows * (panel_height + 8) + 4
+    if footer:
+        out.text(MARGIN, height + 12, footer, "small")
+        height += 28
     head = ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" '
             'aria-labelledby="title desc">' % (WIDTH, height, WIDTH, height))
     return "\n".join([head, '<title id="title">%s</title>' % escape(title),

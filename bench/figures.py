@@ -29,6 +29,13 @@ def collect(result, measurement, field, key):
     return found
 
 
+def measured_on(result):
+    machine = result["machine"]
+    return "%s, %d CPUs, %s; SQLite %s; commit %s; %s" % (
+        machine["cpu"], machine["cpus"], machine["file_system"] or "unknown file system", machine["sqlite"],
+        (machine["commit"] or "none")[:12], machine["date"][:10])
+
+
 def colour_of(side, sides):
     others = [s for s in sides if s not in COLOURS]
     return COLOURS.get(side) or SPARE_COLOURS[others.index(side) % len(SPARE_COLOURS)]
@@ -120,7 +127,8 @@ def tradeoff_charts(result):
         y = charts.log_axis(y_label, ys, seconds_text if field == "point" else charts.plain)
         described = "%s For each codec a line from records of %s to %s." % (subtitle, sizes[0], sizes[-1])
         drawings["tradeoff-" + field] = charts.figure(title, subtitle, described, [charts.Panel("", x, y, lines)],
-                                                      legend, panel_height=520)
+                                                      legend, panel_height=520,
+                                                      footer=measured_on(result))
     return drawings
 
 
@@ -169,7 +177,7 @@ def latency_charts(result):
     subtitle = ("Updates of random rows, each a transaction, after one scan on the same connection; the curve ends at "
                 "the slowest. Lower is faster.")
     return {"latency": charts.figure("Latency of single-row transactions", subtitle, subtitle, panels,
-                                     side_legend(sides), columns=3, panel_height=330)}
+                                     side_legend(sides), columns=3, panel_height=330, footer=measured_on(result))}
 
 
 def latency_table(result):
@@ -229,7 +237,7 @@ def growth_charts(result):
     subtitle = ("Median and spread of the runs. Files are in the page cache; rows are random over the whole database "
                 "and, unless said, not read before.")
     return {"growth": charts.figure("Cost as the database grows", subtitle, subtitle, panels, side_legend(sides),
-                                    columns=3, panel_height=270)}
+                                    columns=3, panel_height=270, footer=measured_on(result))}
 
 
 def growth_table(result):
@@ -274,12 +282,13 @@ def concurrency_charts(result):
         x = charts.Axis("processes that read" if number == "readers" else "processes that write", min(counts) / 1.2,
                         max(counts) * 1.2, True, [(n, str(n)) for n in sorted(counts)])
         unit = "rows read" if field.startswith("reads") else "transactions"
-        y = charts.linear_axis(unit + " per second, all together", [v for runs in values.values() for v in runs], thousands)
+        every = [v for runs in values.values() for v in runs]
+        y = charts.linear_axis(unit + " per second, all together", every, thousands)
         panels.append(charts.Panel(title, x, y, curve_lines(values, sides)))
-    subtitle = ("Random rows, WAL, NORMAL; each process after one scan. Median and spread of the runs, on %d processors. "
-                "Higher is better." % result["machine"]["cpus"])
+    subtitle = ("Random rows, WAL, NORMAL; each process after one scan. Median and spread of the runs, on %d "
+                "processors. Higher is better." % result["machine"]["cpus"])
     return {"concurrency": charts.figure("Readers and writers together", subtitle, subtitle, panels, side_legend(sides),
-                                         columns=2, panel_height=270)}
+                                         columns=2, panel_height=270, footer=measured_on(result))}
 
 
 def concurrency_table(result):

@@ -39,7 +39,17 @@ def between_marks(page, text):
     return before + BEGIN + "\n" + text.rstrip("\n") + "\n" + END + after
 
 
+def check(result):
+    """The page shows one whole run, not parts of several."""
+    options = result["options"]
+    for unfit, reason in ((result["interrupted"], "it was interrupted"), (options["quick"], "it was a quick run"),
+                          (options["self_test"], "it was a self-test"), (options["only"], "it measured only a part")):
+        if unfit:
+            raise ValueError(reason)
+
+
 def publish(result, docs):
+    check(result)
     drawings = figures.draw(result)
     for directory in ("charts", "bench-data"):
         os.makedirs(os.path.join(docs, directory), exist_ok=True)

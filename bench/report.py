@@ -88,8 +88,9 @@ def targets(result):
             values = [r["ratio" if metric.target else "hardpack"] for r in rows if "error" not in r]
             misses = sum(not r.get("ok") for r in rows)
             limit = metric.target or metric.limit
-            found.append({"title": metric.title, "metric": metric.name, "field": "ratio" if metric.target else metric.field,
-                          "target": limit, "text": metric.target_text,
+            found.append({"title": metric.title, "metric": metric.name,
+                          "field": "ratio" if metric.target else metric.field, "target": limit,
+                          "text": metric.target_text,
                           "median": statistics.median(values) if values else None,
                           "worst": max(values) if values else None, "databases": len(rows), "misses": misses,
                           "ok": len(values) == len(rows) and statistics.median(values) <= limit})
@@ -140,7 +141,7 @@ def target_table(result):
                       judged])
     for row in result["targets"]:
         note = "%s (%d of %d missed)" % (verdict(row["ok"]), row["misses"], row["databases"])
-        middle, worst = (("%.2f" % v if row["field"] == "ratio" else human(v, row["field"])) if v is not None else "failed"
+        middle, worst = ("failed" if v is None else "%.2f" % v if row["field"] == "ratio" else human(v, row["field"])
                          for v in (row["median"], row["worst"]))
         lines.append([row["title"], metrics.TARGET_CODEC, row["text"], middle, worst, note])
     if not lines:

@@ -71,7 +71,10 @@ class Series:
                 if name not in SLOW_LEVELS or size == DEFAULT_RECORD_SIZE]
 
     def tradeoff(self, database):
-        if self.options.self_test or not os.path.exists(self.options.cli):
+        if self.options.self_test:
+            return
+        if not os.path.exists(self.options.cli):
+            self.runner.skipped.append("tradeoff: there is no '%s'" % os.path.basename(self.options.cli))
             return
         variants, packed = self.tradeoff_variants(), self.path("tradeoff.db")
         runs = min(self.options.runs, self.scale["tradeoff_runs"])
@@ -123,10 +126,10 @@ class Series:
         finally:
             data.remove_database(path)
 
-    def alternate(self, database, measurement, at, take, codecs=None):
+    def alternate(self, database, measurement, at, take):
         for run in range(self.options.runs):
             base = self.runner.record(database, measurement, "stock", run, lambda: take("stock"), at=at)
-            for codec in codecs or self.codecs:
+            for codec in self.codecs:
                 entry = self.runner.record(database, measurement, codec, run, lambda: take(codec), at=at)
                 self.runner.compare_check(entry, base)
 

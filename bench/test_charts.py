@@ -56,7 +56,8 @@ def example():
     described = {"cpu": "a < b & c", "cpus": 2, "memory_bytes": None, "kernel": "k", "file_system": "f", "sqlite": "3",
                  "python": "3", "load_average_at_start": [0.0], "commit": "c", "uncommitted_changes": False,
                  "date": "2026-01-02T03:04:05Z", "command": "bench/bench.py"}
-    result = {"machine": described, "options": {"self_test": False, "runs": 2}, "samples": samples, "sizes": [],
+    result = {"machine": described, "samples": samples, "sizes": [],
+              "options": {"self_test": False, "quick": False, "only": None, "runs": 2},
               "databases": {"d": {"bytes": 10**8, "rows": 1, "table": "t", "scan_column": "c", "update_column": "c"}},
               "failures": [], "skipped": [], "interrupted": False, "cold_methods": []}
     result["summary"] = report.summarise(samples, ["zstd-3"])
@@ -91,7 +92,8 @@ class Drawn(unittest.TestCase):
                       if float(c.get("cy")) > min(f[1] for f in frames)]  # above it is the legend
             for path in root.iter(SVG + "path"):
                 if "L" in path.get("d"):
-                    points += [tuple(map(float, pair)) for pair in re.findall(r"[ML]([\d.-]+),([\d.-]+)", path.get("d"))]
+                    pairs = re.findall(r"[ML]([\d.-]+),([\d.-]+)", path.get("d"))
+                    points += [tuple(map(float, pair)) for pair in pairs]
             self.assertTrue(points, name)
             for x, y in points:
                 self.assertTrue(any(fx - 0.1 <= x <= fx + w + 0.1 and fy - 0.1 <= y <= fy + h + 0.1
@@ -193,6 +195,13 @@ class Published(unittest.TestCase):
                 self.assertTrue(os.path.exists(os.path.join(docs, link)), link)
             with open(os.path.join(docs, "bench-data", "2026-01-02.json")) as file:
                 self.assertEqual(json.load(file), json.loads(json.dumps(result)))
+
+    def test_parts_of_a_run_are_not_published(self):
+        for change in ({"only": ["growth"]}, {"quick": True}, {"self_test": True}):
+            result = example()
+            result["options"].update(change)
+            with self.assertRaises(ValueError):
+                publish.publish(result, "nowhere")
 
     def test_target_of_opening(self):
         target = next(t for t in example()["targets"] if t["metric"] == "growth_open")
