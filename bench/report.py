@@ -79,7 +79,10 @@ def overhead_rows(sizes):
 
 
 def targets(result):
-    """Per target: the median over databases, and how many of them miss it. Only what was measured has a verdict."""
+    """Per target: the median over databases, and how many of them miss it. Only what was measured has a verdict.
+
+    Ratios are judged by the median; a limit, as that of memory, must hold on every database.
+    """
     found = []
     for metric in metrics.METRICS:
         rows = [r for r in result["summary"] if r["metric"] == metric.name and r["codec"] == metrics.TARGET_CODEC
@@ -88,12 +91,13 @@ def targets(result):
             values = [r["ratio" if metric.target else "hardpack"] for r in rows if "error" not in r]
             misses = sum(not r.get("ok") for r in rows)
             limit = metric.target or metric.limit
+            failed = any("error" in r or r["failed_runs"] for r in rows)
             found.append({"title": metric.title, "metric": metric.name,
                           "field": "ratio" if metric.target else metric.field, "target": limit,
                           "text": metric.target_text,
                           "median": statistics.median(values) if values else None,
                           "worst": max(values) if values else None, "databases": len(rows), "misses": misses,
-                          "ok": len(values) == len(rows) and statistics.median(values) <= limit})
+                          "ok": not failed and (max if metric.limit else statistics.median)(values) <= limit})
     return found + open_target(result)
 
 

@@ -3,6 +3,8 @@
 
 def human(value, field):
     if "bytes" in field:
+        if value >= 1e9:
+            return "%.2f GB" % (value / 1e9)
         return "%.2f MB" % (value / 1e6) if value >= 1e5 else "%.1f kB" % (value / 1e3)
     for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
         if value * factor >= 1 or unit == "µs":
