@@ -157,15 +157,13 @@ def write_results(options, result):
     result["cold_methods"] = sorted({s["cold_method"] for s in result["samples"] if s.get("cold_method")})
     stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     charts = figures.draw(result)
-    text = report.markdown(result, {name: "latest-%s.svg" % name for name in charts})
-    written = {"bench-%s.json" % stamp: publish.as_json(result), "bench-%s.md" % stamp: text}
-    written.update({"bench-%s-%s.svg" % (stamp, name): drawing for name, drawing in charts.items()})
-    for name, content in written.items():
-        path = os.path.join(options.out, name)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(content)
-        latest = name.replace("bench-" + stamp, "latest")
-        shutil.copyfile(path, os.path.join(options.out, latest))
+    for base in ("bench-" + stamp, "latest"):
+        text = report.markdown(result, {name: "%s-%s.svg" % (base, name) for name in charts})
+        written = {"%s.json" % base: publish.as_json(result), "%s.md" % base: text}
+        written.update({"%s-%s.svg" % (base, name): drawing for name, drawing in charts.items()})
+        for name, content in written.items():
+            with open(os.path.join(options.out, name), "w", encoding="utf-8") as file:
+                file.write(content)
     print("wrote %s and %d charts" % (os.path.join(options.out, "bench-%s.{json,md}" % stamp), len(charts)),
           file=sys.stderr)
     try:
