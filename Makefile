@@ -15,6 +15,7 @@ demo: build
 # Every test. The release build is there for those that drive the stock shell and the benchmark.
 test: build
 	cargo test --workspace --locked
+	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
 
 # What is checked besides the tests: formatting, lints, documentation.
@@ -23,8 +24,8 @@ lint: packages
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
-# The benchmark against stock SQLite: ten minutes and more on an idle machine. BENCH passes options on, as in
-# BENCH='--db my.sqlite --runs 3 --codec zstd-3'.
+# The benchmark against stock SQLite: half an hour and less on an idle machine. BENCH passes options on, as in
+# BENCH='--db my.sqlite --only update_wal_normal' or, for what docs/benchmarks.md shows, BENCH='--grow-to 10G --publish docs'.
 bench: build
 	bench/bench.py $(BENCH)
 

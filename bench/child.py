@@ -14,6 +14,9 @@ import urllib.parse
 
 import data
 import workloads
+import workloads_series
+
+OPS = dict(workloads.OPS, **workloads_series.OPS)
 
 
 class Side:
@@ -102,14 +105,16 @@ def main():
     if job.get("plan"):
         with open(job["plan"], "rb") as file:
             plan = marshal.load(file)
+    python_bytes = peak_bytes()
     side = Side(job["side"])
     warm_process(side, job["directory"])
     before = resource.getrusage(resource.RUSAGE_SELF)
-    sample = workloads.OPS[job["op"]](side, job, plan)
+    sample = OPS[job["op"]](side, job, plan)
     after = resource.getrusage(resource.RUSAGE_SELF)
     sample["process_cpu_seconds"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     sample["peak_bytes"] = peak_bytes()
-    if side.lib:
+    sample["own_peak_bytes"] = sample["peak_bytes"] - python_bytes
+    if side.lib and "skipped" not in sample:
         require_pool(job["path"])
     json.dump(sample, sys.stdout)
 

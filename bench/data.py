@@ -106,10 +106,13 @@ def make_base(source, base):
     sync(base)
 
 
-def pack(cli, base, out, codec):
+def pack(cli, base, out, codec, record_size=None):
     """Pack with the command line; returns seconds."""
+    command = [cli, "pack", base, out, "--compression", codec]
+    if record_size:
+        command += ["--recordsize", record_size]
     began = time.perf_counter()
-    done = subprocess.run([cli, "pack", base, out, "--compression", codec], stdin=subprocess.DEVNULL,
+    done = subprocess.run(command, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seconds = time.perf_counter() - began
     if done.returncode != 0 or not os.path.exists(out):

@@ -44,6 +44,12 @@ def file_system(path):
     return found[1]
 
 
+def without_directory(argument):
+    """Where things lie on this machine is nobody's business, and makes no difference."""
+    name, equals, value = argument.rpartition("=")
+    return name + equals + os.path.basename(value) if os.path.isabs(value) else argument
+
+
 def describe(root, directory):
     """Facts recorded with every result."""
     memory = first_match("/proc/meminfo", "MemTotal")
@@ -60,5 +66,5 @@ def describe(root, directory):
         "sqlite": sqlite3.sqlite_version,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(["python3"] + sys.argv),
+        "command": shlex.join(["bench/bench.py"] + [without_directory(a) for a in sys.argv[1:]]),
     }

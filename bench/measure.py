@@ -1,96 +1,24 @@
-"""The measurements, the metrics read from their samples, and the alternating run of both sides."""
+"""The alternating run of both sides: starts a child for each sample and keeps every raw sample."""
 
-import dataclasses
 import json
 import os
+import selectors
 import subprocess
 import sys
 import time
 
 import data
+import metrics
+import throttle
 
-SELF_TEST_SIDE = "again"
-BULK_CHUNK_ROWS = 1000
-SCALES = {
-    False: {"points": 5000, "points_cold": 1000, "updates_rollback": 400, "updates_wal_full": 2100, "updates_wal": 4000,
-            "updates_checkpoint": 2000, "opens": 40, "bulk_rows": 300_000, "bulk_transaction_rows": 50_000,
-            "generated_mb": 64, "scan_seconds": 0.3},
-    True: {"points": 500, "points_cold": 100, "updates_rollback": 25, "updates_wal_full": 60, "updates_wal": 1100,
-           "updates_checkpoint": 200, "opens": 8, "bulk_rows": 6000, "bulk_transaction_rows": 3000,
-           "generated_mb": 3, "scan_seconds": 0.02},
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One kind of child process. `on`: the packed database itself, a copy of it, or a new file."""
-    name: str
-    op: str
-    on: str
-    job: dict
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """One line of the report: a field of a measurement's samples, lower is better."""
-    name: str
-    title: str
-    measurement: str
-    field: str = "seconds"
-    target: float = None
-    target_text: str = ""
-
-
-def updates(journal, synchronous, count):
-    return {"journal": journal, "synchronous": synchronous, "count": count}
-
-
-PER_DATABASE = [
-    Measurement("copy_in", "copy_in", "new", {}),
-    Measurement("scan_warm", "scan", "shared", {"cold": False}),
-    Measurement("scan_cold", "scan", "shared", {"cold": True}),
-    Measurement("point_warm", "points", "shared", {"cold": False}),
-    Measurement("point_cold", "points", "shared", {"cold": True}),
-    Measurement("update_delete_full", "updates", "copy", updates("delete", "FULL", "updates_rollback")),
-    Measurement("update_delete_normal", "updates", "copy", updates("delete", "NORMAL", "updates_rollback")),
-    Measurement("update_wal_full", "updates", "copy", updates("wal", "FULL", "updates_wal_full")),
-    Measurement("update_wal_normal", "updates", "copy", updates("wal", "NORMAL", "updates_wal")),
-    Measurement("checkpoint", "checkpoint", "copy", {"count": "updates_checkpoint"}),
-    Measurement("vacuum", "vacuum", "copy", {}),
-    Measurement("open", "open", "shared", {}),
-]
-ONCE = [
-    Measurement("bulk_load", "bulk_load", "new", {"stream": False}),
-    Measurement("memory_load", "bulk_load", "new", {"stream": True}),
-]
-
-# `size` is not run but read from the packed files; see `size_samples`.
-METRICS = [
-    Metric("size", "file size after packing", "size", "bytes"),
-    Metric("bulk_load", "bulk load, then index", "bulk_load", target=1.5, target_text="<= 1.5"),
-    Metric("bulk_load_size", "file size after bulk load", "bulk_load", "bytes_after"),
-    Metric("copy_in", "copy in (backup API)", "copy_in"),
-    Metric("scan_warm", "full scan, warm", "scan_warm", target=1.5, target_text="<= 1.5"),
-    Metric("scan_cold", "full scan, cold", "scan_cold", target=1.0, target_text="<= 1.0"),
-    Metric("point_warm", "random point read, warm", "point_warm", target=1.3, target_text="<= 1.3"),
-    Metric("point_cold", "random point read, cold", "point_cold"),
-    Metric("update_delete_full", "update, rollback, FULL", "update_delete_full", target=1 / 1.5, target_text="<= 0.67"),
-    Metric("update_delete_normal", "update, rollback, NORMAL", "update_delete_normal"),
-    Metric("update_wal_full", "update, WAL, FULL", "update_wal_full"),
-    Metric("update_wal_normal", "update, WAL, NORMAL", "update_wal_normal", target=1.2, target_text="<= 1.2"),
-    Metric("checkpoint", "checkpoint of scattered updates", "checkpoint"),
-    Metric("checkpoint_size", "file size after that checkpoint", "checkpoint", "bytes_after"),
-    Metric("vacuum", "VACUUM", "vacuum"),
-    Metric("open", "open and read one row", "open"),
-    Metric("memory_scan", "peak memory, scan", "scan_warm", "peak_bytes"),
-    Metric("memory_load", "peak memory, bulk load", "memory_load", "peak_bytes"),
-]
-
-POOL_OVERHEAD_FACTOR, POOL_OVERHEAD_BYTES = 1.01, 64 * 1024
-
+CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
 
 class Failed(Exception):
     """A child did not give a sample."""
+
+
+class Skipped(Exception):
+    """What cannot be measured here, and is not a failure."""
 
 
 class Runner:
@@ -98,7 +26,8 @@ class Runner:
 
     def __init__(self, options, scale, directory, progress):
         self.options, self.scale, self.directory, self.progress = options, scale, directory, progress
-        self.samples, self.failures = [], []
+        self.samples, self.failures, self.skipped = [], [], []
+        self.throttle = None
 
     def side_spec(self, side):
         """`side` is "stock" or a codec."""
@@ -106,66 +35,174 @@ class Runner:
             return {}
         return {"lib": self.options.lib, "codec": side}
 
-    def child(self, job, side):
+    def start(self, job, side, environment=None, pass_fds=()):
         job = dict(job, side=self.side_spec(side), directory=self.directory, cold_method=self.options.cold,
-                   integrity=self.options.integrity)
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
-        process = subprocess.Popen([sys.executable, "-B", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+                   integrity=self.options.integrity, cli=self.options.cli)
+        process = subprocess.Popen([sys.executable, "-B", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, pass_fds=pass_fds,
+                                   env=dict(os.environ, **environment) if environment else None)
+        process.job_text = json.dumps(job)
+        return process
+
+    def finish(self, process, text=None):
+        """The sample of a started child."""
         try:
-            out, error = process.communicate(json.dumps(job), timeout=self.options.timeout)
+            out, error = process.communicate(text, timeout=self.options.timeout)
         except subprocess.TimeoutExpired:
             raise Failed("no result within %d s" % self.options.timeout) from None
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end(process)
         if process.returncode != 0:
             lines = error.strip().splitlines()
             raise Failed("%s (exit %d)" % (lines[-1] if lines else "no message", process.returncode))
-        return json.loads(out)
+        sample = json.loads(out)
+        if "skipped" in sample:
+            raise Skipped(sample["skipped"])
+        return sample
+
+    def child(self, job, side, environment=None):
+        process = self.start(job, side, environment)
+        return self.finish(process, process.job_text)
+
+    def children(self, jobs, side):
+        """Samples of children that begin their timed parts together, once all of them are ready.
+
+        Each writes a byte to `ready` and then waits for the end of `go`.
+        """
+        ready, ready_end = os.pipe()
+        go, go_end = os.pipe()
+        processes = []
+        try:
+            for job in jobs:
+                process = self.start(dict(job, ready_fd=ready_end, go_fd=go), side, pass_fds=(ready_end, go))
+                processes.append(process)
+                process.stdin.write(process.job_text)
+                process.stdin.close()
+                process.stdin = None  # communicate() must not touch it again
+            os.close(ready_end)
+            ready_end = None
+            self.await_ready(ready, len(processes))
+            os.close(go_end)
+            go_end = None
+            return [self.finish(process) for process in processes]
+        finally:
+            for fd in (ready, ready_end, go, go_end):
+                if fd is not None:
+                    os.close(fd)
+            for process in processes:
+                end(process)
+
+    def await_ready(self, ready, count):
+        """Returns early when a child died: collecting its sample tells why."""
+        deadline = time.monotonic() + self.options.timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(ready, selectors.EVENT_READ)
+            while count > 0:
+                if not selector.select(max(0, deadline - time.monotonic())):
+                    raise Failed("not ready within %d s" % self.options.timeout)
+                got = os.read(ready, count)
+                if not got:
+                    return
+                count -= len(got)
+
+    def throttled_group(self):
+        if self.throttle is None:
+            try:
+                self.throttle = throttle.Throttle(self.directory, metrics.THROTTLED_BYTES_PER_SECOND)
+            except throttle.Unavailable as reason:
+                self.throttle = reason
+        if isinstance(self.throttle, throttle.Unavailable):
+            raise Skipped(str(self.throttle))
+        return self.throttle.group
+
+    def close(self):
+        if isinstance(self.throttle, throttle.Throttle):
+            self.throttle.remove()
 
     def job_for(self, measurement, database):
         job = dict(measurement.job, op=measurement.op, plan=database.plan_path)
         job.update(points_cold=self.scale["points_cold"], opens=self.scale["opens"], repeat=database.scan_repeat,
-                   source=database.base)
-        job["chunks_per_transaction"] = self.scale["bulk_transaction_rows"] // BULK_CHUNK_ROWS
-        if measurement.op in ("updates", "checkpoint"):
+                   source=database.base, random_bytes=self.scale["random_bytes"])
+        job["chunks_per_transaction"] = self.scale["bulk_transaction_rows"] // metrics.BULK_CHUNK_ROWS
+        if "count" in job:
             job["updates"] = self.scale[job["count"]]
+        if job.get("throttled"):
+            job["group"] = self.throttled_group()
         return job
 
-    def measure(self, measurement, database, side, run):
-        """One sample on its own files; never raises for what the measured side does."""
-        job, copied = self.job_for(measurement, database), measurement.on != "shared"
-        job["path"] = os.path.join(self.directory, "run.db") if copied else database.variants.get(side)
-        entry = {"database": database.name, "measurement": measurement.name, "side": side, "run": run}
+    def record(self, database, measurement, side, run, take, **facts):
+        """One sample from `take()`; never raises for what the measured side does."""
+        entry = dict({"database": database.name, "measurement": measurement, "side": side, "run": run}, **facts)
+        where = "%s, %s" % (database.name, measurement)
         try:
-            if job["path"] is None or (measurement.on == "copy" and side not in database.variants):
+            entry.update(take())
+            outcome = "%.4g s" % entry["seconds"]
+        except Skipped as reason:
+            entry["skipped"] = outcome = str(reason)
+            note = "%s: %s" % (where, reason)
+            if note not in self.skipped:
+                self.skipped.append(note)
+        except (Failed, RuntimeError, OSError, ValueError) as error:
+            entry["error"] = outcome = str(error)
+            self.failures.append("%s, %s%s: %s" % (where, side, " %s" % facts if facts else "", error))
+        self.samples.append(entry)
+        at = ", ".join("%s %s" % item for item in facts.get("at", {}).items())
+        self.progress.step("%s, %s%s, run %d: %s" % (where, side, ", " + at if at else "", run + 1, outcome))
+        return entry
+
+    def measure(self, measurement, database, side, run):
+        """One sample on its own files."""
+        copied = measurement.on != "shared"
+        path = os.path.join(self.directory, "run.db") if copied else database.variants.get(side)
+
+        def take():
+            if path is None or (measurement.on == "copy" and side not in database.variants):
                 raise Failed("the database could not be packed")
+            job = dict(self.job_for(measurement, database), path=path)
             if measurement.on == "copy":
-                data.copy(database.variants[side], job["path"])
-            entry.update(self.child(job, side))
-        except (Failed, OSError, ValueError) as error:
-            entry["error"] = str(error)
-            self.failures.append("%s, %s, %s: %s" % (database.name, measurement.name, side, error))
+                data.copy(database.variants[side], path)
+            return self.child(job, side, measurement.environment)
+
+        try:
+            return self.record(database, measurement.name, side, run, take)
         finally:
             if copied:
-                data.remove_database(job["path"])
-        self.samples.append(entry)
-        self.progress.step("%s, %s, %s, run %d/%d: %s" % (
-            database.name, measurement.name, side, run + 1, self.options.runs,
-            entry.get("error") or "%.4g s" % entry["seconds"]))
-        return entry
+                data.remove_database(path)
+
+    def compare_check(self, entry, base):
+        """Both sides must have given the same answer."""
+        if any(key in sample for key in ("error", "skipped") for sample in (entry, base)):
+            return
+        if entry["check"] != base["check"]:
+            entry["error"] = "result differs from %s: %r, not %r" % (base["side"], entry["check"], base["check"])
+            self.failures.append("%s, %s, %s: %s" % (entry["database"], entry["measurement"], entry["side"],
+                                                     entry["error"]))
 
     def measure_alternating(self, measurement, database, codecs):
         """stock, codecs…, stock, codecs…: neighbours in time are compared with each other."""
-        for run in range(self.options.runs):
-            stock = self.measure(measurement, database, "stock", run)
+        for run in range(runs_of(measurement, self.options.runs)):
+            base = self.measure(measurement, database, measurement.against, run) if measurement.against else None
             for codec in codecs:
-                entry = self.measure(measurement, database, codec, run)
-                if "error" not in entry and "error" not in stock and entry["check"] != stock["check"]:
-                    entry["error"] = "result differs from stock: %r, not %r" % (entry["check"], stock["check"])
-                    self.failures.append("%s, %s, %s: %s" % (database.name, measurement.name, codec, entry["error"]))
+                if codec != measurement.against:
+                    entry = self.measure(measurement, database, codec, run)
+                    if base:
+                        self.compare_check(entry, base)
+
+
+def runs_of(measurement, runs):
+    return 1 if measurement.once else runs
+
+
+def steps_of(measurement, runs, codecs):
+    """How many samples `measure_alternating` takes."""
+    sides = len([c for c in codecs if c != measurement.against]) + bool(measurement.against)
+    return runs_of(measurement, runs) * sides
+
+
+def end(process):
+    if process.poll() is None:
+        process.kill()
+        process.wait()
 
 
 class Progress:
@@ -174,6 +211,9 @@ class Progress:
     def __init__(self, total, stream=sys.stderr):
         self.total, self.done, self.stream, self.began = total, 0, stream, time.monotonic()
         self.terminal = stream.isatty()
+
+    def expect(self, steps):
+        self.total += steps
 
     def note(self, text):
         print(("\r\x1b[K" if self.terminal else "") + text, file=self.stream, flush=True)

@@ -126,7 +126,7 @@ def make_plan(base, scale, seed):
                 candidates.append((text is None, -used, name, rowid, columns, text or blob))
         for _, _, name, rowid, columns, scanned in sorted(candidates, key=lambda c: c[:3]):
             table, rng = quoted(name), random.Random(seed)
-            needed = max(scale["updates_rollback"], scale["updates_wal"], scale["updates_checkpoint"])
+            needed = max(scale[key] for key in scale if key.startswith("updates_"))
             rowids = sample_rowids(db, table, rowid, needed * 2, rng)
             usable = [c for c in columns if c[1] in ("text", "integer", "blob") and not c[4]]
             for column in sorted(usable, key=update_preference):

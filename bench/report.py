@@ -2,9 +2,12 @@
 
 import statistics
 
-import measure
+import figures
+import metrics
+from tables import human, table
 
 GENERATED_ROWS = "generated rows"
+MEASUREMENTS = {m.name: m for m in metrics.PER_DATABASE + metrics.ONCE}
 
 
 def per_op(sample, field):
@@ -14,37 +17,48 @@ def per_op(sample, field):
     return value / sample["ops"] if field == "seconds" else value
 
 
+def pairs_of(samples, metric, codec):
+    """[(hardpack, compared with)] of each run, and how many runs there should be."""
+    against = MEASUREMENTS[metric.measurement].against if metric.measurement in MEASUREMENTS else "stock"
+    mine = {s["run"]: s for s in samples if s["side"] == codec}
+    if metric.beside:
+        pairs = [(per_op(s, metric.field), per_op(s, metric.beside)) for s in mine.values()]
+    else:
+        base = {s["run"]: s for s in samples if s["side"] == against}
+        pairs = [(per_op(mine[run], metric.field), per_op(base[run], metric.field)) for run in mine if run in base]
+    return [(a, b) for a, b in pairs if a is not None and b], len(mine)
+
+
 def compare(samples, metric, codec):
     """Medians of both sides and of the pairwise ratios, or None where nothing was measured.
 
     A pair is a stock sample and the Hardpack sample of the same run, made one after the other.
     """
-    chosen = [s for s in samples if s["measurement"] == metric.measurement and s["side"] in ("stock", codec)]
-    mine = {s["run"]: s for s in chosen if s["side"] == codec}
-    stock = {s["run"]: s for s in chosen if s["side"] == "stock"}
-    if not mine:
+    chosen = [s for s in samples if s["measurement"] == metric.measurement and "skipped" not in s]
+    if MEASUREMENTS.get(metric.measurement) and MEASUREMENTS[metric.measurement].against == codec:
         return None
-    pairs = [(per_op(mine[run], metric.field), per_op(stock[run], metric.field)) for run in mine if run in stock]
-    ratios = [a / b for a, b in pairs if a is not None and b]
-    if not ratios:
-        error = next((s["error"] for s in chosen if "error" in s), "no stock sample to compare with")
+    pairs, runs = pairs_of(chosen, metric, codec)
+    if not runs:
+        return None
+    if not pairs:
+        error = next((s["error"] for s in chosen if "error" in s), "no sample to compare with")
         return {"metric": metric.name, "codec": codec, "error": error}
-    return {
-        "metric": metric.name, "codec": codec, "runs": len(ratios), "failed_runs": len(mine) - len(ratios),
-        "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
-        "hardpack": statistics.median(a for a, b in pairs if a is not None and b),
-        "stock": statistics.median(b for a, b in pairs if a is not None and b),
-        "target": metric.target,
-    }
+    ratios, values = [a / b for a, b in pairs], [a for a, _ in pairs]
+    row = {"metric": metric.name, "codec": codec, "runs": len(ratios), "failed_runs": runs - len(ratios),
+           "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+           "hardpack": statistics.median(values), "stock": statistics.median(b for _, b in pairs)}
+    if codec == metrics.TARGET_CODEC and (metric.target or metric.limit):
+        row["ok"] = not row["failed_runs"] and (row["ratio"] <= metric.target if metric.target
+                                                else row["hardpack"] <= metric.limit)
+    return row
 
 
 def summarise(samples, codecs):
     """All comparisons, by database in order of appearance."""
-    databases = list(dict.fromkeys(s["database"] for s in samples))
     rows = []
-    for database in databases:
+    for database in dict.fromkeys(s["database"] for s in samples):
         own = [s for s in samples if s["database"] == database]
-        for metric in measure.METRICS:
+        for metric in metrics.METRICS:
             for codec in codecs:
                 row = compare(own, metric, codec)
                 if row:
@@ -59,66 +73,62 @@ def overhead_rows(sizes):
         if size["codec"] == "stock" or "pool_bytes" not in size:
             continue
         stored = size.get("stored_bytes")
-        limit = int(stored * measure.POOL_OVERHEAD_FACTOR) + measure.POOL_OVERHEAD_BYTES if stored else None
+        limit = int(stored * metrics.POOL_OVERHEAD_FACTOR) + metrics.POOL_OVERHEAD_BYTES if stored else None
         rows.append(dict(size, limit_bytes=limit))
     return rows
 
 
-def targets(rows, codecs):
-    """Per target and codec: the median over databases, and how many of them miss it."""
-    result = []
-    for metric in measure.METRICS:
-        if metric.target is None:
-            continue
-        for codec in codecs:
-            found = [r["ratio"] for r in rows if r["metric"] == metric.name and r["codec"] == codec and "ratio" in r]
-            if found:
-                middle = statistics.median(found)
-                result.append({"metric": metric.name, "codec": codec, "target": metric.target, "median": middle,
-                               "worst": max(found), "databases": len(found), "ok": middle <= metric.target,
-                               "misses": sum(r > metric.target for r in found)})
-    return result
+def targets(result):
+    """Per target: the median over databases, and how many of them miss it. Only what was measured has a verdict.
+
+    Ratios are judged by the median; a limit, as that of memory, must hold on every database.
+    """
+    found = []
+    for metric in metrics.METRICS:
+        rows = [r for r in result["summary"] if r["metric"] == metric.name and r["codec"] == metrics.TARGET_CODEC
+                and ("ok" in r or "error" in r)]
+        if (metric.target or metric.limit) and rows:
+            values = [r["ratio" if metric.target else "hardpack"] for r in rows if "error" not in r]
+            misses = sum(not r.get("ok") for r in rows)
+            limit = metric.target or metric.limit
+            failed = any("error" in r or r["failed_runs"] for r in rows)
+            found.append({"title": metric.title, "metric": metric.name,
+                          "field": "ratio" if metric.target else metric.field, "target": limit,
+                          "text": metric.target_text,
+                          "median": statistics.median(values) if values else None,
+                          "worst": max(values) if values else None, "databases": len(rows), "misses": misses,
+                          "ok": not failed and (max if metric.limit else statistics.median)(values) <= limit})
+    return found + open_target(result)
+
+
+def open_target(result):
+    opens = figures.collect(result, "growth_open", "first_seconds", lambda s: (s["side"], s["at"]["mb"]))
+    values = [statistics.median(runs) for (side, _), runs in opens.items() if side == metrics.TARGET_CODEC]
+    if not values:
+        return []
+    limit = metrics.OPEN_SECONDS_MAX
+    return [{"title": "open and read one row, new process, any size", "metric": "growth_open", "field": "first_seconds",
+             "target": limit, "text": "< 10 ms", "median": statistics.median(values), "worst": max(values),
+             "databases": len(values), "misses": sum(v > limit for v in values), "ok": max(values) <= limit}]
 
 
 def verdict(ok):
     return "ok" if ok else "miss"
 
 
-def human(value, field):
-    if "bytes" in field:
-        return "%.2f MB" % (value / 1e6) if value >= 1e5 else "%.1f kB" % (value / 1e3)
-    for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
-        if value * factor >= 1 or unit == "µs":
-            return "%.3g %s" % (value * factor, unit) if value * factor < 1000 else "%.0f %s" % (value * factor, unit)
-    return ""
-
-
-def table(header, rows):
-    """A markdown table that also reads well as plain text."""
-    cells = [header] + [[str(c) for c in row] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths)) + " |" for row in cells]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return "\n".join(lines)
-
-
 def detail_table(rows):
     lines = []
-    metrics = {m.name: m for m in measure.METRICS}
     for row in rows:
-        metric = metrics[row["metric"]]
+        metric = metrics.BY_NAME[row["metric"]]
+        judged = metric.target_text if row["codec"] == metrics.TARGET_CODEC else ""
         if "error" in row:
-            lines.append([metric.title, row["codec"], "", "", "failed", "", metric.target_text,
-                          "miss" if metric.target else ""])
+            lines.append([metric.title, row["codec"], "", "", "failed", "", judged, "miss" if judged else ""])
             continue
         spread = "" if row["runs"] == 1 else "%.2f - %.2f" % (row["ratio_min"], row["ratio_max"])
         failed = " (%d failed)" % row["failed_runs"] if row["failed_runs"] else ""
-        judged = ""
-        if metric.target and row["codec"] != measure.SELF_TEST_SIDE:
-            judged = verdict(row["ratio"] <= metric.target and not row["failed_runs"])
         lines.append([metric.title, row["codec"], human(row["stock"], metric.field),
                       human(row["hardpack"], metric.field), "%.2f%s" % (row["ratio"], failed), spread,
-                      metric.target_text, judged])
+                      judged, verdict(row["ok"]) if "ok" in row else ""])
     return table(["measurement", "codec", "stock", "hardpack", "ratio", "min - max", "to reach", "verdict"], lines)
 
 
@@ -133,11 +143,11 @@ def target_table(result):
             judged = verdict(row["pool_bytes"] <= row["limit_bytes"])
         lines.append(["pool size over its records, %s" % row["database"], row["codec"], "<= 1% + 64 KiB", reached, "",
                       judged])
-    metrics = {m.name: m for m in measure.METRICS}
     for row in result["targets"]:
-        note = "%s (%d of %d databases miss)" % (verdict(row["ok"]), row["misses"], row["databases"])
-        lines.append([metrics[row["metric"]].title, row["codec"], metrics[row["metric"]].target_text,
-                      "%.2f" % row["median"], "%.2f" % row["worst"], note])
+        note = "%s (%d of %d missed)" % (verdict(row["ok"]), row["misses"], row["databases"])
+        middle, worst = ("failed" if v is None else "%.2f" % v if row["field"] == "ratio" else human(v, row["field"])
+                         for v in (row["median"], row["worst"]))
+        lines.append([row["title"], metrics.TARGET_CODEC, row["text"], middle, worst, note])
     if not lines:
         return "No target was measured."
     return table(["target", "codec", "to reach", "median", "worst", "verdict"], lines)
@@ -156,8 +166,8 @@ def size_table(result):
     return table(["database", "plain", "codec", "pool", "on disk", "times smaller", "packed in"], lines)
 
 
-def markdown(result):
-    """The whole report."""
+def markdown(result, chart_paths, raw=None):
+    """The whole report. `chart_paths`: where each chart lies, `raw`: where the samples lie, seen from it."""
     machine, options = result["machine"], result["options"]
     dirty = " with uncommitted changes" if machine["uncommitted_changes"] else ""
     compared = "stock SQLite against itself (self-test)" if options["self_test"] else "Hardpack against stock SQLite"
@@ -173,10 +183,13 @@ def markdown(result):
              "* commit %s%s, %s" % (machine["commit"] or "none", dirty, machine["date"]),
              "* `%s`" % machine["command"],
              "* cold: %s" % (" and ".join(result["cold_methods"]) or "not measured")]
+    if raw:
+        parts.append("* raw samples: [%s](%s)" % (raw, raw))
     if result["interrupted"]:
         parts.append("* **interrupted**: only what was measured until then")
     if not options["self_test"]:
         parts += ["", "## Targets", "", target_table(result)]
+    parts += figures.sections(result, chart_paths)
     if result["sizes"]:
         parts += ["", "## Sizes", "", size_table(result)]
     for database in dict.fromkeys(row["database"] for row in result["summary"]):
@@ -186,6 +199,8 @@ def markdown(result):
             parts += ["%s rows; scans and reads `%s`, updates its column `%s`." % (
                 format(plan["rows"], ","), plan["table"], plan["update_column"]), ""]
         parts.append(detail_table([r for r in result["summary"] if r["database"] == database]))
+    if result["skipped"]:
+        parts += ["", "## Not measured", ""] + ["* " + note for note in result["skipped"]]
     if result["failures"]:
         parts += ["", "## Failed", ""] + ["* " + failure for failure in result["failures"]]
     return "\n".join(parts) + "\n"

@@ -7,10 +7,14 @@ on every side, or the measurement counts as failed.
 
 import marshal
 import os
+import random
 import time
 import zlib
 
 import data
+import throttle
+
+RANDOM_BLOB_BYTES, RANDOM_BLOBS_PER_TRANSACTION = 64 << 10, 256
 
 now = time.perf_counter
 
@@ -56,6 +60,8 @@ def scan(side, job, plan):
     repeat = job["repeat"]
     if job["cold"]:
         method = drop_cache(job["path"], job["cold_method"])
+        if "group" in job:
+            throttle.enter(job["group"])
         began = now()
         db = side.connect(job["path"])
         check = db.execute(plan["scan"]).fetchone()
@@ -128,11 +134,29 @@ def set_journal(db, mode):
     return given
 
 
+def opened_for_writing(side, job, plan):
+    """In the page cache; where `scanned`, also read through once on the connection that will write."""
+    read_file(job["path"])
+    db = side.connect(job["path"])
+    if job.get("scanned"):
+        db.execute(plan["scan"]).fetchone()
+    return db
+
+
+def distribution(took):
+    """Percentiles of latencies, and the sorted sample thinned to [share of transactions, seconds]."""
+    took, count = sorted(took), len(took)
+    found = {"%s_seconds" % name: took[min(count - 1, int(count * share))]
+             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99_9", 0.999))}
+    # Evenly spaced in log(1 - share), so that the tail keeps its detail.
+    kept = sorted({min(count - 1, int(count * (1 - count ** (-i / 120)))) for i in range(121)})
+    return dict(found, max_seconds=took[-1], sorted_seconds=[[round(i / count, 6), round(took[i], 8)] for i in kept])
+
+
 def updates(side, job, plan):
     """Single-row transactions. In WAL mode automatic checkpoints fall where they fall."""
     count, sql = job["updates"], plan["update"]
-    read_file(job["path"])
-    db = side.connect(job["path"])
+    db = opened_for_writing(side, job, plan)
     mode = set_journal(db, job["journal"])
     db.execute("PRAGMA synchronous=" + job["synchronous"])
     for rowid, _, old in plan["updates"][:10]:
@@ -144,17 +168,17 @@ def updates(side, job, plan):
         took.append(now() - began)
     seconds, close_seconds = sum(took), closed(db)
     check = verify_updates(side, job, plan, count)
-    took.sort()
-    return {"seconds": seconds, "ops": count, "check": check, "close_seconds": close_seconds, "journal_mode": mode,
-            "p50_seconds": took[len(took) // 2], "p99_seconds": took[len(took) * 99 // 100], "max_seconds": took[-1],
-            "bytes_after": os.path.getsize(job["path"])}
+    found = distribution(took)
+    if not job.get("latencies"):
+        del found["sorted_seconds"]
+    return dict(found, seconds=seconds, ops=count, check=check, close_seconds=close_seconds, journal_mode=mode,
+                bytes_after=os.path.getsize(job["path"]))
 
 
 def checkpoint(side, job, plan):
     """One checkpoint of many scattered single-row transactions."""
     count = job["updates"]
-    read_file(job["path"])
-    db = side.connect(job["path"])
+    db = opened_for_writing(side, job, plan)
     set_journal(db, "wal")
     db.execute("PRAGMA wal_autocheckpoint=0")
     db.execute("PRAGMA synchronous=OFF")
@@ -188,8 +212,9 @@ def vacuum(side, job, plan):
 
 
 def open_database(side, job, plan):
-    """Connect and read a first row, again and again; the median."""
-    read_file(job["path"])
+    """Connect and read a first row, again and again: the median, and the very first, which is a new process's."""
+    if job.get("read", True):
+        read_file(job["path"])
     took = []
     for i in range(job["opens"] + 2):
         began = now()
@@ -198,8 +223,9 @@ def open_database(side, job, plan):
         row = db.execute(plan["first"]).fetchone()
         took.append(now() - began)
         db.close()
-    took = sorted(took[2:])
-    return {"seconds": took[len(took) // 2], "ops": 1, "check": zlib.crc32(repr(row).encode()), "max_seconds": took[-1]}
+    first, took = took[0], sorted(took[2:])
+    return {"seconds": took[len(took) // 2], "ops": 1, "check": zlib.crc32(repr(row).encode()), "max_seconds": took[-1],
+            "first_seconds": first}
 
 
 def copy_in(side, job, plan):
@@ -248,10 +274,33 @@ def bulk_load(side, job, plan):
             "bytes_after": os.path.getsize(job["path"])}
 
 
+def random_load(side, job, plan):
+    """Store blobs that do not compress, from a fixed seed."""
+    rng = random.Random(1)
+    blobs = [rng.randbytes(RANDOM_BLOB_BYTES)
+             for _ in range(job["random_bytes"] // RANDOM_BLOB_BYTES)]
+    db = side.connect(job["path"])
+    db.execute("CREATE TABLE blobs(id INTEGER PRIMARY KEY, body BLOB)")
+    began = now()
+    for start in range(0, len(blobs), RANDOM_BLOBS_PER_TRANSACTION):
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO blobs(body) VALUES(?)",
+                       ((blob,) for blob in blobs[start:start + RANDOM_BLOBS_PER_TRANSACTION]))
+        db.execute("COMMIT")
+    seconds = now() - began
+    check = 0
+    for blob, (stored,) in zip(blobs, db.execute("SELECT body FROM blobs ORDER BY id")):
+        if stored != blob:
+            raise Wrong("a blob is not what was stored")
+        check += 1
+    return {"seconds": seconds, "ops": 1, "check": check, "close_seconds": closed(db),
+            "bytes_after": os.path.getsize(job["path"])}
+
+
 def stats(side, job, plan):
     """What Hardpack says about a database: {} for stock SQLite."""
     return {"seconds": 0.0, "ops": 1, "check": None, "stats": side.stats(job["path"])}
 
 
 OPS = {"scan": scan, "points": points, "updates": updates, "checkpoint": checkpoint, "vacuum": vacuum,
-       "open": open_database, "copy_in": copy_in, "bulk_load": bulk_load, "stats": stats}
+       "open": open_database, "copy_in": copy_in, "bulk_load": bulk_load, "random_load": random_load, "stats": stats}
