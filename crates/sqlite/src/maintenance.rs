@@ -27,6 +27,8 @@ const COLD_TIME: Duration = Duration::from_secs(30);
 const STEP_LEN: u64 = 512 << 10;
 /// What is folded when the pool is closed: a few dozen milliseconds.
 const CLOSE_LEN: u64 = 8 << 20;
+/// Extents of patches that make a dictionary worth training.
+const PATCHED_LEN_MIN: u64 = 512 << 10;
 /// The longest pause between two steps, so that a small share of the machine still is one.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
@@ -162,6 +164,11 @@ impl Worker {
             let step = |from| self.pool.fold_step(entry.file, Fold::Due, from, &Worker::limits());
             if !self.steps(seen, entry.file, &step)? {
                 return Ok(false);
+            }
+            // Pages that were patched whole are likely to be again.
+            if self.pool.state().stats().patches.allocated >= PATCHED_LEN_MIN {
+                let settings = self.settings(entry.file)?;
+                self.pool.train_dictionary(entry.file, &settings, false, Patience::None)?;
             }
         }
         Ok(true)

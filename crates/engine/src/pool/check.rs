@@ -10,9 +10,10 @@ use super::Pool;
 use super::delta;
 use super::extents::parse_piece;
 use crate::error::{Error, Result};
+use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::pointer::Pointer;
-use crate::store::trees::{ALL, MAP, PATCHES};
-use crate::store::verify::{Met, Space, walk_tree};
+use crate::store::trees::{ALL, DICTIONARIES, OF_POINTERS};
+use crate::store::verify::{Met, Space, data_pointer, walk_tree};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
@@ -37,7 +38,7 @@ pub struct CheckReport {
     pub txg: Txg,
     /// Tree nodes read and verified.
     pub nodes: u64,
-    /// Records and patches read, verified and decompressed.
+    /// Records, patches and dictionaries read, verified and decompressed.
     pub records: u64,
     /// Stored bytes read.
     pub bytes: u64,
@@ -58,7 +59,8 @@ impl CheckReport {
     }
 }
 
-type Record = (FileId, u64, Pointer);
+/// Whose it is, where it lies in the file, and the pointer.
+type Record = (Option<FileId>, u64, Pointer);
 
 /// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
 /// state where space was reused under it.
@@ -92,7 +94,7 @@ fn check_state(
                     space.add_used(pointer);
                 }
                 Met::Damage(_, error) => report.add(None, None, format!("{name} tree: {error}")),
-                Met::Entry(tree @ (MAP | PATCHES), key, value) => {
+                Met::Entry(tree, key, value) if OF_POINTERS.contains(&tree) => {
                     match parse_record(tree, key, value) {
                         Ok(record) => {
                             space.add_used(&record.2);
@@ -130,8 +132,12 @@ fn check_state(
 }
 
 fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
+    if tree == DICTIONARIES {
+        parse_dictionary_key(key)?;
+        return Ok((None, 0, data_pointer(value)?));
+    }
     let (file, piece) = parse_piece(tree, key, value)?;
-    Ok((file, piece.start, piece.pointer))
+    Ok((Some(file), piece.start, piece.pointer))
 }
 
 /// The counters of the superblock against what was met.
@@ -191,8 +197,8 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
     problems.sort_by_key(|(index, _)| *index);
     for (index, error) in problems {
         let (file, offset, pointer) = &batch[index];
-        let range = (*offset, offset + u64::from(pointer.len));
-        report.add(Some(*file), Some(range), error);
+        let range = file.map(|_| (*offset, offset + u64::from(pointer.len)));
+        report.add(*file, range, error);
     }
     batch.clear();
 }

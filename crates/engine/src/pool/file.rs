@@ -15,12 +15,15 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Options;
 use super::adapt::{Adapt, Choice};
+use super::dictionaries;
 use super::extents::{self, UNIT_LEN};
 use super::jobs::Target;
 use super::names;
+use super::props::Settings;
 use super::readahead::ReadAhead;
 use super::source::Committed;
 use super::write::{self, Changes};
+use crate::codec::Dictionary;
 use crate::error::{Error, Result};
 use crate::store::{Durability, State, Store, Txn};
 use crate::units::{FileId, Txg};
@@ -369,7 +372,7 @@ impl File {
         }
     }
 
-    fn settings(&self) -> Result<super::Settings> {
+    fn settings(&self) -> Result<Settings> {
         self.store.with_state(|state| {
             let mut source = Committed { store: &self.store, state };
             Ok(names::settings(&mut source, self.id)?.0)
@@ -383,13 +386,14 @@ impl File {
             Some(len) => len,
             None => names::attributes(txn, self.id)?.len,
         };
+        let dictionary = self.dictionary(txn, pending, &settings)?;
         let adapt = settings.auto.map(|_| Arc::clone(&self.adapt));
         if adapt.is_some() {
             self.adapt.begin();
         }
         let fold_budget = write::fold_budget(pending.units.len() as u64 * UNIT_LEN);
         let changes = Changes {
-            target: Target { file: self.id, settings, threads: self.threads, adapt },
+            target: Target { file: self.id, settings, threads: self.threads, dictionary, adapt },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),
             len,
@@ -399,6 +403,27 @@ impl File {
         let done = write::apply(txn, changes);
         self.adapt.end();
         done.map(|()| len)
+    }
+
+    /// The dictionary for the changes. The first large write of short records trains one.
+    fn dictionary(
+        &self,
+        txn: &mut Txn,
+        pending: &Pending,
+        settings: &Settings,
+    ) -> Result<Option<(u32, Arc<Dictionary>)>> {
+        let count = pending.units.len() as u64;
+        let trains = count >= dictionaries::PAGE_COUNT_MIN
+            && dictionaries::serves_records(settings)
+            && names::dictionary(txn, self.id)?.is_none();
+        if trains {
+            let units: Vec<_> = pending.units.values().collect();
+            let mut page = |index: u64| Ok(units[index as usize].to_vec());
+            let ashift = self.store.ashift();
+            let dictionary = dictionaries::train(count, &mut page, settings, ashift)?;
+            dictionaries::adopt(txn, self.id, dictionary.as_ref(), settings)?;
+        }
+        dictionaries::in_use(txn, &self.store, self.id)
     }
 
     fn settle(&self, pending: &mut Pending, done: &Result<()>) {

@@ -10,13 +10,15 @@ use std::sync::{Arc, Mutex};
 use super::adapt::Adapt;
 use super::extents::{piece_key, pieces_in, record_at};
 use super::props::Settings;
-use crate::codec::{self, CodecId, Compression, Encoded, Policy};
+use crate::codec::{self, CodecId, Compression, Dictionary, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::store::pointer::{EMBEDDED_LEN_MAX, Filter, Place, Pointer, sectors_for};
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Encoding, Txn};
 use crate::units::FileId;
 
+/// A dictionary serves records up to this length: longer ones have enough of their own to refer to.
+pub(super) const DICTIONARY_RECORD_LEN_MAX: usize = 16 << 10;
 /// Fewer jobs than this are not worth a thread.
 const JOBS_PER_THREAD_MIN: usize = 3;
 /// How many map entries are looked at together where many are removed.
@@ -27,6 +29,8 @@ pub(super) struct Target {
     pub file: FileId,
     pub settings: Settings,
     pub threads: usize,
+    /// For patches and short records, with its number.
+    pub dictionary: Option<(u32, Arc<Dictionary>)>,
     /// Who chooses the level, where the settings leave it open.
     pub adapt: Option<Arc<Adapt>>,
 }
@@ -60,6 +64,8 @@ impl Job {
 
 /// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
 pub(super) struct EncodedJob {
+    /// The number of the dictionary that was used, or 0.
+    dictionary: u32,
     how: Encoded,
     stored: Vec<u8>,
 }
@@ -137,7 +143,7 @@ pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Ve
     let heavy = jobs.iter().filter(|job| job.delta.is_none()).count();
     let threads = target.threads.min(heavy / JOBS_PER_THREAD_MIN).max(1);
     if threads == 1 {
-        return jobs.iter().map(|job| encode(&target.settings, sector, job)).collect();
+        return jobs.iter().map(|job| encode(target, sector, job)).collect();
     }
     let next = AtomicUsize::new(0);
     let slots: Vec<Mutex<Option<Result<EncodedJob>>>> =
@@ -146,7 +152,7 @@ pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Ve
         while let Some(index) =
             Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < jobs.len())
         {
-            let encoded = encode(&target.settings, sector, &jobs[index]);
+            let encoded = encode(target, sector, &jobs[index]);
             if let Ok(mut slot) = slots[index].lock() {
                 *slot = Some(encoded);
             }
@@ -166,12 +172,13 @@ pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Ve
         .collect()
 }
 
-fn encode(settings: &Settings, sector: usize, job: &Job) -> Result<EncodedJob> {
+fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
+    let settings = &target.settings;
     let mut stored = Vec::new();
     if job.delta.as_ref().is_some_and(|delta| delta.len() <= EMBEDDED_LEN_MAX) {
         stored.extend_from_slice(job.content());
         let how = Encoded::Embedded { codec: CodecId::Raw, level: 0 };
-        return Ok(EncodedJob { how, stored });
+        return Ok(EncodedJob { how, stored, dictionary: 0 });
     }
     // Patches are soon folded or replaced: they must be cheap, and the record's own level is what
     // they end up with.
@@ -181,9 +188,16 @@ fn encode(settings: &Settings, sector: usize, job: &Job) -> Result<EncodedJob> {
     };
     let policy =
         Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
-    codec::with_codec(|codec| codec.encode(compression, job.content(), &policy, &mut stored))
-        .map(|how| EncodedJob { how, stored })
-        .map_err(|error| Error::codec("record to be written", job.start, error))
+    // A delta has nothing in common with a page.
+    let may_use = job.delta.is_none() && job.bytes.len() <= DICTIONARY_RECORD_LEN_MAX;
+    let dictionary = target.dictionary.as_ref().filter(|_| may_use);
+    let prepared = dictionary.map(|(_, dictionary)| &**dictionary);
+    let (how, used) = codec::with_codec(|codec| {
+        codec.encode_with(compression, job.content(), &policy, &mut stored, prepared)
+    })
+    .map_err(|error| Error::codec("record to be written", job.start, error))?;
+    let dictionary = dictionary.filter(|_| used).map_or(0, |(number, _)| *number);
+    Ok(EncodedJob { how, stored, dictionary })
 }
 
 /// Stores one encoded record or patch in the place of what was there.
@@ -236,7 +250,7 @@ fn store_encoded(
     encoded: &EncodedJob,
 ) -> Result<Pointer> {
     let filter = if job.delta.is_some() { Filter::Delta } else { Filter::None };
-    let encoding = |codec, level| Encoding { codec, level, filter, dictionary: 0 };
+    let encoding = |codec, level| Encoding { codec, level, filter, dictionary: encoded.dictionary };
     let content = job.content();
     let len = content.len() as u32;
     let checksum = target.settings.checksum;

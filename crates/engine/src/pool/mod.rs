@@ -14,6 +14,7 @@ mod adapt;
 mod check;
 mod compact;
 mod delta;
+mod dictionaries;
 mod extents;
 mod file;
 mod fold;

@@ -5,6 +5,7 @@
 //! 2, file u64 BE              -> attributes (32 bytes)
 //! 3, file u64 BE, property    -> the value as text
 //! 4, file u64 BE              -> the repack in progress, as text
+//! 5, file u64 BE              -> u32: the dictionary in use, 0 where none pays
 //! ```
 
 use super::file::FILE_LEN_MAX;
@@ -19,6 +20,7 @@ const ENTRY: u8 = 1;
 const ATTRIBUTES: u8 = 2;
 const PROPERTY: u8 = 3;
 const REPACK: u8 = 4;
+const DICTIONARY: u8 = 5;
 
 /// The longest name, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
@@ -206,6 +208,19 @@ pub(super) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Res
         Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
         None => txn.remove(NAMES, &key)?,
     };
+    Ok(())
+}
+
+/// The dictionary that is used for what is written to a file; 0 where it was found that none pays,
+/// nothing where nobody has tried.
+pub(super) fn dictionary(source: &mut impl Source, file: FileId) -> Result<Option<u32>> {
+    let Some(value) = source.get(NAMES, &id_key(DICTIONARY, file, &[]))? else { return Ok(None) };
+    let number = value.try_into().map(u32::from_le_bytes).map_err(|_| malformed("a dictionary"));
+    number.map(Some)
+}
+
+pub(super) fn set_dictionary(txn: &mut Txn, file: FileId, number: u32) -> Result<()> {
+    txn.insert(NAMES, &id_key(DICTIONARY, file, &[]), &number.to_le_bytes())?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 //! not touched: they say how new data is written.
 
 use super::Pool;
+use super::dictionaries;
 use super::extents::Piece;
 use super::names;
 use super::props::{Property, Settings};
@@ -104,6 +105,10 @@ impl Pool {
     /// Begins a repack of a file, in place of one that was begun before.
     pub fn begin_repack(&self, file: FileId, goal: Settings, patience: Patience) -> Result<Repack> {
         let repack = Repack { file, goal: definite(goal), position: 0 };
+        if dictionaries::serves_records(&repack.goal) {
+            // What there is may be from other times, or for patches.
+            self.train_dictionary(file, &repack.goal, true, patience)?;
+        }
         let mut txn = self.store().begin_with(goal.checksum, patience)?;
         names::set_repack(&mut txn, file, Some(&repack.to_text()))?;
         txn.commit(Durability::Visible)?;
@@ -134,6 +139,9 @@ impl Pool {
             txn.commit(Durability::Visible)?;
         }
         repack.position = step.next.unwrap_or(u64::MAX);
+        if step.next.is_none() {
+            self.remove_unused_dictionaries(limits.patience)?;
+        }
         Ok(step)
     }
 

@@ -14,6 +14,7 @@
 //! the old extents. A slot that cannot be read is reported, left alone, and the rest goes on.
 
 use super::Pool;
+use super::dictionaries;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
 use super::jobs::{Job, Target, encode_all, remove_pieces, store_all};
 use super::names;
@@ -132,7 +133,9 @@ impl<'a> Rewrite<'a> {
         want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
     ) -> Result<Rewrite<'a>> {
         let settings: Settings = pool.read(|source| Ok(names::settings(source, file)?.0))?;
-        let target = Target { file, settings, threads: pool.options().threads, adapt: None };
+        let dictionary = pool.read(|source| dictionaries::in_use(source, pool.store(), file))?;
+        let threads = pool.options().threads;
+        let target = Target { file, settings, threads, dictionary, adapt: None };
         Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
     }
 

@@ -95,7 +95,13 @@ impl Store {
         }
         let mut bytes = vec![0; pointer.extent_len as usize];
         if pointer.place != Place::Zero {
-            codec::with_codec(|codec| codec.decompress(pointer.codec, &stored, &mut bytes))
+            let dictionary = match pointer.dictionary {
+                0 => None,
+                number => Some(self.dictionary(number)?),
+            };
+            let dictionary = dictionary.as_deref();
+            let (id, src, dst) = (pointer.codec, &stored, &mut bytes);
+            codec::with_codec(|codec| codec.decompress_with(id, src, dst, dictionary))
                 .map_err(|error| Error::codec("extent", offset, error))?;
         }
         Ok(Arc::new(bytes))

@@ -13,6 +13,7 @@ pub mod cache;
 pub mod checksum;
 mod commit;
 pub mod compact;
+pub mod dictionaries;
 mod extent;
 mod fields;
 pub mod node;
@@ -60,17 +61,20 @@ pub mod trees {
     pub const FREED: u8 = 4;
     /// Reference counts of shared extents.
     pub const REFS: u8 = 5;
+    /// Dictionaries, by number.
+    pub const DICTIONARIES: u8 = 6;
     /// The trees in use, with names for messages.
-    pub const ALL: [(u8, &str); 6] = [
+    pub const ALL: [(u8, &str); 7] = [
         (NAMES, "names"),
         (MAP, "map"),
         (PATCHES, "patches"),
         (SPACE, "space"),
         (FREED, "freed"),
         (REFS, "refs"),
+        (DICTIONARIES, "dictionaries"),
     ];
     /// Those whose values are pointers to extents of their own.
-    pub const OF_POINTERS: [u8; 2] = [MAP, PATCHES];
+    pub const OF_POINTERS: [u8; 3] = [MAP, PATCHES, DICTIONARIES];
 }
 
 /// No medium tears a write within this many bytes.
@@ -187,6 +191,8 @@ pub struct Store {
     /// Hashes of superblock slots that are valid but whose state is not whole.
     rejected: Mutex<Vec<u64>>,
     recovered_from: Option<Txg>,
+    /// The dictionaries used last, prepared.
+    dictionaries: Mutex<Vec<dictionaries::Kept>>,
 }
 
 impl Store {
@@ -262,6 +268,7 @@ impl Store {
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
+            dictionaries: Mutex::default(),
         };
         store.recovered_from = verify::recover(&store)?;
         Ok(Arc::new(store))

@@ -58,6 +58,8 @@ pub(super) struct TxnCore {
     pub(super) changed: bool,
     /// Features that a reader must know from this transaction on.
     pub(super) incompat: u64,
+    /// Dictionaries that this transaction has added.
+    pub(super) new_dictionaries: Vec<u32>,
     /// The superblock was written, or may have been.
     pub(super) published: bool,
 }
@@ -129,6 +131,7 @@ impl Txn {
             next_file_id: superblock.next_file_id,
             changed: false,
             incompat: superblock.incompat,
+            new_dictionaries: Vec::new(),
             published: false,
             base: Arc::clone(&base),
             store,
@@ -341,6 +344,9 @@ impl Txn {
 impl Drop for Txn {
     fn drop(&mut self) {
         self.core.store.rotor.store(self.core.space.rotor.0, Ordering::Relaxed);
+        for number in &self.core.new_dictionaries {
+            self.core.store.settle_dictionary(*number, self.core.published);
+        }
         if !self.core.published && self.core.out.written > 0 {
             self.core.cut_leftovers();
         }

@@ -13,7 +13,7 @@ use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
 use super::tree::check_child;
-use super::trees::{ALL, FREED, MAP, PATCHES, REFS, SPACE};
+use super::trees::{ALL, FREED, OF_POINTERS, REFS, SPACE};
 use super::{State, Store, adopted_state, block_hash, space};
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
@@ -89,7 +89,7 @@ fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
         let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
         walk_tree(store, tree, root, older, &mut |met| match met {
             Met::Damage(_, error) => Err(error),
-            Met::Entry(MAP | PATCHES, _, value) => {
+            Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
                 let pointer = data_pointer(value)?;
                 if pointer.birth > older {
                     store.read_stored(&pointer)?;
