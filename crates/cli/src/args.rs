@@ -140,6 +140,10 @@ pub struct PackArgs {
     /// The share compression must save, or a record is stored as it is [default: 12.5%]
     #[arg(long, value_name = "PERCENT", value_parser = value_of(Property::MinSavings))]
     pub min_savings: Option<String>,
+    /// Store what SQLite never reads as zeros: free pages, deleted cells. The copy is then not equal
+    /// byte by byte, and deleted rows cannot be recovered from it
+    #[arg(long)]
+    pub clear_unused: bool,
     /// Replace IN by the pool, atomically and only after reading all of it back
     #[arg(long)]
     pub in_place: bool,
@@ -158,6 +162,7 @@ impl PackArgs {
             (Property::RecordSize, &self.recordsize),
             (Property::Checksum, &self.checksum),
             (Property::MinSavings, &self.min_savings),
+            (Property::ClearUnused, &self.clear_unused.then(|| "on".into())),
         ];
         given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
     }
@@ -388,6 +393,10 @@ pub struct RepackArgs {
     /// The length of records to aim at, 4K to 16M [default: the property]
     #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
     pub recordsize: Option<String>,
+    /// Store what SQLite never reads as zeros, where the property does not say so anyway; nobody else may
+    /// have the database open meanwhile
+    #[arg(long)]
+    pub clear_unused: bool,
     /// Only tell, from a sample, how much smaller the pool would become and how long that takes
     #[arg(long)]
     pub estimate: bool,
@@ -404,8 +413,11 @@ pub struct RepackArgs {
 impl RepackArgs {
     /// The properties that are to differ from those in force.
     pub fn properties(&self) -> Vec<(Property, String)> {
-        let given =
-            [(Property::Compression, &self.compression), (Property::RecordSize, &self.recordsize)];
+        let given = [
+            (Property::Compression, &self.compression),
+            (Property::RecordSize, &self.recordsize),
+            (Property::ClearUnused, &self.clear_unused.then(|| "on".into())),
+        ];
         given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
     }
 }

@@ -11,10 +11,12 @@
 //!   unless a log or journal beside it holds what would be lost.
 
 use std::fs::{File, Metadata};
+use std::io::ErrorKind::UnexpectedEof;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hardpack::unused::Clearing;
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 
@@ -103,6 +105,23 @@ impl Snapshot {
             }
             Source::Pages(db) => self.read_pages(db, chunk_len, sink),
         }
+    }
+
+    /// What of a database need not be kept, where that is certain.
+    pub fn clearing(&self) -> Result<Option<Clearing>, Reason> {
+        let Some(page_len) = self.page_len.map(u64::from) else { return Ok(None) };
+        Clearing::new(self.len()?, &mut |buf, offset| match &self.source {
+            Source::Raw | Source::Locked(_) => Ok(self.file.read_exact_at(buf, offset)?),
+            Source::Pages(db) => {
+                let sql = "SELECT data FROM sqlite_dbpage WHERE pgno = ?1";
+                let number = offset / page_len + 1;
+                let page: Vec<u8> = db.query_row(sql, [number as i64], |row| row.get(0))?;
+                let start = (offset % page_len) as usize;
+                let bytes = page.get(start..start + buf.len());
+                buf.copy_from_slice(bytes.ok_or(std::io::Error::from(UnexpectedEof))?);
+                Ok(())
+            }
+        })
     }
 
     fn read_file(&self, start: u64, chunk_len: usize, sink: &mut Sink<'_>) -> Result<(), Reason> {
@@ -208,17 +227,7 @@ fn open_database(path: &Path, exclusive: bool, has_log: bool) -> rusqlite::Resul
 
 fn open_exclusive(path: &Path) -> rusqlite::Result<(Source, u32)> {
     let db = sqlite::open_plain(path, EXCLUSIVE_TIMEOUT)?;
-    // Set before the first access, this keeps the index of the log in memory and everybody else out.
-    db.query_row("PRAGMA locking_mode = EXCLUSIVE", [], |_| Ok(()))?;
-    db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
-    if sqlite::is_wal(&db)? {
-        let busy: i64 = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
-        if busy != 0 {
-            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-            return Err(rusqlite::Error::SqliteFailure(code, None));
-        }
-    }
-    db.execute_batch("BEGIN EXCLUSIVE")?;
+    sqlite::take_exclusive(&db)?;
     let (page_len, _) = sqlite::page_size_and_count(&db)?;
     Ok((Source::Locked(db), page_len))
 }

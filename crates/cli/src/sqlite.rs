@@ -72,6 +72,28 @@ pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::R
     Ok(db)
 }
 
+/// Opens the database in a pool, settles it and keeps everybody else out until the connection is closed.
+pub fn lock_pool(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
+    let db = open_pool(path, false, timeout)?;
+    take_exclusive(&db)?;
+    Ok(db)
+}
+
+/// Locks a database for oneself, with everything from its log in the file itself.
+pub fn take_exclusive(db: &Connection) -> rusqlite::Result<()> {
+    // Set before the first access, this keeps the index of the log in memory and everybody else out.
+    db.query_row("PRAGMA locking_mode = EXCLUSIVE", [], |_| Ok(()))?;
+    db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
+    if is_wal(db)? {
+        let busy: i64 = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        if busy != 0 {
+            let code = ffi::Error::new(ffi::SQLITE_BUSY);
+            return Err(rusqlite::Error::SqliteFailure(code, None));
+        }
+    }
+    db.execute_batch("BEGIN EXCLUSIVE")
+}
+
 /// The URI under which SQLite opens a pool through the VFS.
 pub fn pool_uri(path: &Path) -> io::Result<String> {
     let mut uri = String::from("file:");

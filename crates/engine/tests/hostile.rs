@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
@@ -10,14 +11,14 @@ use common::live::newest_superblock;
 use common::sim_device::{Fault, SimDevice};
 use common::{GUID, Rng, create, only_file, options, read_all};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
-use hardpack_engine::store::trees::{ALL, FREED, MAP, NAMES, PATCHES, REFS, SPACE};
-use hardpack_engine::store::{Durability, Encoding, Store};
-use hardpack_engine::{Run, Sector, Txg};
+use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use hardpack_engine::store::{Durability, Encoding, Patience, Store};
+use hardpack_engine::{FileId, Run, Sector, Txg};
 
 /// The disk is not larger than this.
 #[derive(Debug)]
@@ -76,8 +77,31 @@ fn exercise(device: &Arc<SimDevice>, rng: &mut Rng) {
         let _ = read_all(&file);
     }
     let _ = pool.set_property(file.id(), Property::Compression, "lz4");
+    maintain(&pool, file.id());
     let _ = pool.close();
     let _ = pool.check(&mut |_| {});
+}
+
+/// Everything that rewrites what is stored, a few steps of each.
+fn maintain(pool: &Pool, file: FileId) {
+    let limits = StepLimits { look_count_max: 64, ..StepLimits::default() };
+    let few = Cell::new(0);
+    let _ = pool.fold(Fold::All, &limits, &mut |_| few.replace(few.get() + 1) < 3);
+    let goal = Settings { record_len: 4096, ..Settings::default() };
+    let _ =
+        pool.estimate_repack(file, goal, 1 << 16, None, &mut |_| few.replace(few.get() + 1) < 6);
+    let unfinished = pool.unfinished_repack(file).ok().flatten();
+    let begun = unfinished.map_or_else(|| pool.begin_repack(file, goal, Patience::None), Ok);
+    if let Ok(mut repack) = begun {
+        for _ in 0..3 {
+            let _ = pool.repack_step(&mut repack, &limits, None);
+        }
+    }
+    let _ = pool.remove_unused_dictionaries(Patience::None);
+    let mut compaction = pool.compact();
+    for _ in 0..3 {
+        let _ = compaction.step();
+    }
 }
 
 fn number(rng: &mut Rng) -> u64 {
@@ -140,11 +164,14 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let file = rng.pick(&[1, 2, 3]);
             let name: &[u8] =
                 rng.pick(&[&b""[..], b"main", b"compression", b"recordsize", b"\xff"]);
-            let key = [vec![rng.pick(&[1, 2, 3])], be(file), name.to_vec()].concat();
+            let key = [vec![rng.pick(&[1, 2, 3, 4, 5])], be(file), name.to_vec()].concat();
             let mut attributes = vec![0; 32];
             attributes[0] = rng.below(4) as u8;
             attributes[8..16].copy_from_slice(&number(rng).to_le_bytes());
-            let text = rng.pick(&["16M", "zstd-22", "no", ""]).as_bytes().to_vec();
+            let text = rng
+                .pick(&["16M", "zstd-22", "no", "", "position=9 recordsize=4K", "\x01\0\0\0"])
+                .as_bytes()
+                .to_vec();
             let child = [vec![1], number(rng).to_le_bytes().to_vec()].concat();
             let choices = [attributes, text, child];
             (key, choices[rng.below(3) as usize].clone())
@@ -164,6 +191,10 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
         FREED => {
             let key = [be(rng.pick(&[0, 1, 2, 3, u64::MAX])), be(number(rng))].concat();
             (key, number(rng).to_le_bytes().to_vec())
+        }
+        DICTIONARIES => {
+            let key = (rng.below(4) as u32).to_be_bytes().to_vec();
+            (key, pointer(rng).to_bytes())
         }
         _ => (be(rng.below(400)), (number(rng) as u32).to_le_bytes().to_vec()),
     }
@@ -199,7 +230,7 @@ fn entries_that_make_no_sense() {
         }
         exercise(&device, &mut rng);
     }
-    assert_eq!((REFS, ALL.len()), (5, 6), "a new tree needs entries of its own here");
+    assert_eq!((DICTIONARIES, ALL.len()), (6, 7), "a new tree needs entries of its own here");
 }
 
 fn change_superblock(

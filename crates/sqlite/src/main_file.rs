@@ -162,7 +162,13 @@ impl MainFile {
                 buf.fill(0);
                 SQLITE_IOERR_SHORT_READ
             }
-            Some(file) => match file.read_at(buf, offset) {
+            // In write-ahead log mode, what is uncommitted is what a checkpoint is copying. Nobody may
+            // look at that in the database, and nobody should wait for it.
+            Some(file) => match if self.wal_index.is_some() && !self.wrote {
+                file.read_committed_at(buf, offset)
+            } else {
+                file.read_at(buf, offset)
+            } {
                 Ok(n) if n == buf.len() => SQLITE_OK,
                 Ok(_) => SQLITE_IOERR_SHORT_READ,
                 Err(error) => self.code(&error, SQLITE_IOERR_READ),

@@ -40,7 +40,10 @@
 //! that was cleared, as with `PRAGMA secure_delete`, and the file is no longer the same byte for byte.
 #![forbid(unsafe_code)]
 
+mod clearing;
 pub mod freelist;
+
+pub use clearing::Clearing;
 
 use std::ops::Range;
 

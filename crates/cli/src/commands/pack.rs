@@ -101,10 +101,22 @@ fn write(
         file.set_page_len_hint(page_len);
     }
 
+    // Under the lock, or in the transaction, that the pages are read in.
+    let clearing = if args.clear_unused { snapshot.clearing()? } else { None };
+    let mut cleared = Vec::new();
     let mut digest = Digest::default();
     let mut progress = Progress::new(format!("packing {name}"), snapshot.len()?, args.work.quiet);
     snapshot.read(chunk_len(args)?, &mut |chunk| {
         signals::check()?;
+        let chunk = match &clearing {
+            None => chunk,
+            Some(clearing) => {
+                cleared.clear();
+                cleared.extend_from_slice(chunk);
+                clearing.clear(digest.len(), &mut cleared);
+                &cleared
+            }
+        };
         // What is not written is a hole.
         if !is_all_zero(chunk) {
             file.write_at(chunk, digest.len())?;

@@ -6,23 +6,27 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use hardpack::unused::Clearing;
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Estimate, Pool, Property, Repack, Settings, Step, StepLimits};
+use hardpack_engine::pool::{Clear, Estimate, Pool, Property, Repack, Settings, Step, StepLimits};
+use rusqlite::Connection;
 use serde_json::json;
 
 use super::fold::{finish, report_damage};
 use crate::args::RepackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, json_ratio, quotient, ratio};
-use crate::pool_file;
 use crate::progress::Progress;
 use crate::signals;
+use crate::{pool_file, sqlite};
 
 /// How much of a file an estimate compresses.
 const SAMPLE_LEN: u64 = 8 << 20;
 /// How much is rewritten in one step, and how long that should take at the most.
 const STEP_LEN_RANGE: std::ops::RangeInclusive<u64> = 512 << 10..=8 << 20;
 const STEP_TIME_MAX: Duration = Duration::from_millis(500);
+/// How long others may keep a database locked that is to be cleared.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// A writer may change what is just being compressed: then it is gone over again, so many times.
 const PASS_COUNT_MAX: usize = 3;
 
@@ -74,6 +78,17 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
         StepLimits { rewrite_len_max: *STEP_LEN_RANGE.start(), ..StepLimits::default() };
     let mut repack = begin(args, &pool, file, &limits)?;
     let len = pool.attributes(file)?.len;
+    let lock = lock_to_clear(args, &pool, file, &repack)?;
+    let clearing = match &lock {
+        Some(_) => clearing(&pool, file)?,
+        None => None,
+    };
+    let clear = |offset: u64, bytes: &mut [u8]| {
+        if let Some(clearing) = &clearing {
+            clearing.clear(offset, bytes);
+        }
+    };
+    let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
     let label = format!("repacking to {}", repack.goal.get(Property::Compression));
     let mut progress = Progress::new(label, len, args.work.quiet);
     let mut sum = Step::default();
@@ -81,7 +96,7 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
         let overtaken = sum.overtaken;
         loop {
             let began = Instant::now();
-            sum.add(pool.repack_step(&mut repack, &limits, None)?);
+            sum.add(pool.repack_step(&mut repack, &limits, clear)?);
             // What a step gave up is of use for the next once it is durable.
             pool.store().make_durable()?;
             limits.rewrite_len_max = if began.elapsed() > STEP_TIME_MAX {
@@ -109,7 +124,37 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
     }
     finish(&pool)?;
     progress.finish();
+    // Before the pool: closing a descriptor drops SQLite's locks.
+    drop(lock);
     Ok((repack, sum))
+}
+
+/// Where unused bytes are to be cleared, the database must stay as it is meanwhile: nobody else may
+/// use it. The lock lasts as long as the connection.
+fn lock_to_clear(
+    args: &RepackArgs,
+    pool: &Pool,
+    file: FileId,
+    repack: &Repack,
+) -> Result<Option<Connection>, Reason> {
+    if !repack.goal.clear_unused || !pool_file::is_database(&*pool.file(file)?)? {
+        return Ok(None);
+    }
+    let locked = sqlite::lock_pool(&args.pool, LOCK_TIMEOUT).map_err(Reason::from);
+    locked.map(Some).map_err(|reason| match reason.code {
+        Code::InUse => reason.hint(
+            "clear-unused needs the database for itself; close it in other programs, or repack \
+             without ('hardpack set clear-unused=off')",
+        ),
+        _ => reason,
+    })
+}
+
+fn clearing(pool: &Pool, file: FileId) -> Result<Option<Clearing>, Reason> {
+    pool.refresh()?;
+    let file = pool.file(file)?;
+    let len = file.len()?;
+    Clearing::new(len, &mut |buf, offset| Ok(file.read_at(buf, offset).map(drop)?))
 }
 
 /// Goes on with what was interrupted, or begins anew where something else is wanted.

@@ -134,18 +134,19 @@ impl File {
             self.read_pending(&mut pending, &mut buf[..n], offset)?;
             return Ok(n);
         }
+        self.read_committed_at(buf, offset)
+    }
+
+    /// Like [`File::read_at`], without uncommitted changes: whoever makes or commits some, this never
+    /// waits for him.
+    pub fn read_committed_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.store.with_state(|state| {
             let n = clip(buf, offset, self.len_in(state)?);
             let mut source = Committed { store: &self.store, state };
+            let readahead = &self.readahead;
             // What is ahead may be damaged, and is not what was asked for.
-            let _ = self.readahead.note(
-                &mut source,
-                &self.store,
-                self.id,
-                offset,
-                n as u64,
-                self.threads,
-            );
+            let _ =
+                readahead.note(&mut source, &self.store, self.id, offset, n as u64, self.threads);
             extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
             Ok(n)
         })

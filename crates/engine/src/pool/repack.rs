@@ -18,8 +18,13 @@ use crate::store::{Durability, Patience};
 use crate::units::FileId;
 
 /// What repacking aims at: the properties that matter to it.
-const GOAL: [Property; 4] =
-    [Property::Compression, Property::RecordSize, Property::Checksum, Property::MinSavings];
+const GOAL: [Property; 5] = [
+    Property::Compression,
+    Property::RecordSize,
+    Property::Checksum,
+    Property::MinSavings,
+    Property::ClearUnused,
+];
 
 /// A repack of one file, begun or to be gone on with.
 #[derive(Clone, PartialEq, Debug)]
