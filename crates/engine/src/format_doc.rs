@@ -73,7 +73,7 @@ fn pointer() -> Pointer {
 
 #[test]
 fn header_is_as_documented() {
-    let encoded = Header { guid: GUID, ashift: 11 }.encode();
+    let encoded = Header { version: FORMAT_VERSION, guid: GUID, ashift: 11 }.encode();
     let expected = HashMap::from([
         ("magic", MAGIC.to_vec()),
         ("version", FORMAT_VERSION.to_le_bytes().to_vec()),
@@ -147,6 +147,7 @@ fn superblock_is_as_documented() {
         txg: Txg(30),
         durable_txg: Txg(29),
         data_synced: true,
+        next_slot: Some(4),
         end: Sector(131),
         freed_count: 32,
         freed_sectors: 33,
@@ -174,6 +175,7 @@ fn superblock_is_as_documented() {
         ("incompat", u64_bytes(0)),
         ("txg", u64_bytes(30)),
         ("durable_txg", u64_bytes(29)),
+        ("next_slot", 5u32.to_le_bytes().to_vec()),
         ("flags", 1u32.to_le_bytes().to_vec()),
         ("end", u64_bytes(131)),
         ("freed_count", u64_bytes(32)),

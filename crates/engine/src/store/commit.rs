@@ -6,7 +6,7 @@
 //! 3 record what this transaction freed
 //! 4 flush the trees of free space, whose own new nodes no longer change them
 //! 5 large commits: sync what is written so far
-//! 6 write the hint, then the superblock, to a slot that is not the newest durable one
+//! 6 write the superblock, to the slot that the one before has named for it
 //! 7 publish the state to this process
 //! 8 if asked to: sync, after which the txg is durable
 //! ```
@@ -24,7 +24,7 @@ use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_off
 use super::trees::{ALL, FREED, SPACE};
 use super::txn::Txn;
 use super::write_buffer::write;
-use super::{Durability, Patience, State, Store, TREE_COUNT};
+use super::{Durability, Patience, State, Store, TREE_COUNT, free_slot};
 use crate::error::{Error, Result};
 
 /// When more than this was written since the last sync, the commit syncs before its superblock, so
@@ -84,21 +84,25 @@ impl Txn {
         let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
         let written = core.out.written + BLOCK_LEN as u64;
         let unsynced_bytes = base.unsynced_bytes + written;
-        let reusable = base.reusable_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
-        let (slot, durable, unsynced_bytes) = match reusable {
-            Some(slot) => (slot, base.durable, unsynced_bytes),
+        let slot = base.next_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
+        let (slot, durable, unsynced_bytes, data_synced) = match slot {
+            Some(slot) => (slot, base.durable, unsynced_bytes, false),
             None => {
                 // What this makes durable includes the superblock of the state before: the slots of
                 // all others are free then.
                 store.sync_device()?;
-                ((base.slot + 1) % SLOT_COUNT, base.txg(), BLOCK_LEN as u64)
+                let slot = base.superblock.next_slot.unwrap_or((base.slot + 1) % SLOT_COUNT);
+                (slot, base.txg(), BLOCK_LEN as u64, true)
             }
         };
+        let mut slots = base.slots;
+        slots[slot as usize] = core.txg;
         let superblock = Superblock {
             incompat: core.incompat,
             txg: core.txg,
             durable_txg: durable,
-            data_synced: reusable.is_none(),
+            data_synced,
+            next_slot: free_slot(slot, &slots, durable, base.guarded),
             end: core.space.end,
             freed_count: core.space.freed_count,
             freed_sectors: core.space.freed_sectors,
@@ -110,9 +114,11 @@ impl Txn {
             ..base.superblock
         };
         let block = superblock.encode(&store.guid());
-        // The hint first: were a process to die between the two, others would never look for a state
-        // that is there. A hint ahead of the ring only makes them look in vain.
-        write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
+        if store.header.version < 2 {
+            // The hint first: were a process to die between the two, others would never look for a
+            // state that is there. A hint ahead of the ring only makes them look in vain.
+            write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
+        }
         core.published = true;
         if let Err(error) = write(&store, &block, slot_offset(slot)) {
             let mut found = vec![0; BLOCK_LEN];
@@ -123,8 +129,6 @@ impl Txn {
             }
             return Err(error);
         }
-        let mut slots = base.slots;
-        slots[slot as usize] = core.txg;
         let state = State::new(superblock, slot, slots, durable, base.guarded);
         Ok(State { unsynced_bytes, ..state })
     }

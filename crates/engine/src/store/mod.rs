@@ -36,8 +36,8 @@ use std::time::Duration;
 use self::cache::Caches;
 use self::stats::PoolStats;
 use self::superblock::{
-    ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT,
-    Superblock, TREE_COUNT, slot_offset,
+    ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, HINT_OFFSET, Header, RING_OFFSET,
+    SLOT_COUNT, Superblock, TREE_COUNT, TXG_OFFSET, slot_offset,
 };
 use self::tree::TxnTree;
 use crate::device::Device;
@@ -122,6 +122,18 @@ pub struct State {
 
 type Slots = [Txg; SLOT_COUNT as usize];
 
+/// Whether `txg` may be the newest durable state, as far as is known.
+fn may_be_durable(txg: Txg, durable: Txg, guarded: Txg) -> bool {
+    (durable..=durable.max(guarded)).contains(&txg)
+}
+
+/// The next slot behind `slot` that holds nothing that may be the newest durable state, if there is one.
+fn free_slot(slot: u64, slots: &Slots, durable: Txg, guarded: Txg) -> Option<u64> {
+    (1..SLOT_COUNT)
+        .map(|step| (slot + step) % SLOT_COUNT)
+        .find(|slot| !may_be_durable(slots[*slot as usize], durable, guarded))
+}
+
 impl State {
     fn new(superblock: Superblock, slot: u64, slots: Slots, durable: Txg, guarded: Txg) -> State {
         let trees =
@@ -129,13 +141,15 @@ impl State {
         State { superblock, trees, slot, slots, durable, guarded, unsynced_bytes: 0 }
     }
 
-    /// The slot for the next superblock: the next one that holds nothing that may be the newest
-    /// durable state, if there is one.
-    fn reusable_slot(&self) -> Option<u64> {
-        let guarded = self.durable..=self.durable.max(self.guarded);
-        (1..SLOT_COUNT)
-            .map(|step| (self.slot + step) % SLOT_COUNT)
-            .find(|slot| !guarded.contains(&self.slots[*slot as usize]))
+    /// The slot for the next superblock: the one that this state names, unless that has come to hold
+    /// what may be the newest durable state. Then everything must be synced first.
+    fn next_slot(&self) -> Option<u64> {
+        match self.superblock.next_slot {
+            Some(slot) => Some(slot).filter(|slot| {
+                !may_be_durable(self.slots[*slot as usize], self.durable, self.guarded)
+            }),
+            None => free_slot(self.slot, &self.slots, self.durable, self.guarded),
+        }
     }
 
     fn copy(&self) -> State {
@@ -206,7 +220,7 @@ impl Store {
         if !ASHIFT_RANGE.contains(&ashift) {
             return Err(Error::Invalid(format!("a sector of 2^{ashift} bytes is not supported")));
         }
-        let header = Header { guid, ashift };
+        let header = Header { version: FORMAT_VERSION, guid, ashift };
         let superblock = Superblock::empty(Txg(1), Sector(EXTENTS_OFFSET >> ashift));
         let write = |bytes: &[u8], offset| {
             device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
@@ -325,18 +339,24 @@ impl Store {
     /// Takes over the newest state where another process has committed one, and says whether it did.
     pub fn refresh(&self) -> Result<bool> {
         let current = self.state();
-        let mut hint = [0; 8];
-        let n = self
-            .device
-            .read_at(&mut hint, HINT_OFFSET)
-            .map_err(|error| Error::io("read", error))?;
-        if n == hint.len() && Txg(u64::from_le_bytes(hint)) == current.txg() {
+        let (offset, is_hint) = match (self.header.version, current.superblock.next_slot) {
+            (1, _) => (HINT_OFFSET, true),
+            (_, Some(slot)) => (slot_offset(slot) + TXG_OFFSET, false),
+            // There was no room for the next superblock when the newest was written.
+            (_, None) => return self.adopt_newest(),
+        };
+        let mut txg = [0; 8];
+        let n = self.device.read_at(&mut txg, offset).map_err(|error| Error::io("read", error))?;
+        let txg = Txg(u64::from_le_bytes(txg));
+        // What the slot held before is older; a hint that is behind is not to be trusted.
+        let is_newest = if is_hint { txg == current.txg() } else { txg <= current.txg() };
+        if n == 8 && is_newest {
             return Ok(false);
         }
         self.adopt_newest()
     }
 
-    /// Takes over the newest superblock, whatever the hint says.
+    /// Takes over the newest superblock of the whole ring.
     pub(crate) fn adopt_newest(&self) -> Result<bool> {
         let ring = self.read_ring()?;
         let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! byte 0       header: magic, format version, guid, ashift
-//! byte 4096    hint: the number of the newest txg, for other processes; never trusted
+//! byte 4096    hint, in version 1: the number of the newest txg, for other processes
 //! byte 8192    8 superblock slots of 4096 bytes
 //! byte 40960   extents
 //! ```
@@ -21,8 +21,10 @@ use crate::units::{Run, Sector, Txg};
 
 /// The first bytes of every pool. SQLite takes them for "not a database".
 pub const MAGIC: &[u8; 16] = b"Hardpack pool\x1a\r\n";
-/// The version of the layout as a whole.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version of the layout as a whole, in pools that are created.
+pub const FORMAT_VERSION: u32 = 2;
+/// The oldest version that is read and written: there, every commit writes the hint as well.
+pub const FORMAT_VERSION_MIN: u32 = 1;
 /// Length of the header block, of the hint block and of each superblock slot.
 pub const BLOCK_LEN: usize = 4096;
 /// Where the hint block lies.
@@ -61,6 +63,8 @@ pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 /// What never changes in the life of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
+    /// The version of its layout.
+    pub version: u32,
     /// Identifies the pool.
     pub guid: [u8; 16],
     /// Sectors are `2^ashift` bytes.
@@ -76,7 +80,7 @@ impl Header {
         let mut out = Vec::with_capacity(BLOCK_LEN);
         let mut f = FieldWriter(&mut out);
         f.bytes(MAGIC);
-        f.u32(FORMAT_VERSION);
+        f.u32(self.version);
         f.u8(self.ashift);
         f.zeros(3);
         f.bytes(&self.guid);
@@ -91,9 +95,10 @@ impl Header {
         }
         let mut f = FieldReader(&block[MAGIC.len()..]);
         let version = f.u32().unwrap_or(0);
-        if version != FORMAT_VERSION {
+        if !(FORMAT_VERSION_MIN..=FORMAT_VERSION).contains(&version) {
             return Err(Error::Unsupported(format!(
-                "format version {version}; this one reads version {FORMAT_VERSION}"
+                "format version {version}; this one reads versions {FORMAT_VERSION_MIN} to \
+                 {FORMAT_VERSION}"
             )));
         }
         check_seal(block).ok_or_else(|| {
@@ -103,7 +108,7 @@ impl Header {
             let ashift = f.u8()?;
             f.zeros(3)?;
             let guid = f.bytes(16)?.try_into().ok()?;
-            ASHIFT_RANGE.contains(&ashift).then_some(Header { guid, ashift })
+            ASHIFT_RANGE.contains(&ashift).then_some(Header { version, guid, ashift })
         })();
         parsed.ok_or_else(|| Error::corrupt("header", 0, "a field has an impossible value"))
     }
@@ -124,6 +129,9 @@ pub struct Superblock {
     pub durable_txg: Txg,
     /// All that this txg wrote was made durable before this superblock was written.
     pub data_synced: bool,
+    /// The slot that the next superblock goes to, so that others need look nowhere else for it; nothing
+    /// where none was free.
+    pub next_slot: Option<u64>,
     /// Extents lie below this sector; everything from it on is free.
     pub end: Sector,
     /// Entries in the tree of freed runs.
@@ -155,7 +163,7 @@ impl Superblock {
         f.u64(self.txg.0);
         f.u64(self.durable_txg.0);
         f.u32(if self.data_synced { FLAG_DATA_SYNCED } else { 0 });
-        f.zeros(4);
+        f.u32(self.next_slot.map_or(0, |slot| slot as u32 + 1));
         f.u64(self.end.0);
         f.u64(self.freed_count);
         f.u64(self.freed_sectors);
@@ -192,6 +200,7 @@ impl Superblock {
             txg,
             durable_txg: txg,
             data_synced: true,
+            next_slot: None,
             end,
             freed_count: 0,
             freed_sectors: 0,
@@ -220,7 +229,7 @@ impl Superblock {
         }
         let durable_txg = Txg(f.u64()?);
         let flags = f.u32()?;
-        f.zeros(4)?;
+        let next_slot = u64::from(f.u32()?).checked_sub(1);
         let end = Sector(f.u64()?);
         let freed_count = f.u64()?;
         let freed_sectors = f.u64()?;
@@ -249,6 +258,7 @@ impl Superblock {
             && txg.0 < NUMBER_MAX
             && next_file_id < NUMBER_MAX
             && flags & !FLAG_DATA_SYNCED == 0
+            && next_slot.is_none_or(|slot| slot < SLOT_COUNT)
             && end <= SECTOR_MAX
             && freed_sectors <= end.0
             && freed_count <= freed_sectors
@@ -261,6 +271,7 @@ impl Superblock {
             txg,
             durable_txg,
             data_synced: flags & FLAG_DATA_SYNCED != 0,
+            next_slot,
             end,
             freed_count,
             freed_sectors,
@@ -292,6 +303,9 @@ impl Superblock {
         Ok(())
     }
 }
+
+/// Where the txg is within a superblock.
+pub const TXG_OFFSET: u64 = 48;
 
 /// Where slot `index` lies.
 pub fn slot_offset(index: u64) -> u64 {

@@ -95,7 +95,8 @@ impl Store {
         }
         // From here on dropping the transaction gives both back.
         let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
-        if self.adopt_newest()? {
+        // Under the lock nobody commits, and the hint is never behind what is visible.
+        if self.refresh()? {
             txn.rebase(self.state());
         }
         txn.core.base.superblock.check_writable()?;

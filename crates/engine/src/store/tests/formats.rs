@@ -10,7 +10,9 @@ use crate::store::pointer::{
     Place, Pointer,
 };
 use crate::store::stats::{CodecStats, PoolStats};
-use crate::store::superblock::{ASHIFT_RANGE, BLOCK_LEN, Header, Superblock, WINDOW_COUNT_MAX};
+use crate::store::superblock::{
+    ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, WINDOW_COUNT_MAX,
+};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Run, Sector, Txg};
 
@@ -64,6 +66,7 @@ prop_compose! {
         (compat, read_only_compat) in any::<(u64, u64)>(),
         (txg, durable) in (1..1_u64 << 40).prop_flat_map(|txg| (Just(txg), 0..=txg)),
         data_synced in any::<bool>(),
+        next_slot in prop::option::of(0..8_u64),
         roots in prop::collection::vec(prop::option::of(pointer()), 8),
         windows in prop::collection::vec((0..1_u64 << 30, 1..1_u64 << 20), 0..=WINDOW_COUNT_MAX),
         next_file_id in 1..1_u64 << 40,
@@ -79,7 +82,7 @@ prop_compose! {
         stats.codecs[15] = count(numbers[4]);
         Superblock {
             compat, read_only_compat, incompat: 0, txg: Txg(txg), durable_txg: Txg(durable),
-            data_synced, end: Sector(1 << 40), freed_count: numbers[5].into(),
+            data_synced, next_slot, end: Sector(1 << 40), freed_count: numbers[5].into(),
             freed_sectors: u64::from(numbers[5]) + u64::from(numbers[6]),
             space_sectors: numbers[7].into(), next_file_id,
             windows: windows.into_iter().map(|(start, sectors)| Run { start: Sector(start), sectors })
@@ -225,6 +228,7 @@ fn sample_superblock() -> Superblock {
         txg: Txg(100),
         durable_txg: Txg(99),
         data_synced: false,
+        next_slot: Some(3),
         end: Sector(1 << 30),
         freed_count: 1,
         freed_sectors: 10,
@@ -247,10 +251,10 @@ fn sealed(mut block: Vec<u8>) -> Vec<u8> {
 #[test]
 fn headers_refuse_what_they_do_not_know() {
     for ashift in ASHIFT_RANGE {
-        let header = Header { guid: GUID, ashift };
+        let header = Header { version: FORMAT_VERSION, guid: GUID, ashift };
         assert_eq!(Header::decode(&header.encode()).unwrap(), header);
     }
-    let good = Header { guid: GUID, ashift: 9 }.encode();
+    let good = Header { version: FORMAT_VERSION, guid: GUID, ashift: 9 }.encode();
     let with = |at: usize, value: u8| {
         let mut block = good.clone();
         block[at] = value;
