@@ -99,12 +99,19 @@ impl std::fmt::Display for CodecId {
 /// can be told from one that only looks different. It never decides how to decode.
 pub const fn codec_version(codec: CodecId) -> u8 {
     match codec {
-        CodecId::Raw
-        | CodecId::Lzjb
-        | CodecId::Zle
-        | CodecId::Gzip
-        | CodecId::Lz4
-        | CodecId::Zstd => 1,
+        CodecId::Raw | CodecId::Lzjb | CodecId::Zle | CodecId::Gzip | CodecId::Lz4 => 1,
+        // Since 2 in blocks that are shorter than records.
+        CodecId::Zstd => 2,
+    }
+}
+
+/// Whether the front of what this version of an encoder wrote can be decoded for less than the whole
+/// takes. Only of use to choose the faster way: both give the same.
+pub fn has_cheap_front(codec: u8, version: u8) -> bool {
+    match CodecId::try_from(codec) {
+        Ok(CodecId::Lz4 | CodecId::Lzjb | CodecId::Zle) => true,
+        Ok(CodecId::Zstd) => version >= 2,
+        _ => false,
     }
 }
 

@@ -212,7 +212,8 @@ fn copy_record(source: &mut impl Source, record: &Piece, part: &mut [u8], at: u6
     beyond.fill(0);
     if n > 0 {
         let start = (at - record.start) as usize;
-        held.copy_from_slice(&source.read(&record.pointer)?.as_slice()[start..start + n]);
+        let bytes = source.read_front(&record.pointer, start + n)?;
+        held.copy_from_slice(&bytes.as_slice()[start..start + n]);
     }
     Ok(())
 }

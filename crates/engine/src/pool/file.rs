@@ -96,7 +96,7 @@ impl File {
         if known.0 == state.txg() {
             return Ok(known.1);
         }
-        let len = names::attributes(&mut Committed { store: &self.store, state }, self.id)?.len;
+        let len = names::attributes(&mut Committed::new(&self.store, state), self.id)?.len;
         *self.committed_len.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), len);
         Ok(len)
     }
@@ -142,11 +142,12 @@ impl File {
     pub fn read_committed_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.store.with_state(|state| {
             let n = clip(buf, offset, self.len_in(state)?);
-            let mut source = Committed { store: &self.store, state };
+            let mut source = Committed::new(&self.store, state);
             let readahead = &self.readahead;
             // What is ahead may be damaged, and is not what was asked for.
-            let _ =
+            let continues =
                 readahead.note(&mut source, &self.store, self.id, offset, n as u64, self.threads);
+            source.is_point = !continues.unwrap_or(true);
             extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
             Ok(n)
         })
@@ -167,7 +168,7 @@ impl File {
             match &mut pending.txn {
                 Some(txn) => extents::read_range(txn, self.id, below, offset)?,
                 None => self.store.with_state(|state| {
-                    let mut source = Committed { store: &self.store, state };
+                    let mut source = Committed::new(&self.store, state);
                     extents::read_range(&mut source, self.id, below, offset)
                 })?,
             }
@@ -375,7 +376,7 @@ impl File {
 
     fn settings(&self) -> Result<Settings> {
         self.store.with_state(|state| {
-            let mut source = Committed { store: &self.store, state };
+            let mut source = Committed::new(&self.store, state);
             Ok(names::settings(&mut source, self.id)?.0)
         })
     }
@@ -458,7 +459,7 @@ impl File {
         self.store.with_state(|state| {
             let mut unit = vec![0; UNIT_LEN as usize];
             let n = clip(&mut unit, index * UNIT_LEN, len);
-            let mut source = Committed { store: &self.store, state };
+            let mut source = Committed::new(&self.store, state);
             extents::read_range(&mut source, self.id, &mut unit[..n], index * UNIT_LEN)?;
             Ok(unit)
         })

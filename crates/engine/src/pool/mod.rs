@@ -199,7 +199,7 @@ impl Pool {
 
     fn read<R>(&self, read: impl Fn(&mut Committed<'_>) -> Result<R>) -> Result<R> {
         let store = self.store();
-        store.with_state(|state| read(&mut Committed { store, state }))
+        store.with_state(|state| read(&mut Committed::new(store, state)))
     }
 
     /// What is in the root directory.

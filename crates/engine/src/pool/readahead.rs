@@ -51,7 +51,7 @@ struct Scan {
 }
 
 impl ReadAhead {
-    /// Notes a read, and announces what is likely to follow.
+    /// Notes a read, and announces what is likely to follow. Whether it continues the one before.
     pub fn note(
         &self,
         source: &mut Committed<'_>,
@@ -60,19 +60,19 @@ impl ReadAhead {
         offset: u64,
         len: u64,
         threads: usize,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         // Another reader of the same file is at it: one of them is enough.
-        let Ok(mut scan) = self.scan.try_lock() else { return Ok(()) };
+        let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
         let end = offset + len;
         if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
             *scan = Scan { end, streak: 0, announced: 0 };
-            return Ok(());
+            return Ok(false);
         }
         scan.streak = scan.streak.saturating_add(end - scan.end);
         scan.end = end;
         let window = scan.streak.clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX);
         if scan.streak < STREAK_LEN_MIN || scan.announced > end + window / 2 {
-            return Ok(());
+            return Ok(true);
         }
         let (from, to) = (scan.announced.max(end), end + window);
         scan.announced = to;
@@ -84,7 +84,7 @@ impl ReadAhead {
         if threads > 1 && !missing.is_empty() {
             self.decompress(store, missing);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Reads extents into the cache behind the reader's back, unless that is going on already.

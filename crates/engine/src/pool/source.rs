@@ -12,12 +12,22 @@ pub(super) trait Source {
     fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>>;
     fn is_empty(&self, tree: u8) -> bool;
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
+    /// At least the first `len` bytes.
+    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes>;
 }
 
 /// A committed state.
 pub(super) struct Committed<'a> {
     pub store: &'a Store,
     pub state: &'a State,
+    /// What follows is unlikely to be read as well.
+    pub is_point: bool,
+}
+
+impl<'a> Committed<'a> {
+    pub fn new(store: &'a Store, state: &'a State) -> Committed<'a> {
+        Committed { store, state, is_point: false }
+    }
 }
 
 impl Source for Committed<'_> {
@@ -36,6 +46,9 @@ impl Source for Committed<'_> {
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.store.read(pointer)
     }
+    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+        if self.is_point { self.store.read_front(pointer, len) } else { self.store.read(pointer) }
+    }
 }
 
 impl Source for Txn {
@@ -52,6 +65,9 @@ impl Source for Txn {
         Txn::is_empty(self, tree)
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
+        Txn::read(self, pointer)
+    }
+    fn read_front(&mut self, pointer: &Pointer, _len: usize) -> Result<ExtentBytes> {
         Txn::read(self, pointer)
     }
 }

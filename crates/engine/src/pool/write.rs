@@ -225,8 +225,11 @@ fn plan_patches(
     end: u64,
     jobs: &mut Vec<Job>,
 ) -> Result<()> {
-    let below = txn.store().peek(&record.pointer);
-    for (from, to) in patch_runs(changes, &units, old, end) {
+    let runs = patch_runs(changes, &units, old, end);
+    let needed =
+        runs.last().map_or(0, |(_, to)| to.min(&record.end()).saturating_sub(record.start));
+    let below = txn.store().peek(&record.pointer, needed as usize);
+    for (from, to) in runs {
         let first = from / UNIT_LEN;
         let mut bytes = match units.remove(&first) {
             // A page of one unit: no copy.

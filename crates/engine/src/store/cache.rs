@@ -21,7 +21,7 @@ const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 
 type NodeKey = (u64, u8, ExtentKey);
 type DataKey = (u64, ExtentKey);
-/// The decompressed bytes of an extent.
+/// The decompressed bytes of an extent, or those at its front.
 pub type Bytes = Arc<Vec<u8>>;
 
 /// The caches, to be shared by all pools of a process.
@@ -84,8 +84,9 @@ impl Caches {
         self.data.get_or_insert_with(&(pool, key), load)
     }
 
-    pub(super) fn has_data(&self, pool: u64, key: ExtentKey) -> bool {
-        self.data.contains_key(&(pool, key))
+    /// What is there of an extent: all of it, or its front.
+    pub(super) fn cached_data(&self, pool: u64, key: ExtentKey) -> Option<Bytes> {
+        self.data.get(&(pool, key))
     }
 
     pub(super) fn put_data(&self, pool: u64, key: ExtentKey, bytes: Bytes) {

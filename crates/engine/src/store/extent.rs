@@ -6,6 +6,7 @@
 //! [`super::Store::refresh`]).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::cache::Bytes;
 use super::checksum::ChecksumKind;
@@ -15,6 +16,34 @@ use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};
 use crate::error::{Error, Result};
+
+/// Only the front of an extent is decompressed where that spares at least one part in so many.
+const FRONT_PART: u64 = 4;
+/// Reads in favour of one side before the other is given up.
+const REUSE_SCORE_MAX: i32 = 64;
+
+/// Whether extents that were read for a part are read again while they are in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Reuse {
+    /// Reads that found their extent in the cache, less those that did not, within limits.
+    score: AtomicI32,
+}
+
+impl Reuse {
+    fn note(&self, was_cached: bool) {
+        let score = self.score.load(Ordering::Relaxed);
+        let next = if was_cached { score + 1 } else { score - 1 };
+        let next = next.clamp(-REUSE_SCORE_MAX, REUSE_SCORE_MAX);
+        if next != score {
+            // Lost updates do not matter.
+            self.score.store(next, Ordering::Relaxed);
+        }
+    }
+
+    fn is_rare(&self) -> bool {
+        self.score.load(Ordering::Relaxed) <= 0
+    }
+}
 
 /// How the bytes of an extent to be written were encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,11 +138,54 @@ impl Store {
 
     /// What a pointer stands for, from the cache where it is there.
     pub fn read(&self, pointer: &Pointer) -> Result<ExtentBytes> {
-        let extent = match pointer.extent_key() {
-            Some(key) => self.caches.data(self.cache_id, key, || self.decompress(pointer))?,
-            None => self.decompress(pointer)?,
+        let Some(key) = pointer.extent_key() else {
+            return self.part_of(pointer, self.decompress(pointer)?);
         };
+        let mut extent = self.caches.data(self.cache_id, key, || self.decompress(pointer))?;
+        if extent.len() < pointer.extent_len as usize {
+            // Only its front was there.
+            extent = self.decompress(pointer)?;
+            self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
+        }
         self.part_of(pointer, extent)
+    }
+
+    /// The same, of which only the first `len` bytes are needed. Where extents are usually read once,
+    /// no more than these is decompressed, and kept.
+    pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+        let needed = pointer.part_offset as usize + len;
+        let (Some(key), false) = (pointer.extent_key(), pointer.is_delta()) else {
+            return self.read(pointer);
+        };
+        if let Some(extent) = self.caches.cached_data(self.cache_id, key) {
+            self.reuse.note(true);
+            if extent.len() >= needed {
+                return self.front_of(pointer, extent);
+            }
+            return self.read(pointer);
+        }
+        self.reuse.note(false);
+        let pays = pointer.dictionary == 0
+            && needed as u64 * FRONT_PART <= u64::from(pointer.extent_len) * (FRONT_PART - 1)
+            && codec::has_cheap_front(pointer.codec, pointer.codec_version)
+            && self.reuse.is_rare();
+        if !pays || pointer.filter > Filter::Delta as u8 {
+            return self.read(pointer);
+        }
+        let stored = self.read_stored(pointer)?;
+        let mut bytes = vec![0; needed];
+        let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
+        codec::with_codec(|codec| codec.decompress_prefix(id, &stored, &mut bytes, whole_len))
+            .map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
+        let extent = Arc::new(bytes);
+        self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
+        self.front_of(pointer, extent)
+    }
+
+    fn front_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {
+        let start = pointer.part_offset as usize;
+        let len = (pointer.len as usize).min(extent.len().saturating_sub(start));
+        Ok(ExtentBytes { extent, start, len })
     }
 
     /// What a pointer stands for, past the cache.
@@ -132,19 +204,21 @@ impl Store {
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// What a pointer stands for, where that needs no reading.
-    pub fn peek(&self, pointer: &Pointer) -> Option<ExtentBytes> {
-        let is_here = match pointer.place {
-            Place::Extent { .. } => self.is_cached(pointer),
-            Place::Embedded(_) | Place::Zero => true,
-        };
-        // It may have left the cache since; then it is read after all.
-        is_here.then(|| self.read(pointer).ok()).flatten()
+    /// What a pointer stands for, at least its first `len` bytes, where that needs no reading.
+    pub fn peek(&self, pointer: &Pointer, len: usize) -> Option<ExtentBytes> {
+        let Some(key) = pointer.extent_key() else { return self.read(pointer).ok() };
+        let extent = self.caches.cached_data(self.cache_id, key)?;
+        let has_enough = extent.len() >= pointer.part_offset as usize + len;
+        has_enough.then(|| self.front_of(pointer, extent).ok()).flatten()
     }
 
-    /// Whether what a pointer stands for is in the cache.
+    /// Whether what a pointer stands for is in the cache as a whole.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
-        pointer.extent_key().is_some_and(|key| self.caches.has_data(self.cache_id, key))
+        let cached = |key| self.caches.cached_data(self.cache_id, key);
+        pointer
+            .extent_key()
+            .and_then(cached)
+            .is_some_and(|extent| extent.len() == pointer.extent_len as usize)
     }
 
     /// Reads a tree node past the cache.

@@ -205,6 +205,8 @@ pub struct Store {
     /// Hashes of superblock slots that are valid but whose state is not whole.
     rejected: Mutex<Vec<u64>>,
     recovered_from: Option<Txg>,
+    /// Whether it pays to decompress more than is asked for.
+    reuse: extent::Reuse,
     /// The dictionaries used last, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
 }
@@ -282,6 +284,7 @@ impl Store {
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
+            reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
         };
         store.recovered_from = verify::recover(&store)?;

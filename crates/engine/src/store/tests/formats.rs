@@ -261,7 +261,7 @@ fn headers_refuse_what_they_do_not_know() {
         Header::decode(&sealed(block)).unwrap_err()
     };
     assert!(matches!(with(0, b'S'), Error::NotAPool(_)));
-    assert!(matches!(with(16, 2), Error::Unsupported(text) if text.contains("version 2")));
+    assert!(matches!(with(16, 3), Error::Unsupported(text) if text.contains("version 3")));
     assert!(with(20, 8).is_corruption());
     assert!(with(20, 13).is_corruption());
     assert!(with(21, 1).is_corruption());
