@@ -46,6 +46,12 @@ pub struct Estimate {
 }
 
 impl Repack {
+    /// Whether it aims at what a repack with this goal would; other properties do not matter.
+    pub fn aims_at(&self, goal: &Settings) -> bool {
+        let goal = definite(*goal);
+        GOAL.iter().all(|property| self.goal.get(*property) == goal.get(*property))
+    }
+
     /// As it is stored: the goal as a user would type it, and the position.
     fn to_text(&self) -> String {
         let goal = GOAL.map(|property| format!("{property}={}", self.goal.get(property)));
