@@ -253,7 +253,7 @@ fn a_finished_repack_leaves_nothing_to_do() {
 fn damage_is_reported_and_passed_by() {
     for repacks in [false, true] {
         let mut rng = Rng(6);
-        let text = rng.text(40 * 32 << 10);
+        let text = rng.text((40 * 32) << 10);
         let mut fixture = Fixture::new(6, &[(Property::RecordSize, "32K")], text);
         let everywhere: Vec<usize> = (0..40).map(|record| record * 8 + 3).collect();
         fixture.edit(&everywhere, 20);
@@ -336,7 +336,7 @@ fn sinking_takes_each_cold_record_once() {
 #[test]
 fn folding_keeps_to_its_limits_and_to_the_settings() {
     let properties = [(Property::RecordSize, "16K"), (Property::Compression, "gzip-2")];
-    let text = Rng(8).text(64 * 16 << 10);
+    let text = Rng(8).text((64 * 16) << 10);
     let mut fixture = Fixture::new(8, &properties, text);
     let pages: Vec<usize> = (0..64).map(|record| record * 4 + 1).collect();
     fixture.edit(&pages, 40);
@@ -345,10 +345,10 @@ fn folding_keeps_to_its_limits_and_to_the_settings() {
     let step = fixture.pool.fold_step(id, Fold::Due, 0, &steps_of(1 << 20)).unwrap();
     assert_eq!((step.rewritten, step.next), (0, None), "none of them is due");
     let step = fixture.pool.fold_step(id, Fold::All, 0, &steps_of(100_000)).unwrap();
-    assert_eq!((step.rewritten, step.next), (7, Some(7 * 16 << 10)), "{step:?}");
+    assert_eq!((step.rewritten, step.next), (7, Some((7 * 16) << 10)), "{step:?}");
     let few = StepLimits { look_count_max: 5, ..steps_of(1 << 20) };
     let step = fixture.pool.fold_step(id, Fold::All, step.next.unwrap(), &few).unwrap();
-    assert_eq!((step.rewritten, step.next), (5, Some(12 * 16 << 10)), "{step:?}");
+    assert_eq!((step.rewritten, step.next), (5, Some((12 * 16) << 10)), "{step:?}");
     let stopped = fixture.pool.fold(Fold::All, &steps_of(1), &mut |sum| sum.rewritten < 3).unwrap();
     assert_eq!(stopped.rewritten, 3);
     let rest = fixture.pool.fold(Fold::All, &steps_of(1), &mut |_| true).unwrap();

@@ -59,9 +59,12 @@ impl Device for Between {
     fn unlock_writer(&self) {}
 }
 
+/// Its name, and what is done to the file.
+type Change = (&'static str, fn(&File));
+
 /// Changes that another process makes between looking and storing, each of one region of 64 KiB that
 /// begins at 128 KiB and holds records of 16 KiB.
-const CHANGES: [(&str, fn(&File)); 8] = [
+const CHANGES: [Change; 8] = [
     ("a row", |file| file.write_at(b"row", 140_000).unwrap()),
     ("the row that has a patch", |file| file.write_at(b"again", 136_000).unwrap()),
     ("a page", |file| file.write_at(&Rng(1).noise(4096), 36 * 4096).unwrap()),
