@@ -31,7 +31,14 @@ const fn shape(
     durable_one_in: u64,
     process_count: usize,
 ) -> Shape {
-    Shape { commit_count, file_len, durable_one_in, process_count, compact_one_in: 0 }
+    Shape {
+        commit_count,
+        file_len,
+        durable_one_in,
+        process_count,
+        compact_one_in: 0,
+        rewrite_one_in: 0,
+    }
 }
 
 fn crash_states(first_seed: u64, share: u64, sector: usize) {
@@ -73,13 +80,37 @@ fn compactions() {
     let (mut count, mut compacted) = (0, 0);
     for seed in 0..8 {
         let shape = Shape { compact_one_in: 3, ..shape(30, 500_000, 3, 1 + seed as usize % 2) };
-        let (crashes, bytes) =
+        let (crashes, sums) =
             run_and_measure(seed, shape, 512, 1, None).unwrap_or_else(|error| panic!("{error}"));
         count += crashes;
-        compacted += bytes;
+        compacted += sums.compacted;
     }
     println!("{count} crashes, {compacted} bytes given back");
     assert!(compacted > 1 << 20, "{compacted} bytes were given back");
+}
+
+/// Small edits, folding, repacking and sinking between the commits; now and then a compaction too.
+#[test]
+fn rewritings() {
+    let (mut count, mut rewritten, mut deltas, mut resumed) = (0, 0, 0, 0);
+    for seed in 0..16 {
+        let shape = Shape {
+            rewrite_one_in: 2,
+            compact_one_in: if seed % 4 == 3 { 12 } else { 0 },
+            ..shape(30, 120_000, 3, 1 + seed as usize % 2)
+        };
+        let sector = if seed % 2 == 0 { 512 } else { 4096 };
+        let (crashes, sums) =
+            run_and_measure(seed, shape, sector, 2, None).unwrap_or_else(|error| panic!("{error}"));
+        count += crashes;
+        rewritten += sums.rewritten;
+        deltas += sums.deltas;
+        resumed += sums.resumed;
+    }
+    println!(
+        "{count} crashes, {rewritten} records written anew, {deltas} deltas, {resumed} resumed"
+    );
+    assert!(rewritten > 300 && deltas > 200 && resumed > 8, "{rewritten}, {deltas}, {resumed}");
 }
 
 /// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.

@@ -1,7 +1,8 @@
 //! The format stays what it is: a pool written by an earlier version is read for ever.
 //!
-//! `golden/v1.hpk` is never written again. Only while the format is not released yet, or with a new
-//! version of it beside the old one, make it anew:
+//! `golden/v1.hpk` is never written again. Nor is `golden/v1-deltas.hpk`, whose patches hold only what
+//! differs from their records: a feature that came later. Only while the format is not released yet, or
+//! with a new version of it beside the old ones, make what is missing anew:
 //!
 //! ```text
 //! HARDPACK_WRITE_GOLDEN=1 cargo test -p hardpack-engine --test golden
@@ -12,14 +13,18 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use common::live::newest_superblock;
 use common::{GUID, Rng, create, only_file, options, problems, read_all};
-use hardpack_engine::Txg;
 use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
-use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::pool::{Fold, Pool, Property, StepLimits};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::pointer::Place;
+use hardpack_engine::store::superblock::{
+    BLOCK_LEN, FEATURE_DELTAS, SLOT_COUNT, Superblock, slot_offset,
+};
 use hardpack_engine::store::trees::{MAP, PATCHES};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::{Error, Txg};
 
 /// Each takes a part of the file.
 const COMPRESSIONS: [&str; 8] =
@@ -135,7 +140,7 @@ fn golden_path() -> PathBuf {
 #[test]
 fn the_golden_pool_is_read() {
     let path = golden_path();
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() {
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
         std::fs::write(&path, write()).unwrap();
     }
     // From the file itself, and from a copy that may be written to.
@@ -161,4 +166,150 @@ fn writing_is_deterministic() {
     assert!(image.len() < 100 << 10, "{} bytes", image.len());
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     assert_golden(&Pool::open(device, options(1 << 20)).unwrap());
+}
+
+/// What the file of the second golden pool holds: lines of text, with some bytes replaced in every
+/// other page.
+fn edited_content() -> Vec<u8> {
+    let mut bytes = plain_content();
+    for (at, new) in edits() {
+        bytes[at..at + new.len()].copy_from_slice(&new);
+    }
+    bytes
+}
+
+fn plain_content() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for line in 0..5000 {
+        bytes.extend_from_slice(format!("{line} times {line} is {}\n", line * line).as_bytes());
+    }
+    bytes
+}
+
+/// In turn: a number, two numbers far apart, and so much that it does not fit into a pointer.
+fn edits() -> Vec<(usize, Vec<u8>)> {
+    let noise = |len: usize, by: usize| (0..len).map(|at| (at * at * 7 + at + by) as u8).collect();
+    let mut edits: Vec<(usize, Vec<u8>)> = Vec::new();
+    for page in (0..plain_content().len() / 4096).filter(|page| page % 2 == 0) {
+        let at = page * 4096;
+        match page % 3 {
+            0 => edits.push((at + 100 + page, noise(4, page))),
+            1 => edits.extend([(at, noise(8, page)), (at + 4090, noise(6, page))]),
+            _ => edits.push((at + 700, noise(300, page))),
+        }
+    }
+    edits
+}
+
+/// Writes the second golden pool; the same bytes every time.
+fn write_deltas() -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let properties = [(Property::RecordSize, "16K"), (Property::Compression, "lz4")];
+    let pool = create(&dynamic, &properties, 32 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&plain_content(), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    read_all(&file).unwrap();
+    for (at, bytes) in edits() {
+        file.write_at(&bytes, at as u64).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    pool.close().unwrap();
+    device.image()
+}
+
+/// How many patches of a pool are deltas inside their pointers, and how many in extents.
+fn deltas(pool: &Pool) -> (u64, u64) {
+    let (mut embedded, mut in_extents) = (0, 0);
+    let state = pool.state();
+    let root = state.superblock.roots[usize::from(PATCHES)].as_ref().expect("there are patches");
+    walk_tree(pool.store(), PATCHES, root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met {
+            let pointer = data_pointer(value)?;
+            match pointer.place {
+                Place::Embedded(_) => embedded += u64::from(pointer.is_delta()),
+                _ => in_extents += u64::from(pointer.is_delta()),
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    (embedded, in_extents)
+}
+
+fn assert_golden_deltas(pool: &Pool) {
+    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+    assert_eq!(pool.state().superblock.incompat, FEATURE_DELTAS);
+    assert!(read_all(&only_file(pool).unwrap()).unwrap() == edited_content());
+    let (embedded, in_extents) = deltas(pool);
+    assert!(embedded > 5 && in_extents > 3, "{embedded} inside, {in_extents} in extents");
+}
+
+#[test]
+fn the_golden_pool_with_deltas_is_read() {
+    let path = golden_path().with_file_name("v1-deltas.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        std::fs::write(&path, write_deltas()).unwrap();
+    }
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
+    assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
+    // It is written to as any other: patches are replaced, and all are folded.
+    let copy = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(copy, options(1 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    file.write_at(b"new", 4200).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let mut expected = edited_content();
+    expected[4200..4203].copy_from_slice(b"new");
+    assert!(read_all(&file).unwrap() == expected);
+    pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
+    assert!(read_all(&file).unwrap() == expected);
+    assert!(pool.state().superblock.roots[usize::from(PATCHES)].is_none());
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn writing_deltas_is_deterministic() {
+    let image = write_deltas();
+    assert!(image == write_deltas(), "two runs differ");
+    assert!(image.len() < 180 << 10, "{} bytes", image.len());
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+    assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
+}
+
+/// A later version may use what this one does not know: that is said, and nothing is touched.
+#[test]
+fn unknown_features_are_refused_by_name() {
+    let image = write_deltas();
+    let (slot, newest) = newest_superblock(&image).unwrap();
+    let with = |change: &dyn Fn(&mut Superblock)| {
+        let mut superblock = newest.clone();
+        superblock.txg = Txg(newest.txg.0 + 1);
+        change(&mut superblock);
+        let mut image = image.clone();
+        let at = slot_offset((slot + 1) % SLOT_COUNT) as usize;
+        image[at..at + BLOCK_LEN].copy_from_slice(&superblock.encode(&GUID));
+        Arc::new(MemoryDevice::new(image))
+    };
+    // It does not fall back to the state before, which it could read.
+    let device = with(&|superblock| superblock.incompat |= 1 << 40);
+    let before = device.image();
+    let error = Pool::open(device.clone(), options(1 << 20)).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(error.to_string().contains("feature bits 0x10000000000"), "{error}");
+    assert!(device.image() == before, "it was written to");
+    // With a feature that only writers must know it is read.
+    let device = with(&|superblock| superblock.read_only_compat |= 1 << 3);
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    assert!(read_all(&file).unwrap() == edited_content());
+    file.write_at(b"new", 0).unwrap();
+    let error = file.commit(Durability::Durable).unwrap_err();
+    assert!(error.to_string().contains("feature bits 0x8"), "{error}");
+    let error = pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    // And any may ignore these.
+    let device = with(&|superblock| superblock.compat |= 1 << 9);
+    assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
 }

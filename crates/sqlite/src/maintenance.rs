@@ -68,14 +68,21 @@ impl Shared {
         !state.stop && state.commits == seen
     }
 
-    /// Waits for another commit than `seen`.
-    fn wait_for_commit(&self, seen: u64) {
+    /// Waits for another commit than `seen`, at most for so long where a time is given. Whether nobody
+    /// committed, nor asked to stop.
+    fn wait_for_commit(&self, seen: u64, time: Option<Duration>) -> bool {
         let mut state = self.state();
         state.wants_commit = true;
         let waits = |state: &mut Seen| !state.stop && state.commits == seen;
-        let mut state =
-            self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        let mut state = match time {
+            Some(time) => {
+                let waited = self.changed.wait_timeout_while(state, time, waits);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner),
+        };
         state.wants_commit = false;
+        waits(&mut state)
     }
 
     fn is_stopped(&self) -> bool {
@@ -145,12 +152,12 @@ impl Worker {
                 folded = seen;
             }
             let cold = self.pool.state().txg();
-            if !self.shared.is_quiet_for(seen, COLD_TIME) {
+            if !self.shared.wait_for_commit(seen, Some(COLD_TIME)) {
                 continue;
             }
             let _ = self.sink(seen, cold);
             // Nothing is left to do until somebody commits.
-            self.shared.wait_for_commit(seen);
+            self.shared.wait_for_commit(seen, None);
         }
     }
 

@@ -166,7 +166,7 @@ fn begin(
 ) -> Result<Repack, Reason> {
     let wanted = goal(args, pool, file)?;
     if let Some(unfinished) = pool.unfinished_repack(file)?.filter(|_| !args.restart)
-        && (args.properties().is_empty() || unfinished.goal == wanted)
+        && (args.properties().is_empty() || unfinished.aims_at(&wanted))
     {
         if !args.work.quiet {
             eprintln!(

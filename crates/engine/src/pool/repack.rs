@@ -14,6 +14,7 @@ use super::rewrite::{Clear, Over, Rewrite, Step, StepLimits};
 use super::sink::SINK_COMPRESSION;
 use crate::codec::CodecId;
 use crate::error::{Error, Result};
+use crate::store::pointer::Place;
 use crate::store::{Durability, Patience};
 use crate::units::FileId;
 
@@ -51,6 +52,12 @@ pub struct Estimate {
 }
 
 impl Repack {
+    /// Whether it aims at what a repack with this goal would; other properties do not matter.
+    pub fn aims_at(&self, goal: &Settings) -> bool {
+        let goal = definite(*goal);
+        GOAL.iter().all(|property| self.goal.get(*property) == goal.get(*property))
+    }
+
     /// As it is stored: the goal as a user would type it, and the position.
     fn to_text(&self) -> String {
         let goal = GOAL.map(|property| format!("{property}={}", self.goal.get(property)));
@@ -72,12 +79,14 @@ impl Repack {
     }
 
     /// Whether a record is as wanted. One that is stored raw may have been refused by any level, so
-    /// that only trying would tell.
+    /// that only trying would tell; unless it is so short that it is in its pointer.
     fn is_done(&self, record: &Piece) -> bool {
         let (pointer, compression) = (&record.pointer, self.goal.compression);
+        let is_raw = pointer.codec == CodecId::Raw as u8;
+        let is_so_encoded = pointer.codec == compression.codec_id() as u8
+            && (pointer.level == compression.level() || is_raw);
         record.slot_end() - record.start == u64::from(self.goal.record_len)
-            && pointer.codec == compression.codec_id() as u8
-            && (pointer.level == compression.level() || pointer.codec == CodecId::Raw as u8)
+            && (is_so_encoded || is_raw && matches!(pointer.place, Place::Embedded(_)))
     }
 
     fn rewrite<'a>(

@@ -155,7 +155,8 @@ impl<'a> Rewrite<'a> {
         for region in regions {
             match self.compose(&region) {
                 Ok(composed) => {
-                    counts.push(composed.len());
+                    let len: u64 = composed.iter().map(|job| job.bytes.len() as u64).sum();
+                    counts.push((composed.len(), len));
                     jobs.extend(composed);
                     readable.push(region);
                 }
@@ -172,12 +173,12 @@ impl<'a> Rewrite<'a> {
         let encoded = encode_all(&self.target, store.ashift(), &jobs)?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
         let (mut jobs, mut encoded) = (jobs.into_iter(), encoded.into_iter());
-        for (region, count) in readable.iter().zip(counts) {
+        for (region, (count, len)) in readable.iter().zip(counts) {
             let jobs = jobs.by_ref().take(count).collect();
             let encoded: Vec<_> = encoded.by_ref().take(count).collect();
             if self.find_region(&mut txn, region.start, region.end)?.is_same(region) {
                 step.rewritten += 1;
-                step.rewritten_len += region.end - region.start;
+                step.rewritten_len += len;
                 step.stored_before += region.stored_len();
                 for tree in [PATCHES, MAP] {
                     remove_pieces(&mut txn, tree, self.target.file, region.start, region.end)?;

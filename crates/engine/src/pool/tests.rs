@@ -2,3 +2,4 @@
 
 mod faults;
 mod model;
+mod rewrite;

@@ -15,7 +15,7 @@ use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::{SLOT_COUNT, Superblock, slot_offset};
 
-use super::sim_device::{Disk, Fault, Op, SimDevice};
+use super::sim_device::{Disk, Fault, Measured, Op, SimDevice};
 use super::{GUID, Rng, create, first_difference, only_file, options, problems, read_all};
 
 /// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
@@ -42,6 +42,8 @@ pub struct Shape {
     pub process_count: usize,
     /// After one commit in so many some steps of a compaction are taken; 0 for never.
     pub compact_one_in: u64,
+    /// After one commit in so many some steps of folding, repacking or sinking; 0 for never.
+    pub rewrite_one_in: u64,
 }
 
 /// Versions of the file that commits made, by number.
@@ -123,8 +125,13 @@ pub fn run_workload(
         if shape.compact_one_in > 0 && rng.one_in(shape.compact_one_in) {
             let index = rng.below(processes.len() as u64) as usize;
             device.note(COMPACTING);
-            device.count_compacted(compact(&processes[index], rng)?);
+            let bytes = compact(&processes[index], rng)?;
+            device.measure(|sums| sums.compacted += bytes);
             device.note(COMPACTED);
+        }
+        if shape.rewrite_one_in > 0 && rng.one_in(shape.rewrite_one_in) {
+            let index = rng.below(processes.len() as u64) as usize;
+            super::rewriting::some_steps(&processes[index].pool, device, rng)?;
         }
         // Now and then a property changes, or a process ends, politely or not.
         match rng.below(12) {
@@ -179,6 +186,10 @@ fn change(
 ) -> Result<(), String> {
     let count = rng.pick(&[1, 1, 2, 4]);
     for _ in 0..count {
+        if shape.rewrite_one_in > 0 && rng.one_in(2) {
+            super::rewriting::edit(&process.file, rng, bytes)?;
+            continue;
+        }
         let len = match rng.below(8) {
             0 => shape.file_len as usize / 2,
             1 => 1 + rng.below(200) as usize,
@@ -363,14 +374,14 @@ pub fn run(
     run_and_measure(seed, shape, sector, tries, fault).map(|(count, _)| count)
 }
 
-/// The same, with how many bytes compactions gave back.
+/// The same, with what the workload did.
 pub fn run_and_measure(
     seed: u64,
     shape: Shape,
     sector: usize,
     tries: u64,
     fault: Option<Box<dyn Fault>>,
-) -> Result<(u64, u64), String> {
+) -> Result<(u64, Measured), String> {
     let label = format!("[seed {seed}, sector {sector}, {shape:?}]");
     let mut rng = Rng(seed);
     let device = SimDevice::new(Vec::new());
@@ -387,7 +398,7 @@ pub fn run_and_measure(
     let replay = Replay { base, trace: device.take_trace(), versions, shape, sector };
     let count = replay.crash_everywhere(tries, &mut rng);
     let count = count.map_err(|error| format!("{label} {error}"))?;
-    Ok((count, device.compacted()))
+    Ok((count, device.measured()))
 }
 
 /// Counts what occurs in a list, for messages.

@@ -5,6 +5,7 @@
 pub mod crash;
 pub mod live;
 pub mod mutants;
+pub mod rewriting;
 pub mod sim_device;
 
 use std::sync::Arc;

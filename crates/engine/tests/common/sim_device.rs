@@ -156,6 +156,19 @@ pub trait Fault: Send + std::fmt::Debug {
     }
 }
 
+/// What a workload did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Measured {
+    /// How many bytes shorter compactions made the pool.
+    pub compacted: u64,
+    /// Records written anew.
+    pub rewritten: u64,
+    /// Deltas that were there when records were written anew.
+    pub deltas: u64,
+    /// Repacks that went on where another stopped.
+    pub resumed: u64,
+}
+
 /// The recording disk.
 #[derive(Debug, Default)]
 pub struct SimDevice {
@@ -167,7 +180,7 @@ struct Inner {
     image: Vec<u8>,
     trace: Vec<Op>,
     locked: bool,
-    compacted: u64,
+    measured: Measured,
     fault: Option<Box<dyn Fault>>,
 }
 
@@ -202,14 +215,14 @@ impl SimDevice {
         self.inner().trace.len()
     }
 
-    /// Notes how many bytes shorter a test made the pool, so that it can tell whether it did at all.
-    pub fn count_compacted(&self, bytes: u64) {
-        self.inner().compacted += bytes;
+    /// Notes what a test did, so that it can tell whether it did anything at all.
+    pub fn measure(&self, note: impl FnOnce(&mut Measured)) {
+        note(&mut self.inner().measured);
     }
 
-    /// The sum of what was noted.
-    pub fn compacted(&self) -> u64 {
-        self.inner().compacted
+    /// The sums of what was noted.
+    pub fn measured(&self) -> Measured {
+        self.inner().measured
     }
 
     /// A copy of what readers see.

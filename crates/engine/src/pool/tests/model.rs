@@ -1,8 +1,11 @@
 //! A file does what a vector of bytes does, whatever happens in between; and at every write nothing
 //! that the newest durable state reaches is touched.
 
+mod maintain;
+
 use std::sync::Arc;
 
+use self::maintain::Maintained;
 use crate::device::{Device, MemoryDevice};
 use crate::pool::{File, Pool, Property};
 use crate::store::Durability;
@@ -27,6 +30,7 @@ struct Pair {
     dirty_len_max: usize,
     rng: Rng,
     label: String,
+    maintained: Maintained,
 }
 
 impl Pair {
@@ -41,7 +45,8 @@ impl Pair {
         let file = only_file(&pool).unwrap();
         let label = format!("seed {seed}");
         let (committed, current) = (Vec::new(), Vec::new());
-        Pair { sim, pool, file, committed, current, dirty_len_max, rng, label }
+        let maintained = Maintained::default();
+        Pair { sim, pool, file, committed, current, dirty_len_max, rng, label, maintained }
     }
 
     fn offset_and_len(&mut self) -> (u64, usize) {
@@ -119,7 +124,7 @@ impl Pair {
     }
 
     /// The counters of the pool against its records.
-    fn assert_stats(&self) {
+    fn assert_stats(&mut self) {
         let (stats, store) = (*self.pool.state().stats(), self.pool.store());
         assert_eq!(stats.file_bytes, self.current.len() as u64, "{}", self.label);
         let mut recount = crate::store::stats::PoolStats {
@@ -134,6 +139,9 @@ impl Pair {
                 if let Met::Entry(_, _, value) = met {
                     let pointer = data_pointer(value)?;
                     recount.count_data(&pointer, store.ashift(), tree == PATCHES, true);
+                    if tree == PATCHES {
+                        self.maintained.count_patch(&pointer);
+                    }
                 }
                 Ok(())
             })
@@ -164,6 +172,7 @@ impl Pair {
         self.file = only_file(&self.pool).unwrap();
         self.file.set_page_len_hint(self.rng.pick(&[512, 4096, 8192, 65536]));
         self.assert_same();
+        self.assert_repack_is_kept();
     }
 
     fn change_property(&mut self) {
@@ -189,7 +198,7 @@ impl Pair {
     }
 
     fn step(&mut self) {
-        match self.rng.below(40) {
+        match self.rng.below(56) {
             0..=13 => self.write(),
             14..=23 => self.read(),
             24..=26 => self.set_len(),
@@ -197,6 +206,8 @@ impl Pair {
             34 => self.discard(),
             35..=36 => self.reopen(),
             37 => self.change_property(),
+            38..=47 => self.edit(),
+            48..=53 => self.maintain(),
             _ => {
                 // A small update, which becomes a patch.
                 let at = self.rng.below((self.current.len() as u64).max(1)) & !4095;
@@ -215,14 +226,17 @@ impl Pair {
 
 #[test]
 fn a_file_is_a_vector_of_bytes() {
+    let mut maintained = Maintained::default();
     for seed in 0..24 {
         let mut pair = Pair::new(seed);
-        for step in 0..150 {
+        for step in 0..200 {
             pair.label = format!("seed {seed}, step {step}");
             pair.step();
         }
         pair.commit();
+        maintained.add(&pair.maintained);
     }
+    maintained.assert_everything_occurred();
 }
 
 /// How many pieces of `tree` are stored in which way: holes, embedded, raw and compressed.

@@ -1,0 +1,204 @@
+//! The part of the model test that goes on beside the writer: small edits, which become deltas, and
+//! folding, repacking and sinking, whose steps must not change what a file says.
+
+use super::{Pair, places};
+use crate::error::{Error, Result};
+use crate::pool::{Fold, Property, Repack, Settings, Step, StepLimits};
+use crate::store::Patience;
+use crate::store::pointer::{Place, Pointer};
+use crate::store::trees::PATCHES;
+use crate::test_common::problems;
+
+/// What a run went through: a test in which nothing happened shows nothing.
+#[derive(Debug, Default)]
+pub(super) struct Maintained {
+    /// The repack that goes on.
+    repack: Option<Repack>,
+    embedded_deltas: u64,
+    delta_extents: u64,
+    whole_patches: u64,
+    folded: u64,
+    repacked: u64,
+    repacks_finished: u64,
+    repacks_resumed: u64,
+    sunk: u64,
+    refused: u64,
+    beside_changes: u64,
+}
+
+impl Maintained {
+    pub fn count_patch(&mut self, pointer: &Pointer) {
+        *match (&pointer.place, pointer.is_delta()) {
+            (Place::Embedded(_), true) => &mut self.embedded_deltas,
+            (_, true) => &mut self.delta_extents,
+            (_, false) => &mut self.whole_patches,
+        } += 1;
+    }
+
+    pub fn add(&mut self, other: &Maintained) {
+        self.embedded_deltas += other.embedded_deltas;
+        self.delta_extents += other.delta_extents;
+        self.whole_patches += other.whole_patches;
+        self.folded += other.folded;
+        self.repacked += other.repacked;
+        self.repacks_finished += other.repacks_finished;
+        self.repacks_resumed += other.repacks_resumed;
+        self.sunk += other.sunk;
+        self.refused += other.refused;
+        self.beside_changes += other.beside_changes;
+    }
+
+    pub fn assert_everything_occurred(&self) {
+        println!("{self:?}");
+        assert!(self.embedded_deltas > 100, "{self:?}");
+        assert!(self.delta_extents > 100, "{self:?}");
+        assert!(self.whole_patches > 100, "{self:?}");
+        assert!(self.folded > 20 && self.repacked > 100 && self.sunk > 20, "{self:?}");
+        assert!(self.repacks_finished > 10 && self.repacks_resumed > 10, "{self:?}");
+        assert!(self.refused > 5 && self.beside_changes > 20, "{self:?}");
+    }
+}
+
+impl Pair {
+    /// Changes a few bytes of some pages that were read before, as updates of rows do.
+    pub(super) fn edit(&mut self) {
+        if self.current.is_empty() {
+            return;
+        }
+        for _ in 0..1 + self.rng.below(4) {
+            let page = self.rng.below(self.current.len() as u64) & !4095;
+            let end = (page + 4096).min(self.current.len() as u64);
+            self.file.read_at(&mut vec![0; (end - page) as usize], page).unwrap();
+            for _ in 0..1 + self.rng.below(3) {
+                let len = self.rng.pick(&[1, 4, 20, 130, 300]);
+                let at = page + self.rng.below(end - page);
+                let len = len.min(end - at) as usize;
+                let bytes = self.rng.noise(len);
+                self.file.write_at(&bytes, at).unwrap();
+                self.current[at as usize..at as usize + len].copy_from_slice(&bytes);
+            }
+        }
+        if !self.rng.one_in(4) {
+            self.commit();
+        }
+    }
+
+    /// Some steps of one of the rewritings, with changes in between that are not committed.
+    pub(super) fn maintain(&mut self) {
+        let kind = self.rng.below(6);
+        let which = self.rng.pick(&[Fold::Due, Fold::All]);
+        let file = self.file.id();
+        let cold = self.pool.state().txg();
+        if kind >= 3 && !self.begin_repack() {
+            return;
+        }
+        let mut next = Some(0);
+        let mut is_whole = true;
+        while let Some(from) = next {
+            if self.rng.one_in(6) {
+                return;
+            }
+            if self.rng.one_in(8) {
+                is_whole = false;
+                self.write();
+            }
+            let limits = self.limits();
+            let done = match (kind, self.maintained.repack.take()) {
+                (0 | 1, kept) => {
+                    self.maintained.repack = kept;
+                    self.pool.fold_step(file, which, from, &limits)
+                }
+                (2, kept) => {
+                    self.maintained.repack = kept;
+                    self.pool.sink_step(file, cold, from, &limits)
+                }
+                (_, Some(mut repack)) => {
+                    let done = self.pool.repack_step(&mut repack, &limits, None);
+                    let finished = done.as_ref().is_ok_and(|step| step.next.is_none());
+                    self.maintained.repacks_finished += u64::from(finished);
+                    self.maintained.repack = Some(repack).filter(|_| !finished);
+                    done
+                }
+                (_, None) => unreachable!("a repack was begun"),
+            };
+            let Some(step) = self.accept(done) else { return };
+            match kind {
+                0 | 1 => self.maintained.folded += step.rewritten,
+                2 => self.maintained.sunk += step.rewritten,
+                _ => self.maintained.repacked += step.rewritten,
+            }
+            next = step.next;
+        }
+        if kind < 2 && which == Fold::All && is_whole {
+            assert_eq!(places(&self.pool, PATCHES), [0; 4], "{}: patches are left", self.label);
+        }
+    }
+
+    fn limits(&mut self) -> StepLimits {
+        StepLimits {
+            rewrite_len_max: self.rng.pick(&[1, 60_000, 1 << 20]),
+            look_count_max: self.rng.pick(&[1, 10, 4096]),
+            patience: Patience::None,
+        }
+    }
+
+    /// Goes on with a repack, or begins one. False where the pool was busy.
+    fn begin_repack(&mut self) -> bool {
+        if self.maintained.repack.is_some() && !self.rng.one_in(10) {
+            return true;
+        }
+        let mut goal = Settings::default();
+        let all = ["off", "lzjb", "zle", "gzip-1", "lz4", "zstd", "zstd-fast", "auto"];
+        goal.set(Property::Compression, self.rng.pick(&all)).unwrap();
+        goal.set(Property::RecordSize, self.rng.pick(&["4K", "16K", "64K", "256K"])).unwrap();
+        goal.set(Property::Checksum, self.rng.pick(&["xxh3", "blake3"])).unwrap();
+        match self.pool.begin_repack(self.file.id(), goal, Patience::None) {
+            Ok(repack) => self.maintained.repack = Some(repack),
+            Err(Error::Busy) => {
+                assert!(self.file.is_dirty(), "{}: nobody holds the pool", self.label);
+                return false;
+            }
+            Err(error) => panic!("{}: {error}", self.label),
+        }
+        true
+    }
+
+    /// Checks what a step did. Nothing where the pool was busy with what the writer wrote ahead.
+    fn accept(&mut self, done: Result<Step>) -> Option<Step> {
+        self.maintained.beside_changes += u64::from(self.file.is_dirty());
+        if matches!(done, Err(Error::Busy)) && self.file.is_dirty() {
+            self.maintained.refused += 1;
+            self.assert_same();
+            return None;
+        }
+        let step = done.unwrap_or_else(|error| panic!("{}: {error}", self.label));
+        assert_eq!((step.overtaken, step.damaged.len()), (0, 0), "{}", self.label);
+        self.assert_same();
+        assert_eq!(problems(&self.pool).unwrap(), Vec::<String>::new(), "{}", self.label);
+        if self.rng.one_in(3) {
+            self.pool.store().make_durable().unwrap();
+        }
+        if !self.file.is_dirty() {
+            self.assert_stats();
+        }
+        Some(step)
+    }
+
+    /// What a repack has done so far survives opening the pool anew, its goal included.
+    pub(super) fn assert_repack_is_kept(&mut self) {
+        let found = self.pool.unfinished_repack(self.file.id()).unwrap();
+        let kept = self.maintained.repack.take();
+        let label = &self.label;
+        match (&found, &kept) {
+            (None, None) => {}
+            (Some(found), Some(kept)) => {
+                assert_eq!(found.goal, kept.goal, "{label}");
+                // Steps that found nothing to do need not be kept.
+                assert!(found.position <= kept.position, "{label}: {found:?}, {kept:?}");
+                self.maintained.repacks_resumed += u64::from(found.position > 0);
+            }
+            _ => panic!("{label}: {found:?} is kept of {kept:?}"),
+        }
+        self.maintained.repack = found;
+    }
+}

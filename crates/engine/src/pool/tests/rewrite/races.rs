@@ -1,0 +1,278 @@
+//! Somebody changes a region while it is compressed anew: it is left as it is, and nothing is lost.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Fixture, assert_as_wanted, finish_repack, settings, steps_of};
+use crate::device::{Device, FileDevice, MemoryDevice};
+use crate::error::Error;
+use crate::pool::{File, Fold, Pool, Property, Step, StepLimits};
+use crate::store::{Durability, Patience};
+use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
+use crate::units::Txg;
+
+/// What happens in between.
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// A device that does something else just before it gives the writer lock.
+struct Between {
+    below: Arc<dyn Device>,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl std::fmt::Debug for Between {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Between")
+    }
+}
+
+impl Device for Between {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.below.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.below.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.below.sync_data()
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.below.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.below.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        self.try_lock_writer().map(drop)
+    }
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        Ok(true)
+    }
+    fn unlock_writer(&self) {}
+}
+
+/// Its name, and what is done to the file.
+type Change = (&'static str, fn(&File));
+
+/// Changes that another process makes between looking and storing, each of one region of 64 KiB that
+/// begins at 128 KiB and holds records of 16 KiB.
+const CHANGES: [Change; 8] = [
+    ("a row", |file| file.write_at(b"row", 140_000).unwrap()),
+    ("the row that has a patch", |file| file.write_at(b"again", 136_000).unwrap()),
+    ("a page", |file| file.write_at(&Rng(1).noise(4096), 36 * 4096).unwrap()),
+    ("a record", |file| file.write_at(&Rng(2).noise(16 << 10), 160 << 10).unwrap()),
+    ("all of it", |file| file.write_at(&Rng(3).text(64 << 10), 128 << 10).unwrap()),
+    ("zeros", |file| file.write_at(&vec![0; 64 << 10], 128 << 10).unwrap()),
+    ("what was a hole", |file| file.write_at(b"no hole", 180_224).unwrap()),
+    ("there and back", |file| {
+        let mut old = [0; 5];
+        file.read_at(&mut old, 136_000).unwrap();
+        for bytes in [b"other", &old] {
+            file.write_at(bytes, 136_000).unwrap();
+            file.commit(Durability::Visible).unwrap();
+        }
+    }),
+];
+
+#[test]
+fn a_region_that_changed_meanwhile_is_left_alone() {
+    for (name, change) in CHANGES {
+        for repacks in [false, true] {
+            let mut rng = Rng(11);
+            let below: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+            // The last record of the region is a hole.
+            let bytes = [rng.text(176 << 10), vec![0; 16 << 10], rng.text(128 << 10)].concat();
+            let properties = [(Property::RecordSize, "16K"), (Property::Compression, "lz4")];
+            let mut fixture = Fixture::on(Arc::clone(&below), 11, &properties, bytes);
+            fixture.edit(&[1, 33, 34, 70], 20);
+            let between = Arc::new(Between { below: Arc::clone(&below), hook: Mutex::default() });
+            let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
+            let id = fixture.file.id();
+            let goal = settings(&[(Property::RecordSize, "64K")]);
+            let mut repack = pool.begin_repack(id, goal, Patience::None).unwrap();
+            fixture.pool.refresh().unwrap();
+            let (writer, other) = (fixture.pool.clone(), Arc::clone(&fixture.file));
+            *between.hook.lock().unwrap() = Some(Box::new(move || {
+                writer.refresh().unwrap();
+                change(&other);
+                other.commit(Durability::Visible).unwrap();
+            }));
+            let step = if repacks {
+                pool.repack_step(&mut repack, &steps_of(1 << 20), None).unwrap()
+            } else {
+                pool.fold_step(id, Fold::All, 0, &steps_of(1 << 20)).unwrap()
+            };
+            let label = format!("{name}, repack {repacks}: {step:?}");
+            let file = only_file(&pool).unwrap();
+            let expected = read_all(&fixture.file).unwrap();
+            assert!(read_all(&file).unwrap() == expected, "{label}");
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            if repacks {
+                assert_eq!((step.overtaken, step.rewritten), (1, 4), "{label}");
+            } else {
+                // Records are folded one by one, so that it may be another that changed.
+                assert!(step.overtaken <= 1 && step.overtaken + step.rewritten == 3, "{label}");
+                let hits_patched = !["a page", "a record", "what was a hole"].contains(&name);
+                assert_eq!(step.overtaken == 1, hits_patched, "{label}");
+            }
+            // Another pass has it all.
+            repack.position = 0;
+            finish_repack(&pool, &mut repack, &steps_of(1));
+            assert_as_wanted(&pool, &goal);
+            assert!(read_all(&file).unwrap() == expected, "{label}");
+            fixture.pool.refresh().unwrap();
+            assert!(read_all(&fixture.file).unwrap() == expected, "{label}");
+        }
+    }
+}
+
+/// The end of the file moves while its last record is composed.
+#[test]
+fn the_file_becomes_shorter_or_longer_meanwhile() {
+    for len in [0, 1, 10_000, 12_000, 32_768, 33_000, 40_001, 100_000] {
+        let below: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+        let mut rng = Rng(12);
+        let properties = [(Property::RecordSize, "32K")];
+        let fixture = Fixture::on(Arc::clone(&below), 12, &properties, rng.text(10_000));
+        // What is behind the end of the record is zero, and nowhere.
+        fixture.file.set_len(40_000).unwrap();
+        fixture.file.commit(Durability::Visible).unwrap();
+        let between = Arc::new(Between { below: Arc::clone(&below), hook: Mutex::default() });
+        let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
+        let goal = settings(&[(Property::RecordSize, "128K")]);
+        let mut repack = pool.begin_repack(fixture.file.id(), goal, Patience::None).unwrap();
+        let (writer, other) = (fixture.pool.clone(), Arc::clone(&fixture.file));
+        *between.hook.lock().unwrap() = Some(Box::new(move || {
+            writer.refresh().unwrap();
+            other.set_len(len).unwrap();
+            other.commit(Durability::Visible).unwrap();
+        }));
+        pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap();
+        // It grows again over what was cut off.
+        let file = only_file(&pool).unwrap();
+        file.set_len(200_000).unwrap();
+        file.write_at(b"end", 150_000).unwrap();
+        file.commit(Durability::Visible).unwrap();
+        let mut expected = fixture.bytes;
+        expected.truncate(len as usize);
+        expected.resize(200_000, 0);
+        expected[150_000..150_003].copy_from_slice(b"end");
+        let found = read_all(&file).unwrap();
+        assert!(found == expected, "cut to {len}: {}", first_difference(&found, &expected));
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "cut to {len}");
+    }
+}
+
+/// What a writer has written ahead holds the pool: a step without patience says so, and neither
+/// harms the other.
+#[test]
+fn a_step_beside_uncommitted_changes() {
+    let mut rng = Rng(13);
+    let properties = [(Property::RecordSize, "16K")];
+    let mut fixture = Fixture::new(13, &properties, rng.text(300_000));
+    fixture.edit(&[1, 20, 40], 20);
+    let (pool, file) = (fixture.pool.clone(), Arc::clone(&fixture.file));
+    let goal = settings(&[(Property::RecordSize, "64K"), (Property::Compression, "lz4")]);
+    let mut repack = pool.begin_repack(file.id(), goal, Patience::None).unwrap();
+    // Changes in memory only: the step goes below them.
+    file.write_at(b"uncommitted", 5000).unwrap();
+    file.set_len(250_000).unwrap();
+    fixture.bytes[5000..5011].copy_from_slice(b"uncommitted");
+    fixture.bytes.truncate(250_000);
+    let step = pool.repack_step(&mut repack, &steps_of(1), None).unwrap();
+    assert_eq!((step.rewritten, step.next), (1, Some(64 << 10)));
+    assert!(read_all(&file).unwrap() == fixture.bytes);
+    file.commit(Durability::Visible).unwrap();
+    fixture.assert_whole();
+    // More than is kept in memory: the pool is taken until the commit.
+    let small = Pool::open(Arc::clone(&fixture.device), options(10_000)).unwrap();
+    let ahead = only_file(&small).unwrap();
+    ahead.write_at(&rng.text(50_000), 100_000).unwrap();
+    let mut again = small.unfinished_repack(file.id()).unwrap().expect("it is unfinished");
+    assert_eq!(again, repack);
+    let busy = small.repack_step(&mut again, &steps_of(1), None);
+    assert!(matches!(busy, Err(Error::Busy)), "{busy:?}");
+    assert_eq!(again, repack, "nothing was done");
+    ahead.discard();
+    finish_repack(&small, &mut again, &steps_of(100_000));
+    assert!(read_all(&ahead).unwrap() == fixture.bytes);
+    assert_eq!(small.unfinished_repack(file.id()).unwrap(), None);
+}
+
+/// Two engines on one file, as two processes have them: one is written to by a thread while the
+/// other repacks and folds, and a third thread folds in the first.
+#[test]
+fn writers_and_rewriters_at_once() {
+    let temporary = tempfile::NamedTempFile::new().unwrap();
+    let open = || -> Arc<dyn Device> { Arc::new(FileDevice::open(temporary.path()).unwrap()) };
+    let mut rng = Rng(14);
+    let mut bytes = rng.text(2 << 20);
+    let pool = create(&open(), &[(Property::RecordSize, "32K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let other = Pool::open(open(), options(32 << 20)).unwrap();
+    let stop = AtomicBool::new(false);
+    let limits = StepLimits { rewrite_len_max: 200_000, ..StepLimits::default() };
+    let id = file.id();
+    let (repacked, folded) = std::thread::scope(|scope| {
+        let rewriter = scope.spawn(|| {
+            let mut sum = Step::default();
+            for (compression, size) in [("lz4", "16K"), ("zstd-1", "64K")].into_iter().cycle() {
+                let goal =
+                    settings(&[(Property::Compression, compression), (Property::RecordSize, size)]);
+                let mut repack = other.begin_repack(id, goal, limits.patience).unwrap();
+                while repack.position != u64::MAX {
+                    sum.add(other.repack_step(&mut repack, &limits, None).unwrap());
+                    if stop.load(Ordering::Relaxed) {
+                        return sum;
+                    }
+                }
+            }
+            sum
+        });
+        let folder = scope.spawn(|| {
+            let mut sum = Step::default();
+            while !stop.load(Ordering::Relaxed) {
+                sum.add(pool.fold(Fold::All, &limits, &mut |_| true).unwrap());
+                std::thread::yield_now();
+            }
+            sum
+        });
+        for round in 0..400 {
+            pool.refresh().unwrap();
+            for _ in 0..1 + rng.below(5) {
+                let len = rng.pick(&[3, 50, 4096, 20_000]);
+                let at = rng.below((bytes.len() - len) as u64) as usize;
+                let new = rng.text(len);
+                file.write_at(&new, at as u64).unwrap();
+                bytes[at..at + len].copy_from_slice(&new);
+            }
+            let durability = rng.pick(&[Durability::Visible, Durability::Durable]);
+            file.commit(durability).unwrap();
+            let at = rng.below(bytes.len() as u64 - 40_000) as usize;
+            let mut found = vec![0; 40_000];
+            file.read_at(&mut found, at as u64).unwrap();
+            assert!(found == bytes[at..at + 40_000], "round {round}: the bytes from {at}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        (rewriter.join().unwrap(), folder.join().unwrap())
+    });
+    println!("repack: {repacked:?}\nfold: {folded:?}");
+    assert!(repacked.rewritten > 0 && repacked.damaged.is_empty(), "{repacked:?}");
+    assert!(folded.damaged.is_empty(), "{folded:?}");
+    for pool in [&pool, &other, &Pool::open(open(), options(32 << 20)).unwrap()] {
+        pool.refresh().unwrap();
+        assert!(pool.state().txg() > Txg(400));
+        assert!(read_all(&only_file(pool).unwrap()).unwrap() == bytes);
+        assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+    }
+}
