@@ -43,7 +43,7 @@
 mod clearing;
 pub mod freelist;
 
-pub use clearing::Clearing;
+pub use clearing::{Clearing, ReadAt};
 
 use std::ops::Range;
 

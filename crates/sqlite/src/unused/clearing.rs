@@ -8,6 +8,9 @@ use std::collections::HashMap;
 
 use super::{HEADER_LEN, Layout, PENDING_BYTE_DEFAULT, freelist};
 
+/// Fills a buffer from an offset of the database.
+pub type ReadAt<'a, E> = dyn FnMut(&mut [u8], u64) -> Result<(), E> + 'a;
+
 /// What of a database need not be kept.
 #[derive(Debug)]
 pub struct Clearing {
@@ -21,10 +24,7 @@ pub struct Clearing {
 impl Clearing {
     /// Looks at a database of `len` bytes; `read` fills a buffer from an offset. Nothing comes out where
     /// it is not certain what its bytes mean.
-    pub fn new<E>(
-        len: u64,
-        read: &mut dyn FnMut(&mut [u8], u64) -> Result<(), E>,
-    ) -> Result<Option<Clearing>, E> {
+    pub fn new<E>(len: u64, read: &mut ReadAt<'_, E>) -> Result<Option<Clearing>, E> {
         let mut header = [0; HEADER_LEN];
         if len < HEADER_LEN as u64 {
             return Ok(None);
