@@ -53,10 +53,6 @@ fn stat(db: &Connection, name: &str) -> i64 {
         .unwrap_or(0)
 }
 
-fn txg(db: &Connection) -> u64 {
-    text(db, "pragma hardpack_txg").parse().unwrap()
-}
-
 /// A pool with a row a page.
 fn create(path: &Path, pragmas: &str) -> Connection {
     let db = open(path);
@@ -105,15 +101,14 @@ fn an_idle_pool_is_folded() {
         assert!(before > 3 * FEW_PATCHES, "{before} patches: the test is of no use");
         run(&db, "pragma hardpack_background_cpu='100%'");
         run(&db, "update t set b = 'a row' where a = 1; pragma wal_checkpoint(truncate)");
-        let (expected, last) = (content(&db), txg(&db));
+        let expected = content(&db);
         let started = Instant::now();
-        // Only reads: it is not commits that fold here.
+        // Only reads: it is not commits that fold here. The last one touched a single record.
         while stat(&db, "patches_records") > FEW_PATCHES {
             let left = stat(&db, "patches_records");
             assert!(started.elapsed() < SOON, "round {round}: {left} patches are left of {before}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert!(txg(&db) > last);
         assert_eq!(content(&db), expected);
     }
     common::assert_integrity(&db);
