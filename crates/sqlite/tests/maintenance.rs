@@ -53,10 +53,6 @@ fn stat(db: &Connection, name: &str) -> i64 {
         .unwrap_or(0)
 }
 
-fn txg(db: &Connection) -> u64 {
-    text(db, "pragma hardpack_txg").parse().unwrap()
-}
-
 /// A pool with a row a page.
 fn create(path: &Path, pragmas: &str) -> Connection {
     let db = open(path);
@@ -105,15 +101,14 @@ fn an_idle_pool_is_folded() {
         assert!(before > 3 * FEW_PATCHES, "{before} patches: the test is of no use");
         run(&db, "pragma hardpack_background_cpu='100%'");
         run(&db, "update t set b = 'a row' where a = 1; pragma wal_checkpoint(truncate)");
-        let (expected, last) = (content(&db), txg(&db));
+        let expected = content(&db);
         let started = Instant::now();
-        // Only reads: it is not commits that fold here.
+        // Only reads: it is not commits that fold here. The last one touched a single record.
         while stat(&db, "patches_records") > FEW_PATCHES {
             let left = stat(&db, "patches_records");
             assert!(started.elapsed() < SOON, "round {round}: {left} patches are left of {before}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert!(txg(&db) > last);
         assert_eq!(content(&db), expected);
     }
     common::assert_integrity(&db);
@@ -187,23 +182,29 @@ def burst(db, rest):
     db.execute('pragma wal_checkpoint').fetchall()
 def threads():
     return len(os.listdir('/proc/self/task'))
+def expect_threads(count):
+    # One that has ended is listed for a moment after it was waited for.
+    until = time.monotonic() + 20
+    while threads() != count:
+        assert time.monotonic() < until, threads()
+        time.sleep(0.01)
 parent = connect()
 children = []
 for rest in range(4):
     burst(parent, rest)
-    assert threads() == 2, threads()
+    expect_threads(2)
     # Long enough for the thread to be at work.
     time.sleep(0.13)
     pid = os.fork()
     if pid == 0:
         try:
-            assert threads() == 1, threads()
+            expect_threads(1)
             child = connect()
             burst(child, rest + 4)
-            assert threads() == 2, threads()
+            expect_threads(2)
             time.sleep(0.15)
             child.close()
-            assert threads() == 1, threads()
+            expect_threads(1)
             os._exit(0)
         except BaseException as error:
             print(repr(error), file=sys.stderr)
@@ -212,7 +213,7 @@ for rest in range(4):
 codes = [os.waitpid(pid, 0)[1] for pid in children]
 print(codes, parent.execute('pragma integrity_check').fetchone()[0])
 parent.close()
-assert threads() == 1, threads()
+expect_threads(1)
 "#;
     let output = Command::new("/usr/bin/python3")
         .args(["-c", script])

@@ -207,6 +207,15 @@ fn a_step_beside_uncommitted_changes() {
     assert_eq!(small.unfinished_repack(file.id()).unwrap(), None);
 }
 
+/// Ends the other threads, whatever ends this one.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Two engines on one file, as two processes have them: one is written to by a thread while the
 /// other repacks and folds, and a third thread folds in the first.
 #[test]
@@ -224,6 +233,7 @@ fn writers_and_rewriters_at_once() {
     let limits = StepLimits { rewrite_len_max: 200_000, ..StepLimits::default() };
     let id = file.id();
     let (repacked, folded) = std::thread::scope(|scope| {
+        let stopper = StopOnDrop(&stop);
         let rewriter = scope.spawn(|| {
             let mut sum = Step::default();
             for (compression, size) in [("lz4", "16K"), ("zstd-1", "64K")].into_iter().cycle() {
@@ -263,7 +273,7 @@ fn writers_and_rewriters_at_once() {
             file.read_at(&mut found, at as u64).unwrap();
             assert!(found == bytes[at..at + 40_000], "round {round}: the bytes from {at}");
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         (rewriter.join().unwrap(), folder.join().unwrap())
     });
     println!("repack: {repacked:?}\nfold: {folded:?}");
