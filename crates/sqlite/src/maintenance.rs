@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use hardpack_engine::pool::{Fold, Pool, Settings, Step, StepLimits};
 use hardpack_engine::store::Patience;
-use hardpack_engine::{FileId, Result, Txg};
+use hardpack_engine::{Error, FileId, Result, Txg};
 
 /// The pool is idle when nothing was committed for so long.
 const IDLE_TIME: Duration = Duration::from_millis(100);
@@ -148,8 +148,13 @@ impl Worker {
             if !self.shared.is_quiet_for(seen, IDLE_TIME) {
                 continue;
             }
-            if folded != seen && self.fold(seen).is_ok_and(|done| done) {
-                folded = seen;
+            if folded != seen {
+                match self.fold(seen) {
+                    // Another process is writing: its commits are not seen here.
+                    Err(Error::Busy) => continue,
+                    Ok(true) => folded = seen,
+                    Ok(false) | Err(_) => {}
+                }
             }
             let cold = self.pool.state().txg();
             if !self.shared.wait_for_commit(seen, Some(COLD_TIME)) {

@@ -113,9 +113,14 @@ impl Space {
         start
     }
 
+    /// Whether so much is free that it is better used piece by piece than kept for speed.
+    pub fn much_is_free(&self) -> bool {
+        self.space_sectors > self.end.0 / PUNCH_FREE_PART
+    }
+
     /// Small extents follow each other in one window, so that a commit is few writes; a new one for
     /// them is the smallest that holds several. Large extents get the tightest, so that what is left
-    /// over is either of use or little.
+    /// over is either of use or little, and so do small ones where much is free in small pieces.
     fn choose_window(&self, sectors: u64) -> Option<usize> {
         let tightest = |least: u64| {
             (0..self.windows.len())
@@ -345,8 +350,7 @@ fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
         space.remove(core, &after)?;
     }
     space.insert(core, &space_key(whole.start), &whole.sectors.to_le_bytes())?;
-    let much_is_free = core.space.space_sectors > core.space.end.0 / PUNCH_FREE_PART;
-    if much_is_free && whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
+    if core.space.much_is_free() && whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
         core.space.punch.push(whole);
     }
     Ok(())

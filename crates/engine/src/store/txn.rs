@@ -223,7 +223,8 @@ impl Txn {
     pub(super) fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
         let dirty = self.trees[usize::from(tree)].dirty_count() as u64;
         if dirty > 0 {
-            self.provision_runs(dirty * NODE_SECTORS_GUESS, NODE_SECTORS_GUESS)?;
+            let shortest = if self.core.space.much_is_free() { 1 } else { NODE_SECTORS_GUESS };
+            self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
         }
         self.trees[usize::from(tree)].flush(&mut self.core)
     }
@@ -237,7 +238,12 @@ impl Txn {
             self.provision_runs(large.sum(), shortest)?;
         }
         let small = extents.filter(is_small);
-        let longest = small.clone().max().unwrap_or(0);
+        // Free space that has come to be small pieces is used up piece by piece.
+        let longest = match self.core.space.much_is_free() {
+            true => small.clone().min(),
+            false => small.clone().max(),
+        };
+        let longest = longest.unwrap_or(0);
         self.provision_runs(small.sum(), longest)
     }
 

@@ -87,10 +87,10 @@ fn small_edits_do_not_make_a_pool_grow() {
     let held = stats.data().allocated + stats.nodes.allocated;
     println!("{before} bytes became {after}, of which {held} are in use; {:?}", stats.patches);
     // Every page has changed about ten times: what the patches of a record take stays below half of
-    // what it takes itself. The sectors that deltas gave up are too scattered to be used again soon.
+    // what it takes itself. Sectors that deltas gave up are used again once an eighth of the pool is free.
     assert!(stats.patches.records > 2500, "{:?}", stats.patches);
     assert!(held as f64 <= 1.35 * before as f64, "{before} bytes became {held}");
-    assert!(after as f64 <= 2.0 * before as f64, "{before} bytes became {after}");
+    assert!(after as f64 <= 1.7 * before as f64, "{before} bytes became {after}");
     assert!(read_all(&file).unwrap() == bytes);
 
     pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
