@@ -7,7 +7,7 @@
 //! A codec that fails keeps its contexts; the next call starts afresh.
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, zle, zstd::Zstd};
@@ -19,21 +19,22 @@ const IDLE_COUNT_MAX: usize = 16;
 /// levels on records of many megabytes take hundreds of megabytes.
 const IDLE_LEN_MAX: usize = 32 << 20;
 
-static IDLE: Mutex<Vec<Codec>> = Mutex::new(Vec::new());
+/// Never waited for: in a forked child, one that another thread held at that moment stays locked for
+/// ever.
+static IDLE: [Mutex<Option<Codec>>; IDLE_COUNT_MAX] = [const { Mutex::new(None) }; IDLE_COUNT_MAX];
 
 /// Lends `f` a codec from the process-wide stock, or a new one if all are in use.
 ///
 /// A thread-local would die with each short-lived worker thread; the stock outlives them, and keeps
 /// a bounded number of codecs of bounded size. Calls may nest; each gets a codec of its own.
 pub fn with_codec<R>(f: impl FnOnce(&mut Codec) -> R) -> R {
-    let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let taken = idle().pop();
+    let taken = IDLE.iter().find_map(|slot| slot.try_lock().ok()?.take());
     let mut codec = taken.unwrap_or_default();
     let result = f(&mut codec);
     if codec.len_in_memory() <= IDLE_LEN_MAX {
-        let mut idle = idle();
-        if idle.len() < IDLE_COUNT_MAX {
-            idle.push(codec);
+        let free = IDLE.iter().find_map(|slot| slot.try_lock().ok().filter(|slot| slot.is_none()));
+        if let Some(mut free) = free {
+            *free = Some(codec);
         }
     }
     result
