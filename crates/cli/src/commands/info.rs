@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use hardpack_engine::codec::CodecId;
-use hardpack_engine::pool::{Attributes, DirEntry, Pool};
+use hardpack_engine::pool::{Attributes, DirEntry, Pool, Property, Repack};
 use hardpack_engine::store::stats::{CodecStats, PoolStats};
 use serde_json::{Value, json};
 
@@ -40,6 +40,8 @@ struct Info<'p> {
     pool_bytes: u64,
     free_bytes: u64,
     wal_bytes: u64,
+    /// One that was begun and not finished.
+    repack: Option<Repack>,
 }
 
 impl<'p> Info<'p> {
@@ -47,6 +49,7 @@ impl<'p> Info<'p> {
         let file = pool.only_file()?;
         let attributes = pool.attributes(file.file)?;
         let state = pool.state();
+        let repack = pool.unfinished_repack(file.file)?;
         let wal = std::fs::metadata(sqlite::beside(path, "-wal"));
         Ok(Info {
             pool,
@@ -59,6 +62,7 @@ impl<'p> Info<'p> {
             pool_bytes: std::fs::metadata(path)?.len(),
             free_bytes: state.free_bytes(pool.store().ashift()),
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
+            repack,
         })
     }
 
@@ -127,6 +131,11 @@ impl<'p> Info<'p> {
             "mode": format!("{:o}", self.attributes.mode),
             "modified_ns": self.attributes.modified_ns,
             "properties": properties.collect::<Value>(),
+            "repack": self.repack.as_ref().map(|repack| json!({
+                "compression": repack.goal.get(Property::Compression),
+                "recordsize": repack.goal.record_len,
+                "position": repack.position,
+            })),
             "txg": self.txg,
             "durable_txg": self.durable_txg,
             "sector_bytes": 1_u64 << self.pool.store().ashift(),
@@ -163,6 +172,14 @@ impl<'p> Info<'p> {
         ];
         if self.wal_bytes > 0 {
             rows.push(("write-ahead log", format!("{} beside the pool", size(self.wal_bytes))));
+        }
+        if let Some(repack) = &self.repack {
+            let percent = quotient(repack.position, stats.file_bytes) * 100.0;
+            let goal = repack.goal.get(Property::Compression);
+            rows.push((
+                "repack",
+                format!("to {goal}, {percent:.0}% done; 'hardpack repack' goes on"),
+            ));
         }
         rows.extend([
             ("txg", self.txg.to_string()),

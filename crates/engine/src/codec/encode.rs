@@ -183,6 +183,23 @@ impl Codec {
         Ok(written.is_some())
     }
 
+    /// Whether `src` looks like random bytes: in a sample of it lz4 finds nothing, and all values are
+    /// about as frequent. What repeats at a distance only is not seen; so this may decide nothing alone.
+    pub fn looks_random(&mut self, src: &[u8]) -> bool {
+        if src.len() < PROBE_RECORD_LEN_MIN {
+            return false;
+        }
+        let sample = gather_sample(src, &mut self.sample);
+        let mut counts = [0_u64; 256];
+        sample.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+        let squares: u64 = counts.iter().map(|count| count * count).sum();
+        let len = sample.len() as u64;
+        // Of independent uniform bytes this is len^2 / 256 + len, and hardly ever more than by a tenth
+        // of the second term.
+        let is_flat = squares <= len * len / 256 + len + len / 8;
+        is_flat && !self.sample_has_matches(src, src.len() - src.len() / 64)
+    }
+
     /// Whether lz4 brings a sample of `src` down as far as `limit` is of the whole.
     fn sample_has_matches(&mut self, src: &[u8], limit: usize) -> bool {
         let sample = gather_sample(src, &mut self.sample);

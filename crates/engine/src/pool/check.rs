@@ -36,9 +36,9 @@ pub struct Problem {
 pub struct CheckReport {
     /// The txg that was checked.
     pub txg: Txg,
-    /// Tree nodes read and verified.
+    /// Tree nodes and dictionaries read and verified.
     pub nodes: u64,
-    /// Records, patches and dictionaries read, verified and decompressed.
+    /// Records and patches read, verified and decompressed.
     pub records: u64,
     /// Stored bytes read.
     pub bytes: u64,
@@ -59,7 +59,7 @@ impl CheckReport {
     }
 }
 
-/// Whose it is, where it lies in the file, and the pointer.
+/// Whose it is (a dictionary is no file's), where it lies in the file, and the pointer.
 type Record = (Option<FileId>, u64, Pointer);
 
 /// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
@@ -191,7 +191,9 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
         }
         work();
     });
-    report.records += batch.len() as u64;
+    let dictionaries = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
+    report.nodes += dictionaries;
+    report.records += batch.len() as u64 - dictionaries;
     report.bytes += bytes.into_inner();
     let mut problems = problems.into_inner().unwrap_or_default();
     problems.sort_by_key(|(index, _)| *index);

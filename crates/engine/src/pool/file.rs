@@ -17,7 +17,7 @@ use super::Options;
 use super::adapt::{Adapt, Choice};
 use super::dictionaries;
 use super::extents::{self, UNIT_LEN};
-use super::jobs::Target;
+use super::jobs::{RawStreak, Target};
 use super::names;
 use super::props::Settings;
 use super::readahead::ReadAhead;
@@ -47,6 +47,7 @@ pub struct File {
     committed_len: RwLock<(Txg, u64)>,
     readahead: ReadAhead,
     adapt: Arc<Adapt>,
+    raw_streak: Arc<RawStreak>,
 }
 
 /// Uncommitted changes.
@@ -76,6 +77,7 @@ impl File {
             committed_len: RwLock::new((Txg(0), 0)),
             readahead: ReadAhead::default(),
             adapt: Arc::new(Adapt::new(Arc::clone(&options.clock))),
+            raw_streak: Arc::default(),
         }
     }
 
@@ -389,13 +391,21 @@ impl File {
             None => names::attributes(txn, self.id)?.len,
         };
         let dictionary = self.dictionary(txn, pending, &settings)?;
+        let raw_streak = Arc::clone(&self.raw_streak);
         let adapt = settings.auto.map(|_| Arc::clone(&self.adapt));
         if adapt.is_some() {
             self.adapt.begin();
         }
         let fold_budget = write::fold_budget(pending.units.len() as u64 * UNIT_LEN);
         let changes = Changes {
-            target: Target { file: self.id, settings, threads: self.threads, dictionary, adapt },
+            target: Target {
+                file: self.id,
+                settings,
+                threads: self.threads,
+                dictionary,
+                adapt,
+                raw_streak,
+            },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),
             len,

@@ -4,7 +4,7 @@
 //! order, each in the place of what was there. Nothing here decides what becomes a record and what a
 //! patch.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::adapt::Adapt;
@@ -33,6 +33,34 @@ pub(super) struct Target {
     pub dictionary: Option<(u32, Arc<Dictionary>)>,
     /// Who chooses the level, where the settings leave it open.
     pub adapt: Option<Arc<Adapt>>,
+    pub raw_streak: Arc<RawStreak>,
+}
+
+/// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks
+/// random as well is not tried; now and then one is all the same.
+#[derive(Debug, Default)]
+pub(super) struct RawStreak(AtomicU32);
+
+/// So many must have been tried for nothing, and every so many one is tried again.
+const RAW_STREAK_MIN: u32 = 3;
+const RAW_RETRY: u32 = 32;
+
+impl RawStreak {
+    fn suggests_raw(&self, bytes: &[u8]) -> bool {
+        let streak = self.0.load(Ordering::Relaxed);
+        if streak < RAW_STREAK_MIN || !codec::with_codec(|codec| codec.looks_random(bytes)) {
+            return false;
+        }
+        !self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(RAW_RETRY)
+    }
+
+    fn note(&self, was_raw: bool) {
+        if was_raw {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Something to encode and store.
@@ -186,6 +214,10 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
         (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
         (None, _) => Compression::Lz4,
     };
+    let is_record = job.span_log2.is_some();
+    if is_record && target.raw_streak.suggests_raw(&job.bytes) {
+        return Ok(EncodedJob { how: Encoded::Raw, stored, dictionary: 0 });
+    }
     let policy =
         Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
     // A delta has nothing in common with a page.
@@ -196,6 +228,9 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
         codec.encode_with(compression, job.content(), &policy, &mut stored, prepared)
     })
     .map_err(|error| Error::codec("record to be written", job.start, error))?;
+    if is_record {
+        target.raw_streak.note(how == Encoded::Raw);
+    }
     let dictionary = dictionary.filter(|_| used).map_or(0, |(number, _)| *number);
     Ok(EncodedJob { how, stored, dictionary })
 }

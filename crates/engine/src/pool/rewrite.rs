@@ -13,6 +13,8 @@
 //! The commit is visible, not synced: losing it loses nothing, since the durable state still reaches
 //! the old extents. A slot that cannot be read is reported, left alone, and the rest goes on.
 
+use std::sync::Arc;
+
 use super::Pool;
 use super::dictionaries;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
@@ -135,7 +137,8 @@ impl<'a> Rewrite<'a> {
         let settings: Settings = pool.read(|source| Ok(names::settings(source, file)?.0))?;
         let dictionary = pool.read(|source| dictionaries::in_use(source, pool.store(), file))?;
         let threads = pool.options().threads;
-        let target = Target { file, settings, threads, dictionary, adapt: None };
+        let target =
+            Target { file, settings, threads, dictionary, adapt: None, raw_streak: Arc::default() };
         Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
     }
 

@@ -84,6 +84,11 @@ impl Caches {
         self.data.get_or_insert_with(&(pool, key), load)
     }
 
+    /// Whether what comes in pushes something else out.
+    pub(super) fn is_full(&self) -> bool {
+        self.data.weight() / 8 >= self.data.capacity() / 9
+    }
+
     /// What is there of an extent: all of it, or its front.
     pub(super) fn cached_data(&self, pool: u64, key: ExtentKey) -> Option<Bytes> {
         self.data.get(&(pool, key))

@@ -103,7 +103,7 @@ impl Txn {
         let len = bytes.len() as u32;
         let pointer = self.store_extent(bytes, Encoding::RAW, len, checksum)?;
         let ashift = self.store().ashift();
-        self.stats_mut().count_data(&pointer, ashift, false, true);
+        self.stats_mut().count_node(&pointer, ashift, true);
         self.insert(DICTIONARIES, &dictionary_key(number), &pointer.to_bytes())?;
         self.core.new_dictionaries.push(number);
         let dictionary = Arc::clone(dictionary);
@@ -118,7 +118,7 @@ impl Txn {
         };
         let pointer: Pointer = data_pointer(&value)?;
         let ashift = self.store().ashift();
-        self.stats_mut().count_data(&pointer, ashift, false, false);
+        self.stats_mut().count_node(&pointer, ashift, false);
         self.free(&pointer)
     }
 

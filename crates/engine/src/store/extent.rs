@@ -150,8 +150,8 @@ impl Store {
         self.part_of(pointer, extent)
     }
 
-    /// The same, of which only the first `len` bytes are needed. Where extents are usually read once,
-    /// no more than these is decompressed, and kept.
+    /// The same, of which only the first `len` bytes are needed. Where the cache is full, and extents
+    /// have usually left it before they are read again, no more than these is decompressed, and kept.
     pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
         let (Some(key), false) = (pointer.extent_key(), pointer.is_delta()) else {
@@ -168,6 +168,7 @@ impl Store {
         let pays = pointer.dictionary == 0
             && needed as u64 * FRONT_PART <= u64::from(pointer.extent_len) * (FRONT_PART - 1)
             && codec::has_cheap_front(pointer.codec, pointer.codec_version)
+            && self.caches.is_full()
             && self.reuse.is_rare();
         if !pays || pointer.filter > Filter::Delta as u8 {
             return self.read(pointer);

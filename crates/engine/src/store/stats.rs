@@ -30,7 +30,7 @@ pub struct PoolStats {
     pub embedded: CodecStats,
     /// Patches among all that is counted here.
     pub patches: CodecStats,
-    /// Tree nodes; `logical` is their length before compression.
+    /// Tree nodes, and dictionaries; `logical` is their length before compression.
     pub nodes: CodecStats,
     /// By number of the codec, without what is embedded.
     pub codecs: [CodecStats; CODEC_SLOTS],
@@ -88,7 +88,7 @@ impl PoolStats {
         }
     }
 
-    /// Counts a tree node that came (`add`) or went.
+    /// Counts a tree node or dictionary that came (`add`) or went.
     pub fn count_node(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
         self.nodes.apply(pointer, ashift, add);
     }
