@@ -31,6 +31,10 @@ use crate::units::{FileId, Txg};
 /// The longest file, in bytes.
 pub const FILE_LEN_MAX: u64 = 1 << 60;
 
+/// So many bytes at the front of a file are kept at hand: SQLite's header, of which every transaction
+/// reads a part.
+const FRONT_LEN: usize = 128;
+
 /// A file of an open pool.
 #[derive(Debug)]
 pub struct File {
@@ -45,6 +49,8 @@ pub struct File {
     pending: RwLock<Pending>,
     /// The length in a committed state, to be looked up once a state.
     committed_len: RwLock<(Txg, u64)>,
+    /// The first bytes in a committed state.
+    front: RwLock<(Txg, [u8; FRONT_LEN])>,
     readahead: ReadAhead,
     adapt: Arc<Adapt>,
     raw_streak: Arc<RawStreak>,
@@ -75,6 +81,7 @@ impl File {
             dirty: AtomicBool::new(false),
             pending: RwLock::default(),
             committed_len: RwLock::new((Txg(0), 0)),
+            front: RwLock::new((Txg(0), [0; FRONT_LEN])),
             readahead: ReadAhead::default(),
             adapt: Arc::new(Adapt::new(Arc::clone(&options.clock))),
             raw_streak: Arc::default(),
@@ -144,6 +151,10 @@ impl File {
     pub fn read_committed_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         self.store.with_state(|state| {
             let n = clip(buf, offset, self.len_in(state)?);
+            if offset + n as u64 <= FRONT_LEN as u64 {
+                self.read_front_in(state, &mut buf[..n], offset as usize)?;
+                return Ok(n);
+            }
             let mut source = Committed::new(&self.store, state);
             let readahead = &self.readahead;
             // What is ahead may be damaged, and is not what was asked for.
@@ -153,6 +164,21 @@ impl File {
             extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
             Ok(n)
         })
+    }
+
+    /// Reads from the first bytes of the file, which are kept from one read of a state to the next.
+    fn read_front_in(&self, state: &State, buf: &mut [u8], offset: usize) -> Result<()> {
+        let known = *self.front.read().unwrap_or_else(PoisonError::into_inner);
+        let (txg, mut front) = known;
+        if txg != state.txg() {
+            front = [0; FRONT_LEN];
+            let n = clip(&mut front, 0, self.len_in(state)?);
+            let mut source = Committed::new(&self.store, state);
+            extents::read_range(&mut source, self.id, &mut front[..n], 0)?;
+            *self.front.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), front);
+        }
+        buf.copy_from_slice(&front[offset..offset + buf.len()]);
+        Ok(())
     }
 
     /// Reads through the uncommitted changes. `buf` ends before the end of the file.
