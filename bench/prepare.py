@@ -86,6 +86,8 @@ def statistics_of(options, runner, path, codec):
     """What hardpack_stats says, or else `hardpack info --json`; {} where neither does."""
     try:
         stats = runner.child({"op": "stats", "path": path}, codec)["stats"]
+        # Where it was measured says nothing about what was measured.
+        stats.pop("path", None)
     except measure.Failed as error:
         stats = {"error": str(error)}
     if stored_bytes(stats) or options.self_test or not os.path.exists(options.cli):
