@@ -164,15 +164,18 @@ impl MainFile {
             }
             // In write-ahead log mode, what is uncommitted is what a checkpoint is copying. Nobody may
             // look at that in the database, and nobody should wait for it.
-            Some(file) => match if self.wal_index.is_some() && !self.wrote {
-                file.read_committed_at(buf, offset)
-            } else {
-                file.read_at(buf, offset)
-            } {
-                Ok(n) if n == buf.len() => SQLITE_OK,
-                Ok(_) => SQLITE_IOERR_SHORT_READ,
-                Err(error) => self.code(&error, SQLITE_IOERR_READ),
-            },
+            Some(file) => {
+                let only_committed = self.wal_index.is_some() && !self.wrote;
+                let read = match only_committed {
+                    true => file.read_committed_at(buf, offset),
+                    false => file.read_at(buf, offset),
+                };
+                match read {
+                    Ok(n) if n == buf.len() => SQLITE_OK,
+                    Ok(_) => SQLITE_IOERR_SHORT_READ,
+                    Err(error) => self.code(&error, SQLITE_IOERR_READ),
+                }
+            }
         }
     }
 

@@ -126,6 +126,8 @@ impl Maintenance {
         let Some(thread) = thread else { return };
         // Its panic would be a defect, but of no harm to what is stored.
         let _ = thread.join();
+        // Somebody may have come back, whose commits are the first again.
+        *self.shared.state() = Seen::default();
         let limits = StepLimits {
             rewrite_len_max: CLOSE_LEN,
             patience: Patience::None,
@@ -179,7 +181,7 @@ impl Worker {
             }
             // Pages that were patched whole are likely to be again.
             if self.pool.state().stats().patches.allocated >= PATCHED_LEN_MIN {
-                let settings = self.settings(entry.file)?;
+                let settings = self.pool.settings(entry.file)?;
                 self.pool.train_dictionary(entry.file, &settings, false, Patience::None)?;
             }
         }
@@ -189,7 +191,7 @@ impl Worker {
     /// Recompresses what is cold, while nobody commits.
     fn sink(&self, seen: u64, cold: Txg) -> Result<()> {
         for entry in self.pool.list()? {
-            if self.settings(entry.file)?.auto.is_none() {
+            if self.pool.settings(entry.file)?.auto.is_none() {
                 continue;
             }
             let step = |from| self.pool.sink_step(entry.file, cold, from, &Worker::limits());
@@ -202,7 +204,7 @@ impl Worker {
 
     /// Takes steps over a file within the budget. Whether it came to the end.
     fn steps(&self, seen: u64, file: FileId, step: &dyn Fn(u64) -> Result<Step>) -> Result<bool> {
-        let settings = self.settings(file)?;
+        let settings = self.pool.settings(file)?;
         if settings.background_cpu == 0 {
             return Ok(false);
         }
@@ -211,24 +213,12 @@ impl Worker {
             let began = Instant::now();
             let done = step(from)?;
             next = done.next;
-            if done.rewritten > 0 {
-                // What a step gave up is of use for the next once it is durable.
-                self.pool.store().make_durable()?;
-            }
             let pause = pause(&settings, began.elapsed(), done.stored_after);
             if !self.shared.is_quiet_for(seen, pause) {
                 return Ok(next.is_none());
             }
         }
         Ok(true)
-    }
-
-    fn settings(&self, file: FileId) -> Result<Settings> {
-        let mut settings = Settings::default();
-        for known in self.pool.properties(file)? {
-            settings.set(known.property, &known.value)?;
-        }
-        Ok(settings)
     }
 }
 

@@ -41,6 +41,8 @@ struct Entry {
     pool: Pool,
     maintenance: Arc<Maintenance>,
     users: usize,
+    /// Its last user does what is due before it is closed. Somebody may come back meanwhile.
+    closing: bool,
 }
 
 #[derive(Debug)]
@@ -63,9 +65,12 @@ struct Name {
 /// An engine in use by one connection.
 #[derive(Debug)]
 pub struct PoolUse {
-    key: FileKey,
+    // Dropped in this order: the descriptor must be closed under the registry's lock, so the last to
+    // hold the pool must be its entry.
     pool: Pool,
     maintenance: Arc<Maintenance>,
+    #[allow(dead_code, reason = "counts as long as it lives")]
+    user: User,
 }
 
 impl PoolUse {
@@ -80,17 +85,36 @@ impl PoolUse {
     }
 }
 
-impl Drop for PoolUse {
-    fn drop(&mut self) {
+/// One user of the pool with this key.
+#[derive(Debug)]
+struct User(FileKey);
+
+impl User {
+    /// Counts the user out. What the last one has to do before the pool is closed.
+    fn leave(&self) -> Option<(Pool, Arc<Maintenance>)> {
         let mut registry = registry();
-        let Some(entry) = registry.pools.get_mut(&self.key) else { return };
+        let entry = registry.pools.get_mut(&self.0)?;
         entry.users -= 1;
-        if entry.users == 0
-            && let Some(entry) = registry.pools.remove(&self.key)
-        {
-            entry.maintenance.finish(&entry.pool);
+        if entry.users > 0 || std::mem::replace(&mut entry.closing, true) {
+            return None;
+        }
+        Some((entry.pool.clone(), Arc::clone(&entry.maintenance)))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let Some((pool, maintenance)) = self.leave() else { return };
+        // This may take a while, in which others can open and close what they like.
+        maintenance.finish(&pool);
+        drop(pool);
+        let mut registry = registry();
+        let Some(entry) = registry.pools.get_mut(&self.0) else { return };
+        entry.closing = false;
+        if entry.users == 0 {
             // Only saves the next one to open the pool some work.
             let _ = entry.pool.close();
+            registry.pools.remove(&self.0);
         }
     }
 }
@@ -146,6 +170,12 @@ pub fn open(path: &Path) -> Result<PoolUse> {
 
 /// Makes a pool with one file of the empty file at `path`, unless somebody just did.
 pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse> {
+    // The name of the file must last as long as what it holds. SQLite leaves this to the journal it
+    // would create beside it. First, since what fails later must not close the engine's descriptor.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| Error::Io { action: "create", source })?;
     let mut guid = [0; 16];
     getrandom::fill(&mut guid).map_err(|error| Error::Io {
         action: "create",
@@ -168,12 +198,6 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
     })?;
     // It may have been open without a file.
     pool.pool().complete_creation(&create)?;
-    // The name of the file must last as long as what it holds. SQLite leaves this to the journal it
-    // would create beside it.
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    fs::File::open(directory.unwrap_or(Path::new(".")))
-        .and_then(|directory| directory.sync_all())
-        .map_err(|source| Error::Io { action: "create", source })?;
     Ok(pool)
 }
 
@@ -186,7 +210,7 @@ fn acquire(
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        return Ok(PoolUse { key, pool, maintenance });
+        return Ok(PoolUse { pool, maintenance, user: User(key) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -201,10 +225,14 @@ fn acquire(
     match open(Arc::clone(&device), registry.options.clone()) {
         Ok(pool) => {
             let maintenance = Arc::new(Maintenance::new());
-            let entry =
-                Entry { pool: pool.clone(), maintenance: Arc::clone(&maintenance), users: 1 };
+            let entry = Entry {
+                pool: pool.clone(),
+                maintenance: Arc::clone(&maintenance),
+                users: 1,
+                closing: false,
+            };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { key, pool, maintenance })
+            Ok(PoolUse { pool, maintenance, user: User(key) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {
