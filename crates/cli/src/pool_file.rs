@@ -53,12 +53,7 @@ pub fn open_read_only(path: &Path, threads: Option<u16>) -> Result<Pool, Reason>
 }
 
 /// Opens a pool to change it.
-pub fn open_writable(path: &Path) -> Result<Pool, Reason> {
-    open(path, FileDevice::open, None)
-}
-
-/// Opens a pool to rewrite what it holds, with so many threads.
-pub fn open_for_work(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
+pub fn open_writable(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
     open(path, FileDevice::open, threads)
 }
 

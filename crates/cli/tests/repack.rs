@@ -296,3 +296,31 @@ fn what_cannot_be_repacked_is_said() {
     hardpack().args(["repack", "--file", "other"]).arg(&pool).assert().code(3);
     assert_holds(&pool, &path);
 }
+
+/// An estimate with `--clear-unused` is about what that repack then does, cleared pages and all.
+#[test]
+fn an_estimate_counts_what_would_be_cleared() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("half-deleted.db");
+    let db = Connection::open(&path).unwrap();
+    db.execute_batch(
+        "CREATE TABLE t(a INTEGER PRIMARY KEY, b);
+         WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < 4000)
+         INSERT INTO t SELECT i, randomblob(700) FROM c;
+         DELETE FROM t WHERE a % 2 = 1 OR a > 3000",
+    )
+    .unwrap();
+    drop(db);
+    hardpack().args(["pack", "-q"]).arg(&path).assert().success();
+    let pool = with_ending(&path, ".hpk");
+    let estimate = |more: &[&str]| {
+        json_of(hardpack().args(["repack", "--estimate", "--json"]).args(more).arg(&pool))
+    };
+    let kept = estimate(&["--compression", "lz4"]);
+    let cleared = estimate(&["--compression", "lz4", "--clear-unused"]);
+    let (kept, told) = (number(&kept, "stored_then"), number(&cleared, "stored_then"));
+    assert!(told < kept * 3 / 4, "{told} bytes with cleared pages, {kept} with all");
+    let goal = ["repack", "-q", "--json", "--compression", "lz4", "--clear-unused"];
+    let found = number(&json_of(hardpack().args(goal).arg(&pool)), "stored_after");
+    assert!(found.abs_diff(told) < found / 10, "{told} was told, it is {found}");
+}

@@ -23,19 +23,15 @@ pub fn run(args: &FoldArgs) -> Result<ExitCode, Failure> {
 }
 
 fn fold(args: &FoldArgs) -> Result<Step, Reason> {
-    let pool = pool_file::open_for_work(&args.pool, args.work.threads)?;
+    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
     let which = if args.due { Fold::Due } else { Fold::All };
     let patched = pool.state().stats().patches.logical;
     let mut progress = Progress::new("folding".into(), patched, args.work.quiet);
-    let mut synced = Ok(());
     let done = pool.fold(which, &StepLimits::default(), &mut |_| {
-        // What a step gave up is of use for the next once it is durable.
-        synced = pool.store().make_durable();
         let left = pool.state().stats().patches.logical;
         progress.at(patched.saturating_sub(left));
-        synced.is_ok() && !signals::is_interrupted()
+        !signals::is_interrupted()
     })?;
-    synced?;
     finish(&pool)?;
     progress.finish();
     signals::check().map_err(|reason| reason.hint("what was folded until now stays so"))?;

@@ -109,7 +109,7 @@ pub fn guid(pool: &Pool) -> String {
 pub fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
     let (settings, path) = args.parse();
     let change = || {
-        let pool = pool_file::open_writable(&path)?;
+        let pool = pool_file::open_writable(&path, None)?;
         let target = target(&pool, args.file.as_deref())?;
         for (property, value) in &settings {
             pool.set_property(target, *property, value)?;
@@ -141,7 +141,7 @@ fn note_override(pool: &Pool, target: FileId, property: Property) -> Result<(), 
 
 pub fn inherit(args: &InheritArgs) -> Result<ExitCode, Failure> {
     let change = || {
-        let pool = pool_file::open_writable(&args.pool)?;
+        let pool = pool_file::open_writable(&args.pool, None)?;
         let target = target(&pool, args.file.as_deref())?;
         pool.inherit_property(target, args.property)?;
         Ok::<_, Reason>(pool.close()?)

@@ -46,10 +46,7 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, Failure> {
 
 /// The properties to aim at: those in force for the file, but for what was asked for.
 fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason> {
-    let mut goal = Settings::default();
-    for known in pool.properties(file)? {
-        goal.set(known.property, &known.value)?;
-    }
+    let mut goal = pool.settings(file)?;
     for (property, value) in args.properties() {
         goal.set(property, &value)?;
     }
@@ -62,7 +59,14 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
     let goal = goal(args, &pool, file)?;
     let sample_len = SAMPLE_LEN.min(pool.attributes(file)?.len);
     let mut progress = Progress::new("compressing a sample".into(), sample_len, args.work.quiet);
-    let estimate = pool.estimate_repack(file, goal, SAMPLE_LEN, None, &mut |sampled| {
+    // No lock is needed for it: nothing of what is cleared is kept.
+    let clearing = match clears(&pool, file, &goal)? {
+        true => clearing(&pool, file)?,
+        false => None,
+    };
+    let clear = clear_with(clearing.as_ref());
+    let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
+    let estimate = pool.estimate_repack(file, goal, SAMPLE_LEN, clear, &mut |sampled| {
         progress.at(sampled);
         !signals::is_interrupted()
     })?;
@@ -72,7 +76,7 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
 }
 
 fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
-    let pool = pool_file::open_for_work(&args.pool, args.work.threads)?;
+    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
     let file = pool_file::find_file(&pool, args.file.as_deref())?.file;
     let mut limits =
         StepLimits { rewrite_len_max: *STEP_LEN_RANGE.start(), ..StepLimits::default() };
@@ -83,11 +87,7 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
         Some(_) => clearing(&pool, file)?,
         None => None,
     };
-    let clear = |offset: u64, bytes: &mut [u8]| {
-        if let Some(clearing) = &clearing {
-            clearing.clear(offset, bytes);
-        }
-    };
+    let clear = clear_with(clearing.as_ref());
     let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
     let label = format!("repacking to {}", repack.goal.get(Property::Compression));
     let mut progress = Progress::new(label, len, args.work.quiet);
@@ -97,8 +97,6 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
         loop {
             let began = Instant::now();
             sum.add(pool.repack_step(&mut repack, &limits, clear)?);
-            // What a step gave up is of use for the next once it is durable.
-            pool.store().make_durable()?;
             limits.rewrite_len_max = if began.elapsed() > STEP_TIME_MAX {
                 (limits.rewrite_len_max / 2).max(*STEP_LEN_RANGE.start())
             } else {
@@ -137,7 +135,7 @@ fn lock_to_clear(
     file: FileId,
     repack: &Repack,
 ) -> Result<Option<Connection>, Reason> {
-    if !repack.goal.clear_unused || !pool_file::is_database(&*pool.file(file)?)? {
+    if !clears(pool, file, &repack.goal)? {
         return Ok(None);
     }
     let locked = sqlite::lock_pool(&args.pool, LOCK_TIMEOUT).map_err(Reason::from);
@@ -148,6 +146,19 @@ fn lock_to_clear(
         ),
         _ => reason,
     })
+}
+
+/// Whether a repack with this goal clears anything in this file.
+fn clears(pool: &Pool, file: FileId, goal: &Settings) -> Result<bool, Reason> {
+    Ok(goal.clear_unused && pool_file::is_database(&*pool.file(file)?)?)
+}
+
+fn clear_with(clearing: Option<&Clearing>) -> impl Fn(u64, &mut [u8]) + Sync {
+    move |offset, bytes| {
+        if let Some(clearing) = clearing {
+            clearing.clear(offset, bytes);
+        }
+    }
 }
 
 fn clearing(pool: &Pool, file: FileId) -> Result<Option<Clearing>, Reason> {

@@ -24,7 +24,7 @@
 
 use std::time::Duration;
 
-use super::{Pool, ROOT, names};
+use super::{Pool, ROOT};
 use crate::error::Result;
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::{Durability, Patience, State, Txn};
@@ -360,7 +360,7 @@ impl Compaction {
         aim: Aim,
         change: impl FnOnce(&mut Txn) -> Result<Moved>,
     ) -> Result<Moved> {
-        let (settings, _) = self.pool.read(|source| names::settings(source, ROOT))?;
+        let settings = self.pool.settings(ROOT)?;
         let store = self.pool.store();
         let mut txn = store.begin_with(settings.checksum, Patience::Within(STEP_WAIT))?;
         txn.set_aim(aim)?;

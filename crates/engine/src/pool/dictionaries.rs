@@ -129,10 +129,16 @@ impl Pool {
         replace: bool,
         patience: Patience,
     ) -> Result<bool> {
-        if !replace && self.read(|source| names::dictionary(source, file))?.is_some() {
+        if purpose(settings).is_none()
+            || !replace && self.read(|source| names::dictionary(source, file))?.is_some()
+        {
             return Ok(false);
         }
         let count = self.attributes(file)?.len / UNIT_LEN;
+        if count < PAGE_COUNT_MIN {
+            // It may grow.
+            return Ok(false);
+        }
         let mut page = |index| {
             self.read(|source| {
                 let mut bytes = vec![0; UNIT_LEN as usize];
@@ -140,10 +146,6 @@ impl Pool {
                 Ok(bytes)
             })
         };
-        if count < PAGE_COUNT_MIN {
-            // It may grow.
-            return Ok(false);
-        }
         let dictionary = train(count, &mut page, settings, self.store().ashift())?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         adopt(&mut txn, file, dictionary.as_ref(), settings)?;
@@ -154,6 +156,9 @@ impl Pool {
     /// Removes the dictionaries that nothing refers to. The numbers of those in use are all the memory
     /// this takes.
     pub fn remove_unused_dictionaries(&self, patience: Patience) -> Result<()> {
+        if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
+            return Ok(());
+        }
         let used = self.read(|source| {
             let mut used = HashSet::new();
             for tree in [MAP, PATCHES] {
@@ -172,10 +177,7 @@ impl Pool {
             }
             Ok(used)
         })?;
-        if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
-            return Ok(());
-        }
-        let (settings, _) = self.read(|source| names::settings(source, super::ROOT))?;
+        let settings = self.settings(super::ROOT)?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         // Only those in use for a file can have been referred to since.
         let mut current = HashSet::new();

@@ -214,8 +214,8 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
         (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
         (None, _) => Compression::Lz4,
     };
-    let is_record = job.span_log2.is_some();
-    if is_record && target.raw_streak.suggests_raw(&job.bytes) {
+    let may_be_random = job.span_log2.is_some() && compression != Compression::Off;
+    if may_be_random && target.raw_streak.suggests_raw(&job.bytes) {
         return Ok(EncodedJob { how: Encoded::Raw, stored, dictionary: 0 });
     }
     let policy =
@@ -228,7 +228,7 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
         codec.encode_with(compression, job.content(), &policy, &mut stored, prepared)
     })
     .map_err(|error| Error::codec("record to be written", job.start, error))?;
-    if is_record {
+    if may_be_random {
         target.raw_streak.note(how == Encoded::Raw);
     }
     let dictionary = dictionary.filter(|_| used).map_or(0, |(number, _)| *number);

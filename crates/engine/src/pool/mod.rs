@@ -247,6 +247,11 @@ impl Pool {
         Ok(values.collect())
     }
 
+    /// The settings in force for a file, or for the pool where `file` is [`ROOT`].
+    pub fn settings(&self, file: FileId) -> Result<Settings> {
+        self.read(|source| Ok(names::settings(source, file)?.0))
+    }
+
     /// Sets a property of a file, or of the pool where `file` is [`ROOT`], for what is written from
     /// now on.
     pub fn set_property(&self, file: FileId, property: Property, text: &str) -> Result<()> {
@@ -270,7 +275,7 @@ impl Pool {
     }
 
     fn change(&self, change: impl FnOnce(&mut Txn) -> Result<()>) -> Result<()> {
-        let (settings, _) = self.read(|source| names::settings(source, ROOT))?;
+        let settings = self.settings(ROOT)?;
         let patience = Patience::Within(CHANGE_WAIT);
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         change(&mut txn)?;

@@ -89,6 +89,13 @@ impl Repack {
             && (is_so_encoded || is_raw && matches!(pointer.place, Place::Embedded(_)))
     }
 
+    /// Whether records with these patches are to be written anew; `clear` whether something in them is to
+    /// be cleared.
+    fn wants(&self, records: &[Piece], patches: &[Piece], clear: bool) -> bool {
+        let is_done = || records.iter().all(|record| self.is_done(record));
+        !records.is_empty() && (clear || !patches.is_empty() || !is_done())
+    }
+
     fn rewrite<'a>(
         &self,
         pool: &'a Pool,
@@ -137,10 +144,7 @@ impl Pool {
         limits: &StepLimits,
         clear: Option<&Clear<'_>>,
     ) -> Result<Step> {
-        let want = |records: &[Piece], patches: &[Piece]| {
-            let done = records.iter().all(|record| repack.is_done(record));
-            !records.is_empty() && (!done || !patches.is_empty() || clear.is_some())
-        };
+        let want = |r: &[Piece], p: &[Piece]| repack.wants(r, p, clear.is_some());
         let note = |txn: &mut crate::store::Txn, next: Option<u64>| {
             let text = next.map(|position| Repack { position, ..repack.clone() }.to_text());
             names::set_repack(txn, repack.file, text.as_deref())
@@ -170,10 +174,7 @@ impl Pool {
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Estimate> {
         let repack = Repack { file, goal: definite(goal), position: 0 };
-        let want = |records: &[Piece], patches: &[Piece]| {
-            let done = records.iter().all(|record| repack.is_done(record));
-            !records.is_empty() && (!done || !patches.is_empty() || clear.is_some())
-        };
+        let want = |r: &[Piece], p: &[Piece]| repack.wants(r, p, clear.is_some());
         repack.rewrite(self, &want, clear)?.estimate(sample_len, go_on)
     }
 }

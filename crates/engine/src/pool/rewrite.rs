@@ -11,7 +11,7 @@
 //!
 //! So a writer waits at most for the exchange. A slot that somebody was faster with is left as it is.
 //! The commit is visible, not synced: losing it loses nothing, since the durable state still reaches
-//! the old extents. A slot that cannot be read is reported, left alone, and the rest goes on.
+//! the old extents. The step after it syncs it, so that the space it gave up is of use again. A slot that cannot be read is reported, left alone, and the rest goes on.
 
 use std::sync::Arc;
 
@@ -20,7 +20,6 @@ use super::dictionaries;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
 use super::jobs::{Job, Target, encode_all, remove_pieces, store_all};
 use super::names;
-use super::props::Settings;
 use super::repack::Estimate;
 use super::source::{Committed, Source};
 use crate::error::{Error, Result};
@@ -124,6 +123,11 @@ impl Region {
         let pieces = self.records.iter().chain(&self.patches);
         pieces.map(|piece| u64::from(piece.pointer.stored_len)).sum()
     }
+
+    /// Whether nobody has changed it: what is written anew has another birth, or another place.
+    fn is_same(&self, other: &Region) -> bool {
+        self.records == other.records && self.patches == other.patches
+    }
 }
 
 impl<'a> Rewrite<'a> {
@@ -134,8 +138,10 @@ impl<'a> Rewrite<'a> {
         over: Over,
         want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
     ) -> Result<Rewrite<'a>> {
-        let settings: Settings = pool.read(|source| Ok(names::settings(source, file)?.0))?;
-        let dictionary = pool.read(|source| dictionaries::in_use(source, pool.store(), file))?;
+        let (settings, dictionary) = pool.read(|source| {
+            let (settings, _) = names::settings(source, file)?;
+            Ok((settings, dictionaries::in_use(source, pool.store(), file)?))
+        })?;
         let threads = pool.options().threads;
         let target =
             Target { file, settings, threads, dictionary, adapt: None, raw_streak: Arc::default() };
@@ -174,6 +180,7 @@ impl<'a> Rewrite<'a> {
         }
         let store = self.pool.store();
         let encoded = encode_all(&self.target, store.ashift(), &jobs)?;
+        store.make_durable()?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
         let (mut jobs, mut encoded) = (jobs.into_iter(), encoded.into_iter());
         for (region, (count, len)) in readable.iter().zip(counts) {
@@ -315,12 +322,5 @@ impl<'a> Rewrite<'a> {
         }
         let parts = bytes.chunks(span as usize).zip((region.start..).step_by(span as usize));
         Ok(parts.map(|(part, start)| Job::record(start, part.to_vec(), span_log2)).collect())
-    }
-}
-
-impl Region {
-    /// Whether nobody has changed it: what is written anew has another birth, or another place.
-    fn is_same(&self, other: &Region) -> bool {
-        self.records == other.records && self.patches == other.patches
     }
 }

@@ -154,7 +154,8 @@ impl Store {
     /// have usually left it before they are read again, no more than these is decompressed, and kept.
     pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
-        let (Some(key), false) = (pointer.extent_key(), pointer.is_delta()) else {
+        // Edits are wanted whole, and an unknown filter is refused there.
+        let (Some(key), true) = (pointer.extent_key(), pointer.filter == Filter::None as u8) else {
             return self.read(pointer);
         };
         if let Some(extent) = self.caches.cached_data(self.cache_id, key) {
@@ -170,7 +171,7 @@ impl Store {
             && codec::has_cheap_front(pointer.codec, pointer.codec_version)
             && self.caches.is_full()
             && self.reuse.is_rare();
-        if !pays || pointer.filter > Filter::Delta as u8 {
+        if !pays {
             return self.read(pointer);
         }
         let stored = self.read_stored(pointer)?;

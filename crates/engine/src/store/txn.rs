@@ -95,7 +95,7 @@ impl Store {
         }
         // From here on dropping the transaction gives both back.
         let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
-        // Under the lock nobody commits, and the hint is never behind what is visible.
+        // Under the lock nobody commits: what is newest now stays so.
         if self.refresh()? {
             txn.rebase(self.state());
         }
