@@ -143,7 +143,8 @@ fn superblock_is_as_documented() {
     let superblock = Superblock {
         compat: 10,
         read_only_compat: 0,
-        incompat: 0,
+        incompat: 1,
+        foreign_names: "c3=index".into(),
         txg: Txg(30),
         durable_txg: Txg(29),
         data_synced: true,
@@ -167,12 +168,14 @@ fn superblock_is_as_documented() {
     roots[164..164 + root.len()].copy_from_slice(&root);
     let mut stats: Vec<u8> = [1, 2, 3, 4, 5].into_iter().flat_map(u64::to_le_bytes).collect();
     stats.resize(616, 0);
+    let mut names = b"i0=deltas c3=index".to_vec();
+    names.resize(512, 0);
     let expected = HashMap::from([
         ("magic", b"HPKsuper".to_vec()),
         ("guid", GUID.to_vec()),
         ("compat", u64_bytes(10)),
         ("read_only_compat", u64_bytes(0)),
-        ("incompat", u64_bytes(0)),
+        ("incompat", u64_bytes(1)),
         ("txg", u64_bytes(30)),
         ("durable_txg", u64_bytes(29)),
         ("next_slot", 5u32.to_le_bytes().to_vec()),
@@ -186,6 +189,7 @@ fn superblock_is_as_documented() {
         ("windows", windows),
         ("roots", roots),
         ("stats", stats),
+        ("feature_names", names),
         ("checksum", checksum(&encoded)),
     ]);
     compare("superblock", &encoded, expected);

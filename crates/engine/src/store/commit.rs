@@ -99,6 +99,7 @@ impl Txn {
         slots[slot as usize] = core.txg;
         let superblock = Superblock {
             incompat: core.incompat,
+            foreign_names: base.superblock.foreign_names.clone(),
             txg: core.txg,
             durable_txg: durable,
             data_synced,

@@ -15,6 +15,7 @@ mod commit;
 pub mod compact;
 pub mod dictionaries;
 mod extent;
+mod features;
 mod fields;
 pub mod node;
 pub mod pointer;

@@ -13,6 +13,7 @@
 //! [`super::verify`]). A slot is never reused while it holds the newest durable superblock.
 
 use super::checksum::ChecksumKind;
+use super::features::{self, FEATURE_NAMES_LEN, Set};
 use super::fields::{FieldReader, FieldWriter};
 use super::pointer::{POINTER_LEN_MAX, Pointer, SECTOR_MAX};
 use super::stats::PoolStats;
@@ -123,6 +124,8 @@ pub struct Superblock {
     pub read_only_compat: u64,
     /// Feature bits that forbid reading when unknown.
     pub incompat: u64,
+    /// What the pool says of features that this version does not know (see [`super::features`]).
+    pub foreign_names: String,
     /// The number of this state.
     pub txg: Txg,
     /// A txg that is known to be durable; this one or an earlier one.
@@ -186,6 +189,7 @@ impl Superblock {
             f.0.resize(start + 2 + POINTER_LEN_MAX, 0);
         }
         self.stats.encode(&mut f);
+        f.bytes(&features::encode(self.incompat, &self.foreign_names));
         debug_assert!(f.0.len() <= BLOCK_LEN - 16);
         seal(&mut out);
         out
@@ -197,6 +201,7 @@ impl Superblock {
             compat: 0,
             read_only_compat: 0,
             incompat: 0,
+            foreign_names: String::new(),
             txg,
             durable_txg: txg,
             data_synced: true,
@@ -225,7 +230,11 @@ impl Superblock {
         let txg = Txg(f.u64()?);
         if incompat & !KNOWN_INCOMPAT != 0 {
             let unreadable = Superblock::empty(txg, Sector(0));
-            return Some(Superblock { compat, read_only_compat, incompat, ..unreadable });
+            let names = &block[FEATURE_NAMES_OFFSET..][..FEATURE_NAMES_LEN];
+            let foreign_names = features::foreign(names);
+            let features =
+                Superblock { compat, read_only_compat, incompat, foreign_names, ..unreadable };
+            return Some(features);
         }
         let durable_txg = Txg(f.u64()?);
         let flags = f.u32()?;
@@ -252,6 +261,8 @@ impl Superblock {
             }
         }
         let stats = PoolStats::decode(&mut f)?;
+        let foreign_names = features::foreign(f.bytes(FEATURE_NAMES_LEN)?);
+        f.zeros(BLOCK_LEN - 16 - FEATURE_NAMES_OFFSET - FEATURE_NAMES_LEN)?;
         let is_inside =
             |run: &Run| run.start.0.checked_add(run.sectors).is_some_and(|to| to <= end.0);
         let sound = durable_txg <= txg
@@ -268,6 +279,7 @@ impl Superblock {
             compat,
             read_only_compat,
             incompat,
+            foreign_names,
             txg,
             durable_txg,
             data_synced: flags & FLAG_DATA_SYNCED != 0,
@@ -287,7 +299,10 @@ impl Superblock {
     pub fn check_readable(&self) -> Result<()> {
         let unknown = self.incompat & !KNOWN_INCOMPAT;
         if unknown != 0 {
-            return Err(Error::Unsupported(format!("incompatible feature bits {unknown:#x}")));
+            return Err(Error::Unsupported(format!(
+                "the pool uses what this version does not know, and cannot be read without: {}",
+                features::describe(Set::Incompat, unknown, &self.foreign_names)
+            )));
         }
         Ok(())
     }
@@ -297,7 +312,8 @@ impl Superblock {
         let unknown = self.read_only_compat & !KNOWN_READ_ONLY_COMPAT;
         if unknown != 0 {
             return Err(Error::Unsupported(format!(
-                "feature bits {unknown:#x}, without which it can only be read"
+                "the pool uses what this version does not know, and can only be read without: {}",
+                features::describe(Set::ReadOnlyCompat, unknown, &self.foreign_names)
             )));
         }
         Ok(())
@@ -306,6 +322,8 @@ impl Superblock {
 
 /// Where the txg is within a superblock.
 pub const TXG_OFFSET: u64 = 48;
+/// Where the names of features are, wherever the other fields may go in later versions.
+const FEATURE_NAMES_OFFSET: usize = 2416;
 
 /// Where slot `index` lies.
 pub fn slot_offset(index: u64) -> u64 {

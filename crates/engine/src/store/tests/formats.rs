@@ -81,7 +81,7 @@ prop_compose! {
         stats.nodes = count(numbers[3]);
         stats.codecs[15] = count(numbers[4]);
         Superblock {
-            compat, read_only_compat, incompat: 0, txg: Txg(txg), durable_txg: Txg(durable),
+            compat, read_only_compat, incompat: 0, foreign_names: String::new(), txg: Txg(txg), durable_txg: Txg(durable),
             data_synced, next_slot, end: Sector(1 << 40), freed_count: numbers[5].into(),
             freed_sectors: u64::from(numbers[5]) + u64::from(numbers[6]),
             space_sectors: numbers[7].into(), next_file_id,
@@ -193,9 +193,13 @@ fn pointers_refuse_what_they_do_not_know() {
 fn superblocks_refuse_what_they_do_not_know() {
     let mut superblock = sample_superblock();
     superblock.incompat = 1 << 40;
+    superblock.foreign_names = "i40=column-filter".into();
     let decoded = Superblock::decode(&superblock.encode(&GUID), &GUID).unwrap();
     let error = decoded.check_readable().unwrap_err();
-    assert!(matches!(error, Error::Unsupported(_)) && error.to_string().contains("0x10000000000"));
+    assert!(
+        matches!(error, Error::Unsupported(_))
+            && error.to_string().contains("column-filter (bit 40)")
+    );
     superblock.incompat = 0;
     superblock.read_only_compat = 4;
     superblock.check_readable().unwrap();
@@ -203,6 +207,10 @@ fn superblocks_refuse_what_they_do_not_know() {
     superblock.read_only_compat = 0;
     superblock.compat = 4;
     superblock.check_writable().unwrap();
+
+    let mut block = superblock.encode(&GUID);
+    block[3000] = 1;
+    assert_eq!(Superblock::decode(&sealed(block), &GUID), None, "a reserved byte is not zero");
 
     let refused = |change: &dyn Fn(&mut Superblock)| {
         let mut superblock = sample_superblock();
@@ -225,6 +233,7 @@ fn sample_superblock() -> Superblock {
         compat: 0,
         read_only_compat: 0,
         incompat: 0,
+        foreign_names: String::new(),
         txg: Txg(100),
         durable_txg: Txg(99),
         data_synced: false,
