@@ -23,6 +23,7 @@ mod verify;
 mod workload;
 
 use common::Role;
+use disk::Op;
 use run::{Counts, Scratch};
 use workload::SHAPES;
 
@@ -34,6 +35,8 @@ const TRIES: u64 = 2;
 const MUTANT_SEEDS: u64 = 3;
 /// Places at which each kind of call fails, in each workload.
 const FAULT_PLACES_DEFAULT: u64 = 6;
+/// Workloads that are looked at for how they delete logs.
+const LOG_SEEDS: u64 = 10;
 /// For data of pools that are decompressed, in the children.
 const CACHE_BYTES: &str = "8000000";
 
@@ -50,6 +53,7 @@ fn child_role() {
         "mutant" => mutant_role(&scratch),
         "twice" => twice_role(&scratch),
         "fault" => fault_role(&scratch),
+        "log" => log_role(&scratch),
         other => panic!("role {other}"),
     }
 }
@@ -206,4 +210,32 @@ fn calls_fail_with_a_write_ahead_log() {
 #[test]
 fn calls_fail_in_transactions_across_files() {
     fail_everywhere("attached");
+}
+
+/// When the write-ahead log of a pool is deleted, that is durable before the pool changes: else it could come back
+/// after a loss of power, and hide what was committed since.
+#[test]
+fn a_deleted_log_does_not_come_back() {
+    in_child("log", &[]);
+}
+
+fn log_role(scratch: &Scratch) {
+    let shape = *SHAPES.iter().find(|shape| shape.name == "modes change").unwrap();
+    let mut deleted = 0;
+    for seed in 0..LOG_SEEDS {
+        let recording = run::record(shape, seed, &scratch.directory).unwrap();
+        let mut is_durable = true;
+        for op in &recording.trace {
+            match op {
+                Op::Unlink(name) if name.ends_with("-wal") => {
+                    is_durable = false;
+                    deleted += 1;
+                }
+                Op::SyncDirectory => is_durable = true,
+                Op::Write(0, ..) => assert!(is_durable, "seed {seed}: the pool changes before"),
+                _ => {}
+            }
+        }
+    }
+    assert!(deleted > LOG_SEEDS, "{deleted} logs were deleted");
 }

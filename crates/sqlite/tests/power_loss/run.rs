@@ -73,6 +73,7 @@ pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, St
         session.close();
     }
     let first = session.model.newest;
+    recorder::fix_randomness(seed);
     let base = recorder::start(directory);
     let done = session.open().map_err(|error| error.to_string());
     let done = done.and_then(|()| session.steps(shape.steps));
