@@ -40,14 +40,15 @@ const fn case(kind: Kind, errno: i32, times: u64, codes: &'static [i32]) -> Case
 }
 
 const IO: &[i32] = &[ffi::SQLITE_IOERR];
-const OPEN: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN];
+/// SQLite takes an error of the medium in a file of its own for a damaged one (SQLITE_IOERR_CORRUPTFS).
+const READ: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN, ffi::SQLITE_CORRUPT];
 const FULL: &[i32] = &[ffi::SQLITE_FULL];
 /// SQLite tries to open for reading only what it cannot open for writing.
 const OPEN_OR_READ: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN, ffi::SQLITE_READONLY];
 
 /// All that can fail.
 pub const CASES: &[Case] = &[
-    case(Kind::Read, libc::EIO, 1, OPEN),
+    case(Kind::Read, libc::EIO, 1, READ),
     case(Kind::Read, libc::EINTR, 1, &[]),
     Case { kind: Kind::Read, failure: Failure::Short, times: 1, codes: &[] },
     case(Kind::Write, libc::EIO, 1, IO),

@@ -5,7 +5,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-use super::disk::{Disk, Image, Op};
+use super::disk::{Disk, Image, Note, Op};
 use super::model::{Model, Versions};
 use super::recorder;
 use super::verify::{Expected, Span, materialise};
@@ -151,7 +151,7 @@ impl Recording {
         for (index, op) in self.trace.iter().enumerate() {
             disk.apply(op);
             span.apply(&disk, op);
-            if matches!(op, Op::Note(_)) {
+            if matches!(op, Op::Note(Note::Begin(_))) {
                 continue;
             }
             for _ in 0..tries {
@@ -230,7 +230,7 @@ impl Recording {
     }
 }
 
-fn name(op: &Op) -> String {
+pub fn name(op: &Op) -> String {
     match op {
         Op::Write(file, offset, bytes) => format!("Write({file}, {offset}, {} bytes)", bytes.len()),
         op => format!("{op:?}"),
