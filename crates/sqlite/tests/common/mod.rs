@@ -50,7 +50,7 @@ pub fn setup() {
 
 /// What SQLite's log got about a file, so far.
 pub fn logged_about(path: &Path) -> Vec<(i32, String)> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
     let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     log.iter().filter(|(_, text)| text.contains(&name)).cloned().collect()
 }

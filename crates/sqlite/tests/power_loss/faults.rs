@@ -31,12 +31,14 @@ pub struct Case {
     kind: Kind,
     failure: Failure,
     times: u64,
+    /// The end of the names of the files that this happens to.
+    suffix: &'static str,
     /// The result codes that fit; none where nobody may notice.
     codes: &'static [i32],
 }
 
 const fn case(kind: Kind, errno: i32, times: u64, codes: &'static [i32]) -> Case {
-    Case { kind, failure: Failure::Errno(errno), times, codes }
+    Case { kind, failure: Failure::Errno(errno), times, suffix: "", codes }
 }
 
 const IO: &[i32] = &[ffi::SQLITE_IOERR];
@@ -50,18 +52,33 @@ const OPEN_OR_READ: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN, ffi::SQL
 pub const CASES: &[Case] = &[
     case(Kind::Read, libc::EIO, 1, READ),
     case(Kind::Read, libc::EINTR, 1, &[]),
-    Case { kind: Kind::Read, failure: Failure::Short, times: 1, codes: &[] },
+    Case { kind: Kind::Read, failure: Failure::Short, times: 1, suffix: "", codes: &[] },
     case(Kind::Write, libc::EIO, 1, IO),
     case(Kind::Write, libc::ENOSPC, 1, FULL),
     case(Kind::Write, libc::ENOSPC, ALL, FULL),
     case(Kind::Write, libc::EINTR, 1, &[]),
-    Case { kind: Kind::Write, failure: Failure::Short, times: 1, codes: &[] },
+    Case { kind: Kind::Write, failure: Failure::Short, times: 1, suffix: "", codes: &[] },
     case(Kind::SetLen, libc::EIO, 1, IO),
     case(Kind::Sync, libc::EIO, 1, IO),
     case(Kind::Open, libc::EIO, 1, OPEN_OR_READ),
     case(Kind::Open, libc::EMFILE, 1, OPEN_OR_READ),
     case(Kind::Unlink, libc::EIO, 1, IO),
 ];
+
+/// Journals that cannot be written.
+pub const JOURNAL: Case = Case { suffix: "-journal", ..case(Kind::Write, libc::EIO, 1, IO) };
+/// Pools that cannot be synced.
+pub const POOL_SYNC: Case = Case { suffix: ".hpk", ..case(Kind::Sync, libc::EIO, 1, IO) };
+
+impl Case {
+    /// Calls between two that fail, at most: there are many reads and writes, and few of the others.
+    fn apart(&self) -> u64 {
+        match self.kind {
+            Kind::Read | Kind::Write if self.suffix.is_empty() => PLACES_APART,
+            _ => 1,
+        }
+    }
+}
 
 /// Databases with some history, from which each run begins.
 pub struct Template {
@@ -223,7 +240,7 @@ pub fn everywhere(
         let template = super::run::record(Shape { steps: 0, ..shape }, seed, &scratch.directory)?;
         let template = Template { shape, image: template.base, seed };
         // Some of the calls of one workload, evenly spread, until there are no more.
-        let mut after = random.below(PLACES_APART);
+        let mut after = random.below(case.apart());
         loop {
             let label = |error| format!("seed {seed}, after {after} calls: {error}");
             if !run(&template, case, after, scratch).map_err(label)? {
@@ -233,7 +250,7 @@ pub fn everywhere(
             if fired >= places {
                 return Ok(fired);
             }
-            after += 1 + random.below(PLACES_APART);
+            after += 1 + random.below(case.apart());
         }
         if seed - first_seed >= SEEDS_MAX {
             return Ok(fired);
@@ -254,8 +271,8 @@ pub fn run(template: &Template, case: Case, after: u64, scratch: &Scratch) -> Re
     let mut run =
         Run { case, session, directory: &scratch.directory, failed_stop: false, crash_end: None };
     run.session.open().map_err(text)?;
-    let Case { kind, failure, times, .. } = case;
-    recorder::set_fault(Some(Fault { kind, failure, after, times }));
+    let Case { kind, failure, times, suffix, .. } = case;
+    recorder::set_fault(Some(Fault { kind, failure, after, times, suffix }));
     let done = run.steps();
     let fired = recorder::fired() > 0;
     recorder::set_fault(None);

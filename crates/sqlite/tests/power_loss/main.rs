@@ -35,6 +35,8 @@ const TRIES: u64 = 2;
 const MUTANT_SEEDS: u64 = 3;
 /// Places at which each kind of call fails, in each workload.
 const FAULT_PLACES_DEFAULT: u64 = 6;
+/// Places where calls of one kind fail, where that is looked at closely.
+const EACH_PLACES: &str = "40";
 /// Workloads that are looked at for how they delete logs.
 const LOG_SEEDS: u64 = 20;
 /// For data of pools that are decompressed, in the children.
@@ -180,7 +182,7 @@ fn fail_everywhere(name: &str) {
     // As a share of what the crashes get.
     let places = (FAULT_PLACES_DEFAULT * states / STATES_DEFAULT).max(1);
     let seed = number("HARDPACK_SEED").unwrap_or(1);
-    let arguments = [shape.to_string(), places.to_string(), seed.to_string()];
+    let arguments = [shape.to_string(), places.to_string(), seed.to_string(), "all".into()];
     for line in in_child("fault", &arguments.each_ref().map(String::as_str)) {
         println!("{line}");
     }
@@ -190,9 +192,14 @@ fn fault_role(scratch: &Scratch) {
     let shape = SHAPES[common::argument(0).parse::<usize>().unwrap()];
     let places: u64 = common::argument(1).parse().unwrap();
     let seed: u64 = common::argument(2).parse().unwrap();
-    for case in faults::CASES {
+    let cases: &[faults::Case] = match common::argument(3).as_str() {
+        "journal" => &[faults::JOURNAL],
+        "sync" => &[faults::POOL_SYNC],
+        _ => faults::CASES,
+    };
+    for case in cases {
         let fired = faults::everywhere(shape, *case, places, seed, scratch)
-            .unwrap_or_else(|error| { for l in common::logged_about(std::path::Path::new("")).iter().filter(|l| l.0 != 17).rev().take(12) { println!("LOG {l:?}"); } panic!("[workload '{}', {case:?}] {error}", shape.name) });
+            .unwrap_or_else(|error| panic!("[workload '{}', {case:?}] {error}", shape.name));
         common::report(&format!("{}: {case:?}: {fired} faults", shape.name));
     }
 }
@@ -210,6 +217,28 @@ fn calls_fail_with_a_write_ahead_log() {
 #[test]
 fn calls_fail_in_transactions_across_files() {
     fail_everywhere("attached");
+}
+
+/// One kind of call fails in each place of some workloads.
+fn fail_each(names: &[&str], case: &str) {
+    for name in names {
+        let shape = SHAPES.iter().position(|shape| shape.name == *name).unwrap();
+        let lines = in_child("fault", &[&shape.to_string(), EACH_PLACES, "1", case]);
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+}
+
+/// A sync of the pool fails: from then on no commit and no checkpoint succeeds until the pool is opened anew, and
+/// what was acknowledged before survives a loss of power.
+#[test]
+fn nothing_is_acknowledged_after_a_failed_sync_of_the_pool() {
+    fail_each(&["rollback", "log, full", "attached"], "sync");
+}
+
+/// A journal that cannot be put on disk for a transaction across files must still serve its rollback.
+#[test]
+fn journals_that_cannot_be_put_on_disk_are_rolled_back_from() {
+    fail_each(&["attached"], "journal");
 }
 
 /// When the write-ahead log of a pool is deleted, that is durable before the pool changes: else it could come back

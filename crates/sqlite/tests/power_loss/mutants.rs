@@ -26,8 +26,8 @@ pub const MUTANTS: &[(&str, &str, Mutate)] = &[
         leave_out(r, |class| class == Class::SuperJournal);
     }),
     ("syncs of directories are lies", "creation", leave_out_directories),
-    ("some writes are lost", "rollback, not synced", lose_writes),
-    ("the newest durable superblock is overwritten", "rollback, not synced", reuse_slot),
+    ("some writes are lost", "rollback", lose_writes),
+    ("the newest durable superblock is overwritten", "rollback", reuse_slot),
     ("freed space is reused too early", "rollback", reuse_early),
 ];
 

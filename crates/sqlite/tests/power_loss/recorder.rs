@@ -50,6 +50,8 @@ pub struct Fault {
     pub failure: Failure,
     pub after: u64,
     pub times: u64,
+    /// Only those on files whose names end so.
+    pub suffix: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -196,7 +198,7 @@ fn system_call(number: c_long, a: [usize; 4]) -> isize {
         _ => return plain(usize::MAX),
     };
     let transfers = matches!(kind, Kind::Read | Kind::Write);
-    let len = match recorder.failure(kind) {
+    let len = match recorder.failure_of(kind, file) {
         Some(Failure::Short) if transfers && a[2] > 1 => a[2] / 2,
         Some(Failure::Errno(errno)) => {
             if kind == Kind::Sync && errno != libc::EINTR {
@@ -235,9 +237,17 @@ impl Recorder {
         POOL_NAMES.iter().any(|name| self.names.get(name.as_bytes()) == Some(&file))
     }
 
+    fn failure_of(&mut self, kind: Kind, file: FileIndex) -> Option<Failure> {
+        self.fault?;
+        let name = self.names.iter().find(|(_, index)| **index == file)?.0.clone();
+        self.failure(kind, &name)
+    }
+
     /// Counts a call, and says how it is to fail.
-    fn failure(&mut self, kind: Kind) -> Option<Failure> {
-        let fault = self.fault.as_mut().filter(|fault| fault.kind == kind)?;
+    fn failure(&mut self, kind: Kind, name: &[u8]) -> Option<Failure> {
+        let fits =
+            |fault: &&mut Fault| fault.kind == kind && name.ends_with(fault.suffix.as_bytes());
+        let fault = self.fault.as_mut().filter(fits)?;
         if fault.after > 0 {
             fault.after -= 1;
             return None;
@@ -260,8 +270,8 @@ impl Recorder {
 
     fn unlink(&mut self, path: *const c_char) -> isize {
         let name = self.name(path).filter(|name| !name.ends_with(b"-shm"));
-        if name.is_some()
-            && let Some(Failure::Errno(errno)) = self.failure(Kind::Unlink)
+        if let Some(name) = &name
+            && let Some(Failure::Errno(errno)) = self.failure(Kind::Unlink, name)
         {
             return fail(errno);
         }
@@ -283,7 +293,8 @@ impl Recorder {
             Some(name) => Some(Node::File(self.names.get(name).copied().unwrap_or(self.count))),
         };
         if matches!(node, Some(Node::File(_) | Node::Directory))
-            && let Some(Failure::Errno(errno)) = self.failure(Kind::Open)
+            && let Some(Failure::Errno(errno)) =
+                self.failure(Kind::Open, name.as_deref().unwrap_or_default())
         {
             return fail(errno) as c_int;
         }
