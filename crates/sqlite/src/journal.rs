@@ -67,12 +67,16 @@ impl Journal {
 
     /// Writes `buf`, moving the journal where that is due.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
-        let code = self.write_in_place(buf, offset);
         let names_super_journal = buf == SUPER_JOURNAL_MAGIC && offset > 0;
-        if code == SQLITE_OK && names_super_journal && !matches!(self.place, Place::Disk(_)) {
-            return self.move_to_disk();
+        if names_super_journal && !matches!(self.place, Place::Disk(_)) {
+            // Before it is written: where that fails, the journal must not name the super-journal, or
+            // SQLite would not roll back from it once the other files' rollback has removed that.
+            let code = self.move_to_disk();
+            if code != SQLITE_OK {
+                return code;
+            }
         }
-        code
+        self.write_in_place(buf, offset)
     }
 
     fn write_in_place(&mut self, buf: &[u8], offset: u64) -> c_int {
@@ -122,7 +126,19 @@ impl Journal {
         }
     }
 
+    /// Copies everything to `file`, which becomes the journal. Where that fails, nothing is left in it:
+    /// on disk, a part of a journal that is not used any more would be rolled back from later.
     fn move_to(&mut self, file: HostFile, place: fn(HostFile) -> Place) -> c_int {
+        let code = self.copy_to(&file);
+        if code == SQLITE_OK {
+            self.place = place(file);
+        } else {
+            file.truncate(0);
+        }
+        code
+    }
+
+    fn copy_to(&self, file: &HostFile) -> c_int {
         let len = match self.len() {
             Ok(len) => len as u64,
             Err(code) => return code,
@@ -140,7 +156,6 @@ impl Journal {
             }
             at += part.len() as u64;
         }
-        self.place = place(file);
         SQLITE_OK
     }
 

@@ -19,6 +19,7 @@ use crate::registry;
 /// The name to open databases with.
 pub const VFS_NAME: &CStr = c"hardpack";
 const JOURNAL_SUFFIX: &[u8] = b"-journal";
+const LOG_SUFFIX: &[u8] = b"-wal";
 
 /// One of our open files, as SQLite holds it.
 #[repr(C)]
@@ -223,6 +224,17 @@ unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> bool {
     }
 }
 
+/// Whether this is the write-ahead log of a database that is open as a pool.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xDelete.
+unsafe fn is_log_of_pool(name: *const c_char) -> bool {
+    // SAFETY: the caller vouches for the name.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    bytes.strip_suffix(LOG_SUFFIX).is_some_and(registry::is_pool_name)
+}
+
 unsafe extern "C" fn delete(
     vfs: *mut sqlite3_vfs,
     name: *const c_char,
@@ -232,7 +244,11 @@ unsafe extern "C" fn delete(
     unsafe {
         let host = host_of(vfs);
         let Some(delete) = host.methods().xDelete else { return SQLITE_IOERR_DELETE };
-        let code = delete(host.as_ptr(), name, sync_directory);
+        // A write-ahead log that came back after a loss of power would hide what was committed since.
+        // SQLite does not make its end durable, and leaves this to the journal of the next transaction,
+        // whose creation it does make so; but that is in memory here.
+        let is_log = guard(0, || c_int::from(is_log_of_pool(name)));
+        let code = delete(host.as_ptr(), name, sync_directory | is_log);
         if code != SQLITE_IOERR_DELETE_NOENT {
             return code;
         }

@@ -1,10 +1,12 @@
 //! System calls that change files, counted, so that a process can die before any one of them.
 //!
 //! The functions here take the place of libc's in this executable, for SQLite's code as well as
-//! for the engine's. They pass straight through until [`die_at`] arms them.
+//! for the engine's. They pass straight through until [`die_at`] arms them, or [`watch_with`] gives them
+//! to somebody else.
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// Calls left before death; disarmed below zero.
@@ -13,6 +15,12 @@ static LEFT: AtomicI64 = AtomicI64::new(-1);
 static TORN: AtomicBool = AtomicBool::new(false);
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
+/// Makes the calls in place of this module: gets the number and the raw arguments, and returns what the
+/// call does, with `errno` set.
+pub type Watcher = fn(number: c_long, arguments: [usize; 4]) -> isize;
+
+static WATCHER: OnceLock<Watcher> = OnceLock::new();
+
 thread_local! {
     static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
 }
@@ -20,6 +28,11 @@ thread_local! {
 /// How many syncs of files this process has asked for.
 pub fn sync_count() -> u64 {
     SYNCS.load(Ordering::SeqCst)
+}
+
+/// From now on, all calls go to `watcher`; nothing is counted, and nothing dies.
+pub fn watch_with(watcher: Watcher) {
+    let _ = WATCHER.set(watcher);
 }
 
 /// From now on, the process kills itself before a call, counted from 0: for even `n` before call
@@ -63,6 +76,12 @@ macro_rules! calls {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $number:ident, $part:expr;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            if let Some(watcher) = WATCHER.get() {
+                let all = [$($argument as usize),*];
+                let mut arguments = [0; 4];
+                arguments[..all.len()].copy_from_slice(&all);
+                return watcher(libc::$number, arguments) as $result;
+            }
             if count() {
                 #[allow(clippy::redundant_closure_call)]
                 if TORN.load(Ordering::SeqCst) {

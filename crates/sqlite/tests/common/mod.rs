@@ -116,11 +116,18 @@ pub fn is_pool(path: &Path) -> bool {
 }
 
 /// The engine's own check of the whole pool. Nobody of this process may have it open.
+pub fn check_pool(path: &Path) -> Result<(), String> {
+    let fail = |reason: String| format!("{}: {reason}", path.display());
+    let device = FileDevice::open_read_only(path).map_err(|error| fail(error.to_string()))?;
+    let pool = Pool::open(std::sync::Arc::new(device), Options::new(CHECK_CACHE_LEN))
+        .map_err(|error| fail(error.to_string()))?;
+    let report = pool.check(&mut |_| {}).map_err(|error| fail(error.to_string()))?;
+    if report.is_clean() { Ok(()) } else { Err(fail(format!("{:#?}", report.problems))) }
+}
+
+/// The same, which must find nothing.
 pub fn assert_pool_is_clean(path: &Path) {
-    let device = FileDevice::open_read_only(path).unwrap();
-    let pool = Pool::open(std::sync::Arc::new(device), Options::new(CHECK_CACHE_LEN)).unwrap();
-    let report = pool.check(&mut |_| {}).unwrap();
-    assert!(report.is_clean(), "{}: {:#?}", path.display(), report.problems);
+    check_pool(path).unwrap_or_else(|problems| panic!("{problems}"));
 }
 
 /// A path with something behind it, such as "-journal".

@@ -1,0 +1,301 @@
+//! A simulated disk with a directory: what a recorded run of SQLite and Hardpack leaves behind when the
+//! power fails at any moment.
+//!
+//! The model, for each file on its own:
+//!
+//! * what was written before its last sync is there;
+//! * of the later writes any subset is, in any order, each torn at multiples of the sector;
+//! * a later change of the length happened or did not. In files of SQLite's own it stays in its place
+//!   among the writes, as it does on every file system that keeps its metadata consistent;
+//! * what a sync that failed should have written may be there or not, whatever is synced afterwards.
+//!
+//! And for the directory: entries made or removed before its last sync are, of later ones any subset.
+//! A file whose entry did not survive is lost, whether it was synced or not. Shared memory never survives.
+//!
+//! All choices come from a seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::common::Random;
+
+/// A file of a recording, by number.
+pub type FileIndex = usize;
+
+/// What lies in a directory, by name.
+pub type Image = BTreeMap<String, Vec<u8>>;
+
+/// What was done, in order.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A file was made, and is new.
+    Create(String, FileIndex),
+    /// A name was removed.
+    Unlink(String),
+    /// Bytes at an offset.
+    Write(FileIndex, u64, Arc<[u8]>),
+    /// The length was set.
+    SetLen(FileIndex, u64),
+    /// A range was given back: it reads as zeros.
+    Punch(FileIndex, u64, u64),
+    /// What the file holds is durable.
+    Sync(FileIndex),
+    /// A sync that reported an error.
+    FailedSync(FileIndex),
+    /// What names there are is durable.
+    SyncDirectory,
+    /// A note of the workload.
+    Note(Note),
+}
+
+/// What a workload notes beside what it does. Transactions are numbered from 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Note {
+    /// A transaction begins.
+    Begin(u64),
+    /// A transaction was acknowledged.
+    Ack(u64, Promise),
+}
+
+/// What an acknowledgement promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Promise {
+    /// It survives from now on.
+    Durable,
+    /// It does once the pool is synced.
+    WithPool,
+    /// It does once the write-ahead log is synced.
+    WithLog,
+    /// Nothing.
+    Nothing,
+}
+
+/// Whose file a name is; the number is that of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    Pool(usize),
+    Log(usize),
+    Journal,
+    SuperJournal,
+}
+
+/// The names of the pools of a workload.
+pub const POOL_NAMES: [&str; 2] = ["a.hpk", "b.hpk"];
+
+/// Whose file this is.
+pub fn class_of(name: &str) -> Class {
+    let pool = usize::from(name.starts_with(POOL_NAMES[1]));
+    match name {
+        _ if name == POOL_NAMES[pool] => Class::Pool(pool),
+        _ if name.ends_with("-wal") => Class::Log(pool),
+        _ if name.ends_with("-journal") => Class::Journal,
+        _ => Class::SuperJournal,
+    }
+}
+
+/// What becomes of a write that is not durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// It may survive.
+    Free,
+    /// It may survive, but no sync changes that any more.
+    Doubtful,
+    /// It survives; it is kept only since doubtful ones lie below it.
+    Certain,
+}
+
+#[derive(Clone, Debug)]
+struct Medium {
+    class: Class,
+    durable: Vec<u8>,
+    pending: Vec<(Op, Fate)>,
+}
+
+/// The state of a disk while a recorded run is replayed.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    files: Vec<Medium>,
+    names: BTreeMap<String, FileIndex>,
+    pending_names: Vec<Op>,
+}
+
+impl Disk {
+    /// A disk that holds these files durably. They are numbered in the order of their names.
+    pub fn new(image: &Image) -> Disk {
+        let mut disk =
+            Disk { files: Vec::new(), names: BTreeMap::new(), pending_names: Vec::new() };
+        for (name, bytes) in image {
+            disk.names.insert(name.clone(), disk.files.len());
+            let durable = bytes.clone();
+            disk.files.push(Medium { class: class_of(name), durable, pending: Vec::new() });
+        }
+        disk
+    }
+
+    /// Whose file this is.
+    pub fn class(&self, file: FileIndex) -> Class {
+        self.files[file].class
+    }
+
+    /// Whether there are writes that a failed sync should have made durable.
+    pub fn has_doubts(&self, file: FileIndex) -> bool {
+        self.files[file].pending.iter().any(|(_, fate)| *fate == Fate::Doubtful)
+    }
+
+    /// Replays one operation.
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Create(name, file) => {
+                assert_eq!(*file, self.files.len(), "files are numbered as they are made");
+                let (class, durable) = (class_of(name), Vec::new());
+                self.files.push(Medium { class, durable, pending: Vec::new() });
+                self.pending_names.push(op.clone());
+            }
+            Op::Unlink(_) => self.pending_names.push(op.clone()),
+            Op::SyncDirectory => {
+                for op in std::mem::take(&mut self.pending_names) {
+                    apply_name(&mut self.names, &op);
+                }
+            }
+            Op::Write(file, ..) | Op::SetLen(file, _) | Op::Punch(file, ..) => {
+                self.files[*file].pending.push((op.clone(), Fate::Free));
+            }
+            Op::Sync(file) => self.files[*file].sync(),
+            Op::FailedSync(file) => {
+                let pending = &mut self.files[*file].pending;
+                pending.iter_mut().filter(|(_, fate)| *fate == Fate::Free).for_each(|(_, fate)| {
+                    *fate = Fate::Doubtful;
+                });
+            }
+            Op::Note(_) => {}
+        }
+    }
+
+    /// What a loss of power leaves behind, at sectors of `sector` bytes.
+    pub fn crash(&self, random: &mut Random, sector: usize) -> Image {
+        let mut names = self.names.clone();
+        let in_order = random.below(2) == 0;
+        let kept = random.below(self.pending_names.len() as u64 + 1) as usize;
+        for (index, op) in self.pending_names.iter().enumerate() {
+            let survives = if in_order { index < kept } else { random.below(2) == 0 };
+            if survives {
+                apply_name(&mut names, op);
+            }
+        }
+        let mut content = |file: FileIndex| self.files[file].crash(random, sector);
+        names.into_iter().map(|(name, file)| (name, content(file))).collect()
+    }
+
+    /// What is there as long as the power is.
+    pub fn all_kept(&self) -> Image {
+        let mut names = self.names.clone();
+        self.pending_names.iter().for_each(|op| apply_name(&mut names, op));
+        names.into_iter().map(|(name, file)| (name, self.files[file].all_kept())).collect()
+    }
+}
+
+fn apply_name(names: &mut BTreeMap<String, FileIndex>, op: &Op) {
+    match op {
+        Op::Create(name, file) => drop(names.insert(name.clone(), *file)),
+        Op::Unlink(name) => drop(names.remove(name)),
+        _ => {}
+    }
+}
+
+impl Medium {
+    fn sync(&mut self) {
+        let doubtful = |(_, fate): &(Op, Fate)| *fate == Fate::Doubtful;
+        if self.pending.iter().any(doubtful) {
+            let free = self.pending.iter_mut().filter(|(_, fate)| *fate == Fate::Free);
+            free.for_each(|(_, fate)| *fate = Fate::Certain);
+            return;
+        }
+        for (op, _) in std::mem::take(&mut self.pending) {
+            apply_bytes(&mut self.durable, &op);
+        }
+    }
+
+    fn all_kept(&self) -> Vec<u8> {
+        let mut bytes = self.durable.clone();
+        self.pending.iter().for_each(|(op, _)| apply_bytes(&mut bytes, op));
+        bytes
+    }
+
+    fn crash(&self, random: &mut Random, sector: usize) -> Vec<u8> {
+        let mut bytes = self.durable.clone();
+        let mut order: Vec<&(Op, Fate)> = self.pending.iter().collect();
+        // How much is kept differs: nearly all, about half, nearly nothing, or all; or all but the last
+        // few, as a disk with a short queue would.
+        const SHARES: [(u64, u64); 6] = [(15, 16), (7, 8), (1, 2), (1, 8), (1, 1), (0, 1)];
+        let (keep, of) = SHARES[random.below(6) as usize];
+        if order.iter().any(|(_, fate)| *fate != Fate::Free) {
+            // What is certain has its place in the order.
+        } else if random.below(2) == 0 {
+            self.shuffle(&mut order, random);
+        } else {
+            let lost = random.below(order.len() as u64 + 1).min(random.below(6)) as usize;
+            order.truncate(order.len() - lost);
+        }
+        let tears = random.below(2) == 0;
+        for (op, fate) in order {
+            match op {
+                _ if *fate == Fate::Certain => apply_bytes(&mut bytes, op),
+                _ if random.below(of) >= keep => {}
+                Op::Write(_, offset, new) if tears && random.below(2) == 0 => {
+                    tear(&mut bytes, *offset as usize, new, sector, random);
+                }
+                _ => apply_bytes(&mut bytes, op),
+            }
+        }
+        bytes
+    }
+
+    fn shuffle(&self, order: &mut [&(Op, Fate)], random: &mut Random) {
+        let is_pool = matches!(self.class, Class::Pool(_));
+        let mut shuffle = |part: &mut [&(Op, Fate)]| {
+            for index in (1..part.len()).rev() {
+                part.swap(index, random.below(index as u64 + 1) as usize);
+            }
+        };
+        if is_pool {
+            return shuffle(order);
+        }
+        order.split_mut(|(op, _)| matches!(op, Op::SetLen(..))).for_each(shuffle);
+    }
+}
+
+fn apply_bytes(bytes: &mut Vec<u8>, op: &Op) {
+    match op {
+        Op::Write(_, offset, new) => write(bytes, *offset as usize, new),
+        Op::SetLen(_, len) => bytes.resize(*len as usize, 0),
+        Op::Punch(_, offset, len) => {
+            let end = (offset + len).min(bytes.len() as u64) as usize;
+            let start = (*offset as usize).min(end);
+            bytes[start..end].fill(0);
+        }
+        _ => {}
+    }
+}
+
+fn write(bytes: &mut Vec<u8>, start: usize, new: &[u8]) {
+    let end = start + new.len();
+    if bytes.len() < end {
+        bytes.resize(end, 0);
+    }
+    bytes[start..end].copy_from_slice(new);
+}
+
+/// Keeps some sectors of a write.
+fn tear(bytes: &mut Vec<u8>, offset: usize, new: &[u8], sector: usize, random: &mut Random) {
+    let prefix_only = random.below(2) == 0;
+    let mut at = 0;
+    while at < new.len() {
+        let next = (((offset + at) / sector + 1) * sector - offset).min(new.len());
+        if random.below(3) > 0 {
+            write(bytes, offset + at, &new[at..next]);
+        } else if prefix_only {
+            return;
+        }
+        at = next;
+    }
+}

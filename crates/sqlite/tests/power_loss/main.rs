@@ -1,0 +1,270 @@
+//! Loss of power below the whole stack: SQLite, the VFS and the engine, on a simulated disk.
+//!
+//! A workload runs on real files in memory while every system call that changes one is recorded
+//! (`recorder.rs`). Then the recording is cut at every write and sync, what the disk may hold at that moment is
+//! laid out as files again (`disk.rs`), opened through the VFS and verified (`verify.rs`) against a model
+//! (`model.rs`).
+//!
+//! `HARDPACK_VFS_CRASH_STATES=200000 cargo test --release -p hardpack-sqlite --test power_loss -- --nocapture`
+//! runs for longer than the default, from other seeds where `HARDPACK_SEED` says so. A failure prints the workload
+//! and the seed; `HARDPACK_SEED=n HARDPACK_VFS_CRASH_STATES=1` runs the one workload of that seed of each kind.
+//!
+//! The recorder is one for a process, so each test works in a child process with one thread.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod disk;
+mod faults;
+mod model;
+mod mutants;
+mod recorder;
+mod run;
+mod verify;
+mod workload;
+
+use common::Role;
+use disk::Op;
+use run::{Counts, Scratch};
+use workload::SHAPES;
+
+/// Crashes in a run of the tests.
+const STATES_DEFAULT: u64 = 12_000;
+/// Crashes at each operation.
+const TRIES: u64 = 2;
+/// Seeds in which each mutant must be noticed.
+const MUTANT_SEEDS: u64 = 3;
+/// Places at which each kind of call fails, in each workload.
+const FAULT_PLACES_DEFAULT: u64 = 6;
+/// Places where calls of one kind fail, where that is looked at closely.
+const EACH_PLACES: &str = "40";
+/// Workloads that are looked at for how they delete logs.
+const LOG_SEEDS: u64 = 20;
+/// For data of pools that are decompressed, in the children.
+const CACHE_BYTES: &str = "8000000";
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    let scratch = Scratch::new();
+    match role.as_str() {
+        "crash" => crash_role(&scratch),
+        "mutant" => mutant_role(&scratch),
+        "twice" => twice_role(&scratch),
+        "fault" => fault_role(&scratch),
+        "log" => log_role(&scratch),
+        other => panic!("role {other}"),
+    }
+}
+
+/// Runs a role in a child process, and returns what it reported.
+fn in_child(role: &str, arguments: &[&str]) -> Vec<String> {
+    // SAFETY: the tests that are about to start children do nothing else with the environment.
+    unsafe { std::env::set_var("HARDPACK_CACHE_BYTES", CACHE_BYTES) };
+    let (well, lines) = Role::start(role, arguments).wait();
+    assert!(well, "{role} {arguments:?}:\n{}", lines.join("\n"));
+    lines
+}
+
+fn crash_role(scratch: &Scratch) {
+    let shape = SHAPES[common::argument(0).parse::<usize>().unwrap()];
+    let wanted: u64 = common::argument(1).parse().unwrap();
+    let mut seed: u64 = common::argument(2).parse().unwrap();
+    let mut sum = Counts::default();
+    while sum.states < wanted {
+        let counts = run::run(shape, seed, TRIES, scratch, &|_| {});
+        let counts = counts.unwrap_or_else(|error| panic!("{error}"));
+        sum.seeds += counts.seeds;
+        sum.states += counts.states;
+        sum.distinct += counts.distinct;
+        sum.transactions += counts.transactions;
+        sum.lives += counts.lives;
+        seed += 1;
+    }
+    common::report(&format!(
+        "| {} | {} | {} | {} | {} | {} |",
+        shape.name, sum.seeds, sum.transactions, sum.states, sum.distinct, sum.lives
+    ));
+}
+
+/// Crashes the workloads of these names, and prints a row of the table for each.
+fn crash(names: &[&str]) {
+    let states = number("HARDPACK_VFS_CRASH_STATES").unwrap_or(STATES_DEFAULT);
+    let seed = number("HARDPACK_SEED").unwrap_or(1);
+    let share = (states / SHAPES.len() as u64).max(1);
+    for name in names {
+        let shape = SHAPES.iter().position(|shape| shape.name == *name).unwrap();
+        let arguments = [shape.to_string(), share.to_string(), seed.to_string()];
+        let lines = in_child("crash", &arguments.each_ref().map(String::as_str));
+        println!("| workload | seeds | transactions | crashes | distinct | second lives |");
+        lines.iter().filter(|line| line.starts_with('|')).for_each(|line| println!("{line}"));
+    }
+}
+
+#[test]
+fn rollback_journals() {
+    crash(&["rollback", "rollback, not synced", "modes change"]);
+}
+
+#[test]
+fn write_ahead_logs() {
+    crash(&["log, full", "log, normal", "log, not synced"]);
+}
+
+#[test]
+fn several_files() {
+    crash(&["attached", "attached, log", "attached, not synced"]);
+}
+
+#[test]
+fn whole_databases() {
+    crash(&["whole database", "whole database, log", "creation", "creation, attached"]);
+}
+
+/// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
+#[test]
+fn broken_promises_are_noticed() {
+    let mutants = 0..mutants::MUTANTS.len();
+    for mutant in mutants {
+        for line in in_child("mutant", &[&mutant.to_string()]) {
+            println!("{line}");
+        }
+    }
+}
+
+fn mutant_role(scratch: &Scratch) {
+    let (name, workload, mutate) = mutants::MUTANTS[common::argument(0).parse::<usize>().unwrap()];
+    let shape = *SHAPES.iter().find(|shape| shape.name == workload).unwrap();
+    // A longer workload has more of everything in it that a mutant may break.
+    let shape = workload::Shape { steps: 3 * shape.steps, ..shape };
+    for seed in 0..MUTANT_SEEDS {
+        match run::run(shape, 100 + seed, TRIES, scratch, &mutate) {
+            Ok(counts) => panic!("{name}: not noticed in {counts:?} of seed {}", 100 + seed),
+            Err(error) => common::report(&format!("{name}: {}", error.lines().next().unwrap())),
+        }
+    }
+}
+
+/// The same seed gives the same recording, byte by byte, and the same images after a crash.
+#[test]
+fn the_same_seed_does_the_same() {
+    for shape in 0..SHAPES.len() {
+        in_child("twice", &[&shape.to_string()]);
+    }
+}
+
+fn twice_role(scratch: &Scratch) {
+    let shape = SHAPES[common::argument(0).parse::<usize>().unwrap()];
+    let once = |seed: u64| {
+        let recording = run::record(shape, seed, &scratch.directory);
+        recording.unwrap_or_else(|error| panic!("{}: {error}", shape.name))
+    };
+    for seed in [7, 8] {
+        let (first, second) = (once(seed), once(seed));
+        assert!(first.base == second.base, "{}: the databases differ", shape.name);
+        assert_eq!(first.trace.len(), second.trace.len(), "{}", shape.name);
+        for (index, (a, b)) in first.trace.iter().zip(&second.trace).enumerate() {
+            let same = format!("{a:?}") == format!("{b:?}");
+            assert!(same, "{}, seed {seed}: operation {index} differs: {a:?} {b:?}", shape.name);
+        }
+    }
+    let (first, second) = (once(7), once(8));
+    assert!(first.trace.len() != second.trace.len() || first.base != second.base);
+}
+
+/// Every kind of system call fails, at one place after the other.
+fn fail_everywhere(name: &str) {
+    let shape = SHAPES.iter().position(|shape| shape.name == name).unwrap();
+    let states = number("HARDPACK_VFS_CRASH_STATES").unwrap_or(STATES_DEFAULT);
+    // As a share of what the crashes get.
+    let places = (FAULT_PLACES_DEFAULT * states / STATES_DEFAULT).max(1);
+    let seed = number("HARDPACK_SEED").unwrap_or(1);
+    let arguments = [shape.to_string(), places.to_string(), seed.to_string(), "all".into()];
+    for line in in_child("fault", &arguments.each_ref().map(String::as_str)) {
+        println!("{line}");
+    }
+}
+
+fn fault_role(scratch: &Scratch) {
+    let shape = SHAPES[common::argument(0).parse::<usize>().unwrap()];
+    let places: u64 = common::argument(1).parse().unwrap();
+    let seed: u64 = common::argument(2).parse().unwrap();
+    let cases: &[faults::Case] = match common::argument(3).as_str() {
+        "journal" => &[faults::JOURNAL],
+        "sync" => &[faults::POOL_SYNC],
+        _ => faults::CASES,
+    };
+    for case in cases {
+        let fired = faults::everywhere(shape, *case, places, seed, scratch)
+            .unwrap_or_else(|error| panic!("[workload '{}', {case:?}] {error}", shape.name));
+        common::report(&format!("{}: {case:?}: {fired} faults", shape.name));
+    }
+}
+
+#[test]
+fn calls_fail_with_rollback_journals() {
+    fail_everywhere("rollback");
+}
+
+#[test]
+fn calls_fail_with_a_write_ahead_log() {
+    fail_everywhere("log, full");
+}
+
+#[test]
+fn calls_fail_in_transactions_across_files() {
+    fail_everywhere("attached");
+}
+
+/// One kind of call fails in each place of some workloads.
+fn fail_each(names: &[&str], case: &str) {
+    for name in names {
+        let shape = SHAPES.iter().position(|shape| shape.name == *name).unwrap();
+        let lines = in_child("fault", &[&shape.to_string(), EACH_PLACES, "1", case]);
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+}
+
+/// A sync of the pool fails: from then on no commit and no checkpoint succeeds until the pool is opened anew, and
+/// what was acknowledged before survives a loss of power.
+#[test]
+fn nothing_is_acknowledged_after_a_failed_sync_of_the_pool() {
+    fail_each(&["rollback", "log, full", "attached"], "sync");
+}
+
+/// A journal that cannot be put on disk for a transaction across files must still serve its rollback.
+#[test]
+fn journals_that_cannot_be_put_on_disk_are_rolled_back_from() {
+    fail_each(&["attached"], "journal");
+}
+
+/// When the write-ahead log of a pool is deleted, that is durable before the pool changes: else it could come back
+/// after a loss of power, and hide what was committed since.
+#[test]
+fn a_deleted_log_does_not_come_back() {
+    in_child("log", &[]);
+}
+
+fn log_role(scratch: &Scratch) {
+    let shape = *SHAPES.iter().find(|shape| shape.name == "modes change").unwrap();
+    let mut deleted = 0;
+    for seed in 0..LOG_SEEDS {
+        let recording = run::record(shape, seed, &scratch.directory).unwrap();
+        let mut is_durable = true;
+        for op in &recording.trace {
+            match op {
+                Op::Unlink(name) if name.ends_with("-wal") => {
+                    is_durable = false;
+                    deleted += 1;
+                }
+                Op::SyncDirectory => is_durable = true,
+                Op::Write(0, ..) => assert!(is_durable, "seed {seed}: the pool changes before"),
+                _ => {}
+            }
+        }
+    }
+    assert!(deleted > LOG_SEEDS / 3, "{deleted} logs were deleted");
+}

@@ -1,0 +1,255 @@
+//! Recording a workload, cutting it at every write and sync, and going on from some of what is left.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use super::disk::{Disk, Image, Note, Op};
+use super::model::{Model, Versions};
+use super::recorder;
+use super::verify::{Expected, Span, materialise};
+use super::workload::{Session, Shape, open_pool};
+use crate::common::Random;
+
+/// One crash in so many is followed by a second life, which crashes too.
+const SECOND_LIFE_ONE_IN: u64 = 40;
+const SECOND_LIFE_STEPS: u64 = 3;
+const SECOND_LIFE_CRASHES: u64 = 12;
+const SECTORS: [usize; 2] = [512, 4096];
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Workloads.
+    pub seeds: u64,
+    /// Crashes, each verified.
+    pub states: u64,
+    /// Those of them that left something else behind than any other of the same workload.
+    pub distinct: u64,
+    /// Transactions of the workloads.
+    pub transactions: u64,
+    /// Second lives.
+    pub lives: u64,
+}
+
+/// A directory in memory. What a crash leaves is laid out where the workload ran, since journals name each
+/// other by their paths.
+pub struct Scratch {
+    _temporary: tempfile::TempDir,
+    pub directory: PathBuf,
+}
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        let temporary = match tempfile::tempdir_in("/dev/shm") {
+            Ok(temporary) => temporary,
+            Err(_) => tempfile::tempdir().unwrap(),
+        };
+        let directory = temporary.path().canonicalize().unwrap();
+        Scratch { _temporary: temporary, directory }
+    }
+}
+
+/// A recorded workload.
+pub struct Recording {
+    pub shape: Shape,
+    pub base: Image,
+    pub trace: Vec<Op>,
+    pub versions: Versions,
+    /// The transaction that `base` holds, and how many followed.
+    pub first: u64,
+    pub transactions: u64,
+}
+
+/// Lets a workload run, and records it. What the recording says is compared with what is there.
+pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, String> {
+    materialise(directory, &Image::new());
+    recorder::fix_randomness(seed);
+    let mut session = Session::new(directory, shape, Model::new(shape.pools), Random(seed));
+    if !shape.creation {
+        session.open().map_err(|error| error.to_string())?;
+        session.steps(shape.earlier)?;
+        session.close();
+    }
+    let first = session.model.newest;
+    recorder::fix_randomness(seed);
+    let base = recorder::start(directory);
+    let done = session.open().map_err(|error| error.to_string());
+    let done = done.and_then(|()| session.steps(shape.steps));
+    session.close();
+    let trace = recorder::finish();
+    done?;
+    let transactions = session.model.newest - first;
+    let versions = session.model.versions;
+    let recording = Recording { shape, base, trace, versions, first, transactions };
+    recording.assert_complete(directory)?;
+    Ok(recording)
+}
+
+/// Goes on from what a crash left, and records it.
+fn record_second_life(
+    shape: Shape,
+    image: &Image,
+    found: [u64; 2],
+    directory: &Path,
+    random: &mut Random,
+) -> Result<Recording, String> {
+    materialise(directory, image);
+    let base = recorder::start(directory);
+    let mut run = || {
+        let mut sources = Vec::new();
+        for index in 0..shape.pools {
+            sources.push(open_pool(directory, index).map_err(|error| error.to_string())?);
+        }
+        let model = Model::copy_of(&sources).map_err(|error| error.to_string())?;
+        drop(sources);
+        let first = model.newest;
+        if (0..shape.pools).any(|index| model.versions.number(index, first) != found[index]) {
+            return Err(format!("opened again it is {first}, not {found:?}"));
+        }
+        let mut session = Session::new(directory, shape, model, Random(random.next()));
+        session.open().map_err(|error| error.to_string())?;
+        session.steps(SECOND_LIFE_STEPS)?;
+        session.close();
+        let transactions = session.model.newest - first;
+        Ok((first, transactions, session.model.versions))
+    };
+    let done = run();
+    let trace = recorder::finish();
+    let (first, transactions, versions) = done?;
+    let recording = Recording { shape, base, trace, versions, first, transactions };
+    recording.assert_complete(directory)?;
+    Ok(recording)
+}
+
+impl Recording {
+    /// Nothing escapes the recorder: the recording makes the very files that are there.
+    fn assert_complete(&self, directory: &Path) -> Result<(), String> {
+        let mut disk = Disk::new(&self.base);
+        self.trace.iter().for_each(|op| disk.apply(op));
+        let (recorded, real) = (disk.all_kept(), recorder::read_image(directory));
+        if recorded == real {
+            return Ok(());
+        }
+        let lens = |image: &Image| -> Vec<_> {
+            image.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
+        };
+        Err(format!("recorded {:?}, but there is {:?}", lens(&recorded), lens(&real)))
+    }
+
+    /// Cuts the run at every operation, several times each.
+    pub fn crash_everywhere(
+        &self,
+        tries: u64,
+        scratch: &Scratch,
+        random: &mut Random,
+    ) -> Result<Counts, String> {
+        let mut counts = Counts { seeds: 1, transactions: self.transactions, ..Counts::default() };
+        let mut known = HashMap::new();
+        let (mut disk, mut span) = (Disk::new(&self.base), Span::at(self.first));
+        for (index, op) in self.trace.iter().enumerate() {
+            disk.apply(op);
+            span.apply(&disk, op);
+            if matches!(op, Op::Note(Note::Begin(_))) {
+                continue;
+            }
+            for _ in 0..tries {
+                let seed = random.next();
+                self.crash(&disk, span, seed, Some(&mut known), scratch, &mut counts).map_err(
+                    |error| {
+                        format!(
+                            "cut behind operation {index} ({}), crash {seed:#x}: {error}",
+                            name(op)
+                        )
+                    },
+                )?;
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Crashes once. With `known`, images that were seen before are not opened again, and some live on.
+    fn crash(
+        &self,
+        disk: &Disk,
+        span: Span,
+        seed: u64,
+        known: Option<&mut HashMap<u64, [u64; 2]>>,
+        scratch: &Scratch,
+        counts: &mut Counts,
+    ) -> Result<(), String> {
+        let mut random = Random(seed);
+        let sector = SECTORS[random.below(2) as usize];
+        let image = disk.crash(&mut random, sector);
+        counts.states += 1;
+        let expected = Expected { shape: self.shape, versions: &self.versions, span };
+        let mut hasher = DefaultHasher::new();
+        image.hash(&mut hasher);
+        let hash = hasher.finish();
+        if let Some(found) = known.as_ref().and_then(|known| known.get(&hash)) {
+            return expected.judge(*found);
+        }
+        counts.distinct += 1;
+        materialise(&scratch.directory, &image);
+        let found = expected.verify(&scratch.directory, &mut random)?;
+        let Some(known) = known else { return Ok(()) };
+        known.insert(hash, found);
+        if self.shape.may_damage() || random.below(SECOND_LIFE_ONE_IN) != 0 {
+            return Ok(());
+        }
+        counts.lives += 1;
+        let shape = Shape { creation: false, ..self.shape };
+        let again = record_second_life(shape, &image, found, &scratch.directory, &mut random)
+            .map_err(|error| format!("second life: {error}"))?;
+        again
+            .crash_somewhere(SECOND_LIFE_CRASHES, scratch, &mut random, counts)
+            .map_err(|error| format!("second life: {error}"))
+    }
+
+    /// Cuts the run at some operations.
+    pub fn crash_somewhere(
+        &self,
+        times: u64,
+        scratch: &Scratch,
+        random: &mut Random,
+        counts: &mut Counts,
+    ) -> Result<(), String> {
+        for _ in 0..times {
+            let at = random.below(self.trace.len() as u64 + 1) as usize;
+            let (mut disk, mut span) = (Disk::new(&self.base), Span::at(self.first));
+            for op in &self.trace[..at] {
+                disk.apply(op);
+                span.apply(&disk, op);
+            }
+            let seed = random.next();
+            self.crash(&disk, span, seed, None, scratch, counts)
+                .map_err(|error| format!("cut before operation {at}, crash {seed:#x}: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+pub fn name(op: &Op) -> String {
+    match op {
+        Op::Write(file, offset, bytes) => format!("Write({file}, {offset}, {} bytes)", bytes.len()),
+        op => format!("{op:?}"),
+    }
+}
+
+/// One workload from its seed, with all its crashes. `mutate` may change the recording, as a disk does
+/// that breaks its promises.
+pub fn run(
+    shape: Shape,
+    seed: u64,
+    tries: u64,
+    scratch: &Scratch,
+    mutate: &dyn Fn(&mut Recording),
+) -> Result<Counts, String> {
+    let run = || {
+        let mut recording = record(shape, seed, &scratch.directory)?;
+        mutate(&mut recording);
+        recording.crash_everywhere(tries, scratch, &mut Random(!seed))
+    };
+    run().map_err(|error| format!("[workload '{}', seed {seed}] {error}", shape.name))
+}

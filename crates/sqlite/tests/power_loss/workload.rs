@@ -1,0 +1,459 @@
+//! The workloads: what programs do with databases, at random from a seed, recorded as it passes to the
+//! disk, with a note before each transaction and one when it was acknowledged.
+
+use std::path::{Path, PathBuf};
+
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{Fold, Options, Pool, Property, Settings, StepLimits};
+use hardpack_engine::store::Patience;
+use rusqlite::Connection;
+
+use super::disk::{Note, POOL_NAMES, Promise};
+use super::model::{self, Model, Transaction};
+use super::recorder;
+use crate::common::{self, Random};
+
+/// Nothing runs in the background, so that each run of a seed does the same.
+const PARAMETERS: &str = "&hardpack_background_cpu=0%25";
+const MAINTENANCE_CACHE_LEN: u64 = 1 << 20;
+
+/// A kind of workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub name: &'static str,
+    /// Databases, each in its pool; two are attached to one connection.
+    pub pools: usize,
+    pub journal: &'static [&'static str],
+    pub synchronous: &'static [&'static str],
+    /// Journal modes change in between.
+    pub switches: bool,
+    /// Much of what concerns the whole database: VACUUM, backups into it.
+    pub whole: bool,
+    /// The recording begins before the databases exist.
+    pub creation: bool,
+    /// Steps of the recorded part.
+    pub steps: u64,
+    /// Steps before it.
+    pub earlier: u64,
+}
+
+const ROLLBACK: &[&str] = &["delete", "truncate", "persist", "memory", "off"];
+const ON_DISK: &[&str] = &["delete", "truncate", "persist"];
+const SYNCED: &[&str] = &["normal", "full", "extra"];
+
+const fn shape(
+    name: &'static str,
+    journal: &'static [&'static str],
+    synchronous: &'static [&'static str],
+) -> Shape {
+    Shape {
+        name,
+        pools: 1,
+        journal,
+        synchronous,
+        switches: false,
+        whole: false,
+        creation: false,
+        steps: 16,
+        earlier: 10,
+    }
+}
+
+/// All kinds of workloads.
+pub const SHAPES: &[Shape] = &[
+    shape("rollback", ROLLBACK, SYNCED),
+    shape("rollback, not synced", ROLLBACK, &["off"]),
+    shape("log, full", &["wal"], &["full", "extra"]),
+    shape("log, normal", &["wal"], &["normal"]),
+    shape("log, not synced", &["wal"], &["off"]),
+    Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
+    Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
+    Shape { pools: 2, ..shape("attached, not synced", &["delete", "memory"], &["off"]) },
+    Shape { switches: true, ..shape("modes change", &["delete", "wal", "memory"], SYNCED) },
+    Shape { whole: true, ..shape("whole database", ROLLBACK, &["full", "off", "normal"]) },
+    Shape { whole: true, ..shape("whole database, log", &["wal"], &["full", "normal"]) },
+    Shape {
+        creation: true,
+        steps: 8,
+        earlier: 0,
+        ..shape("creation", &["delete", "wal", "persist"], &["full", "normal"])
+    },
+    Shape {
+        creation: true,
+        pools: 2,
+        steps: 6,
+        earlier: 0,
+        ..shape("creation, attached", ON_DISK, &["full"])
+    },
+];
+
+impl Shape {
+    /// Whether a database in this shape may be damaged by a loss of power, as it may without Hardpack.
+    pub fn may_damage(&self) -> bool {
+        self.journal.contains(&"wal") && self.synchronous.contains(&"off")
+    }
+
+    /// Whether transactions across files are all there or not at all.
+    pub fn is_atomic(&self) -> bool {
+        !self.journal.contains(&"wal") && !self.synchronous.contains(&"off")
+    }
+}
+
+/// What differs from seed to seed.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub journal: String,
+    pub synchronous: String,
+    page_size: u64,
+    cache_size: u64,
+    auto_vacuum: u64,
+    auto_checkpoint: u64,
+    exclusive: bool,
+    properties: String,
+}
+
+fn pick<T: Clone>(random: &mut Random, from: &[T]) -> T {
+    from[random.below(from.len() as u64) as usize].clone()
+}
+
+impl Setup {
+    pub fn new(shape: &Shape, random: &mut Random) -> Setup {
+        let record = pick(random, &["4K", "16K", "64K", "128K"]);
+        let compression = pick(random, &["lz4", "zstd-1", "zstd-3", "off", "gzip-1"]);
+        let checksum = pick(random, &["xxh3", "xxh3", "blake3"]);
+        Setup {
+            journal: pick(random, shape.journal).into(),
+            synchronous: pick(random, shape.synchronous).into(),
+            page_size: pick(random, &[512, 1024, 4096, 4096, 16384, 65536]),
+            cache_size: pick(random, &[2, 5, 10, 100, 1000]),
+            auto_vacuum: random.below(3),
+            auto_checkpoint: pick(random, &[0, 3, 20, 1000]),
+            exclusive: shape.pools == 1 && random.below(8) == 0,
+            properties: format!(
+                "&hardpack_recordsize={record}&hardpack_compression={compression}\
+                 &hardpack_checksum={checksum}"
+            ),
+        }
+    }
+
+    fn pragmas(&self, schema: &str) -> String {
+        let Setup { journal, synchronous, page_size, cache_size, auto_vacuum, .. } = self;
+        format!(
+            "pragma {schema}.page_size={page_size}; pragma {schema}.auto_vacuum={auto_vacuum};
+             pragma {schema}.cache_size={cache_size}; pragma {schema}.synchronous={synchronous};
+             pragma {schema}.journal_mode={journal};"
+        )
+    }
+
+    /// What an acknowledged transaction may rely on.
+    fn promise(&self, pools: usize, touched: usize) -> Promise {
+        let on_disk = ["truncate", "persist"].contains(&self.journal.as_str());
+        match (self.journal.as_str(), self.synchronous.as_str()) {
+            ("wal", "full" | "extra") => Promise::Durable,
+            ("wal", _) => Promise::WithLog,
+            (_, "off") => Promise::WithPool,
+            // Once a journal was on disk for a transaction across files, it stays there, and with
+            // NORMAL nothing makes its end durable: SQLite may roll back from it.
+            (_, "normal") if pools > 1 && touched < pools && on_disk => Promise::Nothing,
+            _ => Promise::Durable,
+        }
+    }
+}
+
+/// A running workload.
+pub struct Session {
+    pub directory: PathBuf,
+    pub shape: Shape,
+    pub setup: Setup,
+    pub model: Model,
+    pub random: Random,
+    db: Option<Connection>,
+    reader: Option<(Connection, u64)>,
+}
+
+fn text(error: rusqlite::Error) -> String {
+    format!("{error} ({:?})", error.sqlite_error().map(|error| error.extended_code))
+}
+
+/// The path of a pool.
+pub fn pool_path(directory: &Path, index: usize) -> PathBuf {
+    directory.join(POOL_NAMES[index])
+}
+
+/// Opens one pool on its own.
+pub fn open_pool(directory: &Path, index: usize) -> rusqlite::Result<Connection> {
+    let db = common::try_open(&pool_path(directory, index), PARAMETERS)?;
+    // There is nobody else whom it would pay to wait for.
+    db.busy_timeout(std::time::Duration::ZERO)?;
+    db.execute_batch("pragma temp_store=memory")?;
+    Ok(db)
+}
+
+impl Session {
+    /// A workload in a directory, empty or with what `model` says.
+    pub fn new(directory: &Path, shape: Shape, model: Model, mut random: Random) -> Session {
+        let setup = Setup::new(&shape, &mut random);
+        let directory = directory.to_path_buf();
+        Session { directory, shape, setup, model, random, db: None, reader: None }
+    }
+
+    /// Opens all databases, and sets what is to be set each time.
+    pub fn open(&mut self) -> rusqlite::Result<()> {
+        let parameters = format!("{PARAMETERS}{}", self.setup.properties);
+        let db = common::try_open(&pool_path(&self.directory, 0), &parameters)?;
+        db.busy_timeout(std::time::Duration::ZERO)?;
+        db.execute_batch("pragma temp_store=memory")?;
+        if self.shape.pools == 2 {
+            let other = common::uri(&pool_path(&self.directory, 1), &parameters);
+            db.execute_batch(&format!("attach '{other}' as b"))?;
+        }
+        if self.setup.exclusive {
+            db.execute_batch("pragma locking_mode=exclusive")?;
+        }
+        for schema in ["main", "b"].iter().take(self.shape.pools) {
+            db.execute_batch(&self.setup.pragmas(schema))?;
+        }
+        db.execute_batch(&format!("pragma wal_autocheckpoint={}", self.setup.auto_checkpoint))?;
+        self.db = Some(db);
+        Ok(())
+    }
+
+    /// Ends all connections.
+    pub fn close(&mut self) {
+        self.reader = None;
+        self.db = None;
+    }
+
+    pub fn db(&self) -> &Connection {
+        self.db.as_ref().expect("the workload has opened its databases")
+    }
+
+    /// Some steps. Any error is one too many.
+    pub fn steps(&mut self, count: u64) -> Result<(), String> {
+        for _ in 0..count {
+            let what = self.random.below(24);
+            self.step(what).map_err(|error| format!("step {what}, {:?}: {error}", self.setup))?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, what: u64) -> Result<(), String> {
+        let created = self.model.newest > 0;
+        match what {
+            0..=11 => self.transact(),
+            _ if !created => self.transact(),
+            12 => self.rolled_back(),
+            13 if self.setup.journal == "wal" => self.checkpoint(),
+            14 => self.read(),
+            15 => self.maintain(),
+            16 => self.set_property(),
+            17 => {
+                self.close();
+                self.open().map_err(text)
+            }
+            18 if self.shape.switches => self.switch(),
+            19 | 20 if self.shape.whole => self.whole(),
+            21 if self.shape.whole && self.setup.journal != "wal" => self.backup(),
+            22 => {
+                let (db, model) = (self.db(), &self.model.databases[0]);
+                if model::digest(db).map_err(text)? == model::digest(model).map_err(text)? {
+                    return Ok(());
+                }
+                Err("the content is not what it must be, without any crash".into())
+            }
+            _ => self.transact(),
+        }
+    }
+
+    /// Whether SQLite can take back what it did.
+    fn can_roll_back(&self) -> bool {
+        self.setup.journal != "off"
+    }
+
+    /// The SQL of a transaction up to its COMMIT.
+    fn sql(&mut self, transaction: &Transaction) -> String {
+        // With IMMEDIATE each database takes part in the commit, changed or not.
+        let all = (0..self.shape.pools).all(|index| transaction.touches(index));
+        let begin = if all && self.random.below(2) == 0 { "begin immediate" } else { "begin" };
+        format!("{begin};\n{}", transaction.of_all())
+    }
+
+    fn transact(&mut self) -> Result<(), String> {
+        let (transaction, sql) = self.next();
+        self.db().execute_batch(&sql).map_err(text)?;
+        self.db().execute_batch("commit").map_err(text)?;
+        self.acknowledge(&transaction);
+        Ok(())
+    }
+
+    /// Notes that a transaction was acknowledged.
+    pub fn acknowledge(&mut self, transaction: &Transaction) {
+        let touched = (0..self.shape.pools).filter(|index| transaction.touches(*index)).count();
+        let promise = self.setup.promise(self.shape.pools, touched);
+        recorder::note(Note::Ack(transaction.number, promise));
+        self.model.end(true);
+    }
+
+    /// Begins a transaction in the model, and returns it with its SQL.
+    pub fn next(&mut self) -> (Transaction, String) {
+        let savepoints = self.can_roll_back();
+        let transaction = self.model.next(&mut self.random, savepoints);
+        let sql = self.sql(&transaction);
+        self.model.begin(&transaction);
+        self.model.expect(&transaction);
+        recorder::note(Note::Begin(transaction.number));
+        (transaction, sql)
+    }
+
+    fn rolled_back(&mut self) -> Result<(), String> {
+        if !self.can_roll_back() {
+            return self.transact();
+        }
+        let transaction = self.model.next(&mut self.random, true);
+        let sql = self.sql(&transaction);
+        self.db().execute_batch(&sql).map_err(text)?;
+        self.db().execute_batch("rollback").map_err(text)
+    }
+
+    fn checkpoint(&mut self) -> Result<(), String> {
+        let kind = pick(&mut self.random, &["passive", "full", "restart", "truncate"]);
+        self.db().execute_batch(&format!("pragma wal_checkpoint({kind})")).map_err(text)
+    }
+
+    /// Another connection begins to read, or ends. In the write-ahead log it keeps its snapshot meanwhile.
+    fn read(&mut self) -> Result<(), String> {
+        if self.setup.exclusive {
+            return Ok(());
+        }
+        if let Some((reader, number)) = self.reader.take() {
+            if model::number_in(&reader).map_err(text)? != number {
+                return Err("a reader's snapshot has moved".into());
+            }
+            return Ok(());
+        }
+        let reader = open_pool(&self.directory, 0).map_err(text)?;
+        reader.execute_batch("begin").map_err(text)?;
+        let number = model::number_in(&reader).map_err(text)?;
+        if number != self.model.versions.number(0, self.model.newest) {
+            return Err(format!("another connection sees transaction {number}"));
+        }
+        if self.setup.journal == "wal" {
+            self.reader = Some((reader, number));
+        }
+        Ok(())
+    }
+
+    /// What maintenance does, by an engine of its own, as another process has.
+    fn maintain(&mut self) -> Result<(), String> {
+        let index = self.random.below(self.shape.pools as u64) as usize;
+        let path = pool_path(&self.directory, index);
+        let device = FileDevice::open(&path).map_err(|error| error.to_string())?;
+        let options = Options { threads: 1, ..Options::new(MAINTENANCE_CACHE_LEN) };
+        let pool = Pool::open(std::sync::Arc::new(device), options);
+        let pool = pool.map_err(|error| error.to_string())?;
+        self.maintain_pool(&pool).map_err(|error| error.to_string())
+    }
+
+    fn maintain_pool(&mut self, pool: &Pool) -> hardpack_engine::Result<()> {
+        let file = pool.only_file()?.file;
+        let limits = StepLimits {
+            rewrite_len_max: pick(&mut self.random, &[1, 40_000, 1 << 20]),
+            patience: Patience::None,
+            ..StepLimits::default()
+        };
+        let mut left = pick(&mut self.random, &[1, 3, 100]);
+        let sync = self.random.below(2) == 0;
+        match self.random.below(3) {
+            0 => {
+                let which = pick(&mut self.random, &[Fold::Due, Fold::All]);
+                let mut next = Some(0);
+                while let Some(from) = next.filter(|_| left > 0) {
+                    next = pool.fold_step(file, which, from, &limits)?.next;
+                    left -= 1;
+                }
+            }
+            1 => {
+                let mut goal = Settings::default();
+                let level = pick(&mut self.random, &["lz4", "zstd-2", "gzip-1", "off"]);
+                goal.set(Property::Compression, level)?;
+                goal.set(Property::RecordSize, pick(&mut self.random, &["4K", "16K", "64K"]))?;
+                let mut repack = match pool.unfinished_repack(file)? {
+                    Some(unfinished) => unfinished,
+                    None => pool.begin_repack(file, goal, limits.patience)?,
+                };
+                let mut next = Some(0);
+                while let Some(from) = next.filter(|_| left > 0) {
+                    next = pool.repack_step(&mut repack, &limits, None)?.next;
+                    if sync {
+                        pool.store().make_durable()?;
+                    }
+                    left -= 1;
+                    let _ = from;
+                }
+            }
+            _ => {
+                let mut compaction = pool.compact();
+                while left > 0 && compaction.step()? {
+                    left -= 1;
+                }
+            }
+        }
+        if sync { pool.store().make_durable() } else { Ok(()) }
+    }
+
+    fn set_property(&mut self) -> Result<(), String> {
+        let (name, value) = pick(
+            &mut self.random,
+            &[
+                ("compression", "zstd-2"),
+                ("compression", "lz4"),
+                ("recordsize", "8K"),
+                ("recordsize", "128K"),
+                ("checksum", "sha256"),
+                ("min_savings", "0%"),
+            ],
+        );
+        let name = name.replace('_', "-");
+        let sql = format!("pragma \"hardpack_{name}\"='{value}'");
+        self.db().execute_batch(&sql).map_err(text)
+    }
+
+    fn switch(&mut self) -> Result<(), String> {
+        self.reader = None;
+        self.setup.journal =
+            pick(&mut self.random, &["delete", "truncate", "persist", "memory", "wal", "wal"])
+                .into();
+        self.setup.synchronous = pick(&mut self.random, self.shape.synchronous).into();
+        let Setup { journal, synchronous, .. } = &self.setup;
+        let sql = format!("pragma synchronous={synchronous}; pragma journal_mode={journal}");
+        self.db().execute_batch(&sql).map_err(text)
+    }
+
+    fn whole(&mut self) -> Result<(), String> {
+        self.reader = None;
+        let sql = match self.random.below(4) {
+            0 => "pragma incremental_vacuum(3)".to_string(),
+            1 => "pragma incremental_vacuum".to_string(),
+            2 => format!("pragma auto_vacuum={}; vacuum", self.random.below(3)),
+            _ => {
+                let page_size = pick(&mut self.random, &[512, 2048, 4096, 32768]);
+                format!("pragma page_size={page_size}; vacuum")
+            }
+        };
+        self.db().execute_batch(&sql).map_err(text)
+    }
+
+    /// A transaction that is made elsewhere, and comes here as a backup of the whole.
+    fn backup(&mut self) -> Result<(), String> {
+        let (transaction, _) = self.next();
+        self.model.end(true);
+        let pages = pick(&mut self.random, &[-1, 5]);
+        let (db, source) = (self.db.as_mut().unwrap(), &self.model.databases[0]);
+        let backup = rusqlite::backup::Backup::new(source, db).map_err(text)?;
+        while backup.step(pages).map_err(text)? == rusqlite::backup::StepResult::More {}
+        drop(backup);
+        let promise = self.setup.promise(1, 1);
+        recorder::note(Note::Ack(transaction.number, promise));
+        Ok(())
+    }
+}
