@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 MKFS = {
     "ext4": ["mkfs.ext4", "-q", "-F"],
@@ -20,6 +21,8 @@ MKFS = {
 IMAGE_LEN = 320 << 20
 # A ballast that misses its aim by so little is good enough.
 BALLAST_SLACK = 64 << 10
+# How long to wait for children of killed workers.
+ORPHANS_SECONDS = 60
 
 _mounted = []
 
@@ -91,8 +94,15 @@ class Disk:
     def close(self, lazily=False):
         if self not in _mounted:
             return
-        if os.path.ismount(self.path):
-            system("umount", *(["--lazy"] if lazily else []), self.path)
+        until = time.monotonic() + ORPHANS_SECONDS
+        while os.path.ismount(self.path):
+            try:
+                system("umount", *(["--lazy"] if lazily else []), self.path)
+            except OSError:
+                # What a killed worker had started may still have a file open, and ends by itself.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
         system("losetup", "--detach", self.device)
         _mounted.remove(self)
 

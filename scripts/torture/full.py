@@ -23,7 +23,7 @@ WRITER = 1
 # Free bytes left by the ballast: from nearly nothing to some transactions' worth.
 LEAVE = (100 << 10, 3 << 20)
 # Each transaction adds so much that does not compress.
-GROWTH_LEN = 30_000
+GROWTH_LEN = 150_000
 TRANSACTIONS_MAX = 2000
 
 

@@ -22,6 +22,7 @@ ROUND_KILLS = 12
 # The command looks at what it replaced for 20 ms before it removes it.
 AFTERMATH_SECONDS = 0.03
 POLL_SECONDS = 0.001
+PATIENCE = 4
 
 
 def make_database(path, rng, mode):
@@ -36,13 +37,13 @@ def make_database(path, rng, mode):
         db.execute("insert into t values(?, ?)", (i, ledger.words(rng, 2000) + rng.randbytes(500).hex()))
     db.execute("commit")
     if mode.endswith("left"):
-        with open(path, "rb") as main, open(path + "-wal", "rb") as wal:
-            content, log = main.read(), wal.read()
         db.execute("insert into t values(-1, 'only in the log')")
-        with open(path + "-wal", "rb") as wal:
-            log = wal.read()
+        left = {}
+        for name in (path, path + "-wal"):
+            with open(name, "rb") as file:
+                left[name] = file.read()
         db.close()
-        for name, data in ((path, content), (path + "-wal", log)):
+        for name, data in left.items():
             with open(name, "wb") as file:
                 file.write(data)
     else:
@@ -173,7 +174,8 @@ def run(context, seconds):
     with context.directory("in-place") as directory:
         work, number = os.path.join(directory, "work"), 0
         os.mkdir(work)
-        while time.monotonic() < end:
+        limit = end + PATIENCE * seconds
+        while time.monotonic() < (end if context.counts["commands killed while packing in place"] else limit):
             mode = MODES[number % len(MODES)]
             number += 1
             origin = os.path.join(directory, f"origin{number}.db")

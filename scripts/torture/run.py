@@ -21,6 +21,7 @@ import full
 import in_place
 import killing
 import power
+import self_test
 import sql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -153,6 +154,7 @@ def main():
     if options.quick:
         context.say("quick: a full disk and power cuts are part of the long run only")
     results, began = {}, time.monotonic()
+    self_test.run(context)
     for name, (run, share) in parts.items():
         context.say(f"{name}:")
         try:
