@@ -1,14 +1,26 @@
 //! Loss of power at every write and sync of random workloads, and again on what was recovered.
 //!
-//! `HARDPACK_CRASH_STATES=1000000 cargo test --release --test crash` runs for longer than the default;
-//! a failure prints the seed that reproduces it.
+//! `make crash` runs for longer than the default, and prints what it tried as a table:
+//!
+//! ```text
+//! HARDPACK_CRASH_STATES=1000000 cargo test --release -p hardpack-engine --test crash -- --nocapture
+//! ```
+//!
+//! A failure prints the workload and the seed that reproduce it; `HARDPACK_CRASH_SEED` sets the first.
 
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
-use common::crash::{Shape, run, run_and_measure};
-use common::mutants::{EarlyReuse, LostWrites, LyingSync, SlotReuse};
+use common::faults::Kind;
+use common::mutants::{
+    Claims, EarlyReuse, FailingSyncs, LostWrites, LyingSync, SlotReuse, accept_flipped_bit,
+    claim_durable, claim_synced, claim_visible_as_durable, forget_free_space, pass_over_newest,
+};
+use common::replay::{Forge, Tally, explore, run, run_broken};
+use common::shapes::{Base, FAILED_SYNCS, SMALL, Shape, WORKLOADS};
 use common::sim_device::{Disk, Fault, SimDevice};
 use common::{Rng, create_options, env_number, only_file, options, problems};
 use hardpack_engine::device::Device;
@@ -16,122 +28,197 @@ use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Store;
 
 /// Crashes in a run of the tests.
-const STATES_DEFAULT: u64 = 80_000;
+const STATES_DEFAULT: u64 = 20_000;
 
-const SHAPES: [Shape; 4] = [
-    shape(14, 60_000, 2, 1),
-    shape(14, 200_000, 1, 1),
-    shape(30, 30_000, 9, 1),
-    shape(30, 60_000, 4, 2),
-];
-
-const fn shape(
-    commit_count: u64,
-    file_len: u64,
-    durable_one_in: u64,
-    process_count: usize,
-) -> Shape {
-    Shape {
-        commit_count,
-        file_len,
-        durable_one_in,
-        process_count,
-        compact_one_in: 0,
-        rewrite_one_in: 0,
-    }
+/// Runs one round of the workloads on all processors. What comes out depends on the seeds alone.
+fn round(seed: u64) -> Vec<(usize, Result<Tally, String>)> {
+    let due: Vec<usize> = (0..WORKLOADS.len())
+        .filter(|index| (seed + 1).is_multiple_of(WORKLOADS[*index].one_round_in))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some(index) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let sector = if (seed + *index as u64).is_multiple_of(2) { 512 } else { 4096 };
+            done.push((*index, run(seed, WORKLOADS[*index], sector)));
+        }
+        done
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut tallies: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect()
+    });
+    tallies.sort_by_key(|(index, _)| *index);
+    tallies
 }
 
-fn crash_states(first_seed: u64, share: u64, sector: usize) {
-    let wanted = env_number("HARDPACK_CRASH_STATES").unwrap_or(STATES_DEFAULT) / share;
-    let (mut count, mut seed) = (0, first_seed);
-    while count < wanted {
-        let shape = SHAPES[seed as usize % SHAPES.len()];
-        match run(seed, shape, sector, 2, None) {
-            Ok(crashes) => count += crashes,
-            Err(error) => panic!("{error}"),
+/// What was tried, as a table for people.
+fn print_summary(sums: &[(u64, Tally)], seeds: std::ops::Range<u64>, began: Instant) {
+    println!(
+        "| workload | runs | crashes | images | used on | fell back | after a lie | bits flipped \
+         (noticed) |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    );
+    let mut total = (0, Tally::default());
+    for (shape, (runs, tally)) in WORKLOADS.iter().zip(sums) {
+        print_row(shape.name, *runs, tally);
+        total.0 += runs;
+        total.1.add(tally);
+    }
+    print_row("all", total.0, &total.1);
+    let faults = Kind::ALL.iter().zip(total.1.faults);
+    let faults: Vec<_> = faults.map(|(kind, count)| format!("{count} {}", kind.name())).collect();
+    println!("faults injected: {}", faults.join(", "));
+    println!("work of the maintenance: {:?}", total.1.work);
+    println!(
+        "seeds {seeds:?}, sectors of 512 and 4096 bytes in turn; {:.0} s",
+        began.elapsed().as_secs_f64()
+    );
+}
+
+fn print_row(name: &str, runs: u64, tally: &Tally) {
+    println!(
+        "| {name} | {runs} | {} | {} | {} | {} | {} | {} ({}) |",
+        tally.states,
+        tally.images,
+        tally.lives,
+        tally.fallbacks,
+        tally.after_lies,
+        tally.flipped,
+        tally.flips_found
+    );
+}
+
+/// All workloads, round by round, until there were so many crashes.
+#[test]
+fn every_workload_survives_loss_of_power() {
+    let wanted = env_number("HARDPACK_CRASH_STATES").unwrap_or(STATES_DEFAULT);
+    let first = env_number("HARDPACK_CRASH_SEED").unwrap_or(0);
+    let began = Instant::now();
+    let mut sums = vec![(0, Tally::default()); WORKLOADS.len()];
+    let mut seed = first;
+    while sums.iter().map(|(_, tally)| tally.states).sum::<u64>() < wanted {
+        let mut failures = Vec::new();
+        for (index, tally) in round(seed) {
+            sums[index].0 += 1;
+            match tally {
+                Ok(tally) => sums[index].1.add(&tally),
+                Err(error) => failures.push(error),
+            }
         }
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
         seed += 1;
     }
-    println!("{count} crashes, seeds {first_seed} to {}", seed - 1);
+    print_summary(&sums, first..seed, began);
+    assert_everything_occurred(&sums);
 }
 
-#[test]
-fn torn_at_512_bytes() {
-    crash_states(0, 2, 512);
+/// A run in which nothing happens shows nothing.
+fn assert_everything_occurred(sums: &[(u64, Tally)]) {
+    let mut total = Tally::default();
+    sums.iter().for_each(|(_, tally)| total.add(tally));
+    for (kind, count) in Kind::ALL.iter().zip(total.faults) {
+        assert!(count > 0, "no {} was injected", kind.name());
+    }
+    assert!(total.lives > 0 && total.fallbacks > 0 && total.after_lies > 0, "{total:?}");
+    assert!(total.flips_found > 0, "{total:?}");
+    let work = total.work;
+    assert!(work.rewritten > 0 && work.deltas > 0 && work.resumed > 0, "{work:?}");
 }
 
+/// Every subset of the writes of small commits, instead of some of them.
 #[test]
-fn torn_at_4096_bytes() {
-    crash_states(1 << 20, 2, 4096);
+fn every_subset_of_a_small_commit() {
+    let mut sum = Tally::default();
+    let shapes = [
+        Shape { commit_count: 8, ..SMALL },
+        Shape { commit_count: 8, base: Base::Version1, ..SMALL },
+        Shape { commit_count: 8, durable_one_in: 1, process_count: 2, ..SMALL },
+    ];
+    for (seed, shape) in shapes.into_iter().enumerate() {
+        sum.add(&explore(seed as u64, shape).unwrap_or_else(|error| panic!("{error}")));
+    }
+    println!("all subsets: {} states, {} images", sum.states, sum.images);
+    assert!(sum.images > 500, "{sum:?}");
 }
 
-/// Commits so large that they sync before their superblock, and are not verified when opened.
+/// What a run does, and what comes out of it, depends on its seed alone.
 #[test]
-fn large_commits() {
-    let shape = shape(8, 7_000_000, 4, 1);
-    for seed in 0..2 {
-        run(seed, shape, 4096, 1, None).unwrap_or_else(|error| panic!("{error}"));
+fn the_same_seed_gives_the_same_run() {
+    for (index, shape) in WORKLOADS.into_iter().enumerate() {
+        if shape.one_round_in > 1 || matches!(index, 1 | 2) {
+            continue;
+        }
+        let shape = Shape { tries: 1, commit_count: shape.commit_count.min(12), ..shape };
+        let [first, second] = [(); 2].map(|()| run(77, shape, 512).unwrap());
+        assert_eq!(first, second, "{}", shape.name);
+        let other = run(78, shape, 512).unwrap();
+        assert_ne!(first.fingerprint, other.fingerprint, "{}: the seed is not used", shape.name);
     }
 }
 
-/// Compaction, whole or begun, between the commits: every write and sync of its steps is cut too.
-#[test]
-fn compactions() {
-    let (mut count, mut compacted) = (0, 0);
-    for seed in 0..8 {
-        let shape = Shape { compact_one_in: 3, ..shape(30, 500_000, 3, 1 + seed as usize % 2) };
-        let (crashes, sums) =
-            run_and_measure(seed, shape, 512, 1, None).unwrap_or_else(|error| panic!("{error}"));
-        count += crashes;
-        compacted += sums.compacted;
-    }
-    println!("{count} crashes, {compacted} bytes given back");
-    assert!(compacted > 1 << 20, "{compacted} bytes were given back");
-}
+type MakeMutant = fn() -> Box<dyn Fault>;
 
-/// Small edits, folding, repacking and sinking between the commits; now and then a compaction too.
-#[test]
-fn rewritings() {
-    let (mut count, mut rewritten, mut deltas, mut resumed) = (0, 0, 0, 0);
-    for seed in 0..16 {
-        let shape = Shape {
-            rewrite_one_in: 2,
-            compact_one_in: if seed % 4 == 3 { 12 } else { 0 },
-            ..shape(30, 120_000, 3, 1 + seed as usize % 2)
-        };
-        let sector = if seed % 2 == 0 { 512 } else { 4096 };
-        let (crashes, sums) =
-            run_and_measure(seed, shape, sector, 2, None).unwrap_or_else(|error| panic!("{error}"));
-        count += crashes;
-        rewritten += sums.rewritten;
-        deltas += sums.deltas;
-        resumed += sums.resumed;
-    }
-    println!(
-        "{count} crashes, {rewritten} records written anew, {deltas} deltas, {resumed} resumed"
-    );
-    assert!(rewritten > 300 && deltas > 200 && resumed > 8, "{rewritten}, {deltas}, {resumed}");
-}
+/// Seeds with which each mutant must be noticed.
+const MUTANT_SEEDS: u64 = 4;
 
 /// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
 #[test]
 fn broken_devices_are_noticed() {
-    type MakeFault = fn() -> Box<dyn Fault>;
-    let mutants: [(&str, MakeFault); 4] = [
-        ("a sync that lies", || Box::new(LyingSync)),
-        ("the slot of the newest durable superblock is reused", || Box::<SlotReuse>::default()),
-        ("freed space is reused too early", || Box::<EarlyReuse>::default()),
-        ("writes are lost", || Box::<LostWrites>::default()),
+    let shape = Shape { name: "mutant", commit_count: 40, durable_one_in: 4, tries: 3, ..SMALL };
+    let two = Shape { process_count: 2, ..shape };
+    let mutants: [(&str, Shape, MakeMutant); 9] = [
+        ("a sync that lies", shape, || Box::new(LyingSync)),
+        ("the slot of the newest durable superblock is reused", shape, || {
+            Box::<SlotReuse>::default()
+        }),
+        ("freed space is reused too early", shape, || Box::<EarlyReuse>::default()),
+        ("writes are lost", shape, || Box::<LostWrites>::default()),
+        ("the barrier of large commits is dropped", shape, || Box::new(Claims(claim_synced))),
+        ("a state is not verified when it is opened", shape, || Box::new(Claims(claim_durable))),
+        ("what is visible is taken for durable", two, || {
+            Box::new(Claims(claim_visible_as_durable))
+        }),
+        ("a failed sync is taken for success", FAILED_SYNCS, || {
+            Box::new(FailingSyncs { hidden: true, ..FailingSyncs::default() })
+        }),
+        ("what a failed sync lost is not written again", FAILED_SYNCS, || {
+            Box::new(FailingSyncs { once_only: true, ..FailingSyncs::default() })
+        }),
     ];
-    for (name, mutant) in mutants {
-        let shape = shape(40, 60_000, 4, 1);
-        for seed in 0..6 {
-            let found = run(seed, shape, 512, 3, Some(mutant()));
-            match found {
-                Ok(count) => panic!("{name}: not noticed in {count} crashes of seed {seed}"),
-                Err(error) => println!("{name}: {error}"),
-            }
+    for (name, shape, mutant) in mutants {
+        for seed in 0..MUTANT_SEEDS {
+            let found = run_broken(seed, shape, 512, Some(mutant()), None);
+            expect_notice(name, seed, found);
         }
+    }
+    // The device of the last two, without what makes it a mutant.
+    for seed in 0..MUTANT_SEEDS {
+        let device = Box::<FailingSyncs>::default();
+        run_broken(seed, FAILED_SYNCS, 512, Some(device), None).unwrap();
+    }
+}
+
+/// The same of what an engine would leave that breaks a rule.
+#[test]
+fn broken_images_are_noticed() {
+    let shape = Shape { name: "forged", commit_count: 20, compressions: &["off"], ..SMALL };
+    let forges: [(&str, Forge); 3] = [
+        ("an older superblock is opened", pass_over_newest),
+        ("free space is forgotten", forget_free_space),
+        ("a flipped bit is returned as data", accept_flipped_bit),
+    ];
+    for (name, forge) in forges {
+        for seed in 0..MUTANT_SEEDS {
+            expect_notice(name, seed, run_broken(seed, shape, 512, None, Some(forge)));
+        }
+    }
+}
+
+fn expect_notice(name: &str, seed: u64, found: Result<Tally, String>) {
+    match found {
+        Ok(tally) => panic!("{name}: not noticed in {} crashes of seed {seed}", tally.states),
+        Err(error) => println!("{name}: {error}"),
     }
 }
 

@@ -24,7 +24,7 @@ use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_off
 use super::trees::{ALL, FREED, SPACE};
 use super::txn::Txn;
 use super::write_buffer::write;
-use super::{Durability, Patience, State, Store, TREE_COUNT, free_slot};
+use super::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
 use crate::error::{Error, Result};
 
 /// When more than this was written since the last sync, the commit syncs before its superblock, so
@@ -39,6 +39,10 @@ impl Txn {
     /// Publishes the changes as the next state of the pool, and says which that is.
     pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
         let store = Arc::clone(&self.core.store);
+        if store.fail_stop.load(Ordering::Acquire) {
+            // A sync of another thread failed since this transaction began.
+            return Err(Error::FailStop);
+        }
         if self.core.changed {
             let mut roots = self.core.base.superblock.roots.clone();
             for (tree, _) in ALL {
@@ -96,7 +100,7 @@ impl Txn {
             }
         };
         let mut slots = base.slots;
-        slots[slot as usize] = core.txg;
+        slots[slot as usize] = SlotMark { txg: core.txg, durable };
         let superblock = Superblock {
             incompat: core.incompat,
             foreign_names: base.superblock.foreign_names.clone(),

@@ -19,6 +19,7 @@ mod features;
 mod fields;
 pub mod node;
 pub mod pointer;
+mod reaffirm;
 mod space;
 pub mod stats;
 pub mod superblock;
@@ -110,7 +111,7 @@ pub struct State {
     pub trees: [TxnTree; TREE_COUNT],
     /// The slot that holds `superblock`.
     slot: u64,
-    /// The txg in each slot; 0 where there is none.
+    /// What is in each slot.
     slots: Slots,
     /// The newest txg known to be durable.
     durable: Txg,
@@ -121,7 +122,32 @@ pub struct State {
     unsynced_bytes: u64,
 }
 
-type Slots = [Txg; SLOT_COUNT as usize];
+type Slots = [SlotMark; SLOT_COUNT as usize];
+
+/// What tells the superblocks apart that a slot holds one after the other: a later one has a greater txg
+/// and a greater durable txg, so that no single flipped bit makes one look like the other. Zeros stand
+/// for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct SlotMark {
+    txg: Txg,
+    durable: Txg,
+}
+
+/// The length of a mark within a superblock, from [`TXG_OFFSET`] on.
+const SLOT_MARK_LEN: usize = 16;
+
+impl SlotMark {
+    fn of(superblock: &Superblock) -> SlotMark {
+        SlotMark { txg: superblock.txg, durable: superblock.durable_txg }
+    }
+
+    fn encode(self) -> [u8; SLOT_MARK_LEN] {
+        let mut bytes = [0; SLOT_MARK_LEN];
+        bytes[..8].copy_from_slice(&self.txg.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.durable.0.to_le_bytes());
+        bytes
+    }
+}
 
 /// Whether `txg` may be the newest durable state, as far as is known.
 fn may_be_durable(txg: Txg, durable: Txg, guarded: Txg) -> bool {
@@ -132,7 +158,7 @@ fn may_be_durable(txg: Txg, durable: Txg, guarded: Txg) -> bool {
 fn free_slot(slot: u64, slots: &Slots, durable: Txg, guarded: Txg) -> Option<u64> {
     (1..SLOT_COUNT)
         .map(|step| (slot + step) % SLOT_COUNT)
-        .find(|slot| !may_be_durable(slots[*slot as usize], durable, guarded))
+        .find(|slot| !may_be_durable(slots[*slot as usize].txg, durable, guarded))
 }
 
 impl State {
@@ -147,7 +173,7 @@ impl State {
     fn next_slot(&self) -> Option<u64> {
         match self.superblock.next_slot {
             Some(slot) => Some(slot).filter(|slot| {
-                !may_be_durable(self.slots[*slot as usize], self.durable, self.guarded)
+                !may_be_durable(self.slots[*slot as usize].txg, self.durable, self.guarded)
             }),
             None => free_slot(self.slot, &self.slots, self.durable, self.guarded),
         }
@@ -200,6 +226,9 @@ pub struct Store {
     /// Set when a sync failed: what it covered may be lost without a trace, so nothing later may
     /// claim to be durable.
     fail_stop: AtomicBool,
+    /// The txg that was found when the pool was opened, as long as it may not be durable though a sync
+    /// says so (see `reaffirm.rs`); 0 for none.
+    doubtful: AtomicU64,
     read_only: bool,
     /// Where the next search for free space starts: a hint, of this process only.
     rotor: AtomicU64,
@@ -282,6 +311,7 @@ impl Store {
             state: RwLock::new(Arc::new(empty_state())),
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
+            doubtful: AtomicU64::new(0),
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
@@ -343,21 +373,28 @@ impl Store {
     /// Takes over the newest state where another process has committed one, and says whether it did.
     pub fn refresh(&self) -> Result<bool> {
         let current = self.state();
-        let (offset, is_hint) = match (self.header.version, current.superblock.next_slot) {
-            (1, _) => (HINT_OFFSET, true),
-            (_, Some(slot)) => (slot_offset(slot) + TXG_OFFSET, false),
-            // There was no room for the next superblock when the newest was written.
-            (_, None) => return self.adopt_newest(),
-        };
-        let mut txg = [0; 8];
-        let n = self.device.read_at(&mut txg, offset).map_err(|error| Error::io("read", error))?;
-        let txg = Txg(u64::from_le_bytes(txg));
-        // What the slot held before is older; a hint that is behind is not to be trusted.
-        let is_newest = if is_hint { txg == current.txg() } else { txg <= current.txg() };
-        if n == 8 && is_newest {
+        if self.header.version < 2 {
+            // Earlier versions of this program name no slot, or another one.
+            let hint = current.txg().0.to_le_bytes();
+            if !self.holds(&hint, HINT_OFFSET)? {
+                return self.adopt_newest();
+            }
+        }
+        // There was no room for the next superblock when the newest was written.
+        let Some(slot) = current.superblock.next_slot else { return self.adopt_newest() };
+        let mark = current.slots[slot as usize].encode();
+        if self.holds(&mark, slot_offset(slot) + TXG_OFFSET)? {
             return Ok(false);
         }
         self.adopt_newest()
+    }
+
+    /// Whether the device has these bytes, at most [`SLOT_MARK_LEN`], at `offset`.
+    fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
+        let mut found = [0; SLOT_MARK_LEN];
+        let found = &mut found[..bytes.len()];
+        let n = self.device.read_at(found, offset).map_err(|error| Error::io("read", error))?;
+        Ok(n == bytes.len() && found == bytes)
     }
 
     /// Takes over the newest superblock of the whole ring.
@@ -378,18 +415,43 @@ impl Store {
         Ok(true)
     }
 
-    /// Every valid superblock with its slot.
+    /// Every valid superblock with its slot. What looks damaged is read twice: if a bit was flipped on
+    /// its way, an older state would be taken for the newest.
     fn read_ring(&self) -> Result<Vec<(u64, Superblock)>> {
+        let (mut ring, is_sound) = self.read_ring_once()?;
+        if !is_sound {
+            let (again, _) = self.read_ring_once()?;
+            let is_new =
+                |(slot, _): &(u64, Superblock)| ring.iter().all(|(other, _)| other != slot);
+            let missed: Vec<_> = again.into_iter().filter(is_new).collect();
+            ring.extend(missed);
+        }
+        Ok(ring)
+    }
+
+    /// The same in one go, and whether every slot holds a valid superblock or none.
+    fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut ring = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
-        self.device.read_at(&mut ring, RING_OFFSET).map_err(|error| Error::io("read", error))?;
-        let slots = ring.chunks_exact(BLOCK_LEN).enumerate();
-        Ok(slots
-            .filter(|(_, block)| rejected.is_empty() || !rejected.contains(&block_hash(block)))
-            .filter_map(|(slot, block)| {
-                Some((slot as u64, Superblock::decode(block, &self.header.guid)?))
-            })
-            .collect())
+        let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
+        let n = self
+            .device
+            .read_at(&mut blocks, RING_OFFSET)
+            .map_err(|error| Error::io("read", error))?;
+        if n < blocks.len() {
+            let what = "the pool ends inside the ring of superblocks";
+            return Err(Error::corrupt("superblock", RING_OFFSET + n as u64, what));
+        }
+        let (mut ring, mut is_sound) = (Vec::new(), true);
+        for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
+            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
+                continue;
+            }
+            match Superblock::decode(block, &self.header.guid) {
+                Some(superblock) => ring.push((slot as u64, superblock)),
+                None => is_sound &= block.iter().all(|byte| *byte == 0),
+            }
+        }
+        Ok((ring, is_sound))
     }
 
     fn sync_device(&self) -> Result<()> {
@@ -403,7 +465,7 @@ impl Store {
     }
 
     /// Makes the state that reads see now survive a loss of power.
-    pub fn make_durable(&self) -> Result<()> {
+    pub fn make_durable(self: &Arc<Self>) -> Result<()> {
         let target = self.guard_newest();
         if target.durable >= target.txg() || self.read_only {
             return if self.fail_stop.load(Ordering::Acquire) {
@@ -412,6 +474,7 @@ impl Store {
                 Ok(())
             };
         }
+        self.reaffirm_found()?;
         self.sync_device()?;
         self.note_durable(&target);
         Ok(())
@@ -451,7 +514,7 @@ fn adopted_state(
 ) -> State {
     let mut slots = Slots::default();
     for (slot, superblock) in ring {
-        slots[*slot as usize] = superblock.txg;
+        slots[*slot as usize] = SlotMark::of(superblock);
     }
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
     let unsynced_bytes = commit::foreign_unsynced(&superblock);

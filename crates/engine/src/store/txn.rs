@@ -100,6 +100,7 @@ impl Store {
             txn.rebase(self.state());
         }
         txn.core.base.superblock.check_writable()?;
+        self.reaffirm(&txn.core.base)?;
         Ok(txn)
     }
 

@@ -84,19 +84,30 @@ fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
     if superblock.data_synced || superblock.durable_txg == superblock.txg {
         return Ok(());
     }
+    for_each_new(store, superblock, &mut |is_node, pointer| match is_node {
+        // The walk has read it.
+        true => Ok(()),
+        false => store.read_stored(pointer).map(drop),
+    })
+}
+
+/// Walks all that was written after the durable txg. `visit` is told whether it is a node.
+pub(super) fn for_each_new(
+    store: &Store,
+    superblock: &Superblock,
+    visit: &mut dyn FnMut(bool, &Pointer) -> Result<()>,
+) -> Result<()> {
     let older = superblock.durable_txg;
     for (tree, _) in ALL {
         let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
         walk_tree(store, tree, root, older, &mut |met| match met {
             Met::Damage(_, error) => Err(error),
+            Met::Node(_, pointer) => visit(true, pointer),
             Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
                 let pointer = data_pointer(value)?;
-                if pointer.birth > older {
-                    store.read_stored(&pointer)?;
-                }
-                Ok(())
+                if pointer.birth > older { visit(false, &pointer) } else { Ok(()) }
             }
-            Met::Entry(..) | Met::Node(..) => Ok(()),
+            Met::Entry(..) => Ok(()),
         })?;
     }
     Ok(())
@@ -118,6 +129,7 @@ pub(super) fn recover(store: &Store) -> Result<Option<Txg>> {
         };
         newest.check_readable()?;
         let Err(error) = is_whole(store, &newest) else {
+            store.doubt(&newest);
             store.publish(adopted_state(&ring, slot, newest, Txg(0)));
             return Ok(recovered_from);
         };
@@ -166,8 +178,14 @@ fn reject(store: &Store, slot: u64, bad: &Superblock, has_older: bool) -> Result
         .map_err(|error| Error::io("read", error))?;
     let current = Superblock::decode(&block, &store.header.guid);
     let newest = store.read_ring()?.into_iter().map(|(_, sb)| sb.txg).max();
-    if current.as_ref() != Some(bad) || newest != Some(bad.txg) || is_whole(store, bad).is_ok() {
+    if current.as_ref() != Some(bad) || newest != Some(bad.txg) {
         return Ok(Rejection::Moved);
+    }
+    match is_whole(store, bad) {
+        Ok(()) => return Ok(Rejection::Moved),
+        // What cannot be read now may be whole, and what is rejected is gone.
+        Err(error) if !error.is_corruption() => return Err(error),
+        Err(_) => {}
     }
     if !has_older {
         return Ok(Rejection::LastOne);

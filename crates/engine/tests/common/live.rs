@@ -80,8 +80,17 @@ impl Guard {
 }
 
 impl Fault for Guard {
-    fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        self.check(offset, offset + bytes.len() as u64, "a write");
+    fn write(
+        &mut self,
+        image: &[u8],
+        offset: u64,
+        bytes: &[u8],
+    ) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        // The same bytes once more destroy nothing: a sector is the same before and after.
+        let is_same = image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes));
+        if !is_same {
+            self.check(offset, offset + bytes.len() as u64, "a write");
+        }
         Ok(vec![(offset, bytes.to_vec())])
     }
 

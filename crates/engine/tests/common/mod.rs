@@ -2,13 +2,18 @@
 //! and small helpers. The unit tests include this as `crate::test_common`.
 #![allow(dead_code)]
 
-pub mod crash;
+pub mod faults;
 pub mod live;
 pub mod mutants;
+pub mod replay;
 pub mod rewriting;
+pub mod shapes;
 pub mod sim_device;
+pub mod workload;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property};
@@ -114,10 +119,16 @@ impl Rng {
 /// The guid of every test pool.
 pub const GUID: [u8; 16] = *b"hardpack--tests!";
 
-/// A pool run with small caches on one thread, so that a run depends on its seed alone.
+/// A pool run with small caches on one thread and a clock that counts how often it is asked, so that a
+/// run depends on its seed alone.
 pub fn options(dirty_len_max: usize) -> Options {
-    Options { threads: 1, dirty_len_max, ..Options::new(1 << 20) }
+    let ticks = AtomicU64::new(0);
+    let clock = Arc::new(move || TICK * ticks.fetch_add(1, Ordering::Relaxed) as u32);
+    Options { threads: 1, dirty_len_max, clock, ..Options::new(1 << 20) }
 }
+
+/// What passes between two looks at the clock of a test.
+const TICK: Duration = Duration::from_micros(100);
 
 /// How test pools are created.
 pub fn create_options(ashift: u8, properties: &[(Property, &str)]) -> CreateOptions {

@@ -1,17 +1,33 @@
-//! Devices that break a rule of the design, so that the crash harness can be seen to notice.
+//! Devices that break a rule of the design, and images as an engine would leave them that breaks one, so
+//! that the crash harness can be seen to notice.
+//!
+//! Most defects of an engine can be had on the device: what it would write in another order, or claim
+//! of itself, is in the superblocks that pass by, and they can be changed and sealed anew.
 
 use std::io;
 use std::ops::Range;
 
+use hardpack_engine::Txg;
+use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::node::Node;
+use hardpack_engine::store::pointer::{Place, Pointer};
+use hardpack_engine::store::superblock::{BLOCK_LEN, EXTENTS_OFFSET, Superblock, slot_offset};
+use hardpack_engine::store::trees::MAP;
+use hardpack_engine::store::verify::data_pointer;
+
+use super::GUID;
 use super::live::{is_in_ring, live_ranges, newest_superblock};
 use super::sim_device::Fault;
-use hardpack_engine::store::superblock::{EXTENTS_OFFSET, slot_offset};
 
 /// Rule 2 broken: a sync returns, but makes nothing durable.
 #[derive(Debug)]
 pub struct LyingSync;
 
 impl Fault for LyingSync {
+    fn is_secret(&self) -> bool {
+        true
+    }
+
     fn sync(&mut self, _: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
@@ -79,5 +95,134 @@ impl Fault for LostWrites {
         // Every tenth write of an extent claims to have happened.
         let lost = offset >= EXTENTS_OFFSET && self.count.is_multiple_of(10);
         Ok(if lost { Vec::new() } else { vec![(offset, bytes.to_vec())] })
+    }
+}
+
+/// Every superblock says something else than its writer meant.
+#[derive(Debug)]
+pub struct Claims(pub fn(&mut Superblock));
+
+/// Rule 2 broken: the data is not synced before a superblock that says so, and is not verified.
+pub fn claim_synced(superblock: &mut Superblock) {
+    superblock.data_synced = true;
+}
+
+/// Rule 2 broken: a superblock is written as durable before it is, so that nothing is verified.
+pub fn claim_durable(superblock: &mut Superblock) {
+    superblock.durable_txg = superblock.txg;
+}
+
+/// Rules 2 and 3 broken: what is only visible is taken for durable by the next commit. Too little is
+/// verified, and other processes reuse what it freed.
+pub fn claim_visible_as_durable(superblock: &mut Superblock) {
+    superblock.durable_txg = Txg(superblock.txg.0 - 1);
+}
+
+impl Fault for Claims {
+    fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let mut bytes = bytes.to_vec();
+        let superblock = Superblock::decode(&bytes, &GUID).filter(|_| is_in_ring(offset));
+        if let Some(mut superblock) = superblock {
+            (self.0)(&mut superblock);
+            bytes = superblock.encode(&GUID);
+        }
+        Ok(vec![(offset, bytes)])
+    }
+}
+
+/// Syncs of which every third fails: that alone must do no harm. What makes it a mutant is set beside.
+#[derive(Debug, Default)]
+pub struct FailingSyncs {
+    /// Syncs so far.
+    pub count: u64,
+    /// The failure is taken for success.
+    pub hidden: bool,
+    /// What is written once more after it is not.
+    pub once_only: bool,
+}
+
+impl Fault for FailingSyncs {
+    fn write(
+        &mut self,
+        image: &[u8],
+        offset: u64,
+        bytes: &[u8],
+    ) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let is_same = image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes));
+        Ok(if self.once_only && is_same { Vec::new() } else { vec![(offset, bytes.to_vec())] })
+    }
+
+    fn sync(&mut self, _: &[u8]) -> io::Result<bool> {
+        self.count += 1;
+        if self.count.is_multiple_of(3) { Err(io::Error::other("injected")) } else { Ok(true) }
+    }
+
+    fn is_secret(&self) -> bool {
+        self.hidden
+    }
+}
+
+/// Recovery broken: the newest superblock is passed over.
+pub fn pass_over_newest(image: &mut Vec<u8>) {
+    // The first ones have no file in them yet.
+    if let Some((slot, _)) = newest_superblock(image).filter(|(_, newest)| newest.txg > Txg(4)) {
+        let start = slot_offset(slot) as usize;
+        image[start..start + BLOCK_LEN].fill(0);
+    }
+}
+
+/// Accounting broken: free space is forgotten.
+pub fn forget_free_space(image: &mut Vec<u8>) {
+    if let Some((slot, mut superblock)) = newest_superblock(image)
+        && superblock.windows.pop().is_some()
+    {
+        let start = slot_offset(slot) as usize;
+        image[start..start + BLOCK_LEN].copy_from_slice(&superblock.encode(&GUID));
+    }
+}
+
+/// Rule 4 broken: a flipped bit is returned as data. Checksums are made to fit, from the record up to
+/// the superblock, as if nobody compared them.
+pub fn accept_flipped_bit(image: &mut Vec<u8>) {
+    // Only a tree of one node, whose record is not compressed, is changed so easily.
+    let _ = flip_raw_record(image);
+}
+
+fn flip_raw_record(image: &mut [u8]) -> Option<()> {
+    let (slot, superblock) = newest_superblock(image)?;
+    let root = superblock.roots[usize::from(MAP)].as_ref()?;
+    let (node_start, node_end, ..) = extent(root)?;
+    let stored = image.get(node_start..node_end)?;
+    let node = Node::decode(stored, MAP, &GUID, node_start as u64).ok()?;
+    let record = (0..node.len())
+        .filter(|_| node.level == 0)
+        .filter_map(|index| data_pointer(node.value(index)).ok())
+        .find(|pointer| pointer.codec == 0 && extent(pointer).is_some())?;
+    let (_, end, ..) = extent(&record)?;
+    *image.get_mut(end - 1)? ^= 4;
+    let resum = |image: &mut [u8], pointer: &Pointer, within: Range<usize>| {
+        let (start, end, kind, old) = extent(pointer)?;
+        let new = kind.sum(&image[start..end]);
+        let width = kind.width();
+        let at = image[within.clone()].windows(width).position(|sum| *sum == old[..width])?;
+        image[within.start + at..][..width].copy_from_slice(&new[..width]);
+        Some(())
+    };
+    resum(image, &record, node_start..node_end)?;
+    let block = slot_offset(slot) as usize..slot_offset(slot + 1) as usize;
+    resum(image, root, block.clone())?;
+    let (body, seal) = image[block].split_at_mut(BLOCK_LEN - 16);
+    seal.copy_from_slice(&ChecksumKind::Xxh3.sum(body)[..16]);
+    Some(())
+}
+
+/// Where an extent lies in a test pool, and what its bytes must sum up to.
+fn extent(pointer: &Pointer) -> Option<(usize, usize, ChecksumKind, [u8; 32])> {
+    match &pointer.place {
+        Place::Extent { sector, checksum_kind, checksum } => {
+            let start = (sector.0 << 9) as usize;
+            Some((start, start + pointer.stored_len as usize, *checksum_kind, *checksum))
+        }
+        Place::Embedded(_) | Place::Zero => None,
     }
 }

@@ -18,18 +18,18 @@ fn text(error: Error) -> String {
 }
 
 /// Changes a few bytes of a page that was just read.
-pub fn edit(file: &File, rng: &mut Rng, bytes: &mut [u8]) -> Result<(), String> {
+pub fn edit(file: &File, rng: &mut Rng, bytes: &mut [u8]) -> Result<(), Error> {
     if bytes.is_empty() {
         return Ok(());
     }
     let page = rng.below(bytes.len() as u64) & !4095;
-    file.read_at(&mut [0; 4096], page).map_err(text)?;
+    file.read_at(&mut [0; 4096], page)?;
     let end = (page + 4096).min(bytes.len() as u64);
     for _ in 0..rng.pick(&[1, 1, 3]) {
         let at = page + rng.below(end - page);
         let len = rng.pick(&[2, 16, 100, 200]).min(end - at) as usize;
         let new = rng.noise(len);
-        file.write_at(&new, at).map_err(text)?;
+        file.write_at(&new, at)?;
         bytes[at as usize..at as usize + len].copy_from_slice(&new);
     }
     Ok(())

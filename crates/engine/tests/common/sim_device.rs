@@ -5,14 +5,21 @@
 //!
 //! * everything before the last sync is there;
 //! * of the writes since, any subset, in any order, each torn at multiples of the sector;
-//! * a change of the length since then, or a hole punched since then, happened or did not.
+//! * a change of the length since then, or a hole punched since then, happened or did not;
+//! * a sync that failed made some of what it covered durable, torn as above, and forgot the rest: it is
+//!   read as before, but no later sync writes it. That is what Linux does with pages it could not
+//!   write. Whoever had the pool open then is told so by his own next sync ([`Handle`]), once; whoever
+//!   opens it later is not.
 //!
-//! That is all that the engine may assume of a medium, and no more. All choices come from a seed.
+//! That is all that the engine may assume of a medium, and no more: in particular that a sector is
+//! written as a whole or not at all, and that nothing changes that was not written. All choices come
+//! from a seed.
 //!
-//! [`Fault`]s break these promises on purpose, or fail operations, to test the engine's error paths
-//! and the tests themselves.
+//! [`Fault`]s fail operations (see `faults.rs`), or break these promises on purpose, to test the
+//! engine's error paths and the tests themselves (see `mutants.rs`).
 
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::device::Device;
@@ -30,11 +37,29 @@ pub enum Op {
     Punch(u64, u64),
     /// All before is durable.
     Sync,
+    /// Some of what was not durable before is, as the seed says; the rest never will be.
+    FailedSync(u64),
+    /// Reported as done, and nothing happened.
+    LyingSync,
     /// A note of the test, for instance that a commit was acknowledged.
     Note(u64),
 }
 
 impl Op {
+    /// Tells operations apart.
+    pub fn fingerprint(&self) -> u64 {
+        let hash = |bytes: &[u8], seed| twox_hash::XxHash3_64::oneshot_with_seed(seed, bytes);
+        match self {
+            Op::Write(offset, bytes) => hash(bytes, *offset),
+            Op::SetLen(len) => hash(b"set_len", *len),
+            Op::Punch(offset, len) => hash(&len.to_le_bytes(), *offset),
+            Op::Sync => hash(b"sync", 0),
+            Op::FailedSync(seed) => hash(b"failed sync", *seed),
+            Op::LyingSync => hash(b"lying sync", 0),
+            Op::Note(note) => hash(b"note", *note),
+        }
+    }
+
     fn apply(&self, image: &mut Vec<u8>) {
         match self {
             Op::Write(offset, bytes) => write(image, *offset as usize, bytes),
@@ -44,7 +69,7 @@ impl Op {
                 let start = (*offset as usize).min(end);
                 image[start..end].fill(0);
             }
-            Op::Sync | Op::Note(_) => {}
+            Op::Sync | Op::FailedSync(_) | Op::LyingSync | Op::Note(_) => {}
         }
     }
 }
@@ -62,21 +87,56 @@ fn write(image: &mut Vec<u8>, start: usize, bytes: &[u8]) {
 pub struct Disk {
     durable: Vec<u8>,
     pending: Vec<Op>,
+    lied: bool,
+    /// What a sync has lied about was lost by another that failed: two faults, and no sync mends it.
+    lost_after_lie: bool,
 }
 
 impl Disk {
     /// A disk that holds these bytes durably.
     pub fn new(durable: Vec<u8>) -> Disk {
-        Disk { durable, pending: Vec::new() }
+        Disk { durable, ..Disk::default() }
     }
 
-    /// Replays one operation.
-    pub fn apply(&mut self, op: &Op) {
+    /// Replays one operation. Tears are at sectors of `sector` bytes.
+    pub fn apply_torn(&mut self, op: &Op, sector: usize) {
         match op {
-            Op::Sync => self.pending.drain(..).for_each(|op| op.apply(&mut self.durable)),
+            Op::Sync => {
+                self.pending.drain(..).for_each(|op| op.apply(&mut self.durable));
+                self.lied = false;
+            }
+            Op::FailedSync(seed) => {
+                self.durable = self.crash(&mut Rng(*seed), sector);
+                self.pending.clear();
+                self.lost_after_lie |= self.lied;
+            }
+            Op::LyingSync => self.lied = true,
             Op::Note(_) => {}
             _ => self.pending.push(op.clone()),
         }
+    }
+
+    /// The same at the smallest sectors.
+    pub fn apply(&mut self, op: &Op) {
+        self.apply_torn(op, 512);
+    }
+
+    /// Whether something that a sync has lied about is not durable yet, or will never be.
+    pub fn has_lied(&self) -> bool {
+        self.lied || self.lost_after_lie
+    }
+
+    /// How many changes are not durable.
+    pub fn pending_len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What is left if exactly the changes whose bits are set in `subset` reached the medium.
+    pub fn keep(&self, subset: u64) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        let kept = self.pending.iter().enumerate().filter(|(bit, _)| subset >> bit & 1 == 1);
+        kept.for_each(|(_, op)| op.apply(&mut image));
+        image
     }
 
     /// What a loss of power leaves behind, at sectors of `sector` bytes.
@@ -145,7 +205,25 @@ pub trait Fault: Send + std::fmt::Debug {
         let _ = image;
         Ok(vec![(offset, bytes.to_vec())])
     }
-    /// Sees each sync before it is made; false leaves it out.
+    /// Sees each write once it is made, and may report it as failed all the same.
+    fn after_write(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Sees what was read from `offset`, and may change it, cut it short, or fail it.
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        let _ = offset;
+        Ok(bytes.len())
+    }
+    /// Sees each change of the length before it is made.
+    fn set_len(&mut self, len: u64) -> io::Result<()> {
+        let _ = len;
+        Ok(())
+    }
+    /// Whether syncs that lie or fail are kept from the engine and from the test.
+    fn is_secret(&self) -> bool {
+        false
+    }
+    /// Sees each sync before it is made; false makes it lie, an error fails it.
     fn sync(&mut self, image: &[u8]) -> io::Result<bool> {
         let _ = image;
         Ok(true)
@@ -157,7 +235,7 @@ pub trait Fault: Send + std::fmt::Debug {
 }
 
 /// What a workload did.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Measured {
     /// How many bytes shorter compactions made the pool.
     pub compacted: u64,
@@ -167,6 +245,16 @@ pub struct Measured {
     pub deltas: u64,
     /// Repacks that went on where another stopped.
     pub resumed: u64,
+}
+
+impl Measured {
+    /// Adds what another workload did.
+    pub fn add(&mut self, other: &Measured) {
+        self.compacted += other.compacted;
+        self.rewritten += other.rewritten;
+        self.deltas += other.deltas;
+        self.resumed += other.resumed;
+    }
 }
 
 /// The recording disk.
@@ -182,6 +270,8 @@ struct Inner {
     locked: bool,
     measured: Measured,
     fault: Option<Box<dyn Fault>>,
+    /// Syncs that failed so far.
+    failed_syncs: u64,
 }
 
 impl SimDevice {
@@ -230,6 +320,17 @@ impl SimDevice {
         self.inner().image.clone()
     }
 
+    /// The device as one process has it open.
+    pub fn handle(self: &Arc<SimDevice>) -> Arc<Handle> {
+        let failures_seen = AtomicU64::new(self.inner().failed_syncs);
+        Arc::new(Handle { device: Arc::clone(self), failures_seen, failed: AtomicBool::new(false) })
+    }
+
+    /// How long it is.
+    pub fn image_len(&self) -> u64 {
+        self.inner().image.len() as u64
+    }
+
     fn record(&self, inner: &mut Inner, op: Op) {
         op.apply(&mut inner.image);
         inner.trace.push(op);
@@ -238,11 +339,14 @@ impl SimDevice {
 
 impl Device for SimDevice {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        let inner = self.inner();
+        let mut inner = self.inner();
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(inner.image.len());
         let n = buf.len().min(inner.image.len() - start);
         buf[..n].copy_from_slice(&inner.image[start..start + n]);
-        Ok(n)
+        match &mut inner.fault {
+            Some(fault) => fault.read(offset, &mut buf[..n]),
+            None => Ok(n),
+        }
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
@@ -255,20 +359,36 @@ impl Device for SimDevice {
         for (offset, bytes) in writes {
             self.record(inner, Op::Write(offset, bytes.into()));
         }
-        Ok(())
+        match &mut inner.fault {
+            Some(fault) => fault.after_write(),
+            None => Ok(()),
+        }
     }
 
     fn sync_data(&self) -> io::Result<()> {
         let mut guard = self.inner();
         let inner = &mut *guard;
-        let happens = match &mut inner.fault {
-            Some(fault) => fault.sync(&inner.image)?,
-            None => true,
+        let done = match &mut inner.fault {
+            Some(fault) => fault.sync(&inner.image),
+            None => Ok(true),
         };
-        if happens {
-            inner.trace.push(Op::Sync);
+        let is_secret = inner.fault.as_ref().is_some_and(|fault| fault.is_secret());
+        match done {
+            Ok(true) => inner.trace.push(Op::Sync),
+            Ok(false) if is_secret => {}
+            Ok(false) => inner.trace.push(Op::LyingSync),
+            Err(_) => {
+                let seed = Rng(inner.trace.len() as u64).next();
+                inner.trace.push(Op::FailedSync(seed));
+            }
         }
-        Ok(())
+        match done {
+            Err(error) if !is_secret => {
+                inner.failed_syncs += 1;
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -279,6 +399,7 @@ impl Device for SimDevice {
         let mut guard = self.inner();
         let inner = &mut *guard;
         if let Some(fault) = &mut inner.fault {
+            fault.set_len(len)?;
             fault.cut(&inner.image, len, u64::MAX);
         }
         self.record(inner, Op::SetLen(len));
@@ -314,5 +435,71 @@ impl Device for SimDevice {
 
     fn unlock_writer(&self) {
         self.inner().locked = false;
+    }
+}
+
+/// The device as one process has it open. Of a sync that failed, everybody who had the device open is
+/// told by his own next sync, as Linux does since 4.13 for every descriptor.
+#[derive(Debug)]
+pub struct Handle {
+    device: Arc<SimDevice>,
+    failures_seen: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl Handle {
+    /// Whether a sync of this process failed: then no later one of its commits may be durable.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+}
+
+impl Device for Handle {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.device.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.device.write_at(buf, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let done = self.device.sync_data();
+        let failures = self.device.inner().failed_syncs;
+        let is_told = self.failures_seen.swap(failures, Ordering::Relaxed) < failures;
+        let done = match done {
+            Ok(()) if is_told => Err(io::Error::other("a sync of another process failed")),
+            done => done,
+        };
+        self.failed.fetch_or(done.is_err(), Ordering::Relaxed);
+        done
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.device.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.device.set_len(len)
+    }
+
+    fn punch_hole(&self, offset: u64, len: u64) {
+        self.device.punch_hole(offset, len);
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn lock_writer(&self) -> io::Result<()> {
+        self.device.lock_writer()
+    }
+
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        self.device.try_lock_writer()
+    }
+
+    fn unlock_writer(&self) {
+        self.device.unlock_writer();
     }
 }

@@ -1,0 +1,90 @@
+//! Writing what was found once more, before anything durable is built on it.
+//!
+//! A state that was found when the pool was opened, and that is not known to be durable, can be read as
+//! a whole and still be lost with the power, even after a sync that succeeds: when a sync fails, Linux
+//! takes the pages that it could not write for written. Whoever opens the file later reads them from
+//! memory and is told nothing. That may be this process after it stopped, or another one.
+//!
+//! So the first transaction of a store writes all that the newest state has and the durable one has not
+//! once more, the same bytes at the same places, and the sync of the next commit covers them. That is
+//! as little as opening the pool had to verify, and where the pool was closed politely the
+//! superblock alone. A sector holds the same before and after, so a loss of power in between
+//! changes nothing.
+//!
+//! Who has the pool open while a sync of somebody else fails learns of it from his own next sync, and
+//! stops as well.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::checksum::ChecksumKind;
+use super::pointer::Place;
+use super::superblock::{BLOCK_LEN, Header, Superblock, slot_offset};
+use super::verify::for_each_new;
+use super::write_buffer::write;
+use super::{State, Store};
+use crate::error::{Error, Result};
+use crate::units::Txg;
+
+/// The state that a pool is created with. As long as no later one is durable, its header may not be.
+const FIRST_TXG: Txg = Txg(1);
+
+impl Store {
+    /// Notes that the state found at opening may not be durable.
+    pub(super) fn doubt(&self, found: &Superblock) {
+        let is_durable = found.durable_txg >= found.txg && found.txg > FIRST_TXG;
+        if !is_durable && !self.read_only {
+            self.doubtful.store(found.txg.0, Ordering::Release);
+        }
+    }
+
+    /// Writes what is in doubt once more, where anything is. The caller has the writer lock, and `newest`
+    /// is the newest state.
+    pub(super) fn reaffirm(&self, newest: &State) -> Result<()> {
+        let superblock = &newest.superblock;
+        let found = Txg(self.doubtful.load(Ordering::Acquire));
+        // Where another process has made it durable since, it has done all this before.
+        if found > superblock.durable_txg || found == FIRST_TXG {
+            if !superblock.data_synced {
+                for_each_new(self, superblock, &mut |_, pointer| {
+                    let stored = self.read_stored(pointer)?;
+                    match pointer.place {
+                        Place::Extent { .. } => write(self, &stored, self.offset_of(pointer)),
+                        Place::Embedded(_) | Place::Zero => Ok(()),
+                    }
+                })?;
+            }
+            self.rewrite_block(slot_offset(newest.slot), &|block| {
+                Superblock::decode(block, &self.header.guid).as_ref() == Some(superblock)
+            })?;
+            if superblock.durable_txg <= FIRST_TXG {
+                self.rewrite_block(0, &|block| {
+                    Header::decode(block).is_ok_and(|header| header == self.header)
+                })?;
+            }
+        }
+        self.doubtful.store(0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes a block of the front once more, byte by byte as it is.
+    fn rewrite_block(&self, offset: u64, is_right: &dyn Fn(&[u8]) -> bool) -> Result<()> {
+        let mut block = vec![0; BLOCK_LEN];
+        let n =
+            self.device.read_at(&mut block, offset).map_err(|error| Error::io("read", error))?;
+        if n < BLOCK_LEN || !is_right(&block) {
+            let what = "it is not what was read before";
+            return Err(Error::corrupt("superblock", offset, what));
+        }
+        write(self, &block, offset)
+    }
+
+    /// The same for who only wants to know that what is visible is durable.
+    pub(super) fn reaffirm_found(self: &Arc<Self>) -> Result<()> {
+        if self.doubtful.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        // A transaction begins with it; this one ends at once, and has changed nothing.
+        self.begin(ChecksumKind::default()).map(drop)
+    }
+}

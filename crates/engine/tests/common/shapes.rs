@@ -1,0 +1,239 @@
+//! The workloads that are crashed, as a table: what is in it is what `make crash` runs.
+
+use std::sync::{Arc, OnceLock};
+
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::Property;
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::{BLOCK_LEN, Header};
+use hardpack_engine::store::trees::DICTIONARIES;
+
+use super::faults::Kind;
+use super::sim_device::SimDevice;
+use super::{Rng, create, only_file};
+
+/// What the pool is before the workload begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Base {
+    /// An empty file, records of 16 KiB.
+    Empty,
+    /// The same in the first version of the format.
+    Version1,
+    /// A short file, for which a dictionary was trained while it was long.
+    Dictionary,
+    /// An empty file that the first commit makes long enough for a dictionary.
+    Untrained,
+}
+
+/// How a workload looks.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// What it is about.
+    pub name: &'static str,
+    /// What it begins with.
+    pub base: Base,
+    /// Commits.
+    pub commit_count: u64,
+    /// The file stays about this long.
+    pub file_len: u64,
+    /// One commit in so many is durable; 1 for all.
+    pub durable_one_in: u64,
+    /// How many processes take turns.
+    pub process_count: usize,
+    /// After one commit in so many some steps of a compaction are taken; 0 for never.
+    pub compact_one_in: u64,
+    /// After one commit in so many some steps of folding, repacking or sinking; 0 for never.
+    pub rewrite_one_in: u64,
+    /// Changes beyond one of these lengths are written ahead of the commit.
+    pub dirty_lens: &'static [usize],
+    /// What is chosen as `compression`.
+    pub compressions: &'static [&'static str],
+    /// Before one operation in so many a fault is armed; 0 for never.
+    pub fault_one_in: u64,
+    /// The faults to choose from.
+    pub faults: &'static [Kind],
+    /// Crashes at each write and sync.
+    pub tries: u64,
+    /// It is run in one round of so many: those that take long, less often.
+    pub one_round_in: u64,
+}
+
+const COMPRESSIONS: &[&str] = &["off", "lz4", "zstd", "gzip"];
+const ERRORS: &[Kind] = &[Kind::ReadError, Kind::WriteError, Kind::TornWrite, Kind::LengthError];
+const BAD_READS: &[Kind] = &[Kind::ReadError, Kind::ShortRead, Kind::Flip, Kind::Flip];
+const SYNCS: &[Kind] = &[Kind::SyncError];
+
+/// Small transactions, some of them durable.
+pub const SMALL: Shape = Shape {
+    name: "small transactions",
+    base: Base::Empty,
+    commit_count: 14,
+    file_len: 60_000,
+    durable_one_in: 2,
+    process_count: 1,
+    compact_one_in: 0,
+    rewrite_one_in: 0,
+    dirty_lens: &[30_000, 32 << 20],
+    compressions: COMPRESSIONS,
+    fault_one_in: 0,
+    faults: &[],
+    tries: 2,
+    one_round_in: 1,
+};
+
+const REWRITES: Shape = Shape {
+    name: "deltas, folds, repacks, sinks",
+    commit_count: 30,
+    file_len: 120_000,
+    durable_one_in: 3,
+    process_count: 2,
+    rewrite_one_in: 2,
+    ..SMALL
+};
+
+const FAULTY: Shape = Shape {
+    commit_count: 30,
+    durable_one_in: 3,
+    process_count: 2,
+    rewrite_one_in: 6,
+    fault_one_in: 2,
+    ..SMALL
+};
+
+/// All workloads.
+pub const WORKLOADS: [Shape; 16] = [
+    SMALL,
+    Shape { name: "every commit durable", file_len: 200_000, durable_one_in: 1, ..SMALL },
+    Shape {
+        name: "few commits durable",
+        commit_count: 30,
+        file_len: 30_000,
+        durable_one_in: 9,
+        ..SMALL
+    },
+    Shape {
+        name: "three processes",
+        commit_count: 30,
+        durable_one_in: 4,
+        process_count: 3,
+        ..SMALL
+    },
+    Shape {
+        name: "pool of version 1",
+        base: Base::Version1,
+        commit_count: 30,
+        durable_one_in: 4,
+        process_count: 2,
+        ..SMALL
+    },
+    Shape { process_count: 1, ..REWRITES },
+    Shape { name: "the same, compactions too", compact_one_in: 12, ..REWRITES },
+    Shape {
+        name: "compactions",
+        commit_count: 30,
+        file_len: 500_000,
+        durable_one_in: 3,
+        process_count: 2,
+        compact_one_in: 3,
+        tries: 1,
+        one_round_in: 2,
+        ..SMALL
+    },
+    Shape {
+        name: "compression=auto",
+        compressions: &["auto", "zstd-auto"],
+        file_len: 100_000,
+        ..REWRITES
+    },
+    Shape { name: "dictionary in use", base: Base::Dictionary, ..REWRITES },
+    Shape {
+        name: "dictionary trained",
+        base: Base::Untrained,
+        commit_count: 2,
+        durable_one_in: 2,
+        process_count: 1,
+        dirty_lens: &[32 << 20],
+        tries: 1,
+        one_round_in: 64,
+        ..REWRITES
+    },
+    Shape {
+        name: "large transactions, streamed",
+        commit_count: 8,
+        file_len: 7_000_000,
+        durable_one_in: 4,
+        tries: 1,
+        one_round_in: 32,
+        ..SMALL
+    },
+    Shape { name: "EIO in reads, writes, lengths", faults: ERRORS, ..FAULTY },
+    Shape { name: "disk full, then room again", faults: &[Kind::NoSpace], ..FAULTY },
+    Shape { name: "short reads, flipped bits", faults: BAD_READS, process_count: 3, ..FAULTY },
+    Shape { name: "failed and lying syncs", faults: &[Kind::SyncError, Kind::Lie], ..FAULTY },
+];
+
+/// Syncs that fail, and nothing else: for the tests of the simulator.
+pub const FAILED_SYNCS: Shape =
+    Shape { name: "failed syncs", faults: SYNCS, durable_one_in: 2, ..FAULTY };
+
+/// Pages of a file that is long enough for a dictionary.
+const DICTIONARY_PAGES: u64 = 2100;
+
+/// Phrases of which each page has a few: only a dictionary can know them all.
+fn phrases(rng: &mut Rng, len: usize) -> Vec<u8> {
+    const PHRASE_COUNT: usize = 800;
+    const PHRASE_LEN: usize = 60;
+    let phrases = Rng(1).noise(PHRASE_COUNT * PHRASE_LEN);
+    let mut bytes = Vec::with_capacity(len + PHRASE_LEN);
+    while bytes.len() < len {
+        let at = rng.below(PHRASE_COUNT as u64) as usize * PHRASE_LEN;
+        bytes.extend_from_slice(&phrases[at..at + PHRASE_LEN]);
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Content of a file that is long enough for a dictionary, and has use for one.
+pub fn trainable(rng: &mut Rng) -> Vec<u8> {
+    phrases(rng, DICTIONARY_PAGES as usize * 4096)
+}
+
+impl Base {
+    /// The image, and what the file in it holds. All of it is durable.
+    pub fn image(self) -> (Vec<u8>, Vec<u8>) {
+        static DICTIONARY: OnceLock<(Vec<u8>, Vec<u8>)> = OnceLock::new();
+        if self == Base::Dictionary {
+            return DICTIONARY.get_or_init(with_dictionary).clone();
+        }
+        let sim = SimDevice::new(Vec::new());
+        let device: Arc<dyn Device> = sim.clone();
+        let record_size = if self == Base::Untrained { "4K" } else { "16K" };
+        drop(create(&device, &[(Property::RecordSize, record_size)], 32 << 20));
+        let mut image = sim.image();
+        if self == Base::Version1 {
+            let header = Header::decode(&image[..BLOCK_LEN]).expect("a pool was created");
+            let header = Header { version: 1, ..header };
+            image[..BLOCK_LEN].copy_from_slice(&header.encode());
+        }
+        (image, Vec::new())
+    }
+}
+
+fn with_dictionary() -> (Vec<u8>, Vec<u8>) {
+    let sim = SimDevice::new(Vec::new());
+    let device: Arc<dyn Device> = sim.clone();
+    let pool = create(&device, &[(Property::RecordSize, "4K")], 32 << 20);
+    let file = only_file(&pool).expect("there is a file");
+    let mut bytes = trainable(&mut Rng(5));
+    file.write_at(&bytes, 0).expect("it is written");
+    file.commit(Durability::Durable).expect("it is committed");
+    bytes.truncate(100_000);
+    file.set_len(bytes.len() as u64).expect("it is cut");
+    file.commit(Durability::Durable).expect("it is committed");
+    let mut compaction = pool.compact();
+    while compaction.step().expect("it is compacted") {}
+    let state = pool.state();
+    assert!(state.superblock.roots[usize::from(DICTIONARIES)].is_some(), "a dictionary is trained");
+    pool.store().make_durable().expect("it is durable");
+    (sim.image(), bytes)
+}

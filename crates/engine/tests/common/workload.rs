@@ -1,0 +1,476 @@
+//! Random workloads on a simulated device, every commit of which is noted in the recording.
+//!
+//! A [`Run`] has one to three processes that take turns on a pool, and a model: the bytes that the file
+//! must hold. Faults are armed before some operations. An operation that then fails is followed by
+//! what a careful user does: give the transaction up, look at what others see, go on; and by what he
+//! may expect: the content is the one before, or the one that was about to be committed, `check` is
+//! clean, and a process whose sync has failed reports nothing as durable until it has opened the
+//! pool anew.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use hardpack_engine::Error;
+use hardpack_engine::pool::{File, Pool, Property};
+use hardpack_engine::store::Durability;
+
+use super::faults::{Faults, Kind};
+use super::shapes::{Base, Shape, trainable};
+use super::sim_device::{Handle, SimDevice};
+use super::{Rng, first_difference, only_file, options, problems, read_all, rewriting};
+
+/// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
+/// version of the file.
+pub const STARTED: u64 = 1 << 32;
+/// See [`STARTED`].
+pub const DURABLE: u64 = 2 << 32;
+/// A compaction begins, or ends.
+pub const COMPACTING: u64 = 4 << 32;
+/// See [`COMPACTING`].
+pub const COMPACTED: u64 = 8 << 32;
+
+/// Versions of the file that commits made, or should have made, by number.
+#[derive(Clone, Debug, Default)]
+pub struct Versions {
+    contents: Vec<Arc<[u8]>>,
+    /// Those of commits that failed and left nothing behind.
+    aborted: HashSet<u64>,
+}
+
+impl Versions {
+    /// With one version, number 0.
+    pub fn new(bytes: &[u8]) -> Versions {
+        let mut versions = Versions::default();
+        versions.add(bytes);
+        versions
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> u64 {
+        self.contents.push(bytes.into());
+        self.contents.len() as u64 - 1
+    }
+
+    /// The bytes of a version.
+    pub fn content(&self, version: u64) -> &[u8] {
+        &self.contents[version as usize]
+    }
+
+    /// All that were committed, up to a number.
+    pub fn committed(&self, newest: u64) -> Vec<u64> {
+        (0..=newest).filter(|version| !self.aborted.contains(version)).collect()
+    }
+
+    /// Which version from `oldest` to `newest` these bytes are.
+    pub fn find(&self, bytes: &[u8], oldest: u64, newest: u64) -> Result<u64, String> {
+        let range = oldest as usize..=newest as usize;
+        if let Some(index) = self.contents[range].iter().rposition(|version| **version == *bytes) {
+            let version = oldest + index as u64;
+            return match self.aborted.contains(&version) {
+                true => Err(format!("the file is version {version}, which was not committed")),
+                false => Ok(version),
+            };
+        }
+        Err(match self.contents.iter().rposition(|version| **version == *bytes) {
+            Some(other) => format!(
+                "the file is version {other}; durable is {oldest}, the newest begun {newest}"
+            ),
+            None => format!(
+                "the file is no version; against the newest: {}",
+                first_difference(bytes, &self.contents[newest as usize])
+            ),
+        })
+    }
+}
+
+/// One process that uses the pool.
+struct Process {
+    handle: Arc<Handle>,
+    pool: Pool,
+    file: Arc<File>,
+}
+
+impl Process {
+    fn open(device: &Arc<SimDevice>, dirty_len_max: usize) -> Result<Process, Error> {
+        let handle = device.handle();
+        let pool = Pool::open(handle.clone(), options(dirty_len_max))?;
+        let file = only_file(&pool)?;
+        Ok(Process { handle, pool, file })
+    }
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// A workload in progress.
+pub struct Run<'a> {
+    device: &'a Arc<SimDevice>,
+    shape: Shape,
+    rng: Rng,
+    versions: &'a mut Versions,
+    faults: Faults,
+    processes: Vec<Process>,
+    /// What the file holds, and which version that is.
+    bytes: Vec<u8>,
+    version: u64,
+    /// Operations until there is room again.
+    full_for: u64,
+}
+
+impl<'a> Run<'a> {
+    /// Opens the pool of a device as many times as the shape has processes.
+    pub fn new(
+        device: &'a Arc<SimDevice>,
+        shape: Shape,
+        mut rng: Rng,
+        versions: &'a mut Versions,
+        faults: Faults,
+    ) -> Result<Run<'a>, String> {
+        let processes = (0..shape.process_count)
+            .map(|_| Process::open(device, rng.pick(shape.dirty_lens)).map_err(text))
+            .collect::<Result<Vec<_>, _>>()?;
+        let bytes = read_all(&processes[0].file).map_err(text)?;
+        let version = versions.contents.len() as u64 - 1;
+        if bytes != versions.content(version) {
+            return Err("the workload does not begin with the newest version".into());
+        }
+        let full_for = 0;
+        Ok(Run { device, shape, rng, versions, faults, processes, bytes, version, full_for })
+    }
+
+    /// Runs it to its end.
+    pub fn run(&mut self) -> Result<(), String> {
+        for _ in 0..self.shape.commit_count {
+            let index = self.choose();
+            self.commit(index)?;
+            if self.shape.compact_one_in > 0 && self.rng.one_in(self.shape.compact_one_in) {
+                let index = self.choose();
+                self.device.note(COMPACTING);
+                let (mut rng, device) = (self.rng.fork(), Arc::clone(self.device));
+                self.attempt(index, |process| compact(process, &device, &mut rng))?;
+                self.device.note(COMPACTED);
+            }
+            if self.shape.rewrite_one_in > 0 && self.rng.one_in(self.shape.rewrite_one_in) {
+                let index = self.choose();
+                let (mut rng, device) = (self.rng.fork(), Arc::clone(self.device));
+                self.attempt(index, |process| {
+                    rewriting::some_steps(&process.pool, &device, &mut rng)
+                })?;
+            }
+            self.something_else()?;
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self) -> usize {
+        self.rng.below(self.processes.len() as u64) as usize
+    }
+
+    /// Arms a fault before some operations.
+    fn arm(&mut self) {
+        if self.shape.fault_one_in == 0 {
+            return;
+        }
+        if self.full_for > 0 {
+            self.full_for -= 1;
+            if self.full_for > 0 {
+                return;
+            }
+            let _ = self.faults.disarm();
+        }
+        if !self.rng.one_in(self.shape.fault_one_in) {
+            return;
+        }
+        let kind = self.rng.pick(self.shape.faults);
+        // The few syncs and changes of the length must not be missed.
+        let countdown = match kind {
+            Kind::SyncError | Kind::Lie | Kind::LengthError | Kind::NoSpace => 1,
+            Kind::WriteError | Kind::TornWrite => 1 + self.rng.below(3),
+            Kind::ReadError | Kind::ShortRead | Kind::Flip => 1 + self.rng.below(6),
+        };
+        if kind == Kind::NoSpace {
+            self.full_for = 1 + self.rng.below(4);
+        }
+        let len = self.device.image_len() + self.rng.pick(&[0, 0, 4096, 65_536]);
+        self.faults.arm(kind, countdown, len, self.rng.fork());
+    }
+
+    /// The operation is over. A device that is full stays so for some more.
+    fn disarm(&mut self) {
+        if self.full_for == 0 {
+            let _ = self.faults.disarm();
+        }
+    }
+
+    /// Whether a failure is no surprise: something was injected, or a sync had failed before.
+    fn is_excused(&self, injected_before: u64, index: usize) -> bool {
+        self.faults.total() > injected_before
+            || self.full_for > 0
+            || self.processes[index].handle.has_failed()
+    }
+
+    /// An operation that does not change the content.
+    fn attempt(
+        &mut self,
+        index: usize,
+        operation: impl FnOnce(&Process) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let before = self.faults.total();
+        self.arm();
+        let done = operation(&self.processes[index]);
+        self.disarm();
+        match done {
+            Ok(()) => Ok(()),
+            Err(_) if self.is_excused(before, index) => self.after_failure(index, None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One transaction.
+    fn commit(&mut self, index: usize) -> Result<(), String> {
+        let before = self.faults.total();
+        self.arm();
+        let process = &self.processes[index];
+        let mut next = self.bytes.clone();
+        let changed = process.pool.refresh().and_then(|_| process.file.len()).and_then(|len| {
+            if len != next.len() as u64 {
+                return Err(Error::Invalid("a process misses what another committed".into()));
+            }
+            if self.shape.base == Base::Untrained && next.is_empty() {
+                next = trainable(&mut self.rng);
+                process.file.write_at(&next, 0)?;
+            }
+            change(&process.file, &mut self.rng, self.shape, &mut next)
+        });
+        if let Err(error) = changed {
+            self.disarm();
+            return match self.is_excused(before, index) && !matches!(error, Error::Invalid(_)) {
+                true => self.after_failure(index, None),
+                false => Err(text(error)),
+            };
+        }
+        let version = self.versions.add(&next);
+        self.device.note(STARTED | version);
+        let durable = self.rng.one_in(self.shape.durable_one_in);
+        let durability = if durable { Durability::Durable } else { Durability::Visible };
+        let done = process.file.commit(durability);
+        self.disarm();
+        match done {
+            Ok(()) => {
+                (self.bytes, self.version) = (next, version);
+                if durable {
+                    self.note_durable(index)?;
+                }
+                Ok(())
+            }
+            Err(_) if self.is_excused(before, index) => {
+                self.after_failure(index, Some((version, next)))
+            }
+            Err(error) => Err(text(error)),
+        }
+    }
+
+    /// A process was told that what is visible now is durable.
+    fn note_durable(&mut self, index: usize) -> Result<(), String> {
+        if self.processes[index].handle.has_failed() {
+            return Err("a commit is reported as durable after a sync that failed".into());
+        }
+        self.device.note(DURABLE | self.version);
+        Ok(())
+    }
+
+    /// Looks at what a failed operation left, and goes on as its user would.
+    fn after_failure(&mut self, index: usize, tried: Option<(u64, Vec<u8>)>) -> Result<(), String> {
+        let full_for = std::mem::take(&mut self.full_for);
+        let paused = self.faults.disarm();
+        self.processes[index].file.discard();
+        let fresh = Process::open(self.device, 1 << 20)
+            .map_err(|error| format!("after a failure, another process: {error}"))?;
+        if let Some(txg) = fresh.pool.store().recovered_from() {
+            return Err(format!("after a failure, {txg} is visible, but not whole"));
+        }
+        let found = read_all(&fresh.file).map_err(text)?;
+        match tried {
+            Some((version, next)) if found == next => {
+                (self.bytes, self.version) = (next, version);
+            }
+            Some((version, _)) => {
+                self.versions.aborted.insert(version);
+            }
+            None => {}
+        }
+        if found != self.bytes {
+            let difference = first_difference(&found, &self.bytes);
+            return Err(format!("after a failure the file is something else: {difference}"));
+        }
+        if let Some(problem) = problems(&fresh.pool).map_err(text)?.first() {
+            return Err(format!("after a failure: {problem}"));
+        }
+        let process = &self.processes[index];
+        process.pool.refresh().map_err(text)?;
+        if read_all(&process.file).map_err(text)? != self.bytes {
+            return Err("after a failure its process reads something else than others".into());
+        }
+        if full_for > 0 && self.rng.one_in(2) {
+            // There is no room yet.
+            self.full_for = full_for;
+            self.faults.rearm(paused);
+            return Ok(());
+        }
+        match process.file.commit(Durability::Durable) {
+            Ok(()) => self.note_durable(index),
+            Err(Error::FailStop | Error::Io { action: "sync", .. }) => self.replace_stopped(index),
+            Err(error) => Err(format!("after a failure the next commit fails too: {error}")),
+        }
+    }
+
+    /// A process that has stopped must go on refusing, and a new one must not.
+    fn replace_stopped(&mut self, index: usize) -> Result<(), String> {
+        let process = &self.processes[index];
+        process.file.write_at(b"refused", 3).map_err(text)?;
+        for durability in [Durability::Visible, Durability::Durable] {
+            match process.file.commit(durability) {
+                Err(Error::FailStop | Error::Invalid(_)) => {}
+                other => return Err(format!("a process that has stopped commits: {other:?}")),
+            }
+        }
+        process.file.discard();
+        let dirty_len_max = self.rng.pick(self.shape.dirty_lens);
+        self.processes[index] = Process::open(self.device, dirty_len_max).map_err(text)?;
+        if self.rng.one_in(2) {
+            // Nothing new, but what is there must be durable now.
+            match self.processes[index].file.commit(Durability::Durable) {
+                Ok(()) => return self.note_durable(index),
+                Err(_) if self.processes[index].handle.has_failed() => {}
+                Err(error) => return Err(format!("opened anew, the next commit fails: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Now and then a property changes, a process ends, politely or not, or somebody reads.
+    fn something_else(&mut self) -> Result<(), String> {
+        let index = self.choose();
+        let property = match self.rng.below(12) {
+            0 => (Property::Compression, self.rng.pick(self.shape.compressions)),
+            1 => (Property::RecordSize, self.rng.pick(&["4K", "16K", "64K"])),
+            2 => (Property::Checksum, self.rng.pick(&["xxh3", "blake3", "sha256"])),
+            3 | 4 => return self.reopen(index),
+            5 | 6 => return self.read(index),
+            _ => return Ok(()),
+        };
+        let before = self.faults.total();
+        self.arm();
+        let process = &self.processes[index];
+        let done = process.pool.set_property(process.file.id(), property.0, property.1);
+        self.disarm();
+        match done {
+            Ok(()) => self.note_durable(index),
+            Err(_) if self.is_excused(before, index) => self.after_failure(index, None),
+            Err(error) => Err(text(error)),
+        }
+    }
+
+    /// A process ends, and another opens the pool: whatever it meets, it never sees an older state.
+    fn reopen(&mut self, index: usize) -> Result<(), String> {
+        if self.rng.one_in(2) {
+            self.attempt(index, |process| process.pool.close().map_err(text))?;
+        }
+        let before = self.faults.total();
+        self.arm();
+        let dirty_len_max = self.rng.pick(self.shape.dirty_lens);
+        let opened = Process::open(self.device, dirty_len_max).and_then(|process| {
+            let bytes = read_all(&process.file)?;
+            Ok((process, bytes))
+        });
+        self.disarm();
+        let injected = self.faults.total() > before;
+        let (process, bytes) = match opened {
+            Err(_) if injected || self.full_for > 0 => {
+                let process = Process::open(self.device, dirty_len_max).map_err(text)?;
+                let bytes = read_all(&process.file).map_err(text)?;
+                (process, bytes)
+            }
+            opened => opened.map_err(text)?,
+        };
+        self.processes[index] = process;
+        if bytes != self.bytes {
+            let difference = first_difference(&bytes, &self.bytes);
+            return Err(format!("opened anew, the file is something else: {difference}"));
+        }
+        Ok(())
+    }
+
+    /// Somebody reads: the right bytes, or an error and then the right bytes.
+    fn read(&mut self, index: usize) -> Result<(), String> {
+        let before = self.faults.total();
+        self.arm();
+        let process = &self.processes[index];
+        let read = process.pool.refresh().and_then(|_| read_all(&process.file));
+        self.disarm();
+        let bytes = match read {
+            Err(_) if self.faults.total() > before => {
+                let process = &self.processes[index];
+                process.pool.refresh().and_then(|_| read_all(&process.file)).map_err(text)?
+            }
+            read => read.map_err(text)?,
+        };
+        match bytes == self.bytes {
+            true => Ok(()),
+            false => Err("a process reads something else than was committed".into()),
+        }
+    }
+}
+
+/// Compacts the pool, or begins to.
+fn compact(process: &Process, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<(), String> {
+    let mut compaction = process.pool.compact();
+    let mut left = rng.pick(&[3, 9, u64::MAX]);
+    while left > 0 && compaction.step().map_err(text)? {
+        left -= 1;
+    }
+    let report = compaction.report();
+    let bytes = report.before_bytes.saturating_sub(report.after_bytes);
+    device.measure(|sums| sums.compacted += bytes);
+    Ok(())
+}
+
+/// Changes the file, as small updates, bulk writes, holes and cuts do.
+fn change(file: &File, rng: &mut Rng, shape: Shape, bytes: &mut Vec<u8>) -> Result<(), Error> {
+    for _ in 0..rng.pick(&[1, 1, 2, 4]) {
+        if shape.rewrite_one_in > 0 && rng.one_in(2) {
+            rewriting::edit(file, rng, bytes)?;
+            continue;
+        }
+        let len = match rng.below(8) {
+            0 => shape.file_len as usize / 2,
+            1 => 1 + rng.below(200) as usize,
+            2 => 20_000,
+            _ => 4096,
+        };
+        let at = rng.below(shape.file_len.saturating_sub(len as u64)) & !511;
+        // Mostly no further than the end; else a hole is left.
+        let limit = if rng.one_in(8) { u64::MAX } else { bytes.len() as u64 };
+        let at = at.min(limit) as usize;
+        let new = rng.content(len);
+        file.write_at(&new, at as u64)?;
+        if bytes.len() < at + len {
+            bytes.resize(at + len, 0);
+        }
+        bytes[at..at + len].copy_from_slice(&new);
+    }
+    if rng.one_in(10) {
+        let beyond = rng.pick(&[0, 9000]);
+        let len = rng.below(bytes.len() as u64 + 1 + beyond);
+        file.set_len(len)?;
+        bytes.resize(len as usize, 0);
+    }
+    // So that no two versions are the same: a number at the very start.
+    let number = rng.next().to_le_bytes();
+    file.write_at(&number, 0)?;
+    if bytes.len() < 8 {
+        bytes.resize(8, 0);
+    }
+    bytes[..8].copy_from_slice(&number);
+    Ok(())
+}
