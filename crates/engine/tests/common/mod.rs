@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod crash;
+pub mod limits;
 pub mod live;
 pub mod mutants;
 pub mod rewriting;
