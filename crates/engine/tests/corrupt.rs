@@ -4,11 +4,10 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use common::limits::{CountingAllocator, begin_counting};
 use common::live::newest_superblock;
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -20,24 +19,7 @@ use hardpack_engine::store::trees::{ALL, MAP, PATCHES};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::{Error, Txg};
 
-/// Counts what is allocated, to find lengths that were believed without a check.
-struct CountingAllocator;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on unchanged to the system's allocator.
-unsafe impl GlobalAlloc for CountingAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above; the pointer came from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
+/// Finds lengths that were believed without a check.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
@@ -118,7 +100,7 @@ fn is_expected(error: &Error) -> bool {
 
 /// Opens, reads and checks a damaged image.
 fn examine(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Pool, Vec<Range<u64>>)> {
-    LARGEST.store(0, Ordering::Relaxed);
+    let counting = begin_counting();
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     let pool = match Pool::open(device, options(1 << 20)) {
         Ok(pool) => pool,
@@ -130,7 +112,7 @@ fn examine(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Pool, Vec<Ra
     let unreadable = read_ranges(&pool, sample, label);
     let found = problems(&pool).unwrap();
     assert!(unreadable.is_empty() || !found.is_empty(), "{label}: a check finds nothing wrong");
-    let largest = LARGEST.load(Ordering::Relaxed);
+    let largest = counting.allocated().largest;
     assert!(largest <= ALLOCATION_MAX, "{label}: {largest} bytes were allocated at once");
     Some((pool, unreadable))
 }

@@ -18,6 +18,8 @@ mod dictionaries;
 mod extents;
 mod file;
 mod fold;
+#[doc(hidden)]
+pub mod fuzzing;
 mod jobs;
 mod names;
 mod props;

@@ -66,7 +66,7 @@ impl Attributes {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Option<Attributes> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Attributes> {
         let bytes: &[u8; 32] = bytes.try_into().ok()?;
         let u64_at = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
         Some(Attributes {
@@ -114,7 +114,7 @@ pub(super) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attribute
     Ok(())
 }
 
-fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry> {
+pub(super) fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry> {
     let name = String::from_utf8_lossy(key.get(9..)?).into_owned();
     let (kind, file) = value.split_first()?;
     let file = FileId(u64::from_le_bytes(file.try_into().ok()?));

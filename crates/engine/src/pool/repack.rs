@@ -64,7 +64,7 @@ impl Repack {
         format!("{} position={}", goal.join(" "), self.position)
     }
 
-    fn parse(file: FileId, text: &str) -> Result<Repack> {
+    pub(super) fn parse(file: FileId, text: &str) -> Result<Repack> {
         let malformed = || Error::corrupt("names tree", 0, "the repack in progress is malformed");
         let mut repack = Repack { file, goal: Settings::default(), position: 0 };
         for part in text.split(' ') {

@@ -7,7 +7,8 @@
 //!
 //! Invariants: keys are sorted and unique; no node but an empty root is empty; all leaves have
 //! level 0, and a child has the level of its parent less one and keys between its bound there and
-//! the next (checked on every descent).
+//! the next, which for a last child is that of the nodes above (checked on every descent; where many
+//! children are met, also against the nodes above, so that no node is met twice).
 
 mod path;
 
@@ -16,8 +17,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 pub use self::path::Path;
-use super::node::{LEVEL_MAX, NODE_PAYLOAD_MAX, Node};
-use super::pointer::Pointer;
+use super::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_MAX, Node};
+use super::pointer::{POINTER_LEN_MAX, Pointer};
 use crate::error::{Error, Result};
 
 /// What a tree needs from the transaction or the store around it.
@@ -133,15 +134,17 @@ impl TxnTree {
         }
     }
 
+    /// Child `index` of a node whose keys are all below `above`.
     fn child(
         &self,
         source: &mut impl NodeSource,
         parent: &Node,
         index: usize,
+        above: Bound<'_>,
     ) -> Result<Arc<Node>> {
         let link = Link::from_value(self.tree, parent.value(index))?;
         let node = self.resolve(source, &link)?.ok_or_else(|| lost(self.tree, 0))?;
-        check_child(self.tree, parent, index, &node)?;
+        check_child(self.tree, parent, index, above, &node)?;
         Ok(node)
     }
 
@@ -149,7 +152,7 @@ impl TxnTree {
     pub fn get(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
         while node.level > 0 {
-            node = self.child(source, &node, node.child_for(key))?;
+            node = self.child(source, &node, node.child_for(key), None)?;
         }
         Ok(node.search(key).ok().map(|index| node.value(index).to_vec()))
     }
@@ -163,7 +166,7 @@ impl TxnTree {
     pub fn floor(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<EntryRef>> {
         match self.resolve(source, &self.root)? {
             None => Ok(None),
-            Some(root) => self.floor_in(source, root, key),
+            Some(root) => self.floor_in(source, root, key, None),
         }
     }
 
@@ -172,6 +175,7 @@ impl TxnTree {
         source: &mut impl NodeSource,
         node: Arc<Node>,
         key: &[u8],
+        above: Bound<'_>,
     ) -> Result<Option<EntryRef>> {
         if node.level == 0 {
             let count = match node.search(key) {
@@ -183,8 +187,9 @@ impl TxnTree {
         // A child's keys may all lie above `key`, since its own key is only a lower bound; then the
         // answer is in the one before.
         for index in (0..=node.child_for(key)).rev() {
-            let child = self.child(source, &node, index)?;
-            if let Some(found) = self.floor_in(source, child, key)? {
+            let child = self.child(source, &node, index, above)?;
+            let above = bound_behind(&node, index, above);
+            if let Some(found) = self.floor_in(source, child, key, above)? {
                 return Ok(Some(found));
             }
         }
@@ -199,7 +204,7 @@ impl TxnTree {
         visit: &mut Visit<'_>,
     ) -> Result<()> {
         if let Some(root) = self.resolve(source, &self.root)? {
-            self.scan_in(source, &root, from, visit)?.is_break();
+            self.scan_in(source, &root, from, None, visit)?.is_break();
         }
         Ok(())
     }
@@ -209,6 +214,7 @@ impl TxnTree {
         source: &mut S,
         node: &Node,
         from: &[u8],
+        above: Bound<'_>,
         visit: &mut Visit<'_>,
     ) -> Result<ControlFlow<()>> {
         if node.level == 0 {
@@ -221,8 +227,9 @@ impl TxnTree {
             return Ok(ControlFlow::Continue(()));
         }
         for index in node.child_for(from)..node.len() {
-            let child = self.child(source, node, index)?;
-            if self.scan_in(source, &child, from, visit)?.is_break() {
+            let child = self.child(source, node, index, above)?;
+            let above = bound_behind(node, index, above);
+            if self.scan_in(source, &child, from, above, visit)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -255,7 +262,7 @@ impl TxnTree {
     pub fn last(&self, source: &mut impl NodeSource) -> Result<Option<Entry>> {
         let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
         while node.level > 0 {
-            node = self.child(source, &node, node.len() - 1)?;
+            node = self.child(source, &node, node.len() - 1, None)?;
         }
         Ok(node.len().checked_sub(1).map(|index| entry_of(&node, index)))
     }
@@ -300,7 +307,7 @@ impl TxnTree {
         let id = self.make_dirty(sink, &link, 0)?;
         if link != Link::Dirty(id) {
             if let (Some(parent), Some(child)) = (self.dirty.get(&parent), self.dirty.get(&id)) {
-                check_child(tree, parent, index, child)?;
+                check_child(tree, parent, index, None, child)?;
             }
             self.node_mut(parent)?.set_value(index, &Link::Dirty(id).to_value());
         }
@@ -473,6 +480,11 @@ impl TxnTree {
             for index in 0..node.len() {
                 if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
                     let pointer = self.flush_node(sink, child)?;
+                    // Pointers with a longer checksum make it grow: not one of ours, which are split
+                    // long before, but one that was found on disk as long as any may be.
+                    if node.payload_len() > NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX {
+                        return Err(Error::corrupt("tree", 0, "a node is too long to be changed"));
+                    }
                     Arc::make_mut(&mut node).set_value(index, &pointer.to_bytes());
                 }
             }
@@ -490,13 +502,31 @@ fn entry_of(node: &Node, index: usize) -> Entry {
     (node.key(index).to_vec(), node.value(index).to_vec())
 }
 
+/// A key that all keys of a node are below; nothing where there is no node behind it.
+pub(super) type Bound<'a> = Option<&'a [u8]>;
+
+/// The bound of child `index` of a node whose own is `above`.
+pub(super) fn bound_behind<'a>(node: &'a Node, index: usize, above: Bound<'a>) -> Bound<'a> {
+    if index + 1 < node.len() { Some(node.key(index + 1)) } else { above }
+}
+
 /// Checks that `child` is what entry `index` of `parent` may refer to: one level below, with keys
-/// from its own bound on and below the next. So no node can be reached in two ways, and a walk of
-/// whatever is stored ends.
-pub(super) fn check_child(tree: u8, parent: &Node, index: usize, child: &Node) -> Result<()> {
+/// from its own bound on and below the next. Where that is the last entry, the next bound is `above`,
+/// that of `parent` itself: without it, last children of many nodes could be one and the same, and
+/// the ways to what hangs below them more than can be walked. With it no node can be reached in two
+/// ways, and a walk of whatever is stored ends after as many nodes as there are. To follow one path,
+/// which is as long as the tree is deep, `above` is not needed.
+pub(super) fn check_child(
+    tree: u8,
+    parent: &Node,
+    index: usize,
+    above: Bound<'_>,
+    child: &Node,
+) -> Result<()> {
     let is_inside = || {
+        let behind = bound_behind(parent, index, above);
         child.key(0) >= parent.key(index)
-            && (index + 1 == parent.len() || child.key(child.len() - 1) < parent.key(index + 1))
+            && behind.is_none_or(|behind| child.key(child.len() - 1) < behind)
     };
     if child.level + 1 == parent.level && !child.is_empty() && is_inside() {
         return Ok(());

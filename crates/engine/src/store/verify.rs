@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
-use super::tree::check_child;
+use super::tree::{Bound, bound_behind, check_child};
 use super::trees::{ALL, FREED, OF_POINTERS, REFS, SPACE};
 use super::{State, Store, adopted_state, block_hash, space};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ fn walk_node(
     store: &Store,
     tree: u8,
     pointer: &Pointer,
-    parent: Option<(&Node, usize)>,
+    parent: Option<(&Node, usize, Bound<'_>)>,
     older: Txg,
     visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
 ) -> Result<()> {
@@ -54,9 +54,12 @@ fn walk_node(
         return Ok(());
     }
     let node = store.read_node(tree, pointer).and_then(|node| match parent {
-        Some((parent, index)) => check_child(tree, parent, index, &node).map(|()| node),
+        Some((parent, index, above)) => {
+            check_child(tree, parent, index, above, &node).map(|()| node)
+        }
         None => Ok(node),
     });
+    let above = parent.and_then(|(parent, index, above)| bound_behind(parent, index, above));
     let node = match node {
         Ok(node) => node,
         Err(error) => return visit(Met::Damage(tree, error)),
@@ -68,7 +71,9 @@ fn walk_node(
             continue;
         }
         match node.child(index) {
-            Some(child) => walk_node(store, tree, &child, Some((&node, index)), older, visit)?,
+            Some(child) => {
+                walk_node(store, tree, &child, Some((&node, index, above)), older, visit)?;
+            }
             None => {
                 let offset = store.offset_of(pointer);
                 let error = Error::corrupt("tree node", offset, "a child pointer is malformed");
@@ -204,6 +209,16 @@ fn reject(store: &Store, slot: u64, bad: &Superblock, has_older: bool) -> Result
         store.sync_device()?;
     }
     Ok(Rejection::Done)
+}
+
+/// Reads an entry of the trees that keep space, as all who use it do.
+#[doc(hidden)]
+pub fn parse_space_entry(tree: u8, key: &[u8], value: &[u8]) -> Result<()> {
+    match tree {
+        SPACE => space::read_space_entry(key, value).map(drop),
+        FREED => space::freed_entry(key, value).map(drop),
+        _ => Ok(()),
+    }
 }
 
 /// Accounts for every sector of a pool: used once, or free once, and none left over.

@@ -42,7 +42,7 @@ impl TxnTree {
                 next = Some(node.key(index + 1).to_vec());
             }
             link = Link::from_value(self.tree, node.value(index))?;
-            node = self.child(source, &node, index)?;
+            node = self.child(source, &node, index, None)?;
         }
     }
 

@@ -1,0 +1,137 @@
+//! How much memory and how many reads something takes, so that a test can bound both: an allocator
+//! that counts, and a device that refuses to be read without end.
+//!
+//! What the C libraries allocate is not seen by the allocator of Rust; the fuzz targets bound that.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use hardpack_engine::device::{Device, MemoryDevice};
+
+/// To be made the global allocator of a test binary.
+pub struct CountingAllocator;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+fn note(size: usize) {
+    LARGEST.fetch_max(size, Ordering::Relaxed);
+    let live = LIVE.fetch_add(size, Ordering::Relaxed).wrapping_add(size);
+    PEAK.fetch_max(live, Ordering::Relaxed);
+}
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above; the pointer came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// What was allocated since [`begin_counting`].
+#[derive(Clone, Copy, Debug)]
+pub struct Allocated {
+    /// The largest single allocation, in bytes.
+    pub largest: usize,
+    /// The most that was held at once, beyond what was held at the beginning, in bytes.
+    pub peak: usize,
+}
+
+/// What was held when counting began.
+pub struct Counting(usize);
+
+/// Begins to count. What runs beside it in the same process is counted too.
+pub fn begin_counting() -> Counting {
+    LARGEST.store(0, Ordering::Relaxed);
+    let live = LIVE.load(Ordering::Relaxed);
+    PEAK.store(live, Ordering::Relaxed);
+    Counting(live)
+}
+
+impl Counting {
+    /// What was allocated so far.
+    pub fn allocated(&self) -> Allocated {
+        let peak = PEAK.load(Ordering::Relaxed).saturating_sub(self.0);
+        Allocated { largest: LARGEST.load(Ordering::Relaxed), peak }
+    }
+}
+
+/// A device in memory that may be read only so often, and does not grow without end.
+#[derive(Debug)]
+pub struct BoundedDevice {
+    bytes: MemoryDevice,
+    read_count: AtomicU64,
+    read_count_max: u64,
+    len_max: u64,
+}
+
+impl BoundedDevice {
+    /// A device that holds `image`, may be read `read_count_max` times, and is full at `len_max` bytes.
+    pub fn new(image: Vec<u8>, read_count_max: u64, len_max: u64) -> BoundedDevice {
+        let bytes = MemoryDevice::new(image);
+        BoundedDevice { bytes, read_count: AtomicU64::new(0), read_count_max, len_max }
+    }
+
+    /// How often it was read; beyond the limit every read fails.
+    pub fn read_count(&self) -> u64 {
+        self.read_count.load(Ordering::Relaxed)
+    }
+
+    /// Whether more was read than may be.
+    pub fn is_exhausted(&self) -> bool {
+        self.read_count() > self.read_count_max
+    }
+
+    /// A copy of what it holds.
+    pub fn image(&self) -> Vec<u8> {
+        self.bytes.image()
+    }
+}
+
+impl Device for BoundedDevice {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read_count.fetch_add(1, Ordering::Relaxed);
+        if self.is_exhausted() {
+            return Err(io::Error::other("read more often than such an image may be"));
+        }
+        self.bytes.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        if offset.saturating_add(buf.len() as u64) > self.len_max {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.bytes.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if len > self.len_max {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.bytes.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn unlock_writer(&self) {}
+}
