@@ -65,6 +65,20 @@ Examples:
   hardpack compact --estimate words.db.hpk   what it would give back
   hardpack compact words.db.hpk";
 
+const SALVAGE_HELP: &str = "\
+POOL is only read. Everything that verifies is copied; what is lost becomes zeros, and is listed with
+its range. What was found, but may have been replaced since, is copied too, and listed as older. When
+superblocks, header or roots are lost the whole pool is searched for what is left.
+OUT is the file to create, or a directory to create files in. A log or journal beside POOL is not
+read: copied beside OUT under OUT's name, SQLite applies it.
+
+Exit code 1 says that something is missing.
+
+Examples:
+  hardpack salvage words.db.hpk saved.db
+  hardpack salvage --rewind 41 words.db.hpk saved.db
+  sqlite3 saved.db .recover | sqlite3 recovered.db";
+
 /// Keeps SQLite databases, and any other files, compressed and checksummed inside one file, a pool,
 /// and gives them back live.
 #[derive(Debug, Parser)]
@@ -84,6 +98,8 @@ pub enum Command {
     Info(InfoArgs),
     /// Verify everything in a pool, and the database in it
     Check(CheckArgs),
+    /// Copy all that can still be read out of a damaged pool
+    Salvage(SalvageArgs),
     /// Make a pool short again, while it is in use
     Compact(CompactArgs),
     /// Show properties
@@ -220,6 +236,36 @@ pub struct CheckArgs {
     pub no_integrity_check: bool,
     #[command(flatten)]
     pub work: WorkArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = SALVAGE_HELP)]
+pub struct SalvageArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// The file to create, or a directory for the files of the pool
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub rewind: RewindTo,
+    /// Replace what exists
+    #[arg(long, short)]
+    pub force: bool,
+    /// No progress, no summary
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which state of a pool is meant.
+#[derive(Debug, ClapArgs)]
+pub struct RewindTo {
+    /// An older state, by its number, instead of the newest
+    #[arg(long = "rewind", value_name = "TXG")]
+    pub txg: Option<u64>,
 }
 
 #[derive(Debug, ClapArgs)]

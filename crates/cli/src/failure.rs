@@ -24,6 +24,10 @@ pub enum Code {
     Interrupted = 130,
 }
 
+/// What to do about damage.
+const DAMAGE_HINT: &str =
+    "'hardpack check' lists everything that is damaged, 'hardpack salvage' copies out what is not";
+
 /// Why something failed, before it is known what the user wanted.
 #[derive(Debug)]
 pub struct Reason {
@@ -124,8 +128,7 @@ impl From<hardpack_engine::Error> for Reason {
             Error::NotAPool(_) | Error::Unsupported(_) => {
                 Reason::new(Code::NotAPool, error.to_string())
             }
-            Error::Corrupt { .. } => Reason::new(Code::Data, error.to_string())
-                .hint("'hardpack check' lists everything that is damaged"),
+            Error::Corrupt { .. } => Reason::new(Code::Data, error.to_string()).hint(DAMAGE_HINT),
             Error::Io { action, source } => {
                 Reason::new(Code::Cannot, format!("cannot {action}: {}", io_text(source)))
             }

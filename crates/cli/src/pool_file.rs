@@ -57,17 +57,25 @@ pub fn open_writable(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> 
     open(path, FileDevice::open, threads)
 }
 
-fn open(
+/// Opens what should be a pool.
+pub fn open_device(
     path: &Path,
     open_device: impl FnOnce(&Path) -> std::io::Result<FileDevice>,
-    threads: Option<u16>,
-) -> Result<Pool, Reason> {
+) -> Result<FileDevice, Reason> {
     // Before it is opened: that would wait for the other end of a pipe.
     let kind = std::fs::metadata(path)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(Reason::new(Code::NotAPool, "it is not an ordinary file"));
     }
-    let device = open_device(path)?;
+    Ok(open_device(path)?)
+}
+
+fn open(
+    path: &Path,
+    open: impl FnOnce(&Path) -> std::io::Result<FileDevice>,
+    threads: Option<u16>,
+) -> Result<Pool, Reason> {
+    let device = open_device(path, open)?;
     let mut head = [0; sqlite::MAGIC.len()];
     let n = crate::snapshot::read_full(device.file(), &mut head, 0)?;
     let opened = Pool::open(Arc::new(device), options(threads));

@@ -1,7 +1,7 @@
 //! The format stays what it is: a pool written by an earlier version is read for ever.
 //!
 //! `golden/v1.hpk` is never written again. Nor is `golden/v1-deltas.hpk`, whose patches hold only what
-//! differs from their records: a feature that came later. Only while the format is not released yet, or
+//! differs from their records: a feature that came later; nor `golden/v2-roots.hpk`. Only while the format is not released yet, or
 //! with a new version of it beside the old ones, make what is missing anew:
 //!
 //! ```text
@@ -20,9 +20,9 @@ use hardpack_engine::pool::{Fold, Pool, Property, StepLimits};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
-    BLOCK_LEN, FEATURE_DELTAS, SLOT_COUNT, Superblock, slot_offset,
+    BLOCK_LEN, FEATURE_DELTAS, FEATURE_ROOTS, SLOT_COUNT, Superblock, slot_offset,
 };
-use hardpack_engine::store::trees::{MAP, PATCHES};
+use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::{Error, Txg};
 
@@ -159,6 +159,21 @@ fn the_golden_pool_is_read() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
+/// Version 2, in which a tree of roots came later.
+#[test]
+fn the_golden_pool_of_version_2_is_read() {
+    let path = golden_path().with_file_name("v2-roots.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        std::fs::write(&path, write()).unwrap();
+    }
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    assert_golden(&pool);
+    let superblock = &pool.state().superblock;
+    assert_eq!(superblock.incompat & FEATURE_ROOTS, FEATURE_ROOTS);
+    assert!(superblock.roots[usize::from(ROOTS)].is_some());
+}
+
 #[test]
 fn writing_is_deterministic() {
     let image = write();
@@ -240,7 +255,7 @@ fn deltas(pool: &Pool) -> (u64, u64) {
 
 fn assert_golden_deltas(pool: &Pool) {
     assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
-    assert_eq!(pool.state().superblock.incompat, FEATURE_DELTAS);
+    assert_eq!(pool.state().superblock.incompat & !FEATURE_ROOTS, FEATURE_DELTAS);
     assert!(read_all(&only_file(pool).unwrap()).unwrap() == edited_content());
     let (embedded, in_extents) = deltas(pool);
     assert!(embedded > 5 && in_extents > 3, "{embedded} inside, {in_extents} in extents");

@@ -16,7 +16,7 @@ use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
-use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, ROOTS, SPACE};
 use hardpack_engine::store::{Durability, Encoding, Patience, Store};
 use hardpack_engine::{FileId, Run, Sector, Txg};
 
@@ -192,6 +192,10 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let key = [be(rng.pick(&[0, 1, 2, 3, u64::MAX])), be(number(rng))].concat();
             (key, number(rng).to_le_bytes().to_vec())
         }
+        ROOTS => {
+            let key = vec![rng.pick(&[0, 1, 2, 3, 6, 7, 0xff])];
+            (key, pointer(rng).to_bytes())
+        }
         DICTIONARIES => {
             let key = (rng.below(4) as u32).to_be_bytes().to_vec();
             (key, pointer(rng).to_bytes())
@@ -230,7 +234,7 @@ fn entries_that_make_no_sense() {
         }
         exercise(&device, &mut rng);
     }
-    assert_eq!((DICTIONARIES, ALL.len()), (6, 7), "a new tree needs entries of its own here");
+    assert_eq!((ROOTS, ALL.len()), (7, 8), "a new tree needs entries of its own here");
 }
 
 fn change_superblock(

@@ -8,5 +8,6 @@ pub mod info;
 pub mod pack;
 pub mod properties;
 pub mod repack;
+pub mod salvage;
 pub mod sql;
 pub mod unpack;

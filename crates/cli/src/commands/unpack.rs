@@ -161,19 +161,19 @@ fn read_pool(
 }
 
 /// Writes a file from its beginning to its end, with holes for zeros.
-struct Writer {
+pub struct Writer {
     file: File,
-    digest: Digest,
+    pub digest: Digest,
     hole: bool,
 }
 
 impl Writer {
-    fn create(path: &Path) -> Result<Writer, Reason> {
+    pub fn create(path: &Path) -> Result<Writer, Reason> {
         let file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
         Ok(Writer { file, digest: Digest::default(), hole: false })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
         use std::io::{Seek, SeekFrom};
         self.digest.update(bytes);
         for piece in bytes.chunks(HOLE_LEN) {
@@ -187,7 +187,7 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(self) -> Result<Digest, Reason> {
+    pub fn finish(self) -> Result<Digest, Reason> {
         if self.hole {
             self.file.set_len(self.digest.len())?;
         }

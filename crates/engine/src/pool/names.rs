@@ -121,6 +121,18 @@ pub(super) fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry> {
     Some(DirEntry { name, file, kind: Kind::from_stored(*kind)? })
 }
 
+/// A directory entry, where the key is of one.
+pub(super) fn parse_entry_of(key: &[u8], value: &[u8]) -> Option<DirEntry> {
+    (*key.first()? == ENTRY).then(|| parse_entry(key, value))?
+}
+
+/// Whose attributes these are, where the key is of some.
+pub(super) fn parse_attributes_of(key: &[u8], value: &[u8]) -> Option<(FileId, Attributes)> {
+    let (kind, id) = key.split_first()?;
+    (*kind == ATTRIBUTES).then_some(())?;
+    Some((FileId(u64::from_be_bytes(id.try_into().ok()?)), Attributes::decode(value)?))
+}
+
 /// What is in a directory, by name.
 pub(super) fn list(source: &mut impl Source, directory: FileId) -> Result<Vec<DirEntry>> {
     let from = id_key(ENTRY, directory, &[]);

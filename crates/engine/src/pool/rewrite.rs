@@ -222,7 +222,8 @@ impl<'a> Rewrite<'a> {
             next = following;
             let mut jobs = Vec::new();
             for region in regions {
-                let len = region.end.min(file_len) - region.start;
+                // A damaged pool may have records behind the end of its file.
+                let len = region.end.min(file_len).saturating_sub(region.start);
                 // As much of the sample as of the file.
                 let due = sample_len as f64 * (region.start as f64 / file_len.max(1) as f64);
                 estimate.rewrite_len += len;

@@ -5,13 +5,14 @@
 //! 2 make durably freed runs reusable; drop the free end of the pool
 //! 3 record what this transaction freed
 //! 4 flush the trees of free space, whose own new nodes no longer change them
-//! 5 large commits: sync what is written so far
-//! 6 write the superblock, to the slot that the one before has named for it
-//! 7 publish the state to this process
-//! 8 if asked to: sync, after which the txg is durable
+//! 5 write the tree of roots, one small node that says where all others begin
+//! 6 large commits: sync what is written so far
+//! 7 write the superblock, to the slot that the one before has named for it
+//! 8 publish the state to this process
+//! 9 if asked to: sync, after which the txg is durable
 //! ```
 //!
-//! Up to step 6 a failure, or the end of the process, leaves the state before. From then on others
+//! Up to step 7 a failure, or the end of the process, leaves the state before. From then on others
 //! may see the new one.
 
 use std::sync::Arc;
@@ -19,9 +20,12 @@ use std::sync::atomic::Ordering;
 
 use super::checksum::ChecksumKind;
 use super::pointer::Pointer;
+use super::roots;
 use super::space::{self, OWN_TREES};
-use super::superblock::{BLOCK_LEN, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset};
-use super::trees::{ALL, FREED, SPACE};
+use super::superblock::{
+    BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
+};
+use super::trees::{ALL, FREED, ROOTS, SPACE};
 use super::txn::Txn;
 use super::write_buffer::write;
 use super::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
@@ -46,7 +50,7 @@ impl Txn {
         if self.core.changed {
             let mut roots = self.core.base.superblock.roots.clone();
             for (tree, _) in ALL {
-                if !OWN_TREES.contains(&tree) {
+                if !OWN_TREES.contains(&tree) && tree != ROOTS {
                     roots[usize::from(tree)] = self.flush_tree(tree)?;
                 }
             }
@@ -63,12 +67,23 @@ impl Txn {
 
     /// Records what was freed. The nodes this changes are freed by it too, which ends because a
     /// node is copied at most once.
-    fn settle_space(&mut self, roots: &mut [Option<Pointer>]) -> Result<()> {
+    fn settle_space(&mut self, roots: &mut Roots) -> Result<()> {
         let core = &mut self.core;
-        let [.., space_tree, freed_tree, _refs, _, _] = &mut self.trees[..] else {
+        let [.., space_tree, freed_tree, _refs, _dictionaries, roots_tree] = &mut self.trees[..]
+        else {
             return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
         };
         space::drain(core, freed_tree, space_tree)?;
+        let base = &core.base.superblock;
+        // A commit that only says what is durable leaves every root where it is.
+        let differs = *roots != base.roots
+            || space_tree.dirty_count() + freed_tree.dirty_count() + roots_tree.dirty_count() > 0
+            || !core.freed.is_empty()
+            || (core.space.end, &core.space.windows) != (base.end, &base.windows);
+        if differs {
+            core.incompat |= FEATURE_ROOTS;
+            roots::begin(core, roots_tree)?;
+        }
         loop {
             core.record_freed(freed_tree)?;
             match core.space.excess_window() {
@@ -79,6 +94,10 @@ impl Txn {
         }
         roots[usize::from(SPACE)] = space_tree.flush(core)?;
         roots[usize::from(FREED)] = freed_tree.flush(core)?;
+        if differs {
+            roots::fill(core, roots_tree, roots)?;
+        }
+        roots[usize::from(ROOTS)] = roots_tree.flush(core)?;
         debug_assert!(core.freed.is_empty());
         Ok(())
     }

@@ -52,14 +52,29 @@ impl Store {
         let value = tree.get(&mut &*self, &dictionary_key(number))?.ok_or_else(|| {
             Error::corrupt("dictionaries tree", 0, format!("there is no dictionary {number}"))
         })?;
-        let pointer = data_pointer(&value)?;
+        self.load_dictionary(number, &data_pointer(&value)?, false)
+    }
+
+    /// Takes up a dictionary that the tree no longer leads to, and keeps it.
+    pub(crate) fn adopt_dictionary(&self, key: &[u8], pointer: &Pointer) {
+        // What was compressed with one that cannot be read cannot be read either.
+        let _ = parse_dictionary_key(key)
+            .and_then(|number| self.load_dictionary(number, pointer, true));
+    }
+
+    fn load_dictionary(
+        &self,
+        number: u32,
+        pointer: &Pointer,
+        is_new: bool,
+    ) -> Result<Arc<Dictionary>> {
         if pointer.extent_len as usize > DICTIONARY_LEN_MAX || pointer.dictionary != 0 {
             let what = format!("dictionary {number} cannot be one");
-            return Err(Error::corrupt("dictionary", self.offset_of(&pointer), what));
+            return Err(Error::corrupt("dictionary", self.offset_of(pointer), what));
         }
-        let bytes = self.read_uncached(&pointer)?;
+        let bytes = self.read_uncached(pointer)?;
         let dictionary = Arc::new(Dictionary::new(bytes.as_slice()));
-        self.keep_dictionary(Kept { number, dictionary: Arc::clone(&dictionary), is_new: false });
+        self.keep_dictionary(Kept { number, dictionary: Arc::clone(&dictionary), is_new });
         Ok(dictionary)
     }
 

@@ -7,7 +7,7 @@
 //!
 //! The bits decide; the names are for messages only. What does not look like that is passed over.
 
-use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES};
+use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_ROOTS};
 
 /// The length of the field in a superblock.
 pub(super) const FEATURE_NAMES_LEN: usize = 512;
@@ -33,9 +33,10 @@ impl Set {
 }
 
 /// The features of this version.
-const KNOWN: [(Set, u64, &str); 2] = [
+const KNOWN: [(Set, u64, &str); 3] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
+    (Set::Incompat, FEATURE_ROOTS, "roots"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

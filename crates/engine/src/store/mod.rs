@@ -20,6 +20,8 @@ mod fields;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
+pub mod roots;
+pub mod scan;
 mod space;
 pub mod stats;
 pub mod superblock;
@@ -65,8 +67,10 @@ pub mod trees {
     pub const REFS: u8 = 5;
     /// Dictionaries, by number.
     pub const DICTIONARIES: u8 = 6;
+    /// The roots of the others, for a search without superblocks.
+    pub const ROOTS: u8 = 7;
     /// The trees in use, with names for messages.
-    pub const ALL: [(u8, &str); 7] = [
+    pub const ALL: [(u8, &str); 8] = [
         (NAMES, "names"),
         (MAP, "map"),
         (PATCHES, "patches"),
@@ -74,6 +78,7 @@ pub mod trees {
         (FREED, "freed"),
         (REFS, "refs"),
         (DICTIONARIES, "dictionaries"),
+        (ROOTS, "roots"),
     ];
     /// Those whose values are pointers to extents of their own.
     pub const OF_POINTERS: [u8; 3] = [MAP, PATCHES, DICTIONARIES];
@@ -230,6 +235,8 @@ pub struct Store {
     /// says so (see `reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
     read_only: bool,
+    /// The state is one that was asked for, and stays.
+    is_pinned: bool,
     /// Where the next search for free space starts: a hint, of this process only.
     rotor: AtomicU64,
     /// Hashes of superblock slots that are valid but whose state is not whole.
@@ -301,13 +308,34 @@ impl Store {
         let mut block = vec![0; BLOCK_LEN];
         let n = device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
         let header = Header::decode(&block[..n])?;
+        let mut store = Store::with_header(device, caches, header);
+        store.recovered_from = verify::recover(&store)?;
+        Ok(Arc::new(store))
+    }
+
+    /// Opens one state, whatever else the pool holds, to read it.
+    pub fn open_pinned(
+        device: Arc<dyn Device>,
+        caches: Arc<Caches>,
+        header: Header,
+        superblock: Superblock,
+    ) -> Result<Arc<Store>> {
+        superblock.check_readable()?;
+        let state = State::new(superblock, 0, Slots::default(), Txg(0), Txg(0));
+        let store = Store { read_only: true, ..Store::with_header(device, caches, header) };
+        let store = Store { is_pinned: true, state: RwLock::new(Arc::new(state)), ..store };
+        Ok(Arc::new(store))
+    }
+
+    fn with_header(device: Arc<dyn Device>, caches: Arc<Caches>, header: Header) -> Store {
         let cache_id = caches.register_pool();
-        let mut store = Store {
+        Store {
             read_only: device.is_read_only(),
             device,
             header,
             caches,
             cache_id,
+            is_pinned: false,
             state: RwLock::new(Arc::new(empty_state())),
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
@@ -317,9 +345,7 @@ impl Store {
             recovered_from: None,
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
-        };
-        store.recovered_from = verify::recover(&store)?;
-        Ok(Arc::new(store))
+        }
     }
 
     /// The committed state that reads see.
@@ -372,6 +398,9 @@ impl Store {
 
     /// Takes over the newest state where another process has committed one, and says whether it did.
     pub fn refresh(&self) -> Result<bool> {
+        if self.is_pinned {
+            return Ok(false);
+        }
         let current = self.state();
         if self.header.version < 2 {
             // Earlier versions of this program name no slot, or another one.
@@ -399,6 +428,9 @@ impl Store {
 
     /// Takes over the newest superblock of the whole ring.
     pub(crate) fn adopt_newest(&self) -> Result<bool> {
+        if self.is_pinned {
+            return Ok(false);
+        }
         let ring = self.read_ring()?;
         let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {
             return Err(Error::corrupt("superblock", RING_OFFSET, "no slot holds a valid one"));

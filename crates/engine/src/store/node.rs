@@ -15,6 +15,7 @@
 
 use super::fields::{FieldReader, FieldWriter};
 use super::pointer::Pointer;
+use super::superblock::NUMBER_MAX;
 use crate::codec::{self, Compression, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::units::Txg;
@@ -42,6 +43,49 @@ pub struct Node {
     pub level: u8,
     offsets: Vec<u16>,
     data: Vec<u8>,
+}
+
+/// What stands before the payload of a stored node, for a search of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Front {
+    /// The tree's number.
+    pub tree: u8,
+    /// 0 for a leaf.
+    pub level: u8,
+    /// The txg that wrote it.
+    pub birth: Txg,
+    /// The length of the stored node, this front included.
+    pub len: usize,
+    /// The first half of its pool's guid.
+    pub owner: [u8; 8],
+    hash: u64,
+}
+
+impl Front {
+    /// Reads a front; `None` where there is none.
+    pub fn parse(bytes: &[u8]) -> Option<Front> {
+        let mut f = FieldReader(bytes);
+        (f.bytes(4)? == MAGIC).then_some(())?;
+        let (tree, level, _codec) = (f.u8()?, f.u8()?, f.u8()?);
+        f.zeros(1)?;
+        let birth = Txg(f.u64()?);
+        let payload_len = usize::try_from(f.u32()?).ok()?;
+        let stored_len = usize::try_from(f.u32()?).ok()?;
+        let owner = f.bytes(8)?.try_into().ok()?;
+        let hash = f.u64()?;
+        let is_sound = level <= LEVEL_MAX
+            && birth.0 < NUMBER_MAX
+            && (2..=NODE_PAYLOAD_LIMIT).contains(&payload_len)
+            && stored_len <= NODE_PAYLOAD_LIMIT;
+        let len = NODE_HEADER_LEN + stored_len;
+        is_sound.then_some(Front { tree, level, birth, len, owner, hash })
+    }
+
+    /// Whether the node that begins with this front is as it was written.
+    pub fn verifies(&self, node: &[u8]) -> bool {
+        node.get(NODE_HEADER_LEN..self.len)
+            .is_some_and(|stored| twox_hash::XxHash3_64::oneshot(stored) == self.hash)
+    }
 }
 
 impl Node {

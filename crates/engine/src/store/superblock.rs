@@ -56,8 +56,10 @@ const FLAG_DATA_SYNCED: u32 = 1;
 pub const FEATURE_DELTAS: u64 = 1 << 0;
 /// Some pointer names a dictionary, and there is a tree of them.
 pub const FEATURE_DICTIONARIES: u64 = 1 << 1;
+/// There is a tree that names the roots of the others (see [`super::roots`]).
+pub const FEATURE_ROOTS: u64 = 1 << 2;
 /// Features a reader must know to read anything.
-pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS | FEATURE_DICTIONARIES;
+pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS | FEATURE_DICTIONARIES | FEATURE_ROOTS;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 
@@ -340,4 +342,9 @@ fn seal(block: &mut Vec<u8>) {
 fn check_seal(block: &[u8]) -> Option<()> {
     let (body, sum) = block.get(..BLOCK_LEN)?.split_at(BLOCK_LEN - 16);
     (ChecksumKind::Xxh3.sum(body)[..16] == *sum).then_some(())
+}
+
+/// Whether a block is closed with the right checksum.
+pub(super) fn is_sealed(block: &[u8]) -> bool {
+    check_seal(block).is_some()
 }

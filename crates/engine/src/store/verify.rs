@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
-use super::tree::{Bound, bound_behind, check_child};
+use super::tree::check_child;
 use super::trees::{ALL, FREED, OF_POINTERS, REFS, SPACE};
 use super::{State, Store, adopted_state, block_hash, space};
 use crate::error::{Error, Result};
@@ -39,53 +39,139 @@ pub fn walk_tree(
     older: Txg,
     visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
 ) -> Result<()> {
-    walk_node(store, tree, root, None, older, visit)
+    walk_bounded(store, tree, root, older, &mut |met, _| visit(met))
+}
+
+/// The keys that may be below a node: from the first on, and before the second where there is one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Bounds {
+    /// The least key.
+    pub from: Vec<u8>,
+    /// Above all keys.
+    pub to: Option<Vec<u8>>,
+}
+
+impl Bounds {
+    /// Those of a child.
+    fn of_child(&self, node: &Node, index: usize) -> Bounds {
+        // What is below all keys of a node belongs to its first child.
+        let from = if index == 0 { self.from.clone() } else { node.key(index).to_vec() };
+        let next = (index + 1 < node.len()).then(|| node.key(index + 1).to_vec());
+        Bounds { from, to: next.or_else(|| self.to.clone()) }
+    }
+
+    /// Whether there are keys in both.
+    pub fn meets(&self, other: &Bounds) -> bool {
+        let is_before = |a: &Bounds, b: &Bounds| a.to.as_ref().is_some_and(|to| *to <= b.from);
+        !is_before(self, other) && !is_before(other, self)
+    }
+}
+
+/// The same, telling also which keys may be below what is met.
+pub fn walk_bounded(
+    store: &Store,
+    tree: u8,
+    root: &Pointer,
+    older: Txg,
+    visit: &mut dyn FnMut(Met<'_>, &Bounds) -> Result<()>,
+) -> Result<()> {
+    walk_node(store, tree, root, (None, &Bounds::default()), older, visit)
 }
 
 fn walk_node(
     store: &Store,
     tree: u8,
     pointer: &Pointer,
-    parent: Option<(&Node, usize, Bound<'_>)>,
+    (parent, bounds): (Option<(&Node, usize)>, &Bounds),
     older: Txg,
-    visit: &mut dyn FnMut(Met<'_>) -> Result<()>,
+    visit: &mut dyn FnMut(Met<'_>, &Bounds) -> Result<()>,
 ) -> Result<()> {
     if pointer.birth <= older {
         return Ok(());
     }
     let node = store.read_node(tree, pointer).and_then(|node| match parent {
-        Some((parent, index, above)) => {
-            check_child(tree, parent, index, above, &node).map(|()| node)
+        Some((parent, index)) => {
+            check_child(tree, parent, index, bounds.to.as_deref(), &node).map(|()| node)
         }
         None => Ok(node),
     });
-    let above = parent.and_then(|(parent, index, above)| bound_behind(parent, index, above));
     let node = match node {
         Ok(node) => node,
-        Err(error) => return visit(Met::Damage(tree, error)),
+        Err(error) => return visit(Met::Damage(tree, error), bounds),
     };
-    visit(Met::Node(tree, pointer))?;
+    visit(Met::Node(tree, pointer), bounds)?;
     for index in 0..node.len() {
         if node.level == 0 {
-            visit(Met::Entry(tree, node.key(index), node.value(index)))?;
+            visit(Met::Entry(tree, node.key(index), node.value(index)), bounds)?;
             continue;
         }
+        let below = bounds.of_child(&node, index);
         match node.child(index) {
             Some(child) => {
-                walk_node(store, tree, &child, Some((&node, index, above)), older, visit)?;
+                let place = (Some((&*node, index)), &below);
+                walk_node(store, tree, &child, place, older, visit)?;
             }
             None => {
                 let offset = store.offset_of(pointer);
                 let error = Error::corrupt("tree node", offset, "a child pointer is malformed");
-                visit(Met::Damage(tree, error))?;
+                visit(Met::Damage(tree, error), &below)?;
             }
         }
     }
     Ok(())
 }
 
+/// The entries of a tree within bounds, as far as they can be read, and the bounds of what cannot.
+pub fn entries_within(
+    store: &Store,
+    tree: u8,
+    root: Option<&Pointer>,
+    wanted: &Bounds,
+) -> (Vec<(Vec<u8>, Vec<u8>)>, Vec<Bounds>) {
+    let mut found = (Vec::new(), Vec::new());
+    if let Some(root) = root {
+        gather(store, tree, root, (None, &Bounds::default()), wanted, &mut found);
+    }
+    found
+}
+
+fn gather(
+    store: &Store,
+    tree: u8,
+    pointer: &Pointer,
+    (parent, bounds): (Option<(&Node, usize)>, &Bounds),
+    wanted: &Bounds,
+    found: &mut (Vec<(Vec<u8>, Vec<u8>)>, Vec<Bounds>),
+) {
+    if !bounds.meets(wanted) {
+        return;
+    }
+    let node = store.node(tree, pointer).ok().filter(|node| {
+        let above = bounds.to.as_deref();
+        parent.is_none_or(|(parent, index)| check_child(tree, parent, index, above, node).is_ok())
+    });
+    let Some(node) = node else {
+        found.1.push(bounds.clone());
+        return;
+    };
+    for index in 0..node.len() {
+        let key = node.key(index);
+        if node.level > 0 {
+            let below = bounds.of_child(&node, index);
+            match node.child(index) {
+                Some(child) => {
+                    gather(store, tree, &child, (Some((&node, index)), &below), wanted, found);
+                }
+                None => found.1.push(below),
+            }
+        } else if *key >= wanted.from[..] && wanted.to.as_ref().is_none_or(|to| key < &to[..]) {
+            found.0.push((key.to_vec(), node.value(index).to_vec()));
+        }
+    }
+}
+
 /// Whether everything that was written after the durable txg can be read.
-fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
+pub(crate) fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
     if superblock.data_synced || superblock.durable_txg == superblock.txg {
         return Ok(());
     }
@@ -289,6 +375,14 @@ impl Space {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The free run that an entry of the space or the freed tree tells of.
+    pub(crate) fn free_run(tree: u8, key: &[u8], value: &[u8]) -> Result<Run> {
+        match tree {
+            FREED => space::freed_entry(key, value).map(|(_, run)| run),
+            _ => space::read_space_entry(key, value),
+        }
     }
 
     /// The free sectors, and everything that does not add up.

@@ -1,0 +1,301 @@
+//! `hardpack salvage`: all that can still be read of a damaged pool, and an exact list of the rest.
+//!
+//! The pool is opened for reading only. A file gets its name when it is complete and durable, as with
+//! `unpack`; ranges that are lost are zeros in it, stored as holes.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use hardpack_engine::Txg;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{Fate, FoundBy, PART_LEN, Salvage, SalvageFile, Stretch};
+use serde_json::{Value, json};
+
+use super::unpack::Writer;
+use crate::args::SalvageArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, bytes, quotient};
+use crate::progress::Progress;
+use crate::publish::{self, Unfinished};
+use crate::{pool_file, signals};
+
+/// Permissions of a file of which none are known.
+const MODE_DEFAULT: u32 = 0o600;
+
+pub fn run(args: &SalvageArgs) -> Result<ExitCode, Failure> {
+    signals::catch();
+    let began = Instant::now();
+    let done = salvage(args).cannot("salvage", args.pool.display())?;
+    let seconds = began.elapsed().as_secs_f64();
+    let reported = if args.json {
+        output::print_json(&done.json(args, seconds))
+    } else {
+        output::print(done.text(args, seconds))
+    };
+    reported.cannot("report on", args.pool.display())?;
+    Ok(ExitCode::from(if done.is_whole() { 0 } else { Code::Data as u8 }))
+}
+
+/// One file that was written.
+struct Saved {
+    name: String,
+    output: PathBuf,
+    len: u64,
+    /// Its length is lost, and may be another from this byte on.
+    known_len: Option<u64>,
+    /// What is not right, in order.
+    hurt: Vec<Stretch>,
+}
+
+/// What came out.
+struct Done {
+    salvage: Salvage,
+    files: Vec<Saved>,
+    has_sidecar: bool,
+}
+
+fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
+    let device = pool_file::open_device(&args.pool, FileDevice::open_read_only)?;
+    let input = args.pool.canonicalize()?;
+    let mut progress =
+        Progress::new("searching".into(), std::fs::metadata(&input)?.len(), args.quiet);
+    let wanted = args.rewind.txg.map(Txg);
+    let opened = Salvage::open(Arc::new(device), &pool_file::options(None), wanted, &mut |done| {
+        progress.at(done);
+        if signals::is_interrupted() {
+            // Nothing has been created yet.
+            std::process::exit(Code::Interrupted as i32);
+        }
+    });
+    drop(progress);
+    let salvage = opened?;
+    if salvage.files().is_empty() {
+        return Err(Reason::new(Code::Data, "nothing is left of any file"));
+    }
+    let targets = targets(args, &input, &salvage)?;
+    let mut files = Vec::new();
+    for (file, (name, output)) in salvage.files().iter().zip(targets) {
+        let hurt = copy(args, &salvage, file, &name, &output)?;
+        let (len, known_len) = (file.attributes.len, file.known_len);
+        files.push(Saved { name, output, len, known_len, hurt });
+    }
+    Ok(Done { salvage, files, has_sidecar: pool_file::has_sidecar(&args.pool) })
+}
+
+/// A name and a place for each file.
+fn targets(
+    args: &SalvageArgs,
+    input: &Path,
+    salvage: &Salvage,
+) -> Result<Vec<(String, PathBuf)>, Reason> {
+    let files = salvage.files();
+    let is_directory = args.output.is_dir() || files.len() > 1;
+    if is_directory && !args.output.is_dir() {
+        std::fs::create_dir(&args.output).map_err(|e| Reason::from(e).about(&args.output))?;
+    }
+    let mut taken = HashSet::new();
+    let mut targets = Vec::new();
+    for file in files {
+        // The name comes from the pool, which may come from anybody.
+        let is_plain = |name: &&String| {
+            !name.is_empty() && !name.contains(['/', '\0']) && *name != "." && *name != ".."
+        };
+        let mut name = match file.name.as_ref().filter(is_plain) {
+            Some(name) => name.clone(),
+            None => format!("file-{}", file.id.0),
+        };
+        if !taken.insert(name.clone()) {
+            name = format!("{name}-{}", file.id.0);
+        }
+        let output = if is_directory { args.output.join(&name) } else { args.output.clone() };
+        let refuse = || {
+            if output.canonicalize().is_ok_and(|output| output == input) {
+                return Err(Reason::new(Code::Cannot, "it is the pool itself")
+                    .hint("give the name of another file to create"));
+            }
+            if !args.force {
+                publish::refuse_existing(&output)?;
+            }
+            publish::refuse_sidecars(&output)
+        };
+        refuse().map_err(|reason| reason.about(&output))?;
+        targets.push((name, output));
+    }
+    Ok(targets)
+}
+
+/// Copies one file, and returns what of it is not right.
+fn copy(
+    args: &SalvageArgs,
+    salvage: &Salvage,
+    file: &SalvageFile,
+    name: &str,
+    output: &Path,
+) -> Result<Vec<Stretch>, Reason> {
+    let attributes = &file.attributes;
+    let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
+    let mut writer = Writer::create(unfinished.path())?;
+    let mut progress = Progress::new(format!("salvaging {name}"), attributes.len, args.quiet);
+    let mut hurt: Vec<Stretch> = Vec::new();
+    for start in (0..attributes.len).step_by(PART_LEN as usize) {
+        signals::check()?;
+        let part = salvage.read_part(file, start);
+        writer.write(&part.bytes)?;
+        for stretch in part.stretches.into_iter().filter(|s| s.fate != Fate::Right) {
+            match hurt.last_mut() {
+                Some(last) if last.end == stretch.start && last.fate == stretch.fate => {
+                    last.end = stretch.end;
+                }
+                _ => hurt.push(stretch),
+            }
+        }
+        progress.at(writer.digest.len());
+    }
+    writer.finish()?;
+    progress.finish();
+    let mode = if attributes.mode == 0 { MODE_DEFAULT } else { attributes.mode };
+    let since_1970 = u64::try_from(attributes.modified_ns).ok().filter(|ns| *ns > 0);
+    let modified = since_1970.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
+    unfinished.complete(mode, modified)?;
+    unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
+    Ok(hurt)
+}
+
+impl Saved {
+    fn bytes(&self, which: impl Fn(Fate) -> bool) -> u64 {
+        self.hurt.iter().filter(|s| which(s.fate)).map(|s| s.end - s.start).sum()
+    }
+
+    fn lost(&self) -> u64 {
+        self.bytes(|fate| fate == Fate::Lost)
+    }
+
+    fn older(&self) -> u64 {
+        self.bytes(|fate| matches!(fate, Fate::Older(_)))
+    }
+
+    fn percent(&self, part: u64) -> f64 {
+        if self.len == 0 { 0.0 } else { quotient(part, self.len) * 100.0 }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.hurt.is_empty() && self.known_len.is_none()
+    }
+}
+
+fn fate_text(fate: Fate) -> String {
+    match fate {
+        Fate::Right => "right".into(),
+        Fate::Older(txg) => format!("older state, txg {txg}"),
+        Fate::Lost => "lost, zeros".into(),
+    }
+}
+
+impl Done {
+    fn is_whole(&self) -> bool {
+        self.files.iter().all(Saved::is_whole)
+    }
+
+    fn source(&self) -> &'static str {
+        match self.salvage.found_by() {
+            FoundBy::Superblock => "superblock",
+            FoundBy::Search => "search",
+            FoundBy::Guess => "guess",
+        }
+    }
+
+    fn text(&self, args: &SalvageArgs, seconds: f64) -> String {
+        let mut text = String::new();
+        let rows = self.files.iter().flat_map(|saved| {
+            saved.hurt.iter().map(|s| {
+                let what = fate_text(s.fate);
+                let (name, len) = (saved.name.clone(), s.end - s.start);
+                [name, what, s.start.to_string(), s.end.to_string(), bytes(len, false)]
+            })
+        });
+        let rows: Vec<_> = rows.collect();
+        if !rows.is_empty() {
+            text.push_str(&output::columns(["FILE", "WHAT", "FROM", "TO", "LENGTH"], rows, 2));
+        }
+        if args.quiet {
+            return text;
+        }
+        let txg = self.salvage.state().txg();
+        text.push_str(&match self.salvage.found_by() {
+            FoundBy::Superblock => format!("{}: state of txg {txg}\n", args.pool.display()),
+            FoundBy::Search => {
+                format!("{}: state of txg {txg}, found by a search\n", args.pool.display())
+            }
+            FoundBy::Guess => format!(
+                "{}: no state was found; put together from the newest parts, up to txg {txg}\n",
+                args.pool.display()
+            ),
+        });
+        if self.salvage.newest_txg() > txg {
+            let newest = self.salvage.newest_txg();
+            text.push_str(&format!("there was a newer state, txg {newest}, which is not whole\n"));
+        }
+        for saved in &self.files {
+            let right = saved.len - saved.lost() - saved.older();
+            text.push_str(&format!(
+                "{}: {} of {} right ({:.2}%), {} older ({:.2}%), {} lost ({:.2}%)\n",
+                saved.output.display(),
+                bytes(right, false),
+                bytes(saved.len, false),
+                saved.percent(right),
+                bytes(saved.older(), false),
+                saved.percent(saved.older()),
+                bytes(saved.lost(), false),
+                saved.percent(saved.lost()),
+            ));
+            if saved.known_len.is_some() {
+                text.push_str("its length is lost: it may be shorter or longer\n");
+            }
+        }
+        if self.has_sidecar {
+            text.push_str("a log or journal beside the pool was not read; see --help\n");
+        }
+        text.push_str(&format!("done in {seconds:.1} s\n"));
+        text
+    }
+
+    fn json(&self, args: &SalvageArgs, seconds: f64) -> Value {
+        let files = self.files.iter().map(|saved| {
+            let ranges = saved.hurt.iter().map(|s| {
+                let (what, txg) = match s.fate {
+                    Fate::Older(txg) => ("older", Some(txg.0)),
+                    Fate::Lost => ("lost", None),
+                    Fate::Right => ("right", None),
+                };
+                json!({ "range": [s.start, s.end], "what": what, "txg": txg })
+            });
+            json!({
+                "file": saved.name,
+                "output": saved.output.to_string_lossy(),
+                "logical_bytes": saved.len,
+                "length_known": saved.known_len.is_none(),
+                "right_bytes": saved.len - saved.lost() - saved.older(),
+                "older_bytes": saved.older(),
+                "lost_bytes": saved.lost(),
+                "lost_percent": (saved.percent(saved.lost()) * 10_000.0).round() / 10_000.0,
+                "ranges": ranges.collect::<Value>(),
+            })
+        });
+        json!({
+            "pool": args.pool.to_string_lossy(),
+            "ok": self.is_whole(),
+            "txg": self.salvage.state().txg().0,
+            "newest_txg": self.salvage.newest_txg().0,
+            "found_by": self.source(),
+            "header": self.salvage.has_header(),
+            "superblocks": self.salvage.superblock_count(),
+            "lost_nodes": self.salvage.lost_node_count(),
+            "refused_bytes": self.salvage.refused_bytes(),
+            "files": files.collect::<Value>(),
+            "seconds": (seconds * 1000.0).round() / 1000.0,
+        })
+    }
+}

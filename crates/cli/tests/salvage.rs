@@ -1,0 +1,134 @@
+//! `hardpack salvage`: what can be read of a damaged pool, and an exact report of the rest.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{add_rows, assert_same, hardpack, json_of, make_database, names_beside, pack};
+use rusqlite::Connection;
+use serde_json::Value;
+
+/// Where a pool's extents begin, behind header and superblocks.
+const EXTENTS_OFFSET: usize = 40960;
+
+/// A database of some 100 pages, and its pool.
+fn packed() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let db = directory.path().join("rows.db");
+    make_database(&db, 4096, 20_000);
+    Connection::open(&db).unwrap().execute_batch("CREATE INDEX i ON t(b)").unwrap();
+    let pool = pack(&db);
+    (directory, db, pool)
+}
+
+fn damage(pool: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut image = fs::read(pool).unwrap();
+    change(&mut image);
+    fs::write(pool, image).unwrap();
+}
+
+fn salvage(pool: &Path, out: &Path, code: i32) -> Value {
+    let mut command = hardpack();
+    let done = command.args(["salvage", "--json", "-q"]).arg(pool).arg(out).assert().code(code);
+    serde_json::from_slice(&done.get_output().stdout).unwrap()
+}
+
+#[test]
+fn without_header_and_superblocks_all_comes_back() {
+    let (directory, db, pool) = packed();
+    damage(&pool, |image| image[..EXTENTS_OFFSET].fill(0));
+    // Nothing else can do anything with it.
+    hardpack().arg("check").arg(&pool).assert().code(4);
+    let before = fs::read(&pool).unwrap();
+    let out = directory.path().join("saved.db");
+    let report = salvage(&pool, &out, 0);
+    assert_eq!((&report["ok"], &report["found_by"]), (&true.into(), &"search".into()));
+    assert_eq!((&report["header"], &report["superblocks"]), (&false.into(), &0.into()));
+    assert_same(&db, &out);
+    assert!(fs::read(&pool).unwrap() == before, "the pool was written to");
+    // Into a directory, under its old name; and never over what is there.
+    let into = directory.path().join("into");
+    fs::create_dir(&into).unwrap();
+    hardpack().args(["salvage", "-q"]).arg(&pool).arg(&into).assert().code(0).stdout("");
+    assert_same(&db, &into.join("rows.db"));
+    hardpack().arg("salvage").arg(&pool).arg(&out).assert().code(3);
+    hardpack().args(["salvage", "--force", "-q"]).arg(&pool).arg(&pool).assert().code(3);
+}
+
+/// Every range is right or reported; the rest of the rows can be recovered with SQLite's own means.
+#[test]
+fn what_is_lost_is_reported_and_the_rest_is_recovered() {
+    let (directory, db, pool) = packed();
+    damage(&pool, |image| {
+        let middle = image.len() / 2;
+        image[middle..middle + 600].fill(0xa5);
+    });
+    let hint = hardpack().args(["unpack", "-q"]).arg(&pool).arg(directory.path().join("no.db"));
+    let hint = hint.assert().code(1).stdout("").get_output().stderr.clone();
+    assert!(String::from_utf8(hint).unwrap().contains("hardpack salvage"));
+    assert!(!directory.path().join("no.db").exists());
+    let out = directory.path().join("saved.db");
+    let report = salvage(&pool, &out, 1);
+    let file = &report["files"][0];
+    let (truth, saved) = (fs::read(&db).unwrap(), fs::read(&out).unwrap());
+    assert_eq!(truth.len(), saved.len());
+    let mut at = 0;
+    for range in file["ranges"].as_array().unwrap() {
+        assert_eq!(range["what"], "lost");
+        let [from, to] = [0, 1].map(|n| range["range"][n].as_u64().unwrap() as usize);
+        assert!(truth[at..from] == saved[at..from], "bytes {at} to {from} are wrong");
+        assert!(saved[from..to].iter().all(|byte| *byte == 0));
+        at = to;
+    }
+    assert!(at > 0 && truth[at..] == saved[at..]);
+    let lost = file["lost_bytes"].as_u64().unwrap();
+    assert!(lost > 0 && lost < truth.len() as u64 / 2, "{lost} bytes");
+    let text = hardpack().args(["salvage", "--force"]).arg(&pool).arg(&out).assert().code(1);
+    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
+    assert!(
+        text.contains("lost, zeros") && text.contains("% )") || text.contains("lost ("),
+        "{text}"
+    );
+    // Rows that are whole can still be read, by key.
+    let saved = Connection::open(&out).unwrap();
+    let readable = (1..=20_000).step_by(50).filter(|key| {
+        saved
+            .query_row("SELECT b FROM t NOT INDEXED WHERE a = ?1", [key], |row| {
+                row.get::<_, String>(0)
+            })
+            .is_ok_and(|text| text == format!("this is row {key}"))
+    });
+    assert!(readable.count() > 50);
+    assert!(names_beside(&out).iter().all(|name| !name.ends_with(".tmp")));
+}
+
+/// A pool that was written to through SQLite: patches, several states, and all superblocks gone.
+#[test]
+fn a_database_in_use_until_its_front_was_lost() {
+    let (directory, _, pool) = packed();
+    let sql = "UPDATE t SET b = b || '!' WHERE a % 100 = 0; DELETE FROM t WHERE a > 19000;";
+    hardpack().arg("sql").arg(&pool).arg(sql).assert().success();
+    let truth = directory.path().join("truth.db");
+    hardpack().args(["unpack", "-q"]).arg(&pool).arg(&truth).assert().success();
+    damage(&pool, |image| image[..EXTENTS_OFFSET].fill(0));
+    let out = directory.path().join("saved.db");
+    let report = salvage(&pool, &out, 0);
+    assert_eq!(report["files"][0]["lost_bytes"], 0);
+    assert_same(&truth, &out);
+    let db = Connection::open(&out).unwrap();
+    let verdict: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(verdict, "ok");
+    add_rows(&db, 10);
+}
+
+#[test]
+fn what_is_no_pool_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("noise");
+    fs::write(&path, common::random_bytes(200_000, 1)).unwrap();
+    let out = directory.path().join("out");
+    hardpack().args(["salvage", "-q"]).arg(&path).arg(&out).assert().code(4).stdout("");
+    assert!(!out.exists());
+    let _ = json_of(hardpack().args(["codecs", "--json"]));
+}
