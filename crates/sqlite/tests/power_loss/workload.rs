@@ -38,6 +38,7 @@ pub struct Shape {
 }
 
 const ROLLBACK: &[&str] = &["delete", "truncate", "persist", "memory", "off"];
+const ANY: &[&str] = &["delete", "truncate", "persist", "memory", "wal", "wal"];
 const ON_DISK: &[&str] = &["delete", "truncate", "persist"];
 const SYNCED: &[&str] = &["normal", "full", "extra"];
 
@@ -69,7 +70,11 @@ pub const SHAPES: &[Shape] = &[
     Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
     Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
     Shape { pools: 2, ..shape("attached, not synced", &["delete", "memory"], &["off"]) },
-    Shape { switches: true, ..shape("modes change", &["delete", "wal", "memory"], SYNCED) },
+    Shape { switches: true, ..shape("modes change", ANY, SYNCED) },
+    Shape {
+        switches: true,
+        ..shape("modes change, synced or not", &["delete", "truncate", "memory"], &["off", "full"])
+    },
     Shape { whole: true, ..shape("whole database", ROLLBACK, &["full", "off", "normal"]) },
     Shape { whole: true, ..shape("whole database, log", &["wal"], &["full", "normal"]) },
     Shape {
@@ -420,9 +425,7 @@ impl Session {
 
     fn switch(&mut self) -> Result<(), String> {
         self.reader = None;
-        self.setup.journal =
-            pick(&mut self.random, &["delete", "truncate", "persist", "memory", "wal", "wal"])
-                .into();
+        self.setup.journal = pick(&mut self.random, self.shape.journal).into();
         self.setup.synchronous = pick(&mut self.random, self.shape.synchronous).into();
         let Setup { journal, synchronous, .. } = &self.setup;
         let sql = format!("pragma synchronous={synchronous}; pragma journal_mode={journal}");
