@@ -67,7 +67,9 @@ pub const SHAPES: &[Shape] = &[
     shape("log, full", &["wal"], &["full", "extra"]),
     shape("log, normal", &["wal"], &["normal"]),
     shape("log, not synced", &["wal"], &["off"]),
-    Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
+    // Not with NORMAL: there SQLite syncs a journal on disk once, not twice, and takes a torn page of it for whole
+    // where the bytes that its checksum samples are the same. That may damage a plain database just as well.
+    Shape { pools: 2, ..shape("attached", ON_DISK, &["full", "extra"]) },
     Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
     Shape { pools: 2, ..shape("attached, not synced", &["delete", "memory"], &["off"]) },
     Shape { switches: true, ..shape("modes change", ANY, SYNCED) },
@@ -151,15 +153,11 @@ impl Setup {
     }
 
     /// What an acknowledged transaction may rely on.
-    fn promise(&self, pools: usize, touched: usize) -> Promise {
-        let on_disk = ["truncate", "persist"].contains(&self.journal.as_str());
+    fn promise(&self) -> Promise {
         match (self.journal.as_str(), self.synchronous.as_str()) {
             ("wal", "full" | "extra") => Promise::Durable,
             ("wal", _) => Promise::WithLog,
             (_, "off") => Promise::WithPool,
-            // Once a journal was on disk for a transaction across files, it stays there, and with
-            // NORMAL nothing makes its end durable: SQLite may roll back from it.
-            (_, "normal") if pools > 1 && touched < pools && on_disk => Promise::Nothing,
             _ => Promise::Durable,
         }
     }
@@ -293,9 +291,7 @@ impl Session {
 
     /// Notes that a transaction was acknowledged.
     pub fn acknowledge(&mut self, transaction: &Transaction) {
-        let touched = (0..self.shape.pools).filter(|index| transaction.touches(*index)).count();
-        let promise = self.setup.promise(self.shape.pools, touched);
-        recorder::note(Note::Ack(transaction.number, promise));
+        recorder::note(Note::Ack(transaction.number, self.setup.promise()));
         self.model.end(true);
     }
 
@@ -455,8 +451,7 @@ impl Session {
         let backup = rusqlite::backup::Backup::new(source, db).map_err(text)?;
         while backup.step(pages).map_err(text)? == rusqlite::backup::StepResult::More {}
         drop(backup);
-        let promise = self.setup.promise(1, 1);
-        recorder::note(Note::Ack(transaction.number, promise));
+        recorder::note(Note::Ack(transaction.number, self.setup.promise()));
         Ok(())
     }
 }
