@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use crate::api;
 use crate::codes::guard;
 use crate::ffi::*;
-use crate::host::Host;
+use crate::host::{Host, HostFile};
 use crate::journal::Journal;
 use crate::main_file::MainFile;
 use crate::registry;
@@ -205,6 +205,21 @@ unsafe fn open_file(
     }
 }
 
+/// Makes it durable that a journal on disk is empty. SQLite may have cut it without a sync, since it relies on
+/// the next transaction to write and sync it, which one with its journal in memory does not.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xOpen.
+unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
+    let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_MAIN_JOURNAL;
+    // SAFETY: the caller vouches for the name.
+    match unsafe { HostFile::open(host, name, flags) } {
+        Ok((file, _)) => file.sync(SQLITE_SYNC_NORMAL),
+        Err(code) => code,
+    }
+}
+
 /// Whether a journal belongs to a pool and is not on disk already, as it is after a crash in the
 /// middle of a transaction across several files.
 ///
@@ -217,22 +232,28 @@ unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> bool {
         let bytes = CStr::from_ptr(name).to_bytes();
         let Some(database) = bytes.strip_suffix(JOURNAL_SUFFIX) else { return false };
         let mut exists = 0;
+        let mut is_there = 0;
         if let Some(access) = host.methods().xAccess {
             access(host.as_ptr(), name, SQLITE_ACCESS_EXISTS, &mut exists);
+            // This one also tells of an empty file.
+            access(host.as_ptr(), name, SQLITE_ACCESS_READWRITE, &mut is_there);
         }
-        exists == 0 && registry::is_pool_name(database)
+        exists == 0
+            && registry::is_pool_name(database)
+            && (is_there == 0 || sync_empty_journal(host, name) == SQLITE_OK)
     }
 }
 
-/// Whether this is the write-ahead log of a database that is open as a pool.
+/// Whether this is the write-ahead log or the journal of a database that is open as a pool.
 ///
 /// # Safety
 ///
 /// `name` is what SQLite passes to xDelete.
-unsafe fn is_log_of_pool(name: *const c_char) -> bool {
+unsafe fn belongs_to_pool(name: *const c_char) -> bool {
     // SAFETY: the caller vouches for the name.
     let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
-    bytes.strip_suffix(LOG_SUFFIX).is_some_and(registry::is_pool_name)
+    let database = bytes.strip_suffix(LOG_SUFFIX).or_else(|| bytes.strip_suffix(JOURNAL_SUFFIX));
+    database.is_some_and(registry::is_pool_name)
 }
 
 unsafe extern "C" fn delete(
@@ -244,11 +265,11 @@ unsafe extern "C" fn delete(
     unsafe {
         let host = host_of(vfs);
         let Some(delete) = host.methods().xDelete else { return SQLITE_IOERR_DELETE };
-        // A write-ahead log that came back after a loss of power would hide what was committed since.
-        // SQLite does not make its end durable, and leaves this to the journal of the next transaction,
-        // whose creation it does make so; but that is in memory here.
-        let is_log = guard(0, || c_int::from(is_log_of_pool(name)));
-        let code = delete(host.as_ptr(), name, sync_directory | is_log);
+        // A write-ahead log or a journal that came back after a loss of power would undo what was committed
+        // since. SQLite does not always make its end durable, and leaves this to the journal of the next
+        // transaction, whose creation it does make so; but that is in memory here.
+        let is_pools = guard(0, || c_int::from(belongs_to_pool(name)));
+        let code = delete(host.as_ptr(), name, sync_directory | is_pools);
         if code != SQLITE_IOERR_DELETE_NOENT {
             return code;
         }

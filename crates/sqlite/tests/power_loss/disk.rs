@@ -66,8 +66,6 @@ pub enum Promise {
     WithPool,
     /// It does once the write-ahead log is synced.
     WithLog,
-    /// Nothing.
-    Nothing,
 }
 
 /// Whose file a name is; the number is that of the pool.

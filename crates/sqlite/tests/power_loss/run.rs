@@ -5,7 +5,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-use super::disk::{Disk, Image, Note, Op};
+use super::disk::{Class, Disk, Image, Note, Op, class_of};
 use super::model::{Model, Versions};
 use super::recorder;
 use super::verify::{Expected, Span, materialise};
@@ -88,7 +88,7 @@ pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, St
 }
 
 /// Goes on from what a crash left, and records it.
-fn record_second_life(
+pub fn record_second_life(
     shape: Shape,
     image: &Image,
     found: [u64; 2],
@@ -124,10 +124,27 @@ fn record_second_life(
 }
 
 impl Recording {
-    /// Nothing escapes the recorder: the recording makes the very files that are there.
+    /// Nothing escapes the recorder: the recording makes the very files that are there. And no pool changes
+    /// before it is durable that its log or journal was deleted, since that would undo the change if it came
+    /// back.
     fn assert_complete(&self, directory: &Path) -> Result<(), String> {
         let mut disk = Disk::new(&self.base);
-        self.trace.iter().for_each(|op| disk.apply(op));
+        let mut deleted = None;
+        for (index, op) in self.trace.iter().enumerate() {
+            disk.apply(op);
+            match op {
+                Op::Unlink(name) if !matches!(class_of(name), Class::SuperJournal) => {
+                    deleted = Some(name);
+                }
+                Op::SyncDirectory => deleted = None,
+                Op::Write(file, ..) if matches!(disk.class(*file), Class::Pool(_)) => {
+                    if let Some(name) = deleted {
+                        return Err(format!("operation {index}: {name} may come back"));
+                    }
+                }
+                _ => {}
+            }
+        }
         let (recorded, real) = (disk.all_kept(), recorder::read_image(directory));
         if recorded == real {
             return Ok(());
@@ -136,6 +153,33 @@ impl Recording {
             image.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
         };
         Err(format!("recorded {:?}, but there is {:?}", lens(&recorded), lens(&real)))
+    }
+
+    /// How many files whose names end so were deleted.
+    pub fn count_unlinks(&self, suffix: &str) -> u64 {
+        let is_one = |op: &&Op| matches!(op, Op::Unlink(name) if name.ends_with(suffix));
+        self.trace.iter().filter(is_one).count() as u64
+    }
+
+    /// Goes on from the moment before the first super-journal is deleted, when all pools are written and no
+    /// transaction across them is committed.
+    pub fn second_life_within_a_commit(
+        &self,
+        scratch: &Scratch,
+    ) -> Result<Option<Recording>, String> {
+        let is_end =
+            |op: &Op| matches!(op, Op::Unlink(name) if class_of(name) == Class::SuperJournal);
+        let Some(at) = self.trace.iter().position(is_end) else { return Ok(None) };
+        let (mut disk, mut span) = (Disk::new(&self.base), Span::at(self.first));
+        for op in &self.trace[..at] {
+            disk.apply(op);
+            span.apply(&disk, op);
+        }
+        let (image, mut random) = (disk.all_kept(), Random(at as u64));
+        materialise(&scratch.directory, &image);
+        let expected = Expected { shape: self.shape, versions: &self.versions, span };
+        let found = expected.verify(&scratch.directory, &mut random)?;
+        record_second_life(self.shape, &image, found, &scratch.directory, &mut random).map(Some)
     }
 
     /// Cuts the run at every operation, several times each.
