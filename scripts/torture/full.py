@@ -16,6 +16,7 @@ import ledger
 import sql
 
 FULL_MESSAGE = "database or disk is full"
+FULL_ENDINGS = (FULL_MESSAGE, "no space left on the device that holds the pool")
 # From the system, the engine and SQLite.
 COMMAND_MESSAGES = ("no space left on", FULL_MESSAGE)
 CANNOT = 3
@@ -57,7 +58,7 @@ class Held:
         return True
 
     def must_say_full(self, error):
-        if sql.primary_code(error) != sql.FULL or str(error) != FULL_MESSAGE:
+        if sql.primary_code(error) != sql.FULL or not str(error).endswith(FULL_ENDINGS):
             raise crew.Failed(f"a full disk is told as {error} ({sql.primary_code(error)})") from error
         self.context.counts["SQLITE_FULL, as it must be"] += 1
 
@@ -110,6 +111,8 @@ class Held:
                     raise crew.Failed(f"hardpack {arguments}: {words}")
                 if not any(message in words.lower() for message in COMMAND_MESSAGES):
                     raise crew.Failed(f"hardpack {arguments} does not say that the disk is full: {words}")
+                if "\nhint: nothing is lost: make room" not in words:
+                    raise crew.Failed(f"hardpack {arguments} does not say what to do: {words}")
                 self.context.counts[f"hardpack {arguments[0]}: refused, disk full"] += 1
                 left = set(os.listdir(directory)) - before - {"pool.hpk-wal", "pool.hpk-shm", "pool.hpk-journal"}
                 if left:

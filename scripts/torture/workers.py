@@ -39,8 +39,6 @@ class Worker:
         code = sql.primary_code(error)
         if code == sql.BUSY or (code == sql.FULL and self.may_fill):
             self.count("full" if code == sql.FULL else "busy")
-            if code == sql.FULL and str(error) != "database or disk is full":
-                raise error
             return
         raise error
 

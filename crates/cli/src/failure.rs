@@ -106,6 +106,9 @@ impl Failure {
     }
 }
 
+/// What to do about a full disk. Whatever was under way, what was there before is untouched.
+const FULL_HINT: &str = "nothing is lost: make room on that disk, then give the command again";
+
 /// The system's message, without its number.
 pub fn io_text(error: &io::Error) -> String {
     let text = error.to_string();
@@ -117,7 +120,11 @@ pub fn io_text(error: &io::Error) -> String {
 
 impl From<io::Error> for Reason {
     fn from(error: io::Error) -> Reason {
-        Reason::new(Code::Cannot, io_text(&error))
+        let reason = Reason::new(Code::Cannot, io_text(&error));
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => reason.hint(FULL_HINT),
+            _ => reason,
+        }
     }
 }
 
@@ -132,6 +139,7 @@ impl From<hardpack_engine::Error> for Reason {
             Error::Io { action, source } => {
                 Reason::new(Code::Cannot, format!("cannot {action}: {}", io_text(source)))
             }
+            Error::NoSpace => Reason::new(Code::Cannot, error.to_string()).hint(FULL_HINT),
             _ => Reason::new(Code::Cannot, error.to_string()),
         }
     }
@@ -144,7 +152,11 @@ impl From<rusqlite::Error> for Reason {
             rusqlite::Error::SqlInputError { msg, .. } => msg.clone(),
             _ => error.to_string(),
         };
-        Reason::new(code, text)
+        let reason = Reason::new(code, text);
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) => reason.hint(FULL_HINT),
+            _ => reason,
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 mod args;
 mod commands;
 mod failure;
+mod leftovers;
 mod output;
 mod pool_file;
 mod progress;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::failure::{Code, Reason};
+use crate::leftovers;
 use crate::pool_file::Digest;
 use crate::signals;
 use crate::snapshot::read_full;
@@ -24,6 +25,8 @@ const READ_LEN: usize = 4 << 20;
 /// A file that has no name of its own yet. Dropped, it is removed.
 pub struct Unfinished {
     path: PathBuf,
+    /// Locked as long as this lives, so that nobody takes it for left over.
+    _held: File,
 }
 
 impl Unfinished {
@@ -32,12 +35,12 @@ impl Unfinished {
         let mut random = [0; 8];
         getrandom::fill(&mut random)
             .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
-        let name = format!(".hardpack-{:016x}.tmp", u64::from_le_bytes(random));
-        let path = directory_of(target).join(name);
+        let path = directory_of(target).join(leftovers::name(u64::from_le_bytes(random)));
         let mut registered = signals::unfinished();
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let held = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        leftovers::hold(&held);
         *registered = Some(path.clone());
-        Ok(Unfinished { path })
+        Ok(Unfinished { path, _held: held })
     }
 
     /// Where it is.
@@ -103,6 +106,8 @@ impl Unfinished {
             remove_settled_sidecars(target)?;
         }
         signals::check()?;
+        // What is replaced has the name of an unfinished file for a moment.
+        leftovers::hold(file);
         // Held until it is sure which of the two files is to be removed.
         let mut registered = signals::unfinished();
         match sys::rename(&self.path, target, Rename::Exchange) {
@@ -135,7 +140,8 @@ impl Drop for Unfinished {
     }
 }
 
-fn directory_of(path: &Path) -> &Path {
+/// The directory that a file is or will be in.
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),

@@ -119,6 +119,61 @@ fn other_names_and_second_times_are_refused() {
     assert!(!usage.get_output().stderr.is_empty());
 }
 
+/// What a killed command left is named, and what a living one works on is not.
+#[test]
+fn leftovers_of_killed_commands_are_named() {
+    let (directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 100);
+    let (dead, living) = (".hardpack-0123456789abcdef.tmp", ".hardpack-fedcba9876543210.tmp");
+    fs::write(directory.path().join(dead), b"half a pool").unwrap();
+    let held = File::create(directory.path().join(living)).unwrap();
+    held.lock().unwrap();
+    for other in [".hardpack-0123.tmp", "hardpack-0123456789abcdef.tmp"] {
+        fs::write(directory.path().join(other), b"").unwrap();
+    }
+    // What changed a moment ago is left alone.
+    std::thread::sleep(Duration::from_millis(3500));
+    for (arguments, code) in [(["pack", "-q", "--in-place"], 0), (["pack", "-q", "--in-place"], 3)]
+    {
+        let done = hardpack().args(arguments).arg(&path).assert().code(code);
+        let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+        let notes: Vec<&str> = stderr.lines().filter(|line| line.starts_with("note: ")).collect();
+        assert_eq!(notes.len(), 1, "{stderr}");
+        assert!(notes[0].contains(dead) && notes[0].contains("killed"), "{stderr}");
+    }
+    assert!(
+        directory.path().join(dead).exists(),
+        "it may be the database: only its owner can tell"
+    );
+}
+
+/// A command holds its unfinished file, so that another one in the same directory does not name it.
+#[test]
+fn unfinished_files_are_held() {
+    let (directory, path) = directory_with("file", &random_bytes(24 << 20, 9));
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .args(["pack", "-q", "--in-place", "--compression", "zstd-19"])
+        .arg(&path)
+        .spawn()
+        .unwrap();
+    let unfinished = loop {
+        let names = names_beside(&path);
+        if let Some(name) = names.iter().find(|name| name.starts_with('.')) {
+            break directory.path().join(name);
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it is done before it was seen");
+        std::thread::yield_now();
+    };
+    // The lock comes a moment after the file.
+    std::thread::sleep(Duration::from_millis(200));
+    let file = File::open(&unfinished).unwrap();
+    assert!(file.try_lock().is_err(), "nothing holds {}", unfinished.display());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(file.try_lock().is_ok());
+    assert!(unfinished.exists(), "the test is of no use");
+}
+
 /// Somebody opens the database while it is being packed, changes it and goes: that is noticed.
 #[test]
 fn a_change_after_reading_is_noticed() {

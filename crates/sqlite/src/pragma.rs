@@ -7,10 +7,14 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use hardpack_engine::Error;
 use hardpack_engine::pool::{Property, ROOT, Settings};
 
 use crate::api;
-use crate::ffi::{SQLITE_ERROR, SQLITE_NOTFOUND, SQLITE_OK};
+use crate::ffi::{
+    SQLITE_BUSY, SQLITE_CORRUPT, SQLITE_ERROR, SQLITE_FULL, SQLITE_IOERR, SQLITE_NOTFOUND,
+    SQLITE_OK, SQLITE_READONLY,
+};
 use crate::main_file::MainFile;
 
 const PREFIX: &str = "hardpack_";
@@ -32,14 +36,38 @@ pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
     let Some(name) = name.strip_prefix(PREFIX) else { return SQLITE_NOTFOUND };
     let (code, text) = match answer(file, name, value.as_deref()) {
         Ok(text) => (SQLITE_OK, text),
-        Err(reason) => (SQLITE_ERROR, format!("hardpack_{name}: {reason}")),
+        Err(Refused(code, reason)) => (code, format!("hardpack_{name}: {reason}")),
     };
     // SAFETY: the first element is ours to set, to memory that SQLite frees.
     unsafe { *arguments = api::sqlite_string(&text) };
     code
 }
 
-fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String, String> {
+/// Why there is no answer: a code that a program can act on, and the words for it.
+struct Refused(c_int, String);
+
+impl From<&str> for Refused {
+    fn from(text: &str) -> Refused {
+        Refused(SQLITE_ERROR, text.into())
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Refused {
+        let code = match &error {
+            // What is no error of the pool, but of what was asked.
+            Error::Invalid(_) | Error::NotFound { .. } => SQLITE_ERROR,
+            Error::Busy => SQLITE_BUSY,
+            Error::NoSpace => SQLITE_FULL,
+            Error::ReadOnly(_) => SQLITE_READONLY,
+            Error::Corrupt { .. } => SQLITE_CORRUPT,
+            _ => SQLITE_IOERR,
+        };
+        Refused(code, error.to_string())
+    }
+}
+
+fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String, Refused> {
     if name == "version" {
         return Ok(env!("CARGO_PKG_VERSION").into());
     }
@@ -47,7 +75,7 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
         return Err("the database is a plain file, not a pool".into());
     }
     if let Some(pool) = file.pool() {
-        pool.pool().refresh().map_err(|error| error.to_string())?;
+        pool.pool().refresh()?;
         match name {
             "txg" => return Ok(pool.pool().state().txg().to_string()),
             "ratio" => {
@@ -56,13 +84,13 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
             _ => {}
         }
     }
-    let property: Property = name.parse().map_err(|error| format!("{error}"))?;
+    let property: Property = name.parse()?;
     if let Some(text) = value {
         set(file, property, text)?;
     }
     match file.pool() {
         Some(pool) => {
-            let values = pool.pool().properties(ROOT).map_err(|error| error.to_string())?;
+            let values = pool.pool().properties(ROOT)?;
             let found = values.into_iter().find(|value| value.property == property);
             Ok(found.map(|value| value.value).unwrap_or_default())
         }
@@ -73,7 +101,7 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
     }
 }
 
-fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), String> {
+fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refused> {
     if file.is_read_only() {
         return Err("the database was opened for reading only".into());
     }
@@ -85,11 +113,11 @@ fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), String
         } else {
             pool.set_property(ROOT, property, text)
         };
-        return done.map_err(|error| error.to_string());
+        return Ok(done?);
     }
     let mut wanted = Settings::default();
     if !inherit {
-        wanted.set(property, text).map_err(|error| error.to_string())?;
+        wanted.set(property, text)?;
     }
     let pending = file.pending_properties();
     pending.retain(|(other, _)| *other != property);

@@ -204,6 +204,36 @@ fn a_failed_checkpoint_is_not_taken_for_done() {
     }
 }
 
+/// A property that cannot be set says why in a code that a program can act on, and can be set later.
+#[test]
+fn properties() {
+    let Some(disk) = SmallDisk::mount(4 << 10) else { return };
+    let path = disk.path("pool.hpk");
+    let db = new_pool(&path, "pragma journal_mode=delete");
+    let ballast = disk.fill(0);
+    let mut refused = None;
+    // Each takes a little of what free space the pool has within itself.
+    for level in (1..=19).cycle().take(2000) {
+        let sql = format!("pragma hardpack_compression='zstd-{level}'");
+        if let Err(error) = db.execute_batch(&sql) {
+            refused = Some(error);
+            break;
+        }
+    }
+    if let Some(error) = refused {
+        assert!(is_full(&error), "{error}");
+        assert!(error.to_string().contains("hardpack_compression: no space left"), "{error}");
+    } else {
+        println!("SKIPPED: the pool had room for 2000 changes of a property");
+    }
+    assert_eq!(ledger::assert_sound(&db), 1);
+    std::fs::remove_file(&ballast).unwrap();
+    run(&db, "pragma hardpack_compression='lz4'");
+    assert_eq!(common::text(&db, "pragma hardpack_compression"), "lz4");
+    drop(db);
+    common::assert_pool_is_clean(&path);
+}
+
 /// A pool that cannot be created leaves an empty database, which becomes one when there is space.
 #[test]
 fn creation() {

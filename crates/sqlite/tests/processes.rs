@@ -50,7 +50,14 @@ fn child_role() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let setting = db.execute_batch("pragma hardpack_compression='lz4'");
-            assert!(setting.unwrap_err().to_string().contains("busy"));
+            let error = setting.unwrap_err();
+            assert!(error.to_string().contains("busy"), "{error}");
+            // A program that retries what is busy sees that it is.
+            assert_eq!(
+                error.sqlite_error_code(),
+                Some(rusqlite::ErrorCode::DatabaseBusy),
+                "{error}"
+            );
             drop((db, reader));
         }
         "comer" => {

@@ -16,6 +16,7 @@ use hardpack_engine::store::superblock::MAGIC;
 
 use crate::args::PackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::leftovers;
 use crate::output::{self, bytes, json_ratio, quotient, ratio};
 use crate::pool_file::{self, Digest, read_all};
 use crate::progress::Progress;
@@ -34,6 +35,9 @@ pub fn run(args: &PackArgs) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let cannot = |reason: Reason| reason.cannot("pack", args.input.display());
     let input = args.input.canonicalize().map_err(|error| cannot(error.into()))?;
+    let beside_it =
+        if args.in_place { &input } else { args.output.as_ref().unwrap_or(&args.input) };
+    leftovers::tell(publish::directory_of(beside_it));
     refuse_input(args, &input).map_err(cannot)?;
     let output = if args.in_place {
         input.clone()

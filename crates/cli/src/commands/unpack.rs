@@ -15,6 +15,7 @@ use hardpack_engine::pool::Attributes;
 
 use crate::args::UnpackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::leftovers;
 use crate::output::{self, bytes};
 use crate::pool_file::{self, Digest, read_all};
 use crate::progress::Progress;
@@ -38,6 +39,7 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
         Some(output) => output.clone(),
         None => default_output(&args.pool, &holding.name).map_err(cannot)?,
     };
+    leftovers::tell(publish::directory_of(&output));
     refuse_output(args, &input, &output).cannot("create", output.display())?;
     let len = unpack(args, &input, &output, &holding).map_err(cannot)?;
     report(args, &output, len, began).cannot("report on", output.display())?;
