@@ -262,3 +262,36 @@ fn a_read_that_fails_at_opening_rejects_nothing() {
         assert!(read_all(&file).unwrap() == content, "{label}");
     }
 }
+
+/// What one process makes durable another may have written, which then must not reuse its slot.
+#[test]
+fn what_another_process_made_durable_is_not_overwritten() {
+    for seed in 0..40 {
+        let mut rng = Rng(seed);
+        let device = device_with(&[0; 8]);
+        device.take_trace();
+        let base = device.image();
+        let (_, writer_pool, writer) = open(&device).unwrap();
+        let (_, other_pool, other) = open(&device).unwrap();
+        let write = |number: u64| {
+            writer_pool.refresh().unwrap();
+            writer.write_at(&number.to_le_bytes(), 0).unwrap();
+            writer.commit(Durability::Visible).unwrap();
+        };
+        let count = 1 + rng.below(9);
+        (1..=count).for_each(write);
+        other_pool.refresh().unwrap();
+        other.commit(Durability::Durable).unwrap();
+        let mut disk = Disk::new(base);
+        device.take_trace().iter().for_each(|op| disk.apply(op));
+        (count + 1..count + 9).for_each(write);
+        for op in device.take_trace() {
+            disk.apply(&op);
+            for _ in 0..8 {
+                let left = SimDevice::new(disk.crash(&mut rng, 512));
+                let found = content_of(&left)[..8].try_into().map(u64::from_le_bytes).unwrap();
+                assert!(found >= count && found < count + 9, "seed {seed}: {found} of {count}");
+            }
+        }
+    }
+}

@@ -47,6 +47,11 @@ impl Txn {
             // A sync of another thread failed since this transaction began.
             return Err(Error::FailStop);
         }
+        let base = &self.core.base;
+        if durability == Durability::Durable && base.foreign && base.durable < base.txg() {
+            // See `Store::make_durable`.
+            self.core.changed = true;
+        }
         if self.core.changed {
             let mut roots = self.core.base.superblock.roots.clone();
             for (tree, _) in ALL {

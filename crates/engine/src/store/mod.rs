@@ -38,6 +38,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use self::cache::Caches;
+use self::checksum::ChecksumKind;
 use self::stats::PoolStats;
 use self::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, HINT_OFFSET, Header, RING_OFFSET,
@@ -84,6 +85,9 @@ pub mod trees {
     pub const OF_POINTERS: [u8; 3] = [MAP, PATCHES, DICTIONARIES];
 }
 
+/// How long making the state of another process durable waits for other transactions.
+const FOREIGN_WAIT: Duration = Duration::from_secs(10);
+
 /// No medium tears a write within this many bytes.
 const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
 
@@ -123,6 +127,8 @@ pub struct State {
     /// The newest txg that somebody else may have made durable, and acknowledged: one that was taken
     /// over from another process, or that another thread is about to sync.
     guarded: Txg,
+    /// Another process wrote it, or may have: that one does not guard it.
+    foreign: bool,
     /// Bytes written since the durable txg.
     unsynced_bytes: u64,
 }
@@ -170,7 +176,8 @@ impl State {
     fn new(superblock: Superblock, slot: u64, slots: Slots, durable: Txg, guarded: Txg) -> State {
         let trees =
             std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
-        State { superblock, trees, slot, slots, durable, guarded, unsynced_bytes: 0 }
+        let (foreign, unsynced_bytes) = (false, 0);
+        State { superblock, trees, slot, slots, durable, guarded, foreign, unsynced_bytes }
     }
 
     /// The slot for the next superblock: the one that this state names, unless that has come to hold
@@ -192,6 +199,7 @@ impl State {
             slots: self.slots,
             durable: self.durable,
             guarded: self.guarded,
+            foreign: self.foreign,
             unsynced_bytes: self.unsynced_bytes,
         }
     }
@@ -496,7 +504,8 @@ impl Store {
         })
     }
 
-    /// Makes the state that reads see now survive a loss of power.
+    /// Makes the state that reads see now survive a loss of power. Where another process wrote it, that
+    /// takes a transaction, which must not be in progress in the same thread.
     pub fn make_durable(self: &Arc<Self>) -> Result<()> {
         let target = self.guard_newest();
         if target.durable >= target.txg() || self.read_only {
@@ -506,7 +515,13 @@ impl Store {
                 Ok(())
             };
         }
-        self.reaffirm_found()?;
+        if target.foreign {
+            // Whoever wrote it would not learn that it is durable, and might overwrite its superblock:
+            // so it becomes part of a state that says so, and that he will see before he writes.
+            let patience = Patience::Within(FOREIGN_WAIT);
+            let txn = self.begin_with(ChecksumKind::default(), patience)?;
+            return txn.commit(Durability::Durable).map(drop);
+        }
         self.sync_device()?;
         self.note_durable(&target);
         Ok(())
@@ -550,7 +565,8 @@ fn adopted_state(
     }
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
     let unsynced_bytes = commit::foreign_unsynced(&superblock);
-    State { unsynced_bytes, ..State::new(superblock, slot, slots, durable, guarded) }
+    let state = State::new(superblock, slot, slots, durable, guarded);
+    State { foreign: true, unsynced_bytes, ..state }
 }
 
 fn empty_state() -> State {

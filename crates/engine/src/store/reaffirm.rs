@@ -14,10 +14,8 @@
 //! Who has the pool open while a sync of somebody else fails learns of it from his own next sync, and
 //! stops as well.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::checksum::ChecksumKind;
 use super::pointer::Place;
 use super::superblock::{BLOCK_LEN, Header, Superblock, slot_offset};
 use super::verify::for_each_new;
@@ -77,14 +75,5 @@ impl Store {
             return Err(Error::corrupt("superblock", offset, what));
         }
         write(self, &block, offset)
-    }
-
-    /// The same for who only wants to know that what is visible is durable.
-    pub(super) fn reaffirm_found(self: &Arc<Self>) -> Result<()> {
-        if self.doubtful.load(Ordering::Acquire) == 0 {
-            return Ok(());
-        }
-        // A transaction begins with it; this one ends at once, and has changed nothing.
-        self.begin(ChecksumKind::default()).map(drop)
     }
 }

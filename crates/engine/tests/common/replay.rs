@@ -32,6 +32,8 @@ const COMPACTING_TRIES: u64 = 16;
 const AGAIN_ONE_IN: u64 = 6;
 /// One image in so many gets a bit flipped.
 const FLIP_ONE_IN: u64 = 16;
+/// Operations that a message about a failure lists.
+const HISTORY_LEN: usize = 60;
 /// All subsets of so many changes are tried by [`explore`].
 const SUBSET_COUNT_MAX: usize = 12;
 
@@ -175,6 +177,12 @@ fn ring(image: &[u8]) -> String {
     slots.collect::<Vec<_>>().join(" ")
 }
 
+/// The last operations of a recording, for messages.
+fn history(trace: &[Op]) -> String {
+    let last = &trace[trace.len().saturating_sub(HISTORY_LEN)..];
+    last.iter().map(Op::summary).collect::<Vec<_>>().join(", ")
+}
+
 /// A recorded run, to be cut anywhere.
 pub struct Replay {
     /// What the disk held before, durably.
@@ -267,8 +275,12 @@ impl Replay {
                 _ => {}
             }
             if !matches!(op, Op::Note(_)) {
-                self.crashes(&moment, tally, self.shape.tries * factor, depth, rng)
-                    .map_err(|error| format!("crash behind operation {index}: {error}"))?;
+                self.crashes(&moment, tally, self.shape.tries * factor, depth, rng).map_err(
+                    |error| {
+                        let history = history(&trace[..=index]);
+                        format!("crash behind operation {index}: {error}; before it: {history}")
+                    },
+                )?;
             }
         }
         Ok(())

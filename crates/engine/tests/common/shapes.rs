@@ -154,7 +154,7 @@ pub const WORKLOADS: [Shape; 16] = [
         process_count: 1,
         dirty_lens: &[32 << 20],
         tries: 1,
-        one_round_in: 64,
+        one_round_in: 32,
         ..REWRITES
     },
     Shape {
@@ -163,7 +163,7 @@ pub const WORKLOADS: [Shape; 16] = [
         file_len: 7_000_000,
         durable_one_in: 4,
         tries: 1,
-        one_round_in: 32,
+        one_round_in: 16,
         ..SMALL
     },
     Shape { name: "EIO in reads, writes, lengths", faults: ERRORS, ..FAULTY },

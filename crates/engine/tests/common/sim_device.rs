@@ -60,6 +60,19 @@ impl Op {
         }
     }
 
+    /// The operation in a few words.
+    pub fn summary(&self) -> String {
+        match self {
+            Op::Write(offset, bytes) => format!("write {offset}+{}", bytes.len()),
+            Op::SetLen(len) => format!("length {len}"),
+            Op::Punch(offset, len) => format!("punch {offset}+{len}"),
+            Op::Sync => "sync".into(),
+            Op::FailedSync(_) => "failed sync".into(),
+            Op::LyingSync => "lying sync".into(),
+            Op::Note(note) => format!("note {:#x}", note),
+        }
+    }
+
     fn apply(&self, image: &mut Vec<u8>) {
         match self {
             Op::Write(offset, bytes) => write(image, *offset as usize, bytes),

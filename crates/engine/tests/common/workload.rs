@@ -113,8 +113,8 @@ pub struct Run<'a> {
     /// What the file holds, and which version that is.
     bytes: Vec<u8>,
     version: u64,
-    /// Operations until there is room again.
-    full_for: u64,
+    /// Operations until what is armed ends: a device stays full for some.
+    lasts_for: u64,
 }
 
 impl<'a> Run<'a> {
@@ -134,8 +134,8 @@ impl<'a> Run<'a> {
         if bytes != versions.content(version) {
             return Err("the workload does not begin with the newest version".into());
         }
-        let full_for = 0;
-        Ok(Run { device, shape, rng, versions, faults, processes, bytes, version, full_for })
+        let lasts_for = 0;
+        Ok(Run { device, shape, rng, versions, faults, processes, bytes, version, lasts_for })
     }
 
     /// Runs it to its end.
@@ -171,9 +171,9 @@ impl<'a> Run<'a> {
         if self.shape.fault_one_in == 0 {
             return;
         }
-        if self.full_for > 0 {
-            self.full_for -= 1;
-            if self.full_for > 0 {
+        if self.lasts_for > 0 {
+            self.lasts_for -= 1;
+            if self.lasts_for > 0 {
                 return;
             }
             let _ = self.faults.disarm();
@@ -188,16 +188,19 @@ impl<'a> Run<'a> {
             Kind::WriteError | Kind::TornWrite => 1 + self.rng.below(3),
             Kind::ReadError | Kind::ShortRead | Kind::Flip => 1 + self.rng.below(6),
         };
-        if kind == Kind::NoSpace {
-            self.full_for = 1 + self.rng.below(4);
-        }
+        self.lasts_for = match kind {
+            Kind::NoSpace => 1 + self.rng.below(4),
+            // The length is changed so rarely.
+            Kind::LengthError => 12,
+            _ => 0,
+        };
         let len = self.device.image_len() + self.rng.pick(&[0, 0, 4096, 65_536]);
         self.faults.arm(kind, countdown, len, self.rng.fork());
     }
 
     /// The operation is over. A device that is full stays so for some more.
     fn disarm(&mut self) {
-        if self.full_for == 0 {
+        if self.lasts_for == 0 {
             let _ = self.faults.disarm();
         }
     }
@@ -205,7 +208,7 @@ impl<'a> Run<'a> {
     /// Whether a failure is no surprise: something was injected, or a sync had failed before.
     fn is_excused(&self, injected_before: u64, index: usize) -> bool {
         self.faults.total() > injected_before
-            || self.full_for > 0
+            || self.lasts_for > 0
             || self.processes[index].handle.has_failed()
     }
 
@@ -281,7 +284,7 @@ impl<'a> Run<'a> {
 
     /// Looks at what a failed operation left, and goes on as its user would.
     fn after_failure(&mut self, index: usize, tried: Option<(u64, Vec<u8>)>) -> Result<(), String> {
-        let full_for = std::mem::take(&mut self.full_for);
+        let lasts_for = std::mem::take(&mut self.lasts_for);
         let paused = self.faults.disarm();
         self.processes[index].file.discard();
         let fresh = Process::open(self.device, 1 << 20)
@@ -311,9 +314,9 @@ impl<'a> Run<'a> {
         if read_all(&process.file).map_err(text)? != self.bytes {
             return Err("after a failure its process reads something else than others".into());
         }
-        if full_for > 0 && self.rng.one_in(2) {
+        if lasts_for > 0 && self.rng.one_in(2) {
             // There is no room yet.
-            self.full_for = full_for;
+            self.lasts_for = lasts_for;
             self.faults.rearm(paused);
             return Ok(());
         }
@@ -386,7 +389,7 @@ impl<'a> Run<'a> {
         self.disarm();
         let injected = self.faults.total() > before;
         let (process, bytes) = match opened {
-            Err(_) if injected || self.full_for > 0 => {
+            Err(_) if injected || self.lasts_for > 0 => {
                 let process = Process::open(self.device, dirty_len_max).map_err(text)?;
                 let bytes = read_all(&process.file).map_err(text)?;
                 (process, bytes)
