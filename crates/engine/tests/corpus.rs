@@ -9,6 +9,8 @@
 //! ```text
 //! HARDPACK_WRITE_CORPUS=1 cargo test -p hardpack-engine --test corpus
 //! ```
+//!
+//! `HARDPACK_FUZZ_SEEDS=100000` gives each target so many inputs from seeds besides.
 
 mod common;
 #[path = "../../../fuzz/src/engine/mod.rs"]
@@ -20,8 +22,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::Rng;
 use common::limits::{BoundedDevice, CountingAllocator, begin_counting};
+use common::{Rng, env_number};
 use engine::image::{base, exercise, forge, options};
 use engine::input::Input;
 use hardpack_engine::codec::{Codec, CodecId, Compression};
@@ -231,27 +233,31 @@ fn kept_inputs_come_to_what_they_did() {
 
 /// Every target on its kept inputs, and on some from seeds.
 fn replay() {
+    let seed_count = env_number("HARDPACK_FUZZ_SEEDS").unwrap_or(SEED_COUNT);
     for (target, run) in engine::TARGETS {
         let directory =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
         let kept = fs::read_dir(&directory).unwrap_or_else(|_| panic!("no corpus of {target}"));
-        let mut inputs: Vec<(String, Vec<u8>)> = kept
-            .map(|entry| entry.unwrap().path())
-            .map(|path| (path.display().to_string(), fs::read(&path).unwrap()))
-            .collect();
+        let mut inputs: Vec<PathBuf> = kept.map(|entry| entry.unwrap().path()).collect();
         assert!(!inputs.is_empty(), "{target} has no inputs");
-        inputs.extend((0..SEED_COUNT).map(|seed| {
+        inputs.sort();
+        for path in inputs {
+            // Seen when it panics.
+            println!("{target}: {}", path.display());
+            run_bounded(target, run, &fs::read(&path).unwrap());
+        }
+        for seed in 0..seed_count {
+            println!("{target}: seed {seed}");
             let mut rng = Rng(seed);
             let len = rng.below(INPUT_LEN_MAX) as usize;
-            (format!("seed {seed}"), rng.noise(len))
-        }));
-        for (name, input) in inputs {
-            // Seen when it panics.
-            println!("{target}: {name}");
-            let counting = begin_counting();
-            run(&input);
-            let peak = counting.allocated().peak;
-            assert!(peak <= PEAK_MAX, "{target}: {name}: {peak} bytes are held");
+            run_bounded(target, run, &rng.noise(len));
         }
     }
+}
+
+fn run_bounded(target: &str, run: fn(&[u8]), input: &[u8]) {
+    let counting = begin_counting();
+    run(input);
+    let peak = counting.allocated().peak;
+    assert!(peak <= PEAK_MAX, "{target}: {peak} bytes are held");
 }

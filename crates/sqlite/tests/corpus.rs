@@ -1,5 +1,5 @@
 //! The fuzz targets of the VFS (`fuzz/src/sqlite`) with stable Rust: on the inputs kept in `fuzz/corpus`,
-//! and on some from seeds.
+//! and on some from seeds: `HARDPACK_FUZZ_SEEDS` says how many.
 
 #[path = "../../../fuzz/src/engine/mod.rs"]
 #[allow(dead_code)]
@@ -38,7 +38,8 @@ fn replay(name: &str) {
         println!("{}", path.display());
         run(&fs::read(&path).unwrap());
     }
-    for seed in 0..SEED_COUNT {
+    let wanted = std::env::var("HARDPACK_FUZZ_SEEDS").ok().and_then(|text| text.parse().ok());
+    for seed in 0..wanted.unwrap_or(SEED_COUNT) {
         println!("seed {seed}");
         run(&noise(seed));
     }

@@ -29,7 +29,7 @@ use super::input::{Input, content};
 pub const GUID: [u8; 16] = *b"hardpack--tests!";
 const ASHIFT: u8 = 9;
 /// A device is full at this length.
-const DEVICE_LEN_MAX: u64 = 64 << 20;
+const DEVICE_LEN_MAX: u64 = 16 << 20;
 const CHANGE_COUNT_MAX: usize = 24;
 
 /// A sound pool to begin with.

@@ -148,13 +148,12 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let file = self.file();
-        // SAFETY: the file is closed once where it was opened, and its name freed behind that.
-        unsafe {
-            if !(*file).pMethods.is_null() {
-                assert_eq!(call!(self.xClose()), ffi::SQLITE_OK);
-            }
-            ffi::sqlite3_free_filename(self.name.cast_mut());
-            self.name = null();
+        // SAFETY: the memory begins with a sqlite3_file, at least zeroed.
+        if unsafe { !(*file).pMethods.is_null() } {
+            assert_eq!(call!(self.xClose()), ffi::SQLITE_OK);
         }
+        // SAFETY: the file is closed, and its name freed once.
+        unsafe { ffi::sqlite3_free_filename(self.name.cast_mut()) };
+        self.name = null();
     }
 }

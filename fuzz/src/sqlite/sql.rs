@@ -51,7 +51,10 @@ fn step(pool: &Connection, plain: &Connection, input: &mut Input<'_>) {
             }
         }
         5 => run(&format!("delete from t where id < {id}")),
-        6 => run(&format!("update t set x = substr(x, 1, 9) || x'0102' where id % 3 = {}", id % 3)),
+        6 => run(&format!(
+            "update t set x = cast(substr(x, 1, 9) || 'more' as blob) where id % 3 = {}",
+            id % 3
+        )),
         7 => run("begin"),
         8 => run("commit"),
         9 => run("rollback"),
