@@ -1,0 +1,204 @@
+/*
+** Makes Hardpack the default VFS of a program that is linked with SQLite, and lets SQLite's fault injection
+** reach the engine. For SQLite's own test programs only.
+**
+** For: SQLite's suites open databases by plain names. With SQLITE_EXTRA_INIT=hardpack_suite_init, each
+** sqlite3_initialize() ends here, also the one after an sqlite3_shutdown(), which forgets the default.
+** HARDPACK_SUITE_LIBRARY names libhardpack.so; without it, SQLite stays as it is: the baseline.
+**
+** Faults: SQLite's tests make I/O fail through counters that os_unix.c consults before each call. The engine has a
+** descriptor of its own and calls pread64() and its like itself. Those functions are defined here, so the program's
+** definitions come before the C library's. Where the caller is libhardpack.so, the counters are consulted in the
+** same way; for everybody else the call just passes through. Only the thread that runs the tests gets
+** faults: maintenance in the background would take them at random.
+**
+** On failure: a library that cannot be loaded ends the program, since a suite that silently runs without it proves
+** nothing.
+*/
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <link.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "sqlite3.h"
+
+#define LIBRARY_VARIABLE "HARDPACK_SUITE_LIBRARY"
+/* When set, each fault prints who was hit, innermost first; addr2line turns the offsets into lines. */
+#define TRACE_VARIABLE "HARDPACK_SUITE_TRACE"
+#define TRACE_LEN_MAX 40
+#define ENTRY_POINT "sqlite3_hardpackdefault_init"
+
+typedef int (*entry_point)(sqlite3 *, char **, const void *);
+
+/* The library, once it is loaded, and where its code lies. */
+static entry_point hardpack_entry;
+static uintptr_t code_start, code_end;
+
+static void give_up(const char *what, const char *why){
+  fprintf(stderr, "hardpack suite: %s: %s\n", what, why ? why : "unknown reason");
+  _exit(99);
+}
+
+/* Takes the extent of the loaded object that holds the address in `data[0]`. */
+static int note_code(struct dl_phdr_info *info, size_t size, void *data){
+  uintptr_t wanted = *(uintptr_t *)data, start = UINTPTR_MAX, end = 0;
+  int i;
+  (void)size;
+  for(i = 0; i < info->dlpi_phnum; i++){
+    const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+    if( header->p_type != PT_LOAD ) continue;
+    uintptr_t from = info->dlpi_addr + header->p_vaddr;
+    if( from < start ) start = from;
+    if( from + header->p_memsz > end ) end = from + header->p_memsz;
+  }
+  if( wanted < start || wanted >= end ) return 0;
+  code_start = start;
+  code_end = end;
+  return 1;
+}
+
+static void load_library(const char *path){
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if( library == NULL ) give_up(path, dlerror());
+  void *entry = dlsym(library, ENTRY_POINT);
+  if( entry == NULL ) give_up(path, dlerror());
+  *(void **)&hardpack_entry = entry;
+  uintptr_t address = (uintptr_t)entry;
+  if( !dl_iterate_phdr(note_code, &address) ) give_up(path, "its code was not found");
+}
+
+/* An extension gets SQLite's table of functions passed; this one keeps it. */
+static const void *api_routines;
+static int keep_routines(sqlite3 *db, char **message, const void *routines){
+  (void)db;
+  (void)message;
+  api_routines = routines;
+  return SQLITE_OK;
+}
+
+/* What SQLITE_EXTRA_INIT names: called at the end of each sqlite3_initialize(). */
+int hardpack_suite_init(const char *unused){
+  const char *path = getenv(LIBRARY_VARIABLE);
+  sqlite3 *db = NULL;
+  char *message = NULL;
+  int rc;
+  (void)unused;
+  if( path == NULL || path[0] == 0 ) return SQLITE_OK;
+  if( hardpack_entry == NULL ) load_library(path);
+  rc = sqlite3_auto_extension((void (*)(void))keep_routines);
+  if( rc == SQLITE_OK ){
+    rc = sqlite3_open_v2(":memory:", &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, "unix");
+  }
+  sqlite3_cancel_auto_extension((void (*)(void))keep_routines);
+  if( rc == SQLITE_OK ){
+    if( api_routines == NULL ) give_up(path, "SQLite was built without loadable extensions");
+    rc = hardpack_entry(db, &message, api_routines);
+    if( rc == SQLITE_OK_LOAD_PERMANENTLY ) rc = SQLITE_OK;
+    else if( rc != SQLITE_NOMEM ) give_up(path, message);
+  }
+  sqlite3_free(message);
+  sqlite3_close(db);
+  return rc;
+}
+
+/* The counters of os_common.h. Weak, since only SQLITE_TEST builds have them. */
+extern int sqlite3_io_error_hit __attribute__((weak));
+extern int sqlite3_io_error_hardhit __attribute__((weak));
+extern int sqlite3_io_error_pending __attribute__((weak));
+extern int sqlite3_io_error_persist __attribute__((weak));
+extern int sqlite3_io_error_benign __attribute__((weak));
+extern int sqlite3_diskfull_pending __attribute__((weak));
+extern int sqlite3_diskfull __attribute__((weak));
+extern int sqlite3_sync_count __attribute__((weak));
+
+/* Whether the caller is the library, in a program that has the counters. */
+static int is_library(const void *caller){
+  return &sqlite3_io_error_pending != NULL && (uintptr_t)caller >= code_start && (uintptr_t)caller < code_end;
+}
+
+/* Whether a call is one that may be made to fail. */
+static int may_fail(const void *caller){
+  return is_library(caller) && (pid_t)syscall(SYS_gettid) == getpid();
+}
+
+static void note_hit(void){
+  if( getenv(TRACE_VARIABLE) ){
+    void *frames[TRACE_LEN_MAX];
+    backtrace_symbols_fd(frames, backtrace(frames, TRACE_LEN_MAX), 2);
+  }
+  sqlite3_io_error_hit++;
+  if( !sqlite3_io_error_benign ) sqlite3_io_error_hardhit++;
+}
+
+/* SimulateIOError: whether this is the call that fails. */
+static int is_io_error_due(const void *caller){
+  if( !may_fail(caller) ) return 0;
+  if( !(sqlite3_io_error_persist && sqlite3_io_error_hit) && sqlite3_io_error_pending-- != 1 ) return 0;
+  note_hit();
+  return 1;
+}
+
+/* SimulateDiskfullError: whether the disk is full from this write on. */
+static int is_disk_full(const void *caller){
+  if( !may_fail(caller) || sqlite3_diskfull_pending == 0 ) return 0;
+  if( sqlite3_diskfull_pending > 1 ){
+    sqlite3_diskfull_pending--;
+    return 0;
+  }
+  note_hit();
+  sqlite3_diskfull = 1;
+  sqlite3_io_error_hit = 1;
+  return 1;
+}
+
+/* Declares `next`, the C library's definition of a function that is defined here. */
+#define NEXT(name) \
+  static __typeof__(&name) next; \
+  if( next == NULL ) *(void **)&next = dlsym(RTLD_NEXT, #name)
+
+#define CALLER __builtin_return_address(0)
+
+static int fail(int code){
+  errno = code;
+  return -1;
+}
+
+ssize_t pread64(int fd, void *buf, size_t len, off64_t offset){
+  NEXT(pread64);
+  return is_io_error_due(CALLER) ? fail(EIO) : next(fd, buf, len, offset);
+}
+
+ssize_t pwrite64(int fd, const void *buf, size_t len, off64_t offset){
+  NEXT(pwrite64);
+  if( is_io_error_due(CALLER) ) return fail(EIO);
+  return is_disk_full(CALLER) ? fail(ENOSPC) : next(fd, buf, len, offset);
+}
+
+/* SQLite's test build counts syncs and leaves them out (SQLITE_NO_SYNC); so it goes with the engine's, faults excepted. */
+int fdatasync(int fd){
+  NEXT(fdatasync);
+  if( is_io_error_due(CALLER) ) return fail(EIO);
+  if( !is_library(CALLER) ) return next(fd);
+  sqlite3_sync_count++;
+  return 0;
+}
+
+int fsync(int fd){
+  NEXT(fsync);
+  if( is_io_error_due(CALLER) ) return fail(EIO);
+  return is_library(CALLER) ? 0 : next(fd);
+}
+
+int ftruncate64(int fd, off64_t len){
+  NEXT(ftruncate64);
+  return is_io_error_due(CALLER) ? fail(EIO) : next(fd, len);
+}

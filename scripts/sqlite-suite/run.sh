@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# Runs SQLite's own test suites with Hardpack as the default VFS: see README.md beside this.
+#
+# It gets the source from Debian's source package, builds SQLite's test programs with the harness in them, and runs
+# the files of list.txt, then SQLite's stress programs. Exit status 0: nothing failed that is not explained.
+#
+# usage: scripts/sqlite-suite/run.sh [option ...] [test file ...]
+#   --quick            the files of quick.txt instead, two minutes, and no programs
+#   --long             the files of long.txt as well: minutes each
+#   --list             only prints the files that would be run
+#   --vfs unix         the same files with SQLite's own VFS: what fails there is not Hardpack's fault
+#   --programs NAMES   of speedtest1, mptest, threadtest3, fuzzcheck; "none", or "all", as is done without this
+#   --only-programs    no test files
+#   --jobs N           files at once, 2 by default
+#   --timeout SECONDS  for one file, 300 by default
+#   --out DIRECTORY    for logs and results, target/sqlite-suite/out by default
+#   --dsc FILE         a source package that was downloaded before
+#   --results          writes RESULTS.md
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+target=${CARGO_TARGET_DIR:-$root/target}
+work=$target/sqlite-suite
+command_line="scripts/sqlite-suite/run.sh $*"
+
+# The lists are about this release of Debian and its SQLite.
+debian=bookworm
+sqlite=3.40.1
+packages=(gcc libc6-dev make tcl tcl-dev zlib1g-dev dpkg-dev xz-utils python3 util-linux)
+
+vfs=hardpack list=$here/list.txt programs=all files=yes jobs=2 timeout=300 out=$work/out
+dsc='' only_list='' results='' names=() long=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) list=$here/quick.txt programs=none ;;
+    --long) long=yes ;;
+    --list) only_list=yes ;;
+    --vfs) vfs=$2 && shift ;;
+    --programs) programs=$2 && shift ;;
+    --only-programs) files='' ;;
+    --jobs) jobs=$2 && shift ;;
+    --timeout) timeout=$2 && shift ;;
+    --out) out=$2 && shift ;;
+    --dsc) dsc=$2 && shift ;;
+    --results) results=yes ;;
+    -*) sed -n '/^# usage/,/^set/{/^#/s/^# \?//p}' "$0" >&2 && exit 2 ;;
+    *) names+=("$1") && programs=none ;;
+    esac
+    shift
+done
+[ "$programs" = all ] && programs=speedtest1,mptest,threadtest3,fuzzcheck
+mkdir -p "$work"
+if [ -n "$long" ]; then
+    cat "$here/list.txt" "$here/long.txt" >"$work/list.txt"
+    list=$work/list.txt
+fi
+if [ -n "$only_list" ]; then
+    grep -v '^#' "$list"
+    exit
+fi
+
+# Installs the Debian packages that are missing.
+install_packages() {
+    local need=() package sudo=()
+    for package in "${packages[@]}"; do
+        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || need+=("$package")
+    done
+    [ ${#need[@]} -eq 0 ] && return
+    [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+    echo "installing ${need[*]}"
+    "${sudo[@]}" apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq "${need[@]}" >/dev/null
+}
+
+# Downloads the source package, with lists of its own: the system's configuration stays as it is.
+download() {
+    local apt=$work/apt options
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$work/package"
+    echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
+        "http://deb.debian.org/debian $debian main" >"$apt/sources.list"
+    options=(-o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
+        -o "Dir::State::Lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
+    apt-get "${options[@]}" -qq update
+    (cd "$work/package" && apt-get "${options[@]}" -qq source --download-only sqlite3)
+    dsc=$(ls "$work"/package/sqlite3_"$sqlite"-*.dsc)
+}
+
+unpack() {
+    [ -e "$work/src/configure" ] && return
+    [ -n "$dsc" ] || download
+    rm -rf "$work/src"
+    dpkg-source --no-check -x "$dsc" "$work/src" >"$work/unpack.log" || { cat "$work/unpack.log" && exit 2; }
+    [ "$(cat "$work/src/VERSION")" = "$sqlite" ] || { echo "the lists are for SQLite $sqlite" >&2 && exit 2; }
+}
+
+# Builds one of SQLite's programs, by its target in SQLite's makefile, with the harness linked to it.
+build_program() { # name, then variables for make
+    local name=$1
+    shift
+    if [ "build/$name" -nt build/default_vfs.o ] && [ "build/$name" -nt build/pool_bytes.o ]; then return; fi
+    echo "building $name"
+    nice make -C build "$name" OPTS="-DSQLITE_EXTRA_INIT=hardpack_suite_init" \
+        TLIBS="$PWD/build/default_vfs.o -Wl,--export-dynamic -lm -lz -lpthread -ldl" "$@" >"build/$name.log" 2>&1 || {
+        tail -20 "build/$name.log" >&2
+        exit 2
+    }
+}
+
+compile() { # source
+    local object=build/$(basename "$1" .c).o
+    [ "$object" -nt "$1" ] || gcc -O1 -g -Wall -Wextra -Ibuild -I/usr/include/tcl8.6 -c "$1" -o "$object"
+}
+
+build() {
+    cd "$work"
+    if [ ! -e build/sqlite3.c ]; then
+        rm -rf build && mkdir build
+        (cd build && ../src/configure --enable-all --disable-readline --with-tcl=/usr/lib/tcl8.6 \
+            CFLAGS="-O1 -g" && make sqlite3.c) >configure.log 2>&1 || { tail -20 configure.log >&2 && exit 2; }
+    fi
+    compile "$here/default_vfs.c"
+    compile "$here/pool_bytes.c"
+    if [ -n "$files" ]; then
+        local flags
+        flags=$(sed -n 's/^TESTFIXTURE_FLAGS *+*= *//p' build/Makefile | tr '\n' ' ')
+        build_program testfixture LIBTCL="-ltcl8.6 $PWD/build/pool_bytes.o" \
+            TESTFIXTURE_FLAGS="${flags/sqlite3TestInit/hardpack_suite_tcl_init}"
+    fi
+    case $programs in *speedtest1*) build_program speedtest1 ;; esac
+    case $programs in *mptest*) build_program mptester ;; esac
+    case $programs in *threadtest3*) build_program threadtest3 ;; esac
+    case $programs in *fuzzcheck*)
+        # As SQLite's makefile has it, but with loadable extensions: that is how Hardpack gets SQLite's functions.
+        flags=$(sed -n 's/^FUZZCHECK_OPT *+*= *//p' build/Makefile | tr '\n' ' ')
+        flags=${flags//'$(TOP)'/$work/src}
+        build_program fuzzcheck FUZZCHECK_OPT="${flags/-DSQLITE_OMIT_LOAD_EXTENSION/}"
+        ;;
+    esac
+    [ "$vfs" = hardpack ] || return 0
+    (cd "$root" && nice cargo build --release --locked -q -p hardpack-sqlite)
+    cp "$target/release/libhardpack.so" "$work/libhardpack.so"
+}
+
+# Runs one of the programs in a directory of its own. It has passed if it says so and exits with 0.
+run_program() { # title, what its output must contain, seconds, command...
+    local title=$1 wanted=$2 limit=$3 directory=$out/run/program log began=$SECONDS state=ok
+    shift 3
+    log=$out/logs/program-${title//[^A-Za-z0-9]/-}.log
+    rm -rf "$directory" && mkdir -p "$directory"
+    (cd "$directory" && timeout -k 5 "$limit" "$@") >"$log" 2>&1 || state="FAILED (status $?)"
+    [ "$state" != ok ] || grep -q "$wanted" "$log" || state="FAILED (no '$wanted')"
+    rm -rf "$directory"
+    echo "[program] $state $title, $((SECONDS - began)) s"
+    echo "| $title | $state |" >>"$out/programs.md"
+    [ "$state" = ok ] || failed=yes
+}
+
+run_programs() {
+    local mode data
+    [ "$vfs" = hardpack ] && export HARDPACK_SUITE_LIBRARY=$work/libhardpack.so
+    for mode in '' ${programs//,/ }; do
+        case $mode in
+        speedtest1)
+            run_program 'speedtest1, rollback' TOTAL 900 "$work/build/speedtest1" --size 20 --verify speed.db
+            run_program 'speedtest1, WAL' TOTAL 900 "$work/build/speedtest1" --size 20 --verify --journal wal speed.db
+            ;;
+        mptest)
+            for mode in DELETE WAL PERSIST TRUNCATE; do
+                run_program "mptest crash01 $mode" 'Summary: 0 errors' 900 "$work/build/mptester" mptest.db \
+                    "$work/src/mptest/crash01.test" --repeat 4 --journalmode "$mode"
+                run_program "mptest multiwrite01 $mode" 'Summary: 0 errors' 900 "$work/build/mptester" mptest.db \
+                    "$work/src/mptest/multiwrite01.test" --repeat 4 --journalmode "$mode"
+            done
+            ;;
+        threadtest3) run_program threadtest3 '^0 errors out of' 900 "$work/build/threadtest3" ;;
+        fuzzcheck)
+            # Databases that are empty at first are made through the default VFS; images are deserialised in memory.
+            for data in 1 3 4 5 6 7 8; do
+                run_program "fuzzcheck fuzzdata$data" '0 errors' 1800 "$work/build/fuzzcheck" --native-vfs \
+                    "$work/src/test/fuzzdata$data.db"
+            done
+            ;;
+        esac
+    done
+}
+
+install_packages
+unpack
+build
+failed=''
+mkdir -p "$out/logs"
+rm -f "$out/summary.md" "$out/programs.md"
+if [ -n "$files" ]; then
+    "$here/runner.py" --source "$work/src" --testfixture "$work/build/testfixture" --library "$work/libhardpack.so" \
+        --vfs "$vfs" --list "$list" --out "$out" --jobs "$jobs" --timeout "$timeout" "${names[@]}" || failed=yes
+fi
+[ "$programs" = none ] || run_programs
+
+if [ -n "$results" ]; then
+    {
+        echo "# Results of SQLite's own suites"
+        echo
+        echo "Written by \`$command_line\` at commit $(git -C "$root" rev-parse --short HEAD), with"
+        echo "SQLite $sqlite of Debian $debian and the VFS \`$vfs\`, $(nproc) processors."
+        echo
+        cat "$out/summary.md" 2>/dev/null || true
+        if [ -e "$out/programs.md" ]; then
+            printf '\n| program | |\n| --- | --- |\n'
+            cat "$out/programs.md"
+        fi
+    } >"$here/RESULTS.md"
+fi
+[ -z "$failed" ]
