@@ -111,9 +111,8 @@ impl Run<'_> {
         self.failed_stop |= recorder::pool_sync_failed();
     }
 
-    /// Closes and opens everything; an attempt that fails must fail well, and the next one succeed.
-    fn reopen(&mut self) -> Result<(), String> {
-        self.look_at_syncs();
+    /// Ends all connections, and with them the engine that a sync has failed for.
+    fn close(&mut self) {
         self.session.close();
         if self.failed_stop || recorder::pool_sync_failed() {
             // Nobody can know what the system dropped: what is written from here on may rely on it.
@@ -121,9 +120,15 @@ impl Run<'_> {
             recorder::forget_failed_sync();
             self.failed_stop = false;
         }
+    }
+
+    /// Closes and opens everything; an attempt that fails must fail well, and the next one succeed.
+    fn reopen(&mut self) -> Result<(), String> {
+        self.look_at_syncs();
+        self.close();
         if let Err(error) = self.session.open() {
             self.judge(error)?;
-            self.session.close();
+            self.close();
             if self.case.times > 1 {
                 recorder::set_fault(None);
             }
