@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod faults;
+pub mod handle;
 pub mod live;
 pub mod mutants;
 pub mod replay;
