@@ -7,7 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use common::sim_device::{Disk, Fault, Handle, Op, SimDevice};
+use common::handle::Handle;
+use common::sim_device::{Disk, Fault, Op, SimDevice};
 use common::{Rng, create, create_options, only_file, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::Device;

@@ -3,6 +3,16 @@
 //! A device is a flat array of bytes. Writes become visible to every reader of the same medium at
 //! once, and durable with the next [`Device::sync_data`]; between the two they may be lost,
 //! reordered or torn at sector boundaries, and nothing above relies on more.
+//!
+//! What is assumed of a medium:
+//!
+//! * a sector, at least 512 bytes, is written as a whole or not at all, and writing what it holds already
+//!   changes nothing;
+//! * a sync that returns without an error has made everything before it durable. One that fails may have
+//!   done so with any part of it, and what is lost may still be read: no later sync brings it back;
+//! * of a sync that failed, every process that had the device open is told by its own next sync, as Linux
+//!   does since 4.13;
+//! * nothing changes that was not written. Where it does, reads find it by its checksum.
 
 mod file;
 mod memory;

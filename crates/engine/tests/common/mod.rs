@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod faults;
+pub mod handle;
 pub mod limits;
 pub mod live;
 pub mod mutants;

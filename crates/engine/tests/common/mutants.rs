@@ -163,7 +163,7 @@ impl Fault for FailingSyncs {
 }
 
 /// Recovery broken: the newest superblock is passed over.
-pub fn pass_over_newest(image: &mut Vec<u8>) {
+pub fn pass_over_newest(image: &mut [u8]) {
     // The first ones have no file in them yet.
     if let Some((slot, _)) = newest_superblock(image).filter(|(_, newest)| newest.txg > Txg(4)) {
         let start = slot_offset(slot) as usize;
@@ -172,7 +172,7 @@ pub fn pass_over_newest(image: &mut Vec<u8>) {
 }
 
 /// Accounting broken: free space is forgotten.
-pub fn forget_free_space(image: &mut Vec<u8>) {
+pub fn forget_free_space(image: &mut [u8]) {
     if let Some((slot, mut superblock)) = newest_superblock(image)
         && superblock.windows.pop().is_some()
     {
@@ -183,7 +183,7 @@ pub fn forget_free_space(image: &mut Vec<u8>) {
 
 /// Rule 4 broken: a flipped bit is returned as data. Checksums are made to fit, from the record up to
 /// the superblock, as if nobody compared them.
-pub fn accept_flipped_bit(image: &mut Vec<u8>) {
+pub fn accept_flipped_bit(image: &mut [u8]) {
     // Only a tree of one node, whose record is not compressed, is changed so easily.
     let _ = flip_raw_record(image);
 }

@@ -87,7 +87,7 @@ fn text(error: Error) -> String {
 }
 
 /// Changes what a crash left, as a defect of the engine would: to test the harness.
-pub type Forge = fn(&mut Vec<u8>);
+pub type Forge = fn(&mut [u8]);
 
 /// Opens what a crash left and checks it. Returns the version found, and whether it is an older one
 /// than the newest superblock.

@@ -19,12 +19,12 @@
 //! engine's error paths and the tests themselves (see `mutants.rs`).
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::device::Device;
 
 use super::Rng;
+use super::handle::Handle;
 
 /// What reached the disk, or was noted beside it.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ impl Op {
             Op::Sync => "sync".into(),
             Op::FailedSync(_) => "failed sync".into(),
             Op::LyingSync => "lying sync".into(),
-            Op::Note(note) => format!("note {:#x}", note),
+            Op::Note(note) => format!("note {note:#x}"),
         }
     }
 
@@ -147,7 +147,7 @@ impl Disk {
     /// What is left if exactly the changes whose bits are set in `subset` reached the medium.
     pub fn keep(&self, subset: u64) -> Vec<u8> {
         let mut image = self.durable.clone();
-        let kept = self.pending.iter().enumerate().filter(|(bit, _)| subset >> bit & 1 == 1);
+        let kept = self.pending.iter().enumerate().filter(|(bit, _)| (subset >> bit) & 1 == 1);
         kept.for_each(|(_, op)| op.apply(&mut image));
         image
     }
@@ -335,8 +335,12 @@ impl SimDevice {
 
     /// The device as one process has it open.
     pub fn handle(self: &Arc<SimDevice>) -> Arc<Handle> {
-        let failures_seen = AtomicU64::new(self.inner().failed_syncs);
-        Arc::new(Handle { device: Arc::clone(self), failures_seen, failed: AtomicBool::new(false) })
+        Handle::new(Arc::clone(self))
+    }
+
+    /// How many syncs have failed.
+    pub fn failed_syncs(&self) -> u64 {
+        self.inner().failed_syncs
     }
 
     /// How long it is.
@@ -448,71 +452,5 @@ impl Device for SimDevice {
 
     fn unlock_writer(&self) {
         self.inner().locked = false;
-    }
-}
-
-/// The device as one process has it open. Of a sync that failed, everybody who had the device open is
-/// told by his own next sync, as Linux does since 4.13 for every descriptor.
-#[derive(Debug)]
-pub struct Handle {
-    device: Arc<SimDevice>,
-    failures_seen: AtomicU64,
-    failed: AtomicBool,
-}
-
-impl Handle {
-    /// Whether a sync of this process failed: then no later one of its commits may be durable.
-    pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
-    }
-}
-
-impl Device for Handle {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.device.read_at(buf, offset)
-    }
-
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.device.write_at(buf, offset)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        let done = self.device.sync_data();
-        let failures = self.device.inner().failed_syncs;
-        let is_told = self.failures_seen.swap(failures, Ordering::Relaxed) < failures;
-        let done = match done {
-            Ok(()) if is_told => Err(io::Error::other("a sync of another process failed")),
-            done => done,
-        };
-        self.failed.fetch_or(done.is_err(), Ordering::Relaxed);
-        done
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        self.device.len()
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.device.set_len(len)
-    }
-
-    fn punch_hole(&self, offset: u64, len: u64) {
-        self.device.punch_hole(offset, len);
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn lock_writer(&self) -> io::Result<()> {
-        self.device.lock_writer()
-    }
-
-    fn try_lock_writer(&self) -> io::Result<bool> {
-        self.device.try_lock_writer()
-    }
-
-    fn unlock_writer(&self) {
-        self.device.unlock_writer();
     }
 }

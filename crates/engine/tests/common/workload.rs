@@ -15,8 +15,9 @@ use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
 
 use super::faults::{Faults, Kind};
+use super::handle::Handle;
 use super::shapes::{Base, Shape, trainable};
-use super::sim_device::{Handle, SimDevice};
+use super::sim_device::SimDevice;
 use super::{Rng, first_difference, only_file, options, problems, read_all, rewriting};
 
 /// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
