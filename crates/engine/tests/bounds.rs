@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::limits::{BoundedDevice, CountingAllocator, begin_counting};
 use common::live::newest_superblock;
@@ -23,6 +23,12 @@ use hardpack_engine::{Result, Txg};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// What is allocated is counted for the whole process, so one test runs at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 const LEN_MAX: u64 = 64 << 20;
 /// The shares of a tree that is walked in many ways: so many children, in so many stages.
@@ -102,6 +108,7 @@ fn tree_of_many_ways(tree: u8, data_synced: bool) -> Vec<u8> {
 
 #[test]
 fn nodes_that_many_parents_share_are_not_walked_in_every_way() {
+    let _alone = alone();
     let ways = WIDTH.pow(STAGE_COUNT as u32);
     let read_count_max = READS_BESIDES + READS_PER_NODE * NODE_COUNT;
     assert!(ways > 10 * read_count_max, "the test would not tell");
@@ -152,6 +159,7 @@ fn bomb(codec: CodecId, len: usize) -> Vec<u8> {
 
 #[test]
 fn streams_that_hold_more_than_their_record_are_refused() {
+    let _alone = alone();
     const BOMB_LEN: usize = 8 << 20;
     const RECORD_LEN: usize = 4096;
     for codec in CodecId::ALL {
@@ -204,6 +212,7 @@ fn cost_of(image: Vec<u8>) -> (usize, Vec<String>, Result<usize>) {
 
 #[test]
 fn records_that_expand_beyond_their_pointer_are_refused() {
+    let _alone = alone();
     const RECORD_LEN: usize = 64 << 10;
     /// The caches, the pool's own state, nodes.
     const BESIDES: usize = 3 << 20;
@@ -227,6 +236,7 @@ fn records_that_expand_beyond_their_pointer_are_refused() {
 /// What is recorded is limited before it is allocated.
 #[test]
 fn lengths_beyond_the_limits_are_refused() {
+    let _alone = alone();
     let stream = bomb(CodecId::Zstd, 1 << 20);
     for (extent_len, stored_len) in [(EXTENT_LEN_MAX + 1, 100), (100, EXTENT_LEN_MAX + 1)] {
         let (_, pool) = small_pool();
@@ -263,6 +273,7 @@ fn lengths_beyond_the_limits_are_refused() {
 
 #[test]
 fn nodes_that_expand_beyond_the_limit_are_refused() {
+    let _alone = alone();
     let node = {
         let mut node = Node::new(0);
         node.insert(0, &[0], &[0; 1000]);
@@ -289,6 +300,7 @@ fn nodes_that_expand_beyond_the_limit_are_refused() {
 /// that the space is in use more than once, having read each entry once.
 #[test]
 fn an_extent_in_use_many_times_costs_one_read_each() {
+    let _alone = alone();
     const COUNT: u64 = 5000;
     let (device, pool) = small_pool();
     let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();

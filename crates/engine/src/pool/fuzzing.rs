@@ -19,7 +19,7 @@ pub fn parse_entry(tree: u8, key: &[u8], value: &[u8]) -> Result<()> {
                 Repack::parse(FileId(1), text)?;
             }
         }
-        MAP | PATCHES => drop(parse_piece(tree, key, value)?),
+        MAP | PATCHES => parse_piece(tree, key, value).map(drop)?,
         DICTIONARIES => {
             parse_dictionary_key(key)?;
             data_pointer(value)?;
