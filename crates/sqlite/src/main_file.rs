@@ -135,9 +135,10 @@ impl MainFile {
         &mut self.properties
     }
 
-    /// Takes over what others have done since the last look.
+    /// Takes over what others have done since the last look. A file that is never locked, as the later
+    /// pieces are that SQLite's multiplex VFS cuts a database into, gives no other sign that it is time.
     fn refresh(&mut self) -> Result<(), c_int> {
-        if !self.stale {
+        if !self.stale && self.lock != SQLITE_LOCK_NONE {
             return Ok(());
         }
         self.stale = false;

@@ -185,10 +185,15 @@ unsafe fn open_file(
         } else if !name.is_null()
             && flags & SQLITE_OPEN_MAIN_JOURNAL != 0
             && flags & SQLITE_OPEN_READONLY == 0
-            && keeps_journal_in_memory(host, name)
         {
-            let journal = Journal::new(host, CStr::from_ptr(name));
-            Some((Opened::Journal(journal), &JOURNAL_METHODS, flags))
+            match keeps_journal_in_memory(host, name) {
+                Ok(true) => {
+                    let journal = Journal::new(host, CStr::from_ptr(name));
+                    Some((Opened::Journal(journal), &JOURNAL_METHODS, flags))
+                }
+                Ok(false) => None,
+                Err(code) => return code,
+            }
         } else {
             None
         };
@@ -223,24 +228,34 @@ unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
 /// Whether a journal belongs to a pool and is not on disk already, as it is after a crash in the
 /// middle of a transaction across several files.
 ///
+/// Where the host cannot say whether it is on disk, the answer is its error: to take a hot journal for one in memory
+/// would be to forget what is to be rolled back.
+///
 /// # Safety
 ///
 /// `name` is what SQLite passes to xOpen.
-unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> bool {
+unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> Result<bool, c_int> {
     // SAFETY: the caller vouches for the name.
     unsafe {
         let bytes = CStr::from_ptr(name).to_bytes();
-        let Some(database) = bytes.strip_suffix(JOURNAL_SUFFIX) else { return false };
-        let mut exists = 0;
-        let mut is_there = 0;
-        if let Some(access) = host.methods().xAccess {
-            access(host.as_ptr(), name, SQLITE_ACCESS_EXISTS, &mut exists);
-            // This one also tells of an empty file.
-            access(host.as_ptr(), name, SQLITE_ACCESS_READWRITE, &mut is_there);
+        match bytes.strip_suffix(JOURNAL_SUFFIX) {
+            Some(database) if registry::is_pool_name(database) => {}
+            _ => return Ok(false),
         }
-        exists == 0
-            && registry::is_pool_name(database)
-            && (is_there == 0 || sync_empty_journal(host, name) == SQLITE_OK)
+        let Some(access) = host.methods().xAccess else { return Err(SQLITE_CANTOPEN) };
+        let ask = |what| {
+            let mut answer = 0;
+            match access(host.as_ptr(), name, what, &mut answer) {
+                SQLITE_OK => Ok(answer != 0),
+                code => Err(code),
+            }
+        };
+        if ask(SQLITE_ACCESS_EXISTS)? {
+            return Ok(false);
+        }
+        // This one also tells of an empty file.
+        let is_there = ask(SQLITE_ACCESS_READWRITE)?;
+        Ok(!is_there || sync_empty_journal(host, name) == SQLITE_OK)
     }
 }
 

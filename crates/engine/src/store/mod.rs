@@ -285,30 +285,35 @@ impl Store {
     /// Whether the device holds nothing yet, or the remains of a creation that was cut short.
     pub fn is_unborn(device: &dyn Device) -> Result<bool> {
         let len = device.len().map_err(|error| Error::io("measure", error))?;
-        let mut front = vec![0; BLOCK_LEN];
+        let mut front = vec![0; EXTENTS_OFFSET.min(len) as usize];
         let n = device.read_at(&mut front, 0).map_err(|error| Error::io("read", error))?;
         Ok(Self::is_unborn_front(len, &front[..n]))
     }
 
-    /// The same, of a device this long that begins with `front`: nothing behind the ring, and no
-    /// header, or one that was torn when it was written over zeros.
+    /// The same, of a device this long that begins with `front`, of which everything up to
+    /// [`EXTENTS_OFFSET`] must be there: nothing behind the ring, no header, or one that was torn when it was
+    /// written over zeros, and nothing else but the first superblock. Anything more is somebody's data, however
+    /// damaged its beginning.
     pub fn is_unborn_front(len: u64, front: &[u8]) -> bool {
         if len == 0 {
             return true;
         }
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-        if len < BLOCK_LEN as u64 {
-            // Of the zeros written first, a few sectors.
-            return len == front.len() as u64
-                && front.len().is_multiple_of(SECTOR_LEN_MIN)
-                && is_zero(front);
-        }
-        let Some(block) = front.get(..BLOCK_LEN).filter(|_| len <= EXTENTS_OFFSET) else {
+        if len > EXTENTS_OFFSET || front.len() as u64 != len {
             return false;
-        };
+        }
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        if front.len() < BLOCK_LEN {
+            // Of the zeros written first, a few sectors.
+            return front.len().is_multiple_of(SECTOR_LEN_MIN) && is_zero(front);
+        }
+        let (block, ring) = front.split_at(BLOCK_LEN);
+        let first_slot = slot_offset(1) as usize - BLOCK_LEN;
+        let (before, from_slot) = ring.split_at(first_slot.min(ring.len()));
+        let behind = from_slot.get(BLOCK_LEN..).unwrap_or_default();
         let (start, rest) = block.split_at(SECTOR_LEN_MIN);
-        is_zero(start) && is_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
-            || is_zero(rest) && start.starts_with(superblock::MAGIC)
+        let has_no_header = is_zero(start) && is_zero(&rest[..rest.len() - SECTOR_LEN_MIN])
+            || is_zero(rest) && start.starts_with(superblock::MAGIC);
+        has_no_header && is_zero(before) && is_zero(behind)
     }
 
     /// Opens the newest state that verifies.

@@ -68,12 +68,16 @@ impl MainFile {
     /// Finds out what the file is.
     pub(super) fn probe(&mut self) -> std::result::Result<(), c_int> {
         let len = self.host_file.len()?.unsigned_abs();
-        let mut front = [0; superblock::BLOCK_LEN];
-        let front = &mut front[..superblock::BLOCK_LEN.min(len as usize)];
+        let mut front = vec![0; superblock::BLOCK_LEN.min(len as usize)];
         if len > 0 {
-            self.host_file.read_some(front, 0)?;
+            self.host_file.read_some(&mut front, 0)?;
         }
-        if Store::is_unborn_front(len, front) {
+        if len <= superblock::EXTENTS_OFFSET && !front.starts_with(SQLITE_MAGIC) {
+            // Only the whole of it tells what a creation left behind from data with a damaged beginning.
+            front.resize(len as usize, 0);
+            self.host_file.read_some(&mut front, 0)?;
+        }
+        if Store::is_unborn_front(len, &front) {
             if !self.read_only {
                 self.backing =
                     Backing::Unborn(None, PoolName::new(self.path.as_os_str().as_bytes()));
