@@ -44,7 +44,7 @@ class Context:
     def __init__(self, options):
         self.seed, self.library, self.hardpack = options.seed, options.lib, options.cli
         self.work, self.keep, self.journal_mode = options.work, options.keep, options.journal_mode
-        self.may_drop_caches = os.geteuid() == 0 and not options.keep_caches
+        self.may_drop_caches = os.geteuid() == 0 and not (options.keep_caches or options.quick)
         self.idle_settings = {"pool": "", "seed": "", "work": "", "pragmas": [], "may_fill": False, "life": 0,
                               "library": self.library}
         self.counts = collections.Counter()
