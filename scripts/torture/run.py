@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,13 @@ def summarise(context, results, seconds):
         context.say(f"{part}: {verdict}")
 
 
+def terminated(*_):
+    """SIGTERM is an interruption like Ctrl-C: everything is taken down in order."""
+    raise KeyboardInterrupt
+
+
 def main():
+    signal.signal(signal.SIGTERM, terminated)
     sql.need_extensions()
     options = parse_arguments(sys.argv[1:])
     context = Context(options)
@@ -154,7 +161,7 @@ def main():
     if options.quick:
         context.say("quick: a full disk and power cuts are part of the long run only")
     results, began = {}, time.monotonic()
-    self_test.run(context)
+    parts = {"self-test": (lambda context, _: self_test.run(context), 0), **parts}
     for name, (run, share) in parts.items():
         context.say(f"{name}:")
         try:
