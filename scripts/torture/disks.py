@@ -7,7 +7,6 @@ import atexit
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -123,17 +122,12 @@ def cleanup():
             print(f"left behind: {error}", file=sys.stderr)
 
 
-def _terminated(*_):
-    raise KeyboardInterrupt
-
-
 def kinds(context, wanted):
     """The file systems that can be made and mounted here; says what is missing."""
     if os.geteuid() != 0:
         context.skip(f"{wanted}: needs root, for loop devices")
         return []
     atexit.register(cleanup)
-    signal.signal(signal.SIGTERM, _terminated)
     usable = []
     with context.directory("probe") as directory:
         for kind, command in MKFS.items():

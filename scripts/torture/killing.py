@@ -18,9 +18,9 @@ IN_USE, CANNOT = 5, 3
 PATIENCE = 4
 
 
-def new_pool(context, rng, work, directory, syncs, without_log=()):
+def new_pool(context, rng, work, directory, syncs, without_log=(), log_too=True):
     """An empty ledger, with settings drawn at random; of `synchronous` from `syncs`, and `without_log` where there is
-    no write-ahead log. Returns (path, settings for workers)."""
+    no write-ahead log, which there may be with `log_too`. Returns (path, settings for workers)."""
     pool = os.path.join(directory, "pool.hpk")
     shape = {
         "page_size": rng.choice((512, 1024, 4096, 4096, 4096, 16384, 65536)),
@@ -32,6 +32,8 @@ def new_pool(context, rng, work, directory, syncs, without_log=()):
     }
     if context.journal_mode:
         shape["journal_mode"] = context.journal_mode
+    if not log_too and shape["journal_mode"] == "wal":
+        shape["journal_mode"] = "delete"
     if shape["journal_mode"] != "wal":
         syncs += without_log
     pragmas = [

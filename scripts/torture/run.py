@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ class Context:
     def __init__(self, options):
         self.seed, self.library, self.hardpack = options.seed, options.lib, options.cli
         self.work, self.keep, self.journal_mode = options.work, options.keep, options.journal_mode
-        self.may_drop_caches = os.geteuid() == 0 and not options.keep_caches
+        self.may_drop_caches = os.geteuid() == 0 and not (options.keep_caches or options.quick)
         self.idle_settings = {"pool": "", "seed": "", "work": "", "pragmas": [], "may_fill": False, "life": 0,
                               "library": self.library}
         self.counts = collections.Counter()
@@ -140,7 +141,13 @@ def summarise(context, results, seconds):
         context.say(f"{part}: {verdict}")
 
 
+def terminated(*_):
+    """SIGTERM is an interruption like Ctrl-C: everything is taken down in order."""
+    raise KeyboardInterrupt
+
+
 def main():
+    signal.signal(signal.SIGTERM, terminated)
     sql.need_extensions()
     options = parse_arguments(sys.argv[1:])
     context = Context(options)
@@ -154,7 +161,7 @@ def main():
     if options.quick:
         context.say("quick: a full disk and power cuts are part of the long run only")
     results, began = {}, time.monotonic()
-    self_test.run(context)
+    parts = {"self-test": (lambda context, _: self_test.run(context), 0), **parts}
     for name, (run, share) in parts.items():
         context.say(f"{name}:")
         try:
