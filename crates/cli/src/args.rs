@@ -79,6 +79,17 @@ Examples:
   hardpack salvage --rewind 41 words.db.hpk saved.db
   sqlite3 saved.db .recover | sqlite3 recovered.db";
 
+const REWIND_HELP: &str = "\
+The last few states of a pool stay readable until their space is used again. The state is verified
+completely first, and nothing is changed where it is not whole. What was committed since becomes an
+older state itself: as long as it is whole, 'hardpack rewind POOL' with its number undoes this.
+No program may have the pool open meanwhile.
+
+Examples:
+  hardpack check --states words.db.hpk       which states there are, and which are whole
+  hardpack unpack --rewind 41 words.db.hpk   look at one first
+  hardpack rewind words.db.hpk 41";
+
 /// Keeps SQLite databases, and any other files, compressed and checksummed inside one file, a pool,
 /// and gives them back live.
 #[derive(Debug, Parser)]
@@ -100,6 +111,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Copy all that can still be read out of a damaged pool
     Salvage(SalvageArgs),
+    /// Make an older state of a pool the newest
+    Rewind(RewindArgs),
     /// Make a pool short again, while it is in use
     Compact(CompactArgs),
     /// Show properties
@@ -206,6 +219,8 @@ pub struct UnpackArgs {
     /// The file to create [default: the name it was packed under, beside POOL]
     #[arg(value_name = "OUT")]
     pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub rewind: RewindTo,
     /// Replace OUT if it exists
     #[arg(long, short)]
     pub force: bool,
@@ -235,6 +250,11 @@ pub struct CheckArgs {
     #[arg(long)]
     pub no_integrity_check: bool,
     #[command(flatten)]
+    pub rewind: RewindTo,
+    /// List the states whose superblocks are there, and verify each
+    #[arg(long, conflicts_with = "txg")]
+    pub states: bool,
+    #[command(flatten)]
     pub work: WorkArgs,
 }
 
@@ -258,6 +278,19 @@ pub struct SalvageArgs {
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = REWIND_HELP)]
+pub struct RewindArgs {
+    /// The pool
+    #[arg(value_name = "POOL")]
+    pub pool: PathBuf,
+    /// The number of the state
+    #[arg(value_name = "TXG")]
+    pub txg: u64,
+    #[command(flatten)]
+    pub work: WorkArgs,
 }
 
 /// Which state of a pool is meant.

@@ -42,6 +42,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Info(args) => commands::info::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Salvage(args) => commands::salvage::run(&args),
+        Command::Rewind(args) => commands::rewind::run(&args),
         Command::Compact(args) => commands::compact::run(&args),
         Command::Get(args) => commands::properties::get(&args),
         Command::Set(args) => commands::properties::set(&args),

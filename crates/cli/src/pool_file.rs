@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
+use hardpack_engine::Txg;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{DirEntry, File, Options, Pool};
 
@@ -50,6 +51,13 @@ pub fn options(threads: Option<u16>) -> Options {
 /// Opens a pool to read it.
 pub fn open_read_only(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
     open(path, FileDevice::open_read_only, threads)
+}
+
+/// Opens a pool to read it, as it was at an older state where one is given.
+pub fn open_state(path: &Path, txg: Option<u64>, threads: Option<u16>) -> Result<Pool, Reason> {
+    let Some(txg) = txg else { return open_read_only(path, threads) };
+    let device = open_device(path, FileDevice::open_read_only)?;
+    Ok(Pool::open_at(Arc::new(device), options(threads), Txg(txg))?)
 }
 
 /// Opens a pool to change it.

@@ -30,6 +30,7 @@ mod host;
 mod journal;
 mod main_file;
 mod maintenance;
+pub mod owners;
 mod pragma;
 mod registry;
 mod stats;

@@ -173,7 +173,7 @@ impl Layout {
 
 /// The kinds of b-tree pages, by the flag that they begin with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     IndexInterior,
     TableInterior,
     IndexLeaf,
@@ -194,13 +194,7 @@ struct BtreePage<'a> {
 
 impl<'a> BtreePage<'a> {
     fn parse(bytes: &'a [u8], header: usize) -> Option<BtreePage<'a>> {
-        let kind = match bytes[header] {
-            2 => Kind::IndexInterior,
-            5 => Kind::TableInterior,
-            10 => Kind::IndexLeaf,
-            13 => Kind::TableLeaf,
-            _ => return None,
-        };
+        let kind = Kind::of(bytes[header])?;
         let header_len = if kind.is_leaf() { 8 } else { 12 };
         let cell_count = be16(bytes, header + 3);
         let content = match be16(bytes, header + 5) {
@@ -303,30 +297,46 @@ impl<'a> BtreePage<'a> {
 
     /// How much of a payload is kept in the cell, with the number of the first overflow page.
     fn local_len(&self, payload_len: usize) -> usize {
-        let usable_len = self.bytes.len();
+        let kept_len = self.kind.kept_len(payload_len, self.bytes.len());
+        if kept_len < payload_len { kept_len + 4 } else { kept_len }
+    }
+}
+
+impl Kind {
+    pub(crate) fn of(flag: u8) -> Option<Kind> {
+        Some(match flag {
+            2 => Kind::IndexInterior,
+            5 => Kind::TableInterior,
+            10 => Kind::IndexLeaf,
+            13 => Kind::TableLeaf,
+            _ => return None,
+        })
+    }
+
+    /// How much of a payload is kept in a cell of a page with so many usable bytes; where that is not
+    /// all of it, the number of the first overflow page follows.
+    pub(crate) fn kept_len(self, payload_len: usize, usable_len: usize) -> usize {
         let local_len_max =
-            if self.kind.is_table() { usable_len - 35 } else { (usable_len - 12) * 64 / 255 - 23 };
+            if self.is_table() { usable_len - 35 } else { (usable_len - 12) * 64 / 255 - 23 };
         if payload_len <= local_len_max {
             return payload_len;
         }
         let local_len_min = (usable_len - 12) * 32 / 255 - 23;
         let surplus = local_len_min + (payload_len - local_len_min) % (usable_len - 4);
-        4 + if surplus <= local_len_max { surplus } else { local_len_min }
+        if surplus <= local_len_max { surplus } else { local_len_min }
     }
-}
 
-impl Kind {
-    fn is_leaf(self) -> bool {
+    pub(crate) fn is_leaf(self) -> bool {
         matches!(self, Kind::IndexLeaf | Kind::TableLeaf)
     }
 
-    fn is_table(self) -> bool {
+    pub(crate) fn is_table(self) -> bool {
         matches!(self, Kind::TableInterior | Kind::TableLeaf)
     }
 }
 
 /// SQLite's variable-length integer at the start of `bytes`, and what follows it.
-fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+pub(crate) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(9).enumerate() {
         if index == 8 {
@@ -340,10 +350,10 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-fn be16(bytes: &[u8], at: usize) -> usize {
+pub(crate) fn be16(bytes: &[u8], at: usize) -> usize {
     usize::from(bytes[at]) << 8 | usize::from(bytes[at + 1])
 }
 
-fn be32(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     (be16(bytes, at) << 16 | be16(bytes, at + 2)) as u32
 }

@@ -1,11 +1,12 @@
 //! `hardpack check`: every checksum, every tree, free space against what is reachable, and then what
 //! SQLite says of the database.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use hardpack::owners::{self, OwnedPages, Owners};
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{CheckReport, Pool, Problem};
 use serde_json::{Value, json};
@@ -22,6 +23,9 @@ const STEPS_PER_LOOK: i32 = 10_000;
 
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     signals::catch();
+    if args.states {
+        return super::rewind::list_states(args).cannot("check", args.pool.display());
+    }
     let began = Instant::now();
     let findings = check(args).cannot("check", args.pool.display())?;
     let seconds = began.elapsed().as_secs_f64();
@@ -38,18 +42,48 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
 struct Findings {
     report: CheckReport,
     names: HashMap<FileId, String>,
+    /// The pages of databases that are hurt, by file.
+    hurt_pages: Vec<(String, Owners)>,
     /// What `integrity_check` said; `None` where it was not run.
     integrity: Option<Vec<String>>,
 }
 
 fn check(args: &CheckArgs) -> Result<Findings, Reason> {
-    let pool = pool_file::open_read_only(&args.pool, args.work.threads)?;
+    let pool = pool_file::open_state(&args.pool, args.rewind.txg, args.work.threads)?;
     let (report, names) = check_pool(args, &pool)?;
-    let holds_database = report.is_clean() && !args.no_integrity_check && is_database(&pool)?;
+    let hurt_pages = find_hurt_pages(&pool, &report, &names);
+    // SQLite sees the newest state only.
+    let is_wanted = !args.no_integrity_check && args.rewind.txg.is_none();
+    let holds_database = report.is_clean() && is_wanted && is_database(&pool)?;
     // Before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
     let integrity = if holds_database { Some(check_integrity(args)?) } else { None };
-    Ok(Findings { report, names, integrity })
+    Ok(Findings { report, names, hurt_pages, integrity })
+}
+
+/// Which pages are hurt, and whose they are, in each file that is a database as far as can be told.
+fn find_hurt_pages(
+    pool: &Pool,
+    report: &CheckReport,
+    names: &HashMap<FileId, String>,
+) -> Vec<(String, Owners)> {
+    let mut ranges: BTreeMap<FileId, Vec<(u64, u64)>> = BTreeMap::new();
+    for problem in &report.problems {
+        if let (Some(file), Some(range)) = (problem.file, problem.range) {
+            ranges.entry(file).or_default().push(range);
+        }
+    }
+    let owners = |(id, ranges): (FileId, Vec<(u64, u64)>)| {
+        let file = pool.file(id).ok()?;
+        let mut read = |buf: &mut [u8], offset| file.read_at(buf, offset).is_ok();
+        let owners = owners::find(file.len().ok()?, &ranges, &mut read)?;
+        Some((name_of(names, id), owners))
+    };
+    ranges.into_iter().filter_map(owners).collect()
+}
+
+fn name_of(names: &HashMap<FileId, String>, file: FileId) -> String {
+    names.get(&file).cloned().unwrap_or_else(|| format!("file {}", file.0))
 }
 
 fn check_pool(
@@ -111,8 +145,7 @@ impl Findings {
     }
 
     fn name(&self, problem: &Problem) -> Option<String> {
-        let known = |file: &FileId| self.names.get(file).cloned();
-        problem.file.map(|file| known(&file).unwrap_or_else(|| format!("file {}", file.0)))
+        problem.file.map(|file| name_of(&self.names, file))
     }
 
     fn text(&self, args: &CheckArgs, seconds: f64) -> String {
@@ -124,6 +157,11 @@ impl Findings {
                 (None, _) => String::new(),
             };
             text.push_str(&format!("{place}{}\n", problem.detail));
+        }
+        let rows: Vec<_> =
+            self.hurt_pages.iter().flat_map(|(name, owners)| page_rows(name, owners)).collect();
+        if !rows.is_empty() {
+            text.push_str(&output::columns(["FILE", "PAGES", "HURT"], rows, 3));
         }
         for line in self.integrity.iter().flatten() {
             text.push_str(&format!("integrity_check: {line}\n"));
@@ -167,7 +205,31 @@ impl Findings {
             "free_bytes": report.free_bytes,
             "seconds": (seconds * 1000.0).round() / 1000.0,
             "problems": problems.collect::<Value>(),
+            "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "integrity_check": self.integrity,
         })
     }
+}
+
+/// Pages that nothing leads to that still reads.
+const UNKNOWN_OWNER: &str = "not known: what leads there is hurt";
+
+fn page_rows(name: &str, owners: &Owners) -> Vec<[String; 3]> {
+    let row = |owned: &OwnedPages| {
+        let (first, last) = (*owned.pages.start(), *owned.pages.end());
+        let pages = if first == last { first.to_string() } else { format!("{first} to {last}") };
+        [name.into(), pages, owned.owner.clone().unwrap_or_else(|| UNKNOWN_OWNER.into())]
+    };
+    owners.pages.iter().map(row).collect()
+}
+
+fn pages_json((name, owners): &(String, Owners)) -> Value {
+    let pages = owners.pages.iter().map(|owned| {
+        json!({
+            "first": *owned.pages.start(),
+            "last": *owned.pages.end(),
+            "owner": owned.owner,
+        })
+    });
+    json!({ "file": name, "page_bytes": owners.page_len, "pages": pages.collect::<Value>() })
 }

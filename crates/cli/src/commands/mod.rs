@@ -8,6 +8,7 @@ pub mod info;
 pub mod pack;
 pub mod properties;
 pub mod repack;
+pub mod rewind;
 pub mod salvage;
 pub mod sql;
 pub mod unpack;

@@ -34,7 +34,7 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let cannot = |reason: Reason| reason.cannot("unpack", args.pool.display());
     let input = args.pool.canonicalize().map_err(|error| cannot(error.into()))?;
-    let holding = describe(&input).map_err(cannot)?;
+    let holding = describe(args, &input).map_err(cannot)?;
     let output = match &args.output {
         Some(output) => output.clone(),
         None => default_output(&args.pool, &holding.name).map_err(cannot)?,
@@ -53,8 +53,8 @@ struct Holding {
     is_database: bool,
 }
 
-fn describe(input: &Path) -> Result<Holding, Reason> {
-    let pool = pool_file::open_read_only(input, None)?;
+fn describe(args: &UnpackArgs, input: &Path) -> Result<Holding, Reason> {
+    let pool = pool_file::open_state(input, args.rewind.txg, None)?;
     let entry = pool.only_file()?;
     Ok(Holding {
         name: entry.name,
@@ -104,7 +104,9 @@ fn unpack(
             progress.at(writer.digest.len());
             Ok(())
         };
-        let is_whole = if holding.is_database && pool_file::has_sidecar(input) {
+        // A log or journal belongs to the newest state.
+        let has_sidecar = args.rewind.txg.is_none() && pool_file::has_sidecar(input);
+        let is_whole = if holding.is_database && has_sidecar {
             read_database(input, &mut sink)?;
             true
         } else {
@@ -149,8 +151,9 @@ fn read_pool(
     is_database: bool,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
 ) -> Result<bool, Reason> {
-    let pool = pool_file::open_read_only(input, args.work.threads)?;
-    if (is_database && pool_file::has_sidecar(input)) || pool.refresh()? {
+    let pool = pool_file::open_state(input, args.rewind.txg, args.work.threads)?;
+    let is_newest = args.rewind.txg.is_none();
+    if (is_newest && is_database && pool_file::has_sidecar(input)) || pool.refresh()? {
         return Ok(false);
     }
     let txg = pool.state().txg();

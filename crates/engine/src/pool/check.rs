@@ -3,17 +3,19 @@
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Pool;
 use super::delta;
-use super::extents::parse_piece;
+use super::extents::{parse_piece, parse_piece_key};
+use super::names;
 use crate::error::{Error, Result};
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::pointer::Pointer;
-use crate::store::trees::{ALL, DICTIONARIES, OF_POINTERS};
-use crate::store::verify::{Met, Space, data_pointer, walk_tree};
+use crate::store::trees::{ALL, DICTIONARIES, MAP, NAMES, OF_POINTERS, PATCHES};
+use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
@@ -84,16 +86,20 @@ fn check_state(
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = Space::new(store, state);
     let mut batch: Vec<Record> = Vec::new();
+    let mut hurt = HurtRanges::default();
     for (tree, name) in ALL {
         let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
-        walk_tree(store, tree, root, Txg(0), &mut |met| {
+        walk_bounded(store, tree, root, Txg(0), &mut |met, bounds| {
+            hurt.note(&mut report, &met);
             match met {
                 Met::Node(_, pointer) => {
                     report.nodes += 1;
                     report.bytes += u64::from(pointer.stored_len);
                     space.add_used(pointer);
                 }
-                Met::Damage(_, error) => report.add(None, None, format!("{name} tree: {error}")),
+                Met::Damage(tree, error) => {
+                    hurt.add(&mut report, tree, bounds, &format!("{name} tree: {error}"));
+                }
                 Met::Entry(tree, key, value) if OF_POINTERS.contains(&tree) => {
                     match parse_record(tree, key, value) {
                         Ok(record) => {
@@ -129,6 +135,63 @@ fn check_state(
         check_counters(state, &mut report);
     }
     Ok(report)
+}
+
+/// Which bytes of which files hang below what cannot be read.
+#[derive(Default)]
+struct HurtRanges {
+    /// The length of each file.
+    files: BTreeMap<FileId, u64>,
+    /// The problem that ends with the next entry of the tree: what is before that is found, if it
+    /// exists at all, through what is damaged.
+    open: Option<usize>,
+}
+
+impl HurtRanges {
+    fn note(&mut self, report: &mut CheckReport, met: &Met<'_>) {
+        match met {
+            Met::Entry(NAMES, key, value) => {
+                let attributes = names::parse_attributes_of(key, value);
+                self.files.extend(attributes.map(|(file, attributes)| (file, attributes.len)));
+            }
+            Met::Entry(MAP | PATCHES, key, _) => {
+                let problem = self.open.take().and_then(|index| report.problems.get_mut(index));
+                if let (Some(problem), Ok((file, start))) = (problem, parse_piece_key(key))
+                    && problem.file == Some(file)
+                    && let Some((_, end)) = &mut problem.range
+                {
+                    *end = start.max(*end);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn add(&mut self, report: &mut CheckReport, tree: u8, bounds: &Bounds, detail: &str) {
+        let place = |key: &[u8]| {
+            let mut whole = [0; 16];
+            let n = key.len().min(16);
+            whole[..n].copy_from_slice(&key[..n]);
+            parse_piece_key(&whole).unwrap_or((FileId(0), 0))
+        };
+        let from = place(&bounds.from);
+        let to = bounds.to.as_ref().map_or((FileId(u64::MAX), 0), |to| place(to));
+        let count = report.problems.len();
+        if matches!(tree, MAP | PATCHES) {
+            for (file, len) in self.files.range(from.0..=to.0.max(from.0)) {
+                let start = if *file == from.0 { from.1 } else { 0 };
+                let end = if *file == to.0 { to.1.min(*len) } else { *len };
+                if start < end {
+                    report.add(Some(*file), Some((start, end)), detail);
+                }
+            }
+            self.open = report.problems.len().checked_sub(1);
+        }
+        if report.problems.len() == count {
+            self.open = None;
+            report.add(None, None, detail);
+        }
+    }
 }
 
 fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {

@@ -64,7 +64,7 @@ pub(super) fn parse_piece(tree: u8, key: &[u8], value: &[u8]) -> Result<(FileId,
 }
 
 /// Reads the key of a record or patch.
-fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
+pub(super) fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
     let parsed = key.split_first_chunk::<8>().and_then(|(file, offset)| {
         let offset = offset.try_into().ok().map(u64::from_be_bytes)?;
         Some((FileId(u64::from_be_bytes(*file)), offset))

@@ -78,7 +78,9 @@ impl Txn {
         else {
             return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
         };
-        space::drain(core, freed_tree, space_tree)?;
+        if core.set_aside.is_none() {
+            space::drain(core, freed_tree, space_tree)?;
+        }
         let base = &core.base.superblock;
         // A commit that only says what is durable leaves every root where it is.
         let differs = *roots != base.roots
@@ -103,6 +105,7 @@ impl Txn {
             roots::fill(core, roots_tree, roots)?;
         }
         roots[usize::from(ROOTS)] = roots_tree.flush(core)?;
+        core.space.windows.extend(core.set_aside.iter().flatten());
         debug_assert!(core.freed.is_empty());
         Ok(())
     }
@@ -131,6 +134,7 @@ impl Txn {
             txg: core.txg,
             durable_txg: durable,
             data_synced,
+            sync_first: core.set_aside.is_some(),
             next_slot: free_slot(slot, &slots, durable, base.guarded),
             end: core.space.end,
             freed_count: core.space.freed_count,

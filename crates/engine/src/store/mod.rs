@@ -20,6 +20,7 @@ mod fields;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
+mod rewind;
 pub mod roots;
 pub mod scan;
 mod space;
@@ -338,6 +339,29 @@ impl Store {
         let store = Store { read_only: true, ..Store::with_header(device, caches, header) };
         let store = Store { is_pinned: true, state: RwLock::new(Arc::new(state)), ..store };
         Ok(Arc::new(store))
+    }
+
+    /// Opens the state of a superblock that is still in the ring, to read it.
+    pub fn open_at(device: Arc<dyn Device>, caches: Arc<Caches>, txg: Txg) -> Result<Arc<Store>> {
+        let mut block = vec![0; BLOCK_LEN];
+        let n = device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
+        let header = Header::decode(&block[..n])?;
+        let store = Store::with_header(Arc::clone(&device), Arc::clone(&caches), header);
+        let superblock = store.superblock_at(txg)?;
+        Store::open_pinned(device, caches, header, superblock)
+    }
+
+    /// The superblocks of the ring, the newest first.
+    pub fn superblocks(&self) -> Result<Vec<Superblock>> {
+        let ring = self.read_ring()?;
+        let mut superblocks: Vec<Superblock> = ring.into_iter().map(|(_, sb)| sb).collect();
+        superblocks.sort_by_key(|superblock| std::cmp::Reverse(superblock.txg));
+        Ok(superblocks)
+    }
+
+    fn superblock_at(&self, txg: Txg) -> Result<Superblock> {
+        let found = self.superblocks()?.into_iter().find(|superblock| superblock.txg == txg);
+        found.ok_or_else(|| Error::NotFound { what: "state", name: format!("txg {txg}") })
     }
 
     fn with_header(device: Arc<dyn Device>, caches: Arc<Caches>, header: Header) -> Store {

@@ -100,7 +100,7 @@ pub(super) fn fill(
     f.u64(core.space.end.0);
     f.u64(core.next_file_id);
     f.u64(core.durable.0);
-    for window in &core.space.windows {
+    for window in core.space.windows.iter().chain(core.set_aside.iter().flatten()) {
         f.u64(window.start.0);
         f.u64(window.sectors);
     }

@@ -51,6 +51,7 @@ pub const NUMBER_MAX: u64 = 1 << 62;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
 const FLAG_DATA_SYNCED: u32 = 1;
+const FLAG_SYNC_FIRST: u32 = 2;
 
 /// Some patch is a delta (see [`super::pointer::Filter`]).
 pub const FEATURE_DELTAS: u64 = 1 << 0;
@@ -134,6 +135,9 @@ pub struct Superblock {
     pub durable_txg: Txg,
     /// All that this txg wrote was made durable before this superblock was written.
     pub data_synced: bool,
+    /// What is free here may be part of the state before: nothing may be written until this one is
+    /// durable.
+    pub sync_first: bool,
     /// The slot that the next superblock goes to, so that others need look nowhere else for it; nothing
     /// where none was free.
     pub next_slot: Option<u64>,
@@ -167,7 +171,8 @@ impl Superblock {
         f.u64(self.incompat);
         f.u64(self.txg.0);
         f.u64(self.durable_txg.0);
-        f.u32(if self.data_synced { FLAG_DATA_SYNCED } else { 0 });
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        f.u32(flag(self.data_synced, FLAG_DATA_SYNCED) | flag(self.sync_first, FLAG_SYNC_FIRST));
         f.u32(self.next_slot.map_or(0, |slot| slot as u32 + 1));
         f.u64(self.end.0);
         f.u64(self.freed_count);
@@ -207,6 +212,7 @@ impl Superblock {
             txg,
             durable_txg: txg,
             data_synced: true,
+            sync_first: false,
             next_slot: None,
             end,
             freed_count: 0,
@@ -270,7 +276,7 @@ impl Superblock {
         let sound = durable_txg <= txg
             && txg.0 < NUMBER_MAX
             && next_file_id < NUMBER_MAX
-            && flags & !FLAG_DATA_SYNCED == 0
+            && flags & !(FLAG_DATA_SYNCED | FLAG_SYNC_FIRST) == 0
             && next_slot.is_none_or(|slot| slot < SLOT_COUNT)
             && end <= SECTOR_MAX
             && freed_sectors <= end.0
@@ -285,6 +291,7 @@ impl Superblock {
             txg,
             durable_txg,
             data_synced: flags & FLAG_DATA_SYNCED != 0,
+            sync_first: flags & FLAG_SYNC_FIRST != 0,
             next_slot,
             end,
             freed_count,

@@ -60,6 +60,9 @@ pub(super) struct TxnCore {
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added.
     pub(super) new_dictionaries: Vec<u32>,
+    /// Where the transaction brings an older state back: what is free in that, but may be part of the
+    /// newest durable one, and must not be written to.
+    pub(super) set_aside: Option<Vec<Run>>,
     /// The superblock was written, or may have been.
     pub(super) published: bool,
 }
@@ -99,6 +102,10 @@ impl Store {
         if self.refresh()? {
             txn.rebase(self.state());
         }
+        if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
+            self.make_durable()?;
+            txn.rebase(self.state());
+        }
         txn.core.base.superblock.check_writable()?;
         self.reaffirm(&txn.core.base)?;
         Ok(txn)
@@ -134,6 +141,7 @@ impl Txn {
             changed: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
+            set_aside: None,
             published: false,
             base: Arc::clone(&base),
             store,

@@ -1,0 +1,66 @@
+//! Older states on the command line: listed, unpacked, checked, and made the newest again.
+
+mod common;
+
+use std::fs;
+
+use common::{count_rows, hardpack, json_of, make_database, pack};
+
+#[test]
+fn an_older_state_is_listed_unpacked_and_brought_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let db = directory.path().join("rows.db");
+    make_database(&db, 4096, 5000);
+    let pool = pack(&db);
+    let txg = || {
+        let report = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+        report["txg"].as_u64().unwrap()
+    };
+    let before = txg();
+    hardpack().arg("sql").arg(&pool).arg("DELETE FROM t WHERE a > 1000").assert().success();
+    let after = txg();
+    assert!(after > before);
+    let listed = json_of(hardpack().args(["check", "--states", "--json", "-q"]).arg(&pool));
+    let states = listed["states"].as_array().unwrap();
+    assert_eq!((&states[0]["txg"], &states[0]["whole"]), (&after.into(), &true.into()));
+    assert!(states.iter().any(|state| state["txg"] == before && state["whole"] == true));
+    let old = before.to_string();
+    let out = directory.path().join("old.db");
+    let args = ["unpack", "-q", "--rewind", &old];
+    hardpack().args(args).arg(&pool).arg(&out).assert().success();
+    assert_eq!(count_rows(&out), 5000);
+    hardpack().args(["check", "-q", "--rewind", &old]).arg(&pool).assert().success();
+    let out = directory.path().join("saved.db");
+    let args = ["salvage", "-q", "--rewind", &old];
+    hardpack().args(args).arg(&pool).arg(&out).assert().success();
+    assert_eq!(count_rows(&out), 5000);
+
+    let rows = |expected: &str| {
+        let done = hardpack().arg("sql").arg(&pool).arg("SELECT count(*) FROM t").assert();
+        done.success().stdout(format!("{expected}\n"));
+    };
+    rows("1000");
+    let done = hardpack().arg("rewind").arg(&pool).arg(&old).assert().success();
+    let text = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("undoes this"), "{text}");
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    rows("5000");
+    hardpack().args(["rewind", "-q"]).arg(&pool).arg(after.to_string()).assert().success();
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    rows("1000");
+}
+
+#[test]
+fn what_cannot_be_rewound_stays_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let db = directory.path().join("rows.db");
+    make_database(&db, 4096, 500);
+    let pool = pack(&db);
+    let image = fs::read(&pool).unwrap();
+    hardpack().arg("rewind").arg(&pool).arg("99999").assert().code(3).stdout("");
+    hardpack().args(["check", "--rewind", "99999"]).arg(&pool).assert().code(3);
+    let wal = common::with_ending(&pool, "-wal");
+    fs::write(&wal, b"something").unwrap();
+    hardpack().arg("rewind").arg(&pool).arg("1").assert().code(5).stdout("");
+    assert!(fs::read(&pool).unwrap() == image);
+}

@@ -1,0 +1,56 @@
+//! Bringing an older state back, as a commit like any other.
+//!
+//! What was committed since is in space that is free in the older state, and is the newest durable state
+//! until the commit is durable. So the commit itself writes only behind the end of both; what is free
+//! in the older state is set aside meanwhile, and what lies between the two ends is given up under the
+//! new txg. Its superblock says that nothing may be written before it is durable: whoever goes on from
+//! it, should this process end too early, syncs first.
+
+use super::space::{Space, reserved_run};
+use super::superblock::Superblock;
+use super::tree::TxnTree;
+use super::txn::Txn;
+use crate::error::{Error, Result};
+use crate::units::{Run, Txg};
+
+impl Txn {
+    /// Makes the state of an older superblock what this transaction commits. Nothing else may be
+    /// changed in it. The caller has verified the state since the transaction began.
+    pub fn rewind_to(&mut self, txg: Txg) -> Result<()> {
+        let core = &mut self.core;
+        if core.changed || txg >= core.txg {
+            return Err(Error::Invalid("only an older state can be brought back".into()));
+        }
+        let old: Superblock = core.store.superblock_at(txg)?;
+        old.check_readable()?;
+        old.check_writable()?;
+        let ashift = core.ashift();
+        let newest = &core.base.superblock;
+        core.space = Space::new(&old, ashift, core.store.rotor());
+        core.set_aside = Some(std::mem::take(&mut core.space.windows));
+        core.space.end = old.end.max(newest.end);
+        let reserved = reserved_run(ashift);
+        let parts = [
+            (old.end, core.space.end.min(reserved.start)),
+            (old.end.max(reserved.end()), core.space.end),
+        ];
+        let gaps = match core.space.end <= reserved.start || old.end >= reserved.end() {
+            true => vec![(old.end, core.space.end)],
+            false => parts.to_vec(),
+        };
+        let gaps = gaps.into_iter().filter(|(start, end)| start < end);
+        core.freed.extend(gaps.map(|(start, end)| Run { start, sectors: end.0 - start.0 }));
+        core.stats = old.stats;
+        core.incompat |= old.incompat;
+        // Numbers are never given twice.
+        core.next_file_id = core.next_file_id.max(old.next_file_id);
+        self.trees = old
+            .roots
+            .iter()
+            .enumerate()
+            .map(|(tree, root)| TxnTree::new(tree as u8, root.clone()))
+            .collect();
+        self.core.changed = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! Older states: opened as they were, and brought back as a new commit.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Rng, create, only_file, options, problems, read_all};
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::store::Durability;
+use hardpack_engine::{Error, Txg};
+
+/// A pool, and what its file held after each commit. With `recycles`, space is used again soon.
+fn history(seed: u64, rounds: usize, recycles: bool) -> (Arc<MemoryDevice>, Vec<(Txg, Vec<u8>)>) {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "16K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let mut rng = Rng(seed);
+    let mut bytes = Vec::new();
+    let mut states = Vec::new();
+    for _ in 0..rounds {
+        if bytes.is_empty() || recycles && rng.one_in(2) {
+            bytes = rng.text(400_000);
+            file.write_at(&bytes, 0).unwrap();
+        }
+        for _ in 0..4 {
+            let at = rng.below(bytes.len() as u64 - 100) as usize;
+            let new = rng.text(60);
+            file.read_at(&mut [0; 60], at as u64).unwrap();
+            file.write_at(&new, at as u64).unwrap();
+            bytes[at..at + 60].copy_from_slice(&new);
+        }
+        file.commit(Durability::Durable).unwrap();
+        states.push((pool.state().txg(), bytes.clone()));
+    }
+    (device, states)
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Pool {
+    let copy: Arc<dyn Device> = Arc::new(MemoryDevice::new(device.image()));
+    Pool::open(copy, options(1 << 20)).unwrap()
+}
+
+fn content(pool: &Pool) -> Vec<u8> {
+    read_all(&only_file(pool).unwrap()).unwrap()
+}
+
+#[test]
+fn states_that_are_whole_hold_what_they_held() {
+    for (seed, recycles) in [(1, false), (2, true), (3, true)] {
+        let (device, states) = history(seed, 20, recycles);
+        let pool = open(&device);
+        let listed = pool.states(&mut |_, _| {}).unwrap();
+        assert_eq!(listed[0].txg, states.last().unwrap().0);
+        assert!(listed[0].problems.is_empty(), "{:?}", listed[0]);
+        let mut whole = 0;
+        for state in listed.iter().filter(|state| state.problems.is_empty()) {
+            let device = Arc::clone(pool.store().device());
+            let old = Pool::open_at(device, options(1 << 20), state.txg).unwrap();
+            let expected = &states.iter().find(|known| known.0 == state.txg).unwrap().1;
+            assert!(content(&old) == *expected, "seed {seed}, txg {}", state.txg);
+            let file = only_file(&old).unwrap();
+            assert!(matches!(file.write_at(b"x", 0), Err(Error::ReadOnly(_))));
+            assert!(!old.refresh().unwrap());
+            whole += 1;
+        }
+        assert!(whole >= 2, "seed {seed}: {listed:?}");
+        let device = Arc::clone(pool.store().device());
+        let error = Pool::open_at(device, options(1 << 20), Txg(10_000)).unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    }
+}
+
+/// Back to each state that is whole, on from there, and all adds up; and the way back again.
+#[test]
+fn rewinding_is_a_commit_like_any_other() {
+    for (seed, recycles) in [(4, false), (5, true), (6, true), (7, true)] {
+        let (device, states) = history(seed, 15, recycles);
+        let newest = states.last().unwrap();
+        let listed = open(&device).states(&mut |_, _| {}).unwrap();
+        for state in listed.iter().skip(1) {
+            let label = format!("seed {seed}, txg {}", state.txg);
+            let pool = open(&device);
+            let rewound = pool.rewind(state.txg, &mut |_| {});
+            if !state.problems.is_empty() {
+                assert!(rewound.is_err(), "{label}");
+                assert!(content(&pool) == newest.1, "{label}");
+                continue;
+            }
+            let txg = rewound.unwrap();
+            assert_eq!(txg, newest.0.next(), "{label}");
+            let expected = &states.iter().find(|known| known.0 == state.txg).unwrap().1;
+            assert!(content(&pool) == *expected, "{label}");
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            // It can be undone.
+            let again = pool.rewind(newest.0, &mut |_| {}).unwrap();
+            assert!(again > txg && content(&pool) == newest.1, "{label}");
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            pool.rewind(txg, &mut |_| {}).unwrap();
+            // Whoever opens it next goes on from there.
+            let pool = Pool::open(Arc::clone(pool.store().device()), options(1 << 20)).unwrap();
+            assert_eq!(pool.store().recovered_from(), None, "{label}");
+            let file = only_file(&pool).unwrap();
+            let mut expected = expected.clone();
+            let mut rng = Rng(seed);
+            for _ in 0..6 {
+                let at = rng.below(300_000) as usize;
+                let new = rng.text(30_000);
+                file.write_at(&new, at as u64).unwrap();
+                expected[at..at + 30_000].copy_from_slice(&new);
+                file.commit(Durability::Durable).unwrap();
+                assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            }
+            assert!(content(&pool) == expected, "{label}");
+        }
+    }
+}

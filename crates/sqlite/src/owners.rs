@@ -1,0 +1,256 @@
+//! Which tables and indexes some pages of a SQLite database belong to, as far as what still reads of it
+//! tells.
+//!
+//! The schema is read from its own b-tree, then every b-tree it names is walked from its root, with
+//! the overflow pages of its cells, and the freelist. Nothing is believed: a page counts once, numbers
+//! outside the file and cells that overrun their page are passed over, and where a page cannot be read
+//! the walk goes on beside it. What hangs below such a page alone has no known owner.
+//!
+//! Memory: one bit for each page of the database, and what is said of those that are asked for.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::unused::{HEADER_LEN, Kind, PENDING_BYTE_DEFAULT, be16, be32, varint};
+
+/// A page is not shorter, nor has fewer usable bytes than SQLite allows.
+const USABLE_LEN_MIN: usize = 480;
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// The largest page number of SQLite.
+const PAGE_COUNT_MAX: u64 = u32::MAX as u64 - 1;
+
+/// Fills a buffer from an offset of the database, and says whether that could be read.
+pub type ReadAt<'a> = dyn FnMut(&mut [u8], u64) -> bool + 'a;
+
+/// Pages that follow each other and belong to the same.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OwnedPages {
+    /// Their numbers.
+    pub pages: RangeInclusive<u32>,
+    /// Whose they are, such as "table t"; `None` where that is not known.
+    pub owner: Option<String>,
+}
+
+/// What is known of some pages.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Owners {
+    /// The length of a page, in bytes.
+    pub page_len: u32,
+    /// The pages that were asked for, in order.
+    pub pages: Vec<OwnedPages>,
+}
+
+/// Finds the owners of the pages that any of `ranges` touches, in a database file of `len` bytes. None
+/// where its header cannot be read, or is not one.
+pub fn find(len: u64, ranges: &[(u64, u64)], read: &mut ReadAt<'_>) -> Option<Owners> {
+    let mut header = [0; HEADER_LEN];
+    (len >= HEADER_LEN as u64 && read(&mut header, 0)).then_some(())?;
+    let page_len = match be16(&header, 16) {
+        1 => 65536,
+        len if len >= 512 && len.is_power_of_two() => len,
+        _ => return None,
+    };
+    let usable_len = page_len - usize::from(header[20]);
+    let page_count = (len / page_len as u64).min(PAGE_COUNT_MAX) as u32;
+    (header.starts_with(MAGIC) && usable_len >= USABLE_LEN_MIN).then_some(())?;
+    let mut walk = Walk {
+        read,
+        page_len,
+        usable_len,
+        page_count,
+        visited: vec![0; page_count as usize / 64 + 1],
+        owners: BTreeMap::new(),
+        missing: 0,
+    };
+    for (start, end) in ranges.iter().filter(|(start, end)| start < end) {
+        let last = ((end - 1) / page_len as u64 + 1).min(u64::from(page_count)) as u32;
+        for page in (start / page_len as u64 + 1).min(PAGE_COUNT_MAX) as u32..=last {
+            walk.owners.insert(page, None);
+        }
+    }
+    walk.missing = walk.owners.len();
+    walk.fixed_places(&header);
+    walk.freelist(be32(&header, 32));
+    let mut schema = Vec::new();
+    let encoding = be32(&header, 56);
+    walk.btree(1, "the schema", &mut |payload| schema.extend(parse_schema(payload, encoding)));
+    for (root, owner) in schema {
+        walk.btree(root, &owner, &mut |_| {});
+    }
+    Some(Owners { page_len: page_len as u32, pages: walk.finish() })
+}
+
+struct Walk<'a, 'r> {
+    read: &'a mut ReadAt<'r>,
+    page_len: usize,
+    usable_len: usize,
+    page_count: u32,
+    visited: Vec<u64>,
+    owners: BTreeMap<u32, Option<String>>,
+    /// Pages that are asked for and have no owner yet.
+    missing: usize,
+}
+
+impl Walk<'_, '_> {
+    /// Notes whose a page is. False if it was met before, is none, or nothing is left to find.
+    fn visit(&mut self, page: u32, owner: &str) -> bool {
+        if page == 0 || page > self.page_count || self.missing == 0 {
+            return false;
+        }
+        let (word, bit) = (page as usize / 64, 1 << (page % 64));
+        if self.visited[word] & bit != 0 {
+            return false;
+        }
+        self.visited[word] |= bit;
+        if let Some(known @ None) = self.owners.get_mut(&page) {
+            *known = Some(owner.to_string());
+            self.missing -= 1;
+        }
+        true
+    }
+
+    fn page(&mut self, number: u32) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; self.page_len];
+        let offset = u64::from(number - 1) * self.page_len as u64;
+        (self.read)(&mut bytes, offset).then_some(bytes)
+    }
+
+    /// The pages whose place says what they are.
+    fn fixed_places(&mut self, header: &[u8]) {
+        let lock_page = (PENDING_BYTE_DEFAULT / self.page_len as u64 + 1) as u32;
+        self.visit(lock_page, "no table: SQLite locks it");
+        if be32(header, 52) == 0 {
+            return;
+        }
+        let interval = self.usable_len / 5 + 1;
+        for page in (2..=self.page_count).step_by(interval) {
+            // `ptrmapPageno` in `btree.c`: not on the lock-byte page, but behind it.
+            let page = if page == lock_page { page + 1 } else { page };
+            self.visit(page, "pointer map");
+        }
+    }
+
+    fn freelist(&mut self, mut trunk: u32) {
+        while self.visit(trunk, "freelist") {
+            let Some(page) = self.page(trunk) else { return };
+            let count = (be32(&page, 4) as usize).min(self.page_len / 4 - 2);
+            for index in 0..count {
+                self.visit(be32(&page, 8 + 4 * index), "freelist");
+            }
+            trunk = be32(&page, 0);
+        }
+    }
+
+    /// Walks a b-tree; `visit_payload` gets what of each cell of a table is in its page.
+    fn btree(&mut self, root: u32, owner: &str, visit_payload: &mut dyn FnMut(&[u8])) {
+        let overflow = format!("{owner} (overflow)");
+        let mut waiting = vec![root];
+        while let Some(number) = waiting.pop() {
+            // The schema is wanted whole, even when it is not itself what is hurt.
+            if !self.visit(number, owner) {
+                continue;
+            }
+            let Some(page) = self.page(number) else { continue };
+            let header = if number == 1 { HEADER_LEN } else { 0 };
+            let Some(kind) = Kind::of(page[header]) else { continue };
+            let header_len = if kind.is_leaf() { 8 } else { 12 };
+            if !kind.is_leaf() {
+                waiting.push(be32(&page, header + 8));
+            }
+            let pointers = page.get(header + header_len..).unwrap_or(&[]);
+            let count = be16(&page, header + 3).min(pointers.len() / 2);
+            for index in 0..count {
+                let Some(cell) = page.get(be16(pointers, 2 * index)..) else { continue };
+                self.cell(kind, cell, &mut waiting, &overflow, visit_payload);
+            }
+        }
+    }
+
+    fn cell(
+        &mut self,
+        kind: Kind,
+        mut cell: &[u8],
+        waiting: &mut Vec<u32>,
+        overflow: &str,
+        visit_payload: &mut dyn FnMut(&[u8]),
+    ) {
+        if !kind.is_leaf() {
+            let Some((child, rest)) = cell.split_first_chunk::<4>() else { return };
+            waiting.push(u32::from_be_bytes(*child));
+            cell = rest;
+        }
+        if kind.is_table() && !kind.is_leaf() {
+            return;
+        }
+        let Some((payload_len, mut rest)) = varint(cell) else { return };
+        if kind.is_table() {
+            let Some((_, after)) = varint(rest) else { return };
+            rest = after;
+        }
+        let Ok(payload_len) = usize::try_from(payload_len) else { return };
+        let kept_len = kind.kept_len(payload_len, self.usable_len);
+        let Some((payload, rest)) = rest.split_at_checked(kept_len) else { return };
+        visit_payload(payload);
+        if let Some((first, _)) = rest.split_first_chunk::<4>().filter(|_| kept_len < payload_len) {
+            self.chain(u32::from_be_bytes(*first), overflow);
+        }
+    }
+
+    fn chain(&mut self, mut next: u32, owner: &str) {
+        while self.visit(next, owner) {
+            let Some(page) = self.page(next) else { return };
+            next = be32(&page, 0);
+        }
+    }
+
+    fn finish(self) -> Vec<OwnedPages> {
+        let mut pages: Vec<OwnedPages> = Vec::new();
+        for (page, owner) in self.owners {
+            match pages.last_mut() {
+                Some(last) if *last.pages.end() + 1 == page && last.owner == owner => {
+                    last.pages = *last.pages.start()..=page;
+                }
+                _ => pages.push(OwnedPages { pages: page..=page, owner }),
+            }
+        }
+        pages
+    }
+}
+
+/// The root page that a row of the schema names, and what it is the root of.
+fn parse_schema(payload: &[u8], encoding: u32) -> Option<(u32, String)> {
+    let (header_len, mut types) = varint(payload)?;
+    let mut values = payload.get(usize::try_from(header_len).ok()?..)?;
+    let mut columns: [&[u8]; 4] = [&[]; 4];
+    for column in &mut columns {
+        let (kind, rest) = varint(types)?;
+        types = rest;
+        let len = match kind {
+            0 | 8 | 9 => 0,
+            1..=4 => kind as usize,
+            5 => 6,
+            6 | 7 => 8,
+            10 | 11 => return None,
+            _ => usize::try_from((kind - 12) / 2).ok()?,
+        };
+        (*column, values) = values.split_at_checked(len)?;
+    }
+    let wide = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = bytes.as_chunks().0.iter().map(|pair| unit(*pair)).collect();
+        String::from_utf16_lossy(&units)
+    };
+    let text = |bytes: &[u8]| match encoding {
+        2 => wide(bytes, u16::from_le_bytes),
+        3 => wide(bytes, u16::from_be_bytes),
+        _ => String::from_utf8_lossy(bytes).into_owned(),
+    };
+    let [kind, name, table, root] = columns;
+    let root = root.iter().fold(0, |root: u64, byte| root << 8 | u64::from(*byte));
+    let root = u32::try_from(root).ok().filter(|root| *root > 1)?;
+    let owner = match text(kind).as_str() {
+        "index" => format!("index {} of table {}", text(name), text(table)),
+        kind => format!("{kind} {}", text(name)),
+    };
+    Some((root, owner))
+}
