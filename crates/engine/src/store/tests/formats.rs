@@ -82,7 +82,8 @@ prop_compose! {
         stats.codecs[15] = count(numbers[4]);
         Superblock {
             compat, read_only_compat, incompat: 0, txg: Txg(txg), durable_txg: Txg(durable),
-            data_synced, next_slot, end: Sector(1 << 40), freed_count: numbers[5].into(),
+            data_synced, sync_first: !data_synced, next_slot, end: Sector(1 << 40),
+            freed_count: numbers[5].into(),
             freed_sectors: u64::from(numbers[5]) + u64::from(numbers[6]),
             space_sectors: numbers[7].into(), next_file_id,
             windows: windows.into_iter().map(|(start, sectors)| Run { start: Sector(start), sectors })
@@ -228,6 +229,7 @@ fn sample_superblock() -> Superblock {
         txg: Txg(100),
         durable_txg: Txg(99),
         data_synced: false,
+        sync_first: false,
         next_slot: Some(3),
         end: Sector(1 << 30),
         freed_count: 1,
