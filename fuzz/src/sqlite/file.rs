@@ -229,7 +229,7 @@ pub fn run_image(data: &[u8]) {
     std::fs::write(&path, image).expect("it is written");
     for _ in 0..2 {
         let value = text(input.short_bytes());
-        let parameters = vec![
+        let parameters = [
             (text(b"hardpack_recordsize"), value),
             (text(b"hardpack_background_cpu"), text(b"0%")),
         ];

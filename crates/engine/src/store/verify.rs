@@ -121,14 +121,18 @@ fn walk_node(
     Ok(())
 }
 
-/// The entries of a tree within bounds, as far as they can be read, and the bounds of what cannot.
-pub fn entries_within(
-    store: &Store,
-    tree: u8,
-    root: Option<&Pointer>,
-    wanted: &Bounds,
-) -> (Vec<(Vec<u8>, Vec<u8>)>, Vec<Bounds>) {
-    let mut found = (Vec::new(), Vec::new());
+/// What of a tree lies within bounds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Within {
+    /// The entries that can be read, with their keys.
+    pub entries: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Where there may be others.
+    pub lost: Vec<Bounds>,
+}
+
+/// The entries of a tree within bounds, as far as they can be read.
+pub fn entries_within(store: &Store, tree: u8, root: Option<&Pointer>, wanted: &Bounds) -> Within {
+    let mut found = Within::default();
     if let Some(root) = root {
         gather(store, tree, root, (None, &Bounds::default()), wanted, &mut found);
     }
@@ -141,7 +145,7 @@ fn gather(
     pointer: &Pointer,
     (parent, bounds): (Option<(&Node, usize)>, &Bounds),
     wanted: &Bounds,
-    found: &mut (Vec<(Vec<u8>, Vec<u8>)>, Vec<Bounds>),
+    found: &mut Within,
 ) {
     if !bounds.meets(wanted) {
         return;
@@ -151,7 +155,7 @@ fn gather(
         parent.is_none_or(|(parent, index)| check_child(tree, parent, index, above, node).is_ok())
     });
     let Some(node) = node else {
-        found.1.push(bounds.clone());
+        found.lost.push(bounds.clone());
         return;
     };
     for index in 0..node.len() {
@@ -162,10 +166,10 @@ fn gather(
                 Some(child) => {
                     gather(store, tree, &child, (Some((&node, index)), &below), wanted, found);
                 }
-                None => found.1.push(below),
+                None => found.lost.push(below),
             }
         } else if *key >= wanted.from[..] && wanted.to.as_ref().is_none_or(|to| key < &to[..]) {
-            found.0.push((key.to_vec(), node.value(index).to_vec()));
+            found.entries.push((key.to_vec(), node.value(index).to_vec()));
         }
     }
 }

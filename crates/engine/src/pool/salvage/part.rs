@@ -5,7 +5,7 @@ use super::super::extents::{Piece, UNIT_LEN, parse_piece, piece_key};
 use super::{Salvage, SalvageFile};
 use crate::store::pointer::EXTENT_LEN_MAX;
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::verify::{Bounds, entries_within};
+use crate::store::verify::{Bounds, Within, entries_within};
 use crate::units::Txg;
 
 /// Files are read in parts of this length: no slot of a record lies in two.
@@ -152,7 +152,7 @@ impl Salvage {
         let wanted = Bounds { from, to: Some(piece_key(file.id, end).to_vec()) };
         let state = self.state();
         let root = state.superblock.roots[usize::from(tree)].as_ref();
-        let (entries, lost) = entries_within(&self.store, tree, root, &wanted);
+        let Within { entries, lost } = entries_within(&self.store, tree, root, &wanted);
         let mut pieces = Pieces::default();
         let offset_in = |key: &[u8]| match key.split_first_chunk::<8>() {
             Some((file_key, offset)) if *file_key == file.id.0.to_be_bytes() => {

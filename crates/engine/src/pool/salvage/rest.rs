@@ -10,7 +10,9 @@ use crate::store::Store;
 use crate::store::node::Node;
 use crate::store::scan::{self, FoundNode, Scan};
 use crate::store::trees::{DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
-use crate::store::verify::{Bounds, Met, Space, data_pointer, entries_within, walk_bounded};
+use crate::store::verify::{
+    Bounds, Met, Space, Within, data_pointer, entries_within, walk_bounded,
+};
 use crate::units::{FileId, Run, Sector, Txg};
 
 /// The trees that lead to the bytes of files.
@@ -167,7 +169,8 @@ impl Salvage {
 
     fn list_files(&mut self, mut ends: BTreeMap<FileId, u64>) {
         let root = self.store.state().superblock.roots[usize::from(NAMES)].clone();
-        let (entries, lost) = entries_within(&self.store, NAMES, root.as_ref(), &Bounds::default());
+        let Within { entries, lost } =
+            entries_within(&self.store, NAMES, root.as_ref(), &Bounds::default());
         let mut names: BTreeMap<Vec<u8>, (Vec<u8>, bool)> =
             entries.into_iter().map(|(key, value)| (key, (value, true))).collect();
         for entry in self.found_entries(NAMES, &Bounds::default()) {
@@ -176,13 +179,12 @@ impl Salvage {
         for entry in self.found_entries(MAP, &Bounds::default()) {
             note_end(&mut ends, &entry.key, &entry.value);
         }
-        let mut files: BTreeMap<FileId, (Option<String>, Option<(Attributes, bool)>)> =
-            BTreeMap::new();
+        let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
         for (key, (value, is_current)) in &names {
             if let Some(entry) = names::parse_entry_of(key, value) {
-                files.entry(entry.file).or_default().0 = Some(entry.name);
+                files.entry(entry.file).or_default().name = Some(entry.name);
             } else if let Some((file, attributes)) = names::parse_attributes_of(key, value) {
-                files.entry(file).or_default().1 = Some((attributes, *is_current));
+                files.entry(file).or_default().attributes = Some((attributes, *is_current));
             }
         }
         if !lost.is_empty() || root.is_none() || !self.is_certain() {
@@ -190,7 +192,7 @@ impl Salvage {
                 files.entry(*file).or_default();
             }
         }
-        for (id, (name, attributes)) in files {
+        for (id, Told { name, attributes }) in files {
             let end = ends.get(&id).copied().unwrap_or(0);
             let nothing = Attributes { kind: Kind::File, len: end, mode: 0, modified_ns: 0 };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
@@ -206,6 +208,14 @@ impl Salvage {
     }
 }
 
+/// What was found of a file besides its records.
+#[derive(Default)]
+struct Told {
+    name: Option<String>,
+    /// With whether they are those of the state.
+    attributes: Option<(Attributes, bool)>,
+}
+
 fn note_end(ends: &mut BTreeMap<FileId, u64>, key: &[u8], value: &[u8]) {
     if let Ok((file, piece)) = parse_piece(MAP, key, value) {
         let end = ends.entry(file).or_default();
@@ -219,7 +229,7 @@ fn free_runs(store: &Store) -> Option<Vec<Run>> {
     let mut free = state.superblock.windows.clone();
     for tree in [SPACE, FREED] {
         let root = state.superblock.roots[usize::from(tree)].as_ref();
-        let (entries, lost) = entries_within(store, tree, root, &Bounds::default());
+        let Within { entries, lost } = entries_within(store, tree, root, &Bounds::default());
         if !lost.is_empty() {
             return None;
         }

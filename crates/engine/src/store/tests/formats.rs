@@ -81,8 +81,10 @@ prop_compose! {
         stats.nodes = count(numbers[3]);
         stats.codecs[15] = count(numbers[4]);
         Superblock {
-            compat, read_only_compat, incompat: 0, foreign_names: String::new(), txg: Txg(txg), durable_txg: Txg(durable),
-            data_synced, sync_first: !data_synced, next_slot, end: Sector(1 << 40), freed_count: numbers[5].into(),
+            compat, read_only_compat, incompat: 0, foreign_names: String::new(),
+            txg: Txg(txg), durable_txg: Txg(durable),
+            data_synced, sync_first: !data_synced, next_slot, end: Sector(1 << 40),
+            freed_count: numbers[5].into(),
             freed_sectors: u64::from(numbers[5]) + u64::from(numbers[6]),
             space_sectors: numbers[7].into(), next_file_id,
             windows: windows.into_iter().map(|(start, sectors)| Run { start: Sector(start), sectors })
@@ -237,7 +239,7 @@ fn sample_superblock() -> Superblock {
         txg: Txg(100),
         durable_txg: Txg(99),
         data_synced: false,
-        sync_first: true,
+        sync_first: false,
         next_slot: Some(3),
         end: Sector(1 << 30),
         freed_count: 1,
