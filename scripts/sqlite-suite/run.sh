@@ -9,7 +9,8 @@
 #   --long             the files of long.txt as well: minutes each
 #   --list             only prints the files that would be run
 #   --vfs unix         the same files with SQLite's own VFS: what fails there is not Hardpack's fault
-#   --programs NAMES   of speedtest1, mptest, threadtest3, fuzzcheck; "none", or "all", as is done without this
+#   --programs NAMES   of speedtest1, mptest, threadtest3, and fuzzcheck, which takes long; "none", or "all", as is
+#                      done without this: all but fuzzcheck
 #   --only-programs    no test files
 #   --jobs N           files at once, 2 by default
 #   --timeout SECONDS  for one file, 300 by default
@@ -50,7 +51,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ "$programs" = all ] && programs=speedtest1,mptest,threadtest3,fuzzcheck
+[ "$programs" = all ] && programs=speedtest1,mptest,threadtest3
 mkdir -p "$work"
 if [ -n "$long" ]; then
     cat "$here/list.txt" "$here/long.txt" >"$work/list.txt"
