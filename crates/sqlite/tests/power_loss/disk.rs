@@ -53,6 +53,9 @@ pub enum Op {
 pub enum Note {
     /// A transaction begins.
     Begin(u64),
+    /// Another engine works on a pool, or no longer. A sync of its own promises nothing to the connections:
+    /// they do not know of it, and may write over what it made durable.
+    Elsewhere(bool),
     /// A transaction was acknowledged.
     Ack(u64, Promise),
 }

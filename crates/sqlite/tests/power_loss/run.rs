@@ -195,7 +195,7 @@ impl Recording {
         for (index, op) in self.trace.iter().enumerate() {
             disk.apply(op);
             span.apply(&disk, op);
-            if matches!(op, Op::Note(Note::Begin(_))) {
+            if matches!(op, Op::Note(Note::Begin(_) | Note::Elsewhere(_))) {
                 continue;
             }
             for _ in 0..tries {

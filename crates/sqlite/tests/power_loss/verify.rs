@@ -29,6 +29,7 @@ pub struct Span {
     pub newest: u64,
     with_pool: u64,
     with_log: u64,
+    elsewhere: bool,
 }
 
 impl Span {
@@ -44,6 +45,8 @@ impl Span {
             Op::Note(Note::Ack(number, Promise::Durable)) => self.floor = [*number; 2],
             Op::Note(Note::Ack(number, Promise::WithPool)) => self.with_pool = *number,
             Op::Note(Note::Ack(number, Promise::WithLog)) => self.with_log = *number,
+            Op::Note(Note::Elsewhere(elsewhere)) => self.elsewhere = *elsewhere,
+            Op::Sync(_) if self.elsewhere => {}
             // What an earlier sync failed to write is not made up for by this one.
             Op::Sync(file) if disk.has_doubts(*file) => {}
             Op::Sync(file) => match disk.class(*file) {

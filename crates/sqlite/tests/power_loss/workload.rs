@@ -346,6 +346,13 @@ impl Session {
 
     /// What maintenance does, by an engine of its own, as another process has.
     fn maintain(&mut self) -> Result<(), String> {
+        recorder::note(Note::Elsewhere(true));
+        let done = self.maintain_elsewhere();
+        recorder::note(Note::Elsewhere(false));
+        done
+    }
+
+    fn maintain_elsewhere(&mut self) -> Result<(), String> {
         let index = self.random.below(self.shape.pools as u64) as usize;
         let path = pool_path(&self.directory, index);
         let device = FileDevice::open(&path).map_err(|error| error.to_string())?;
