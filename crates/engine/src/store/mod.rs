@@ -87,7 +87,7 @@ pub mod trees {
 }
 
 /// How long making the state of another process durable waits for other transactions.
-const FOREIGN_WAIT: Duration = Duration::from_secs(10);
+const FOREIGN_WAIT: Duration = Duration::from_secs(2);
 
 /// No medium tears a write within this many bytes.
 const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
