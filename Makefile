@@ -1,7 +1,7 @@
 # Two commands are enough: `make demo` shows what Hardpack does, `make test` tests it.
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test lint bench crash packages clean
+.PHONY: build demo test lint bench crash torture sqlite-suite fuzz packages clean
 
 # Builds the command line (target/release/hardpack) and the SQLite extension (…/libhardpack.so).
 build: packages
@@ -17,6 +17,7 @@ test: build
 	cargo test --workspace --locked
 	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
+	scripts/torture/run.py --quick
 
 # What is checked besides the tests: formatting, lints, documentation.
 lint: packages
@@ -29,9 +30,23 @@ lint: packages
 bench: build
 	bench/bench.py $(BENCH)
 
-# Many more simulated crashes than `make test` has time for.
+# Many more simulated losses of power than `make test` has time for: of the engine alone, a quarter of an hour, and of
+# SQLite, the VFS and the engine together, as long again. Both print a table.
 crash: packages
 	HARDPACK_CRASH_STATES=1000000 cargo test --release --locked -p hardpack-engine --test crash -- --nocapture
+	HARDPACK_VFS_CRASH_STATES=200000 cargo test --release --locked -p hardpack-sqlite --test power_loss -- --nocapture
+
+# Real processes killed, full disks, power cuts: half an hour, all of it as root. TORTURE passes options on.
+torture: build
+	scripts/torture/run.py $(TORTURE)
+
+# SQLite's own test suites with Hardpack as the default VFS, hours of them. SUITE passes options on, as in SUITE=--quick.
+sqlite-suite: build
+	scripts/sqlite-suite/run.sh $(SUITE)
+
+# Fuzz targets under AddressSanitizer, a minute each; needs nightly Rust.
+fuzz:
+	scripts/fuzz.sh
 
 # The Debian packages that building, testing and the demo need.
 packages:
