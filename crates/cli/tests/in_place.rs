@@ -147,10 +147,15 @@ fn leftovers_of_killed_commands_are_named() {
     );
 }
 
+/// Bytes that take zstd-19 some seconds.
+fn slow_to_pack() -> Vec<u8> {
+    random_bytes(12 << 20, 9).iter().flat_map(|byte| [b'a' + byte % 16, b'a' + byte / 16]).collect()
+}
+
 /// A command holds its unfinished file, so that another one in the same directory does not name it.
 #[test]
 fn unfinished_files_are_held() {
-    let (directory, path) = directory_with("file", &random_bytes(24 << 20, 9));
+    let (directory, path) = directory_with("file", &slow_to_pack());
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
         .args(["pack", "-q", "--in-place", "--compression", "zstd-19"])
         .arg(&path)
@@ -164,10 +169,13 @@ fn unfinished_files_are_held() {
         assert!(child.try_wait().unwrap().is_none(), "it is done before it was seen");
         std::thread::yield_now();
     };
-    // The lock comes a moment after the file.
-    std::thread::sleep(Duration::from_millis(200));
     let file = File::open(&unfinished).unwrap();
-    assert!(file.try_lock().is_err(), "nothing holds {}", unfinished.display());
+    // The lock comes a moment after the file.
+    while file.try_lock().is_ok() {
+        assert!(child.try_wait().unwrap().is_none(), "nothing held {}", unfinished.display());
+        file.unlock().unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(file.try_lock().is_ok());
@@ -177,7 +185,7 @@ fn unfinished_files_are_held() {
 /// Somebody opens the database while it is being packed, changes it and goes: that is noticed.
 #[test]
 fn a_change_after_reading_is_noticed() {
-    let (_directory, path) = directory_with("file", &random_bytes(24 << 20, 9));
+    let (_directory, path) = directory_with("file", &slow_to_pack());
     let child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
         .args(["pack", "-q", "--in-place", "--compression", "zstd-19"])
         .arg(&path)

@@ -315,16 +315,19 @@ fn unknown_features_are_refused_by_name() {
     let before = device.image();
     let error = Pool::open(device.clone(), options(1 << 20)).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
-    assert!(error.to_string().contains("without: column-filter (bit 40)"), "{error}");
+    assert!(error.to_string().contains("without column-filter (bit 40)"), "{error}");
     assert!(device.image() == before, "it was written to");
     // With a feature that only writers must know it is read.
-    let device = with(&|superblock| superblock.read_only_compat |= 1 << 3);
+    let device = with(&|superblock| {
+        superblock.read_only_compat |= 1 << 3;
+        superblock.foreign_names = "r3=quotas".into();
+    });
     let pool = Pool::open(device, options(1 << 20)).unwrap();
     let file = only_file(&pool).unwrap();
     assert!(read_all(&file).unwrap() == edited_content());
     file.write_at(b"new", 0).unwrap();
     let error = file.commit(Durability::Durable).unwrap_err();
-    assert!(error.to_string().contains("without: bit 3"), "{error}");
+    assert!(error.to_string().contains("without quotas (bit 3)"), "{error}");
     let error = pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
     // And any may ignore these.

@@ -11,6 +11,8 @@ use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_ROOTS};
 
 /// The length of the field in a superblock.
 pub(super) const FEATURE_NAMES_LEN: usize = 512;
+/// So many features are named in a message.
+const NAMED_COUNT_MAX: usize = 8;
 /// The longest name.
 const NAME_LEN_MAX: usize = 40;
 
@@ -88,7 +90,12 @@ pub(super) fn describe(set: Set, bits: u64, foreign: &str) -> String {
             None => format!("bit {bit}"),
         }
     });
-    words.collect::<Vec<_>>().join(", ")
+    let mut text = words.take(NAMED_COUNT_MAX).collect::<Vec<_>>().join(", ");
+    let more = (bits.count_ones() as usize).saturating_sub(NAMED_COUNT_MAX);
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -103,6 +110,7 @@ mod tests {
         assert_eq!(describe(Set::Incompat, 0x280, &foreign(&mine)), "column-filter (bit 7), bit 9");
         assert_eq!(describe(Set::ReadOnlyCompat, 8, &foreign(&mine)), "quotas (bit 3)");
         assert_eq!(describe(Set::ReadOnlyCompat, 0x80, &foreign(&mine)), "bit 7");
+        assert!(describe(Set::Incompat, u64::MAX, "").ends_with(", bit 7 and 56 more"));
         assert_eq!(encode(0, ""), [0; FEATURE_NAMES_LEN]);
     }
 

@@ -309,7 +309,7 @@ impl Superblock {
         let unknown = self.incompat & !KNOWN_INCOMPAT;
         if unknown != 0 {
             return Err(Error::Unsupported(format!(
-                "the pool uses what this version does not know, and cannot be read without: {}",
+                "it cannot be read without {}",
                 features::describe(Set::Incompat, unknown, &self.foreign_names)
             )));
         }
@@ -321,7 +321,7 @@ impl Superblock {
         let unknown = self.read_only_compat & !KNOWN_READ_ONLY_COMPAT;
         if unknown != 0 {
             return Err(Error::Unsupported(format!(
-                "the pool uses what this version does not know, and can only be read without: {}",
+                "it can only be read without {}",
                 features::describe(Set::ReadOnlyCompat, unknown, &self.foreign_names)
             )));
         }

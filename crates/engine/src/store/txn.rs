@@ -102,12 +102,14 @@ impl Store {
         if self.refresh()? {
             txn.rebase(self.state());
         }
-        if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
-            self.make_durable()?;
-            txn.rebase(self.state());
-        }
         txn.core.base.superblock.check_writable()?;
         self.reaffirm(&txn.core.base)?;
+        if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
+            // Nobody can commit meanwhile, so nobody needs to be told.
+            self.sync_device()?;
+            self.note_durable(&txn.core.base);
+            txn.rebase(self.state());
+        }
         Ok(txn)
     }
 
