@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
+use common::sim_device::{Disk, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
@@ -114,5 +115,59 @@ fn rewinding_is_a_commit_like_any_other() {
             }
             assert!(content(&pool) == expected, "{label}");
         }
+    }
+}
+
+/// The power is lost at every write and sync of a rewind, and of what is committed behind it: the pool is
+/// what it was, what it was rewound to, or what was made of that. Once rewinding has returned, it is not
+/// the first any more.
+#[test]
+fn rewinding_survives_loss_of_power() {
+    for (seed, recycles) in [(8, false), (9, true)] {
+        let (device, states) = history(seed, 12, recycles);
+        let image = device.image();
+        let pool = open(&device);
+        let listed = pool.states(&mut |_, _| {}).unwrap();
+        let old = listed.iter().skip(1).rfind(|state| state.problems.is_empty()).unwrap().txg;
+        let mut known = vec![states.last().unwrap().1.clone()];
+        known.push(states.iter().find(|(txg, _)| *txg == old).unwrap().1.clone());
+
+        let device = SimDevice::new(image.clone());
+        let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+        pool.rewind(old, &mut |_| {}).unwrap();
+        let mut trace = device.take_trace();
+        let rewound_at = trace.len();
+        let (file, mut rng) = (only_file(&pool).unwrap(), Rng(seed));
+        let mut bytes = known[1].clone();
+        let new = rng.noise(100_000);
+        file.write_at(&new, 50_000).unwrap();
+        bytes[50_000..150_000].copy_from_slice(&new);
+        file.commit(Durability::Durable).unwrap();
+        known.push(bytes);
+        trace.extend(device.take_trace());
+
+        let (mut disk, mut seen) = (Disk::new(image), [0; 3]);
+        for at in 0..=trace.len() {
+            for round in 0..24 {
+                let crashed =
+                    SimDevice::new(disk.crash(&mut rng, if round % 2 == 0 { 512 } else { 4096 }));
+                let label = format!("seed {seed}, cut at {at}, round {round}");
+                let pool = Pool::open(crashed, options(1 << 20)).expect(&label);
+                assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+                let found = content(&pool);
+                let which = known.iter().position(|known| *known == found).expect(&label);
+                assert!(which > 0 || at < rewound_at, "{label}: the rewind was acknowledged");
+                seen[which] += 1;
+                // It can be gone on with.
+                let file = only_file(&pool).unwrap();
+                file.write_at(b"on", 7).unwrap();
+                file.commit(Durability::Durable).expect(&label);
+                assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            }
+            if let Some(op) = trace.get(at) {
+                disk.apply(op);
+            }
+        }
+        assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
     }
 }
