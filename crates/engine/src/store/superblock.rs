@@ -75,6 +75,8 @@ pub struct Header {
     pub ashift: u8,
 }
 
+/// Reserved bytes of the header, before its checksum.
+const HEADER_ZERO_LEN: usize = 4040;
 /// The smallest and largest `ashift`.
 pub const ASHIFT_RANGE: std::ops::RangeInclusive<u8> = 9..=12;
 
@@ -112,6 +114,7 @@ impl Header {
             let ashift = f.u8()?;
             f.zeros(3)?;
             let guid = f.bytes(16)?.try_into().ok()?;
+            f.zeros(HEADER_ZERO_LEN)?;
             ASHIFT_RANGE.contains(&ashift).then_some(Header { version, guid, ashift })
         })();
         parsed.ok_or_else(|| Error::corrupt("header", 0, "a field has an impossible value"))
@@ -258,14 +261,19 @@ impl Superblock {
             let run = Run { start: Sector(f.u64()?), sectors: f.u64()? };
             if index < window_count {
                 windows.push(run);
+            } else if (run.start.0, run.sectors) != (0, 0) {
+                return None;
             }
         }
         let mut roots = [const { None }; TREE_COUNT];
         for root in &mut roots {
             let len = usize::from(f.u16()?);
-            let area = f.bytes(POINTER_LEN_MAX)?;
+            let (pointer, padding) = f.bytes(POINTER_LEN_MAX)?.split_at_checked(len)?;
+            if padding.iter().any(|byte| *byte != 0) {
+                return None;
+            }
             if len > 0 {
-                *root = Some(Pointer::decode(area.get(..len)?)?);
+                *root = Some(Pointer::decode(pointer)?);
             }
         }
         let stats = PoolStats::decode(&mut f)?;

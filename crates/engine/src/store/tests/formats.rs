@@ -210,9 +210,12 @@ fn superblocks_refuse_what_they_do_not_know() {
     superblock.compat = 4;
     superblock.check_writable().unwrap();
 
-    let mut block = superblock.encode(&GUID);
-    block[3000] = 1;
-    assert_eq!(Superblock::decode(&sealed(block), &GUID), None, "a reserved byte is not zero");
+    // Windows that are not in use, what follows a root, and the rest.
+    for at in [503, 505 + 160, 3000] {
+        let mut block = superblock.encode(&GUID);
+        block[at] = 1;
+        assert_eq!(Superblock::decode(&sealed(block), &GUID), None, "byte {at} is not zero");
+    }
 
     let refused = |change: &dyn Fn(&mut Superblock)| {
         let mut superblock = sample_superblock();
@@ -277,6 +280,7 @@ fn headers_refuse_what_they_do_not_know() {
     assert!(with(20, 8).is_corruption());
     assert!(with(20, 13).is_corruption());
     assert!(with(21, 1).is_corruption());
+    assert!(with(100, 1).is_corruption());
     assert!(matches!(Header::decode(b""), Err(Error::NotAPool(_))));
     assert!(matches!(Header::decode(&good[..4095]), Err(Error::NotAPool(_))));
     let sqlite = [b"SQLite format 3\0", &[0; 4080][..]].concat();
