@@ -16,14 +16,15 @@ use std::sync::Arc;
 use common::live::newest_superblock;
 use common::{GUID, Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
-use hardpack_engine::pool::{Fold, Pool, Property, StepLimits};
-use hardpack_engine::store::Durability;
+use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
-    BLOCK_LEN, FEATURE_DELTAS, FEATURE_ROOTS, SLOT_COUNT, Superblock, slot_offset,
+    BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_ROOTS, SLOT_COUNT, Superblock,
+    slot_offset,
 };
 use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::{Durability, Patience};
 use hardpack_engine::{Error, Txg};
 
 /// Each takes a part of the file.
@@ -333,4 +334,81 @@ fn unknown_features_are_refused_by_name() {
     // And any may ignore these.
     let device = with(&|superblock| superblock.compat |= 1 << 9);
     assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
+}
+
+/// What the file of the pool with a dictionary holds: records of 4 KiB, half of them lz4's.
+fn dictionary_content(pages: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in 0_u64.. {
+        // Few words, but each of them longer than what is before it in a page could tell.
+        let number = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55;
+        let text = format!("{:016x}.", number.wrapping_mul(0xd134_2543_de82_ef95));
+        bytes.extend_from_slice(text.as_bytes());
+        if bytes.len() >= pages * 4096 {
+            break;
+        }
+    }
+    bytes.truncate(pages * 4096);
+    bytes
+}
+
+/// A pool whose records need a dictionary, with a repack that was begun. Trained from more than is left.
+fn write_dictionary() -> Vec<u8> {
+    const LEFT_COUNT: usize = 32;
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "4K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let all = dictionary_content(2100);
+    file.write_at(&all, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let settings = pool.settings(file.id()).unwrap();
+    assert!(pool.train_dictionary(file.id(), &settings, true, Patience::Endless).unwrap());
+    file.set_len(0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    for (part, compression) in ["zstd-3", "lz4"].into_iter().enumerate() {
+        pool.set_property(file.id(), Property::Compression, compression).unwrap();
+        let half = LEFT_COUNT / 2 * 4096;
+        file.write_at(&all[part * half..][..half], (part * half) as u64).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    let goal = Settings { record_len: 128 << 10, ..settings };
+    pool.begin_repack(file.id(), goal, Patience::Endless).unwrap();
+    pool.store().make_durable().unwrap();
+    let mut compaction = pool.compact();
+    while compaction.step().unwrap() {}
+    device.image()
+}
+
+#[test]
+fn the_golden_pool_with_a_dictionary_is_read() {
+    let path = golden_path().with_file_name("v2-dictionary.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        std::fs::write(&path, write_dictionary()).unwrap();
+    }
+    let copy = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(copy, options(1 << 20)).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert_eq!(pool.state().superblock.incompat, FEATURE_DICTIONARIES | FEATURE_ROOTS);
+    let file = only_file(&pool).unwrap();
+    let content = dictionary_content(32);
+    assert!(read_all(&file).unwrap() == content);
+    let mut codecs = [0; 2];
+    let root = pool.state().superblock.roots[usize::from(MAP)].clone().unwrap();
+    walk_tree(pool.store(), MAP, &root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met {
+            let pointer = data_pointer(value)?;
+            let which = [5, 4].iter().position(|codec| *codec == pointer.codec);
+            codecs[which.unwrap()] += usize::from(pointer.dictionary > 0);
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert!(codecs.iter().all(|count| *count > 10), "{codecs:?} records need the dictionary");
+    // The repack that was begun goes on, and then the dictionary is gone.
+    let mut repack = pool.unfinished_repack(file.id()).unwrap().expect("a repack was begun");
+    while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
+    assert_eq!(pool.unfinished_repack(file.id()).unwrap(), None);
+    assert!(read_all(&file).unwrap() == content);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
