@@ -8,13 +8,20 @@
 //! file changes, to be rolled back after a crash. SQLite writes the name at the end of the journal,
 //! followed by an 8-byte magic in a write of its own: with that write the journal moves to disk,
 //! and stays there.
+//!
+//! A journal on disk counts from the moment that its header says how many pages there are, and a page
+//! that is torn may still fit its checksum, which SQLite takes from one byte in 200. So that header is
+//! written only once all before it is durable. SQLite sees to this with `synchronous=FULL`, but not with
+//! NORMAL; and what it synced while the journal was in memory is made up for by the move. Where a crash
+//! comes before, the journal has no magic, so that nothing is rolled back, and nothing has changed yet.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
+use std::ops::Range;
 
 use crate::ffi::{
     SQLITE_IOERR_SHORT_READ, SQLITE_OK, SQLITE_OPEN_CREATE, SQLITE_OPEN_DELETEONCLOSE,
     SQLITE_OPEN_EXCLUSIVE, SQLITE_OPEN_MAIN_JOURNAL, SQLITE_OPEN_READWRITE,
-    SQLITE_OPEN_TEMP_JOURNAL,
+    SQLITE_OPEN_TEMP_JOURNAL, SQLITE_SYNC_NORMAL,
 };
 use crate::host::{Host, HostFile};
 
@@ -24,8 +31,12 @@ const MEMORY_LEN_MAX: usize = 16 << 20;
 const COPY_LEN: usize = 64 << 10;
 /// NUL bytes before and behind a name.
 const NAME_PADDING: usize = 4;
-/// What ends the record that names a super-journal (SQLite's file format, section 4.2).
-const SUPER_JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+/// What begins the header of a journal, and ends the record that names a super-journal (SQLite's file
+/// format, sections 3 and 4.2).
+const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+
+/// The length of the magic with the number of pages, which SQLite writes by themselves.
+const COUNT_LEN: usize = MAGIC.len() + 4;
 
 /// A rollback journal.
 #[derive(Debug)]
@@ -34,6 +45,10 @@ pub struct Journal {
     /// The path between NUL bytes: a host may look for URI parameters around it.
     name: Vec<u8>,
     place: Place,
+    /// The flags of the last sync that SQLite asked for while nothing was on disk.
+    owed_sync: Option<c_int>,
+    /// What was written to disk is not synced.
+    is_unsynced: bool,
 }
 
 #[derive(Debug)]
@@ -49,7 +64,24 @@ impl Journal {
         let mut name = vec![0; NAME_PADDING];
         name.extend_from_slice(path.to_bytes());
         name.extend_from_slice(&[0; NAME_PADDING]);
-        Journal { host, name, place: Place::Memory(Vec::new()) }
+        let place = Place::Memory(Vec::new());
+        Journal { host, name, place, owed_sync: None, is_unsynced: false }
+    }
+
+    /// One that is on disk already. Returns it with the flags the host reports, or the host's error code.
+    ///
+    /// # Safety
+    ///
+    /// `name` is what SQLite passes to xOpen.
+    pub unsafe fn open(
+        host: Host,
+        name: *const c_char,
+        flags: c_int,
+    ) -> Result<(Journal, c_int), c_int> {
+        // SAFETY: the caller vouches for the name.
+        let (path, (file, flags)) =
+            unsafe { (CStr::from_ptr(name), HostFile::open(host, name, flags)?) };
+        Ok((Journal { place: Place::Disk(file), ..Journal::new(host, path) }, flags))
     }
 
     /// Fills `buf`; what is not there is zero, with SQLITE_IOERR_SHORT_READ.
@@ -67,7 +99,7 @@ impl Journal {
 
     /// Writes `buf`, moving the journal where that is due.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
-        let names_super_journal = buf == SUPER_JOURNAL_MAGIC && offset > 0;
+        let names_super_journal = buf == MAGIC && offset > 0;
         if names_super_journal && !matches!(self.place, Place::Disk(_)) {
             // Before it is written: where that fails, the journal must not name the super-journal, or
             // SQLite would not roll back from it once the other files' rollback has removed that.
@@ -76,6 +108,17 @@ impl Journal {
                 return code;
             }
         }
+        let is_count = buf.len() == COUNT_LEN && buf.starts_with(&MAGIC);
+        if let Place::Disk(file) = &self.place
+            && is_count
+            && self.is_unsynced
+        {
+            let code = file.sync(SQLITE_SYNC_NORMAL);
+            if code != SQLITE_OK {
+                return code;
+            }
+        }
+        self.is_unsynced = true;
         self.write_in_place(buf, offset)
     }
 
@@ -108,7 +151,7 @@ impl Journal {
             | SQLITE_OPEN_TEMP_JOURNAL;
         // SAFETY: a NULL name asks the host for a temporary file.
         match unsafe { HostFile::open(self.host, std::ptr::null(), flags) } {
-            Ok((file, _)) => self.move_to(file, Place::Temporary),
+            Ok((file, _)) => self.move_to(file, Place::Temporary, None),
             Err(code) => code,
         }
     }
@@ -119,7 +162,7 @@ impl Journal {
         match unsafe { HostFile::open(self.host, self.name[NAME_PADDING..].as_ptr().cast(), flags) }
         {
             Ok((file, _)) => match file.truncate(0) {
-                SQLITE_OK => self.move_to(file, Place::Disk),
+                SQLITE_OK => self.move_to(file, Place::Disk, self.owed_sync),
                 code => code,
             },
             Err(code) => code,
@@ -127,9 +170,15 @@ impl Journal {
     }
 
     /// Copies everything to `file`, which becomes the journal. Where that fails, nothing is left in it:
-    /// on disk, a part of a journal that is not used any more would be rolled back from later.
-    fn move_to(&mut self, file: HostFile, place: fn(HostFile) -> Place) -> c_int {
-        let code = self.copy_to(&file);
+    /// on disk, a part of a journal that is not used any more would be rolled back from later. With the
+    /// flags of a sync, the first magic is written last, when the rest is durable.
+    fn move_to(
+        &mut self,
+        file: HostFile,
+        place: fn(HostFile) -> Place,
+        sync: Option<c_int>,
+    ) -> c_int {
+        let code = self.copy_all(&file, sync);
         if code == SQLITE_OK {
             self.place = place(file);
         } else {
@@ -138,15 +187,27 @@ impl Journal {
         code
     }
 
-    fn copy_to(&self, file: &HostFile) -> c_int {
+    fn copy_all(&self, file: &HostFile, sync: Option<c_int>) -> c_int {
         let len = match self.len() {
             Ok(len) => len as u64,
             Err(code) => return code,
         };
+        let Some(flags) = sync else { return self.copy_to(file, 0..len) };
+        let magic_len = (MAGIC.len() as u64).min(len);
+        match self.copy_to(file, magic_len..len) {
+            SQLITE_OK => match file.sync(flags) {
+                SQLITE_OK => self.copy_to(file, 0..magic_len),
+                code => code,
+            },
+            code => code,
+        }
+    }
+
+    fn copy_to(&self, file: &HostFile, range: Range<u64>) -> c_int {
         let mut buf = vec![0; COPY_LEN];
-        let mut at = 0;
-        while at < len {
-            let part = &mut buf[..COPY_LEN.min((len - at) as usize)];
+        let mut at = range.start;
+        while at < range.end {
+            let part = &mut buf[..COPY_LEN.min((range.end - at) as usize)];
             let code = match self.read(part, at) {
                 SQLITE_OK => file.write(part, at),
                 code => code,
@@ -174,12 +235,15 @@ impl Journal {
         }
     }
 
-    /// Makes a journal on disk durable; others need not be.
-    pub fn sync(&self, flags: c_int) -> c_int {
-        match &self.place {
-            Place::Disk(file) => file.sync(flags),
-            Place::Memory(_) | Place::Temporary(_) => SQLITE_OK,
-        }
+    /// Makes a journal on disk durable; others need not be, unless they come to be there.
+    pub fn sync(&mut self, flags: c_int) -> c_int {
+        let Place::Disk(file) = &self.place else {
+            self.owed_sync = Some(flags);
+            return SQLITE_OK;
+        };
+        let code = file.sync(flags);
+        self.is_unsynced &= code != SQLITE_OK;
+        code
     }
 
     /// The length in bytes, or the host's error code.

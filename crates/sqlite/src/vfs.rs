@@ -186,14 +186,18 @@ unsafe fn open_file(
             && flags & SQLITE_OPEN_MAIN_JOURNAL != 0
             && flags & SQLITE_OPEN_READONLY == 0
         {
-            match keeps_journal_in_memory(host, name) {
-                Ok(true) => {
-                    let journal = Journal::new(host, CStr::from_ptr(name));
-                    Some((Opened::Journal(journal), &JOURNAL_METHODS, flags))
+            let opened = match journal_kind(host, name) {
+                Ok(JournalKind::Hosts) => None,
+                Ok(JournalKind::InMemory) => {
+                    Some((Journal::new(host, CStr::from_ptr(name)), flags))
                 }
-                Ok(false) => None,
+                Ok(JournalKind::OnDisk) => match Journal::open(host, name, flags) {
+                    Ok(opened) => Some(opened),
+                    Err(code) => return code,
+                },
                 Err(code) => return code,
-            }
+            };
+            opened.map(|(journal, flags)| (Opened::Journal(journal), &JOURNAL_METHODS, flags))
         } else {
             None
         };
@@ -225,8 +229,16 @@ unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
     }
 }
 
-/// Whether a journal belongs to a pool and is not on disk already, as it is after a crash in the
-/// middle of a transaction across several files.
+/// Where a journal is kept.
+enum JournalKind {
+    /// By the host: it is not that of a pool.
+    Hosts,
+    InMemory,
+    /// It is there already, as after a crash in the middle of a transaction across several files.
+    OnDisk,
+}
+
+/// Where a journal is to be kept.
 ///
 /// Where the host cannot say whether it is on disk, the answer is its error: to take a hot journal for one in memory
 /// would be to forget what is to be rolled back.
@@ -234,13 +246,13 @@ unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
 /// # Safety
 ///
 /// `name` is what SQLite passes to xOpen.
-unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> Result<bool, c_int> {
+unsafe fn journal_kind(host: Host, name: *const c_char) -> Result<JournalKind, c_int> {
     // SAFETY: the caller vouches for the name.
     unsafe {
         let bytes = CStr::from_ptr(name).to_bytes();
         match bytes.strip_suffix(JOURNAL_SUFFIX) {
             Some(database) if registry::is_pool_name(database) => {}
-            _ => return Ok(false),
+            _ => return Ok(JournalKind::Hosts),
         }
         let Some(access) = host.methods().xAccess else { return Err(SQLITE_CANTOPEN) };
         let ask = |what| {
@@ -251,11 +263,14 @@ unsafe fn keeps_journal_in_memory(host: Host, name: *const c_char) -> Result<boo
             }
         };
         if ask(SQLITE_ACCESS_EXISTS)? {
-            return Ok(false);
+            return Ok(JournalKind::OnDisk);
         }
         // This one also tells of an empty file.
         let is_there = ask(SQLITE_ACCESS_READWRITE)?;
-        Ok(!is_there || sync_empty_journal(host, name) == SQLITE_OK)
+        match !is_there || sync_empty_journal(host, name) == SQLITE_OK {
+            true => Ok(JournalKind::InMemory),
+            false => Ok(JournalKind::OnDisk),
+        }
     }
 }
 

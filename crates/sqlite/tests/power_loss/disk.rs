@@ -143,6 +143,12 @@ impl Disk {
         self.files[file].pending.iter().any(|(_, fate)| *fate == Fate::Doubtful)
     }
 
+    /// Whether a write goes to a file that others wait in for a sync, or is itself longer than `len_max`.
+    pub fn has_unsynced(&self, op: &Op, len_max: usize) -> bool {
+        let Op::Write(file, _, bytes) = op else { return false };
+        bytes.len() > len_max || !self.files[*file].pending.is_empty()
+    }
+
     /// Replays one operation.
     pub fn apply(&mut self, op: &Op) {
         match op {

@@ -17,6 +17,10 @@ const SECOND_LIFE_ONE_IN: u64 = 40;
 const SECOND_LIFE_STEPS: u64 = 3;
 const SECOND_LIFE_CRASHES: u64 = 12;
 const SECTORS: [usize; 2] = [512, 4096];
+/// What the header of a journal begins with (SQLite's file format, section 3), and where it goes on behind the
+/// number of pages.
+const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+const JOURNAL_COUNT_LEN: usize = 12;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -126,11 +130,14 @@ pub fn record_second_life(
 impl Recording {
     /// Nothing escapes the recorder: the recording makes the very files that are there. And no pool changes
     /// before it is durable that its log or journal was deleted, since that would undo the change if it came
-    /// back.
+    /// back. Nor does a journal count before all of it is durable.
     fn assert_complete(&self, directory: &Path) -> Result<(), String> {
         let mut disk = Disk::new(&self.base);
         let mut deleted = None;
         for (index, op) in self.trace.iter().enumerate() {
+            if makes_journal_count(&disk, op) && disk.has_unsynced(op, JOURNAL_COUNT_LEN) {
+                return Err(format!("operation {index}: the journal counts before it is durable"));
+            }
             disk.apply(op);
             match op {
                 Op::Unlink(name) if !matches!(class_of(name), Class::SuperJournal) => {
@@ -153,6 +160,13 @@ impl Recording {
             image.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
         };
         Err(format!("recorded {:?}, but there is {:?}", lens(&recorded), lens(&real)))
+    }
+
+    /// How many journals came to count, for which SQLite had asked for a sync while they were in memory.
+    pub fn count_moved_journals(&self) -> u64 {
+        let is_one =
+            |op: &&Op| matches!(op, Op::Write(_, 0, bytes) if **bytes == JOURNAL_MAGIC[..]);
+        self.trace.iter().filter(is_one).count() as u64
     }
 
     /// How many files whose names end so were deleted.
@@ -272,6 +286,17 @@ impl Recording {
         }
         Ok(())
     }
+}
+
+/// Whether this writes into the header of a journal how many of its pages count, or the magic without which
+/// none do. Without syncs SQLite leaves it to the length how many there are.
+fn makes_journal_count(disk: &Disk, op: &Op) -> bool {
+    let Op::Write(file, offset, bytes) = op else { return false };
+    let count = bytes.get(JOURNAL_MAGIC.len()..JOURNAL_COUNT_LEN);
+    disk.class(*file) == Class::Journal
+        && bytes.starts_with(&JOURNAL_MAGIC)
+        && (*offset == 0 || bytes.len() == JOURNAL_COUNT_LEN)
+        && count != Some(&[0xff; 4])
 }
 
 pub fn name(op: &Op) -> String {

@@ -67,9 +67,7 @@ pub const SHAPES: &[Shape] = &[
     shape("log, full", &["wal"], &["full", "extra"]),
     shape("log, normal", &["wal"], &["normal"]),
     shape("log, not synced", &["wal"], &["off"]),
-    // Not with NORMAL: there SQLite syncs a journal on disk once, not twice, and takes a torn page of it for whole
-    // where the bytes that its checksum samples are the same. That may damage a plain database just as well.
-    Shape { pools: 2, ..shape("attached", ON_DISK, &["full", "extra"]) },
+    Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
     Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
     Shape { pools: 2, ..shape("attached, not synced", &["delete", "memory"], &["off"]) },
     Shape { switches: true, ..shape("modes change", ANY, SYNCED) },
@@ -90,7 +88,7 @@ pub const SHAPES: &[Shape] = &[
         pools: 2,
         steps: 6,
         earlier: 0,
-        ..shape("creation, attached", ON_DISK, &["full"])
+        ..shape("creation, attached", ON_DISK, &["normal", "full"])
     },
 ];
 
