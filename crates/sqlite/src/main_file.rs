@@ -6,10 +6,14 @@
 //! | --- | --- |
 //! | xRead, xWrite, xTruncate, xFileSize | the pool's only file; writes stay uncommitted |
 //! | xSync | one durable commit of the pool |
-//! | COMMIT_PHASETWO, CKPT_DONE, xUnlock after SYNC | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | SYNC, where a journal on disk vouches for the transaction | a visible commit |
 //! | xUnlock, end of a checkpoint, xClose without any of them | what is uncommitted is dropped |
 //! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read takes over what others committed |
 //! | locks and shared memory themselves | the host |
+//!
+//! SYNC alone commits nothing: a layer above may keep the xSync that should follow from us, and then
+//! any part of the rollback.
 //!
 //! So a transaction in a rollback mode is one commit at its last xSync; its journal (see
 //! [`crate::journal`]) is not needed for atomicity. In WAL mode a checkpoint is published at CKPT_DONE,
@@ -57,8 +61,9 @@ pub struct MainFile {
     wrote: bool,
     /// Others may have committed since the last look.
     stale: bool,
-    /// SQLite has announced the end of the transaction, or of a checkpoint.
-    announced: bool,
+    /// The transaction, or the rollback that is going on, has its journal on disk, where it outlives
+    /// this connection. Other than with one in memory, the pool has to be as the journal takes it to be.
+    journal_on_disk: bool,
     checkpoint: Checkpoint,
     wal_index: Option<WalIndex>,
     /// How many frames of the log were in the database when the checkpoint began.
@@ -202,7 +207,6 @@ impl MainFile {
             Ok(None) => return self.host_file.write(buf, offset),
             Err(code) => return code,
         };
-        self.announced = false;
         self.wrote = true;
         if offset == 0 {
             note_page_len(&file, buf);
@@ -242,7 +246,6 @@ impl MainFile {
     }
 
     fn commit(&mut self, durability: Durability) -> c_int {
-        self.announced = false;
         let io = match durability {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
@@ -266,20 +269,29 @@ impl MainFile {
         }
     }
 
-    /// Ends a transaction or checkpoint of this connection: what was announced is committed, what was
-    /// not is dropped.
-    fn finish(&mut self) -> c_int {
-        if !self.wrote {
+    /// SQLite has made all changes of a transaction or of its rollback, and syncs next, if at all.
+    ///
+    /// With a journal in memory nothing may become of them yet. With one on disk they are published at
+    /// once: with `synchronous=OFF` there is no other call before that journal is gone.
+    fn announce(&mut self, has_super_journal: bool) -> c_int {
+        self.journal_on_disk |= has_super_journal;
+        if !self.journal_on_disk {
             return SQLITE_OK;
         }
-        let code = if self.announced { self.commit(Durability::Visible) } else { SQLITE_OK };
+        // Another file may fail yet, and then this one is rolled back; a rollback is the end.
+        self.journal_on_disk = has_super_journal;
+        self.commit(Durability::Visible)
+    }
+
+    /// Ends a transaction or checkpoint of this connection: what is not committed is dropped.
+    fn finish(&mut self) {
+        self.journal_on_disk = false;
         if self.wrote {
             if let Some(file) = &self.file {
                 file.discard();
             }
             self.wrote = false;
         }
-        code
     }
 
     /// xFileSize.
@@ -300,6 +312,9 @@ impl MainFile {
         let code = self.host_file.lock(level);
         if code == SQLITE_OK {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
+            // Only to roll back from a journal that it found does SQLite leave out the reserved lock.
+            self.journal_on_disk |=
+                level == SQLITE_LOCK_EXCLUSIVE && self.lock == SQLITE_LOCK_SHARED;
             self.lock = self.lock.max(level);
         }
         code
@@ -308,18 +323,15 @@ impl MainFile {
     /// xUnlock.
     pub fn unlock(&mut self, level: c_int) -> c_int {
         // Others may read as soon as the lock is gone, so it is kept until this is settled.
-        let finished =
-            if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
-                self.checkpoint = Checkpoint::Open;
-                self.finish()
-            } else {
-                SQLITE_OK
-            };
+        if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
+            self.checkpoint = Checkpoint::Open;
+            self.finish();
+        }
         let code = self.host_file.unlock(level);
         if code == SQLITE_OK {
             self.lock = self.lock.min(level);
         }
-        if code == SQLITE_OK { finished } else { code }
+        code
     }
 
     /// xShmMap.
@@ -410,12 +422,13 @@ impl MainFile {
             },
             _ if self.is_plain() => self.host_file.file_control(op, argument),
             SQLITE_FCNTL_SYNC => {
-                self.announced = true;
-                SQLITE_OK
+                // The argument is the name of the super-journal, or NULL.
+                self.announce(!argument.is_null())
             }
             SQLITE_FCNTL_COMMIT_PHASETWO => {
                 // The transaction is committed as far as SQLite is concerned. Nothing is left to do
                 // unless syncing is off, or the file was cut after the sync.
+                self.journal_on_disk = false;
                 self.commit(Durability::Visible)
             }
             SQLITE_FCNTL_CKPT_START => {

@@ -157,6 +157,12 @@ fn two_pools_at_every_boundary() {
     }
 }
 
+/// The first of the files is not synced; two others are, so SQLite makes a super-journal.
+#[test]
+fn a_pool_without_syncs_among_others_at_every_boundary() {
+    every_boundary("", "pragma main.synchronous=off", &["a.hpk", "b.hpk", "c.hpk"]);
+}
+
 #[test]
 fn a_pool_and_a_plain_database_at_every_boundary() {
     every_boundary("", "pragma synchronous=full", &["a.hpk", "b.db"]);

@@ -1,7 +1,7 @@
 //! A file of the VFS against a plain vector, and hostile pools below the same calls.
 //!
 //! The model is the table in `main_file.rs`: what is written is committed by xSync, CKPT_DONE and
-//! COMMIT_PHASETWO, or dropped when the lock or the checkpoint ends without any of them.
+//! COMMIT_PHASETWO, and by SYNC where a journal on disk vouches for it, or dropped when the lock or the checkpoint ends without any of them.
 
 use std::ffi::{CString, c_int};
 use std::path::Path;
@@ -31,23 +31,18 @@ struct Model {
     bytes: Vec<u8>,
     committed: Vec<u8>,
     lock: c_int,
-    wrote: bool,
-    announced: bool,
+    journal_on_disk: bool,
     checkpoint_done: bool,
 }
 
 impl Model {
     fn commit(&mut self) {
         self.committed.clone_from(&self.bytes);
-        (self.wrote, self.announced) = (false, false);
     }
 
     fn finish(&mut self) {
-        if self.wrote && self.announced {
-            self.commit();
-        }
         self.bytes.clone_from(&self.committed);
-        self.wrote = false;
+        self.journal_on_disk = false;
     }
 }
 
@@ -87,9 +82,13 @@ fn locks(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
     if input.one_in(2) {
         let next = match model.lock {
             ffi::SQLITE_LOCK_NONE => ffi::SQLITE_LOCK_SHARED,
+            // To roll back from a journal that it found, SQLite leaves out the reserved lock.
+            ffi::SQLITE_LOCK_SHARED if input.one_in(4) => ffi::SQLITE_LOCK_EXCLUSIVE,
             ffi::SQLITE_LOCK_SHARED => ffi::SQLITE_LOCK_RESERVED,
             _ => ffi::SQLITE_LOCK_EXCLUSIVE,
         };
+        model.journal_on_disk |=
+            (model.lock, next) == (ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_EXCLUSIVE);
         assert_eq!(file.lock(next), ffi::SQLITE_OK);
         model.lock = next;
     } else {
@@ -106,12 +105,17 @@ fn locks(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
 fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
     match input.below(6) {
         0 => {
-            assert_eq!(file.control(ffi::SQLITE_FCNTL_SYNC, 0), ffi::SQLITE_OK);
-            model.announced = true;
+            let has_super_journal = input.one_in(2);
+            assert_eq!(file.announce(has_super_journal), ffi::SQLITE_OK);
+            if model.journal_on_disk || has_super_journal {
+                model.commit();
+            }
+            model.journal_on_disk = has_super_journal;
         }
         1 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_COMMIT_PHASETWO, 0), ffi::SQLITE_OK);
             model.commit();
+            model.journal_on_disk = false;
         }
         2 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_CKPT_START, 0), ffi::SQLITE_OK);
@@ -172,12 +176,10 @@ pub fn run(data: &[u8]) {
                 assert_eq!(file.write(&new, at as i64), ffi::SQLITE_OK);
                 model.bytes.resize(model.bytes.len().max(at + len), 0);
                 model.bytes[at..at + len].copy_from_slice(&new);
-                (model.wrote, model.announced) = (true, false);
             }
             4 => {
                 assert_eq!(file.truncate(at as i64), ffi::SQLITE_OK);
                 model.bytes.resize(at, 0);
-                model.wrote = true;
                 if model.checkpoint_done {
                     model.commit();
                 }

@@ -116,6 +116,12 @@ impl Handle {
         call!(self.xFileControl(op, argument.as_mut_ptr().cast()))
     }
 
+    /// FCNTL_SYNC, whose argument is the name of the super-journal, or NULL.
+    pub fn announce(&mut self, has_super_journal: bool) -> c_int {
+        let name = if has_super_journal { c"super".as_ptr().cast_mut() } else { null_mut() };
+        call!(self.xFileControl(ffi::SQLITE_FCNTL_SYNC, name.cast()))
+    }
+
     /// A pragma, and what it answers.
     pub fn pragma(&mut self, name: &CString, value: Option<&CString>) -> c_int {
         let value = value.map_or(null_mut(), |value| value.as_ptr().cast_mut());

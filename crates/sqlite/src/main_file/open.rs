@@ -43,7 +43,7 @@ impl MainFile {
             lock: SQLITE_LOCK_NONE,
             wrote: false,
             stale: false,
-            announced: false,
+            journal_on_disk: false,
             checkpoint: Checkpoint::Open,
             wal_index: None,
             backfilled: 0,

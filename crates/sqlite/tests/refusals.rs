@@ -1,0 +1,202 @@
+//! A VFS above Hardpack that refuses calls: from one on, or that one alone. Hardpack never hears of them, so it must not take
+//! for committed what SQLite gave up, nor half of a rollback for the whole.
+//!
+//! Found by `pagerfault.test` of SQLite's own suite (scripts/sqlite-suite), whose test VFS does the same.
+
+mod common;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs;
+use std::path::Path;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use common::{assert_integrity, open, run, text};
+use rusqlite::{Connection, ffi};
+
+/// More calls than any of the transactions here makes.
+const CALL_COUNT_MAX: i64 = 500;
+const NO_REFUSAL: i64 = i64::MAX;
+
+/// How many more calls are let through. One test at a time uses it: there is only one.
+static CALLS_LEFT: AtomicI64 = AtomicI64::new(NO_REFUSAL);
+/// Whether the refusals last.
+static FOR_EVER: AtomicBool = AtomicBool::new(false);
+/// Whether a main database was synced before the first refusal: later, that is the end of a rollback.
+static SYNCED: AtomicBool = AtomicBool::new(false);
+
+/// The methods of a file with some of them exchanged, and those it had.
+#[repr(C)]
+struct Methods {
+    ours: ffi::sqlite3_io_methods,
+    original: *const ffi::sqlite3_io_methods,
+    is_main: bool,
+}
+
+fn refuses() -> bool {
+    match CALLS_LEFT.load(Ordering::SeqCst) {
+        NO_REFUSAL => false,
+        left => {
+            CALLS_LEFT.store(left - 1, Ordering::SeqCst);
+            left == 0 || left < 0 && FOR_EVER.load(Ordering::SeqCst)
+        }
+    }
+}
+
+/// # Safety
+///
+/// The file was opened by [`open_refusing`].
+unsafe fn methods<'a>(file: *mut ffi::sqlite3_file) -> (&'a ffi::sqlite3_io_methods, bool) {
+    // SAFETY: its methods are the first part of ours, which are never freed.
+    unsafe {
+        let methods = &*(*file).pMethods.cast::<Methods>();
+        (&*methods.original, methods.is_main)
+    }
+}
+
+unsafe extern "C" fn write(
+    file: *mut ffi::sqlite3_file,
+    data: *const c_void,
+    len: c_int,
+    at: i64,
+) -> c_int {
+    if refuses() {
+        return ffi::SQLITE_FULL;
+    }
+    // SAFETY: the arguments are those of xWrite.
+    unsafe { methods(file).0.xWrite.unwrap()(file, data, len, at) }
+}
+
+unsafe extern "C" fn sync(file: *mut ffi::sqlite3_file, flags: c_int) -> c_int {
+    if refuses() {
+        return ffi::SQLITE_FULL;
+    }
+    // SAFETY: the arguments are those of xSync.
+    unsafe {
+        let (original, is_main) = methods(file);
+        let code = original.xSync.unwrap()(file, flags);
+        let is_commit = is_main && CALLS_LEFT.load(Ordering::SeqCst) >= 0;
+        SYNCED.fetch_or(is_commit && code == ffi::SQLITE_OK, Ordering::SeqCst);
+        code
+    }
+}
+
+unsafe extern "C" fn open_refusing(
+    vfs: *mut ffi::sqlite3_vfs,
+    name: *const c_char,
+    file: *mut ffi::sqlite3_file,
+    flags: c_int,
+    out_flags: *mut c_int,
+) -> c_int {
+    // SAFETY: the arguments are those of xOpen, and a copy of Hardpack's VFS is as good as that.
+    unsafe {
+        let hardpack = ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
+        let code = (*hardpack).xOpen.unwrap()(vfs, name, file, flags, out_flags);
+        if code == ffi::SQLITE_OK {
+            let original = (*file).pMethods;
+            let mut ours = *original;
+            ours.xWrite = Some(write);
+            ours.xSync = Some(sync);
+            let is_main = flags & ffi::SQLITE_OPEN_MAIN_DB != 0;
+            (*file).pMethods = Box::into_raw(Box::new(Methods { ours, original, is_main })).cast();
+        }
+        code
+    }
+}
+
+/// Opens a database through the VFS that refuses.
+fn open_above(path: &Path) -> Connection {
+    static ONCE: Once = Once::new();
+    common::setup();
+    ONCE.call_once(|| {
+        // SAFETY: Hardpack is registered; the copy lives for ever.
+        unsafe {
+            let mut vfs = *ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
+            (vfs.zName, vfs.pNext) = (c"refusing".as_ptr(), std::ptr::null_mut());
+            vfs.xOpen = Some(open_refusing);
+            assert_eq!(ffi::sqlite3_vfs_register(Box::into_raw(Box::new(vfs)), 0), ffi::SQLITE_OK);
+        }
+    });
+    Connection::open(format!("file:{}?vfs=refusing", path.display())).unwrap()
+}
+
+const CONTENT: &str = "select count(*) || ' ' || coalesce(sum(length(a)), 0) from t";
+
+/// One that grows the file, one that cuts it, and one whose pages go to the file before its end.
+const TRANSACTIONS: [&str; 3] = [
+    "insert into t select hex(zeroblob(1000)) || a, b || 'x' from t",
+    "begin; delete from t where rowid > 2; update t set a = 'new'; commit",
+    "pragma cache_size = 2; begin; update t set a = a || a || a; insert into t values('last', 'one'); commit",
+];
+
+/// Refuses one call of the transaction after the other. Returns how many failed before anything was synced.
+fn refuse_each(original: &Path, pragmas: &str, transaction: &str, for_ever: bool) -> usize {
+    let dir = original.parent().unwrap();
+    let mut undone = 0;
+    for n in 0..CALL_COUNT_MAX {
+        let context = format!("{pragmas}; {transaction}; call {n}, for ever: {for_ever}");
+        let path = dir.join(format!("{n}.hpk"));
+        fs::copy(original, &path).unwrap();
+        let db = open_above(&path);
+        run(&db, pragmas);
+        let before = text(&db, CONTENT);
+        SYNCED.store(false, Ordering::SeqCst);
+        FOR_EVER.store(for_ever, Ordering::SeqCst);
+        CALLS_LEFT.store(n, Ordering::SeqCst);
+        let result = db.execute_batch(transaction);
+        let _ = db.execute_batch("rollback");
+        let survived = CALLS_LEFT.swap(NO_REFUSAL, Ordering::SeqCst) >= 0;
+        // In exclusive mode nobody else can look before the end.
+        let db = Some(db).filter(|_| !pragmas.contains("exclusive"));
+        for db in [Some(open(&path)), db].into_iter().flatten() {
+            assert_integrity(&db);
+            let now = text(&db, CONTENT);
+            match &result {
+                Ok(()) => assert_ne!(now, before, "{context}: a commit is lost"),
+                // A journal that cannot be ended after the sync is an error of a transaction that is committed; so is a
+                // log that cannot be synced.
+                Err(_) if SYNCED.load(Ordering::SeqCst) || pragmas.contains("wal") => {}
+                Err(error) => {
+                    assert_eq!(now, before, "{context}: {error}, but it is committed");
+                    undone += 1;
+                }
+            }
+        }
+        common::assert_pool_is_clean(&path);
+        fs::remove_file(&path).unwrap();
+        if survived {
+            assert!(result.is_ok(), "{context}: {result:?}");
+            return undone;
+        }
+    }
+    panic!("the transaction never ends");
+}
+
+#[test]
+fn what_a_layer_above_refuses_is_never_half_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let original = dir.path().join("original.hpk");
+    let db = open(&original);
+    run(&db, "pragma page_size = 1024; pragma auto_vacuum = full; create table t(a, b unique)");
+    run(
+        &db,
+        "insert into t with recursive n(i) as (values(1) union all select i + 1 from n where i < 5)
+            select hex(zeroblob(300)), i from n",
+    );
+    drop(db);
+    for journal in ["delete", "truncate", "persist", "memory", "wal"] {
+        for synchronous in ["off", "full"] {
+            for locking in ["normal", "exclusive"] {
+                let pragmas = format!(
+                    "pragma locking_mode={locking}; pragma synchronous={synchronous}; pragma journal_mode={journal}"
+                );
+                for transaction in TRANSACTIONS {
+                    for for_ever in [false, true] {
+                        let undone = refuse_each(&original, &pragmas, transaction, for_ever);
+                        assert!(undone > 0 || journal == "wal", "{pragmas}; {transaction}");
+                    }
+                }
+            }
+        }
+    }
+}
