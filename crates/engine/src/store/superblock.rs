@@ -130,7 +130,7 @@ pub struct Superblock {
     pub read_only_compat: u64,
     /// Feature bits that forbid reading when unknown.
     pub incompat: u64,
-    /// What the pool says of features that this version does not know (see [`super::features`]).
+    /// What the pool says of features that this version does not know (see `features.rs`).
     pub foreign_names: String,
     /// The number of this state.
     pub txg: Txg,
