@@ -27,7 +27,7 @@ use run::{Counts, Scratch};
 use workload::SHAPES;
 
 /// Crashes in a run of the tests.
-const STATES_DEFAULT: u64 = 12_000;
+const STATES_DEFAULT: u64 = 9_000;
 /// Crashes at each operation.
 const TRIES: u64 = 2;
 /// Seeds in which each mutant must be noticed.
