@@ -122,11 +122,12 @@ fn open_above(path: &Path) -> Connection {
 
 const CONTENT: &str = "select count(*) || ' ' || coalesce(sum(length(a)), 0) from t";
 
-/// One that grows the file, one that cuts it, and one whose pages go to the file before its end.
-const TRANSACTIONS: [&str; 3] = [
+/// One that grows the file, one that cuts it, one whose pages go to the file before its end, and one with a checkpoint.
+const TRANSACTIONS: [&str; 4] = [
     "insert into t select hex(zeroblob(1000)) || a, b || 'x' from t",
     "begin; delete from t where rowid > 2; update t set a = 'new'; commit",
     "pragma cache_size = 2; begin; update t set a = a || a || a; insert into t values('last', 'one'); commit",
+    "insert into t values('one', 'more'); pragma wal_checkpoint(truncate)",
 ];
 
 /// Refuses one call of the transaction after the other. Returns how many failed before anything was synced.
