@@ -14,6 +14,10 @@
 //! written only once all before it is durable. SQLite sees to this with `synchronous=FULL`, but not with
 //! NORMAL; and what it synced while the journal was in memory is made up for by the move. Where a crash
 //! comes before, the journal has no magic, so that nothing is rolled back, and nothing has changed yet.
+//!
+//! A journal that could not be cut when its transaction ended names a super-journal that is gone, so nothing
+//! is rolled back from it; SQLite leaves it as it is, and the next transaction writes over it, the name
+//! included. Lost with the power halfway, it would be rolled back from after all. So it is cut first, durably.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ops::Range;
@@ -35,6 +39,9 @@ const NAME_PADDING: usize = 4;
 /// format, sections 3 and 4.2).
 const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 
+/// What SQLite ends a persistent journal with: zeros for the fields of its header. One that begins a
+/// journal is as long as a sector.
+const ENDING_LEN: usize = 28;
 /// The length of the magic with the number of pages, which SQLite writes by themselves.
 const COUNT_LEN: usize = MAGIC.len() + 4;
 
@@ -118,8 +125,30 @@ impl Journal {
                 return code;
             }
         }
+        let is_beginning = offset == 0 && buf.len() > ENDING_LEN && !buf.starts_with(&MAGIC);
+        if is_beginning {
+            let code = self.cut_left_over();
+            if code != SQLITE_OK {
+                return code;
+            }
+        }
         self.is_unsynced = true;
         self.write_in_place(buf, offset)
+    }
+
+    /// Cuts what an earlier transaction left on disk, where it still looks like a journal.
+    fn cut_left_over(&self) -> c_int {
+        let Place::Disk(file) = &self.place else { return SQLITE_OK };
+        let mut magic = [0; MAGIC.len()];
+        match self.read(&mut magic, 0) {
+            SQLITE_OK if magic == MAGIC => {}
+            SQLITE_OK | SQLITE_IOERR_SHORT_READ => return SQLITE_OK,
+            code => return code,
+        }
+        match file.truncate(0) {
+            SQLITE_OK => file.sync(SQLITE_SYNC_NORMAL),
+            code => code,
+        }
     }
 
     fn write_in_place(&mut self, buf: &[u8], offset: u64) -> c_int {

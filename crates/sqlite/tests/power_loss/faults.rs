@@ -67,6 +67,8 @@ pub const CASES: &[Case] = &[
 
 /// Journals that cannot be written.
 pub const JOURNAL: Case = Case { suffix: "-journal", ..case(Kind::Write, libc::EIO, 1, IO) };
+/// Journals that cannot be cut when their transaction has ended.
+pub const CUT: Case = Case { suffix: "-journal", ..case(Kind::SetLen, libc::EIO, 1, IO) };
 /// Pools that cannot be synced.
 pub const POOL_SYNC: Case = Case { suffix: ".hpk", ..case(Kind::Sync, libc::EIO, 1, IO) };
 

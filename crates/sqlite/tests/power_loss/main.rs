@@ -207,6 +207,7 @@ fn fault_role(scratch: &Scratch) {
     let cases: &[faults::Case] = match common::argument(3).as_str() {
         "journal" => &[faults::JOURNAL],
         "sync" => &[faults::POOL_SYNC],
+        "cut" => &[faults::CUT],
         _ => faults::CASES,
     };
     for case in cases {
@@ -235,7 +236,7 @@ fn calls_fail_in_transactions_across_files() {
 fn fail_each(names: &[&str], case: &str) {
     for name in names {
         let shape = SHAPES.iter().position(|shape| shape.name == *name).unwrap();
-        let lines = in_child("fault", &[&shape.to_string(), EACH_PLACES, "1", case]);
+        let lines = in_child("fault", &[&shape.to_string(), EACH_PLACES, "4", case]);
         lines.iter().for_each(|line| println!("{line}"));
     }
 }
@@ -251,6 +252,13 @@ fn nothing_is_acknowledged_after_a_failed_sync_of_the_pool() {
 #[test]
 fn journals_that_cannot_be_put_on_disk_are_rolled_back_from() {
     fail_each(&["attached"], "journal");
+}
+
+/// A journal that cannot be cut when its transaction has ended must not be rolled back from while the next one is
+/// writing over it, and over the name of the super-journal that is gone.
+#[test]
+fn journals_that_cannot_be_cut_do_not_come_back() {
+    fail_each(&["attached"], "cut");
 }
 
 /// When the write-ahead log of a pool is deleted, or a journal that was rolled back from, that is durable before the
