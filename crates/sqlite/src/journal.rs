@@ -54,6 +54,8 @@ pub struct Journal {
     place: Place,
     /// The flags of the last sync that SQLite asked for while nothing was on disk.
     owed_sync: Option<c_int>,
+    /// It was on disk when it was opened, so that any transaction uses it there.
+    was_on_disk: bool,
     /// What was written to disk is not synced.
     is_unsynced: bool,
 }
@@ -72,7 +74,7 @@ impl Journal {
         name.extend_from_slice(path.to_bytes());
         name.extend_from_slice(&[0; NAME_PADDING]);
         let place = Place::Memory(Vec::new());
-        Journal { host, name, place, owed_sync: None, is_unsynced: false }
+        Journal { host, name, place, owed_sync: None, was_on_disk: false, is_unsynced: false }
     }
 
     /// One that is on disk already. Returns it with the flags the host reports, or the host's error code.
@@ -88,7 +90,10 @@ impl Journal {
         // SAFETY: the caller vouches for the name.
         let (path, (file, flags)) =
             unsafe { (CStr::from_ptr(name), HostFile::open(host, name, flags)?) };
-        Ok((Journal { place: Place::Disk(file), ..Journal::new(host, path) }, flags))
+        Ok((
+            Journal { place: Place::Disk(file), was_on_disk: true, ..Journal::new(host, path) },
+            flags,
+        ))
     }
 
     /// Fills `buf`; what is not there is zero, with SQLITE_IOERR_SHORT_READ.
@@ -260,7 +265,13 @@ impl Journal {
                 }
                 SQLITE_OK
             }
-            Place::Temporary(file) | Place::Disk(file) => file.truncate(len),
+            Place::Temporary(file) => file.truncate(len),
+            Place::Disk(file) => match file.truncate(len) {
+                // Where no super-journal has to go, this is the end of the transaction, which is durable
+                // with its journal in memory too. SQLite syncs it with FULL only.
+                SQLITE_OK if len == 0 && self.was_on_disk => file.sync(SQLITE_SYNC_NORMAL),
+                code => code,
+            },
         }
     }
 
