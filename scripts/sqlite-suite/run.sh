@@ -77,10 +77,17 @@ install_packages() {
 
 # Downloads the source package, with lists of its own: the system's configuration stays as it is.
 download() {
-    local apt=$work/apt options
+    local apt=$work/apt options mirror
+    # The mirror that the system itself is set up with.
+    mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
+        tr -d ' ' | sort -u | head -n 1 || true)
+    if [ -z "$mirror" ]; then
+        echo "no Debian mirror is set up here: give the source package with --dsc" >&2
+        exit 2
+    fi
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$work/package"
     echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" \
-        "http://deb.debian.org/debian $debian main" >"$apt/sources.list"
+        "$mirror $debian main" >"$apt/sources.list"
     options=(-o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
         -o "Dir::State::Lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
     apt-get "${options[@]}" -qq update
