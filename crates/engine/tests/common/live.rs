@@ -15,7 +15,7 @@ use hardpack_engine::store::trees::{ALL, MAP, PATCHES};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::store::{Store, pointer::Pointer};
 
-use super::sim_device::Fault;
+use super::sim_device::{Fault, holds};
 
 /// The valid superblock with the highest txg, and its slot.
 pub fn newest_superblock(image: &[u8]) -> Option<(u64, Superblock)> {
@@ -87,7 +87,7 @@ impl Fault for Guard {
         bytes: &[u8],
     ) -> io::Result<Vec<(u64, Vec<u8>)>> {
         // The same bytes once more destroy nothing: a sector is the same before and after.
-        let is_same = image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes));
+        let is_same = holds(image, offset, bytes);
         if !is_same {
             self.check(offset, offset + bytes.len() as u64, "a write");
         }

@@ -17,7 +17,7 @@ use hardpack_engine::store::verify::data_pointer;
 
 use super::GUID;
 use super::live::{is_in_ring, live_ranges, newest_superblock};
-use super::sim_device::Fault;
+use super::sim_device::{Fault, holds};
 
 /// Rule 2 broken: a sync returns, but makes nothing durable.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl Fault for FailingSyncs {
         offset: u64,
         bytes: &[u8],
     ) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        let is_same = image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes));
+        let is_same = holds(image, offset, bytes);
         Ok(if self.once_only && is_same { Vec::new() } else { vec![(offset, bytes.to_vec())] })
     }
 

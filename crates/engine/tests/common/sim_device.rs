@@ -206,6 +206,11 @@ fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], sector: usize, rng: &m
     }
 }
 
+/// Whether an image has these bytes there already.
+pub fn holds(image: &[u8], offset: u64, bytes: &[u8]) -> bool {
+    image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes))
+}
+
 /// How a device breaks its promises.
 pub trait Fault: Send + std::fmt::Debug {
     /// Sees each write before it is made, and may put it elsewhere, make others, or fail it.
