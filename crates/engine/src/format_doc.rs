@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::Node;
 use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
+use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
 use crate::store::stats::{CodecStats, PoolStats};
-use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock};
+use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock, TREE_COUNT};
 use crate::units::{Run, Sector, Txg};
 
 const GUID: [u8; 16] = *b"0123456789abcdef";
@@ -60,7 +61,6 @@ fn pointer() -> Pointer {
         level: -7,
         codec_version: 1,
         filter: 0,
-        shared: true,
         birth: Txg(0x0102_0304_0506),
         len: 1000,
         stored_len: 777,
@@ -95,7 +95,6 @@ fn pointer_is_as_documented() {
         ("codec_version", vec![1]),
         ("filter", vec![0]),
         ("checksum_kind", vec![1]),
-        ("flags", vec![1]),
         ("birth", 0x0102_0304_0506u64.to_le_bytes().to_vec()),
         ("len", 1000u32.to_le_bytes().to_vec()),
         ("stored_len", 777u32.to_le_bytes().to_vec()),
@@ -108,6 +107,22 @@ fn pointer_is_as_documented() {
     compare("pointer", &encoded[..POINTER_HEADER_LEN], expected);
     let sum = u128::from_le_bytes(encoded[POINTER_HEADER_LEN..].try_into().expect("16 bytes"));
     assert_eq!(sum, twox_hash::XxHash3_128::oneshot(b"stored"));
+}
+
+#[test]
+fn refs_are_as_documented() {
+    let hash = ContentHash { kind: HashKind::Sha256, hash: [7; CONTENT_HASH_LEN] };
+    let refs = Refs { count: 3, birth: Txg(17), content: Some((hash, pointer())) };
+    let encoded = refs.encode();
+    let (front, content) = encoded.split_at(16);
+    let expected = HashMap::from([
+        ("count", 3u32.to_le_bytes().to_vec()),
+        ("hash_kind", vec![2]),
+        ("birth", 17u64.to_le_bytes().to_vec()),
+    ]);
+    compare("refs", front, expected);
+    assert_eq!(content, [&[7; CONTENT_HASH_LEN][..], &pointer().to_bytes()].concat());
+    assert_eq!(Refs::decode(&encoded), Some(refs));
 }
 
 #[test]
@@ -138,8 +153,9 @@ fn superblock_is_as_documented() {
         embedded: CodecStats { records: 2, logical: 3, stored: 4, allocated: 5 },
         ..PoolStats::default()
     };
-    let mut roots = [const { None }; 8];
+    let mut roots = [const { None }; TREE_COUNT];
     roots[1] = Some(pointer());
+    roots[9] = Some(pointer());
     let superblock = Superblock {
         compat: 10,
         read_only_compat: 0,
@@ -167,6 +183,8 @@ fn superblock_is_as_documented() {
     let root = pointer().to_bytes();
     roots[162..164].copy_from_slice(&(root.len() as u16).to_le_bytes());
     roots[164..164 + root.len()].copy_from_slice(&root);
+    let mut more_roots = vec![0; 1134];
+    more_roots[162..324].copy_from_slice(&roots[162..324]);
     let mut stats: Vec<u8> = [1, 2, 3, 4, 5].into_iter().flat_map(u64::to_le_bytes).collect();
     stats.resize(616, 0);
     let mut names = b"i0=deltas c3=index".to_vec();
@@ -191,6 +209,7 @@ fn superblock_is_as_documented() {
         ("roots", roots),
         ("stats", stats),
         ("feature_names", names),
+        ("more_roots", more_roots),
         ("checksum", checksum(&encoded)),
     ]);
     compare("superblock", &encoded, expected);

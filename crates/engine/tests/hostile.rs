@@ -142,7 +142,6 @@ fn pointer(rng: &mut Rng) -> Pointer {
         level: 1,
         codec_version: 1,
         filter: u8::from(rng.one_in(8)),
-        shared: rng.one_in(3),
         birth: Txg(number(rng)),
         len: extent_len - part_offset,
         extent_len,

@@ -14,7 +14,7 @@ use crate::codec::{self, CodecId, Compression, Dictionary, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::store::pointer::{EMBEDDED_LEN_MAX, Filter, Place, Pointer, sectors_for};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::{Encoding, Txn};
+use crate::store::{Encoding, Owner, Txn};
 use crate::units::FileId;
 
 /// A dictionary serves records up to this length: longer ones have enough of their own to refer to.
@@ -120,7 +120,7 @@ pub(super) fn remove_pieces(
         let pieces = pieces_in(txn, tree, file, start, end, REMOVE_COUNT)?;
         for piece in &pieces {
             txn.remove(tree, &piece_key(file, piece.start))?;
-            give_up(txn, &piece.pointer, tree == PATCHES)?;
+            give_up(txn, &piece.pointer, file, tree == PATCHES)?;
         }
         if pieces.len() < REMOVE_COUNT {
             return Ok(());
@@ -128,10 +128,10 @@ pub(super) fn remove_pieces(
     }
 }
 
-fn give_up(txn: &mut Txn, pointer: &Pointer, is_patch: bool) -> Result<()> {
+fn give_up(txn: &mut Txn, pointer: &Pointer, file: FileId, is_patch: bool) -> Result<()> {
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, is_patch, false);
-    txn.free(pointer)
+    txn.free(pointer, Owner::File(file))
 }
 
 /// Encodes jobs on all cores and stores them in order.

@@ -74,8 +74,8 @@ impl Txn {
     /// node is copied at most once.
     fn settle_space(&mut self, roots: &mut Roots) -> Result<()> {
         let core = &mut self.core;
-        let [.., space_tree, freed_tree, _refs, _dictionaries, roots_tree] = &mut self.trees[..]
-        else {
+        let own = [SPACE, FREED, ROOTS].map(usize::from);
+        let Ok([space_tree, freed_tree, roots_tree]) = self.trees.get_disjoint_mut(own) else {
             return Err(Error::corrupt("transaction", 0, "it has lost its trees"));
         };
         if core.set_aside.is_none() {

@@ -15,8 +15,8 @@
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, OF_POINTERS, SPACE};
-use super::txn::Txn;
+use super::trees::{ALL, OF_POINTERS, REFS, SPACE};
+use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector};
@@ -167,8 +167,10 @@ impl Store {
                 let nodes = in_the_way(aim, path, self.ashift());
                 let nodes = nodes.filter(|(depth, _)| is_new(*depth));
                 found.sectors += nodes.map(|(_, run)| run.sectors).sum::<u64>();
-                let movable = movable(aim, tree, path, &at.key, self.ashift())?;
-                found.sectors += movable.iter().map(|one| one.run.sectors).sum::<u64>();
+                for one in movable(aim, tree, path, &at.key, self.ashift())? {
+                    let is_shared = self.is_shared(state, one.run.start)?;
+                    found.sectors += if is_shared { 0 } else { one.run.sectors };
+                }
                 if only_first && found.sectors > 0 {
                     break;
                 }
@@ -178,6 +180,11 @@ impl Store {
         }
         found.next = at.tree().map(|_| at);
         Ok(found)
+    }
+
+    fn is_shared(&self, state: &State, sector: Sector) -> Result<bool> {
+        let refs = &state.trees[usize::from(REFS)];
+        Ok(!refs.is_empty() && refs.get(&mut &*self, &space::space_key(sector))?.is_some())
     }
 
     /// The free sectors of a state in a range.
@@ -226,9 +233,7 @@ fn movable(aim: &Aim, tree: u8, path: &Path, from: &[u8], ashift: u8) -> Result<
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
         let pointer = super::verify::data_pointer(leaf.value(index))?;
         let Some(run) = pointer.run(ashift).filter(|run| aim.touches(*run)) else { continue };
-        if !pointer.shared {
-            found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
-        }
+        found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
     }
     Ok(found)
 }
@@ -272,6 +277,9 @@ impl Txn {
                     moved.nodes += count;
                 }
                 for one in movable(&aim, tree, path, &at.key, ashift)? {
+                    if self.refs(one.run.start)?.is_some() {
+                        continue;
+                    }
                     if chosen_sectors << ashift >= STEP_LEN_MAX {
                         at.key = one.key;
                         break 'walk;
@@ -340,7 +348,7 @@ impl Txn {
         };
         *place = sector;
         self.insert(one.tree, &one.key, &pointer.to_bytes())?;
-        self.free(&one.pointer)?;
+        self.free(&one.pointer, Owner::Nobody)?;
         Ok(true)
     }
 }

@@ -12,7 +12,7 @@ use super::extent::Encoding;
 use super::pointer::Pointer;
 use super::trees::DICTIONARIES;
 use super::verify::data_pointer;
-use super::{Store, Txn};
+use super::{Owner, Store, Txn};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};
 
@@ -134,7 +134,7 @@ impl Txn {
         let pointer: Pointer = data_pointer(&value)?;
         let ashift = self.store().ashift();
         self.stats_mut().count_node(&pointer, ashift, false);
-        self.free(&pointer)
+        self.free(&pointer, Owner::Pool)
     }
 
     /// The numbers of all dictionaries.

@@ -7,7 +7,10 @@
 //!
 //! The bits decide; the names are for messages only. What does not look like that is passed over.
 
-use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_ROOTS};
+use super::superblock::{
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_ROOTS, FEATURE_SHARED,
+    FEATURE_SNAPSHOTS,
+};
 
 /// The length of the field in a superblock.
 pub(super) const FEATURE_NAMES_LEN: usize = 512;
@@ -35,10 +38,13 @@ impl Set {
 }
 
 /// The features of this version.
-const KNOWN: [(Set, u64, &str); 3] = [
+const KNOWN: [(Set, u64, &str); 6] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
+    (Set::Incompat, FEATURE_SNAPSHOTS, "snapshots"),
+    (Set::Incompat, FEATURE_SHARED, "shared-extents"),
+    (Set::Incompat, FEATURE_NAMES, "names"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

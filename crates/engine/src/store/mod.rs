@@ -20,6 +20,7 @@ mod fields;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
+pub mod refs;
 mod rewind;
 pub mod roots;
 pub mod scan;
@@ -51,7 +52,7 @@ use crate::error::{Error, Result};
 use crate::units::{Sector, Txg};
 
 pub use self::extent::{Encoding, ExtentBytes};
-pub use self::txn::Txn;
+pub use self::txn::{Owner, Txn};
 
 /// The trees of a pool, by their number on disk.
 pub mod trees {
@@ -71,8 +72,14 @@ pub mod trees {
     pub const DICTIONARIES: u8 = 6;
     /// The roots of the others, for a search without superblocks.
     pub const ROOTS: u8 = 7;
+    /// What only snapshots reach.
+    pub const DEAD: u8 = 8;
+    /// Snapshots, by number.
+    pub const SNAPSHOTS: u8 = 9;
+    /// Where content is that may be shared: sorted runs, by content.
+    pub const INDEX: u8 = 10;
     /// The trees in use, with names for messages.
-    pub const ALL: [(u8, &str); 8] = [
+    pub const ALL: [(u8, &str); 11] = [
         (NAMES, "names"),
         (MAP, "map"),
         (PATCHES, "patches"),
@@ -81,9 +88,14 @@ pub mod trees {
         (REFS, "refs"),
         (DICTIONARIES, "dictionaries"),
         (ROOTS, "roots"),
+        (DEAD, "dead"),
+        (SNAPSHOTS, "snapshots"),
+        (INDEX, "index"),
     ];
     /// Those whose values are pointers to extents of their own.
-    pub const OF_POINTERS: [u8; 3] = [MAP, PATCHES, DICTIONARIES];
+    pub const OF_POINTERS: [u8; 4] = [MAP, PATCHES, DICTIONARIES, INDEX];
+    /// Those that a snapshot keeps.
+    pub const OF_SNAPSHOTS: [u8; 4] = [NAMES, MAP, PATCHES, DICTIONARIES];
 }
 
 /// How long making the state of another process durable waits for other transactions.

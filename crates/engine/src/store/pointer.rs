@@ -102,9 +102,8 @@ pub struct Pointer {
     pub codec_version: u8,
     /// What was done to the bytes before the codec, by number (see [`Filter`]).
     pub filter: u8,
-    /// The extent is shared: its references are counted.
-    pub shared: bool,
-    /// The transaction group that wrote the bytes.
+    /// The transaction group that wrote the bytes; of one pointer of several to an extent, the one
+    /// that wrote the pointer.
     pub birth: Txg,
     /// How many bytes this pointer stands for.
     pub len: u32,
@@ -120,8 +119,6 @@ pub struct Pointer {
     /// The dictionary that the codec was given; 0 for none.
     pub dictionary: u32,
 }
-
-const FLAG_SHARED: u8 = 1;
 
 impl Pointer {
     /// The sectors of the extent, unless there is none.
@@ -166,7 +163,7 @@ impl Pointer {
         f.u8(self.codec_version);
         f.u8(self.filter);
         f.u8(checksum_kind);
-        f.u8(if self.shared { FLAG_SHARED } else { 0 });
+        f.zeros(1);
         f.u64(self.birth.0);
         f.u32(self.len);
         f.u32(self.stored_len);
@@ -206,7 +203,7 @@ impl Pointer {
         let codec_version = f.u8()?;
         let filter = f.u8()?;
         let checksum_kind = f.u8()?;
-        let flags = f.u8()?;
+        f.zeros(1)?;
         let birth = Txg(f.u64()?);
         let len = f.u32()?;
         let stored_len = f.u32()?;
@@ -232,7 +229,6 @@ impl Pointer {
             _ => return None,
         };
         let sound = f.0.is_empty()
-            && flags & !FLAG_SHARED == 0
             && (kind == 1 || sector.0 == 0)
             && sector <= SECTOR_MAX
             && extent_len <= EXTENT_LEN_MAX
@@ -249,7 +245,6 @@ impl Pointer {
             level,
             codec_version,
             filter,
-            shared: flags & FLAG_SHARED != 0,
             birth,
             len,
             stored_len,

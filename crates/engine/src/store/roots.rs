@@ -46,8 +46,8 @@ impl Roots {
         let mut roots = [const { None }; TREE_COUNT];
         for index in 0..leaf.len().checked_sub(1)? {
             let [tree] = leaf.key(index).try_into().ok()?;
-            *roots[..usize::from(ROOTS)].get_mut(usize::from(tree))? =
-                Some(Pointer::decode(leaf.value(index))?);
+            (tree != ROOTS).then_some(())?;
+            *roots.get_mut(usize::from(tree))? = Some(Pointer::decode(leaf.value(index))?);
         }
         let last = leaf.len() - 1;
         (leaf.level == 0 && *leaf.key(last) == SPACE_KEY).then_some(())?;
@@ -89,7 +89,7 @@ pub(super) fn fill(
     tree: &mut TxnTree,
     roots: &[Option<Pointer>; TREE_COUNT],
 ) -> Result<()> {
-    for (number, root) in (0..ROOTS).zip(roots) {
+    for (number, root) in (0..).zip(roots).filter(|(number, _)| *number != ROOTS) {
         match root {
             Some(root) => tree.insert(core, &[number], &root.to_bytes())?,
             None => tree.remove(core, &[number])?,

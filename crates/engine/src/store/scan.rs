@@ -278,7 +278,6 @@ fn pointer_to(device: &dyn Device, header: &Header, node: &FoundNode) -> Option<
         codec_version: 0,
         filter: 0,
         dictionary: 0,
-        shared: false,
         birth: node.front.birth,
         len: stored.len() as u32,
         stored_len: stored.len() as u32,

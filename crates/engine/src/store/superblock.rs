@@ -42,7 +42,11 @@ pub const RESERVED_OFFSET: u64 = 1 << 30;
 /// Length of the reserved range.
 pub const RESERVED_LEN: u64 = 64 * 1024;
 /// How many trees a superblock has roots for.
-pub const TREE_COUNT: usize = 8;
+pub const TREE_COUNT: usize = 11;
+/// The roots of the first trees stand together; those of later ones behind all that was there before.
+const FIRST_ROOT_COUNT: usize = 8;
+/// There is room for so many later ones.
+const MORE_ROOT_COUNT: usize = 7;
 /// The most allocation windows a superblock holds.
 pub const WINDOW_COUNT_MAX: usize = 24;
 
@@ -59,8 +63,19 @@ pub const FEATURE_DELTAS: u64 = 1 << 0;
 pub const FEATURE_DICTIONARIES: u64 = 1 << 1;
 /// There is a tree that names the roots of the others (see [`super::roots`]).
 pub const FEATURE_ROOTS: u64 = 1 << 2;
+/// There are, or were, snapshots, which keep what the pool itself no longer reaches.
+pub const FEATURE_SNAPSHOTS: u64 = 1 << 3;
+/// Extents may have several pointers, which are counted (see [`super::refs`]).
+pub const FEATURE_SHARED: u64 = 1 << 4;
+/// There is more than one file: directories, links, owners, extended attributes.
+pub const FEATURE_NAMES: u64 = 1 << 5;
 /// Features a reader must know to read anything.
-pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS | FEATURE_DICTIONARIES | FEATURE_ROOTS;
+pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
+    | FEATURE_DICTIONARIES
+    | FEATURE_ROOTS
+    | FEATURE_SNAPSHOTS
+    | FEATURE_SHARED
+    | FEATURE_NAMES;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 
@@ -188,18 +203,11 @@ impl Superblock {
             f.u64(run.map_or(0, |run| run.start.0));
             f.u64(run.map_or(0, |run| run.sectors));
         }
-        for root in &self.roots {
-            let start = f.0.len();
-            f.u16(0);
-            if let Some(pointer) = root {
-                pointer.encode(f.0);
-            }
-            let len = (f.0.len() - start - 2) as u16;
-            f.0[start..start + 2].copy_from_slice(&len.to_le_bytes());
-            f.0.resize(start + 2 + POINTER_LEN_MAX, 0);
-        }
+        let (first, more) = self.roots.split_at(FIRST_ROOT_COUNT);
+        first.iter().for_each(|root| encode_root(root.as_ref(), f.0));
         self.stats.encode(&mut f);
         f.bytes(&features::encode(self.incompat, &self.foreign_names));
+        more.iter().for_each(|root| encode_root(root.as_ref(), f.0));
         debug_assert!(f.0.len() <= BLOCK_LEN - 16);
         seal(&mut out);
         out
@@ -266,19 +274,20 @@ impl Superblock {
             }
         }
         let mut roots = [const { None }; TREE_COUNT];
-        for root in &mut roots {
-            let len = usize::from(f.u16()?);
-            let (pointer, padding) = f.bytes(POINTER_LEN_MAX)?.split_at_checked(len)?;
-            if padding.iter().any(|byte| *byte != 0) {
-                return None;
-            }
-            if len > 0 {
-                *root = Some(Pointer::decode(pointer)?);
-            }
+        let (first, more) = roots.split_at_mut(FIRST_ROOT_COUNT);
+        for root in first {
+            *root = decode_root(&mut f)?;
         }
         let stats = PoolStats::decode(&mut f)?;
         let foreign_names = features::foreign(f.bytes(FEATURE_NAMES_LEN)?);
-        f.zeros(BLOCK_LEN - 16 - FEATURE_NAMES_OFFSET - FEATURE_NAMES_LEN)?;
+        for index in 0..MORE_ROOT_COUNT {
+            match (more.get_mut(index), decode_root(&mut f)?) {
+                (Some(root), found) => *root = found,
+                (None, Some(_)) => return None,
+                (None, None) => {}
+            }
+        }
+        f.zeros(BLOCK_LEN - 16 - MORE_ROOTS_OFFSET - MORE_ROOT_COUNT * ROOT_LEN)?;
         let is_inside =
             |run: &Run| run.start.0.checked_add(run.sectors).is_some_and(|to| to <= end.0);
         let sound = durable_txg <= txg
@@ -341,6 +350,27 @@ impl Superblock {
 pub const TXG_OFFSET: u64 = 48;
 /// Where the names of features are, wherever the other fields may go in later versions.
 const FEATURE_NAMES_OFFSET: usize = 2416;
+const MORE_ROOTS_OFFSET: usize = FEATURE_NAMES_OFFSET + FEATURE_NAMES_LEN;
+/// A root with its length before it.
+const ROOT_LEN: usize = 2 + POINTER_LEN_MAX;
+
+fn encode_root(root: Option<&Pointer>, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 2]);
+    if let Some(pointer) = root {
+        pointer.encode(out);
+    }
+    let len = (out.len() - start - 2) as u16;
+    out[start..start + 2].copy_from_slice(&len.to_le_bytes());
+    out.resize(start + ROOT_LEN, 0);
+}
+
+fn decode_root(f: &mut FieldReader<'_>) -> Option<Option<Pointer>> {
+    let len = usize::from(f.u16()?);
+    let (pointer, padding) = f.bytes(POINTER_LEN_MAX)?.split_at_checked(len)?;
+    padding.iter().all(|byte| *byte == 0).then_some(())?;
+    if len == 0 { Some(None) } else { Pointer::decode(pointer).map(Some) }
+}
 
 /// Where slot `index` lies.
 pub fn slot_offset(index: u64) -> u64 {

@@ -30,7 +30,7 @@ pub trait NodeSource {
 /// What a changing tree needs besides.
 pub trait NodeSink: NodeSource {
     /// A committed or flushed node is no longer part of the tree.
-    fn retire(&mut self, pointer: &Pointer);
+    fn retire(&mut self, tree: u8, pointer: &Pointer);
     /// Stores a node.
     fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer>;
 }
@@ -273,7 +273,7 @@ impl TxnTree {
             Link::Dirty(id) => return Ok(*id),
             Link::Clean(pointer) => {
                 let node = sink.load(self.tree, pointer)?;
-                sink.retire(pointer);
+                sink.retire(self.tree, pointer);
                 node
             }
             Link::Empty => Arc::new(Node::new(level)),

@@ -18,7 +18,7 @@ use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::trees::{FREED, REFS, SPACE};
+use super::trees::{FREED, SPACE};
 use super::write_buffer::WriteBuffer;
 use super::{Patience, State, Store};
 use crate::codec;
@@ -39,6 +39,17 @@ const NODE_SECTORS_GUESS: u64 = 10;
 pub struct Txn {
     pub(super) core: TxnCore,
     pub(super) trees: Vec<TxnTree>,
+}
+
+/// Who gives a pointer up, which decides what snapshots keep of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// A file: kept by the snapshots that the file is part of.
+    File(FileId),
+    /// The pool: kept by every snapshot.
+    Pool,
+    /// Nothing that snapshots keep.
+    Nobody,
 }
 
 /// What the trees need from the transaction.
@@ -307,33 +318,20 @@ impl Txn {
         }
     }
 
-    /// Counts `references` to an extent that several pointers share; each of them must have
-    /// [`Pointer::shared`] set.
-    pub fn share(&mut self, pointer: &Pointer, references: u32) -> Result<()> {
-        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
-        self.insert(REFS, &space::space_key(run.start), &references.to_le_bytes())?;
-        Ok(())
+    /// Gives up what a pointer of `owner` stands for. Its space is reused once nothing refers to it and
+    /// that is safe.
+    pub fn free(&mut self, pointer: &Pointer, owner: Owner) -> Result<()> {
+        let _ = owner;
+        match pointer.run(self.core.ashift()) {
+            Some(run) => self.drop_reference(run, pointer.birth),
+            None => Ok(()),
+        }
     }
 
-    /// Gives up what a pointer stands for. Its space is reused once that is safe.
-    pub fn free(&mut self, pointer: &Pointer) -> Result<()> {
-        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
-        if pointer.shared {
-            let key = space::space_key(run.start);
-            let count = self.get(REFS, &key)?.and_then(|value| value.try_into().ok());
-            let count =
-                count.map(u32::from_le_bytes).filter(|count| *count > 0).ok_or_else(|| {
-                    let offset = run.start.0 << self.core.ashift();
-                    Error::corrupt("refs tree", offset, "a shared extent has no count")
-                })?;
-            if count > 1 {
-                self.insert(REFS, &key, &(count - 1).to_le_bytes())?;
-                return Ok(());
-            }
-            self.remove(REFS, &key)?;
-        }
+    /// Frees an extent of which nothing is left that refers to it. `birth` is that of its bytes.
+    pub(super) fn free_extent(&mut self, run: Run, birth: Txg) -> Result<()> {
         self.core.changed = true;
-        self.core.free_run(run, pointer.birth);
+        self.core.free_run(run, birth);
         if self.core.freed.len() > FREED_RUNS_MAX {
             self.core.record_freed(&mut self.trees[usize::from(FREED)])?;
             self.spill_nodes(FREED)?;
@@ -401,7 +399,6 @@ impl TxnCore {
             codec_version: codec::codec_version(encoding.codec),
             filter: encoding.filter as u8,
             dictionary: encoding.dictionary,
-            shared: false,
             birth: self.txg,
             len,
             stored_len: 0,
@@ -465,7 +462,7 @@ impl NodeSource for TxnCore {
 }
 
 impl NodeSink for TxnCore {
-    fn retire(&mut self, pointer: &Pointer) {
+    fn retire(&mut self, _tree: u8, pointer: &Pointer) {
         let ashift = self.ashift();
         self.stats.count_node(pointer, ashift, false);
         if let Some(run) = pointer.run(ashift) {

@@ -14,7 +14,7 @@ use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
 use super::tree::check_child;
 use super::trees::{ALL, FREED, OF_POINTERS, REFS, SPACE};
-use super::{State, Store, adopted_state, block_hash, space};
+use super::{State, Store, adopted_state, block_hash, refs, space};
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
 
@@ -319,7 +319,6 @@ pub struct Space {
     space_sectors: u64,
     used: Vec<Run>,
     free: Vec<Run>,
-    shared: Vec<Run>,
     refs: HashMap<u64, u32>,
     found: (u64, u64, u64),
 }
@@ -342,7 +341,6 @@ impl Space {
             space_sectors: superblock.space_sectors,
             used,
             free: superblock.windows.clone(),
-            shared: Vec::new(),
             refs: HashMap::new(),
             found: (0, 0, 0),
         }
@@ -351,7 +349,7 @@ impl Space {
     /// Counts the extent of a node or a record.
     pub fn add_used(&mut self, pointer: &Pointer) {
         if let Some(run) = pointer.run(self.ashift) {
-            if pointer.shared { self.shared.push(run) } else { self.used.push(run) }
+            self.used.push(run);
         }
     }
 
@@ -370,11 +368,8 @@ impl Space {
                 self.free.push(run);
             }
             REFS => {
-                let parsed = key.try_into().ok().zip(value.try_into().ok());
-                let (sector, count) = parsed
-                    .map(|(key, value)| (u64::from_be_bytes(key), u32::from_le_bytes(value)))
-                    .ok_or_else(|| Error::corrupt("refs tree", 0, "an entry is malformed"))?;
-                self.refs.insert(sector, count);
+                let (sector, refs) = refs::parse_refs(key, value)?;
+                self.refs.insert(sector.0, refs.count);
             }
             _ => {}
         }
@@ -397,17 +392,21 @@ impl Space {
             problems
                 .push("the superblock's counts of free space are not those of the trees".into());
         }
-        let mut counted: HashMap<u64, u32> = HashMap::new();
-        for run in &self.shared {
-            *counted.entry(run.start.0).or_default() += 1;
+        self.used.sort_unstable();
+        let mut runs: Vec<(Run, bool)> = Vec::with_capacity(self.used.len());
+        for same in self.used.chunk_by(|a, b| a == b) {
+            let (run, count) = (same[0], same.len());
+            let counted = self.refs.remove(&run.start.0).unwrap_or(1);
+            if count != counted as usize {
+                let at = run.start.0 << self.ashift;
+                problems.push(format!("byte {at}: {count} pointers to it, {counted} are counted"));
+            }
+            runs.push((run, true));
         }
-        if counted != self.refs {
-            problems.push("the reference counts of shared extents are wrong".into());
+        for sector in self.refs.keys() {
+            let at = sector << self.ashift;
+            problems.push(format!("byte {at}: pointers to it are counted, and there are none"));
         }
-        self.shared.sort_unstable();
-        self.shared.dedup();
-        let mut runs: Vec<(Run, bool)> = self.used.iter().map(|run| (*run, true)).collect();
-        runs.extend(self.shared.iter().map(|run| (*run, true)));
         runs.extend(self.free.iter().map(|run| (*run, false)));
         runs.sort_unstable();
         let mut at = 0;

@@ -48,10 +48,10 @@ fn shared_extents_stay() {
     }
     let bytes = rng.noise(40_000);
     let whole = txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Xxh3).unwrap();
-    let shared = Pointer { shared: true, span_log2: 24, ..whole };
-    txn.share(&shared, 2).unwrap();
+    let shared = Pointer { span_log2: 24, ..whole };
     add(&mut txn, 0, &shared).unwrap();
-    add(&mut txn, 1, &shared).unwrap();
+    let other = txn.share(&shared).unwrap().unwrap();
+    add(&mut txn, 1, &other).unwrap();
     let behind: Vec<Vec<u8>> = (0..4).map(|_| rng.noise(100_000)).collect();
     for (n, bytes) in (20..).zip(&behind) {
         put(&mut txn, n, bytes).unwrap();

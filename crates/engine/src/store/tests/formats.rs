@@ -11,7 +11,7 @@ use crate::store::pointer::{
 };
 use crate::store::stats::{CodecStats, PoolStats};
 use crate::store::superblock::{
-    ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, WINDOW_COUNT_MAX,
+    ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, TREE_COUNT, WINDOW_COUNT_MAX,
 };
 use crate::test_common::{GUID, Rng};
 use crate::units::{Run, Sector, Txg};
@@ -35,7 +35,6 @@ prop_compose! {
         level in any::<i16>(),
         codec_version in any::<u8>(),
         is_delta in any::<bool>(),
-        shared in any::<bool>(),
         birth in 0..1_u64 << 40,
         (extent_len, part_offset) in (0..=EXTENT_LEN_MAX).prop_flat_map(|n| (Just(n), 0..=n)),
         part in any::<u32>(),
@@ -55,7 +54,7 @@ prop_compose! {
             _ => (0, part % (DELTA_LEN_MAX + 1)),
         };
         Pointer {
-            place, codec, level, codec_version, filter, shared, birth: Txg(birth), len, stored_len,
+            place, codec, level, codec_version, filter, birth: Txg(birth), len, stored_len,
             extent_len, part_offset, span_log2, dictionary,
         }
     }
@@ -67,7 +66,7 @@ prop_compose! {
         (txg, durable) in (1..1_u64 << 40).prop_flat_map(|txg| (Just(txg), 0..=txg)),
         data_synced in any::<bool>(),
         next_slot in prop::option::of(0..8_u64),
-        roots in prop::collection::vec(prop::option::of(pointer()), 8),
+        roots in prop::collection::vec(prop::option::of(pointer()), TREE_COUNT),
         windows in prop::collection::vec((0..1_u64 << 30, 1..1_u64 << 20), 0..=WINDOW_COUNT_MAX),
         next_file_id in 1..1_u64 << 40,
         numbers in prop::collection::vec(any::<u32>(), 8),
@@ -157,7 +156,6 @@ fn pointers_refuse_what_they_do_not_know() {
         level: 3,
         codec_version: 1,
         filter: 0,
-        shared: false,
         birth: Txg(9),
         len: 1000,
         stored_len: 600,
@@ -250,7 +248,7 @@ fn sample_superblock() -> Superblock {
         space_sectors: 10,
         next_file_id: 3,
         windows: vec![Run { start: Sector(100), sectors: 10 }],
-        roots: [const { None }; 8],
+        roots: [const { None }; TREE_COUNT],
         stats: PoolStats::default(),
     }
 }

@@ -10,7 +10,7 @@ use crate::store::cache::Caches;
 use crate::store::checksum::ChecksumKind;
 use crate::store::pointer::Pointer;
 use crate::store::trees::MAP;
-use crate::store::{Durability, Encoding, Store, Txn};
+use crate::store::{Durability, Encoding, Owner, Store, Txn};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::{Op, SimDevice};
 use crate::test_common::{GUID, Rng, options, problems};
@@ -48,7 +48,7 @@ pub(super) fn take(txn: &mut Txn, n: u64) -> Result<()> {
         let pointer = Pointer::decode(&value).unwrap();
         let ashift = txn.store().ashift();
         txn.stats_mut().count_data(&pointer, ashift, false, false);
-        txn.free(&pointer)?;
+        txn.free(&pointer, Owner::Nobody)?;
     }
     Ok(())
 }
@@ -167,15 +167,14 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
     let mut txn = store.begin(ChecksumKind::Blake3).unwrap();
     let whole = txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Blake3).unwrap();
     let part = |index: u32| Pointer {
-        shared: true,
         part_offset: index * 10_000,
         len: 10_000,
         span_log2: SPAN_LOG2,
         ..whole.clone()
     };
-    txn.share(&part(0), 4).unwrap();
     for index in 0..4 {
         add(&mut txn, index.into(), &part(index)).unwrap();
+        assert!(index == 0 || txn.share(&part(index)).unwrap().is_some());
     }
     txn.commit(Durability::Durable).unwrap();
     let mut free_before = assert_clean(&device);
@@ -192,15 +191,12 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
         assert_eq!(gone == 3, grown >= 40_000, "after {gone}: {grown} bytes more are free");
         free_before = free;
     }
-    // Freed in the transaction that stored it, and with a count that is not there.
+    // Freed in the transaction that stored it.
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     let extent = txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Xxh3).unwrap();
-    let shared = Pointer { shared: true, ..extent };
-    assert!(txn.free(&shared).unwrap_err().is_corruption());
-    txn.share(&shared, 2).unwrap();
-    txn.free(&shared).unwrap();
-    txn.free(&shared).unwrap();
-    assert!(txn.free(&shared).unwrap_err().is_corruption());
+    let other = txn.share(&extent).unwrap().unwrap();
+    txn.free(&extent, Owner::Nobody).unwrap();
+    txn.free(&other, Owner::Nobody).unwrap();
     txn.commit(Durability::Durable).unwrap();
     assert_clean(&device);
 }

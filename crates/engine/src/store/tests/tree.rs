@@ -37,7 +37,7 @@ impl NodeSource for MemorySink {
 }
 
 impl NodeSink for MemorySink {
-    fn retire(&mut self, pointer: &Pointer) {
+    fn retire(&mut self, _tree: u8, pointer: &Pointer) {
         let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
         assert!(self.nodes.remove(&sector.0).is_some(), "node {} is retired twice", sector.0);
     }
@@ -56,7 +56,6 @@ impl NodeSink for MemorySink {
             level: 0,
             codec_version: 1,
             filter: 0,
-            shared: false,
             birth: Txg(3),
             len,
             stored_len,
