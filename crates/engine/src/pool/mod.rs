@@ -32,6 +32,7 @@ mod rewrite;
 mod salvage;
 mod sink;
 mod source;
+mod usage;
 mod write;
 
 #[cfg(test)]
@@ -59,6 +60,7 @@ pub use self::rewrite::{Clear, Step, StepLimits};
 pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};
 pub use self::sink::SINK_COMPRESSION;
 use self::source::Committed;
+pub use self::usage::Usage;
 use crate::device::Device;
 use crate::error::Result;
 use crate::store::cache::Caches;
