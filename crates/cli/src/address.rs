@@ -110,15 +110,6 @@ impl Address {
         self.path.iter().all(|byte| *byte == b'/') && self.snapshot.is_none()
     }
 
-    /// The pool, where that as a whole is what the command works on.
-    pub fn whole(&self) -> Result<&Path, Reason> {
-        if self.is_whole() {
-            return Ok(&self.pool);
-        }
-        let hint = format!("give the pool: {}", self.pool.display());
-        Err(Reason::new(Code::Cannot, "this works on a whole pool").hint(hint))
-    }
-
     /// Opens it to read.
     pub fn open(&self, threads: Option<u16>) -> Result<Opened, Reason> {
         let pool = pool_file::open_read_only(&self.pool, threads)?;
@@ -307,11 +298,11 @@ mod tests {
         fs::write(at.join("b@c"), b"").unwrap();
         let of = |text: &str| {
             let found = address(at, text);
-            let pool = found.pool.strip_prefix(at).unwrap().to_str().unwrap().to_owned();
+            let pool = found.pool.strip_prefix(at).unwrap().to_path_buf();
             (pool, String::from_utf8(found.path).unwrap(), found.snapshot)
         };
         let expected = |pool: &str, path: &str, snapshot: Option<&str>| {
-            (pool.to_owned(), path.to_owned(), snapshot.map(|name| name.as_bytes().to_vec()))
+            (PathBuf::from(pool), path.to_owned(), snapshot.map(|name| name.as_bytes().to_vec()))
         };
         assert_eq!(of("sub.hpk/a.hpk"), expected("sub.hpk/a.hpk", "", None));
         assert_eq!(of("sub.hpk/a.hpk/"), expected("sub.hpk/a.hpk", "", None));

@@ -3,7 +3,6 @@
 mod files;
 mod properties;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
@@ -118,6 +117,10 @@ pub enum Command {
     Unpack(UnpackArgs),
     /// Make an empty pool
     Create(CreateArgs),
+    /// Put files and whole directories into a pool
+    Put(PutArgs),
+    /// Give files and whole directories back
+    Extract(ExtractArgs),
     /// List a directory of a pool
     Ls(LsArgs),
     /// Show a directory of a pool with all below it

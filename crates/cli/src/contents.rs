@@ -21,6 +21,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The file of a pool whose log and journal are named after the pool itself.
 const FIRST_FILE: FileId = FileId(2);
 
+/// The same, where the only file of a pool goes by the pool's own name.
+fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
+    match opened.pool.only_file() {
+        Ok(_) => pool.into(),
+        Err(_) => database_path(pool, path),
+    }
+}
+
 /// Takes what is read, in order.
 pub type Sink<'s> = dyn FnMut(&[u8]) -> Result<(), Reason> + 's;
 
@@ -43,40 +51,48 @@ pub fn database_path(pool: &Path, path: &[u8]) -> PathBuf {
     os_path(join(pool.as_os_str().as_bytes(), path))
 }
 
+/// Is told how long the content will be, each time before it comes from its beginning.
+pub type Begin<'b> = dyn FnMut(u64) -> Result<(), Reason> + 'b;
+
+/// For content that, once written, cannot be taken back.
+pub fn once() -> impl FnMut(u64) -> Result<(), Reason> {
+    let mut is_begun = false;
+    move |_| match std::mem::replace(&mut is_begun, true) {
+        true => Err(Reason::new(Code::InUse, "it changed while it was read")),
+        false => Ok(()),
+    }
+}
+
 /// Reads a database through SQLite, with what the log or journal beside the pool holds.
-pub fn read_database(path: &Path, sink: &mut Sink<'_>) -> Result<(), Reason> {
+fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Result<(), Reason> {
     let db = sqlite::open_pool(path, false, TIMEOUT)?;
     sqlite::begin_read(&db)?;
+    let (page_len, count) = sqlite::page_size_and_count(&db)?;
+    begin(u64::from(page_len) * count)?;
     sqlite::each_page(&db, sink)
 }
 
-/// Reads a file, to which `path` leads in the pool. `restart` is called before the content comes once more from
-/// its beginning.
+/// Reads a file, to which `path` leads in the pool.
 pub fn read(
     opened: &Opened,
     file: FileId,
     path: &[u8],
-    restart: &mut dyn FnMut() -> Result<(), Reason>,
+    begin: &mut Begin<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<(), Reason> {
-    let mut is_begun = false;
     for _ in 0..TRIES_MAX {
-        if is_begun {
-            restart()?;
-        }
         if let Some(pool) = opened.live()
             && pool_file::is_database(&*opened.pool.file(file)?)?
         {
             if has_sidecar(pool, file) {
-                return read_database(&database_path(pool, path), sink);
+                return read_database(&database_of(opened, pool, path), begin, sink);
             }
             // A state from before the log was gone may lack what was in it.
             if opened.pool.refresh()? {
                 continue;
             }
         }
-        is_begun = true;
-        if read_once(&opened.pool, file, sink)? {
+        if read_once(&opened.pool, file, begin, sink)? {
             return Ok(());
         }
     }
@@ -84,10 +100,17 @@ pub fn read(
 }
 
 /// Reads a file. `false` if what was read is not one state: then space was used again meanwhile.
-fn read_once(pool: &Pool, id: FileId, sink: &mut Sink<'_>) -> Result<bool, Reason> {
+fn read_once(
+    pool: &Pool,
+    id: FileId,
+    begin: &mut Begin<'_>,
+    sink: &mut Sink<'_>,
+) -> Result<bool, Reason> {
     let txg = pool.state().txg();
     let file = pool.file(id)?;
-    let read = read_all(&file, file.len()?, pool.options().threads, sink);
+    let len = file.len()?;
+    begin(len)?;
+    let read = read_all(&file, len, pool.options().threads, sink);
     if pool.state().txg() != txg {
         return Ok(false);
     }

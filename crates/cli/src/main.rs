@@ -22,6 +22,7 @@ mod signals;
 mod snapshot;
 mod sqlite;
 mod sys;
+mod tarball;
 mod text;
 
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Pack(args) => commands::pack::run(&args),
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Create(args) => commands::names::create(&args),
+        Command::Put(args) => commands::put::run(&args),
+        Command::Extract(args) => commands::extract::run(&args),
         Command::Ls(args) => commands::ls::run(&args),
         Command::Tree(args) => commands::tree::tree(&args),
         Command::Find(args) => commands::tree::find(&args),

@@ -44,15 +44,6 @@ pub fn for_stdout(bytes: &[u8], nul: bool) -> Vec<u8> {
     }
 }
 
-/// The letter that stands for a kind, as `find -type` has it.
-pub fn kind_letter(kind: Kind) -> char {
-    match kind {
-        Kind::File => 'f',
-        Kind::Directory => 'd',
-        Kind::Symlink => 'l',
-    }
-}
-
 /// The word for a kind.
 pub fn kind_name(kind: Kind) -> &'static str {
     match kind {

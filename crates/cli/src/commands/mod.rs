@@ -3,12 +3,14 @@
 pub mod check;
 pub mod codecs;
 pub mod compact;
+pub mod extract;
 pub mod fold;
 pub mod info;
 pub mod ls;
 pub mod names;
 pub mod pack;
 pub mod properties;
+pub mod put;
 pub mod repack;
 pub mod rewind;
 pub mod salvage;

@@ -12,7 +12,7 @@ use super::ls::json_of;
 use crate::address::{Address, Opened, join};
 use crate::args::{CatArgs, DuArgs, StatArgs};
 use crate::contents;
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
 use crate::text;
 
@@ -228,9 +228,8 @@ fn write_out(address: &Address) -> Result<(), Reason> {
     let entry = opened.file()?;
     let path = if opened.path.is_empty() { entry.name.clone() } else { opened.path.clone() };
     let mut stdout = std::io::stdout().lock();
-    // What was written already cannot be taken back.
-    let mut restart = || Err(Reason::new(Code::InUse, "it changed while it was read"));
-    contents::read(&opened, entry.file, &path, &mut restart, &mut |bytes| {
+    let mut begin = contents::once();
+    contents::read(&opened, entry.file, &path, &mut begin, &mut |bytes| {
         stdout.write_all(bytes).map_err(Reason::stdout)
     })?;
     stdout.flush().map_err(Reason::stdout)

@@ -102,11 +102,8 @@ fn unpack(
     let name = text::escaped(&holding.name);
     let mut progress = Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
     let writer = RefCell::new(Writer::create(unfinished.path())?);
-    let mut restart = || {
-        *writer.borrow_mut() = Writer::create(unfinished.path())?;
-        Ok(())
-    };
-    contents::read(&holding.opened, holding.file, &holding.path, &mut restart, &mut |bytes| {
+    let mut begin = |_| Ok(writer.borrow_mut().restart()?);
+    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |bytes| {
         signals::check()?;
         let mut writer = writer.borrow_mut();
         writer.write(bytes)?;
@@ -138,6 +135,20 @@ impl Writer {
     pub fn create(path: &Path) -> Result<Writer, Reason> {
         let file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
         Ok(Writer { file, digest: Digest::default(), hole: false })
+    }
+
+    /// Writes a new file.
+    pub fn over(file: File) -> Writer {
+        Writer { file, digest: Digest::default(), hole: false }
+    }
+
+    /// Begins anew with an empty file.
+    pub fn restart(&mut self) -> std::io::Result<()> {
+        use std::io::Seek;
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        (self.digest, self.hole) = (Digest::default(), false);
+        Ok(())
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
