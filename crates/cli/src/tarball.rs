@@ -5,6 +5,7 @@
 
 mod read;
 mod sparse;
+mod stream;
 mod write;
 
 use std::ffi::OsString;
@@ -24,6 +25,8 @@ use crate::text;
 
 /// How much is read or written at a time, in bytes.
 const BUFFER_LEN: usize = 1 << 20;
+/// What comes before the name of an extended attribute in pax streams.
+const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Permissions of a stream that is written to a file.
 const FILE_MODE: u32 = 0o644;
 

@@ -5,9 +5,10 @@ use std::io::Read;
 
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, FileOwner, Import, Kind, Pool, ROOT, Xattr};
-use tar::{Archive, Entry, EntryType};
+use tar::EntryType;
 
-use super::sparse::Map;
+use super::XATTR_PREFIX;
+use super::stream::{Entry, TarStream, number};
 use crate::address::join;
 use crate::args::PutArgs;
 use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
@@ -16,14 +17,9 @@ use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
 use crate::{output, signals, text};
 
-/// What comes before the name of an extended attribute in pax streams.
-const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 const CHUNK_LEN: usize = 1 << 20;
 /// So many directories are remembered by their path.
 const KNOWN_COUNT_MAX: usize = 1 << 16;
-
-/// What the extended header of an entry says.
-type Extensions = HashMap<Vec<u8>, Vec<u8>>;
 
 struct TarPutter<'p> {
     args: &'p PutArgs,
@@ -47,16 +43,8 @@ pub fn put_stream(
     let import = pool.import(now_ns());
     let directories = HashMap::new();
     let mut putter = TarPutter { args, pool, import, top, directories, summary, progress };
-    let mut archive = Archive::new(stream);
-    let mut done = Ok(());
-    for entry in archive.entries()? {
-        done = signals::check()
-            .and_then(|()| Ok(entry?))
-            .and_then(|mut entry| putter.entry(&mut entry));
-        if done.is_err() {
-            break;
-        }
-    }
+    let mut stream = TarStream::new(stream);
+    let done = putter.entries(&mut stream);
     if done.is_err() {
         putter.import.abandon_file()?;
     }
@@ -70,18 +58,26 @@ pub fn put_stream(
 }
 
 impl TarPutter<'_> {
-    fn entry(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), Reason> {
-        let extensions = extensions(entry)?;
-        let given = match extensions.get(&b"GNU.sparse.name"[..]) {
-            Some(name) => name.clone(),
-            None => entry.path_bytes().into_owned(),
-        };
-        let Some(path) = inside(&given) else {
-            self.left_out(&given, "it would lie outside");
+    fn entries(&mut self, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
+        while let Some(entry) = stream.next()? {
+            signals::check()?;
+            self.entry(entry, stream)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: Entry, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
+        let given = &entry.path;
+        let Some(path) = inside(given) else {
+            self.left_out(given, "it would lie outside");
             return Ok(());
         };
         let (parent, name) = split(&path);
-        let kind = entry.header().entry_type();
+        // Before there was a kind for them, directories had a slash in the end.
+        let kind = match entry.kind {
+            EntryType::Regular if given.ends_with(b"/") => EntryType::Directory,
+            kind => kind,
+        };
         if name.is_empty() {
             // The directory itself, as "./" is in many a stream.
             return Ok(());
@@ -93,21 +89,19 @@ impl TarPutter<'_> {
         }
         match kind {
             EntryType::Directory => {
-                let (known, xattrs) = described(entry, &extensions, Kind::Directory)?;
+                let (known, xattrs) = described(&entry, Kind::Directory)?;
                 let made = self.import.directory(parent, name, &known, &xattrs)?;
                 self.remember(path.clone(), made);
                 self.summary.directories += 1;
             }
             EntryType::Symlink => {
-                let (known, _) = described(entry, &extensions, Kind::Symlink)?;
-                let target = entry.link_name_bytes().unwrap_or_default();
-                self.import.symlink(parent, name, &known, &target)?;
+                let (known, _) = described(&entry, Kind::Symlink)?;
+                self.import.symlink(parent, name, &known, &entry.target)?;
                 self.summary.symlinks += 1;
             }
             EntryType::Link => {
-                let target = entry.link_name_bytes().unwrap_or_default();
-                let Some(target) = inside(&target) else {
-                    self.left_out(&given, "it would lead outside");
+                let Some(target) = inside(&entry.target) else {
+                    self.left_out(given, "it would lead outside");
                     return Ok(());
                 };
                 let (target_parent, target_name) = split(&target);
@@ -116,17 +110,16 @@ impl TarPutter<'_> {
                 self.summary.hard_links += 1;
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                let (known, xattrs) = described(entry, &extensions, Kind::File)?;
+                let (known, xattrs) = described(&entry, Kind::File)?;
                 self.import.begin_file(parent, name, &known, &xattrs)?;
-                match Map::of(&extensions, entry)? {
-                    Some(map) => self.content(&mut map.reader(entry))?,
-                    None => self.content(entry)?,
+                match &entry.map {
+                    Some(map) => self.content(&mut map.reader(stream))?,
+                    None => self.content(stream)?,
                 }
             }
-            EntryType::Fifo => self.left_out(&given, "a pipe"),
-            EntryType::Char | EntryType::Block => self.left_out(&given, "a device"),
-            EntryType::XGlobalHeader => {}
-            _ => self.left_out(&given, "an entry of an unknown kind"),
+            EntryType::Fifo => self.left_out(given, "a pipe"),
+            EntryType::Char | EntryType::Block => self.left_out(given, "a device"),
+            _ => self.left_out(given, "an entry of an unknown kind"),
         }
         Ok(())
     }
@@ -193,29 +186,16 @@ impl TarPutter<'_> {
     }
 }
 
-fn extensions(entry: &mut Entry<'_, impl Read>) -> Result<Extensions, Reason> {
-    let mut found = Extensions::new();
-    if let Some(extensions) = entry.pax_extensions()? {
-        for extension in extensions {
-            let extension = extension?;
-            found.insert(extension.key_bytes().to_vec(), extension.value_bytes().to_vec());
-        }
-    }
-    Ok(found)
-}
-
 /// Attributes and extended attributes of an entry.
-fn described(
-    entry: &Entry<'_, impl Read>,
-    extensions: &Extensions,
-    kind: Kind,
-) -> Result<(Attributes, Vec<Xattr>), Reason> {
-    let header = entry.header();
+fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reason> {
+    let (header, extensions) = (&entry.header, &entry.extensions);
     let id = |id: u64| {
         let wrong = || Reason::new(Code::Data, format!("{id} is no number of an owner"));
         u32::try_from(id).map_err(|_| wrong())
     };
-    let owner = FileOwner { uid: id(header.uid()?)?, gid: id(header.gid()?)? };
+    let uid = number(extensions, "uid").map_or_else(|| header.uid(), Ok)?;
+    let gid = number(extensions, "gid").map_or_else(|| header.gid(), Ok)?;
+    let owner = FileOwner { uid: id(uid)?, gid: id(gid)? };
     let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
     let modified_ns = extensions.get(&b"mtime"[..]).and_then(|text| parse_time(text));
     let mut xattrs: Vec<Xattr> = extensions

@@ -1,9 +1,9 @@
-//! Sparse files as GNU tar writes them in pax streams: versions 0.1 and 1.0, which the tar crate leaves to its users.
-//! (The older format of GNU's own is known to the crate.)
+//! Sparse files in tar streams: where the pieces belong that a stream has of a file. In pax streams GNU tar writes
+//! versions 0.1 and 1.0 of them.
 
-use std::collections::HashMap;
 use std::io::{self, Read};
 
+use super::stream::{Extensions, number};
 use crate::failure::{Code, Reason};
 
 /// Bytes of a block of a stream.
@@ -14,7 +14,7 @@ const PIECE_COUNT_MAX: usize = 1 << 24;
 /// Where the bytes of an entry belong.
 pub struct Map {
     /// The length of the file.
-    pub len: u64,
+    len: u64,
     /// Offset and length of each piece, in order.
     pieces: Vec<(u64, u64)>,
 }
@@ -26,18 +26,15 @@ fn damaged() -> Reason {
 impl Map {
     /// The map of an entry with these extensions, where it is sparse; that of version 1.0 stands before the content.
     pub fn of(
-        extensions: &HashMap<Vec<u8>, Vec<u8>>,
+        extensions: &Extensions,
         content: &mut impl Read,
     ) -> Result<Option<Map>, Reason> {
-        let number = |key: &str| -> Option<u64> {
-            std::str::from_utf8(extensions.get(key.as_bytes())?).ok()?.parse().ok()
-        };
-        let is_new = number("GNU.sparse.major") == Some(1);
+        let is_new = number(extensions, "GNU.sparse.major") == Some(1);
         let old = extensions.get(&b"GNU.sparse.map"[..]);
         if !is_new && old.is_none() {
             return Ok(None);
         }
-        let len = number("GNU.sparse.realsize").or(number("GNU.sparse.size"));
+        let len = number(extensions, "GNU.sparse.realsize").or(number(extensions, "GNU.sparse.size"));
         let len = len.ok_or_else(damaged)?;
         let numbers = match old {
             Some(old) if !is_new => {
@@ -46,7 +43,12 @@ impl Map {
             }
             _ => read_numbers(content)?,
         };
-        let pieces: Vec<(u64, u64)> = numbers.chunks_exact(2).map(|two| (two[0], two[1])).collect();
+        let pieces = numbers.chunks_exact(2).map(|two| (two[0], two[1])).collect();
+        Map::new(len, pieces).map(Some)
+    }
+
+    /// A map of pieces, which must come in order and end with the file.
+    pub fn new(len: u64, pieces: Vec<(u64, u64)>) -> Result<Map, Reason> {
         let mut end = 0;
         for (offset, piece_len) in &pieces {
             let next = offset.checked_add(*piece_len).filter(|next| *next <= len);
@@ -55,7 +57,7 @@ impl Map {
             }
             end = next.unwrap_or(end);
         }
-        Ok(Some(Map { len, pieces }))
+        Ok(Map { len, pieces })
     }
 
     /// Reads the file with its holes as zeros.
@@ -139,7 +141,7 @@ impl<R: Read> Read for SparseReader<'_, R> {
 mod tests {
     use super::*;
 
-    fn extensions(pairs: &[(&str, &str)]) -> HashMap<Vec<u8>, Vec<u8>> {
+    fn extensions(pairs: &[(&str, &str)]) -> Extensions {
         pairs
             .iter()
             .map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))

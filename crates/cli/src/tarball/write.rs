@@ -152,7 +152,7 @@ fn extensions(head: &Head<'_>) -> Vec<u8> {
         }
     }
     for (name, value) in head.xattrs {
-        add(&[b"SCHILY.xattr.", &name[..]].concat(), value);
+        add(&[super::XATTR_PREFIX, &name[..]].concat(), value);
     }
     out
 }
