@@ -183,10 +183,7 @@ impl Pool {
             // What was written since may share what was compressed with any: the next time will do.
             return Ok(());
         }
-        let mut current = HashSet::new();
-        for entry in names::list(&mut txn, super::ROOT)? {
-            current.extend(names::dictionary(&mut txn, entry.file)?);
-        }
+        let current: HashSet<u32> = names::dictionaries_in_use(&mut txn)?.into_iter().collect();
         for number in txn.dictionaries()? {
             if !used.contains(&number) && !current.contains(&number) {
                 txn.remove_dictionary(number)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::{Piece, pieces_in};
 use crate::pool::source::Committed;
-use crate::pool::{File, Pool, Property, ROOT, Settings, StepLimits, names};
+use crate::pool::{File, Pool, Property, ROOT, Settings, StepLimits};
 use crate::store::checksum::ChecksumKind;
 use crate::store::pointer::Place;
 use crate::store::refs::{HashKind, Refs};
@@ -29,11 +29,9 @@ struct Fixture {
 
 /// Creates files besides the first.
 fn add_files(pool: &Pool, count: usize) -> Vec<FileId> {
-    let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
     for n in 1..count {
-        names::create_file(&mut txn, ROOT, &format!("file {n}")).unwrap();
+        pool.create_file_at(format!("/file {n}").as_bytes(), 0, 0).unwrap();
     }
-    txn.commit(Durability::Durable).unwrap();
     pool.list().unwrap().iter().map(|entry| entry.file).collect()
 }
 
