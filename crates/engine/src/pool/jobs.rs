@@ -1,17 +1,14 @@
 //! Encoding and storing what the write path, or the maintenance, has decided on: records and patches.
 //!
-//! A batch is compressed on all cores, outside of any lock, and then put into a transaction in its
-//! order, each in the place of what was there. What is stored already is not (see `dedup.rs`). Nothing here
-//! decides what becomes a record and what a patch.
+//! Each takes the place of what was there; many together are a batch (see `batch.rs`). Nothing here decides what
+//! becomes a record and what a patch.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::adapt::Adapt;
-use super::dedup::{self, Known, Plan, Shared};
 use super::extents::{piece_key, pieces_in, record_at};
 use super::props::Settings;
-use super::source::Source;
 use crate::codec::{self, CodecId, Compression, Dictionary, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::store::pointer::{EMBEDDED_LEN_MAX, Filter, Place, Pointer, sectors_for};
@@ -74,7 +71,7 @@ pub(super) struct Job {
     /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
     pub span_log2: Option<u8>,
     /// How a patch differs from the record below it, where that is little.
-    delta: Option<Vec<u8>>,
+    pub delta: Option<Vec<u8>>,
     /// It is in the place of what was shared, or could be: so it is looked for whatever the settings say.
     pub is_counted: bool,
 }
@@ -96,7 +93,7 @@ impl Job {
     }
 
     /// The end of its slot, or of the patch.
-    fn slot_end(&self) -> u64 {
+    pub fn slot_end(&self) -> u64 {
         let span = self.span_log2.map_or(self.bytes.len() as u64, |log2| 1 << log2);
         self.start + span
     }
@@ -124,7 +121,7 @@ impl EncodedJob {
         }
     }
 
-    fn sectors(&self, job: &Job, ashift: u8) -> u64 {
+    pub fn sectors(&self, job: &Job, ashift: u8) -> u64 {
         match self.how {
             Encoded::Raw | Encoded::Compressed { .. } => {
                 sectors_for(self.stored(job).len() as u32, ashift)
@@ -158,142 +155,6 @@ fn give_up(txn: &mut Txn, pointer: &Pointer, file: FileId, is_patch: bool) -> Re
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, is_patch, false);
     txn.free(pointer, Owner::File(file))
-}
-
-/// Encodes jobs of one file on all cores and stores them in order. Comes back with how many bytes of records
-/// were encoded.
-pub(super) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<u64> {
-    if jobs.is_empty() {
-        return Ok(0);
-    }
-    let ashift = txn.store().ashift();
-    let jobs = jobs.into_iter().map(|job| (target, job)).collect();
-    let mut batch = Batch::prepare(txn, ashift, jobs, target.threads)?;
-    batch.store(txn, 0..batch.items.len())?;
-    Ok(batch.encoded_len)
-}
-
-/// Jobs that are encoded together, each with what it belongs to: they may be of several files.
-pub(super) struct Batch<'t> {
-    items: Vec<Item<'t>>,
-    /// What became of those that were stored, by index.
-    stored: Vec<Option<Pointer>>,
-    /// How many bytes of records were encoded.
-    encoded_len: u64,
-}
-
-struct Item<'t> {
-    target: &'t Target,
-    job: Job,
-    plan: Plan,
-    /// Nothing where it is stored already.
-    encoded: Option<EncodedJob>,
-}
-
-impl<'t> Batch<'t> {
-    /// Looks for what is stored already, and encodes the rest, for sectors of `2^ashift` bytes.
-    pub fn prepare(
-        source: &mut impl Source,
-        ashift: u8,
-        jobs: Vec<(&'t Target, Job)>,
-        threads: usize,
-    ) -> Result<Batch<'t>> {
-        let plans = dedup::plan(source, &jobs, threads)?;
-        Self::encode(jobs, plans, ashift, threads)
-    }
-
-    /// Encodes what is not stored already.
-    pub fn encode(
-        jobs: Vec<(&'t Target, Job)>,
-        plans: Vec<Plan>,
-        ashift: u8,
-        threads: usize,
-    ) -> Result<Batch<'t>> {
-        let is_new = |index: &usize| matches!(plans[*index].known, Known::No);
-        let new: Vec<usize> = (0..jobs.len()).filter(is_new).collect();
-        let refs: Vec<(&Target, &Job)> = new.iter().map(|i| (jobs[*i].0, &jobs[*i].1)).collect();
-        let records = refs.iter().filter(|(_, job)| job.span_log2.is_some());
-        let encoded_len = records.map(|(_, job)| job.bytes.len() as u64).sum();
-        let encoded = encode_all(&refs, ashift, threads)?;
-        let mut items: Vec<Item<'t>> = jobs
-            .into_iter()
-            .zip(plans)
-            .map(|((target, job), plan)| Item { target, job, plan, encoded: None })
-            .collect();
-        for (index, encoded) in new.into_iter().zip(encoded) {
-            items[index].encoded = Some(encoded);
-        }
-        let stored = items.iter().map(|_| None).collect();
-        Ok(Batch { items, stored, encoded_len })
-    }
-
-    /// Stores some of them in their order; each once.
-    pub fn store(&mut self, txn: &mut Txn, range: std::ops::Range<usize>) -> Result<()> {
-        let ashift = txn.store().ashift();
-        let sectors = self.items[range.clone()].iter().map(|item| {
-            item.encoded.as_ref().map_or(0, |encoded| encoded.sectors(&item.job, ashift))
-        });
-        txn.provision(sectors.filter(|sectors| *sectors > 0))?;
-        for index in range {
-            self.stored[index] = self.store_item(txn, index)?;
-        }
-        Ok(())
-    }
-
-    /// Stores one, and says where; nothing where it left no pointer.
-    fn store_item(&mut self, txn: &mut Txn, index: usize) -> Result<Option<Pointer>> {
-        let shared = self.share(txn, index)?;
-        let ashift = txn.store().ashift();
-        let item = &mut self.items[index];
-        let (target, job) = (item.target, &mut item.job);
-        let pointer = match shared {
-            Shared::Unchanged(pointer) => {
-                remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
-                return Ok(Some(pointer));
-            }
-            Shared::New(pointer) => Some(pointer),
-            Shared::Gone => None,
-        };
-        if let Some(pointer) = pointer {
-            return put_job(txn, target, job, pointer);
-        }
-        let encoded = match item.encoded.take() {
-            Some(encoded) => encoded,
-            None => encode(target, 1 << ashift, job)?,
-        };
-        if let Some(old) = dedup::overwritten(txn, target, job)?.map(|old| old.pointer)
-            && dedup::is_unchanged(txn, target, job, &encoded, &old)?
-        {
-            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
-            return Ok(Some(old));
-        }
-        if job.delta.as_ref().is_some_and(Vec::is_empty) {
-            // What the record has already: the old patch was all there was to remove.
-            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
-            return Ok(None);
-        }
-        let pointer = store_encoded(txn, target, job, &encoded)?;
-        if let Some(hash) = item.plan.content {
-            if let Some(sector) = item.plan.replaces {
-                txn.forget_content(sector)?;
-            }
-            txn.add_content(&pointer, hash)?;
-        }
-        put_job(txn, target, job, pointer)
-    }
-
-    /// Makes a pointer to what is stored already.
-    fn share(&self, txn: &mut Txn, index: usize) -> Result<Shared> {
-        let Item { target, job, plan, .. } = &self.items[index];
-        match (plan.known, &plan.content) {
-            (Known::At(sector), Some(hash)) => dedup::share(txn, target, job, hash, sector),
-            (Known::As(before), _) => match &self.stored[before] {
-                Some(pointer) => Ok(txn.share(pointer)?.map_or(Shared::Gone, Shared::New)),
-                None => Ok(Shared::Gone),
-            },
-            _ => Ok(Shared::Gone),
-        }
-    }
 }
 
 /// Calls `work` with each index below `count`, on up to so many threads, and collects what comes out.
@@ -348,7 +209,7 @@ pub(super) fn encode_all(
     })
 }
 
-fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
+pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
     let settings = &target.settings;
     let mut stored = Vec::new();
     if job.delta.as_ref().is_some_and(|delta| delta.len() <= EMBEDDED_LEN_MAX) {
@@ -385,7 +246,7 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
 
 /// Lets the place of a job point to where its bytes are, instead of what was there. Nothing comes back
 /// where it left no pointer.
-fn put_job(
+pub(super) fn put_job(
     txn: &mut Txn,
     target: &Target,
     job: &mut Job,
@@ -421,7 +282,7 @@ fn put_job(
 }
 
 /// Puts what came out of the codec into an extent, or into the pointer.
-fn store_encoded(
+pub(super) fn store_encoded(
     txn: &mut Txn,
     target: &Target,
     job: &Job,

@@ -11,7 +11,9 @@
 //! same file in this process, and by nobody else.
 
 mod adapt;
+mod batch;
 mod check;
+mod check_names;
 mod compact;
 mod dedup;
 mod delta;
@@ -22,6 +24,7 @@ mod file;
 mod fold;
 #[doc(hidden)]
 pub mod fuzzing;
+mod import;
 mod jobs;
 mod names;
 mod namespace;
@@ -49,6 +52,7 @@ pub use self::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::edit::Edit;
 pub use self::file::File;
 pub use self::fold::Fold;
+pub use self::import::{Import, ImportReport};
 pub use self::names::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,

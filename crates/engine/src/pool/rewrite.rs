@@ -16,10 +16,11 @@
 use std::sync::Arc;
 
 use super::Pool;
+use super::batch::Batch;
 use super::dedup;
 use super::dictionaries;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
-use super::jobs::{Batch, Job, Target, encode_all, remove_pieces};
+use super::jobs::{Job, Target, encode_all, remove_pieces};
 use super::names;
 use super::props::Dedup;
 use super::repack::Estimate;

@@ -3,4 +3,5 @@
 mod dedup;
 mod faults;
 mod model;
+mod namespace;
 mod rewrite;

@@ -16,11 +16,12 @@
 
 use std::collections::BTreeMap;
 
+use super::batch::store_batch;
 use super::delta;
 use super::extents::{
     Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
 };
-use super::jobs::{Job, Target, remove_pieces, store_batch};
+use super::jobs::{Job, Target, remove_pieces};
 use crate::error::Result;
 use crate::store::Txn;
 use crate::store::pointer::{DELTA_LEN_MAX, Pointer};

@@ -115,7 +115,7 @@ impl PoolStats {
 
     /// Counts an entry of the refs tree that came (`add`) or went.
     pub fn count_refs(&mut self, refs: &Refs, ashift: u8, add: bool) {
-        self.shared.apply_refs(refs, u64::from(refs.count) - 1, ashift, add);
+        self.shared.apply_refs(refs, u64::from(refs.count).saturating_sub(1), ashift, add);
         self.counted.apply_refs(refs, 1, ashift, add);
     }
 

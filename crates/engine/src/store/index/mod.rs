@@ -337,13 +337,8 @@ impl Store {
     /// What the index holds, takes and did.
     pub fn index_stats(&self) -> Result<IndexStats> {
         self.with_state(|state| {
-            let mut index = self.index();
-            let root = &state.superblock.roots[usize::from(INDEX)];
-            // A transaction in progress may have changed it; then what is in memory is newer.
-            if index.root.is_none() && root.is_some() {
-                index.load(&mut Committed(self, state), root.clone())?;
-            }
-            stats::collect(&index, &mut Committed(self, state))
+            // Nothing is loaded for this: a transaction in progress may have changed what is in memory.
+            stats::collect(&self.index(), &mut Committed(self, state))
         })
     }
 }

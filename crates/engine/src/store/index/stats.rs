@@ -64,7 +64,11 @@ impl IndexStats {
 }
 
 pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexStats> {
-    let run_entries = index.run_entries();
+    let loaded = index.root.is_some();
+    let on_disk = if loaded { Vec::new() } else { runs::headers(reader)? };
+    let on_disk_entries =
+        on_disk.iter().fold(0, |sum: u64, (_, header)| sum.saturating_add(header.entries));
+    let run_entries = if loaded { index.run_entries() } else { on_disk_entries };
     let mut disk_bytes = 0;
     let mut from = runs::run_key(0, 0, 0).to_vec();
     loop {
@@ -80,9 +84,9 @@ pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexSt
     }
     let counts = index.counts;
     Ok(IndexStats {
-        entries: index.entries(),
+        entries: run_entries.saturating_add(index.table.len() as u64),
         run_entries,
-        runs: index.runs.len() as u64,
+        runs: if loaded { index.runs.len() } else { on_disk.len() } as u64,
         filtered_runs: index.runs.iter().filter(|run| run.parts.is_some()).count() as u64,
         disk_bytes,
         table_bytes: index.table.memory() as u64,
