@@ -172,10 +172,24 @@ impl Address {
     }
 }
 
-/// Opens a snapshot of what is at `scope`, or of a directory above it.
-fn open_snapshot(_pool: &Pool, _scope: &[u8], name: &[u8]) -> Result<Pool, Reason> {
-    let text = format!("no such snapshot: {}", text::escaped(name));
-    Err(Reason::new(Code::Cannot, text))
+/// Opens a snapshot of what is at `scope`, or else of a directory above it. What it was made of may be gone.
+fn open_snapshot(pool: &Pool, scope: &[u8], name: &[u8]) -> Result<Pool, Reason> {
+    let mut scope = scope;
+    loop {
+        let opened =
+            pool.resolve(scope).and_then(|entry| pool.open_snapshot(entry.file, name));
+        match opened {
+            Err(Error::NotFound { .. }) if !scope.is_empty() => {
+                let above = scope.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+                scope = &scope[..above];
+            }
+            Err(Error::NotFound { .. }) => {
+                let text = format!("no such file or snapshot: {}", text::escaped(name));
+                return Err(Reason::new(Code::Cannot, text));
+            }
+            opened => return Ok(opened?),
+        }
+    }
 }
 
 impl Opened {

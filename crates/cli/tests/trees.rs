@@ -99,7 +99,8 @@ fn nasty_tree() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let top = directory.path().join("tree");
     fs::create_dir(&top).unwrap();
-    for name in [&b"new\nline"[..], b"\xff\xfe not UTF-8", b" ", b"-rf", "Größe".as_bytes(), b"a@b"] {
+    for name in [&b"new\nline"[..], b"\xff\xfe not UTF-8", b" ", b"-rf", "Größe".as_bytes(), b"a@b"]
+    {
         fs::write(top.join(os(name)), name).unwrap();
     }
     fs::write(top.join("n".repeat(255)), "long").unwrap();
@@ -210,9 +211,8 @@ fn what_has_not_changed_is_not_put_again() {
     assert_eq!(done["files"], 2, "{done}");
     assert_eq!(done["described"], 1, "{done}");
     assert_eq!(done["removed"], 3, "{done}");
-    let compared = json_of(
-        hardpack().args(["put", "-qc", "--json"]).args([&source, pool.as_os_str()]),
-    );
+    let compared =
+        json_of(hardpack().args(["put", "-qc", "--json"]).args([&source, pool.as_os_str()]));
     assert_eq!(compared["files"], 1, "{compared}");
     let out = directory.path().join("out");
     hardpack().args(["extract", "-q"]).args([&pool, &out]).assert().success();
@@ -265,14 +265,19 @@ fn gnu_tar_and_hardpack_understand_each_other() {
             // GNU's format has whole seconds, and no extended attributes.
             let without = |path: &Path| {
                 let names = listing(path).into_iter();
-                names.map(|(name, line)| (name, line.rsplit(' ').next().unwrap().to_owned()))
+                names
+                    .map(|(name, line)| (name, line.rsplit(' ').next().unwrap().to_owned()))
                     .collect::<Vec<_>>()
             };
             assert_eq!(without(&tree), without(&out.join("tree")), "{flags:?}");
         }
     }
     let stream = at.join("stream.tar");
-    hardpack().args(["extract", "-q", "--tar"]).args([&pool.join("0/tree"), &stream]).assert().success();
+    hardpack()
+        .args(["extract", "-q", "--tar"])
+        .args([&pool.join("0/tree"), &stream])
+        .assert()
+        .success();
     let out = at.join("out of tar");
     fs::create_dir(&out).unwrap();
     let tar = Command::new("tar")

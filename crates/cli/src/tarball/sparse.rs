@@ -25,16 +25,14 @@ fn damaged() -> Reason {
 
 impl Map {
     /// The map of an entry with these extensions, where it is sparse; that of version 1.0 stands before the content.
-    pub fn of(
-        extensions: &Extensions,
-        content: &mut impl Read,
-    ) -> Result<Option<Map>, Reason> {
+    pub fn of(extensions: &Extensions, content: &mut impl Read) -> Result<Option<Map>, Reason> {
         let is_new = number(extensions, "GNU.sparse.major") == Some(1);
         let old = extensions.get(&b"GNU.sparse.map"[..]);
         if !is_new && old.is_none() {
             return Ok(None);
         }
-        let len = number(extensions, "GNU.sparse.realsize").or(number(extensions, "GNU.sparse.size"));
+        let len =
+            number(extensions, "GNU.sparse.realsize").or(number(extensions, "GNU.sparse.size"));
         let len = len.ok_or_else(damaged)?;
         let numbers = match old {
             Some(old) if !is_new => {
