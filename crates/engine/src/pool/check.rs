@@ -3,18 +3,22 @@
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
 
+mod held;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use self::held::Held;
 use super::Pool;
 use super::delta;
 use super::extents::{parse_piece, parse_piece_key};
 use super::names;
 use crate::error::{Error, Result};
+use crate::store::dead::parse_dead;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::pointer::Pointer;
-use crate::store::trees::{ALL, DICTIONARIES, MAP, NAMES, OF_POINTERS, PATCHES};
+use crate::store::trees::{ALL, DEAD, DICTIONARIES, MAP, NAMES, OF_POINTERS, PATCHES};
 use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
@@ -46,6 +50,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Free bytes, reusable or about to be.
     pub free_bytes: u64,
+    /// Snapshots whose own nodes and records were read and verified.
+    pub snapshots: u64,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
 }
@@ -85,6 +91,13 @@ fn check_state(
 ) -> Result<CheckReport> {
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = Space::new(store, state);
+    let mut held = match Held::new(store, state) {
+        Ok(held) => Some(held),
+        Err(error) => {
+            report.add(None, None, error);
+            None
+        }
+    };
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
     for (tree, name) in ALL {
@@ -96,6 +109,7 @@ fn check_state(
                     report.nodes += 1;
                     report.bytes += u64::from(pointer.stored_len);
                     space.add_used(pointer);
+                    held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
                     hurt.add(&mut report, tree, bounds, &format!("{name} tree: {error}"));
@@ -113,6 +127,16 @@ fn check_state(
                         Err(error) => report.add(None, None, error),
                     }
                 }
+                Met::Entry(DEAD, key, value) => {
+                    let noted = parse_dead(key, value).and_then(|dead| match &mut held {
+                        Some(held) => held.note_dead(&dead, &mut space),
+                        None => Ok(None),
+                    });
+                    match noted {
+                        Ok(problem) => problem.iter().for_each(|p| report.add(None, None, p)),
+                        Err(error) => report.add(None, None, error),
+                    }
+                }
                 Met::Entry(tree, key, value) => {
                     if let Err(error) = space.add_entry(tree, key, value) {
                         report.add(None, None, error);
@@ -124,6 +148,9 @@ fn check_state(
     }
     verify_batch(store, &mut batch, threads, &mut report);
     progress(report.bytes);
+    if let Some(held) = &mut held {
+        held.check(threads, &mut report, progress)?;
+    }
     let walk_was_whole = report.is_clean();
     let (free, problems) = space.settle();
     report.free_bytes = free << store.ashift();

@@ -131,6 +131,7 @@ impl Txn {
         let one = Refs { count: 1, birth: pointer.birth, content: None };
         let refs = self.refs(run.start)?.unwrap_or(one);
         let Some(count) = refs.count.checked_add(1) else { return Ok(None) };
+        self.core.shared_len += u64::from(pointer.stored_len);
         self.set_refs(run.start, &Refs { count, ..refs })?;
         Ok(Some(copy))
     }
