@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use self::held::Held;
 use super::Pool;
+use super::check_names::check_names;
 use super::delta;
 use super::extents::{parse_piece, parse_piece_key};
 use super::names;
+use super::source::Committed;
 use crate::error::{Error, Result};
 use crate::store::dead::parse_dead;
 use crate::store::dictionaries::parse_dictionary_key;
@@ -62,7 +64,12 @@ impl CheckReport {
         self.problems.is_empty()
     }
 
-    fn add(&mut self, file: Option<FileId>, range: Option<(u64, u64)>, detail: impl ToString) {
+    pub(super) fn add(
+        &mut self,
+        file: Option<FileId>,
+        range: Option<(u64, u64)>,
+        detail: impl ToString,
+    ) {
         self.problems.push(Problem { file, range, detail: detail.to_string() });
     }
 }
@@ -160,6 +167,7 @@ fn check_state(
             report.add(None, None, problem);
         }
         check_counters(state, &mut report);
+        check_names(&mut Committed::new(store, state), &mut report)?;
     }
     Ok(report)
 }
