@@ -67,7 +67,7 @@ pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Str
 pub use self::sink::SINK_COMPRESSION;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;
-pub use self::usage::Usage;
+pub use self::usage::{Usage, UsageBelow};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
