@@ -6,15 +6,16 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use common::{Rng, env_number, first_difference, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
-use hardpack_engine::store::trees::{DEAD, OF_SNAPSHOTS, REFS, SNAPSHOTS};
-use hardpack_engine::store::verify::{Met, walk_tree};
+use hardpack_engine::store::dead::parse_dead;
+use hardpack_engine::store::trees::{DEAD, NAMES, OF_SNAPSHOTS, REFS, SNAPSHOTS};
+use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::{Error, FileId, Txg};
 
 /// Steps of a random run.
@@ -49,18 +50,17 @@ struct ModelSnapshot {
 
 impl ModelSnapshot {
     fn has(&self, file: FileId) -> bool {
-        let mut at = self.files[&file].directory;
-        if self.scope == file || self.scope == ROOT {
-            return true;
-        }
-        while at != ROOT {
-            if at == self.scope {
-                return true;
-            }
-            at = self.parents[&at];
-        }
-        false
+        self.scope == file || is_below(&self.parents, self.files[&file].directory, self.scope)
     }
+}
+
+/// Whether a directory is another, or lies below it.
+fn is_below(parents: &BTreeMap<FileId, FileId>, directory: FileId, above: FileId) -> bool {
+    let mut at = directory;
+    while at != above && at != ROOT {
+        at = parents[&at];
+    }
+    at == above
 }
 
 struct Run {
@@ -113,7 +113,7 @@ impl Run {
     }
 
     fn step(&mut self) {
-        match self.rng.below(24) {
+        match self.rng.below(30) {
             0..8 => self.write(),
             8 | 9 => self.cut(),
             10 | 11 => self.create(),
@@ -129,7 +129,11 @@ impl Run {
                 .unwrap(),
             21 => self.compact(),
             22 => self.reopen(),
-            _ => self.rename_snapshot(),
+            23 => self.rename_snapshot(),
+            24 => self.make_directory(),
+            25 | 26 => self.clone_something(),
+            27 => self.clone_directory(),
+            _ => self.roll_back(),
         }
     }
 
@@ -240,6 +244,125 @@ impl Run {
         }
     }
 
+    fn make_directory(&mut self) {
+        let (parent, name) = (self.any_directory(), self.new_name());
+        let like = Attributes::new(Kind::Directory, parent);
+        let directory = self.pool.edit(1, |edit| edit.create(parent, &name, &like)).unwrap();
+        self.parents.insert(directory, parent);
+    }
+
+    /// Clones a file of the pool, or of a snapshot.
+    fn clone_something(&mut self) {
+        let (directory, name) = (self.any_directory(), self.new_name());
+        let index = self.rng.below(2 * self.snapshots.len() as u64) as usize;
+        let (clone, bytes) = match self.snapshots.get(index) {
+            Some(snapshot) => {
+                let mut files = snapshot.files.iter().filter(|(id, _)| snapshot.has(**id));
+                let Some((id, file)) = files.next_back() else { return };
+                let from = (snapshot.scope, &snapshot.name[..]);
+                let clone = self.pool.clone_from_snapshot(from, *id, directory, &name, 1);
+                (clone, file.bytes.clone())
+            }
+            None => {
+                let Some(id) = self.any_file() else { return };
+                let clone = self.pool.clone_file(id, directory, &name, 1);
+                (clone, self.files[&id].bytes.clone())
+            }
+        };
+        self.files.insert(clone.unwrap(), ModelFile { directory, name, bytes });
+    }
+
+    fn clone_directory(&mut self) {
+        let (from, to, name) = (self.any_directory(), self.any_directory(), self.new_name());
+        if is_below(&self.parents, to, from) || self.files.len() > 40 {
+            return;
+        }
+        let clone = self.pool.clone_file(from, to, &name, 1).unwrap();
+        self.parents.insert(clone, to);
+        let below = |directory| {
+            let mut found = Vec::new();
+            self.pool
+                .walk(directory, &mut |path, entry, attributes| {
+                    found.push((path.to_vec(), entry.file, attributes.parent, entry.kind));
+                    Ok(true)
+                })
+                .unwrap();
+            found
+        };
+        let (originals, clones) = (below(from), below(clone));
+        assert_eq!(originals.len(), clones.len());
+        for ((path, old, ..), (clone_path, new, directory, kind)) in originals.iter().zip(clones) {
+            assert_eq!(*path, clone_path);
+            if kind == Kind::Directory {
+                self.parents.insert(new, directory);
+            } else {
+                let old = &self.files[old];
+                let (name, bytes) = (old.name.clone(), old.bytes.clone());
+                self.files.insert(new, ModelFile { directory, name, bytes });
+            }
+        }
+    }
+
+    fn roll_back(&mut self) {
+        let index = self.rng.below(self.snapshots.len() as u64) as usize;
+        let Some(snapshot) = self.snapshots.get(index) else { return };
+        let (scope, name) = (snapshot.scope, &snapshot.name);
+        let done = self.pool.rollback(scope, name);
+        if let Some(then) = snapshot.files.get(&scope) {
+            match (self.files.get_mut(&scope), done) {
+                (Some(now), Ok(())) => now.bytes.clone_from(&then.bytes),
+                (None, Ok(())) => drop(self.files.insert(scope, then.clone())),
+                (None, Err(Error::NotFound { .. })) => {
+                    let is_there = |id| id == ROOT || self.parents.contains_key(&id);
+                    assert!(!is_there(then.directory), "it had a place");
+                }
+                (_, done) => panic!("{done:?}"),
+            }
+            return;
+        }
+        if scope != ROOT && !self.parents.contains_key(&scope) {
+            assert!(matches!(done, Err(Error::NotFound { .. })));
+            return;
+        }
+        done.unwrap();
+        self.expect_rolled_back(index);
+    }
+
+    /// What is in the scope is what it was; what has gone elsewhere since stays there, and is in it a second time.
+    fn expect_rolled_back(&mut self, index: usize) {
+        let snapshot = &self.snapshots[index];
+        let scope = snapshot.scope;
+        let kept = self.pool.open_snapshot(scope, &snapshot.name).unwrap();
+        let was_below = |parents: &BTreeMap<FileId, FileId>, directory| {
+            directory != scope && is_below(parents, directory, scope)
+        };
+        let (mut parents, mut files) = (self.parents.clone(), self.files.clone());
+        parents.retain(|directory, _| !was_below(&self.parents, *directory));
+        files.retain(|_, file| !is_below(&self.parents, file.directory, scope));
+        let mut now: BTreeMap<FileId, FileId> = BTreeMap::from([(scope, scope)]);
+        let find = |directory, name: &[u8], then: FileId, is_elsewhere: bool| {
+            let found = self.pool.lookup_in(directory, name).unwrap().unwrap().file;
+            assert_eq!(found == then, !is_elsewhere);
+            found
+        };
+        let mut ahead: Vec<_> = snapshot.parents.iter().collect();
+        ahead.retain(|(directory, _)| was_below(&snapshot.parents, **directory));
+        while !ahead.is_empty() {
+            let next = ahead.iter().position(|(_, parent)| now.contains_key(parent)).unwrap();
+            let (then, parent) = ahead.swap_remove(next);
+            let name = kept.names_of(*then).unwrap().remove(0).1;
+            let found = find(now[parent], &name, *then, parents.contains_key(then));
+            now.insert(*then, found);
+            parents.insert(found, now[parent]);
+        }
+        for (then, file) in snapshot.files.iter().filter(|(file, _)| snapshot.has(**file)) {
+            let directory = now[&file.directory];
+            let found = find(directory, &file.name, *then, files.contains_key(then));
+            files.insert(found, ModelFile { directory, ..file.clone() });
+        }
+        (self.parents, self.files) = (parents, files);
+    }
+
     fn compact(&mut self) {
         let mut compaction = self.pool.compact();
         while compaction.step().unwrap() {}
@@ -255,6 +378,8 @@ impl Run {
         assert_eq!(problems(&self.pool).unwrap(), Vec::<String>::new(), "{label}");
         for (id, file) in &self.files {
             assert_same(&self.pool, *id, &file.bytes, label);
+            let names = self.pool.names_of(*id).unwrap();
+            assert_eq!(names, [(file.directory, file.name.clone())], "{label}");
         }
         let names: Vec<_> = self.pool.snapshots().unwrap().into_iter().map(|s| s.name).collect();
         assert_eq!(names.len(), self.snapshots.len(), "{label}");
@@ -281,9 +406,9 @@ impl Run {
             let index = self.rng.below(self.snapshots.len() as u64) as usize;
             let ModelSnapshot { scope, name, .. } = self.snapshots.remove(index);
             let space = self.pool.snapshot_space(scope, &name).unwrap();
-            let before = held_bytes(&self.pool);
+            let before = occupied_bytes(&self.pool);
             self.pool.destroy_snapshot(scope, &name).unwrap();
-            assert_eq!(before - held_bytes(&self.pool), space.used, "{label}");
+            assert_eq!(before - occupied_bytes(&self.pool), space.used, "{label}");
             self.verify(label);
         }
         assert_no_trace(&self.pool);
@@ -296,19 +421,25 @@ fn assert_same(pool: &Pool, file: FileId, expected: &[u8], label: &str) {
     assert!(found == expected, "{label}: file {}: {difference}", file.0);
 }
 
-/// The bytes that only snapshots have, where nothing is shared.
-fn held_bytes(pool: &Pool) -> u64 {
+/// The bytes that the pool and its snapshots take, without the trees that only keep the books.
+fn occupied_bytes(pool: &Pool) -> u64 {
     let (store, state) = (pool.store(), pool.state());
-    let Some(root) = &state.superblock.roots[usize::from(DEAD)] else { return 0 };
-    let mut sum = 0;
-    walk_tree(store, DEAD, root, Txg(0), &mut |met| {
-        if let Met::Entry(_, key, value) = met {
-            sum += hardpack_engine::store::dead::parse_dead(key, value)?.run.sectors;
-        }
-        Ok(())
-    })
-    .unwrap();
-    sum << store.ashift()
+    let mut runs = BTreeSet::new();
+    for tree in OF_SNAPSHOTS.into_iter().chain([DEAD]) {
+        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        let visit = &mut |met: Met<'_>| {
+            match met {
+                Met::Node(DEAD, _) | Met::Entry(NAMES, ..) => {}
+                Met::Node(_, pointer) => runs.extend(pointer.run(store.ashift())),
+                Met::Entry(DEAD, key, value) => drop(runs.insert(parse_dead(key, value)?.run)),
+                Met::Entry(_, _, value) => runs.extend(data_pointer(value)?.run(store.ashift())),
+                Met::Damage(_, error) => return Err(error),
+            }
+            Ok(())
+        };
+        walk_tree(store, tree, root, Txg(0), visit).unwrap();
+    }
+    runs.iter().map(|run| run.sectors).sum::<u64>() << store.ashift()
 }
 
 /// A pool without snapshots has none of what they need.
@@ -326,12 +457,24 @@ fn random_operations_against_the_model() {
         let mut run = Run::new(seed);
         for step in 0..STEP_COUNT {
             run.step();
+            let count = run.files.len();
+            assert_eq!(count_files(&run.pool), count, "seed {seed}, step {step}");
             if step % 8 == 7 {
                 run.verify(&format!("seed {seed}, step {step}"));
             }
         }
         run.end(&format!("seed {seed}, at the end"));
     }
+}
+
+fn count_files(pool: &Pool) -> usize {
+    let mut count = 0;
+    pool.walk(ROOT, &mut |_, entry, _| {
+        count += usize::from(entry.kind == Kind::File);
+        Ok(true)
+    })
+    .unwrap();
+    count
 }
 
 /// How many nodes each tree has that a snapshot keeps.
@@ -384,7 +527,7 @@ fn freeing_is_exact() {
             }
         }
         let [with, without] = &pools;
-        assert!(held_bytes(with) > 0, "seed {seed}: nothing was held");
+        assert!(occupied_bytes(with) > occupied_bytes(without), "seed {seed}: nothing was held");
         names.iter().for_each(|(scope, name)| with.destroy_snapshot(*scope, name).unwrap());
         assert_no_trace(with);
         assert_eq!(with.state().superblock.roots[usize::from(REFS)], None);
@@ -490,4 +633,75 @@ fn rewinding_takes_snapshots_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     assert_no_trace(&pool);
     assert_ne!(third, fourth);
+}
+
+/// What rolling back brings back besides bytes, and what it leaves alone.
+#[test]
+fn rolling_back_brings_everything_back() {
+    let (_, pool) = new_pool(&[(Property::Compression, "lz4")]);
+    let main = pool.only_file().unwrap().file;
+    let like = |kind, parent| Attributes { mode: 0o640, ..Attributes::new(kind, parent) };
+    let write = |id, bytes: &[u8]| {
+        let file = pool.file(id).unwrap();
+        file.set_len(0).unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    };
+    let (directory, file, link) = pool
+        .edit(5, |edit| {
+            let directory = edit.create(ROOT, b"d", &like(Kind::Directory, ROOT))?;
+            let file = edit.create(directory, b"f", &like(Kind::File, directory))?;
+            edit.link(file, directory, b"second")?;
+            edit.link(file, ROOT, b"outside")?;
+            edit.set_xattr(file, b"user.x", &[7; 5000])?;
+            let link = edit.symlink(directory, b"s", b"f", &like(Kind::Symlink, directory))?;
+            Ok((directory, file, link))
+        })
+        .unwrap();
+    write(file, b"old");
+    write(main, b"main");
+    pool.set_property(file, Property::RecordSize, "8K").unwrap();
+    let before = (pool.attributes(file).unwrap(), pool.names_of(file).unwrap());
+    pool.create_snapshot(directory, b"s", 0).unwrap();
+
+    write(file, b"new and longer");
+    write(main, b"changed");
+    pool.set_property(file, Property::RecordSize, "16K").unwrap();
+    pool.set_property(directory, Property::Compression, "off").unwrap();
+    pool.edit(9, |edit| {
+        edit.set_xattr(file, b"user.x", b"short")?;
+        edit.set_xattr(file, b"user.y", b"")?;
+        let attributes = edit.attributes(file)?;
+        edit.set_attributes(file, &Attributes { mode: 0o600, ..attributes })?;
+        edit.unlink(directory, b"second")?;
+        edit.unlink(directory, b"s")?;
+        edit.rename((directory, b"f"), (directory, b"g"))?;
+        edit.create(directory, b"since", &like(Kind::Directory, directory)).map(drop)
+    })
+    .unwrap();
+
+    let handle = pool.file(file).unwrap();
+    handle.write_at(b"x", 0).unwrap();
+    assert!(matches!(pool.rollback(directory, b"s"), Err(Error::Busy)));
+    assert!(matches!(pool.clone_file(file, ROOT, b"c", 0), Err(Error::Busy)));
+    handle.discard();
+    pool.rollback(directory, b"s").unwrap();
+
+    assert_same(&pool, file, b"old", "rolled back");
+    assert_same(&pool, main, b"changed", "not in the scope");
+    let mut names = pool.names_of(file).unwrap();
+    let mut old_names = before.1;
+    (names.sort(), old_names.sort());
+    assert_eq!(names, old_names);
+    let after = pool.attributes(file).unwrap();
+    assert_eq!(Attributes { parent: before.0.parent, ..after }, before.0);
+    assert_eq!(pool.xattrs(file).unwrap(), [(b"user.x".to_vec(), vec![7; 5000])]);
+    let properties = pool.local_properties(file).unwrap();
+    assert_eq!(properties, [(Property::RecordSize, "8K".into())]);
+    assert_eq!(pool.local_properties(directory).unwrap(), []);
+    assert_eq!(pool.link_target(link).unwrap(), b"f");
+    let names: Vec<_> = pool.list_some(directory, None, 9).unwrap();
+    let names: Vec<_> = names.iter().map(|entry| entry.display_name()).collect();
+    assert_eq!(names, ["f", "s", "second"]);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }

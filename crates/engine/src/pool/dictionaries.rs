@@ -159,7 +159,7 @@ impl Pool {
         if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
             return Ok(());
         }
-        let used = self.read(|source| {
+        let (used, txg) = self.read(|source| {
             let mut used = HashSet::new();
             for tree in [MAP, PATCHES] {
                 let Some(root) = &source.state.superblock.roots[usize::from(tree)] else {
@@ -175,10 +175,14 @@ impl Pool {
                     Met::Damage(_, error) => Err(error),
                 })?;
             }
-            Ok(used)
+            Ok((used, source.state.txg()))
         })?;
         let settings = self.settings(super::ROOT)?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
+        if txn.may_bring_back() && txn.txg() != txg.next() {
+            // What was rolled back or cloned since may refer to any. There is a next time.
+            return Ok(());
+        }
         // Only those in use for a file can have been referred to since.
         let mut current = HashSet::new();
         current.extend(names::dictionaries_in_use(&mut txn)?);

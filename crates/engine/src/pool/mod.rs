@@ -13,6 +13,7 @@
 mod adapt;
 mod check;
 mod check_names;
+mod clone;
 mod compact;
 mod delta;
 mod dictionaries;
@@ -29,8 +30,10 @@ mod namespace;
 mod props;
 mod readahead;
 mod repack;
+mod restore;
 mod rewind;
 mod rewrite;
+mod rollback;
 mod salvage;
 mod sink;
 mod snapshots;

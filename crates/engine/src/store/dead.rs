@@ -175,6 +175,11 @@ impl Txn {
         Ok(())
     }
 
+    /// Whether the pool has had snapshots, from which what was given up may have come back.
+    pub fn may_bring_back(&self) -> bool {
+        self.core.incompat & FEATURE_SNAPSHOTS != 0
+    }
+
     /// Whether a snapshot holds a reference that is given up now.
     pub(super) fn is_held(&mut self, birth: Txg, owner: Owner) -> Result<bool> {
         let core = &mut self.core;
