@@ -319,7 +319,7 @@ impl Store {
                     let (count, _) = shared.entry(dead.run.start).or_insert((0, dead.run.sectors));
                     *count = count.saturating_add(dead.count);
                 } else {
-                    bytes += dead.run.sectors << self.ashift();
+                    bytes = u64::saturating_add(bytes, dead.run.sectors << self.ashift());
                 }
             }
             let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
@@ -332,7 +332,7 @@ impl Store {
         for (sector, (count, sectors)) in shared {
             let value = refs_tree.get(&mut &*self, &space_key(sector))?;
             if value.and_then(|value| Refs::decode(&value)).is_some_and(|r| r.count == count) {
-                bytes += sectors << self.ashift();
+                bytes = u64::saturating_add(bytes, sectors << self.ashift());
             }
         }
         Ok(bytes)

@@ -44,6 +44,8 @@ pub struct Shape {
     pub compact_one_in: u64,
     /// After one commit in so many some steps of folding, repacking or sinking; 0 for never.
     pub rewrite_one_in: u64,
+    /// After one commit in so many a snapshot is made, destroyed or rolled back to; 0 for never.
+    pub snapshot_one_in: u64,
     /// Changes beyond one of these lengths are written ahead of the commit.
     pub dirty_lens: &'static [usize],
     /// What is chosen as `compression`.
@@ -73,6 +75,7 @@ pub const SMALL: Shape = Shape {
     process_count: 1,
     compact_one_in: 0,
     rewrite_one_in: 0,
+    snapshot_one_in: 0,
     dirty_lens: &[30_000, 32 << 20],
     compressions: COMPRESSIONS,
     fault_one_in: 0,
@@ -91,6 +94,15 @@ const REWRITES: Shape = Shape {
     ..SMALL
 };
 
+const SNAPSHOTS: Shape = Shape {
+    name: "snapshots",
+    commit_count: 30,
+    durable_one_in: 3,
+    process_count: 2,
+    snapshot_one_in: 1,
+    ..SMALL
+};
+
 const FAULTY: Shape = Shape {
     commit_count: 30,
     durable_one_in: 3,
@@ -101,7 +113,7 @@ const FAULTY: Shape = Shape {
 };
 
 /// All workloads.
-pub const WORKLOADS: [Shape; 16] = [
+pub const WORKLOADS: [Shape; 19] = [
     SMALL,
     Shape { name: "every commit durable", file_len: 200_000, durable_one_in: 1, ..SMALL },
     Shape {
@@ -145,6 +157,15 @@ pub const WORKLOADS: [Shape; 16] = [
         file_len: 100_000,
         ..REWRITES
     },
+    SNAPSHOTS,
+    Shape {
+        name: "snapshots, folds, compactions",
+        base: Base::Dictionary,
+        rewrite_one_in: 3,
+        compact_one_in: 12,
+        ..SNAPSHOTS
+    },
+    Shape { name: "snapshots, EIO", faults: ERRORS, snapshot_one_in: 2, ..FAULTY },
     Shape { name: "dictionary in use", base: Base::Dictionary, ..REWRITES },
     Shape {
         name: "dictionary trained",
