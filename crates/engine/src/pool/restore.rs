@@ -11,13 +11,15 @@ use super::names::{self, Attributes, Kind};
 use super::source::{Committed, Source};
 use crate::error::{Error, Result};
 use crate::store::dictionaries::dictionary_key;
+use crate::store::index::Accept;
 use crate::store::pointer::{Place, Pointer};
+use crate::store::refs::{ContentHash, Refs};
 use crate::store::snapshots::Snapshot;
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::trees::{DICTIONARIES, MAP, PATCHES};
 use crate::store::verify::data_pointer;
 use crate::store::{Encoding, ExtentBytes, State, Store, Txn};
-use crate::units::{FileId, Txg};
+use crate::units::{FileId, Sector, Txg};
 
 /// How many records are compared together.
 const PIECE_COUNT: usize = 512;
@@ -78,6 +80,28 @@ impl Source for Reader<'_> {
         match self {
             Reader::Live(txn) => Source::read(*txn, pointer),
             Reader::Kept(kept) => kept.read(pointer),
+        }
+    }
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>> {
+        match self {
+            Reader::Live(txn) => Source::find_content(*txn, hash, accept),
+            Reader::Kept(kept) => kept.find_content(hash, accept),
+        }
+    }
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
+        match self {
+            Reader::Live(txn) => Source::refs(*txn, sector),
+            Reader::Kept(kept) => kept.refs(sector),
+        }
+    }
+    fn set_index_memory(&mut self, bytes: u64) {
+        match self {
+            Reader::Live(txn) => Source::set_index_memory(*txn, bytes),
+            Reader::Kept(kept) => kept.set_index_memory(bytes),
         }
     }
     fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {

@@ -175,11 +175,6 @@ impl Txn {
         Ok(())
     }
 
-    /// Whether the pool has had snapshots, from which what was given up may have come back.
-    pub fn may_bring_back(&self) -> bool {
-        self.core.incompat & FEATURE_SNAPSHOTS != 0
-    }
-
     /// Whether a snapshot holds a reference that is given up now.
     pub(super) fn is_held(&mut self, birth: Txg, owner: Owner) -> Result<bool> {
         let core = &mut self.core;
@@ -268,8 +263,8 @@ impl Txn {
         if refs.count > dead.count {
             return self.set_refs(start, &Refs { count: refs.count - dead.count, ..refs });
         }
-        self.remove(REFS, &space_key(start))?;
-        self.free_extent(dead.run, refs.birth)
+        self.set_refs(start, &Refs { count: 1, ..refs })?;
+        self.drop_reference(dead.run, dead.birth)
     }
 }
 

@@ -19,6 +19,7 @@ pub mod differ;
 mod extent;
 mod features;
 pub(crate) mod fields;
+pub mod index;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
@@ -292,6 +293,8 @@ pub struct Store {
     reuse: extent::Reuse,
     /// The dictionaries used last, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
+    /// Where content is that may be shared, as far as it is in memory.
+    index: Mutex<index::Index>,
     /// Says what is in the scope of a snapshot of a directory.
     scope_test: OnceLock<IsBelow>,
     /// Where it is pinned to a snapshot: which.
@@ -475,6 +478,7 @@ impl Store {
             recovered_from: None,
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
+            index: Mutex::default(),
             scope_test: OnceLock::new(),
             origin: None,
         }

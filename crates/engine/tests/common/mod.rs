@@ -12,6 +12,7 @@ pub mod rewriting;
 pub mod shapes;
 pub mod sim_device;
 pub mod snapshotting;
+pub mod trees;
 pub mod workload;
 
 use std::sync::Arc;

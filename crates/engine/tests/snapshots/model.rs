@@ -69,7 +69,12 @@ impl Run {
         let mut rng = Rng(seed);
         let record_len = rng.pick(&["4K", "16K", "64K"]);
         let compression = rng.pick(&["lz4", "zstd-1", "off"]);
-        let properties = [(Property::RecordSize, record_len), (Property::Compression, compression)];
+        let dedup = rng.pick(&["off", "on"]);
+        let properties = [
+            (Property::RecordSize, record_len),
+            (Property::Compression, compression),
+            (Property::Dedup, dedup),
+        ];
         let (device, pool) = new_pool(&properties);
         let main = pool.only_file().unwrap().file;
         let file = ModelFile { directory: ROOT, name: b"main".to_vec(), bytes: Vec::new() };
