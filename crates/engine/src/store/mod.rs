@@ -15,6 +15,7 @@ mod commit;
 pub mod compact;
 pub mod dead;
 pub mod dictionaries;
+pub mod differ;
 mod extent;
 mod features;
 pub(crate) mod fields;
