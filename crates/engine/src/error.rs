@@ -52,6 +52,30 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// There is something of that name already.
+    #[error("'{name}' exists already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// What must be a directory is none.
+    #[error("'{name}' is not a directory")]
+    NotADirectory {
+        /// Its name.
+        name: String,
+    },
+    /// What must be a file is a directory.
+    #[error("'{name}' is a directory")]
+    IsADirectory {
+        /// Its name.
+        name: String,
+    },
+    /// A directory that holds something cannot be removed or replaced.
+    #[error("the directory '{name}' is not empty")]
+    NotEmpty {
+        /// Its name.
+        name: String,
+    },
     /// A value that the pool cannot take.
     #[error("{0}")]
     Invalid(String),

@@ -124,7 +124,7 @@ fn assert_golden(pool: &Pool) {
     assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
     assert_eq!(pool.store().guid(), GUID);
     let entry = pool.only_file().unwrap();
-    assert_eq!(entry.name, "main");
+    assert_eq!(entry.name, b"main");
     let attributes = pool.attributes(entry.file).unwrap();
     assert_eq!((attributes.mode, attributes.modified_ns), (0o640, 1_700_000_000_000_000_000));
     assert!(read_all(&only_file(pool).unwrap()).unwrap() == content(), "the content differs");

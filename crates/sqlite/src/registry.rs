@@ -186,7 +186,7 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
         guid,
         ashift: 9,
         properties: properties.to_vec(),
-        file_name: name.filter(|name| name.len() <= 255).unwrap_or_else(|| "main.db".into()),
+        file_name: name.filter(|name| name.len() <= 255).or_else(|| Some("main.db".into())),
     };
     let pool = acquire(path, |device, options| {
         if Store::is_unborn(&*device)? {

@@ -56,7 +56,7 @@ pub fn create(device: Arc<dyn Device>, properties: &[(Property, &str)]) -> Pool 
         guid: GUID,
         ashift: ASHIFT,
         properties: properties.iter().map(|(p, text)| (*p, (*text).to_string())).collect(),
-        file_name: "main".into(),
+        file_name: Some("main".into()),
     };
     Pool::create(device, &create, options()).expect("a pool is created")
 }

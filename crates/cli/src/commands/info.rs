@@ -113,7 +113,7 @@ impl<'p> Info<'p> {
         });
         Ok(json!({
             "pool": self.path.to_string_lossy(),
-            "file": self.file.name,
+            "file": self.file.display_name(),
             "logical_bytes": self.stats.file_bytes,
             "pool_bytes": self.pool_bytes,
             "ratio": json_ratio(self.ratio()),
@@ -150,7 +150,7 @@ impl<'p> Info<'p> {
             format!("{} records, {}", count(stats.records, exact), size(stats.stored))
         };
         let mut rows = vec![
-            ("file", self.file.name.clone()),
+            ("file", self.file.display_name().into_owned()),
             ("logical size", size(stats.file_bytes)),
             ("pool size", size(self.pool_bytes)),
             ("ratio", ratio(self.ratio())),

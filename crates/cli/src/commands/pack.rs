@@ -95,7 +95,7 @@ fn write(
     getrandom::fill(&mut guid)
         .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
     let properties = args.properties();
-    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: name.clone() };
+    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: Some(name.clone()) };
     let device = Arc::new(FileDevice::open(path)?);
     let pool =
         Pool::create(Arc::clone(&device) as _, &create, pool_file::options(args.work.threads))?;

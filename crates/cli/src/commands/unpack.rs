@@ -57,7 +57,7 @@ fn describe(args: &UnpackArgs, input: &Path) -> Result<Holding, Reason> {
     let pool = pool_file::open_state(input, args.rewind.txg, None)?;
     let entry = pool.only_file()?;
     Ok(Holding {
-        name: entry.name,
+        name: entry.display_name().into(),
         attributes: pool.attributes(entry.file)?,
         is_database: pool_file::is_database(&*pool.file(entry.file)?)?,
     })

@@ -181,9 +181,7 @@ impl Pool {
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         // Only those in use for a file can have been referred to since.
         let mut current = HashSet::new();
-        for entry in names::list(&mut txn, super::ROOT)? {
-            current.extend(names::dictionary(&mut txn, entry.file)?);
-        }
+        current.extend(names::dictionaries_in_use(&mut txn)?);
         for number in txn.dictionaries()? {
             if !used.contains(&number) && !current.contains(&number) {
                 txn.remove_dictionary(number)?;

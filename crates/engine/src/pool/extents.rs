@@ -63,6 +63,17 @@ pub(super) fn parse_piece(tree: u8, key: &[u8], value: &[u8]) -> Result<(FileId,
     Ok((file, Piece { start, pointer }))
 }
 
+/// The next file behind `file` that has records, or patches.
+pub(super) fn next_file(
+    source: &mut impl Source,
+    tree: u8,
+    file: FileId,
+) -> Result<Option<FileId>> {
+    let from = piece_key(FileId(file.0 + 1), 0);
+    let found = source.range(tree, &from, &[0xff; 17], 1)?;
+    found.first().map(|(key, _)| parse_piece_key(key).map(|(file, _)| file)).transpose()
+}
+
 /// Reads the key of a record or patch.
 pub(super) fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
     let parsed = key.split_first_chunk::<8>().and_then(|(file, offset)| {

@@ -2,10 +2,11 @@
 //! compressed anew, at the settings in force. The write path folds too, see `write.rs`.
 
 use super::Pool;
-use super::extents::Piece;
+use super::extents::{Piece, next_file};
 use super::rewrite::{Over, Rewrite, Step, StepLimits};
 use super::write::is_fold_due;
 use crate::error::Result;
+use crate::store::trees::PATCHES;
 use crate::units::FileId;
 
 /// Which records are folded.
@@ -44,10 +45,12 @@ impl Pool {
         go_on: &mut dyn FnMut(&Step) -> bool,
     ) -> Result<Step> {
         let mut sum = Step::default();
-        for entry in self.list()? {
+        let mut last = FileId(0);
+        while let Some(file) = self.read(|source| next_file(source, PATCHES, last))? {
+            last = file;
             let mut next = Some(0);
             while let Some(from) = next {
-                let step = self.fold_step(entry.file, which, from, limits)?;
+                let step = self.fold_step(file, which, from, limits)?;
                 next = step.next;
                 sum.add(step);
                 if !go_on(&sum) {

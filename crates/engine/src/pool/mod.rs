@@ -15,6 +15,7 @@ mod check;
 mod compact;
 mod delta;
 mod dictionaries;
+mod edit;
 mod extents;
 mod file;
 mod fold;
@@ -22,6 +23,7 @@ mod fold;
 pub mod fuzzing;
 mod jobs;
 mod names;
+mod namespace;
 mod props;
 mod readahead;
 mod repack;
@@ -37,15 +39,19 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use self::adapt::{Auto, Choice, Clock};
 pub use self::check::{CheckReport, Problem};
 pub use self::compact::{CompactEstimate, CompactReport, Compaction};
+pub use self::edit::Edit;
 pub use self::file::File;
 pub use self::fold::Fold;
-pub use self::names::{Attributes, DirEntry, Kind, NAME_LEN_MAX, ROOT};
+pub use self::names::{
+    Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
+    XATTR_LEN_MAX, Xattr,
+};
 pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};
 pub use self::repack::{Estimate, Repack};
 pub use self::rewind::StateReport;
@@ -54,7 +60,7 @@ pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Str
 pub use self::sink::SINK_COMPRESSION;
 use self::source::Committed;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::cache::Caches;
 use crate::store::trees::NAMES;
 use crate::store::{Durability, Patience, State, Store, Txn};
@@ -62,6 +68,9 @@ use crate::units::FileId;
 
 /// Uncommitted changes of a file beyond this are compressed and written ahead of the commit.
 const DIRTY_LEN_MAX: usize = 32 << 20;
+
+/// Handles of files that are kept though nobody uses them.
+const HANDLES_KEPT: usize = 1024;
 
 /// How long a change of properties waits for a transaction of the same process.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
@@ -108,8 +117,8 @@ pub struct CreateOptions {
     pub ashift: u8,
     /// Properties to set on the root, as text.
     pub properties: Vec<(Property, String)>,
-    /// The file to create in it.
-    pub file_name: String,
+    /// The file to create in it, if any.
+    pub file_name: Option<String>,
 }
 
 /// An open pool. Cloning it gives another handle of the same.
@@ -137,7 +146,7 @@ pub struct PropertyValue {
 }
 
 impl Pool {
-    /// Creates a pool with one empty file on an empty device, and opens it. It is durable when this
+    /// Creates a pool, with one empty file where that is asked for, on an empty device, and opens it. It is durable when this
     /// returns.
     pub fn create(
         device: Arc<dyn Device>,
@@ -169,7 +178,9 @@ impl Pool {
         for (property, _) in &create.properties {
             names::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
         }
-        names::create_file(&mut txn, ROOT, &create.file_name)?;
+        if let Some(name) = &create.file_name {
+            names::create_first(&mut txn, name.as_bytes())?;
+        }
         txn.commit(Durability::Durable).map(drop)
     }
 
@@ -208,54 +219,8 @@ impl Pool {
         store.with_state(|state| read(&mut Committed::new(store, state)))
     }
 
-    /// What is in the root directory.
-    pub fn list(&self) -> Result<Vec<DirEntry>> {
-        self.read(|source| names::list(source, ROOT))
-    }
-
-    /// The attributes of a file.
-    pub fn attributes(&self, file: FileId) -> Result<Attributes> {
-        self.read(|source| names::attributes(source, file))
-    }
-
-    /// The only file of the pool.
-    pub fn only_file(&self) -> Result<DirEntry> {
-        let mut files = self.list()?;
-        match (files.pop(), files.is_empty()) {
-            (Some(file), true) if file.kind == Kind::File => Ok(file),
-            (None, _) => Err(Error::NotFound { what: "file", name: "the pool is empty".into() }),
-            _ => Err(Error::Invalid("the pool holds more than one file".into())),
-        }
-    }
-
-    /// A file by name in the root directory.
-    pub fn lookup(&self, name: &str) -> Result<DirEntry> {
-        self.read(|source| names::lookup(source, ROOT, name))?
-            .ok_or_else(|| Error::NotFound { what: "file", name: name.into() })
-    }
-
-    /// A handle of a file, shared by all who ask for the same.
-    pub fn file(&self, id: FileId) -> Result<Arc<File>> {
-        self.attributes(id)?;
-        let mut files = self.shared.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = files.entry(id).or_insert_with(|| {
-            Arc::new(File::new(Arc::clone(self.store()), &self.shared.options, id))
-        });
-        Ok(Arc::clone(file))
-    }
-
-    /// Every property in force for a file, or for the pool where `file` is [`ROOT`].
-    pub fn properties(&self, file: FileId) -> Result<Vec<PropertyValue>> {
-        let (settings, sources) = self.read(|source| names::settings(source, file))?;
-        let values = Property::ALL.into_iter().zip(sources).map(|(property, source)| {
-            PropertyValue { property, value: settings.get(property), source }
-        });
-        Ok(values.collect())
-    }
-
-    /// The settings in force for a file, or for the pool where `file` is [`ROOT`].
-    pub fn settings(&self, file: FileId) -> Result<Settings> {
-        self.read(|source| Ok(names::settings(source, file)?.0))
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<File>>> {
+        self.shared.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets a property of a file, or of the pool where `file` is [`ROOT`], for what is written from
@@ -280,12 +245,13 @@ impl Pool {
         })
     }
 
-    fn change(&self, change: impl FnOnce(&mut Txn) -> Result<()>) -> Result<()> {
+    fn change<R>(&self, change: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
         let settings = self.settings(ROOT)?;
         let patience = Patience::Within(CHANGE_WAIT);
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
-        change(&mut txn)?;
-        txn.commit(Durability::Durable).map(drop)
+        let done = change(&mut txn)?;
+        txn.commit(Durability::Durable)?;
+        Ok(done)
     }
 
     /// Reads and verifies everything: every node, every record, and that free space and what is
@@ -297,9 +263,7 @@ impl Pool {
     /// Ends the use of the pool: nothing goes on in the background any more, and the next to open it
     /// has nothing to verify.
     pub fn close(&self) -> Result<()> {
-        let files = self.shared.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.values().for_each(|file| file.quiesce());
-        drop(files);
+        self.files().values().for_each(|file| file.quiesce());
         self.store().seal()
     }
 }

@@ -1,15 +1,36 @@
 //! Names, attributes and properties, all in one tree:
 //!
 //! ```text
-//! 1, parent u64 BE, name      -> kind u8, file u64        a directory entry
-//! 2, file u64 BE              -> attributes (32 bytes)
-//! 3, file u64 BE, property    -> the value as text
-//! 4, file u64 BE              -> the repack in progress, as text
-//! 5, file u64 BE              -> u32: the dictionary in use, 0 where none pays
+//! 1, directory u64 BE, name           -> kind u8, file u64      a directory entry
+//! 2, file u64 BE                      -> attributes
+//! 3, file u64 BE, property            -> the value as text
+//! 4, file u64 BE                      -> the repack in progress, as text
+//! 5, file u64 BE                      -> u32: the dictionary in use, 0 where none pays
+//! 6, file u64 BE, directory u64 BE, name -> nothing             a name of the file
+//! 7, file u64 BE, part u8             -> the target of a symbolic link
+//! 8, file u64 BE, name, NUL, part u8  -> an extended attribute
+//! 9, file u64 BE                      -> nothing                a file without a name, being filled
 //! ```
+//!
+//! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
+//! a file to all its names; those of the first files of old pools have none, and are looked for in that directory.
+//! This module reads, and changes single entries; what keeps them in step with each other is `edit.rs`.
 
-use super::file::FILE_LEN_MAX;
-use super::props::{Property, PropertySource, Settings};
+mod attributes;
+mod extra;
+mod settings;
+
+use std::borrow::Cow;
+
+pub use self::attributes::{Attributes, FileOwner};
+pub(crate) use self::attributes::{attributes, parse_attributes_of, set_attributes};
+pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
+pub(crate) use self::extra::{remove_xattr, set_target, set_xattr, target, xattr, xattrs};
+pub use self::settings::DEPTH_MAX;
+pub(crate) use self::settings::{
+    dictionaries_in_use, dictionary, local_properties, repack, set_dictionary, set_property,
+    set_repack, settings,
+};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::store::Txn;
@@ -17,10 +38,8 @@ use crate::store::trees::NAMES;
 use crate::units::FileId;
 
 const ENTRY: u8 = 1;
-const ATTRIBUTES: u8 = 2;
-const PROPERTY: u8 = 3;
-const REPACK: u8 = 4;
-const DICTIONARY: u8 = 5;
+const NAME: u8 = 6;
+const NAMELESS: u8 = 9;
 
 /// The longest name, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
@@ -35,58 +54,32 @@ pub enum Kind {
     File = 1,
     /// A directory.
     Directory = 2,
+    /// A symbolic link.
+    Symlink = 3,
 }
 
 impl Kind {
     fn from_stored(value: u8) -> Option<Kind> {
-        [Kind::File, Kind::Directory].into_iter().find(|kind| *kind as u8 == value)
-    }
-}
-
-/// What is known of a file besides its bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Attributes {
-    /// File or directory.
-    pub kind: Kind,
-    /// Length in bytes.
-    pub len: u64,
-    /// Permission bits, as POSIX has them; 0 where unknown.
-    pub mode: u32,
-    /// When it was last changed, in nanoseconds since 1970; 0 where unknown.
-    pub modified_ns: i64,
-}
-
-impl Attributes {
-    fn encode(&self) -> [u8; 32] {
-        let mut out = [0; 32];
-        out[0] = self.kind as u8;
-        out[4..8].copy_from_slice(&self.mode.to_le_bytes());
-        out[8..16].copy_from_slice(&self.len.to_le_bytes());
-        out[16..24].copy_from_slice(&self.modified_ns.to_le_bytes());
-        out
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Attributes> {
-        let bytes: &[u8; 32] = bytes.try_into().ok()?;
-        let u64_at = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        Some(Attributes {
-            kind: Kind::from_stored(bytes[0])?,
-            mode: bytes[4..8].try_into().map(u32::from_le_bytes).ok()?,
-            len: u64_at(8).filter(|len| *len <= FILE_LEN_MAX)?,
-            modified_ns: u64_at(16)? as i64,
-        })
+        [Kind::File, Kind::Directory, Kind::Symlink].into_iter().find(|kind| *kind as u8 == value)
     }
 }
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
-    /// The name.
-    pub name: String,
+    /// The name: any bytes but '/' and NUL. That of the root is empty.
+    pub name: Vec<u8>,
     /// What it stands for.
     pub file: FileId,
-    /// File or directory.
+    /// File, directory or symbolic link.
     pub kind: Kind,
+}
+
+impl DirEntry {
+    /// The name for people.
+    pub fn display_name(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.name)
+    }
 }
 
 fn id_key(prefix: u8, file: FileId, rest: &[u8]) -> Vec<u8> {
@@ -101,43 +94,32 @@ fn malformed(what: &'static str) -> Error {
     Error::corrupt("names tree", 0, format!("{what} is malformed"))
 }
 
-/// The attributes of a file.
-pub(super) fn attributes(source: &mut impl Source, file: FileId) -> Result<Attributes> {
-    let value = source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?;
-    let value = value
-        .ok_or_else(|| Error::NotFound { what: "file", name: format!("number {}", file.0) })?;
-    Attributes::decode(&value).ok_or_else(|| malformed("the attributes of a file"))
-}
-
-pub(super) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
-    txn.insert(NAMES, &id_key(ATTRIBUTES, file, &[]), &attributes.encode())?;
-    Ok(())
-}
-
 pub(super) fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry> {
-    let name = String::from_utf8_lossy(key.get(9..)?).into_owned();
+    let name = key.get(9..)?.to_vec();
     let (kind, file) = value.split_first()?;
     let file = FileId(u64::from_le_bytes(file.try_into().ok()?));
     Some(DirEntry { name, file, kind: Kind::from_stored(*kind)? })
 }
 
-/// A directory entry, where the key is of one.
-pub(super) fn parse_entry_of(key: &[u8], value: &[u8]) -> Option<DirEntry> {
-    (*key.first()? == ENTRY).then(|| parse_entry(key, value))?
+/// A directory entry with its directory, where the key is of one.
+pub(super) fn parse_entry_of(key: &[u8], value: &[u8]) -> Option<(FileId, DirEntry)> {
+    (*key.first()? == ENTRY).then_some(())?;
+    let directory = u64::from_be_bytes(key.get(1..9)?.try_into().ok()?);
+    Some((FileId(directory), parse_entry(key, value)?))
 }
 
-/// Whose attributes these are, where the key is of some.
-pub(super) fn parse_attributes_of(key: &[u8], value: &[u8]) -> Option<(FileId, Attributes)> {
-    let (kind, id) = key.split_first()?;
-    (*kind == ATTRIBUTES).then_some(())?;
-    Some((FileId(u64::from_be_bytes(id.try_into().ok()?)), Attributes::decode(value)?))
-}
-
-/// What is in a directory, by name.
-pub(super) fn list(source: &mut impl Source, directory: FileId) -> Result<Vec<DirEntry>> {
-    let from = id_key(ENTRY, directory, &[]);
+/// Up to `limit` names of a directory, in order, behind `after` where that is given.
+pub(super) fn list(
+    source: &mut impl Source,
+    directory: FileId,
+    after: Option<&[u8]>,
+    limit: usize,
+) -> Result<Vec<DirEntry>> {
+    let mut from = id_key(ENTRY, directory, after.unwrap_or_default());
+    // The least key behind it.
+    from.extend(after.map(|_| 0));
     let to = id_key(ENTRY, FileId(directory.0 + 1), &[]);
-    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+    let entries = source.range(NAMES, &from, &to, limit)?;
     entries
         .iter()
         .map(|(key, value)| parse_entry(key, value).ok_or_else(|| malformed("a directory entry")))
@@ -148,11 +130,103 @@ pub(super) fn list(source: &mut impl Source, directory: FileId) -> Result<Vec<Di
 pub(super) fn lookup(
     source: &mut impl Source,
     directory: FileId,
-    name: &str,
+    name: &[u8],
 ) -> Result<Option<DirEntry>> {
-    let key = id_key(ENTRY, directory, name.as_bytes());
+    if name.len() > NAME_LEN_MAX {
+        return Ok(None);
+    }
+    let key = id_key(ENTRY, directory, name);
     let Some(value) = source.get(NAMES, &key)? else { return Ok(None) };
     parse_entry(&key, &value).map(Some).ok_or_else(|| malformed("a directory entry"))
+}
+
+/// The directories that a file has names in, with the names. Empty for the root.
+pub(super) fn names_of(source: &mut impl Source, file: FileId) -> Result<Vec<(FileId, Vec<u8>)>> {
+    let (from, to) = (id_key(NAME, file, &[]), id_key(NAME, FileId(file.0 + 1), &[]));
+    let parse = |(key, _): (Vec<u8>, Vec<u8>)| {
+        let (directory, name) = key[from.len()..].split_first_chunk::<8>()?;
+        Some((FileId(u64::from_be_bytes(*directory)), name.to_vec()))
+    };
+    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+    let parsed = entries.into_iter().map(|entry| parse(entry).ok_or_else(|| malformed("a name")));
+    let mut names: Vec<_> = parsed.collect::<Result<_>>()?;
+    let parent = attributes(source, file)?.parent;
+    if file != ROOT && !names.iter().any(|(directory, _)| *directory == parent) {
+        let unnoted = unnoted_name(source, parent, file)?;
+        names.splice(0..0, unnoted.map(|name| (parent, name)));
+    }
+    Ok(names)
+}
+
+/// The name of one of the first files of an old pool.
+fn unnoted_name(
+    source: &mut impl Source,
+    directory: FileId,
+    file: FileId,
+) -> Result<Option<Vec<u8>>> {
+    let mut after: Option<Vec<u8>> = None;
+    loop {
+        let entries = list(source, directory, after.as_deref(), LIST_COUNT)?;
+        let Some(last) = entries.last() else { return Ok(None) };
+        after = Some(last.name.clone());
+        if let Some(found) = entries.into_iter().find(|entry| entry.file == file) {
+            return Ok(Some(found.name));
+        }
+    }
+}
+
+fn name_key(file: FileId, directory: FileId, name: &[u8]) -> Vec<u8> {
+    id_key(NAME, file, &[&directory.0.to_be_bytes()[..], name].concat())
+}
+
+/// Lets a name stand for a file.
+pub(super) fn add_name(
+    txn: &mut Txn,
+    directory: FileId,
+    name: &[u8],
+    file: FileId,
+    kind: Kind,
+) -> Result<()> {
+    let mut value = vec![kind as u8];
+    value.extend_from_slice(&file.0.to_le_bytes());
+    txn.insert(NAMES, &id_key(ENTRY, directory, name), &value)?;
+    txn.insert(NAMES, &name_key(file, directory, name), &[]).map(drop)
+}
+
+/// Removes a name of a file.
+pub(super) fn remove_name(
+    txn: &mut Txn,
+    directory: FileId,
+    name: &[u8],
+    file: FileId,
+) -> Result<()> {
+    txn.remove(NAMES, &id_key(ENTRY, directory, name))?;
+    txn.remove(NAMES, &name_key(file, directory, name)).map(drop)
+}
+
+/// Notes that a file has no name yet, or that it has got one.
+pub(super) fn set_nameless(txn: &mut Txn, file: FileId, is_nameless: bool) -> Result<()> {
+    let key = id_key(NAMELESS, file, &[]);
+    match is_nameless {
+        true => txn.insert(NAMES, &key, &[])?,
+        false => txn.remove(NAMES, &key)?,
+    };
+    Ok(())
+}
+
+/// Up to `limit` files without a name.
+pub(super) fn nameless(source: &mut impl Source, limit: usize) -> Result<Vec<FileId>> {
+    let entries = source.range(NAMES, &[NAMELESS], &[NAMELESS + 1], limit)?;
+    let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));
+    entries.iter().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).collect()
+}
+
+/// Forgets everything but the names of a file.
+pub(super) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
+    settings::remove(txn, file)?;
+    extra::remove(txn, file)?;
+    set_nameless(txn, file, false)?;
+    attributes::remove_attributes(txn, file)
 }
 
 /// Creates the root directory of a new pool.
@@ -161,96 +235,95 @@ pub(super) fn create_root(txn: &mut Txn) -> Result<()> {
     if root != ROOT {
         return Err(Error::corrupt("names tree", 0, "a new pool has a file already"));
     }
-    let attributes = Attributes { kind: Kind::Directory, len: 0, mode: 0, modified_ns: 0 };
-    set_attributes(txn, root, &attributes)
+    set_attributes(txn, root, &Attributes::new(Kind::Directory, ROOT))
 }
 
-/// Creates an empty file.
-pub(super) fn create_file(txn: &mut Txn, directory: FileId, name: &str) -> Result<FileId> {
-    if name.is_empty() || name.len() > NAME_LEN_MAX || name.contains(['/', '\0']) {
-        return Err(Error::Invalid(format!(
-            "'{name}' is no name; use 1 to {NAME_LEN_MAX} bytes without '/' and NUL"
-        )));
-    }
-    if lookup(txn, directory, name)?.is_some() {
-        return Err(Error::Invalid(format!("'{name}' exists already")));
-    }
+/// Creates the first file of a new pool, empty. Of a pool that is one file, no more is noted than is needed.
+pub(super) fn create_first(txn: &mut Txn, name: &[u8]) -> Result<FileId> {
+    check_name(name)?;
     let file = txn.new_file_id();
     let mut value = vec![Kind::File as u8];
     value.extend_from_slice(&file.0.to_le_bytes());
-    txn.insert(NAMES, &id_key(ENTRY, directory, name.as_bytes()), &value)?;
-    let attributes = Attributes { kind: Kind::File, len: 0, mode: 0, modified_ns: 0 };
-    set_attributes(txn, file, &attributes)?;
+    txn.insert(NAMES, &id_key(ENTRY, ROOT, name), &value)?;
+    set_attributes(txn, file, &Attributes::new(Kind::File, ROOT))?;
     Ok(file)
 }
 
-/// The text of a property where it is set on this very file or directory.
-fn local_property(
-    source: &mut impl Source,
-    file: FileId,
-    property: Property,
-) -> Result<Option<String>> {
-    let value = source.get(NAMES, &id_key(PROPERTY, file, property.name().as_bytes()))?;
-    value.map(|text| String::from_utf8(text).map_err(|_| malformed("a property"))).transpose()
+/// Refuses what cannot be a name.
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
+    let is_name = (1..=NAME_LEN_MAX).contains(&name.len())
+        && !name.contains(&b'/')
+        && !name.contains(&0)
+        && name != b"."
+        && name != b"..";
+    let text = String::from_utf8_lossy(name);
+    is_name.then_some(()).ok_or_else(|| {
+        Error::Invalid(format!(
+            "'{text}' is no name; use 1 to {NAME_LEN_MAX} bytes without '/' and NUL, not '.' or '..'"
+        ))
+    })
 }
 
-pub(super) fn set_property(
-    txn: &mut Txn,
-    file: FileId,
-    property: Property,
-    text: Option<&str>,
-) -> Result<()> {
-    let key = id_key(PROPERTY, file, property.name().as_bytes());
-    match text {
-        Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
-        None => txn.remove(NAMES, &key)?,
-    };
-    Ok(())
-}
+/// How many symbolic links a path may lead through, as Linux has it.
+const LINKS_MAX: usize = 40;
 
-/// The text of a repack that was begun and not finished.
-pub(super) fn repack(source: &mut impl Source, file: FileId) -> Result<Option<String>> {
-    let text = source.get(NAMES, &id_key(REPACK, file, &[]))?;
-    text.map(|text| String::from_utf8(text).map_err(|_| malformed("a repack"))).transpose()
-}
-
-pub(super) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Result<()> {
-    let key = id_key(REPACK, file, &[]);
-    match text {
-        Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
-        None => txn.remove(NAMES, &key)?,
-    };
-    Ok(())
-}
-
-/// The dictionary that is used for what is written to a file; 0 where it was found that none pays,
-/// nothing where nobody has tried.
-pub(super) fn dictionary(source: &mut impl Source, file: FileId) -> Result<Option<u32>> {
-    let Some(value) = source.get(NAMES, &id_key(DICTIONARY, file, &[]))? else { return Ok(None) };
-    let number = value.try_into().map(u32::from_le_bytes).map_err(|_| malformed("a dictionary"));
-    number.map(Some)
-}
-
-pub(super) fn set_dictionary(txn: &mut Txn, file: FileId, number: u32) -> Result<()> {
-    txn.insert(NAMES, &id_key(DICTIONARY, file, &[]), &number.to_le_bytes())?;
-    Ok(())
-}
-
-/// The settings in force for a file, with where each comes from.
-pub(super) fn settings(
-    source: &mut impl Source,
-    file: FileId,
-) -> Result<(Settings, [PropertySource; Property::ALL.len()])> {
-    let mut settings = Settings::default();
-    let mut sources = [PropertySource::Default; Property::ALL.len()];
-    for (property, origin) in Property::ALL.into_iter().zip(&mut sources) {
-        let steps = [(ROOT, PropertySource::Inherited), (file, PropertySource::Local)];
-        for (owner, label) in steps {
-            if let Some(text) = local_property(source, owner, property)? {
-                settings.set(property, &text)?;
-                *origin = if owner == file { PropertySource::Local } else { label };
-            }
+/// What a path from the root stands for. Symbolic links on the way are followed, where they do not lead out of
+/// the pool; the last name's only with `follow`.
+pub(super) fn resolve(source: &mut impl Source, path: &[u8], follow: bool) -> Result<DirEntry> {
+    let missing = || Error::NotFound { what: "file", name: String::from_utf8_lossy(path).into() };
+    let mut at = DirEntry { name: Vec::new(), file: ROOT, kind: Kind::Directory };
+    // What is still to be gone through, the next name last.
+    let mut ahead: Vec<Vec<u8>> = parts(path);
+    let mut links = 0;
+    while let Some(name) = ahead.pop() {
+        if at.kind != Kind::Directory {
+            return Err(missing());
         }
+        if name == b".." {
+            let parent = attributes(source, at.file)?.parent;
+            at = DirEntry { name: Vec::new(), file: parent, kind: Kind::Directory };
+            continue;
+        }
+        let entry = lookup(source, at.file, &name)?.ok_or_else(missing)?;
+        if entry.kind != Kind::Symlink || ahead.is_empty() && !follow {
+            at = entry;
+            continue;
+        }
+        links += 1;
+        let target = target(source, entry.file)?;
+        if target.starts_with(b"/") || links > LINKS_MAX {
+            return Err(missing());
+        }
+        ahead.extend(parts(&target));
     }
-    Ok((settings, sources))
+    Ok(at)
 }
+
+/// The names of a path, the last first.
+fn parts(path: &[u8]) -> Vec<Vec<u8>> {
+    let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+    let mut parts: Vec<Vec<u8>> = parts.map(<[u8]>::to_vec).collect();
+    parts.reverse();
+    parts
+}
+
+/// A path with which a file can be reached, without a slash in front; empty for the root.
+pub(super) fn path_of(source: &mut impl Source, file: FileId) -> Result<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut at = file;
+    while at != ROOT {
+        let Some((directory, name)) = names_of(source, at)?.into_iter().next() else {
+            return Err(Error::NotFound { what: "name of file", name: at.0.to_string() });
+        };
+        if names.len() > DEPTH_MAX {
+            return Err(malformed("the directory of a file"));
+        }
+        names.push(name);
+        at = directory;
+    }
+    names.reverse();
+    Ok(names.join(&b'/'))
+}
+
+/// How many names are looked at together.
+pub(super) const LIST_COUNT: usize = 256;

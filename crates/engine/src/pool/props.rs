@@ -1,16 +1,18 @@
-//! Properties: settings of the pool or of one file, inherited downwards.
+//! Properties: settings of a directory or file, inherited downwards; those of the root are the pool's.
 //!
 //! A property is stored as the text a user would type, so that what is read back is what was set.
-//! It is looked up at the file, then at the root, then there is a default. Setting one never
+//! It is looked up at the file, then in each directory above it up to the root, then there is a default. Setting one never
 //! touches what is stored already.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::adapt::Auto;
+use super::names::ROOT;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::checksum::ChecksumKind;
+use crate::units::FileId;
 
 /// The smallest and largest record, in bytes.
 pub const RECORD_LEN_RANGE: std::ops::RangeInclusive<u32> = 4096..=16 << 20;
@@ -111,8 +113,8 @@ fn names() -> String {
 pub enum PropertySource {
     /// Set on the file itself.
     Local,
-    /// Set on the pool.
-    Inherited,
+    /// Set on this directory, which it lies in.
+    Inherited(FileId),
     /// Set nowhere.
     Default,
 }
@@ -121,7 +123,8 @@ impl fmt::Display for PropertySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             PropertySource::Local => "local",
-            PropertySource::Inherited => "inherited from the pool",
+            PropertySource::Inherited(ROOT) => "inherited from the pool",
+            PropertySource::Inherited(_) => "inherited",
             PropertySource::Default => "default",
         })
     }

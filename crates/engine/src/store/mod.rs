@@ -16,7 +16,7 @@ pub mod compact;
 pub mod dictionaries;
 mod extent;
 mod features;
-mod fields;
+pub(crate) mod fields;
 pub mod node;
 pub mod pointer;
 mod reaffirm;

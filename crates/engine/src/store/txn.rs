@@ -16,7 +16,7 @@ use super::node::Node;
 use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
-use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES};
+use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, SPACE};
 use super::write_buffer::WriteBuffer;
@@ -188,6 +188,11 @@ impl Txn {
     pub fn stats_mut(&mut self) -> &mut PoolStats {
         self.core.changed = true;
         &mut self.core.stats
+    }
+
+    /// Notes that the pool is one of several files, of which more is known than their length.
+    pub fn note_names(&mut self) {
+        self.core.incompat |= FEATURE_NAMES;
     }
 
     /// A new identity.

@@ -138,7 +138,7 @@ pub fn create_options(ashift: u8, properties: &[(Property, &str)]) -> CreateOpti
         guid: GUID,
         ashift,
         properties: properties.iter().map(|(p, text)| (*p, (*text).to_string())).collect(),
-        file_name: "main".into(),
+        file_name: Some("main".into()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::extents::parse_piece;
-use super::super::names::{self, Attributes, Kind};
+use super::super::names::{self, Attributes, Kind, ROOT};
 use super::{Salvage, SalvageFile};
 use crate::error::Result;
 use crate::store::Store;
@@ -181,8 +181,8 @@ impl Salvage {
         }
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
         for (key, (value, is_current)) in &names {
-            if let Some(entry) = names::parse_entry_of(key, value) {
-                files.entry(entry.file).or_default().name = Some(entry.name);
+            if let Some((_, entry)) = names::parse_entry_of(key, value) {
+                files.entry(entry.file).or_default().name = Some(entry.display_name().into());
             } else if let Some((file, attributes)) = names::parse_attributes_of(key, value) {
                 files.entry(file).or_default().attributes = Some((attributes, *is_current));
             }
@@ -194,7 +194,7 @@ impl Salvage {
         }
         for (id, Told { name, attributes }) in files {
             let end = ends.get(&id).copied().unwrap_or(0);
-            let nothing = Attributes { kind: Kind::File, len: end, mode: 0, modified_ns: 0 };
+            let nothing = Attributes { len: end, ..Attributes::new(Kind::File, ROOT) };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
             if attributes.kind == Kind::Directory {
                 continue;
