@@ -24,15 +24,20 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod api;
+mod beside;
 mod codes;
 pub mod ffi;
 mod host;
+mod host_name;
+mod inside;
 mod journal;
+mod locate;
 mod main_file;
 mod maintenance;
 pub mod owners;
 mod pragma;
 mod registry;
+mod side;
 mod stats;
 pub mod stats_table;
 pub mod unused;
