@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
+use crate::pool::{Attributes, FileOwner, Kind, ROOT};
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::Node;
 use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
 use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
 use crate::store::stats::{CodecStats, PoolStats};
 use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock, TREE_COUNT};
-use crate::units::{Run, Sector, Txg};
+use crate::units::{FileId, Run, Sector, Txg};
 
 const GUID: [u8; 16] = *b"0123456789abcdef";
 
@@ -107,6 +108,41 @@ fn pointer_is_as_documented() {
     compare("pointer", &encoded[..POINTER_HEADER_LEN], expected);
     let sum = u128::from_le_bytes(encoded[POINTER_HEADER_LEN..].try_into().expect("16 bytes"));
     assert_eq!(sum, twox_hash::XxHash3_128::oneshot(b"stored"));
+}
+
+#[test]
+fn attributes_are_as_documented() {
+    let attributes = Attributes {
+        len: 1,
+        mode: 2,
+        modified_ns: -3,
+        accessed_ns: 4,
+        changed_ns: 5,
+        created_ns: 6,
+        owner: Some(FileOwner { uid: 7, gid: 8 }),
+        link_count: 9,
+        ..Attributes::new(Kind::Symlink, FileId(10))
+    };
+    let expected = HashMap::from([
+        ("kind", vec![3]),
+        ("mode", 2u32.to_le_bytes().to_vec()),
+        ("len", 1u64.to_le_bytes().to_vec()),
+        ("modified", (-3i64).to_le_bytes().to_vec()),
+        ("parent", 10u64.to_le_bytes().to_vec()),
+        ("uid", 7u32.to_le_bytes().to_vec()),
+        ("gid", 8u32.to_le_bytes().to_vec()),
+        ("link_count", 9u32.to_le_bytes().to_vec()),
+        ("flags", 1u32.to_le_bytes().to_vec()),
+        ("accessed", 4u64.to_le_bytes().to_vec()),
+        ("changed", 5u64.to_le_bytes().to_vec()),
+        ("created", 6u64.to_le_bytes().to_vec()),
+    ]);
+    let encoded = attributes.encode();
+    compare("attributes", &encoded, expected);
+    assert_eq!(Attributes::decode(&encoded), Some(attributes));
+    let short = Attributes { len: 1, mode: 2, ..Attributes::new(Kind::File, ROOT) };
+    assert_eq!(short.encode().len(), 32);
+    assert_eq!(Attributes::decode(&short.encode()), Some(short));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use common::live::newest_superblock;
 use common::sim_device::{Fault, SimDevice};
 use common::{GUID, Rng, create, only_file, options, read_all};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
+use hardpack_engine::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
@@ -51,6 +51,12 @@ fn exercise(device: &Arc<SimDevice>, rng: &mut Rng) {
     let Ok(pool) = Pool::open(device.clone(), options(60_000)) else { return };
     let _ = pool.check(&mut |_| {});
     let _ = pool.list();
+    let _ = pool.walk(ROOT, &mut |path, entry, _| {
+        let _ = (pool.resolve(path), pool.path_of(entry.file), pool.xattrs(entry.file));
+        let _ = (pool.properties(entry.file), pool.link_target(entry.file));
+        Ok(path.len() < 1000)
+    });
+    let _ = pool.remove_tree(ROOT, rng.pick(&[&b"x"[..], b"recordsize"]), 3, &mut |_| true);
     let _ = pool.state().stats().compress_ratio();
     let _ = pool.state().free_bytes(pool.store().ashift());
     let Ok(file) = only_file(&pool) else { return };
@@ -163,10 +169,16 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let file = rng.pick(&[1, 2, 3]);
             let name: &[u8] =
                 rng.pick(&[&b""[..], b"main", b"compression", b"recordsize", b"\xff"]);
-            let key = [vec![rng.pick(&[1, 2, 3, 4, 5])], be(file), name.to_vec()].concat();
-            let mut attributes = vec![0; 32];
-            attributes[0] = rng.below(4) as u8;
+            let prefix = rng.pick(&[1, 2, 2, 3, 4, 5, 6, 7, 8, 9]);
+            let directory = if prefix == 6 { be(rng.pick(&[1, 2, 3])) } else { Vec::new() };
+            let part: &[u8] =
+                if prefix > 6 { rng.pick(&[&b"\0"[..], b"\0\0", b"\x02"]) } else { b"" };
+            let key = [vec![prefix], be(file), directory, name.to_vec(), part.to_vec()].concat();
+            let mut attributes = vec![0; rng.pick(&[32, 80])];
+            attributes[0] = rng.below(5) as u8;
             attributes[8..16].copy_from_slice(&number(rng).to_le_bytes());
+            // A directory, or a circle of them.
+            attributes[24] = rng.below(4) as u8;
             let text = rng
                 .pick(&["16M", "zstd-22", "no", "", "position=9 recordsize=4K", "\x01\0\0\0"])
                 .as_bytes()
@@ -233,7 +245,7 @@ fn entries_that_make_no_sense() {
         }
         exercise(&device, &mut rng);
     }
-    assert_eq!((ROOTS, ALL.len()), (7, 8), "a new tree needs entries of its own here");
+    assert_eq!((ROOTS, ALL.len()), (7, 11), "a new tree needs entries of its own here");
 }
 
 fn change_superblock(

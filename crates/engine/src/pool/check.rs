@@ -8,9 +8,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::Pool;
+use super::check_names::check_names;
 use super::delta;
 use super::extents::{parse_piece, parse_piece_key};
 use super::names;
+use super::source::Committed;
 use crate::error::{Error, Result};
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::pointer::Pointer;
@@ -56,7 +58,12 @@ impl CheckReport {
         self.problems.is_empty()
     }
 
-    fn add(&mut self, file: Option<FileId>, range: Option<(u64, u64)>, detail: impl ToString) {
+    pub(super) fn add(
+        &mut self,
+        file: Option<FileId>,
+        range: Option<(u64, u64)>,
+        detail: impl ToString,
+    ) {
         self.problems.push(Problem { file, range, detail: detail.to_string() });
     }
 }
@@ -133,6 +140,7 @@ fn check_state(
             report.add(None, None, problem);
         }
         check_counters(state, &mut report);
+        check_names(&mut Committed::new(store, state), &mut report)?;
     }
     Ok(report)
 }

@@ -89,28 +89,42 @@ impl<'t> Edit<'t> {
 
     /// Creates an empty file or a directory. Of `like`, the length and what tells of names do not count.
     pub fn create(&mut self, directory: FileId, name: &[u8], like: &Attributes) -> Result<FileId> {
+        let file = self.txn.new_file_id();
+        self.create_as(file, directory, name, like)?;
+        Ok(file)
+    }
+
+    /// The same with an identity that was set aside for it.
+    pub(super) fn create_as(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        name: &[u8],
+        like: &Attributes,
+    ) -> Result<()> {
         self.check_directory(directory)?;
         self.check_free(directory, name)?;
-        let file = self.txn.new_file_id();
         let link_count = 1;
         let attributes = Attributes { len: 0, link_count, parent: directory, ..*like };
         names::set_attributes(self.txn, file, &attributes)?;
         self.txn.note_names();
         names::add_name(self.txn, directory, name, file, like.kind)?;
-        self.touch(directory)?;
-        Ok(file)
+        self.touch(directory)
     }
 
-    /// Creates a file without a name, to be filled and then given one. Until then it is nobody's, and goes when
-    /// the next such work begins.
-    pub fn create_nameless(&mut self, directory: FileId, like: &Attributes) -> Result<FileId> {
+    /// Creates a file without a name, to be filled and then given one. Until then it is nobody's.
+    pub(super) fn create_nameless(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        like: &Attributes,
+    ) -> Result<()> {
         self.check_directory(directory)?;
-        let file = self.txn.new_file_id();
         let attributes = Attributes { len: 0, link_count: 0, parent: directory, ..*like };
         names::set_attributes(self.txn, file, &attributes)?;
         names::set_nameless(self.txn, file, true)?;
         self.txn.note_names();
-        Ok(file)
+        Ok(())
     }
 
     /// Creates a symbolic link.
@@ -261,6 +275,9 @@ impl<'t> Edit<'t> {
         while let Some((parent, entry)) = above.last().cloned() {
             if *count == 0 {
                 return Ok(false);
+            }
+            if above.len() > DEPTH_MAX {
+                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
             }
             let inside = match entry.kind {
                 Kind::Directory => self.list(entry.file, None, names::LIST_COUNT.min(*count))?,

@@ -136,12 +136,21 @@ fn give_up(txn: &mut Txn, pointer: &Pointer, file: FileId, is_patch: bool) -> Re
 
 /// Encodes jobs on all cores and stores them in order.
 pub(super) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<()> {
-    if jobs.is_empty() {
-        return Ok(());
+    store_batches(txn, vec![(target, jobs)])
+}
+
+/// The same for several files at once.
+pub(super) fn store_batches(txn: &mut Txn, batches: Vec<(&Target, Vec<Job>)>) -> Result<()> {
+    let mut tasks: Vec<(&Target, &Job)> = Vec::new();
+    for (target, jobs) in &batches {
+        tasks.extend(jobs.iter().map(|job| (*target, job)));
     }
-    let ashift = txn.store().ashift();
-    let encoded = encode_all(target, ashift, &jobs)?;
-    store_all(txn, target, jobs, encoded)
+    let mut encoded = encode_tasks(txn.store().ashift(), &tasks)?.into_iter();
+    for (target, jobs) in batches {
+        let encoded = encoded.by_ref().take(jobs.len()).collect();
+        store_all(txn, target, jobs, encoded)?;
+    }
+    Ok(())
 }
 
 /// Stores encoded jobs in their order.
@@ -166,21 +175,28 @@ pub(super) fn store_all(
 
 /// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
 pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Vec<EncodedJob>> {
+    let tasks: Vec<_> = jobs.iter().map(|job| (target, job)).collect();
+    encode_tasks(ashift, &tasks)
+}
+
+fn encode_tasks(ashift: u8, tasks: &[(&Target, &Job)]) -> Result<Vec<EncodedJob>> {
     let sector = 1 << ashift;
     // Deltas take no time worth sharing.
-    let heavy = jobs.iter().filter(|job| job.delta.is_none()).count();
-    let threads = target.threads.min(heavy / JOBS_PER_THREAD_MIN).max(1);
+    let heavy = tasks.iter().filter(|(_, job)| job.delta.is_none()).count();
+    let threads = tasks.first().map_or(1, |(target, _)| target.threads);
+    let threads = threads.min(heavy / JOBS_PER_THREAD_MIN).max(1);
     if threads == 1 {
-        return jobs.iter().map(|job| encode(target, sector, job)).collect();
+        return tasks.iter().map(|(target, job)| encode(target, sector, job)).collect();
     }
     let next = AtomicUsize::new(0);
     let slots: Vec<Mutex<Option<Result<EncodedJob>>>> =
-        jobs.iter().map(|_| Mutex::new(None)).collect();
+        tasks.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         while let Some(index) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < jobs.len())
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < tasks.len())
         {
-            let encoded = encode(target, sector, &jobs[index]);
+            let (target, job) = tasks[index];
+            let encoded = encode(target, sector, job);
             if let Ok(mut slot) = slots[index].lock() {
                 *slot = Some(encoded);
             }

@@ -12,6 +12,7 @@
 
 mod adapt;
 mod check;
+mod check_names;
 mod compact;
 mod delta;
 mod dictionaries;
@@ -21,6 +22,7 @@ mod file;
 mod fold;
 #[doc(hidden)]
 pub mod fuzzing;
+mod import;
 mod jobs;
 mod names;
 mod namespace;
@@ -48,6 +50,7 @@ pub use self::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::edit::Edit;
 pub use self::file::File;
 pub use self::fold::Fold;
+pub use self::import::{Import, ImportReport};
 pub use self::names::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,

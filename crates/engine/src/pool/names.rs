@@ -23,7 +23,7 @@ mod settings;
 use std::borrow::Cow;
 
 pub use self::attributes::{Attributes, FileOwner};
-pub(crate) use self::attributes::{attributes, parse_attributes_of, set_attributes};
+pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set_attributes};
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{remove_xattr, set_target, set_xattr, target, xattr, xattrs};
 pub use self::settings::DEPTH_MAX;
@@ -219,6 +219,40 @@ pub(super) fn nameless(source: &mut impl Source, limit: usize) -> Result<Vec<Fil
     let entries = source.range(NAMES, &[NAMELESS], &[NAMELESS + 1], limit)?;
     let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));
     entries.iter().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).collect()
+}
+
+/// Whether a file is noted to have no name.
+pub(super) fn is_nameless(source: &mut impl Source, file: FileId) -> Result<bool> {
+    Ok(source.get(NAMES, &id_key(NAMELESS, file, &[]))?.is_some())
+}
+
+/// What an entry of the tree belongs to.
+pub(super) enum Owned<'k> {
+    /// A name in this directory.
+    Entry(FileId),
+    /// The attributes of a file.
+    Attributes(FileId),
+    /// What leads from a file to one of its names: its directory, and the name.
+    Name(FileId, FileId, &'k [u8]),
+    /// Anything else that is kept for a file.
+    Other(FileId),
+}
+
+/// What the entry with this key belongs to; nothing where there is no such kind.
+pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
+    let (prefix, rest) = key.split_first()?;
+    let (file, rest) = rest.split_first_chunk::<8>()?;
+    let file = FileId(u64::from_be_bytes(*file));
+    match *prefix {
+        ENTRY => Some(Owned::Entry(file)),
+        attributes::ATTRIBUTES => Some(Owned::Attributes(file)),
+        NAME => {
+            let (directory, name) = rest.split_first_chunk::<8>()?;
+            Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
+        }
+        settings::PROPERTY..=NAMELESS => Some(Owned::Other(file)),
+        _ => None,
+    }
 }
 
 /// Forgets everything but the names of a file.

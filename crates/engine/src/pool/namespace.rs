@@ -203,6 +203,7 @@ impl Pool {
                 }
                 inner.extend_from_slice(&entry.name);
                 if visit(&inner, entry, attributes)? && entry.kind == Kind::Directory {
+                    self.check_only_name(directory, entry, above.len())?;
                     below = Some((inner, entry));
                     break;
                 }
@@ -212,6 +213,19 @@ impl Pool {
                 above.push((path, directory, Some(last.name.clone())));
             }
             above.extend(below.map(|(inner, entry)| (inner, entry.file, None)));
+        }
+        Ok(())
+    }
+
+    /// Refuses to go into a directory by a name that is not its only one, as a damaged pool may have: it could lie
+    /// in itself, or be met so often that a walk never ends.
+    fn check_only_name(&self, above: FileId, entry: &DirEntry, depth: usize) -> Result<()> {
+        let names = self.names_of(entry.file)?;
+        let is_only = matches!(&names[..], [(directory, name)]
+            if *directory == above && *name == entry.name);
+        if entry.file == ROOT || !is_only || depth > names::DEPTH_MAX {
+            let what = format!("the directory '{}' lies in several", entry.display_name());
+            return Err(Error::corrupt("names tree", 0, what));
         }
         Ok(())
     }

@@ -2,4 +2,5 @@
 
 mod faults;
 mod model;
+mod namespace;
 mod rewrite;

@@ -205,6 +205,13 @@ impl Txn {
         self.core.incompat |= FEATURE_NAMES;
     }
 
+    /// Sets `count` identities aside, and says which is the first.
+    pub fn new_file_ids(&mut self, count: u64) -> FileId {
+        let first = self.new_file_id();
+        self.core.next_file_id += count.saturating_sub(1);
+        first
+    }
+
     /// A new identity.
     pub fn new_file_id(&mut self) -> FileId {
         self.core.changed = true;

@@ -142,6 +142,11 @@ pub(crate) fn attributes(source: &mut impl Source, file: FileId) -> Result<Attri
     Attributes::decode(&value).ok_or_else(|| malformed("the attributes of a file"))
 }
 
+/// Whether there is such a file.
+pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
+    Ok(source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?.is_some())
+}
+
 pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
     if !attributes.is_short() {
         txn.note_names();

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{attributes, id_key, malformed};
+use super::{ROOT, attributes, id_key, malformed};
 use crate::error::{Error, Result};
 use crate::pool::props::{Property, PropertySource, Settings};
 use crate::pool::source::Source;
@@ -54,11 +54,10 @@ pub(crate) fn settings(source: &mut impl Source, file: FileId) -> Result<Sourced
                 *origin = if at == file { PropertySource::Local } else { inherited };
             }
         }
-        let parent = attributes(source, at)?.parent;
-        if parent == at {
+        if at == ROOT {
             return Ok((settings, sources));
         }
-        at = parent;
+        at = attributes(source, at)?.parent;
     }
     Err(Error::corrupt("names tree", 0, format!("file {} lies in a circle of directories", file.0)))
 }

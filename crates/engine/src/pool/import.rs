@@ -1,0 +1,617 @@
+//! Bringing many files into a pool.
+//!
+//! What is given is gathered in memory up to a limit, then compressed on all cores and committed in one
+//! transaction, visible at once and durable at the end. No lock is held while the caller reads its sources.
+//!
+//! A file of up to one batch is replaced in one transaction. A longer one is filled without a name, over several, and
+//! takes the place of the one before in the last of them: nobody ever sees half of it. What an import that was
+//! cut short left without a name goes with [`Pool::remove_nameless`].
+//!
+//! Identities for new directories are set aside many at a time, so that what comes later can be put into a directory
+//! before it is committed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::edit::Edit;
+use super::extents::pieces_in;
+use super::jobs::{Job, RawStreak, Target, remove_pieces, store_batches};
+use super::names::{self, Attributes, Kind, Xattr};
+use super::props::Settings;
+use super::{CHANGE_WAIT, Pool, ROOT};
+use crate::error::{Error, Result};
+use crate::store::trees::{MAP, PATCHES};
+use crate::store::{Durability, Patience, Txn};
+use crate::units::FileId;
+
+/// A transaction has about so many bytes of content.
+const BATCH_LEN: usize = 16 << 20;
+/// And so many files at most.
+const BATCH_COUNT: usize = 4096;
+/// Longer files are written in parts of this length, or of one record where that is longer.
+const PART_LEN: usize = 4 << 20;
+/// So many identities are set aside together.
+const ID_COUNT: u64 = 1024;
+/// So many files without a name are looked at together.
+const NAMELESS_COUNT: usize = 256;
+
+/// What an import did.
+#[derive(Clone, Debug, Default)]
+pub struct ImportReport {
+    /// Files written.
+    pub files: u64,
+    /// Directories made or met.
+    pub directories: u64,
+    /// Symbolic links made.
+    pub symlinks: u64,
+    /// Further names given.
+    pub hard_links: u64,
+    /// Bytes of content.
+    pub bytes: u64,
+    /// Names that could not be used, and why. All else was done.
+    pub refused: Vec<(Vec<u8>, String)>,
+}
+
+/// What is still to be done, in order.
+enum Item {
+    Directory {
+        file: FileId,
+        at: Place,
+    },
+    File {
+        at: Place,
+        content: Vec<u8>,
+    },
+    Symlink {
+        at: Place,
+        target: Vec<u8>,
+    },
+    HardLink {
+        existing: (FileId, Vec<u8>),
+        parent: FileId,
+        name: Vec<u8>,
+    },
+    /// A file without a name yet, in the settings of its directory.
+    Begin {
+        file: FileId,
+        parent: FileId,
+    },
+    Part {
+        file: FileId,
+        parent: FileId,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    End {
+        file: FileId,
+        at: Place,
+        len: u64,
+    },
+}
+
+/// Where something goes, and what is known of it.
+struct Place {
+    parent: FileId,
+    name: Vec<u8>,
+    attributes: Attributes,
+    xattrs: Vec<Xattr>,
+}
+
+impl Place {
+    fn new(parent: FileId, name: &[u8], like: &Attributes, xattrs: &[Xattr], kind: Kind) -> Place {
+        let attributes = Attributes { kind, ..*like };
+        Place { parent, name: name.to_vec(), attributes, xattrs: xattrs.to_vec() }
+    }
+}
+
+/// A file that is being streamed.
+struct Open {
+    at: Place,
+    /// Its identity, once something of it is on its way.
+    file: Option<FileId>,
+    /// What is on its way, in bytes.
+    len: u64,
+    buffer: Vec<u8>,
+    part_len: usize,
+}
+
+/// An import in progress. Dropping it leaves what was committed, and drops what was not.
+pub struct Import<'p> {
+    pool: &'p Pool,
+    now_ns: i64,
+    items: Vec<Item>,
+    items_len: usize,
+    open: Option<Open>,
+    ids: std::ops::Range<u64>,
+    /// Directories that are made or were met, by their place.
+    directories: HashMap<(FileId, Vec<u8>), FileId>,
+    /// The directories above those that are only made in this batch.
+    new_parents: HashMap<FileId, FileId>,
+    settings: HashMap<FileId, Settings>,
+    raw_streak: Arc<RawStreak>,
+    report: ImportReport,
+}
+
+/// So many directories and their settings are remembered.
+const KNOWN_COUNT_MAX: usize = 1 << 16;
+
+impl Pool {
+    /// Begins to bring files in. `now_ns` is the time, in nanoseconds since 1970.
+    pub fn import(&self, now_ns: i64) -> Import<'_> {
+        Import {
+            pool: self,
+            now_ns,
+            items: Vec::new(),
+            items_len: 0,
+            open: None,
+            ids: 0..0,
+            directories: HashMap::new(),
+            new_parents: HashMap::new(),
+            settings: HashMap::new(),
+            raw_streak: Arc::default(),
+            report: ImportReport::default(),
+        }
+    }
+
+    /// Removes files without a name that nobody is filling any more, as `is_in_use` says.
+    pub fn remove_nameless(&self, is_in_use: &mut dyn FnMut(FileId) -> bool) -> Result<u64> {
+        let mut removed = 0;
+        let found = self.read(|source| names::nameless(source, usize::MAX))?;
+        let gone: Vec<FileId> = found.into_iter().filter(|file| !is_in_use(*file)).collect();
+        for files in gone.chunks(NAMELESS_COUNT) {
+            self.edit(0, |edit| {
+                for file in files {
+                    // Others may have been faster.
+                    let attributes = match edit.attributes(*file) {
+                        Err(Error::NotFound { .. }) => continue,
+                        attributes => attributes?,
+                    };
+                    if attributes.link_count == 0 {
+                        edit.remove_file(*file, &attributes)?;
+                        removed += 1;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(removed)
+    }
+}
+
+impl Import<'_> {
+    /// Makes a directory, or takes the one that is there, with these attributes.
+    pub fn directory(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+    ) -> Result<FileId> {
+        names::check_name(name)?;
+        let key = (parent, name.to_vec());
+        let known = match self.directories.get(&key) {
+            Some(file) => Some(*file),
+            // What lies in a directory that is only being made is being made as well.
+            None if self.new_parents.contains_key(&parent) => None,
+            None => match self.pool.lookup_in(parent, name)? {
+                Some(entry) if entry.kind != Kind::Directory => {
+                    let name = String::from_utf8_lossy(name).into();
+                    return Err(Error::NotADirectory { name });
+                }
+                entry => entry.map(|entry| entry.file),
+            },
+        };
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let file = self.new_id()?;
+                self.new_parents.insert(file, parent);
+                file
+            }
+        };
+        self.directories.insert(key, file);
+        let at = Place::new(parent, name, attributes, xattrs, Kind::Directory);
+        self.add(Item::Directory { file, at }, 0)?;
+        Ok(file)
+    }
+
+    /// Makes or replaces a file that is at hand as a whole.
+    pub fn file(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+        content: Vec<u8>,
+    ) -> Result<()> {
+        if content.len() > PART_LEN {
+            self.begin_file(parent, name, attributes, xattrs)?;
+            self.write(&content)?;
+            return self.end_file();
+        }
+        names::check_name(name)?;
+        let at = Place::new(parent, name, attributes, xattrs, Kind::File);
+        let len = content.len();
+        self.add(Item::File { at, content }, len)
+    }
+
+    /// Makes or replaces a symbolic link.
+    pub fn symlink(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        target: &[u8],
+    ) -> Result<()> {
+        names::check_name(name)?;
+        let at = Place::new(parent, name, attributes, &[], Kind::Symlink);
+        self.add(Item::Symlink { at, target: target.to_vec() }, target.len())
+    }
+
+    /// Gives a file that is there, or was given before, another name.
+    pub fn hard_link(
+        &mut self,
+        existing: (FileId, &[u8]),
+        parent: FileId,
+        name: &[u8],
+    ) -> Result<()> {
+        names::check_name(name)?;
+        let existing = (existing.0, existing.1.to_vec());
+        self.add(Item::HardLink { existing, parent, name: name.to_vec() }, 0)
+    }
+
+    /// Begins a file of any length; what comes next is its content.
+    pub fn begin_file(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+    ) -> Result<()> {
+        names::check_name(name)?;
+        let record_len = self.settings(parent)?.record_len as usize;
+        self.open = Some(Open {
+            at: Place::new(parent, name, attributes, xattrs, Kind::File),
+            file: None,
+            len: 0,
+            buffer: Vec::new(),
+            part_len: PART_LEN.max(record_len),
+        });
+        Ok(())
+    }
+
+    /// Content of the file that was begun.
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let Some(open) = &mut self.open else {
+                return Err(Error::Invalid("no file was begun".into()));
+            };
+            let n = bytes.len().min(open.part_len - open.buffer.len());
+            open.buffer.extend_from_slice(&bytes[..n]);
+            bytes = &bytes[n..];
+            if open.buffer.len() == open.part_len && !bytes.is_empty() {
+                self.push_part()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is gathered of the open file on its way.
+    fn push_part(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        let parent = open.at.parent;
+        let file = match open.file {
+            Some(file) => file,
+            None => {
+                let file = self.new_id()?;
+                self.add(Item::Begin { file, parent }, 0)?;
+                file
+            }
+        };
+        open.file = Some(file);
+        let bytes = std::mem::take(&mut open.buffer);
+        let (offset, len) = (open.len, bytes.len());
+        open.len += len as u64;
+        self.add(Item::Part { file, parent, offset, bytes }, len)?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Ends the file: it takes its name.
+    pub fn end_file(&mut self) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| open.file.is_some() && !open.buffer.is_empty()) {
+            self.push_part()?;
+        }
+        let Some(open) = self.open.take() else {
+            return Err(Error::Invalid("no file was begun".into()));
+        };
+        let Open { at, file, len, buffer, .. } = open;
+        match file {
+            Some(file) => self.add(Item::End { file, at, len }, 0),
+            None => {
+                let len = buffer.len();
+                self.add(Item::File { at, content: buffer }, len)
+            }
+        }
+    }
+
+    /// Gives up the file that was begun. The one that has its name stays.
+    pub fn abandon_file(&mut self) -> Result<()> {
+        let Some(file) = self.open.take().and_then(|open| open.file) else { return Ok(()) };
+        self.flush()?;
+        self.pool.edit(0, |edit| {
+            let attributes = edit.attributes(file)?;
+            edit.remove_file(file, &attributes)
+        })
+    }
+
+    /// Commits what was given so far; it is visible, and durable with a later one.
+    pub fn flush(&mut self) -> Result<()> {
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let items = std::mem::take(&mut self.items);
+        self.items_len = 0;
+        let checksum = self.settings(ROOT)?.checksum;
+        let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
+        self.apply(&mut txn, items)?;
+        txn.commit(Durability::Visible)?;
+        self.new_parents.clear();
+        if self.directories.len() > KNOWN_COUNT_MAX || self.settings.len() > KNOWN_COUNT_MAX {
+            self.directories.clear();
+            self.settings.clear();
+        }
+        Ok(())
+    }
+
+    /// Commits all that was given, durably.
+    pub fn finish(mut self) -> Result<ImportReport> {
+        self.flush()?;
+        self.pool.store().make_durable()?;
+        Ok(self.report)
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> &ImportReport {
+        &self.report
+    }
+
+    fn add(&mut self, item: Item, len: usize) -> Result<()> {
+        self.items.push(item);
+        self.items_len += len;
+        if self.items_len >= BATCH_LEN || self.items.len() >= BATCH_COUNT {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn new_id(&mut self) -> Result<FileId> {
+        if self.ids.is_empty() {
+            let checksum = self.settings(ROOT)?.checksum;
+            let patience = Patience::Within(CHANGE_WAIT);
+            let mut txn = self.pool.store().begin_with(checksum, patience)?;
+            let first = txn.new_file_ids(ID_COUNT);
+            txn.commit(Durability::Visible)?;
+            self.ids = first.0..first.0 + ID_COUNT;
+        }
+        let id = self.ids.next();
+        id.map(FileId).ok_or_else(|| Error::Invalid("no identity was set aside".into()))
+    }
+
+    /// The settings for what is put into a directory, which may be one that is only being made.
+    fn settings(&mut self, directory: FileId) -> Result<Settings> {
+        let mut at = directory;
+        while let Some(above) = self.new_parents.get(&at) {
+            at = *above;
+        }
+        if let Some(settings) = self.settings.get(&at) {
+            return Ok(*settings);
+        }
+        let settings = self.pool.settings(at)?;
+        self.settings.insert(at, settings);
+        Ok(settings)
+    }
+}
+
+/// The content of a file, or a part of it, on its way into a transaction.
+struct Content {
+    file: FileId,
+    parent: FileId,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Import<'_> {
+    fn apply(&mut self, txn: &mut Txn, items: Vec<Item>) -> Result<()> {
+        let mut contents: Vec<Content> = Vec::new();
+        for item in items {
+            let name = match &item {
+                Item::Directory { at, .. }
+                | Item::File { at, .. }
+                | Item::Symlink { at, .. }
+                | Item::End { at, .. } => at.name.clone(),
+                Item::HardLink { name, .. } => name.clone(),
+                Item::Begin { .. } | Item::Part { .. } => Vec::new(),
+            };
+            match self.apply_item(txn, item, &mut contents) {
+                // Found before anything was changed.
+                Err(
+                    error @ (Error::NotFound { .. }
+                    | Error::Exists { .. }
+                    | Error::NotADirectory { .. }
+                    | Error::IsADirectory { .. }
+                    | Error::NotEmpty { .. }),
+                ) => self.report.refused.push((name, error.to_string())),
+                done => done?,
+            }
+        }
+        self.store(txn, contents)
+    }
+
+    fn apply_item(&mut self, txn: &mut Txn, item: Item, contents: &mut Vec<Content>) -> Result<()> {
+        let now_ns = self.now_ns;
+        match item {
+            Item::Directory { file, at } => {
+                let edit = &mut Edit::new(txn, 0);
+                if edit.lookup(at.parent, &at.name)?.is_none() {
+                    edit.create_as(file, at.parent, &at.name, &at.attributes)?;
+                }
+                describe(edit, file, &at, now_ns)?;
+                self.report.directories += 1;
+            }
+            Item::File { at, content } => {
+                let len = content.len() as u64;
+                let file = self.place_file(txn, &at, len)?;
+                describe(&mut Edit::new(txn, 0), file, &at, now_ns)?;
+                set_len(txn, file, len)?;
+                self.report.files += 1;
+                self.report.bytes += len;
+                contents.push(Content { file, parent: at.parent, offset: 0, bytes: content });
+            }
+            Item::Symlink { at, target } => {
+                let edit = &mut Edit::new(txn, 0);
+                make_room(edit, at.parent, &at.name)?;
+                edit.symlink(at.parent, &at.name, &target, &at.attributes)?;
+                self.report.symlinks += 1;
+            }
+            Item::HardLink { existing, parent, name } => {
+                let edit = &mut Edit::new(txn, 0);
+                let missing = || Error::NotFound {
+                    what: "file",
+                    name: String::from_utf8_lossy(&existing.1).into(),
+                };
+                let entry = edit.lookup(existing.0, &existing.1)?.ok_or_else(missing)?;
+                let old = edit.lookup(parent, &name)?;
+                if old.is_none_or(|old| old.file != entry.file) {
+                    make_room(edit, parent, &name)?;
+                    edit.link(entry.file, parent, &name)?;
+                }
+                self.report.hard_links += 1;
+            }
+            Item::Begin { file, parent } => {
+                let like = Attributes { changed_ns: now_ns, ..Attributes::new(Kind::File, parent) };
+                Edit::new(txn, 0).create_nameless(file, parent, &like)?;
+            }
+            Item::Part { file, parent, offset, bytes } => {
+                set_len(txn, file, offset + bytes.len() as u64)?;
+                self.report.bytes += bytes.len() as u64;
+                contents.push(Content { file, parent, offset, bytes });
+            }
+            Item::End { file, at, len } => {
+                let edit = &mut Edit::new(txn, 0);
+                make_room(edit, at.parent, &at.name)?;
+                edit.link(file, at.parent, &at.name)?;
+                describe(edit, file, &at, now_ns)?;
+                set_len(txn, file, len)?;
+                self.report.files += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The file for new content of this length: the one that is there, cut, where it has no other name.
+    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<FileId> {
+        let old = names::lookup(txn, at.parent, &at.name)?;
+        if let Some(old) = old.filter(|old| old.kind == Kind::File) {
+            if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
+                return Err(Error::Busy);
+            }
+            if names::attributes(txn, old.file)?.link_count == 1 {
+                self.prepare_slots(txn, old.file, at.parent, len)?;
+                return Ok(old.file);
+            }
+        }
+        let edit = &mut Edit::new(txn, 0);
+        make_room(edit, at.parent, &at.name)?;
+        edit.create(at.parent, &at.name, &at.attributes)
+    }
+
+    /// Leaves of the old records only those whose slots the new ones take exactly.
+    fn prepare_slots(
+        &mut self,
+        txn: &mut Txn,
+        file: FileId,
+        parent: FileId,
+        len: u64,
+    ) -> Result<()> {
+        let span = u64::from(self.settings(parent)?.record_len);
+        let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
+        let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
+        let keep = if is_same { len.div_ceil(span) * span } else { 0 };
+        remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
+        remove_pieces(txn, MAP, file, keep, u64::MAX)
+    }
+
+    /// Cuts content into records, and stores those of all files together.
+    fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
+        let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
+        for Content { file, parent, offset, bytes } in contents {
+            if !names::is_there(txn, file)? {
+                // Replaced by something else of the same batch.
+                continue;
+            }
+            let settings = self.settings(parent)?;
+            let span = settings.record_len as usize;
+            let span_log2 = span.trailing_zeros() as u8;
+            let jobs = match bytes.len() {
+                0 => continue,
+                len if len <= span => vec![Job::record(offset, bytes, span_log2)],
+                _ => {
+                    let starts = (offset..).step_by(span);
+                    let parts = bytes.chunks(span).zip(starts);
+                    parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
+                }
+            };
+            let target = Target {
+                file,
+                settings,
+                threads: self.pool.options().threads,
+                dictionary: None,
+                adapt: None,
+                raw_streak: Arc::clone(&self.raw_streak),
+            };
+            batches.push((target, jobs));
+        }
+        let (targets, jobs): (Vec<Target>, Vec<_>) = batches.into_iter().unzip();
+        store_batches(txn, targets.iter().zip(jobs).collect())
+    }
+}
+
+/// Removes what has a name that something else is to get; a directory only if it is empty.
+fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
+    match edit.lookup(parent, name)? {
+        Some(old) if old.kind == Kind::Directory => {
+            Err(Error::IsADirectory { name: String::from_utf8_lossy(name).into() })
+        }
+        Some(_) => edit.unlink(parent, name),
+        None => Ok(()),
+    }
+}
+
+/// Sets what is known of a file, extended attributes included.
+fn describe(edit: &mut Edit<'_>, file: FileId, at: &Place, now_ns: i64) -> Result<()> {
+    let old = edit.attributes(file)?;
+    let new = Attributes {
+        kind: old.kind,
+        len: old.len,
+        link_count: old.link_count,
+        parent: old.parent,
+        created_ns: if old.created_ns == 0 { now_ns } else { old.created_ns },
+        changed_ns: now_ns,
+        ..at.attributes
+    };
+    edit.set_attributes(file, &new)?;
+    for (name, _) in names::xattrs(edit.txn(), file)? {
+        if at.xattrs.iter().all(|(kept, _)| *kept != name) {
+            edit.remove_xattr(file, &name)?;
+        }
+    }
+    at.xattrs.iter().try_for_each(|(name, value)| edit.set_xattr(file, name, value))
+}
+
+fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
+    let attributes = names::attributes(txn, file)?;
+    let stats = txn.stats_mut();
+    stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len).saturating_add(len);
+    names::set_attributes(txn, file, &Attributes { len, ..attributes })
+}
