@@ -63,6 +63,11 @@ pub struct Translated {
 }
 
 impl Translated {
+    /// Whether the host has a file for the database, where the name is kept.
+    pub fn has_database_file(&self) -> bool {
+        !self.is_kept || Path::new(OsStr::from_bytes(self.name.path())).exists()
+    }
+
     /// The name.
     pub fn as_ptr(&self) -> *const c_char {
         match self.kind {

@@ -40,6 +40,7 @@ mod registry;
 mod side;
 mod stats;
 pub mod stats_table;
+mod super_journal;
 pub mod unused;
 pub mod vfs;
 mod wal_index;

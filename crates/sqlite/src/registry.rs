@@ -58,6 +58,8 @@ struct Registry {
     pools: HashMap<FileKey, Entry>,
     /// Databases that are in pools, by the name SQLite knows them by: their journals are kept in memory.
     names: HashMap<Vec<u8>, Name>,
+    /// Super-journals that are being written.
+    super_journals: HashSet<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -237,6 +239,7 @@ impl Registry {
             options: Options::new(cache_len()),
             pools: HashMap::new(),
             names: HashMap::new(),
+            super_journals: HashSet::new(),
         }
     }
 }
@@ -383,4 +386,19 @@ impl Drop for PoolName {
 /// Where what SQLite keeps beside a database is, if one of this name is open from a pool.
 pub fn beside(name: &[u8]) -> Option<Beside> {
     registry().names.get(name).map(|name| name.beside.clone())
+}
+
+/// Notes that this process writes a super-journal of this name.
+pub fn note_super_journal(name: &[u8]) {
+    registry().super_journals.insert(name.to_vec());
+}
+
+/// It no longer does.
+pub fn forget_super_journal(name: &[u8]) {
+    registry().super_journals.remove(name);
+}
+
+/// Whether it does.
+pub fn is_super_journal(name: &[u8]) -> bool {
+    registry().super_journals.contains(name)
 }

@@ -6,11 +6,13 @@
 //!
 //! Every entry point that runs code of ours catches panics.
 
+mod files_beside;
+
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::api;
-use crate::beside::{self, Companion, Kind, Translated};
+use crate::beside::{self, Companion, Translated};
 use crate::codes::guard;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
@@ -19,6 +21,8 @@ use crate::inside;
 use crate::journal::Journal;
 use crate::locate::locate;
 use crate::main_file::MainFile;
+use crate::super_journal::SuperJournal;
+use files_beside::{BESIDE_FLAGS, Beside, delete_file, open_beside};
 
 /// The name to open databases with.
 pub const VFS_NAME: &CStr = c"hardpack";
@@ -33,6 +37,7 @@ struct OpenFile {
 enum Opened {
     Main(MainFile),
     Journal(Journal),
+    SuperJournal(SuperJournal),
     /// The host's, by another name than SQLite's, which must last as long.
     Renamed(HostFile, #[allow(dead_code, reason = "lives as long as the file")] Translated),
 }
@@ -124,7 +129,7 @@ pub unsafe fn main_file<'a>(file: *mut sqlite3_file) -> Option<&'a mut MainFile>
         let ours = std::ptr::eq(methods, &MAIN_METHODS) || std::ptr::eq(methods, &MAIN_METHODS_1);
         match ours.then(|| opened(file))? {
             Opened::Main(main) => Some(main),
-            Opened::Journal(_) | Opened::Renamed(..) => None,
+            _ => None,
         }
     }
 }
@@ -211,93 +216,6 @@ unsafe fn open_file(
     }
 }
 
-/// What kinds of files lie beside a database.
-const BESIDE_FLAGS: c_int = SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL | SQLITE_OPEN_SUPER_JOURNAL;
-
-/// How a file beside a database is opened.
-enum Beside {
-    /// As one of ours, with the flags for SQLite.
-    Ours(Opened, c_int),
-    /// By the host, straight into SQLite's memory, by this name.
-    Hosts(*const c_char),
-}
-
-/// # Safety
-///
-/// The arguments are those of xOpen.
-unsafe fn open_beside(host: Host, name: *const c_char, flags: c_int) -> Result<Beside, c_int> {
-    // SAFETY: the caller vouches for the name.
-    let companion = unsafe { beside::companion(host, name)? };
-    let host_name = match &companion {
-        Companion::Hosts => return Ok(Beside::Hosts(name)),
-        Companion::Nowhere => return Err(SQLITE_CANTOPEN),
-        Companion::Pools => name,
-        Companion::There(there) => there.as_ptr(),
-    };
-    if flags & SQLITE_OPEN_MAIN_JOURNAL != 0 && flags & SQLITE_OPEN_READONLY == 0 {
-        // SAFETY: both names end with a NUL byte. What a journal needs of it is copied, or belongs to a
-        // database that is open longer.
-        let (journal, flags) = unsafe {
-            match is_journal_on_disk(host, host_name)? {
-                true => Journal::open(host, host_name, flags)?,
-                false => (Journal::new(host, CStr::from_ptr(host_name)), flags),
-            }
-        };
-        return Ok(Beside::Ours(Opened::Journal(journal), flags));
-    }
-    match companion {
-        Companion::There(there) if !there.is_kept => {
-            // SAFETY: the name is laid out as SQLite's are, and kept with the file.
-            let (file, flags) = unsafe { HostFile::open(host, host_name, flags)? };
-            Ok(Beside::Ours(Opened::Renamed(file, there), flags))
-        }
-        _ => Ok(Beside::Hosts(host_name)),
-    }
-}
-
-/// Makes it durable that a journal on disk is empty. SQLite may have cut it without a sync, since it relies on
-/// the next transaction to write and sync it, which one with its journal in memory does not.
-///
-/// # Safety
-///
-/// `name` is what SQLite passes to xOpen.
-unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
-    let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_MAIN_JOURNAL;
-    // SAFETY: the caller vouches for the name.
-    match unsafe { HostFile::open(host, name, flags) } {
-        Ok((file, _)) => file.sync(SQLITE_SYNC_NORMAL),
-        Err(code) => code,
-    }
-}
-
-/// Whether the journal of a database in a pool is on disk already, as after a crash in the middle of a
-/// transaction across several files. Otherwise it is kept in memory.
-///
-/// Where the host cannot say whether it is on disk, the answer is its error: to take a hot journal for one in memory
-/// would be to forget what is to be rolled back.
-///
-/// # Safety
-///
-/// `name` is a name for the host's xOpen.
-unsafe fn is_journal_on_disk(host: Host, name: *const c_char) -> Result<bool, c_int> {
-    let Some(access) = host.methods().xAccess else { return Err(SQLITE_CANTOPEN) };
-    let ask = |what| {
-        let mut answer = 0;
-        // SAFETY: the caller vouches for the name.
-        match unsafe { access(host.as_ptr(), name, what, &mut answer) } {
-            SQLITE_OK => Ok(answer != 0),
-            code => Err(code),
-        }
-    };
-    if ask(SQLITE_ACCESS_EXISTS)? {
-        return Ok(true);
-    }
-    // This one also tells of an empty file.
-    let is_there = ask(SQLITE_ACCESS_READWRITE)?;
-    // SAFETY: as above.
-    Ok(is_there && unsafe { sync_empty_journal(host, name) } != SQLITE_OK)
-}
-
 unsafe extern "C" fn delete(
     vfs: *mut sqlite3_vfs,
     name: *const c_char,
@@ -307,43 +225,6 @@ unsafe extern "C" fn delete(
         // SAFETY: SQLite passes valid arguments.
         unsafe { delete_file(host_of(vfs), name, sync_directory) }
     })
-}
-
-/// # Safety
-///
-/// The arguments are those of xDelete.
-unsafe fn delete_file(host: Host, name: *const c_char, sync_directory: c_int) -> c_int {
-    let Some(delete) = host.methods().xDelete else { return SQLITE_IOERR_DELETE };
-    // SAFETY: the caller vouches for the name.
-    let companion = match unsafe { beside::companion(host, name) } {
-        Ok(companion) => companion,
-        Err(code) => return code,
-    };
-    // SAFETY: as above.
-    let path = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let kind = beside::split(path).map(|(_, kind)| kind);
-    let host_name = match &companion {
-        Companion::Nowhere => return SQLITE_IOERR_DELETE_NOENT,
-        Companion::Hosts => match inside::remove(host, path) {
-            Some(code) => return code,
-            None => name,
-        },
-        Companion::Pools => name,
-        Companion::There(there) => there.as_ptr(),
-    };
-    let is_pools = !matches!(companion, Companion::Hosts);
-    // A write-ahead log or a journal that came back after a loss of power would undo what was committed
-    // since. SQLite does not always make its end durable, and leaves this to the journal of the next
-    // transaction, whose creation it does make so; but that is in memory here.
-    let is_durable = is_pools && kind != Some(Kind::SuperJournal);
-    // SAFETY: as above, and a translated name ends with a NUL byte as well.
-    let code =
-        unsafe { delete(host.as_ptr(), host_name, sync_directory | c_int::from(is_durable)) };
-    match code {
-        // A journal that was in memory went with its file.
-        SQLITE_IOERR_DELETE_NOENT if is_pools && kind == Some(Kind::Journal) => SQLITE_OK,
-        code => code,
-    }
 }
 
 unsafe extern "C" fn access(
@@ -463,7 +344,7 @@ macro_rules! main {
     ($file:ident, $main:ident => $body:expr) => {
         match $file {
             Opened::Main($main) => $body,
-            Opened::Journal(_) | Opened::Renamed(..) => SQLITE_MISUSE,
+            _ => SQLITE_MISUSE,
         }
     };
 }
@@ -482,6 +363,7 @@ file_methods! {
         match (u64::try_from(offset), file) {
             (Ok(offset), Opened::Main(main)) => main.read(buf, offset),
             (Ok(offset), Opened::Journal(journal)) => journal.read(buf, offset),
+            (Ok(offset), Opened::SuperJournal(journal)) => journal.file().read(buf, offset),
             (Ok(offset), Opened::Renamed(file, _)) => file.read(buf, offset),
             _ => SQLITE_IOERR_READ,
         }
@@ -491,6 +373,7 @@ file_methods! {
         match (u64::try_from(offset), file) {
             (Ok(offset), Opened::Main(main)) => main.write(buf, offset),
             (Ok(offset), Opened::Journal(journal)) => journal.write(buf, offset),
+            (Ok(offset), Opened::SuperJournal(journal)) => journal.write(buf, offset),
             (Ok(offset), Opened::Renamed(file, _)) => file.write(buf, offset),
             _ => SQLITE_IOERR_WRITE,
         }
@@ -498,17 +381,20 @@ file_methods! {
     truncate(file, len: sqlite3_int64), SQLITE_IOERR_TRUNCATE, match file {
         Opened::Main(main) => main.truncate(len),
         Opened::Journal(journal) => journal.truncate(len),
+        Opened::SuperJournal(journal) => journal.file().truncate(len),
         Opened::Renamed(file, _) => file.truncate(len),
     };
     sync(file, flags: c_int), SQLITE_IOERR_FSYNC, match file {
         Opened::Main(main) => main.sync(flags),
         Opened::Journal(journal) => journal.sync(flags),
+        Opened::SuperJournal(journal) => journal.file().sync(flags),
         Opened::Renamed(file, _) => file.sync(flags),
     };
     file_size(file, out: *mut sqlite3_int64), SQLITE_IOERR_FSTAT, {
         let len = match file {
             Opened::Main(main) => main.len(),
             Opened::Journal(journal) => journal.len(),
+            Opened::SuperJournal(journal) => journal.file().len(),
             Opened::Renamed(file, _) => file.len(),
         };
         match len {
@@ -522,11 +408,11 @@ file_methods! {
     };
     lock(file, level: c_int), SQLITE_IOERR_LOCK, match file {
         Opened::Main(main) => main.lock(level),
-        Opened::Journal(_) | Opened::Renamed(..) => SQLITE_OK,
+        _ => SQLITE_OK,
     };
     unlock(file, level: c_int), SQLITE_IOERR_UNLOCK, match file {
         Opened::Main(main) => main.unlock(level),
-        Opened::Journal(_) | Opened::Renamed(..) => SQLITE_OK,
+        _ => SQLITE_OK,
     };
     check_reserved_lock(file, out: *mut c_int), SQLITE_IOERR_CHECKRESERVEDLOCK, main!(file, main => {
         // SAFETY: SQLite passes a place for the answer.
@@ -536,6 +422,7 @@ file_methods! {
     file_control(file, op: c_int, argument: *mut c_void), SQLITE_IOERR, match file {
         Opened::Main(main) => unsafe { main.file_control(op, argument) },
         Opened::Journal(_) => SQLITE_NOTFOUND,
+        Opened::SuperJournal(journal) => journal.file().file_control(op, argument),
         Opened::Renamed(file, _) => file.file_control(op, argument),
     };
     sector_size(file), 0, main!(file, main => main.host_file().sector_size());

@@ -210,7 +210,41 @@ fn two_databases_in_one_pool_at_every_boundary() {
 
 #[test]
 fn databases_in_one_pool_and_others_at_every_boundary() {
-    every_boundary("", "pragma synchronous=normal", &["p.hpk/a", "q.hpk", "p.hpk/b", "c.db"]);
+    every_boundary("", "pragma synchronous=normal", &["p.hpk/a", "q.hpk", "p.hpk/b"]);
+    every_boundary("", "pragma synchronous=normal", &["q.hpk", "p.hpk/a", "r.hpk/b"]);
+}
+
+/// A plain database can be rolled back by a program that knows nothing of pools, and would not find what it has to look
+/// for inside of one: so no transaction spans the two, whichever is the main one, and by whichever VFS.
+#[test]
+fn a_database_in_a_pool_and_a_plain_one_are_not_changed_together() {
+    for names in [&["p.hpk/a", "b.db"][..], &["b.db", "p.hpk/a"], &["q.hpk", "b.db", "p.hpk/a"]] {
+        for vfs in ["", "?vfs=hardpack"] {
+            let files = Files::new("", names);
+            let uri = |path: &Path| {
+                let is_plain = path.extension().is_some_and(|extension| extension == "db");
+                let vfs = if is_plain { vfs } else { "?vfs=hardpack" };
+                format!("file:{}{vfs}", path.display())
+            };
+            let db = Connection::open(uri(&files.paths[0])).unwrap();
+            for (index, path) in files.paths.iter().enumerate().skip(1) {
+                run(&db, &format!("attach '{}' as db{index}", uri(path)));
+            }
+            run(&db, "begin");
+            for index in 0..names.len() {
+                let schema = if index == 0 { "main".to_string() } else { format!("db{index}") };
+                run(&db, &format!("insert into {schema}.t values(1, 'x')"));
+            }
+            let error = db.execute_batch("commit").unwrap_err();
+            assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::SystemIoFailure));
+            let _ = db.execute_batch("rollback");
+            assert_eq!(value::<i64>(&db, "select count(*) from main.t"), 0);
+            drop(db);
+            let context = format!("{names:?} {vfs}");
+            assert_eq!(files.assert_same(0, &context), 0, "{context}");
+            assert_eq!(files.leftovers(), Vec::<String>::new());
+        }
+    }
 }
 
 fn killed(pragmas: &str, names: &[&str]) {

@@ -70,8 +70,9 @@ fn child_role() {
             common::report(&format!("last {count:?}"));
         }
         "nobody tries" => {
-            let count = try_open(&path, &common::argument(1))
-                .and_then(|db| db.query_row("select count(*) from t", [], |row| row.get::<_, i64>(0)));
+            let count = try_open(&path, &common::argument(1)).and_then(|db| {
+                db.query_row("select count(*) from t", [], |row| row.get::<_, i64>(0))
+            });
             common::report(&format!("{count:?}"));
         }
         other => panic!("role {other}"),
@@ -81,7 +82,8 @@ fn child_role() {
 #[test]
 fn odd_names() {
     let (dir, pool) = new_pool();
-    let names = ["with space", "Ünï-çødé 語", "100%", "a?b#c", "x-wal", "y-journal", "-", "a@b", "..."];
+    let names =
+        ["with space", "Ünï-çødé 語", "100%", "a?b#c", "x-wal", "y-journal", "-", "a@b", "..."];
     let uri = |name: &str| {
         let escaped: String = name.bytes().map(|byte| format!("%{byte:02X}")).collect();
         format!("file:{}/d/{escaped}?vfs=hardpack", pool.display())
@@ -90,7 +92,10 @@ fn odd_names() {
     for round in 0..2 {
         for name in names {
             let db = Connection::open(uri(name)).unwrap();
-            run(&db, "pragma journal_mode=wal; create table if not exists t(a); insert into t values(1)");
+            run(
+                &db,
+                "pragma journal_mode=wal; create table if not exists t(a); insert into t values(1)",
+            );
             assert_eq!(value::<i64>(&db, "select count(*) from t"), round + 1, "{name}");
         }
     }
@@ -135,7 +140,12 @@ fn many_at_once_in_one_process() {
     let all = open_all();
     for (n, db) in all.iter().enumerate() {
         let mode = ["delete", "wal"][n % 2];
-        run(db, &format!("pragma journal_mode={mode}; create table t(a); insert into t values({n}); begin immediate"));
+        run(
+            db,
+            &format!(
+                "pragma journal_mode={mode}; create table t(a); insert into t values({n}); begin immediate"
+            ),
+        );
     }
     for (n, db) in all.iter().enumerate() {
         run(db, &format!("insert into t values({n}); commit"));
@@ -209,7 +219,10 @@ fn nothing_is_made_where_nothing_can_be() {
     let (dir, pool) = new_pool();
     let path = pool.join("d/x.db");
     run(&open(&path), "create table t(a); insert into t values(1)");
-    run(&open(&pool.join("d/w.db")), "pragma journal_mode=wal; create table t(a); insert into t values(1)");
+    run(
+        &open(&pool.join("d/w.db")),
+        "pragma journal_mode=wal; create table t(a); insert into t values(1)",
+    );
     fs::set_permissions(&pool, Permissions::from_mode(0o444)).unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o555)).unwrap();
     let tries = |path: &Path, parameters: &str| {
@@ -220,7 +233,8 @@ fn nothing_is_made_where_nothing_can_be() {
         assert_eq!(tries(&path, parameters), "Ok(1)", "{parameters}");
     }
     // As with any database: its log cannot be made, and nobody says that none is needed.
-    assert!(tries(&pool.join("d/w.db"), "").contains("CannotOpen"));
+    let refused = tries(&pool.join("d/w.db"), "");
+    assert!(refused.contains("CannotOpen"), "{refused}");
     assert_eq!(tries(&pool.join("d/w.db"), "&immutable=1"), "Ok(1)");
     assert!(tries(&pool.join("d/new.db"), "").contains("CannotOpen"));
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -267,8 +281,12 @@ fn properties_are_those_of_the_file() {
     assert_eq!((text(&one, stats), text(&other, stats)), ("zstd-9".into(), "lz4".into()));
     drop((one, other));
     let engine = common::engine(&pool);
-    let local = |path: &[u8]| engine.local_properties(engine.resolve(path).unwrap().file).unwrap().len();
-    assert_eq!([local(b""), local(b"d/one.db"), local(b"d/other.db"), local(b"notes.txt")], [0, 1, 1, 0]);
+    let local =
+        |path: &[u8]| engine.local_properties(engine.resolve(path).unwrap().file).unwrap().len();
+    assert_eq!(
+        [local(b""), local(b"d/one.db"), local(b"d/other.db"), local(b"notes.txt")],
+        [0, 1, 1, 0]
+    );
 }
 
 /// The VFS's own methods, as programs call them that manage databases themselves.

@@ -118,10 +118,16 @@ fn databases_are_made_and_found_by_path() {
     for path in ["x.db", "a/x.db", "b/c/x.db"] {
         let db = open(&home.at(path));
         assert_eq!(value::<i64>(&db, "select count(*) from t"), 5);
-        assert_eq!(value::<i64>(&db, &format!("select count(*) from t where a glob '{path} *'")), 5);
+        assert_eq!(
+            value::<i64>(&db, &format!("select count(*) from t where a glob '{path} *'")),
+            5
+        );
         common::assert_integrity(&db);
         // As SQLite names it, whatever the host's file is.
-        assert_eq!(db.path().unwrap(), home.dir.path().canonicalize().unwrap().join("pool.hpk").join(path).to_str().unwrap());
+        assert_eq!(
+            db.path().unwrap(),
+            home.dir.path().canonicalize().unwrap().join("pool.hpk").join(path).to_str().unwrap()
+        );
     }
     home.assert_tidy();
 }
@@ -129,11 +135,23 @@ fn databases_are_made_and_found_by_path() {
 #[test]
 fn what_is_not_there_or_no_database_is_told() {
     let home = Home::new();
-    assert_eq!(code_of(common::try_open(&home.at("none/x.db"), "").map(drop)), Some(ErrorCode::CannotOpen));
-    assert_eq!(code_of(common::try_open(&home.at("x.db"), "&mode=rw").map(drop)), Some(ErrorCode::CannotOpen));
-    assert_eq!(code_of(common::try_open(&home.at("x.db"), "&mode=ro").map(drop)), Some(ErrorCode::CannotOpen));
+    assert_eq!(
+        code_of(common::try_open(&home.at("none/x.db"), "").map(drop)),
+        Some(ErrorCode::CannotOpen)
+    );
+    assert_eq!(
+        code_of(common::try_open(&home.at("x.db"), "&mode=rw").map(drop)),
+        Some(ErrorCode::CannotOpen)
+    );
+    assert_eq!(
+        code_of(common::try_open(&home.at("x.db"), "&mode=ro").map(drop)),
+        Some(ErrorCode::CannotOpen)
+    );
     assert_eq!(code_of(common::try_open(&home.at("a"), "").map(drop)), Some(ErrorCode::CannotOpen));
-    assert_eq!(code_of(common::try_open(&home.at("notes.txt/x.db"), "").map(drop)), Some(ErrorCode::CannotOpen));
+    assert_eq!(
+        code_of(common::try_open(&home.at("notes.txt/x.db"), "").map(drop)),
+        Some(ErrorCode::CannotOpen)
+    );
     // An empty file is an empty database, another is none.
     assert_eq!(value::<i64>(&open(&home.at("notes.txt")), "select count(*) from sqlite_schema"), 0);
     {
@@ -147,7 +165,10 @@ fn what_is_not_there_or_no_database_is_told() {
     // A plain file holds no databases.
     let plain = home.dir.path().join("plain.db");
     run(&common::open_plain(&plain), "create table t(a)");
-    assert_eq!(code_of(common::try_open(&plain.join("x.db"), "").map(drop)), Some(ErrorCode::CannotOpen));
+    assert_eq!(
+        code_of(common::try_open(&plain.join("x.db"), "").map(drop)),
+        Some(ErrorCode::CannotOpen)
+    );
     fs::remove_file(&plain).unwrap();
     home.assert_tidy();
 }
@@ -164,7 +185,10 @@ fn a_writer_never_waits_for_a_reader_or_writer_of_another() {
     let paths: Vec<PathBuf> = ["x.db", "a/y.db", "b/c/z.db"].map(|path| home.at(path)).into();
     for (index, path) in paths.iter().enumerate() {
         let mode = ["delete", "wal", "truncate"][index];
-        run(&open(path), &format!("pragma journal_mode={mode}; create table t(a); insert into t values(1)"));
+        run(
+            &open(path),
+            &format!("pragma journal_mode={mode}; create table t(a); insert into t values(1)"),
+        );
     }
     let reading = "begin; select count(*) from t";
     let writing = "begin immediate; insert into t values(2)";
@@ -175,7 +199,11 @@ fn a_writer_never_waits_for_a_reader_or_writer_of_another() {
             let here = open(held);
             run(&here, reading);
             for other in paths.iter().filter(|other| *other != held) {
-                assert_eq!(outside(other, "insert into t values(3)"), "done", "{other:?}, {held:?} is held");
+                assert_eq!(
+                    outside(other, "insert into t values(3)"),
+                    "done",
+                    "{other:?}, {held:?} is held"
+                );
                 let db = no_wait(other);
                 run(&db, "insert into t values(4); pragma wal_checkpoint; vacuum");
             }
@@ -193,14 +221,19 @@ fn a_writer_never_waits_for_a_reader_or_writer_of_another() {
 
 #[test]
 fn locks_exclude_within_a_database_and_by_every_path() {
-    for (home, path, same) in [(Home::new(), "a/x.db", "b/../a/./x.db"), (Home::lone(), "pool.hpk", "")] {
+    for (home, path, same) in
+        [(Home::new(), "a/x.db", "b/../a/./x.db"), (Home::lone(), "pool.hpk", "")]
+    {
         let first = home.at(path);
         let second = if same.is_empty() { home.pool() } else { home.at(same) };
         let here = open(&first);
         run(&here, "create table if not exists t(a); begin immediate; insert into t values(1)");
         assert!(outside(&second, "begin immediate").contains("locked"), "{second:?}");
         assert!(outside(&first, "begin immediate").contains("locked"), "{first:?}");
-        assert_eq!(code_of(no_wait(&second).execute_batch("begin immediate")), Some(ErrorCode::DatabaseBusy));
+        assert_eq!(
+            code_of(no_wait(&second).execute_batch("begin immediate")),
+            Some(ErrorCode::DatabaseBusy)
+        );
         // Another connection comes and goes: closing it must not drop a lock.
         assert_eq!(value::<i64>(&open(&second), "select count(*) from t where a = 1"), 0);
         assert!(outside(&second, "begin immediate").contains("locked"), "{second:?}");
@@ -225,7 +258,10 @@ fn three_databases(pragmas: &str) {
     let mut roles = Vec::new();
     for seed in 0..2 {
         for path in &paths {
-            roles.push(Role::start("write", &[&path.to_string_lossy(), &seed.to_string(), "pragma synchronous=normal"]));
+            roles.push(Role::start(
+                "write",
+                &[&path.to_string_lossy(), &seed.to_string(), "pragma synchronous=normal"],
+            ));
         }
     }
     // Connections come and go in this process, whose engine serves all three.
@@ -259,7 +295,9 @@ fn what_a_killed_process_leaves_is_found() {
     let path = home.at("a/x.db");
     run(&open(&path), "pragma journal_mode=wal; create table t(a)");
     for n in 0..10 {
-        let work = format!("pragma wal_autocheckpoint=0; insert into t values({n}); begin; insert into t values(-1)");
+        let work = format!(
+            "pragma wal_autocheckpoint=0; insert into t values({n}); begin; insert into t values(-1)"
+        );
         let mut role = Role::start("hold", &[&path.to_string_lossy(), &work]);
         role.expect("held");
         kill(role);
@@ -277,7 +315,8 @@ fn what_a_killed_process_leaves_is_found() {
     assert_eq!(value::<i64>(&open(&path), "select count(*) from t"), 10);
     // With a rollback journal nothing is left but the file itself, which the next to close takes away.
     run(&open(&path), "pragma journal_mode=delete");
-    let mut role = Role::start("hold", &[&path.to_string_lossy(), "begin; insert into t values(-1)"]);
+    let mut role =
+        Role::start("hold", &[&path.to_string_lossy(), "begin; insert into t values(-1)"]);
     role.expect("held");
     kill(role);
     assert_eq!(home.beside(), ["pool.hpk-db6"]);

@@ -59,7 +59,10 @@ impl MainFile {
             Found::File(id) => (id, None),
             Found::InSnapshot(snapshot, id) => (id, Some(snapshot)),
             Found::Directory => return Err(SQLITE_CANTOPEN_ISDIR),
-            Found::Nothing => return Err(SQLITE_CANTOPEN),
+            Found::Nothing => {
+                let name = String::from_utf8_lossy(&location.rest).into_owned();
+                return Err(fail(Error::NotFound { what: "file in the pool", name }));
+            }
         };
         let part = open_host(id, snapshot.is_some())?;
         let mut file = MainFile::new(host, part.file, part.locks, path);
@@ -133,7 +136,7 @@ impl MainFile {
 fn find_or_create(pool: &Pool, path: &[u8], flags: c_int) -> Result<Found> {
     pool.refresh()?;
     let found = inside::find(pool, path)?;
-    if flags & SQLITE_OPEN_CREATE == 0 {
+    if flags & SQLITE_OPEN_CREATE == 0 || pool.store().is_read_only() {
         return Ok(found);
     }
     match found {
