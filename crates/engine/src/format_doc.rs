@@ -148,13 +148,21 @@ fn attributes_are_as_documented() {
 #[test]
 fn refs_are_as_documented() {
     let hash = ContentHash { kind: HashKind::Sha256, hash: [7; CONTENT_HASH_LEN] };
-    let refs = Refs { count: 3, birth: Txg(17), content: Some((hash, pointer())) };
+    let refs = Refs {
+        count: 3,
+        birth: Txg(17),
+        len: 1000,
+        stored_len: 777,
+        content: Some((hash, pointer())),
+    };
     let encoded = refs.encode();
-    let (front, content) = encoded.split_at(16);
+    let (front, content) = encoded.split_at(24);
     let expected = HashMap::from([
         ("count", 3u32.to_le_bytes().to_vec()),
         ("hash_kind", vec![2]),
         ("birth", 17u64.to_le_bytes().to_vec()),
+        ("len", 1000u32.to_le_bytes().to_vec()),
+        ("stored_len", 777u32.to_le_bytes().to_vec()),
     ]);
     compare("refs", front, expected);
     assert_eq!(content, [&[7; CONTENT_HASH_LEN][..], &pointer().to_bytes()].concat());

@@ -15,8 +15,11 @@ use super::names;
 use super::source::Committed;
 use crate::error::{Error, Result};
 use crate::store::dictionaries::parse_dictionary_key;
+use crate::store::index::parse_index_key;
 use crate::store::pointer::Pointer;
-use crate::store::trees::{ALL, DICTIONARIES, MAP, NAMES, OF_POINTERS, PATCHES};
+use crate::store::refs::parse_refs;
+use crate::store::stats::PoolStats;
+use crate::store::trees::{ALL, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
 use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
@@ -40,7 +43,7 @@ pub struct Problem {
 pub struct CheckReport {
     /// The txg that was checked.
     pub txg: Txg,
-    /// Tree nodes and dictionaries read and verified.
+    /// Tree nodes, dictionaries and parts of the index read and verified.
     pub nodes: u64,
     /// Records and patches read, verified and decompressed.
     pub records: u64,
@@ -68,7 +71,7 @@ impl CheckReport {
     }
 }
 
-/// Whose it is (a dictionary is no file's), where it lies in the file, and the pointer.
+/// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, and the pointer.
 type Record = (Option<FileId>, u64, Pointer);
 
 /// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
@@ -94,6 +97,7 @@ fn check_state(
     let mut space = Space::new(store, state);
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
+    let mut counted = PoolStats::default();
     for (tree, name) in ALL {
         let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
         walk_bounded(store, tree, root, Txg(0), &mut |met, bounds| {
@@ -124,6 +128,11 @@ fn check_state(
                     if let Err(error) = space.add_entry(tree, key, value) {
                         report.add(None, None, error);
                     }
+                    if tree == REFS
+                        && let Ok((_, refs)) = parse_refs(key, value)
+                    {
+                        counted.count_refs(&refs, store.ashift(), true);
+                    }
                 }
             }
             Ok(())
@@ -139,7 +148,7 @@ fn check_state(
         for problem in problems {
             report.add(None, None, problem);
         }
-        check_counters(state, &mut report);
+        check_counters(state, &counted, &mut report);
         check_names(&mut Committed::new(store, state), &mut report)?;
     }
     Ok(report)
@@ -203,17 +212,27 @@ impl HurtRanges {
 }
 
 fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
-    if tree == DICTIONARIES {
-        parse_dictionary_key(key)?;
-        return Ok((None, 0, data_pointer(value)?));
+    match tree {
+        DICTIONARIES => parse_dictionary_key(key).map(drop)?,
+        INDEX => parse_index_key(key).map(drop)?,
+        _ => {
+            let (file, piece) = parse_piece(tree, key, value)?;
+            return Ok((Some(file), piece.start, piece.pointer));
+        }
     }
-    let (file, piece) = parse_piece(tree, key, value)?;
-    Ok((Some(file), piece.start, piece.pointer))
+    Ok((None, 0, data_pointer(value)?))
 }
 
 /// The counters of the superblock against what was met.
-fn check_counters(state: &State, report: &mut CheckReport) {
+fn check_counters(state: &State, refs: &PoolStats, report: &mut CheckReport) {
     let stats = state.stats();
+    if (stats.counted, stats.shared) != (refs.counted, refs.shared) {
+        report.add(
+            None,
+            None,
+            "the superblock's counts of what is shared are not those of the refs tree",
+        );
+    }
     let counted = [
         ("records", stats.data().records, report.records),
         ("tree nodes", stats.nodes.records, report.nodes),
@@ -262,9 +281,9 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
         }
         work();
     });
-    let dictionaries = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
-    report.nodes += dictionaries;
-    report.records += batch.len() as u64 - dictionaries;
+    let others = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
+    report.nodes += others;
+    report.records += batch.len() as u64 - others;
     report.bytes += bytes.into_inner();
     let mut problems = problems.into_inner().unwrap_or_default();
     problems.sort_by_key(|(index, _)| *index);

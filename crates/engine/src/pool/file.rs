@@ -435,6 +435,7 @@ impl File {
                 dictionary,
                 adapt,
                 raw_streak,
+                is_exact: false,
             },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),

@@ -25,7 +25,7 @@ use super::space::{self, OWN_TREES};
 use super::superblock::{
     BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
-use super::trees::{ALL, FREED, ROOTS, SPACE};
+use super::trees::{ALL, FREED, INDEX, ROOTS, SPACE};
 use super::txn::Txn;
 use super::write_buffer::write;
 use super::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
@@ -53,6 +53,7 @@ impl Txn {
             self.core.changed = true;
         }
         if self.core.changed {
+            self.settle_index()?;
             let mut roots = self.core.base.superblock.roots.clone();
             for (tree, _) in ALL {
                 if !OWN_TREES.contains(&tree) && tree != ROOTS {
@@ -62,6 +63,7 @@ impl Txn {
             self.settle_space(&mut roots)?;
             self.core.out.flush(&store)?;
             let state = store.publish(self.write_superblock(roots)?);
+            self.index_committed(state.superblock.roots[usize::from(INDEX)].as_ref());
             self.give_back(&state);
         }
         if durability == Durability::Durable {

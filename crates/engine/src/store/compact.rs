@@ -6,8 +6,9 @@
 //!
 //! What is moved keeps its stored bytes, and its pointer all but the place and the birth: the bytes are
 //! verified against the checksum that they keep, and not recompressed. Tree nodes that lie in the way
-//! are written anew, like any changed node. Shared extents stay where they are, since whoever else
-//! points to them would have to be found; so do extents whose bytes are damaged.
+//! are written anew, like any changed node. Extents with several pointers stay where they are, since whoever else
+//! points to them would have to be found; so do extents whose bytes are damaged. What is known of the content of
+//! one that is moved goes with it.
 //!
 //! The old place is freed as by any other change, so readers of older states, and a loss of power,
 //! find it untouched until the move is durable. A step that fails leaves the state before.
@@ -15,7 +16,7 @@
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, OF_POINTERS, REFS, SPACE};
+use super::trees::{ALL, OF_POINTERS, SPACE};
 use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
@@ -183,8 +184,7 @@ impl Store {
     }
 
     fn is_shared(&self, state: &State, sector: Sector) -> Result<bool> {
-        let refs = &state.trees[usize::from(REFS)];
-        Ok(!refs.is_empty() && refs.get(&mut &*self, &space::space_key(sector))?.is_some())
+        Ok(self.refs_in(state, sector)?.is_some_and(|refs| refs.count > 1))
     }
 
     /// The free sectors of a state in a range.
@@ -277,7 +277,7 @@ impl Txn {
                     moved.nodes += count;
                 }
                 for one in movable(&aim, tree, path, &at.key, ashift)? {
-                    if self.refs(one.run.start)?.is_some() {
+                    if self.refs(one.run.start)?.is_some_and(|refs| refs.count > 1) {
                         continue;
                     }
                     if chosen_sectors << ashift >= STEP_LEN_MAX {
@@ -347,6 +347,7 @@ impl Txn {
             return Err(Error::corrupt("tree node", 0, "what has no extent cannot be moved"));
         };
         *place = sector;
+        self.move_content(one.run.start, &pointer)?;
         self.insert(one.tree, &one.key, &pointer.to_bytes())?;
         self.free(&one.pointer, Owner::Nobody)?;
         Ok(true)

@@ -17,6 +17,7 @@ pub mod dictionaries;
 mod extent;
 mod features;
 pub(crate) mod fields;
+pub mod index;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
@@ -270,6 +271,8 @@ pub struct Store {
     reuse: extent::Reuse,
     /// The dictionaries used last, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
+    /// Where content is that may be shared, as far as it is in memory.
+    index: Mutex<index::Index>,
 }
 
 impl Store {
@@ -397,6 +400,7 @@ impl Store {
             recovered_from: None,
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
+            index: Mutex::default(),
         }
     }
 

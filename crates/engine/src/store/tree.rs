@@ -58,6 +58,11 @@ impl EntryRef {
     pub fn value(&self) -> &[u8] {
         self.node.value(self.index)
     }
+
+    /// All entries of its leaf.
+    pub fn leaf_entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        (0..self.node.len()).map(|index| (self.node.key(index), self.node.value(index)))
+    }
 }
 
 /// A tree inside a transaction.

@@ -76,6 +76,10 @@ pub(super) struct TxnCore {
     pub(super) set_aside: Option<Vec<Run>>,
     /// The superblock was written, or may have been.
     pub(super) published: bool,
+    /// The index of content knows all that is committed.
+    pub(super) index_ready: bool,
+    /// The transaction has changed what the index has in the pool.
+    pub(super) index_changed: bool,
 }
 
 impl Store {
@@ -156,6 +160,8 @@ impl Txn {
             new_dictionaries: Vec::new(),
             set_aside: None,
             published: false,
+            index_ready: false,
+            index_changed: false,
             base: Arc::clone(&base),
             store,
         };
@@ -361,6 +367,14 @@ impl Txn {
         Ok(())
     }
 
+    /// The stored bytes of an extent, which may still be buffered.
+    pub fn read_stored(&mut self, pointer: &Pointer) -> Result<Vec<u8>> {
+        if pointer.birth == self.core.txg {
+            self.core.out.flush(&self.core.store)?;
+        }
+        self.core.store.read_stored(pointer)
+    }
+
     /// The bytes of an extent; those of this transaction may still be buffered.
     pub fn read(&mut self, pointer: &Pointer) -> Result<super::ExtentBytes> {
         let core = &mut self.core;
@@ -385,6 +399,7 @@ impl Drop for Txn {
         for number in &self.core.new_dictionaries {
             self.core.store.settle_dictionary(*number, self.core.published);
         }
+        self.index_given_up();
         if !self.core.published && self.core.out.written > 0 {
             self.core.cut_leftovers();
         }
