@@ -22,7 +22,7 @@ use crate::journal::Journal;
 use crate::locate::locate;
 use crate::main_file::MainFile;
 use crate::super_journal::SuperJournal;
-use files_beside::{BESIDE_FLAGS, Beside, delete_file, open_beside};
+use files_beside::{BESIDE_FLAGS, Opening, delete_file, open_beside};
 
 /// The name to open databases with.
 pub const VFS_NAME: &CStr = c"hardpack";
@@ -193,8 +193,8 @@ unsafe fn open_file(
             }
         } else if !name.is_null() && flags & BESIDE_FLAGS != 0 {
             match open_beside(host, name, flags) {
-                Ok(Beside::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
-                Ok(Beside::Hosts(renamed)) => {
+                Ok(Opening::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
+                Ok(Opening::Hosts(renamed)) => {
                     name = renamed;
                     None
                 }

@@ -94,6 +94,15 @@ fn child_role() {
                 ledger::transact(&db, &mut random, filler_len).unwrap();
             }
         }
+        "come and go" => {
+            let mut random = Random(common::argument(1).parse().unwrap());
+            loop {
+                // A connection for each transaction, so that the file beside the pool comes and goes as well.
+                let db = open(&path);
+                ledger::transact(&db, &mut random, 100).unwrap();
+                common::report("ack");
+            }
+        }
         other => panic!("role {other}"),
     }
 }
@@ -173,9 +182,11 @@ fn what_is_not_there_or_no_database_is_told() {
     home.assert_tidy();
 }
 
-/// Ends a child as it is, and leaves the locks of this process alone.
-fn kill(role: Role) {
-    role.kill();
+/// Kills a child, which reported nothing but transactions: how many more.
+fn last_acks(role: Role) -> i64 {
+    let lines = role.kill();
+    assert!(lines.iter().all(|line| line == "ack"), "{}", lines.join("\n"));
+    lines.len() as i64
 }
 
 /// Nothing of one database waits for anything in another, in either mode: whoever holds the one never lets go.
@@ -208,7 +219,7 @@ fn a_writer_never_waits_for_a_reader_or_writer_of_another() {
                 run(&db, "insert into t values(4); pragma wal_checkpoint; vacuum");
             }
             drop(here);
-            kill(role);
+            role.kill();
         }
     }
     for path in &paths {
@@ -300,7 +311,7 @@ fn what_a_killed_process_leaves_is_found() {
         );
         let mut role = Role::start("hold", &[&path.to_string_lossy(), &work]);
         role.expect("held");
-        kill(role);
+        role.kill();
         let beside = home.beside();
         assert!(beside.iter().any(|name| name.ends_with("-wal")), "{beside:?}");
         assert!(beside.iter().any(|name| name == "pool.hpk-db6"), "{beside:?}");
@@ -318,8 +329,51 @@ fn what_a_killed_process_leaves_is_found() {
     let mut role =
         Role::start("hold", &[&path.to_string_lossy(), "begin; insert into t values(-1)"]);
     role.expect("held");
-    kill(role);
+    role.kill();
     assert_eq!(home.beside(), ["pool.hpk-db6"]);
     assert_eq!(value::<i64>(&open(&path), "select min(a) from t"), 0);
+    home.assert_tidy();
+}
+
+/// Processes open, write and close again and again, and are killed: whoever comes while the last one leaves has the same
+/// file to lock as everybody else, or two would write at once.
+#[test]
+fn processes_come_and_go_and_are_killed() {
+    const ROLE_COUNT: u64 = 3;
+    const KILL_COUNT: u64 = 12;
+    let home = Home::new();
+    let mut random = Random::new(11);
+    for (path, mode) in [("a/x.db", "delete"), ("b/y.db", "wal")] {
+        let path = home.at(path);
+        let db = open(&path);
+        run(&db, &format!("pragma journal_mode={mode}"));
+        ledger::create(&db);
+        drop(db);
+        let mut acked = 0;
+        let start = |random: &mut Random| {
+            let seed = (random.next() >> 1).to_string();
+            Role::start("come and go", &[&path.to_string_lossy(), &seed])
+        };
+        let mut roles: Vec<Role> = (0..ROLE_COUNT).map(|_| start(&mut random)).collect();
+        for _ in 0..KILL_COUNT {
+            for role in &mut roles {
+                for _ in 0..1 + random.below(5) {
+                    assert_eq!(role.line().as_deref(), Some("ack"));
+                    acked += 1;
+                }
+            }
+            let role = roles.swap_remove(random.below(ROLE_COUNT) as usize);
+            acked += last_acks(role);
+            roles.push(start(&mut random));
+        }
+        acked += roles.into_iter().map(last_acks).sum::<i64>();
+        let count = ledger::assert_sound(&open(&path));
+        let unacked_max = (KILL_COUNT + ROLE_COUNT) as i64;
+        assert!(
+            (acked..=acked + unacked_max).contains(&count),
+            "{acked} acknowledged, {count} there"
+        );
+        assert!(acked > KILL_COUNT as i64);
+    }
     home.assert_tidy();
 }

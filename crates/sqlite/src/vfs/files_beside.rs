@@ -16,7 +16,7 @@ pub(super) const BESIDE_FLAGS: c_int =
     SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL | SQLITE_OPEN_SUPER_JOURNAL;
 
 /// How a file beside a database is opened.
-pub(super) enum Beside {
+pub(super) enum Opening {
     /// As one of ours, with the flags for SQLite.
     Ours(Opened, c_int),
     /// By the host, straight into SQLite's memory, by this name.
@@ -32,7 +32,7 @@ pub(super) unsafe fn open_beside(
     host: Host,
     name: *const c_char,
     flags: c_int,
-) -> Result<Beside, c_int> {
+) -> Result<Opening, c_int> {
     // SAFETY: the caller vouches for the name.
     let companion = unsafe { beside::companion(host, name)? };
     let is_hosts = matches!(companion, Companion::Hosts);
@@ -54,7 +54,7 @@ pub(super) unsafe fn open_beside(
             Companion::There(_) => journal.inside(),
             _ => journal,
         };
-        return Ok(Beside::Ours(Opened::Journal(journal), flags));
+        return Ok(Opening::Ours(Opened::Journal(journal), flags));
     }
     if flags & SQLITE_OPEN_SUPER_JOURNAL != 0 && flags & SQLITE_OPEN_CREATE != 0 {
         let translated = match companion {
@@ -63,7 +63,7 @@ pub(super) unsafe fn open_beside(
         };
         // SAFETY: the caller vouches for the name.
         let (journal, flags) = unsafe { SuperJournal::create(host, name, translated, flags)? };
-        return Ok(Beside::Ours(Opened::SuperJournal(journal), flags));
+        return Ok(Opening::Ours(Opened::SuperJournal(journal), flags));
     }
     match companion {
         // Who may only read has made no file that it could be beside, and the host would not know whose it is.
@@ -73,9 +73,9 @@ pub(super) unsafe fn open_beside(
         Companion::There(there) if !there.is_kept => {
             // SAFETY: the name is laid out as SQLite's are, and kept with the file.
             let (file, flags) = unsafe { HostFile::open(host, host_name, flags)? };
-            Ok(Beside::Ours(Opened::Renamed(file, there), flags))
+            Ok(Opening::Ours(Opened::Renamed(file, there), flags))
         }
-        _ => Ok(Beside::Hosts(host_name)),
+        _ => Ok(Opening::Hosts(host_name)),
     }
 }
 
