@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hardpack_engine::pool::{DirEntry, Kind, Pool};
+use hardpack_engine::pool::{DirEntry, Kind, Pool, ROOT};
 use hardpack_engine::{Error, FileId, Result};
 
 use crate::beside::base_path;
@@ -55,12 +55,28 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<Found> {
 
 /// What `path`, from `scope` on, stood for when the snapshot was made, if there is one of that name.
 fn find_in_snapshot(
-    _pool: &Pool,
-    _scope: &DirEntry,
-    _name: &[u8],
-    _path: &[u8],
+    pool: &Pool,
+    scope: &DirEntry,
+    name: &[u8],
+    path: &[u8],
 ) -> Result<Option<Found>> {
-    Ok(None)
+    let snapshot = match pool.open_snapshot(scope.file, name) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        snapshot => snapshot?,
+    };
+    let found = match scope.kind {
+        Kind::Directory if scope.file == ROOT && path.is_empty() => Some(snapshot.only_file()?),
+        Kind::Directory => {
+            let start = snapshot.path_of(scope.file)?;
+            resolve(&snapshot, &[&start[..], path].concat())?
+        }
+        _ => path.is_empty().then(|| scope.clone()),
+    };
+    let Some(entry) = found else { return Ok(Some(Found::Nothing)) };
+    Ok(Some(match entry.kind {
+        Kind::Directory => Found::Directory,
+        _ => Found::InSnapshot(snapshot, entry.file),
+    }))
 }
 
 fn resolve(pool: &Pool, path: &[u8]) -> Result<Option<DirEntry>> {

@@ -331,3 +331,69 @@ fn access_and_delete() {
     assert_eq!(beside(&dir), ["pool.hpk"]);
     assert_eq!(value::<i64>(&open(&path), "select count(*) from sqlite_schema"), 0);
 }
+
+/// A database as a snapshot has it, by every way to say so: it can be read, whoever writes to the newest, and
+/// nothing is made beside the pool for it.
+#[test]
+fn databases_in_snapshots() {
+    let (dir, pool) = new_pool();
+    let path = pool.join("d/x.db");
+    let db = open(&path);
+    run(&db, "pragma journal_mode=wal; create table t(a); insert into t values(1)");
+    drop(db);
+    {
+        let engine = common::engine(&pool);
+        let id = |path: &[u8]| engine.resolve(path).unwrap().file;
+        for (scope, name) in [(&b"d/x.db"[..], b"one"), (b"d", b"two"), (b"", b"all")] {
+            engine.create_snapshot(id(scope), name, 0).unwrap();
+        }
+    }
+    let db = open(&path);
+    run(
+        &db,
+        "pragma journal_mode=delete; update t set a = 2; begin exclusive; insert into t values(3)",
+    );
+    for path in [
+        "pool.hpk/d/x.db@one",
+        "pool.hpk/d@two/x.db",
+        "pool.hpk/@all/d/x.db",
+        "pool.hpk@all/d/x.db",
+    ] {
+        let old = try_open(&dir.path().join(path), "").unwrap();
+        assert_eq!(text(&old, "select group_concat(a) from t"), "1", "{path}");
+        assert_eq!(text(&old, "pragma integrity_check"), "ok");
+        assert_eq!(
+            code_of(old.execute_batch("insert into t values(4)")),
+            Some(ErrorCode::ReadOnly)
+        );
+        assert_eq!(
+            code_of(old.execute_batch("pragma hardpack_compression='lz4'")),
+            Some(ErrorCode::Unknown)
+        );
+        assert!(old.path().unwrap().ends_with(path));
+    }
+    run(&db, "commit");
+    drop(db);
+    assert_eq!(beside(&dir), ["pool.hpk"]);
+    for path in [
+        "pool.hpk/d/x.db@none",
+        "pool.hpk@none/d/x.db",
+        "pool.hpk/d@two/y.db",
+        "pool.hpk/notes.txt@two",
+    ] {
+        let opened = try_open(&dir.path().join(path), "&mode=rw");
+        assert_eq!(code_of(opened), Some(ErrorCode::CannotOpen), "{path}");
+    }
+    // A file that has such a name is what is meant.
+    let named = pool.join("d/x.db@one");
+    common::engine(&pool).create_file_at(b"d/x.db@one", 0o644, 0).unwrap();
+    run(&open(&named), "create table t(a); insert into t values('its own')");
+    assert_eq!(text(&open(&named), "select a from t"), "its own");
+    // A lone database, too.
+    let lone = dir.path().join("lone.hpk");
+    run(&open(&lone), "create table t(a); insert into t values(1)");
+    common::engine(&lone).create_snapshot(hardpack_engine::pool::ROOT, b"s", 0).unwrap();
+    run(&open(&lone), "delete from t");
+    assert_eq!(value::<i64>(&open(&dir.path().join("lone.hpk@s")), "select count(*) from t"), 1);
+    assert_eq!(value::<i64>(&open(&lone), "select count(*) from t"), 0);
+}
