@@ -176,8 +176,7 @@ impl Address {
 fn open_snapshot(pool: &Pool, scope: &[u8], name: &[u8]) -> Result<Pool, Reason> {
     let mut scope = scope;
     loop {
-        let opened =
-            pool.resolve(scope).and_then(|entry| pool.open_snapshot(entry.file, name));
+        let opened = pool.resolve(scope).and_then(|entry| pool.open_snapshot(entry.file, name));
         match opened {
             Err(Error::NotFound { .. }) if !scope.is_empty() => {
                 let above = scope.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
