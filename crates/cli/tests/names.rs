@@ -203,7 +203,7 @@ fn commands_say_which_file_they_want() {
         .success();
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
     let stderr = stderr_of(hardpack().arg("ls").arg(pool.join("a@monday")), 3);
-    assert!(stderr.contains("no such"), "{stderr}");
+    assert!(stderr.contains("no such file or snapshot: monday"), "{stderr}");
     let plain = directory.path().join("a/two");
     hardpack().arg("ls").arg(&plain).assert().code(4);
     hardpack().arg("ls").arg(directory.path()).assert().code(4);
@@ -296,4 +296,52 @@ fn an_interrupted_put_leaves_a_whole_pool_and_goes_on() {
     for i in 0..40 {
         assert_same(&tree.join(format!("{i}")), &out.join(format!("tree/{i}")));
     }
+}
+
+#[test]
+fn snapshots_open_by_name() {
+    use hardpack_engine::device::FileDevice;
+    use hardpack_engine::pool::{Options, Pool, ROOT};
+
+    let (directory, path) = small_pool();
+    let at = |name: &str| PathBuf::from(format!("{}{name}", path.display()));
+    let pool =
+        Pool::open(std::sync::Arc::new(FileDevice::open(&path).unwrap()), Options::new(1 << 20));
+    let pool = pool.unwrap();
+    pool.create_snapshot(ROOT, b"monday", 1).unwrap();
+    pool.create_snapshot(pool.resolve(b"a/b").unwrap().file, b"of b", 2).unwrap();
+    pool.close().unwrap();
+    drop(pool);
+    let new = directory.path().join("new");
+    fs::write(&new, "something new").unwrap();
+    hardpack().args(["put", "-q"]).args([&new, &at("/a/b/one")]).assert().success();
+    hardpack().arg("rm").arg(at("/a/two")).assert().success();
+    assert_eq!(run(&["cat"], &at("/a/b/one")), "something new");
+    for old in ["@monday/a/b/one", "/a/b/one@monday", "/a@monday/b/one", "/a/b@of b/one"] {
+        assert_eq!(run(&["cat"], &at(old)), "content one", "{old}");
+    }
+    assert_eq!(run(&["ls"], &at("/a@monday")), "b\ntwo\n");
+    let two = hardpack().arg("cat").arg(at("/a/two@monday")).assert().success();
+    assert_eq!(two.get_output().stdout, random_bytes(2000, 3));
+    let out = directory.path().join("out");
+    hardpack().args(["extract", "-q"]).args([&at("/a@monday"), &out]).assert().success();
+    assert_eq!(fs::read(out.join("a/b/one")).unwrap(), b"content one");
+    let stderr = stderr_of(hardpack().arg("ls").arg(at("/a@tuesday")), 3);
+    assert!(stderr.contains("no such file or snapshot: tuesday"), "{stderr}");
+    let stderr = stderr_of(hardpack().arg("rm").arg(at("@monday/a/two")), 3);
+    assert!(stderr.contains("a snapshot cannot be changed"), "{stderr}");
+    // A name that holds the '@' itself wins.
+    hardpack().args(["put", "-q"]).args([&new, &at("/a@monday")]).assert().success();
+    assert_eq!(run(&["cat"], &at("/a@monday")), "something new");
+}
+
+#[test]
+fn salvage_gives_back_directories() {
+    let (directory, pool) = small_pool();
+    hardpack().args(["ln", "-s", "b/one"]).arg(pool.join("a/link")).assert().success();
+    let out = directory.path().join("out");
+    hardpack().args(["salvage", "-q"]).args([&pool, &out]).assert().success();
+    assert_eq!(fs::read(out.join("a/b/one")).unwrap(), b"content one");
+    assert_eq!(fs::read(out.join("a/link")).unwrap(), b"content one");
+    assert_same(&out.join("a/two"), &directory.path().join("a/two"));
 }

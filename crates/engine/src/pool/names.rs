@@ -25,7 +25,9 @@ use std::borrow::Cow;
 pub use self::attributes::{Attributes, FileOwner};
 pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set_attributes};
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
-pub(crate) use self::extra::{remove_xattr, set_target, set_xattr, target, xattr, xattrs};
+pub(crate) use self::extra::{
+    parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
+};
 pub use self::settings::DEPTH_MAX;
 pub(crate) use self::settings::{
     dictionaries_in_use, dictionary, local_properties, repack, set_dictionary, set_property,

@@ -2,17 +2,15 @@
 //! are given to the engine's import. How much waits is bounded.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, Import, Kind, Pool, Xattr};
-use rustix::fs::SeekFrom;
 
 use super::Summary;
-use super::readers::{Loaded, Readers, SMALL_LEN, open};
+use super::readers::{CHUNK_LEN, Loaded, Readers, SMALL_LEN, open, read_sparse};
 use super::source::{attributes_of, is_described};
 use crate::args::PutArgs;
 use crate::commands::names::now_ns;
@@ -24,8 +22,6 @@ use crate::{output, signals, sqlite, text};
 /// How much is read ahead, in files and bytes.
 const AHEAD_COUNT: usize = 512;
 const AHEAD_LEN: u64 = 32 << 20;
-/// Long files are read in pieces of this length, in bytes.
-const CHUNK_LEN: usize = 4 << 20;
 /// How many files get new attributes in one transaction.
 const DESCRIBED_COUNT: usize = 1024;
 
@@ -370,48 +366,5 @@ impl<'p> Delivery<'p> {
             })?;
         }
         Ok(())
-    }
-}
-
-/// Hands a file to `sink` from its beginning to its end; what the file system knows to be a hole is not read.
-fn read_sparse(
-    file: &File,
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
-) -> Result<(), Reason> {
-    let len = file.metadata()?.len();
-    let mut buffer = vec![0; CHUNK_LEN];
-    let mut zeros = Vec::new();
-    let mut offset = 0;
-    loop {
-        let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-            Ok(data) => data,
-            // A hole up to the end.
-            Err(rustix::io::Errno::NXIO) => len.max(offset),
-            // A file system that does not know holes.
-            Err(_) => offset,
-        };
-        if data > offset {
-            zeros.resize(CHUNK_LEN, 0);
-        }
-        while offset < data {
-            let n = (data - offset).min(CHUNK_LEN as u64) as usize;
-            sink(&zeros[..n])?;
-            offset += n as u64;
-        }
-        let end = rustix::fs::seek(file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
-        while offset < end {
-            let wanted = (end - offset).min(CHUNK_LEN as u64) as usize;
-            let n = read_full(file, &mut buffer[..wanted], offset)?;
-            if n > 0 {
-                sink(&buffer[..n])?;
-            }
-            offset += n as u64;
-            if n < wanted {
-                return Ok(());
-            }
-        }
-        if offset >= len && end == offset {
-            return Ok(());
-        }
     }
 }

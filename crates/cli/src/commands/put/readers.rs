@@ -1,4 +1,4 @@
-//! Reading small files ahead, on a few threads: what takes long there is opening them.
+//! Reading sources: small files ahead, on a few threads, since opening them is what takes long; long ones in pieces.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,6 +8,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Scope;
 
+use rustix::fs::SeekFrom;
+
+use crate::failure::Reason;
+use crate::snapshot::read_full;
 use crate::sqlite;
 
 const THREAD_COUNT: usize = 4;
@@ -15,6 +19,9 @@ const THREAD_COUNT: usize = 4;
 const QUEUE_LEN: usize = 256;
 /// Files up to this length are read as a whole, in bytes.
 pub const SMALL_LEN: u64 = 1 << 20;
+
+/// Longer ones are read in pieces of this length, in bytes.
+pub const CHUNK_LEN: usize = 4 << 20;
 
 /// What was read.
 pub enum Loaded {
@@ -80,4 +87,47 @@ fn load(path: &Path, is_raw: bool) -> io::Result<Loaded> {
     } else {
         Loaded::Content(content)
     })
+}
+
+/// Hands a file to `sink` from its beginning to its end; what the file system knows to be a hole is not read.
+pub fn read_sparse(
+    file: &File,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let len = file.metadata()?.len();
+    let mut buffer = vec![0; CHUNK_LEN];
+    let mut zeros = Vec::new();
+    let mut offset = 0;
+    loop {
+        let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(data) => data,
+            // A hole up to the end.
+            Err(rustix::io::Errno::NXIO) => len.max(offset),
+            // A file system that does not know holes.
+            Err(_) => offset,
+        };
+        if data > offset {
+            zeros.resize(CHUNK_LEN, 0);
+        }
+        while offset < data {
+            let n = (data - offset).min(CHUNK_LEN as u64) as usize;
+            sink(&zeros[..n])?;
+            offset += n as u64;
+        }
+        let end = rustix::fs::seek(file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
+        while offset < end {
+            let wanted = (end - offset).min(CHUNK_LEN as u64) as usize;
+            let n = read_full(file, &mut buffer[..wanted], offset)?;
+            if n > 0 {
+                sink(&buffer[..n])?;
+            }
+            offset += n as u64;
+            if n < wanted {
+                return Ok(());
+            }
+        }
+        if offset >= len && end == offset {
+            return Ok(());
+        }
+    }
 }

@@ -24,7 +24,7 @@ use crate::{signals, sqlite};
 const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
 
 /// A directory that is gone through.
-struct Into {
+struct Level {
     /// Nothing where it would only be made.
     directory: Option<FileId>,
     depth: usize,
@@ -65,7 +65,7 @@ impl<'p> Putter<'p> {
         let bytes = path.as_os_str().as_bytes();
         // With the slash the system follows a symbolic link.
         let ends_with_slash = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
-        let into = Into { directory: target.directory, depth: 0 };
+        let into = Level { directory: target.directory, depth: 0 };
         let own_name = path.file_name().map(OsStr::as_bytes).filter(|_| !bytes.ends_with(b"/."));
         let contents = metadata.is_dir()
             && (ends_with_slash || self.args.no_target_directory || own_name.is_none());
@@ -107,7 +107,7 @@ impl<'p> Putter<'p> {
     }
 
     /// Puts what is in a directory.
-    fn contents(&mut self, path: &Path, into: &Into) -> Result<(), Reason> {
+    fn contents(&mut self, path: &Path, into: &Level) -> Result<(), Reason> {
         let names = match names_in(path) {
             Ok(names) => names,
             Err(error) => {
@@ -131,7 +131,12 @@ impl<'p> Putter<'p> {
     }
 
     /// Removes what the source does not have, where that is wanted.
-    fn remove_gone(&mut self, path: &Path, into: &Into, gone: &mut Vec<Old>) -> Result<(), Reason> {
+    fn remove_gone(
+        &mut self,
+        path: &Path,
+        into: &Level,
+        gone: &mut Vec<Old>,
+    ) -> Result<(), Reason> {
         let Some(directory) = into.directory.filter(|_| self.args.delete) else {
             gone.clear();
             return Ok(());
@@ -158,7 +163,7 @@ impl<'p> Putter<'p> {
         &mut self,
         path: &Path,
         name: &[u8],
-        into: &Into,
+        into: &Level,
         old: Option<Old>,
         siblings: &[OsString],
     ) -> Result<(), Reason> {
@@ -209,7 +214,7 @@ impl<'p> Putter<'p> {
         path: &Path,
         name: &[u8],
         metadata: &Metadata,
-        into: &Into,
+        into: &Level,
         old: Option<Old>,
     ) -> Result<(), Reason> {
         let depth = into.depth + 1;
@@ -245,7 +250,7 @@ impl<'p> Putter<'p> {
                 None
             }
         };
-        self.contents(path, &Into { directory, depth })
+        self.contents(path, &Level { directory, depth })
     }
 
     fn symlink(
@@ -253,7 +258,7 @@ impl<'p> Putter<'p> {
         path: &Path,
         name: &[u8],
         metadata: &Metadata,
-        into: &Into,
+        into: &Level,
         old: Option<Old>,
     ) -> Result<(), Reason> {
         let attributes = attributes_of(metadata, Kind::Symlink);
@@ -286,7 +291,7 @@ impl<'p> Putter<'p> {
         path: &Path,
         name: &[u8],
         metadata: &Metadata,
-        into: &Into,
+        into: &Level,
         old: Option<Old>,
         siblings: &[OsString],
     ) -> Result<(), Reason> {
@@ -340,7 +345,7 @@ impl<'p> Putter<'p> {
         &mut self,
         path: &Path,
         name: &[u8],
-        into: &Into,
+        into: &Level,
         old: Option<Old>,
         first: First,
     ) -> Result<(), Reason> {

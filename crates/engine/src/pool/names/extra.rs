@@ -57,6 +57,13 @@ pub(crate) fn target(source: &mut impl Source, link: FileId) -> Result<Vec<u8>> 
         .ok_or_else(|| malformed("a symbolic link without a target"))
 }
 
+/// Whose target this is a part of, where the key is of one.
+pub(crate) fn parse_target_of(key: &[u8]) -> Option<FileId> {
+    let (kind, rest) = key.split_first()?;
+    (*kind == TARGET).then_some(())?;
+    Some(FileId(u64::from_be_bytes(rest.get(..8)?.try_into().ok()?)))
+}
+
 pub(crate) fn set_target(txn: &mut Txn, link: FileId, target: &[u8]) -> Result<()> {
     if target.is_empty() || target.len() > TARGET_LEN_MAX || target.contains(&0) {
         let what = format!("a link's target has 1 to {TARGET_LEN_MAX} bytes, and no NUL");

@@ -181,9 +181,15 @@ impl Salvage {
             note_end(&mut ends, &entry.key, &entry.value);
         }
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
+        let mut places: BTreeMap<FileId, (FileId, Vec<u8>)> = BTreeMap::new();
         for (key, (value, is_current)) in &names {
-            if let Some((_, entry)) = names::parse_entry_of(key, value) {
+            if let Some((directory, entry)) = names::parse_entry_of(key, value) {
                 files.entry(entry.file).or_default().name = Some(entry.display_name().into());
+                places.insert(entry.file, (directory, entry.name));
+            } else if let Some(link) = names::parse_target_of(key) {
+                // The parts come in order.
+                let target = &mut files.entry(link).or_default().target;
+                target.get_or_insert_default().extend_from_slice(value);
             } else if let Some((file, attributes)) = names::parse_attributes_of(key, value) {
                 files.entry(file).or_default().attributes = Some((attributes, *is_current));
             }
@@ -193,7 +199,7 @@ impl Salvage {
                 files.entry(*file).or_default();
             }
         }
-        for (id, Told { name, attributes }) in files {
+        for (id, Told { name, attributes, target }) in files {
             let end = ends.get(&id).copied().unwrap_or(0);
             let nothing = Attributes { len: end, ..Attributes::new(Kind::File, ROOT) };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
@@ -204,15 +210,30 @@ impl Salvage {
             if !is_current {
                 attributes.len = attributes.len.max(end);
             }
-            self.files.push(SalvageFile { id, name, attributes, known_len });
+            let path = path_in(&places, id);
+            let target = target.filter(|_| attributes.kind == Kind::Symlink);
+            self.files.push(SalvageFile { id, name, path, target, attributes, known_len });
         }
     }
+}
+
+/// The names from the root down to a file, as far up as they are known.
+fn path_in(places: &BTreeMap<FileId, (FileId, Vec<u8>)>, file: FileId) -> Vec<Vec<u8>> {
+    let mut path = Vec::new();
+    let mut at = file;
+    while let Some((directory, name)) = places.get(&at).filter(|_| path.len() <= names::DEPTH_MAX) {
+        path.push(name.clone());
+        at = *directory;
+    }
+    path.reverse();
+    path
 }
 
 /// What was found of a file besides its records.
 #[derive(Default)]
 struct Told {
     name: Option<String>,
+    target: Option<Vec<u8>>,
     /// With whether they are those of the state.
     attributes: Option<(Attributes, bool)>,
 }
