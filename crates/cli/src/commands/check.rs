@@ -103,7 +103,10 @@ fn check_pool(
     progress.finish();
     // Where the names cannot be read, that is among the problems.
     let entries = pool.list().unwrap_or_default();
-    Ok((report, entries.into_iter().map(|entry| (entry.file, entry.display_name().into_owned())).collect()))
+    Ok((
+        report,
+        entries.into_iter().map(|entry| (entry.file, entry.display_name().into_owned())).collect(),
+    ))
 }
 
 fn is_database(pool: &Pool) -> Result<bool, Reason> {

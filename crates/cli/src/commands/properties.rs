@@ -132,7 +132,8 @@ fn note_override(pool: &Pool, target: FileId, property: Property) -> Result<(), 
             eprintln!(
                 "note: '{}' has its own {property}; give it up with: hardpack inherit {property} \
                  --file '{}'",
-                entry.display_name(), entry.display_name()
+                entry.display_name(),
+                entry.display_name()
             );
         }
     }
