@@ -3,10 +3,13 @@
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
 
+mod held;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use self::held::Held;
 use super::Pool;
 use super::check_names::check_names;
 use super::delta;
@@ -14,12 +17,13 @@ use super::extents::{parse_piece, parse_piece_key};
 use super::names;
 use super::source::Committed;
 use crate::error::{Error, Result};
+use crate::store::dead::parse_dead;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::index::parse_index_key;
 use crate::store::pointer::Pointer;
 use crate::store::refs::parse_refs;
 use crate::store::stats::PoolStats;
-use crate::store::trees::{ALL, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
+use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
 use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
@@ -51,6 +55,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Free bytes, reusable or about to be.
     pub free_bytes: u64,
+    /// Snapshots whose own nodes and records were read and verified.
+    pub snapshots: u64,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
 }
@@ -95,6 +101,13 @@ fn check_state(
 ) -> Result<CheckReport> {
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = Space::new(store, state);
+    let mut held = match Held::new(store, state) {
+        Ok(held) => Some(held),
+        Err(error) => {
+            report.add(None, None, error);
+            None
+        }
+    };
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
     let mut counted = PoolStats::default();
@@ -107,6 +120,7 @@ fn check_state(
                     report.nodes += 1;
                     report.bytes += u64::from(pointer.stored_len);
                     space.add_used(pointer);
+                    held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
                     hurt.add(&mut report, tree, bounds, &format!("{name} tree: {error}"));
@@ -121,6 +135,16 @@ fn check_state(
                                 progress(report.bytes);
                             }
                         }
+                        Err(error) => report.add(None, None, error),
+                    }
+                }
+                Met::Entry(DEAD, key, value) => {
+                    let noted = parse_dead(key, value).and_then(|dead| match &mut held {
+                        Some(held) => held.note_dead(&dead, &mut space),
+                        None => Ok(None),
+                    });
+                    match noted {
+                        Ok(problem) => problem.iter().for_each(|p| report.add(None, None, p)),
                         Err(error) => report.add(None, None, error),
                     }
                 }
@@ -140,6 +164,9 @@ fn check_state(
     }
     verify_batch(store, &mut batch, threads, &mut report);
     progress(report.bytes);
+    if let Some(held) = &mut held {
+        held.check(threads, &mut report, progress)?;
+    }
     let walk_was_whole = report.is_clean();
     let (free, problems) = space.settle();
     report.free_bytes = free << store.ashift();

@@ -441,7 +441,8 @@ impl Import<'_> {
                     | Error::Exists { .. }
                     | Error::NotADirectory { .. }
                     | Error::IsADirectory { .. }
-                    | Error::NotEmpty { .. }),
+                    | Error::NotEmpty { .. }
+                    | Error::Busy),
                 ) => self.report.refused.push((name, error.to_string())),
                 done => done?,
             }

@@ -35,7 +35,9 @@ mod rewind;
 mod rewrite;
 mod salvage;
 mod sink;
+mod snapshots;
 mod source;
+mod usage;
 mod write;
 
 #[cfg(test)]
@@ -63,11 +65,14 @@ pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};
 pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};
 pub use self::sink::SINK_COMPRESSION;
+pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;
+pub use self::usage::Usage;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
 use crate::store::index::IndexStats;
+use crate::store::snapshots::Scope;
 use crate::store::trees::NAMES;
 use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::FileId;
@@ -138,6 +143,8 @@ struct Shared {
     store: Arc<Store>,
     options: Options,
     files: Mutex<HashMap<FileId, Arc<File>>>,
+    /// What it keeps the bytes of, where it is a snapshot.
+    of: Option<Scope>,
 }
 
 /// One property with where its value comes from.
@@ -197,7 +204,8 @@ impl Pool {
     }
 
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
-        Pool { shared: Arc::new(Shared { store, options, files: Mutex::default() }) }
+        store.set_scope_test(snapshots::is_in_scope);
+        Pool { shared: Arc::new(Shared { store, options, files: Mutex::default(), of: None }) }
     }
 
     /// The store below.
@@ -305,6 +313,9 @@ impl Pool {
     /// Reads and verifies everything: every node, every record, and that free space and what is
     /// reachable make up the whole pool. `progress` gets the stored bytes verified so far.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+        if self.shared.of.is_some() {
+            return Err(Error::Invalid("a snapshot is checked with its pool".into()));
+        }
         check::check(self, progress)
     }
 

@@ -13,6 +13,7 @@ pub mod cache;
 pub mod checksum;
 mod commit;
 pub mod compact;
+pub mod dead;
 pub mod dictionaries;
 mod extent;
 mod features;
@@ -25,6 +26,7 @@ pub mod refs;
 mod rewind;
 pub mod roots;
 pub mod scan;
+pub mod snapshots;
 mod space;
 pub mod stats;
 pub mod superblock;
@@ -37,11 +39,14 @@ mod write_buffer;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use self::cache::Caches;
 use self::checksum::ChecksumKind;
+use self::dead::IsBelow;
+use self::pointer::Pointer;
+use self::snapshots::{Holders, Snapshot};
 use self::stats::PoolStats;
 use self::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, HINT_OFFSET, Header, RING_OFFSET,
@@ -145,6 +150,8 @@ pub struct State {
     foreign: bool,
     /// Bytes written since the durable txg.
     unsynced_bytes: u64,
+    /// What its snapshots hold, once somebody asked.
+    holders: OnceLock<Arc<Holders>>,
 }
 
 type Slots = [SlotMark; SLOT_COUNT as usize];
@@ -190,8 +197,24 @@ impl State {
     fn new(superblock: Superblock, slot: u64, slots: Slots, durable: Txg, guarded: Txg) -> State {
         let trees =
             std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
-        let (foreign, unsynced_bytes) = (false, 0);
-        State { superblock, trees, slot, slots, durable, guarded, foreign, unsynced_bytes }
+        State {
+            superblock,
+            trees,
+            slot,
+            slots,
+            durable,
+            guarded,
+            foreign: false,
+            unsynced_bytes: 0,
+            holders: OnceLock::new(),
+        }
+    }
+
+    /// One of which only the names are known.
+    fn of_names(txg: Txg, root: Option<&Pointer>) -> State {
+        let mut superblock = Superblock::empty(txg, Sector(0));
+        superblock.roots[usize::from(trees::NAMES)] = root.cloned();
+        State::new(superblock, 0, Slots::default(), Txg(0), Txg(0))
     }
 
     /// The slot for the next superblock: the one that this state names, unless that has come to hold
@@ -215,6 +238,7 @@ impl State {
             guarded: self.guarded,
             foreign: self.foreign,
             unsynced_bytes: self.unsynced_bytes,
+            holders: self.holders.clone(),
         }
     }
 
@@ -270,6 +294,19 @@ pub struct Store {
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
     /// Where content is that may be shared, as far as it is in memory.
     index: Mutex<index::Index>,
+    /// Says what is in the scope of a snapshot of a directory.
+    scope_test: OnceLock<IsBelow>,
+    /// Where it is pinned to a snapshot: which.
+    origin: Option<Origin>,
+}
+
+/// The snapshot that a store is pinned to.
+#[derive(Debug)]
+struct Origin {
+    /// The store of the pool itself.
+    store: Arc<Store>,
+    number: u64,
+    name: Vec<u8>,
 }
 
 impl Store {
@@ -356,6 +393,49 @@ impl Store {
         Ok(Arc::new(store))
     }
 
+    /// Opens a snapshot, to read it.
+    pub fn open_snapshot(self: &Arc<Store>, snapshot: &Snapshot) -> Arc<Store> {
+        let origin = Origin {
+            store: Arc::clone(self),
+            number: snapshot.number,
+            name: snapshot.name.clone(),
+        };
+        let (device, caches) = (Arc::clone(&self.device), Arc::clone(&self.caches));
+        let store = Store::with_header(device, caches, self.header);
+        Arc::new(Store {
+            read_only: true,
+            is_pinned: true,
+            // What the pool has read is the same here.
+            cache_id: self.cache_id,
+            state: RwLock::new(Arc::new(snapshot.state())),
+            origin: Some(origin),
+            ..store
+        })
+    }
+
+    /// What it means that something cannot be read of the newest state: where that is a snapshot which is
+    /// there no longer, that and nothing else.
+    fn explain(&self, error: Error) -> Error {
+        let Some(Origin { store, number, name }) = &self.origin else { return error };
+        let name = || String::from_utf8_lossy(name).into_owned();
+        let is_there = store.adopt_newest().and_then(|_| {
+            let state = store.state();
+            store.has_snapshot(&state, *number)
+        });
+        match is_there {
+            Ok(false) => Error::NotFound { what: "snapshot any more", name: name() },
+            Ok(true) | Err(_) => error,
+        }
+    }
+
+    /// Why nothing can be written.
+    pub(crate) fn refusal(&self) -> Error {
+        Error::ReadOnly(match self.origin {
+            Some(_) => "it is a snapshot",
+            None => "its file cannot be written",
+        })
+    }
+
     /// Opens the state of a superblock that is still in the ring, to read it.
     pub fn open_at(device: Arc<dyn Device>, caches: Arc<Caches>, txg: Txg) -> Result<Arc<Store>> {
         let mut block = vec![0; BLOCK_LEN];
@@ -398,6 +478,8 @@ impl Store {
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
             index: Mutex::default(),
+            scope_test: OnceLock::new(),
+            origin: None,
         }
     }
 

@@ -267,6 +267,7 @@ impl Txn {
         let Some(run) = pointer.run(self.core.ashift()) else { return Ok(Some(copy)) };
         let refs = self.refs(run.start)?.unwrap_or_else(|| Refs::one(pointer));
         let Some(count) = refs.count.checked_add(1) else { return Ok(None) };
+        self.core.shared_len += u64::from(pointer.stored_len);
         self.set_refs(run.start, &Refs { count, ..refs })?;
         Ok(Some(copy))
     }

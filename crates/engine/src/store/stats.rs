@@ -76,14 +76,14 @@ impl CodecStats {
         self.allocated = self.allocated.saturating_add(other.allocated);
     }
 
-    fn encode(&self, f: &mut FieldWriter<'_>) {
+    pub(super) fn encode(&self, f: &mut FieldWriter<'_>) {
         f.u64(self.records);
         f.u64(self.logical);
         f.u64(self.stored);
         f.u64(self.allocated);
     }
 
-    fn decode(f: &mut FieldReader<'_>) -> Option<CodecStats> {
+    pub(super) fn decode(f: &mut FieldReader<'_>) -> Option<CodecStats> {
         Some(CodecStats {
             records: f.u64()?,
             logical: f.u64()?,

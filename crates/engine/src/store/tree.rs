@@ -167,6 +167,15 @@ impl TxnTree {
         self.root == Link::Empty
     }
 
+    /// Whether it is the committed tree with this root.
+    pub fn is_at(&self, root: &Option<Pointer>) -> bool {
+        match (&self.root, root) {
+            (Link::Empty, None) => true,
+            (Link::Clean(own), Some(root)) => own == root,
+            _ => false,
+        }
+    }
+
     /// The last entry whose key is at most `key`.
     pub fn floor(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<EntryRef>> {
         match self.resolve(source, &self.root)? {

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::checksum::ChecksumKind;
+use super::dead::{DEAD_NODES_MAX, Holds};
 use super::extent::Encoding;
 use super::node::Node;
 use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
@@ -18,7 +19,7 @@ use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::trees::{FREED, SPACE};
+use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
 use super::{Patience, State, Store};
 use crate::codec;
@@ -63,6 +64,12 @@ pub(super) struct TxnCore {
     pub(super) out: WriteBuffer,
     /// Committed extents that this transaction no longer reaches.
     pub(super) freed: Vec<Run>,
+    /// What snapshots hold.
+    pub(super) holds: Holds,
+    /// Tree nodes that only snapshots reach from this transaction on, with their births.
+    pub(super) dead_nodes: Vec<(Run, Txg)>,
+    /// Bytes of extents that got another pointer: whoever opens the pool may have to verify them again.
+    pub(super) shared_len: u64,
     pub(super) stats: PoolStats,
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
@@ -96,7 +103,7 @@ impl Store {
         patience: Patience,
     ) -> Result<Txn> {
         if self.read_only {
-            return Err(Error::ReadOnly("its file cannot be written"));
+            return Err(self.refusal());
         }
         if self.fail_stop.load(Ordering::Acquire) {
             return Err(Error::FailStop);
@@ -125,6 +132,7 @@ impl Store {
             self.note_durable(&txn.core.base);
             txn.rebase(self.state());
         }
+        txn.load_holders()?;
         Ok(txn)
     }
 
@@ -152,6 +160,9 @@ impl Txn {
             space: Space::new(superblock, store.ashift(), store.rotor()),
             out: WriteBuffer::default(),
             freed: Vec::new(),
+            holds: Holds::default(),
+            dead_nodes: Vec::new(),
+            shared_len: 0,
             stats: superblock.stats,
             checksum,
             next_file_id: superblock.next_file_id,
@@ -257,6 +268,9 @@ impl Txn {
         if self.trees[usize::from(tree)].dirty_count() > DIRTY_NODES_MAX {
             self.flush_tree(tree)?;
         }
+        if self.core.dead_nodes.len() > DEAD_NODES_MAX {
+            self.bury_nodes()?;
+        }
         Ok(())
     }
 
@@ -336,14 +350,14 @@ impl Txn {
         }
     }
 
-    /// Gives up what a pointer of `owner` stands for. Its space is reused once nothing refers to it and
-    /// that is safe.
+    /// Gives up what a pointer of `owner` stands for. Its space is reused once nothing refers to it, no
+    /// snapshot either, and that is safe.
     pub fn free(&mut self, pointer: &Pointer, owner: Owner) -> Result<()> {
-        let _ = owner;
-        match pointer.run(self.core.ashift()) {
-            Some(run) => self.drop_reference(run, pointer.birth),
-            None => Ok(()),
+        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
+        if self.is_held(pointer.birth, owner)? {
+            return self.bury(run, pointer.birth, owner);
         }
+        self.drop_reference(run, pointer.birth)
     }
 
     /// Frees an extent of which nothing is left that refers to it. `birth` is that of its bytes.
@@ -489,10 +503,13 @@ impl NodeSource for TxnCore {
 }
 
 impl NodeSink for TxnCore {
-    fn retire(&mut self, _tree: u8, pointer: &Pointer) {
+    fn retire(&mut self, tree: u8, pointer: &Pointer) {
         let ashift = self.ashift();
         self.stats.count_node(pointer, ashift, false);
-        if let Some(run) = pointer.run(ashift) {
+        let Some(run) = pointer.run(ashift) else { return };
+        if OF_SNAPSHOTS.contains(&tree) && pointer.birth <= self.holds.holders.newest() {
+            self.dead_nodes.push((run, pointer.birth));
+        } else {
             self.free_run(run, pointer.birth);
         }
     }

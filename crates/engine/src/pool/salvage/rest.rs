@@ -7,9 +7,10 @@ use super::super::names::{self, Attributes, Kind, ROOT};
 use super::{Salvage, SalvageFile};
 use crate::error::Result;
 use crate::store::Store;
+use crate::store::dead::parse_dead;
 use crate::store::node::Node;
 use crate::store::scan::{self, FoundNode, Scan};
-use crate::store::trees::{DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
 use crate::store::verify::{
     Bounds, Met, Space, Within, data_pointer, entries_within, walk_bounded,
 };
@@ -223,18 +224,22 @@ fn note_end(ends: &mut BTreeMap<FileId, u64>, key: &[u8], value: &[u8]) {
     }
 }
 
-/// The free runs of a state, in order; `None` where they are not all known.
+/// The free runs of a state, and those that only its snapshots reach, in order; `None` where they are not
+/// all known.
 fn free_runs(store: &Store) -> Option<Vec<Run>> {
     let state = store.state();
     let mut free = state.superblock.windows.clone();
-    for tree in [SPACE, FREED] {
+    for tree in [SPACE, FREED, DEAD] {
         let root = state.superblock.roots[usize::from(tree)].as_ref();
         let Within { entries, lost } = entries_within(store, tree, root, &Bounds::default());
         if !lost.is_empty() {
             return None;
         }
         for (key, value) in entries {
-            free.push(Space::free_run(tree, &key, &value).ok()?);
+            free.push(match tree {
+                DEAD => parse_dead(&key, &value).ok()?.run,
+                _ => Space::free_run(tree, &key, &value).ok()?,
+            });
         }
     }
     free.sort_unstable();
