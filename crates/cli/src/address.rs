@@ -150,6 +150,32 @@ impl Address {
         Ok(Opened { pool, path: self.path.clone(), shown, live: Some(self.pool.clone()) })
     }
 
+    /// The path and the name of a snapshot, where the address is that of one.
+    pub fn snapshot_name(&self) -> Result<(Vec<u8>, Vec<u8>), Reason> {
+        let split = match &self.snapshot {
+            Some(name) if self.path.iter().all(|byte| *byte == b'/') => Some((&b""[..], &name[..])),
+            Some(_) => None,
+            None => {
+                split_snapshot(&self.path).or(self.path.strip_prefix(b"@").map(|n| (&b""[..], n)))
+            }
+        };
+        split.map(|(path, name)| (path.to_vec(), name.to_vec())).ok_or_else(|| {
+            Reason::new(Code::Cannot, "it names no snapshot")
+                .hint("a snapshot is named POOL@NAME or POOL/PATH@NAME")
+        })
+    }
+
+    /// The snapshot that the address leads into, if it does.
+    pub fn find_snapshot(&self, pool: &Pool) -> Result<Option<InSnapshot>, Reason> {
+        let found = match &self.snapshot {
+            Some(name) => Some((Vec::new(), name.clone(), self.path.clone())),
+            None => self.snapshot_in_path(pool)?,
+        };
+        let Some((head, name, tail)) = found else { return Ok(None) };
+        let scope = scope_of(pool, &head, &name)?;
+        Ok(Some(InSnapshot { scope, name, path: [head, tail].concat() }))
+    }
+
     /// The path to what a snapshot was made of, the snapshot, and the rest of the path, where the path itself names one.
     #[allow(clippy::type_complexity)]
     fn snapshot_in_path(&self, pool: &Pool) -> Result<Option<(Vec<u8>, Vec<u8>, Vec<u8>)>, Reason> {
@@ -172,23 +198,45 @@ impl Address {
     }
 }
 
-/// Opens a snapshot of what is at `scope`, or else of a directory above it. What it was made of may be gone.
-fn open_snapshot(pool: &Pool, scope: &[u8], name: &[u8]) -> Result<Pool, Reason> {
-    let mut scope = scope;
+/// The snapshot of this name of what is at `path`, or of the nearest directory above it.
+fn scope_of(pool: &Pool, path: &[u8], name: &[u8]) -> Result<FileId, Reason> {
+    let named = pool.snapshots()?.into_iter().filter(|info| info.name == name);
+    let scopes: Vec<FileId> = named.map(|info| info.scope).collect();
+    let mut at = path.to_vec();
     loop {
-        let opened = pool.resolve(scope).and_then(|entry| pool.open_snapshot(entry.file, name));
-        match opened {
-            Err(Error::NotFound { .. }) if !scope.is_empty() => {
-                let above = scope.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-                scope = &scope[..above];
-            }
-            Err(Error::NotFound { .. }) => {
-                let text = format!("no such file or snapshot: {}", text::escaped(name));
-                return Err(Reason::new(Code::Cannot, text));
-            }
-            opened => return Ok(opened?),
+        match pool.resolve(&at) {
+            Ok(entry) if scopes.contains(&entry.file) => return Ok(entry.file),
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if at.is_empty() {
+            break;
+        }
+        at.truncate(at.iter().rposition(|byte| *byte == b'/').unwrap_or(0));
+    }
+    // What it is of may be gone by now, or have moved.
+    for scope in scopes {
+        if pool.open_snapshot(scope, name)?.resolve(path).is_ok_and(|entry| entry.file == scope) {
+            return Ok(scope);
         }
     }
+    let text = format!("no such file or snapshot: {}", text::escaped(name));
+    Err(Reason::new(Code::Cannot, text).hint("'hardpack list' shows the snapshots there are"))
+}
+
+/// Something in a snapshot.
+pub struct InSnapshot {
+    /// What the snapshot is of.
+    pub scope: FileId,
+    /// Its name.
+    pub name: Vec<u8>,
+    /// The path in it, from the root of the pool.
+    pub path: Vec<u8>,
+}
+
+/// Opens a snapshot of what is at `path`, or of a directory above it.
+fn open_snapshot(pool: &Pool, path: &[u8], name: &[u8]) -> Result<Pool, Reason> {
+    Ok(pool.open_snapshot(scope_of(pool, path, name)?, name)?)
 }
 
 impl Opened {

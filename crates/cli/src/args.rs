@@ -2,6 +2,7 @@
 
 mod files;
 mod properties;
+mod snapshots;
 
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use hardpack_engine::pool::{Property, Settings};
 
 pub use self::files::*;
 pub use self::properties::*;
+pub use self::snapshots::*;
 use crate::address::Address;
 
 const EXIT_CODES: &str = "\
@@ -141,6 +143,20 @@ pub enum Command {
     Mkdir(MkdirArgs),
     /// Make a link in a pool
     Ln(LnArgs),
+    /// Keep a file, a directory or a pool as it is now
+    Snapshot(SnapshotArgs),
+    /// List directories and snapshots, with what they take
+    List(ListArgs),
+    /// Bring a file, a directory or a pool back to a snapshot
+    Rollback(RollbackArgs),
+    /// Make a copy that shares what it holds with its source
+    Clone(CloneArgs),
+    /// Tell what has changed since a snapshot, or between two
+    Diff(DiffArgs),
+    /// Destroy snapshots, and give back what only they hold
+    Destroy(DestroyArgs),
+    /// Show how well a pool is compressed and deduplicated, and what that takes
+    Stats(StatsArgs),
     /// Show what a pool holds, how well it compresses, and its settings
     Info(InfoArgs),
     /// Verify everything in a pool, and the database in it

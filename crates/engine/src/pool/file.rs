@@ -367,6 +367,7 @@ impl File {
         });
         match done {
             Ok((txn, len)) => {
+                txn.park();
                 pending.txn = Some(txn);
                 pending.len = Some(len);
                 Ok(())
@@ -394,7 +395,10 @@ impl File {
 
     fn take_txn(&self, pending: &mut Pending) -> Result<Txn> {
         match pending.txn.take() {
-            Some(txn) => Ok(txn),
+            Some(txn) => {
+                txn.resume();
+                Ok(txn)
+            }
             None => {
                 let checksum = self.settings()?.checksum;
                 self.store.begin(checksum)

@@ -151,7 +151,12 @@ pub(super) fn remove_pieces(
     }
 }
 
-fn give_up(txn: &mut Txn, pointer: &Pointer, file: FileId, is_patch: bool) -> Result<()> {
+pub(super) fn give_up(
+    txn: &mut Txn,
+    pointer: &Pointer,
+    file: FileId,
+    is_patch: bool,
+) -> Result<()> {
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, is_patch, false);
     txn.free(pointer, Owner::File(file))

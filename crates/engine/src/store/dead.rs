@@ -263,8 +263,8 @@ impl Txn {
         if refs.count > dead.count {
             return self.set_refs(start, &Refs { count: refs.count - dead.count, ..refs });
         }
-        self.remove(REFS, &space_key(start))?;
-        self.free_extent(dead.run, refs.birth)
+        self.set_refs(start, &Refs { count: 1, ..refs })?;
+        self.drop_reference(dead.run, dead.birth)
     }
 }
 
@@ -314,7 +314,7 @@ impl Store {
                     let (count, _) = shared.entry(dead.run.start).or_insert((0, dead.run.sectors));
                     *count = count.saturating_add(dead.count);
                 } else {
-                    bytes += dead.run.sectors << self.ashift();
+                    bytes = u64::saturating_add(bytes, dead.run.sectors << self.ashift());
                 }
             }
             let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
@@ -327,7 +327,7 @@ impl Store {
         for (sector, (count, sectors)) in shared {
             let value = refs_tree.get(&mut &*self, &space_key(sector))?;
             if value.and_then(|value| Refs::decode(&value)).is_some_and(|r| r.count == count) {
-                bytes += sectors << self.ashift();
+                bytes = u64::saturating_add(bytes, sectors << self.ashift());
             }
         }
         Ok(bytes)

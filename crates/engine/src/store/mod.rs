@@ -15,6 +15,7 @@ mod commit;
 pub mod compact;
 pub mod dead;
 pub mod dictionaries;
+pub mod differ;
 mod extent;
 mod features;
 pub(crate) mod fields;
@@ -107,6 +108,9 @@ pub mod trees {
 /// How long making the state of another process durable waits for other transactions.
 const FOREIGN_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a transaction waits for one of the same process that nobody is working on.
+const PARKED_WAIT: Duration = Duration::from_secs(5);
+
 /// No medium tears a write within this many bytes.
 const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
 
@@ -122,7 +126,7 @@ pub enum Durability {
 /// How long to wait for another transaction of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// Until it ends.
+    /// Until it ends; but not for ever for one of this process that is parked, which may be the caller's own.
     Endless,
     /// So long for one of this process, which may be the caller's own; for others until they end.
     Within(Duration),
@@ -704,31 +708,50 @@ fn empty_state() -> State {
 /// Lets one transaction of this process in at a time.
 #[derive(Debug, Default)]
 struct WriterGate {
-    busy: Mutex<bool>,
+    inside: Mutex<Inside>,
     free: Condvar,
+}
+
+/// Who is inside the gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Inside {
+    #[default]
+    Nobody,
+    /// A transaction that somebody is working on.
+    Working,
+    /// One that waits for what its owner does next. That may be to enter the gate himself.
+    Parked,
 }
 
 impl WriterGate {
     fn enter(&self, patience: Patience) -> Result<()> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = match patience {
-            Patience::Endless => Duration::MAX,
+            Patience::Endless => PARKED_WAIT,
             Patience::Within(wait) => wait,
             Patience::None => Duration::ZERO,
         };
-        let (mut busy, _) = self
-            .free
-            .wait_timeout_while(busy, wait, |busy| *busy)
-            .unwrap_or_else(PoisonError::into_inner);
-        if *busy {
-            return Err(Error::Busy);
+        loop {
+            (inside, _) = self
+                .free
+                .wait_timeout_while(inside, wait, |inside| *inside != Inside::Nobody)
+                .unwrap_or_else(PoisonError::into_inner);
+            match *inside {
+                Inside::Nobody => break,
+                Inside::Working if patience == Patience::Endless => {}
+                Inside::Working | Inside::Parked => return Err(Error::Busy),
+            }
         }
-        *busy = true;
+        *inside = Inside::Working;
         Ok(())
     }
 
+    fn set(&self, inside: Inside) {
+        *self.inside.lock().unwrap_or_else(PoisonError::into_inner) = inside;
+    }
+
     fn leave(&self) {
-        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.set(Inside::Nobody);
         self.free.notify_one();
     }
 }

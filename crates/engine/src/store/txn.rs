@@ -21,7 +21,7 @@ use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
-use super::{Patience, State, Store};
+use super::{Inside, Patience, State, Store};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
@@ -189,6 +189,16 @@ impl Txn {
         self.core.next_file_id = superblock.next_file_id;
         self.trees = base.trees.to_vec();
         self.core.base = base;
+    }
+
+    /// Says that nobody is working on the transaction until [`Txn::resume`].
+    pub fn park(&self) {
+        self.core.store.writer.set(Inside::Parked);
+    }
+
+    /// Somebody is working on it again.
+    pub fn resume(&self) {
+        self.core.store.writer.set(Inside::Working);
     }
 
     /// The number that this transaction will commit as.

@@ -18,7 +18,9 @@ use super::faults::{Faults, Kind};
 use super::handle::Handle;
 use super::shapes::{Base, Shape, repeated, trainable};
 use super::sim_device::SimDevice;
-use super::{Rng, first_difference, only_file, options, problems, read_all, rewriting};
+use super::{
+    Rng, first_difference, only_file, options, problems, read_all, rewriting, snapshotting,
+};
 
 /// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
 /// version of the file.
@@ -166,9 +168,43 @@ impl<'a> Run<'a> {
                     rewriting::some_steps(&process.pool, &device, &mut rng)
                 })?;
             }
+            if self.shape.snapshot_one_in > 0 && self.rng.one_in(self.shape.snapshot_one_in) {
+                self.snapshots()?;
+            }
             self.something_else()?;
         }
         Ok(())
+    }
+
+    /// A snapshot is made, destroyed, or rolled back to.
+    fn snapshots(&mut self) -> Result<(), String> {
+        let index = self.choose();
+        // Where operations fail, content that comes back could be taken for that of one that failed.
+        if self.shape.fault_one_in == 0 && self.rng.one_in(4) {
+            return self.roll_back(index);
+        }
+        let mut rng = self.rng.fork();
+        let bytes = self.bytes.clone();
+        let mut is_durable = false;
+        self.attempt(index, |process| {
+            is_durable = snapshotting::some_step(&process.pool, &mut rng, &bytes).map_err(text)?;
+            Ok(())
+        })?;
+        if is_durable { self.note_durable(index) } else { Ok(()) }
+    }
+
+    fn roll_back(&mut self, index: usize) -> Result<(), String> {
+        let mut rng = self.rng.fork();
+        let pool = &self.processes[index].pool;
+        let Some(snapshot) = snapshotting::any(pool, &mut rng).map_err(text)? else {
+            return Ok(());
+        };
+        let content = snapshotting::content(pool, &snapshot).map_err(text)?;
+        let version = self.versions.add(&content);
+        self.device.note(STARTED | version);
+        pool.rollback(snapshot.scope, &snapshot.name).map_err(text)?;
+        (self.bytes, self.version) = (content, version);
+        self.note_durable(index)
     }
 
     /// What goes on where records are stored once: the index is a hint, that may go at any time.

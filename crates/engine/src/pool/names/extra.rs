@@ -9,8 +9,8 @@ use crate::store::node::VALUE_LEN_MAX;
 use crate::store::trees::NAMES;
 use crate::units::FileId;
 
-const TARGET: u8 = 7;
-const XATTR: u8 = 8;
+pub(super) const TARGET: u8 = 7;
+pub(super) const XATTR: u8 = 8;
 /// The longest target of a symbolic link, in bytes: Linux allows no longer path.
 pub const TARGET_LEN_MAX: usize = 4095;
 /// The longest value of an extended attribute, in bytes, as Linux has it.
