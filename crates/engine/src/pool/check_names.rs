@@ -24,9 +24,8 @@ pub(super) fn check_names(source: &mut impl Source, report: &mut CheckReport) ->
     loop {
         let entries = source.range(NAMES, &from, &[0xff], ENTRY_COUNT)?;
         for (key, value) in &entries {
-            match check_entry(source, key, value)? {
-                Some((file, problem)) => report.add(file, None, problem),
-                None => {}
+            if let Some((file, problem)) = check_entry(source, key, value)? {
+                report.add(file, None, problem);
             }
         }
         let Some((last, _)) = entries.last() else { break };

@@ -10,6 +10,10 @@ use crate::error::{Error, Result};
 use crate::pool::props::{Property, Settings};
 use crate::units::FileId;
 
+/// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a
+/// directory.
+pub type Visit<'v> = dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool> + 'v;
+
 impl Pool {
     /// What a path from the root stands for; symbolic links in the pool are followed.
     pub fn resolve(&self, path: &[u8]) -> Result<DirEntry> {
@@ -185,11 +189,7 @@ impl Pool {
     /// Calls `visit` with everything below a directory: directory, name and attributes, a directory before what
     /// is in it, each in the order of its names. What others change meanwhile may be met or not. `visit` says
     /// whether to go into a directory.
-    pub fn walk(
-        &self,
-        directory: FileId,
-        visit: &mut dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool>,
-    ) -> Result<()> {
+    pub fn walk(&self, directory: FileId, visit: &mut Visit<'_>) -> Result<()> {
         // For each directory on the way down: its path, itself, and the name behind which it goes on.
         let mut above: Vec<(Vec<u8>, FileId, Option<Vec<u8>>)> =
             vec![(Vec::new(), directory, None)];
