@@ -143,7 +143,9 @@ fn properties_have_a_source() {
     assert_eq!(json[1]["source"], "local");
     // What comes from now on is written so, each part of the pool in its own way.
     let text = directory.path().join("text");
-    fs::write(&text, "some words ".repeat(20_000)).unwrap();
+    // So that records are too long to lie inside their pointers.
+    let lines: String = (0..20_000_u64).map(|i| format!("line {i} of {}\n", i * i)).collect();
+    fs::write(&text, lines).unwrap();
     let records = || {
         let info = json_of(hardpack().args(["info", "--json"]).arg(&pool));
         ["lz4", "zstd"].map(|codec| info["codecs"][codec]["records"].as_u64().unwrap_or(0))
