@@ -34,6 +34,7 @@ mod rewrite;
 mod salvage;
 mod sink;
 mod source;
+mod stream;
 mod write;
 
 #[cfg(test)]
@@ -61,6 +62,7 @@ pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};
 pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};
 pub use self::sink::SINK_COMPRESSION;
+pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 use self::source::Committed;
 use crate::device::Device;
 use crate::error::Result;

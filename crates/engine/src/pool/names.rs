@@ -10,6 +10,9 @@
 //! 7, file u64 BE, part u8             -> the target of a symbolic link
 //! 8, file u64 BE, name, NUL, part u8  -> an extended attribute
 //! 9, file u64 BE                      -> nothing                a file without a name, being filled
+//! 10, root u64 BE                     -> how far a receive from another pool has come (see `receiving.rs`)
+//! 11, root u64 BE, class u8, u64 BE   -> u64: what a number of its stream is here
+//! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one
 //! ```
 //!
 //! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
@@ -18,6 +21,7 @@
 
 mod attributes;
 mod extra;
+mod receiving;
 mod settings;
 
 use std::borrow::Cow;
@@ -26,6 +30,10 @@ pub use self::attributes::{Attributes, FileOwner};
 pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set_attributes};
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{remove_xattr, set_target, set_xattr, target, xattr, xattrs};
+pub(crate) use self::receiving::{
+    Identity, Origin, Progress, find_progress, forget_receive, identities, identity, progress,
+    received_as, set_identity, set_progress, set_received_as,
+};
 pub use self::settings::DEPTH_MAX;
 pub(crate) use self::settings::{
     dictionaries_in_use, dictionary, local_properties, repack, set_dictionary, set_property,
@@ -59,7 +67,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn from_stored(value: u8) -> Option<Kind> {
+    pub(super) fn from_stored(value: u8) -> Option<Kind> {
         [Kind::File, Kind::Directory, Kind::Symlink].into_iter().find(|kind| *kind as u8 == value)
     }
 }
@@ -250,7 +258,7 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
             let (directory, name) = rest.split_first_chunk::<8>()?;
             Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
         }
-        settings::PROPERTY..=NAMELESS => Some(Owned::Other(file)),
+        settings::PROPERTY..=receiving::ORIGIN => Some(Owned::Other(file)),
         _ => None,
     }
 }
@@ -259,6 +267,8 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
 pub(super) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
     settings::remove(txn, file)?;
     extra::remove(txn, file)?;
+    receiving::forget_receive(txn, file)?;
+    receiving::remove_origins(txn, file)?;
     set_nameless(txn, file, false)?;
     attributes::remove_attributes(txn, file)
 }
