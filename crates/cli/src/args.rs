@@ -1,11 +1,18 @@
 //! Every flag of the command line, once.
 
-use std::ffi::OsString;
+mod files;
+mod properties;
+mod snapshots;
+
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
-use clap::{Args as ClapArgs, CommandFactory, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand};
 use hardpack_engine::pool::{Property, Settings};
+
+pub use self::files::*;
+pub use self::properties::*;
+pub use self::snapshots::*;
+use crate::address::Address;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -23,7 +30,12 @@ Examples:
   hardpack pack words.db --in-place          replace the database by its pool
   hardpack sql words.db.hpk                  a shell on it
   hardpack info words.db.hpk                 what it holds and how well it compresses
-  hardpack unpack words.db.hpk words2.db     give the database back";
+  hardpack unpack words.db.hpk words2.db     give the database back
+
+  hardpack put photos archive.hpk            whole directories, in a pool of many files
+  hardpack ls -l archive.hpk/photos          what is there
+  hardpack set compression=zstd-19 archive.hpk/photos
+  hardpack extract archive.hpk/photos .      give them back";
 
 const PACK_HELP: &str = "\
 Any file is kept byte for byte. A SQLite database is packed as of one moment, with what is still in
@@ -105,6 +117,46 @@ pub enum Command {
     Pack(PackArgs),
     /// Give back the file that a pool holds
     Unpack(UnpackArgs),
+    /// Make an empty pool
+    Create(CreateArgs),
+    /// Put files and whole directories into a pool
+    Put(PutArgs),
+    /// Give files and whole directories back
+    Extract(ExtractArgs),
+    /// List a directory of a pool
+    Ls(LsArgs),
+    /// Show a directory of a pool with all below it
+    Tree(TreeArgs),
+    /// Look for files in a pool
+    Find(FindArgs),
+    /// Show all that is known of a file in a pool
+    Stat(StatArgs),
+    /// Tell how much directories and files take
+    Du(DuArgs),
+    /// Write files of a pool to standard output
+    Cat(CatArgs),
+    /// Remove files from a pool
+    Rm(RmArgs),
+    /// Move or rename files in a pool
+    Mv(MvArgs),
+    /// Make directories in a pool
+    Mkdir(MkdirArgs),
+    /// Make a link in a pool
+    Ln(LnArgs),
+    /// Keep a file, a directory or a pool as it is now
+    Snapshot(SnapshotArgs),
+    /// List directories and snapshots, with what they take
+    List(ListArgs),
+    /// Bring a file, a directory or a pool back to a snapshot
+    Rollback(RollbackArgs),
+    /// Make a copy that shares what it holds with its source
+    Clone(CloneArgs),
+    /// Tell what has changed since a snapshot, or between two
+    Diff(DiffArgs),
+    /// Destroy snapshots, and give back what only they hold
+    Destroy(DestroyArgs),
+    /// Show how well a pool is compressed and deduplicated, and what that takes
+    Stats(StatsArgs),
     /// Show what a pool holds, how well it compresses, and its settings
     Info(InfoArgs),
     /// Verify everything in a pool, and the database in it
@@ -129,14 +181,6 @@ pub enum Command {
     Sql(SqlArgs),
     /// List the compression algorithms and their levels
     Codecs(CodecsArgs),
-}
-
-fn set_help() -> String {
-    let mut help = String::from("Properties:\n");
-    for property in Property::ALL {
-        help.push_str(&format!("  {property:<12}  {}\n", property.values()));
-    }
-    help + "\nExample: hardpack set compression=zstd-9 recordsize=1M words.db.hpk"
 }
 
 /// Sets a property at creation: the name of the flag is that of the property.
@@ -213,9 +257,9 @@ pub struct WorkArgs {
 
 #[derive(Debug, ClapArgs)]
 pub struct UnpackArgs {
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
+    /// The pool, or a file in it
+    #[arg(value_name = "POOL[/PATH]", value_parser = address())]
+    pub pool: Address,
     /// The file to create [default: the name it was packed under, beside POOL]
     #[arg(value_name = "OUT")]
     pub output: Option<PathBuf>,
@@ -318,112 +362,12 @@ pub struct CompactArgs {
     pub json: bool,
 }
 
-/// What `get` is asked for.
-#[derive(Clone, Debug)]
-pub enum Wanted {
-    All,
-    Property(Property),
-    Statistic(&'static str),
-}
-
-/// What `get` also shows, though it cannot be set.
-pub const STATISTICS: [&str; 4] = ["compressratio", "used", "logicalused", "guid"];
-
-/// Names separated by commas.
-#[derive(Clone, Debug)]
-pub struct WantedList(pub Vec<Wanted>);
-
-fn parse_wanted_list(text: &str) -> Result<WantedList, String> {
-    text.split(',').map(parse_wanted).collect::<Result<_, _>>().map(WantedList)
-}
-
-fn parse_wanted(text: &str) -> Result<Wanted, String> {
-    if text == "all" {
-        return Ok(Wanted::All);
-    }
-    if let Some(name) = STATISTICS.into_iter().find(|name| *name == text) {
-        return Ok(Wanted::Statistic(name));
-    }
-    text.parse().map(Wanted::Property).map_err(|error: hardpack_engine::Error| error.to_string())
-}
-
-#[derive(Debug, ClapArgs)]
-pub struct GetArgs {
-    /// Properties, separated by commas, or 'all'
-    #[arg(value_name = "PROPERTY|all", value_parser = parse_wanted_list)]
-    pub wanted: WantedList,
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
-    /// For scripts: no header, tabs between the columns
-    #[arg(short = 'H')]
-    pub scripted: bool,
-    /// Exact numbers
-    #[arg(short = 'p', long = "parsable")]
-    pub exact: bool,
-    /// Report as JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Of this file, not of the pool as a whole
-    #[arg(long, value_name = "NAME")]
-    pub file: Option<String>,
-}
-
-fn parse_assignment(text: &str) -> Result<(Property, String), String> {
-    let (name, value) = text.split_once('=').ok_or("expected PROPERTY=VALUE")?;
-    let property: Property =
-        name.parse().map_err(|error: hardpack_engine::Error| error.to_string())?;
-    Ok((property, value_of(property)(value)?))
-}
-
-#[derive(Debug, ClapArgs)]
-#[command(override_usage = "hardpack set [OPTIONS] <PROPERTY=VALUE>... <POOL>")]
-#[command(after_help = set_help())]
-pub struct SetArgs {
-    /// What to set, such as compression=zstd-9, and last the pool
-    // One list, so that flags may stand anywhere between.
-    #[arg(value_name = "PROPERTY=VALUE", required = true)]
-    operands: Vec<OsString>,
-    /// On this file, not on the pool as a whole
-    #[arg(long, value_name = "NAME")]
-    pub file: Option<String>,
-}
-
-impl SetArgs {
-    /// What to set, and the pool. Ends the process where it is wrong, as the parser does.
-    pub fn parse(&self) -> (Vec<(Property, String)>, PathBuf) {
-        let exit =
-            |text: String| -> ! { Args::command().error(ErrorKind::ValueValidation, text).exit() };
-        let Some((pool, settings @ [_, ..])) = self.operands.split_last() else {
-            exit("expected PROPERTY=VALUE and the pool".into())
-        };
-        let parsed = settings.iter().map(|text| {
-            parse_assignment(&text.to_string_lossy())
-                .map_err(|error| format!("invalid value '{}': {error}", text.display()))
-        });
-        (parsed.collect::<Result<_, _>>().unwrap_or_else(|error| exit(error)), pool.into())
-    }
-}
-
-#[derive(Debug, ClapArgs)]
-pub struct InheritArgs {
-    /// The property
-    #[arg(value_name = "PROPERTY")]
-    pub property: Property,
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
-    /// Of this file, not of the pool as a whole
-    #[arg(long, value_name = "NAME")]
-    pub file: Option<String>,
-}
-
 #[derive(Debug, ClapArgs)]
 #[command(after_help = SQL_HELP)]
 pub struct SqlArgs {
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
+    /// The pool, or a file in it
+    #[arg(value_name = "POOL[/PATH]", value_parser = address())]
+    pub pool: Address,
     /// Statements to run
     #[arg(value_name = "SQL")]
     pub sql: Vec<String>,
@@ -463,9 +407,9 @@ pub struct FoldArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = REPACK_HELP)]
 pub struct RepackArgs {
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
+    /// The pool, or a directory or file in it
+    #[arg(value_name = "POOL[/PATH]", value_parser = address())]
+    pub pool: Address,
     /// The algorithm and level to aim at [default: the property]
     #[arg(long, value_name = "NAME", value_parser = value_of(Property::Compression))]
     pub compression: Option<String>,
@@ -482,9 +426,6 @@ pub struct RepackArgs {
     /// Begin anew where an earlier repack was interrupted, instead of going on with it
     #[arg(long)]
     pub restart: bool,
-    /// Of this file, where the pool holds several
-    #[arg(long, value_name = "NAME")]
-    pub file: Option<String>,
     #[command(flatten)]
     pub work: WorkArgs,
 }

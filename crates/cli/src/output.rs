@@ -15,6 +15,37 @@ pub fn print(text: impl Display) -> Result<(), Reason> {
     write!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(Reason::stdout)
 }
 
+/// Writes bytes to stdout.
+pub fn print_bytes(bytes: &[u8]) -> Result<(), Reason> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Reason::stdout)
+}
+
+/// Standard output for much that is written bit by bit. Ended by [`Out::finish`].
+pub struct Out {
+    out: io::BufWriter<io::StdoutLock<'static>>,
+}
+
+impl Out {
+    pub fn new() -> Out {
+        Out { out: io::BufWriter::with_capacity(64 << 10, io::stdout().lock()) }
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        self.out.write_all(bytes).map_err(Reason::stdout)
+    }
+
+    /// A line, or what ends with NUL.
+    pub fn line(&mut self, bytes: &[u8], nul: bool) -> Result<(), Reason> {
+        self.write(bytes)?;
+        self.write(if nul { b"\0" } else { b"\n" })
+    }
+
+    pub fn finish(mut self) -> Result<(), Reason> {
+        self.out.flush().map_err(Reason::stdout)
+    }
+}
+
 /// Writes a line to stdout.
 pub fn print_line(text: impl Display) -> Result<(), Reason> {
     print(format_args!("{text}\n"))
@@ -54,6 +85,15 @@ pub fn json_ratio(ratio: f64) -> serde_json::Value {
 pub fn columns<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
+    left: usize,
+) -> String {
+    table(header, rows.into_iter().map(Vec::from), left)
+}
+
+/// The same, where the columns are not known beforehand.
+pub fn table<'h>(
+    header: impl IntoIterator<Item = &'h str>,
+    rows: impl IntoIterator<Item = Vec<String>>,
     left: usize,
 ) -> String {
     let mut table = Table::new();

@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 
 use hardpack_engine::Txg;
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{DirEntry, File, Options, Pool};
+use hardpack_engine::pool::{File, Options, Pool};
 
 use crate::failure::{Code, Reason};
 use crate::sqlite;
@@ -65,13 +65,23 @@ pub fn open_writable(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> 
     open(path, FileDevice::open, threads)
 }
 
+/// A path that leads into a pool, where that as a whole is what a command works on.
+fn whole_only(error: std::io::Error) -> Reason {
+    match error.kind() {
+        std::io::ErrorKind::NotADirectory => {
+            Reason::new(Code::Cannot, "this works on a whole pool").hint("give the pool alone")
+        }
+        _ => error.into(),
+    }
+}
+
 /// Opens what should be a pool.
 pub fn open_device(
     path: &Path,
     open_device: impl FnOnce(&Path) -> std::io::Result<FileDevice>,
 ) -> Result<FileDevice, Reason> {
     // Before it is opened: that would wait for the other end of a pipe.
-    let kind = std::fs::metadata(path)?.file_type();
+    let kind = std::fs::metadata(path).map_err(whole_only)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(Reason::new(Code::NotAPool, "it is not an ordinary file"));
     }
@@ -95,14 +105,6 @@ fn open(
                 .hint(format!("'hardpack pack {}' makes a pool of it", path.display()));
         }
         reason
-    })
-}
-
-/// The file that a command means: the one named, or else the only one.
-pub fn find_file(pool: &Pool, name: Option<&str>) -> Result<DirEntry, Reason> {
-    Ok(match name {
-        Some(name) => pool.lookup(name)?,
-        None => pool.only_file()?,
     })
 }
 
@@ -138,6 +140,10 @@ pub fn read_all(
         }
         Ok(bytes)
     };
+    if count <= 1 {
+        // A thread would take longer than the work.
+        return (0..count).try_for_each(|index| sink(&read(index)?));
+    }
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..threads)
             .map(|first| {

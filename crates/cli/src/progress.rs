@@ -4,7 +4,7 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{BinaryBytes, HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{BinaryBytes, HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::output;
 
@@ -110,6 +110,68 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if let View::Bar(bar) = &self.view {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The progress of work on many files, of which it is not known how many there are.
+pub struct FilesProgress {
+    bar: Option<ProgressBar>,
+    label: String,
+    is_quiet: bool,
+    files: u64,
+    bytes: u64,
+    began: Instant,
+    last_line: Instant,
+}
+
+impl FilesProgress {
+    /// Starts, such as with "putting".
+    pub fn new(label: &str, is_quiet: bool) -> FilesProgress {
+        let bar = (!is_quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new_spinner();
+            let style = ProgressStyle::with_template("{spinner} {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        let began = Instant::now();
+        let label = label.to_owned();
+        FilesProgress { bar, label, is_quiet, files: 0, bytes: 0, began, last_line: began }
+    }
+
+    /// Notes that so much more is done.
+    pub fn add(&mut self, files: u64, bytes: u64) {
+        self.files += files;
+        self.bytes += bytes;
+        if let Some(bar) = &self.bar {
+            bar.set_message(self.line());
+        } else if !self.is_quiet && self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            eprintln!("{}", self.line());
+        }
+    }
+
+    /// Writes a line to stderr, above the bar.
+    pub fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn line(&self) -> String {
+        let rate = self.bytes as f64 / self.began.elapsed().as_secs_f64().max(0.001);
+        let (files, bytes) = (HumanCount(self.files), BinaryBytes(self.bytes));
+        let rate = BinaryBytes(rate as u64);
+        format!("{}: {files} files, {bytes}, {rate}/s", self.label)
+    }
+}
+
+impl Drop for FilesProgress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }

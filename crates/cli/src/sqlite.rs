@@ -94,6 +94,18 @@ pub fn take_exclusive(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("BEGIN EXCLUSIVE")
 }
 
+/// Has everything of a database that is in a log, or that a journal takes back, put into the file itself. Whether
+/// all of it is: others may be reading what is before it.
+pub fn settle(db: &Connection) -> rusqlite::Result<bool> {
+    // Rolls a hot journal back.
+    db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
+    if !is_wal(db)? {
+        return Ok(true);
+    }
+    let busy: i64 = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+    Ok(busy == 0)
+}
+
 /// The URI under which SQLite opens a pool through the VFS.
 pub fn pool_uri(path: &Path) -> io::Result<String> {
     let mut uri = String::from("file:");

@@ -129,3 +129,38 @@ pub fn is_complete_sql(sql: &str) -> bool {
 pub fn register_vfs() -> Result<(), &'static str> {
     hardpack::register(hardpack::api_from!(rusqlite::ffi)?, false)
 }
+
+/// A moment as the clock on the wall shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LocalTime {
+    pub year: i64,
+    pub month: u8,
+    pub day: u8,
+    pub hour: u8,
+    pub minute: u8,
+    pub second: u8,
+    /// Seconds ahead of UTC.
+    pub offset: i64,
+}
+
+/// The local time at so many seconds since 1970; nothing where the system cannot tell.
+pub fn local_time(seconds: i64) -> Option<LocalTime> {
+    // SAFETY: `tm` is a plain structure, for which zeros are valid, and both pointers outlive the call.
+    let tm = unsafe {
+        let mut tm: libc::tm = std::mem::zeroed();
+        if libc::localtime_r(&seconds, &mut tm).is_null() {
+            return None;
+        }
+        tm
+    };
+    let small = |n: libc::c_int| u8::try_from(n).ok();
+    Some(LocalTime {
+        year: i64::from(tm.tm_year) + 1900,
+        month: small(tm.tm_mon + 1)?,
+        day: small(tm.tm_mday)?,
+        hour: small(tm.tm_hour)?,
+        minute: small(tm.tm_min)?,
+        second: small(tm.tm_sec)?,
+        offset: tm.tm_gmtoff,
+    })
+}

@@ -293,7 +293,7 @@ fn what_cannot_be_repacked_is_said() {
     ] {
         hardpack().arg("repack").args(wrong).arg(&pool).assert().code(2);
     }
-    hardpack().args(["repack", "--file", "other"]).arg(&pool).assert().code(3);
+    hardpack().arg("repack").arg(pool.join("other")).assert().code(3);
     assert_holds(&pool, &path);
 }
 

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use crate::pool::{Attributes, FileOwner, Kind, ROOT};
 use crate::store::checksum::ChecksumKind;
+use crate::store::dead::DEAD_KEY_LEN;
 use crate::store::node::Node;
 use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
 use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
+use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot};
 use crate::store::stats::{CodecStats, PoolStats};
 use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock, TREE_COUNT};
 use crate::units::{FileId, Run, Sector, Txg};
@@ -148,17 +150,59 @@ fn attributes_are_as_documented() {
 #[test]
 fn refs_are_as_documented() {
     let hash = ContentHash { kind: HashKind::Sha256, hash: [7; CONTENT_HASH_LEN] };
-    let refs = Refs { count: 3, birth: Txg(17), content: Some((hash, pointer())) };
+    let refs = Refs {
+        count: 3,
+        birth: Txg(17),
+        len: 1000,
+        stored_len: 777,
+        content: Some((hash, pointer())),
+    };
     let encoded = refs.encode();
-    let (front, content) = encoded.split_at(16);
+    let (front, content) = encoded.split_at(24);
     let expected = HashMap::from([
         ("count", 3u32.to_le_bytes().to_vec()),
         ("hash_kind", vec![2]),
         ("birth", 17u64.to_le_bytes().to_vec()),
+        ("len", 1000u32.to_le_bytes().to_vec()),
+        ("stored_len", 777u32.to_le_bytes().to_vec()),
     ]);
     compare("refs", front, expected);
     assert_eq!(content, [&[7; CONTENT_HASH_LEN][..], &pointer().to_bytes()].concat());
     assert_eq!(Refs::decode(&encoded), Some(refs));
+}
+
+#[test]
+fn snapshot_is_as_documented() {
+    let snapshot = Snapshot {
+        number: 9,
+        scope: Scope { file: FileId(7), is_directory: true },
+        txg: Txg(0x0102_0304_0507),
+        created_ns: -5,
+        is_condemned: true,
+        release_from: [6; DEAD_KEY_LEN],
+        file_bytes: 70,
+        data: CodecStats { records: 71, logical: 72, stored: 73, allocated: 74 },
+        name: b"name".to_vec(),
+        roots: [Some(pointer()), None, None, Some(pointer())],
+    };
+    let encoded = snapshot.encode();
+    let (front, rest) = encoded.split_at(SNAPSHOT_FRONT_LEN);
+    let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
+    let expected = HashMap::from([
+        ("scope", u64_bytes(7)),
+        ("txg", u64_bytes(0x0102_0304_0507)),
+        ("created", (-5_i64).to_le_bytes().to_vec()),
+        ("flags", vec![3, 0, 0, 0]),
+        ("name_len", vec![4, 0]),
+        ("release_from", vec![6; DEAD_KEY_LEN]),
+        ("file_bytes", u64_bytes(70)),
+        ("data", [71, 72, 73, 74].into_iter().flat_map(u64_bytes).collect()),
+    ]);
+    compare("snapshot", front, expected);
+    let root = pointer().to_bytes();
+    let root = [&(root.len() as u16).to_le_bytes()[..], &root].concat();
+    assert_eq!(rest, [&b"name"[..], &root, &[0; 4], &root].concat());
+    assert_eq!(Snapshot::decode(9, &encoded), Some(snapshot));
 }
 
 #[test]

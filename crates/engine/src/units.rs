@@ -28,7 +28,7 @@ pub struct Sector(pub u64);
 pub struct FileId(pub u64);
 
 /// A run of sectors.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Run {
     /// The first sector.
     pub start: Sector,

@@ -124,6 +124,7 @@ fn assert_everything_occurred(sums: &[(u64, Tally)]) {
     assert!(total.flips_found > 0, "{total:?}");
     let work = total.work;
     assert!(work.rewritten > 0 && work.deltas > 0 && work.resumed > 0, "{work:?}");
+    assert!(work.shared > 0, "{work:?}");
 }
 
 /// Every subset of the writes of small commits, instead of some of them.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::sim_device::SimDevice;
 use common::{Rng, create, create_options, only_file, options, problems, read_all};
+use hardpack_engine::Error;
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::Durability;
@@ -227,4 +228,33 @@ fn closing_with_an_open_transaction() {
     pool.close().unwrap();
     let (_, file) = open(&device);
     assert_eq!(read_all(&file).unwrap(), b"kept");
+}
+
+/// A transaction that was written ahead waits for its owner, who may be the one who wants to commit another file: that
+/// ends, and harms neither.
+#[test]
+fn a_transaction_ahead_is_not_waited_for_for_ever() {
+    const LEN: usize = 1 << 20;
+    let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+    let pool = create(&device, &[], LEN / 2);
+    let other = pool.file(pool.create_file_at(b"other", 0o644, 0).unwrap()).unwrap();
+    let large = pool.file(pool.resolve(b"main").unwrap().file).unwrap();
+    let bytes = Rng(5).noise(LEN);
+    large.write_at(&bytes, 0).unwrap();
+    other.write_at(b"small", 0).unwrap();
+    assert!(matches!(other.commit(Durability::Durable), Err(Error::Busy)));
+    // What was to be committed is gone, and says so until it is rolled back.
+    other.write_at(b"again", 0).unwrap();
+    assert!(other.commit(Durability::Durable).is_err());
+    other.discard();
+    large.commit(Durability::Durable).unwrap();
+    other.write_at(b"later", 0).unwrap();
+    other.commit(Durability::Durable).unwrap();
+    drop((large, other, pool));
+    let pool = Pool::open(device, options(LEN)).unwrap();
+    let read =
+        |path: &[u8]| read_all(&pool.file(pool.resolve(path).unwrap().file).unwrap()).unwrap();
+    assert!(read(b"main") == bytes);
+    assert_eq!(read(b"other"), b"later");
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }

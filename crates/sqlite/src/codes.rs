@@ -19,7 +19,9 @@ pub fn code(error: &Error, io: c_int, path: &Path) -> c_int {
         Error::NoSpace => SQLITE_FULL,
         Error::ReadOnly(_) => SQLITE_READONLY,
         Error::Busy => SQLITE_BUSY,
-        Error::Io { .. } | Error::FailStop => io,
+        Error::Io { .. } | Error::FailStop | Error::Invalid(_) => io,
+        Error::NotFound { .. } | Error::Exists { .. } => io,
+        Error::NotADirectory { .. } | Error::IsADirectory { .. } => io,
         _ => SQLITE_IOERR,
     };
     api::log(code, &format!("hardpack: {}: {error}", path.display()));

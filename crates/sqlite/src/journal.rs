@@ -23,11 +23,12 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ops::Range;
 
 use crate::ffi::{
-    SQLITE_IOERR_SHORT_READ, SQLITE_OK, SQLITE_OPEN_CREATE, SQLITE_OPEN_DELETEONCLOSE,
-    SQLITE_OPEN_EXCLUSIVE, SQLITE_OPEN_MAIN_JOURNAL, SQLITE_OPEN_READWRITE,
-    SQLITE_OPEN_TEMP_JOURNAL, SQLITE_SYNC_NORMAL,
+    SQLITE_IOERR_SHORT_READ, SQLITE_IOERR_WRITE, SQLITE_OK, SQLITE_OPEN_CREATE,
+    SQLITE_OPEN_DELETEONCLOSE, SQLITE_OPEN_EXCLUSIVE, SQLITE_OPEN_MAIN_JOURNAL,
+    SQLITE_OPEN_READWRITE, SQLITE_OPEN_TEMP_JOURNAL, SQLITE_SYNC_NORMAL,
 };
 use crate::host::{Host, HostFile};
+use crate::super_journal;
 
 /// A journal longer than this goes to a temporary file.
 const MEMORY_LEN_MAX: usize = 16 << 20;
@@ -42,6 +43,8 @@ const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 /// What SQLite ends a persistent journal with: zeros for the fields of its header. One that begins a
 /// journal is as long as a sector.
 const ENDING_LEN: usize = 28;
+/// The name of a super-journal is a path.
+const SUPER_JOURNAL_LEN_MAX: u64 = 64 << 10;
 /// The length of the magic with the number of pages, which SQLite writes by themselves.
 const COUNT_LEN: usize = MAGIC.len() + 4;
 
@@ -52,6 +55,8 @@ pub struct Journal {
     /// The path between NUL bytes: a host may look for URI parameters around it.
     name: Vec<u8>,
     place: Place,
+    /// Its database was opened by its path in a pool, so that not every super-journal may be named.
+    is_inside: bool,
     /// The flags of the last sync that SQLite asked for while nothing was on disk.
     owed_sync: Option<c_int>,
     /// It was on disk when it was opened, so that any transaction uses it there.
@@ -73,8 +78,20 @@ impl Journal {
         let mut name = vec![0; NAME_PADDING];
         name.extend_from_slice(path.to_bytes());
         name.extend_from_slice(&[0; NAME_PADDING]);
-        let place = Place::Memory(Vec::new());
-        Journal { host, name, place, owed_sync: None, was_on_disk: false, is_unsynced: false }
+        Journal {
+            host,
+            name,
+            place: Place::Memory(Vec::new()),
+            is_inside: false,
+            owed_sync: None,
+            was_on_disk: false,
+            is_unsynced: false,
+        }
+    }
+
+    /// The same for a database that was opened by its path in a pool.
+    pub fn inside(self) -> Journal {
+        Journal { is_inside: true, ..self }
     }
 
     /// One that is on disk already. Returns it with the flags the host reports, or the host's error code.
@@ -112,6 +129,16 @@ impl Journal {
     /// Writes `buf`, moving the journal where that is due.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
         let names_super_journal = buf == MAGIC && offset > 0;
+        if names_super_journal && self.is_inside {
+            // As early, for the same reason as below.
+            let code = match self.super_journal_name(offset) {
+                Ok(name) => super_journal::check(&name),
+                Err(code) => code,
+            };
+            if code != SQLITE_OK {
+                return code;
+            }
+        }
         if names_super_journal && !matches!(self.place, Place::Disk(_)) {
             // Before it is written: where that fails, the journal must not name the super-journal, or
             // SQLite would not roll back from it once the other files' rollback has removed that.
@@ -139,6 +166,25 @@ impl Journal {
         }
         self.is_unsynced = true;
         self.write_in_place(buf, offset)
+    }
+
+    /// The name that the record ending with a magic at `offset` has: before it are its length and a checksum.
+    fn super_journal_name(&self, offset: u64) -> Result<Vec<u8>, c_int> {
+        let mut ending = [0; 8];
+        let ending_at = offset.checked_sub(8).ok_or(SQLITE_IOERR_WRITE)?;
+        let fill = |buf: &mut [u8], at| match self.read(buf, at) {
+            SQLITE_OK => Ok(()),
+            code => Err(code),
+        };
+        fill(&mut ending, ending_at)?;
+        let [a, b, c, d, ..] = ending;
+        let len = u64::from(u32::from_be_bytes([a, b, c, d]));
+        if len > SUPER_JOURNAL_LEN_MAX || len > ending_at {
+            return Err(SQLITE_IOERR_WRITE);
+        }
+        let mut name = vec![0; len as usize];
+        fill(&mut name, ending_at - len)?;
+        Ok(name)
     }
 
     /// Cuts what an earlier transaction left on disk, where it still looks like a journal.

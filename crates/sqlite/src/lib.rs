@@ -19,22 +19,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A pool can hold many databases, each of which is opened by its path in it, as
+//! `file:pool.hpk/dir/app.db?vfs=hardpack`, or as a snapshot has it, read-only, as `pool.hpk/dir/app.db@name`. Each has locks
+//! and a log of its own (`side.rs`, `beside.rs`).
+//!
 //! Where to start reading: [`vfs`] has the C entry points, `main_file.rs` says what each of SQLite's
 //! calls means to the engine, `journal.rs` why rollback journals stay in memory.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod api;
+mod beside;
 mod codes;
 pub mod ffi;
 mod host;
+mod host_name;
+mod inside;
 mod journal;
+mod locate;
 mod main_file;
 mod maintenance;
 pub mod owners;
 mod pragma;
 mod registry;
+mod side;
 mod stats;
 pub mod stats_table;
+mod super_journal;
 pub mod unused;
 pub mod vfs;
 mod wal_index;

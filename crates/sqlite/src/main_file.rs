@@ -4,13 +4,13 @@
 //!
 //! | SQLite | here |
 //! | --- | --- |
-//! | xRead, xWrite, xTruncate, xFileSize | the pool's only file; writes stay uncommitted |
+//! | xRead, xWrite, xTruncate, xFileSize | a file of the pool; writes stay uncommitted |
 //! | xSync | one durable commit of the pool |
 //! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
 //! | SYNC, where a journal on disk vouches for the transaction | a visible commit |
 //! | xUnlock, end of a checkpoint, xClose without any of them | what is uncommitted is dropped |
 //! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read takes over what others committed |
-//! | locks and shared memory themselves | the host |
+//! | locks and shared memory themselves | the host, see `side.rs` for which file |
 //!
 //! SYNC alone commits nothing: a layer above may keep the xSync that should follow from us, and then
 //! any part of the rollback.
@@ -18,25 +18,33 @@
 //! So a transaction in a rollback mode is one commit at its last xSync; its journal (see
 //! [`crate::journal`]) is not needed for atomicity. In WAL mode a checkpoint is published at CKPT_DONE,
 //! before SQLite tells readers that they may read its pages from the database.
+//!
+//! The pool lets one transaction in at a time, whichever of its files it changes. A commit holds it for a moment.
+//! A transaction that wrote more than 32 MiB holds it from there to its end; who else wants to commit waits, but
+//! only so long for one of the same process, since it may be his own: then his transaction fails with an I/O error,
+//! and SQLite rolls it back.
 
+mod by_path;
+mod locks;
 mod open;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hardpack_engine::Error;
-use hardpack_engine::pool::{File, Property};
+use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
+use hardpack_engine::{Error, FileId};
 
 use crate::api;
 use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
+use crate::host_name::HostName;
 use crate::pragma;
 use crate::registry::{self, PoolName, PoolUse};
 use crate::wal_index::WalIndex;
+use locks::Locks;
 use open::note_page_len;
 
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
@@ -50,9 +58,16 @@ pub struct MainFile {
     // Dropped in this order: the host's descriptor is closed before the engine may close its own.
     file: Option<Arc<File>>,
     host_file: HostFile,
+    /// The name that the host's file was opened by, where it is not SQLite's.
+    host_name: Option<HostName>,
+    locks: Locks,
     backing: Backing,
     host: Host,
     path: PathBuf,
+    /// The path of the file in its pool, where it was opened by that.
+    inner_path: Option<Vec<u8>>,
+    /// Whose properties the connection shows and sets: the pool's, or the file's where it was named.
+    owner: FileId,
     properties: Vec<(Property, String)>,
     read_only: bool,
     lock: c_int,
@@ -93,8 +108,14 @@ enum Backing {
         #[allow(dead_code, reason = "keeps a pool without a file open")] Option<PoolUse>,
         #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName,
     ),
-    /// A pool.
+    /// A file of a pool.
     Pool(PoolUse, #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
+    /// A file as a snapshot of the pool has it.
+    Snapshot(
+        Pool,
+        #[allow(dead_code, reason = "keeps the descriptor open")] PoolUse,
+        #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName,
+    ),
 }
 
 impl MainFile {
@@ -102,12 +123,27 @@ impl MainFile {
         code(error, io, &self.path)
     }
 
-    /// The engine's pool, where the file is one.
-    pub fn pool(&self) -> Option<&PoolUse> {
+    /// The code for an error while changing the pool. SQLite takes "busy" for a reason to try the same call
+    /// again; but what was to be written is dropped, so it has to roll back.
+    fn write_code(&self, error: &Error, io: c_int) -> c_int {
+        match self.code(error, io) {
+            SQLITE_BUSY => io,
+            code => code,
+        }
+    }
+
+    /// The engine's pool, where the file is in one.
+    pub fn pool(&self) -> Option<&Pool> {
         match &self.backing {
-            Backing::Pool(pool, _) => Some(pool),
+            Backing::Pool(pool, _) => Some(pool.pool()),
+            Backing::Snapshot(pool, ..) => Some(pool),
             _ => None,
         }
+    }
+
+    /// Whose properties are meant: those of the file where it was named, or else the pool's.
+    pub fn property_owner(&self) -> FileId {
+        self.owner
     }
 
     /// Whether the file is a plain one, which the host serves.
@@ -148,7 +184,7 @@ impl MainFile {
         }
         self.stale = false;
         match &self.backing {
-            Backing::Plain => Ok(()),
+            Backing::Plain | Backing::Snapshot(..) => Ok(()),
             Backing::Pool(pool, _) => {
                 pool.pool().refresh().map(drop).map_err(|e| self.code(&e, SQLITE_IOERR_READ))
             }
@@ -191,8 +227,7 @@ impl MainFile {
         if let Backing::Unborn(..) = self.backing {
             let pool = registry::create(&self.path, &self.properties)
                 .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
-            let name = PoolName::new(self.path.as_os_str().as_bytes());
-            self.attach(pool, name).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+            self.attach(pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
         }
         if self.file.is_none() && !self.is_plain() {
             return Err(SQLITE_IOERR_WRITE);
@@ -213,7 +248,7 @@ impl MainFile {
         }
         match file.write_at(buf, offset) {
             Ok(()) => SQLITE_OK,
-            Err(error) => self.code(&error, SQLITE_IOERR_WRITE),
+            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE),
         }
     }
 
@@ -232,7 +267,7 @@ impl MainFile {
             // Behind CKPT_DONE no other call need follow before readers are let at the pages.
             Ok(()) if self.checkpoint == Checkpoint::Done => self.commit(Durability::Visible),
             Ok(()) => SQLITE_OK,
-            Err(error) => self.code(&error, SQLITE_IOERR_TRUNCATE),
+            Err(error) => self.write_code(&error, SQLITE_IOERR_TRUNCATE),
         }
     }
 
@@ -250,7 +285,9 @@ impl MainFile {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
         };
-        let Some((file, pool)) = self.file.as_ref().zip(self.pool()) else { return SQLITE_OK };
+        let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
+            return SQLITE_OK;
+        };
         let done = match durability {
             _ if self.wrote => file.commit(durability),
             Durability::Durable => pool.pool().store().make_durable(),
@@ -259,13 +296,13 @@ impl MainFile {
         match done {
             Ok(()) => {
                 if self.wrote {
-                    pool.note_commit();
+                    pool.note_commit(file.id());
                 }
                 self.wrote = false;
                 SQLITE_OK
             }
             // Unless SQLite undoes its changes, they are still to be dropped.
-            Err(error) => self.code(&error, io),
+            Err(error) => self.write_code(&error, io),
         }
     }
 
@@ -309,7 +346,7 @@ impl MainFile {
 
     /// xLock.
     pub fn lock(&mut self, level: c_int) -> c_int {
-        let code = self.host_file.lock(level);
+        let code = self.take_lock(level);
         if code == SQLITE_OK {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
             // Only to roll back from a journal that it found does SQLite leave out the reserved lock.
@@ -327,7 +364,7 @@ impl MainFile {
             self.checkpoint = Checkpoint::Open;
             self.finish();
         }
-        let code = self.host_file.unlock(level);
+        let code = self.give_lock(level);
         if code == SQLITE_OK {
             self.lock = self.lock.min(level);
         }
@@ -346,6 +383,9 @@ impl MainFile {
         extend: c_int,
         out: *mut *mut c_void,
     ) -> c_int {
+        if !self.can_share_memory() {
+            return SQLITE_CANTOPEN;
+        }
         let code = self.host_file.shm_map(region, len, extend, out);
         if code == SQLITE_OK && region == 0 {
             // SAFETY: the caller vouches for the place; the host has filled it.
@@ -394,6 +434,9 @@ impl MainFile {
         let host = self.host_file.device_characteristics();
         if self.is_plain() {
             return host;
+        }
+        if let Backing::Snapshot(..) = self.backing {
+            return SQLITE_IOCAP_POWERSAFE_OVERWRITE | SQLITE_IOCAP_IMMUTABLE;
         }
         SQLITE_IOCAP_POWERSAFE_OVERWRITE
             | host & (SQLITE_IOCAP_UNDELETABLE_WHEN_OPEN | SQLITE_IOCAP_IMMUTABLE)
@@ -447,6 +490,14 @@ impl MainFile {
                 };
                 code
             }
+            SQLITE_FCNTL_HAS_MOVED => {
+                let code = self.host_file.file_control(op, argument);
+                if code == SQLITE_OK && self.has_moved_inside() {
+                    // SAFETY: the argument is an `int *`.
+                    unsafe { *argument.cast::<c_int>() = 1 };
+                }
+                code
+            }
             SQLITE_FCNTL_MMAP_SIZE => {
                 // SAFETY: the argument is a `sqlite3_int64 *`. Pages are never mapped.
                 unsafe { *argument.cast::<i64>() = 0 };
@@ -465,5 +516,6 @@ impl MainFile {
 impl Drop for MainFile {
     fn drop(&mut self) {
         self.finish();
+        self.release_mark();
     }
 }

@@ -5,12 +5,13 @@
 //! nothing was committed for a moment, then works in small steps until there is nothing left to do or
 //! somebody commits again. The engine compresses outside of its transactions, so that a writer waits
 //! for an exchange of pointers at most; what the thread may take of a processor and of the disk is a
-//! property of the pool.
+//! property of the file. It goes over the files that this process has changed: a pool may hold very many.
 //!
 //! Nothing depends on it, and nothing is told to anybody when it fails: what it could not do is left
 //! for the next time, and damage is found and reported by whoever reads. The thread is stopped before
 //! the pool is closed. In a forked child it does not exist, see `registry.rs`.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Seen {
     commits: u64,
+    /// The files that this process has changed.
+    files: BTreeSet<FileId>,
     stop: bool,
     /// Somebody waits for the next commit.
     wants_commit: bool,
@@ -96,10 +99,11 @@ impl Maintenance {
         Maintenance { shared: Arc::default(), thread: Mutex::default() }
     }
 
-    /// Notes a commit by this process.
-    pub fn note_commit(&self, pool: &Pool) {
+    /// Notes a commit by this process that changed `file`.
+    pub fn note_commit(&self, pool: &Pool, file: FileId) {
         let mut state = self.shared.state();
         state.commits += 1;
+        state.files.insert(file);
         let (is_first, is_wanted) = (state.commits == 1, state.wants_commit);
         drop(state);
         if is_wanted {
@@ -127,13 +131,22 @@ impl Maintenance {
         // Its panic would be a defect, but of no harm to what is stored.
         let _ = thread.join();
         // Somebody may have come back, whose commits are the first again.
-        *self.shared.state() = Seen::default();
+        let seen = std::mem::take(&mut *self.shared.state());
         let limits = StepLimits {
             rewrite_len_max: CLOSE_LEN,
             patience: Patience::None,
             ..StepLimits::default()
         };
-        let _ = pool.fold(Fold::Due, &limits, &mut |done| done.rewritten_len < CLOSE_LEN);
+        let mut rewritten_len = 0;
+        for file in seen.files {
+            let mut next = Some(0);
+            while let Some(from) = next.filter(|_| rewritten_len < CLOSE_LEN) {
+                // What cannot be done is left for the next time.
+                let Ok(step) = pool.fold_step(file, Fold::Due, from, &limits) else { break };
+                next = step.next;
+                rewritten_len += step.rewritten_len;
+            }
+        }
     }
 }
 
@@ -172,17 +185,32 @@ impl Worker {
         StepLimits { rewrite_len_max: STEP_LEN, patience: Patience::None, ..StepLimits::default() }
     }
 
+    /// The files that this process has changed and that are still there.
+    fn files(&self) -> Result<Vec<FileId>> {
+        let files = self.shared.state().files.clone();
+        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        for file in files {
+            match self.pool.attributes(file) {
+                Ok(_) => there.push(file),
+                Err(Error::NotFound { .. }) => gone.push(file),
+                Err(error) => return Err(error),
+            }
+        }
+        self.shared.state().files.retain(|file| !gone.contains(file));
+        Ok(there)
+    }
+
     /// Folds what is due, while nobody commits. Whether all of it was done.
     fn fold(&self, seen: u64) -> Result<bool> {
-        for entry in self.pool.list()? {
-            let step = |from| self.pool.fold_step(entry.file, Fold::Due, from, &Worker::limits());
-            if !self.steps(seen, entry.file, &step)? {
+        for file in self.files()? {
+            let step = |from| self.pool.fold_step(file, Fold::Due, from, &Worker::limits());
+            if !self.steps(seen, file, &step)? {
                 return Ok(false);
             }
             // Pages that were patched whole are likely to be again.
             if self.pool.state().stats().patches.allocated >= PATCHED_LEN_MIN {
-                let settings = self.pool.settings(entry.file)?;
-                self.pool.train_dictionary(entry.file, &settings, false, Patience::None)?;
+                let settings = self.pool.settings(file)?;
+                self.pool.train_dictionary(file, &settings, false, Patience::None)?;
             }
         }
         Ok(true)
@@ -190,12 +218,12 @@ impl Worker {
 
     /// Recompresses what is cold, while nobody commits.
     fn sink(&self, seen: u64, cold: Txg) -> Result<()> {
-        for entry in self.pool.list()? {
-            if self.pool.settings(entry.file)?.auto.is_none() {
+        for file in self.files()? {
+            if self.pool.settings(file)?.auto.is_none() {
                 continue;
             }
-            let step = |from| self.pool.sink_step(entry.file, cold, from, &Worker::limits());
-            if !self.steps(seen, entry.file, &step)? {
+            let step = |from| self.pool.sink_step(file, cold, from, &Worker::limits());
+            if !self.steps(seen, file, &step)? {
                 break;
             }
         }

@@ -1,14 +1,15 @@
 //! `PRAGMA hardpack_…`: properties and facts of a pool, from SQL.
 //!
 //! `PRAGMA hardpack_compression` reads a property, `PRAGMA hardpack_compression='zstd-9'` sets it for
-//! what is written from now on, and `= 'inherit'` makes it a default again. `PRAGMA hardpack_txg` and
+//! what is written from now on, and `= 'inherit'` makes it inherited again. They are those of the pool, or of the
+//! file alone where it was opened by its path in the pool. `PRAGMA hardpack_txg` and
 //! `PRAGMA hardpack_ratio` tell the number of the state that is read and how well it is compressed;
 //! `PRAGMA hardpack_version` the version of this library.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use hardpack_engine::Error;
-use hardpack_engine::pool::{Property, ROOT, Settings};
+use hardpack_engine::pool::{Property, Settings};
 
 use crate::api;
 use crate::ffi::{
@@ -75,11 +76,11 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
         return Err("the database is a plain file, not a pool".into());
     }
     if let Some(pool) = file.pool() {
-        pool.pool().refresh()?;
+        pool.refresh()?;
         match name {
-            "txg" => return Ok(pool.pool().state().txg().to_string()),
+            "txg" => return Ok(pool.state().txg().to_string()),
             "ratio" => {
-                return Ok(format!("{:.2}", pool.pool().state().stats().compress_ratio()));
+                return Ok(format!("{:.2}", pool.state().stats().compress_ratio()));
             }
             _ => {}
         }
@@ -90,7 +91,7 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
     }
     match file.pool() {
         Some(pool) => {
-            let values = pool.pool().properties(ROOT)?;
+            let values = pool.properties(file.property_owner())?;
             let found = values.into_iter().find(|value| value.property == property);
             Ok(found.map(|value| value.value).unwrap_or_default())
         }
@@ -107,11 +108,11 @@ fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refuse
     }
     let inherit = text.eq_ignore_ascii_case("inherit");
     if let Some(pool) = file.pool() {
-        let pool = pool.pool();
+        let owner = file.property_owner();
         let done = if inherit {
-            pool.inherit_property(ROOT, property)
+            pool.inherit_property(owner, property)
         } else {
-            pool.set_property(ROOT, property, text)
+            pool.set_property(owner, property, text)
         };
         return Ok(done?);
     }

@@ -7,18 +7,19 @@
 //!
 //! A forked child must not use its parent's engines, whose locks it would share: it starts afresh.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hardpack_engine::device::{Device, FileDevice};
+use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
 use hardpack_engine::store::Store;
-use hardpack_engine::{Error, Result};
+use hardpack_engine::{Error, FileId, Result};
 
+use crate::host_name::HostName;
 use crate::maintenance::Maintenance;
 
 /// The cache is this part of the machine's memory, within the limits that follow.
@@ -39,6 +40,11 @@ struct FileKey {
 #[derive(Debug)]
 struct Entry {
     pool: Pool,
+    device: Arc<FileDevice>,
+    /// Marks that users in this process share, each with how many they are: the device has each once.
+    shared_marks: HashMap<u64, usize>,
+    /// Marks that one of them has alone.
+    claimed_marks: HashSet<u64>,
     maintenance: Arc<Maintenance>,
     users: usize,
     /// Its last user does what is due before it is closed. Somebody may come back meanwhile.
@@ -50,16 +56,40 @@ struct Registry {
     process: u32,
     options: Options,
     pools: HashMap<FileKey, Entry>,
-    /// Databases that are pools, by the name SQLite knows them by: their journals are kept in memory.
+    /// Databases that are in pools, by the name SQLite knows them by: their journals are kept in memory.
     names: HashMap<Vec<u8>, Name>,
+    /// Super-journals that are being written.
+    super_journals: HashSet<Vec<u8>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Name {
     users: usize,
+    beside: Beside,
     /// The descriptor of a pool that could not be created. It may not be closed while SQLite holds
     /// locks on the file, as it does then.
-    spare: Option<Arc<dyn Device>>,
+    spare: Option<Arc<FileDevice>>,
+}
+
+/// Where the host has what SQLite keeps beside a database.
+#[derive(Clone, Debug)]
+pub enum Beside {
+    /// Where SQLite says.
+    Here,
+    /// Beside this file.
+    There(Arc<HostName>),
+    /// Nowhere: there is nothing, and nothing may be made.
+    Nowhere,
+}
+
+impl Beside {
+    fn is_same(&self, other: &Beside) -> bool {
+        match (self, other) {
+            (Beside::Here, Beside::Here) | (Beside::Nowhere, Beside::Nowhere) => true,
+            (Beside::There(one), Beside::There(other)) => one.path() == other.path(),
+            _ => false,
+        }
+    }
 }
 
 /// An engine in use by one connection.
@@ -79,10 +109,81 @@ impl PoolUse {
         &self.pool
     }
 
-    /// Notes that this process has committed a transaction.
-    pub fn note_commit(&self) {
-        self.maintenance.note_commit(&self.pool);
+    /// Notes that this process has committed a transaction that changed `file`.
+    pub fn note_commit(&self, file: FileId) {
+        self.maintenance.note_commit(&self.pool, file);
     }
+
+    fn with_entry<R>(&self, act: impl FnOnce(&mut Entry) -> R) -> Result<R> {
+        // It is there as long as it has users, except in a forked child.
+        registry().pools.get_mut(&self.user.0).map(act).ok_or(Error::FailStop)
+    }
+
+    /// Shares a mark (see [`FileDevice::try_share`]) with other users, of any process. False while one has it
+    /// alone. To be given back with [`PoolUse::unshare`].
+    pub fn try_share(&self, mark: u64) -> Result<bool> {
+        self.with_entry(|entry| {
+            if let Some(shared) = entry.shared_marks.get_mut(&mark) {
+                *shared += 1;
+                return Ok(true);
+            }
+            let is_claimed = entry.claimed_marks.contains(&mark);
+            if is_claimed || !entry.device.try_share(mark).map_err(lock_error)? {
+                return Ok(false);
+            }
+            entry.shared_marks.insert(mark, 1);
+            Ok(true)
+        })?
+    }
+
+    /// Gives a shared mark back. Then, where nobody is left who shares it, in any process, calls `last` while
+    /// nobody can.
+    pub fn unshare(&self, mark: u64, last: impl FnOnce()) {
+        let done = self.with_entry(|entry| {
+            match entry.shared_marks.get_mut(&mark) {
+                Some(shared) if *shared > 1 => {
+                    *shared -= 1;
+                    return;
+                }
+                _ => entry.shared_marks.remove(&mark),
+            };
+            entry.device.release(mark);
+            // Of several who leave at once, the last to come here finds nobody. Where the device is read-only,
+            // it cannot be told.
+            if matches!(entry.device.try_claim(mark), Ok(true)) {
+                last();
+                entry.device.release(mark);
+            }
+        });
+        // In a forked child, the parent has the mark.
+        let _ = done;
+    }
+
+    /// Takes a mark alone, which fails while anybody shares it.
+    pub fn try_claim(&self, mark: u64) -> Result<bool> {
+        self.with_entry(|entry| {
+            let is_taken =
+                entry.shared_marks.contains_key(&mark) || entry.claimed_marks.contains(&mark);
+            if is_taken || !entry.device.try_claim(mark).map_err(lock_error)? {
+                return Ok(false);
+            }
+            entry.claimed_marks.insert(mark);
+            Ok(true)
+        })?
+    }
+
+    /// Gives a mark back that was taken alone.
+    pub fn unclaim(&self, mark: u64) {
+        // As above.
+        let _ = self.with_entry(|entry| {
+            entry.claimed_marks.remove(&mark);
+            entry.device.release(mark);
+        });
+    }
+}
+
+fn lock_error(source: std::io::Error) -> Error {
+    Error::Io { action: "lock", source }
 }
 
 /// One user of the pool with this key.
@@ -138,6 +239,7 @@ impl Registry {
             options: Options::new(cache_len()),
             pools: HashMap::new(),
             names: HashMap::new(),
+            super_journals: HashSet::new(),
         }
     }
 }
@@ -165,7 +267,7 @@ fn key_of(path: &Path) -> Result<FileKey> {
 
 /// Opens the pool at `path`, or shares the one that is open.
 pub fn open(path: &Path) -> Result<PoolUse> {
-    acquire(path, Pool::open)
+    acquire(path, |device, options| Pool::open(device, options))
 }
 
 /// Makes a pool with one file of the empty file at `path`, unless somebody just did.
@@ -203,7 +305,7 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
 
 fn acquire(
     path: &Path,
-    open: impl FnOnce(Arc<dyn Device>, Options) -> Result<Pool>,
+    open: impl FnOnce(Arc<FileDevice>, Options) -> Result<Pool>,
 ) -> Result<PoolUse> {
     let mut registry = registry();
     let key = key_of(path)?;
@@ -227,6 +329,9 @@ fn acquire(
             let maintenance = Arc::new(Maintenance::new());
             let entry = Entry {
                 pool: pool.clone(),
+                device,
+                shared_marks: HashMap::new(),
+                claimed_marks: HashSet::new(),
                 maintenance: Arc::clone(&maintenance),
                 users: 1,
                 closing: false,
@@ -243,15 +348,26 @@ fn acquire(
     }
 }
 
-/// Notes that the database SQLite knows by this name is a pool, as long as the value lives.
+/// Whether this process has the pool at `path` open.
+pub fn is_open(path: &Path) -> bool {
+    key_of(path).is_ok_and(|key| registry().pools.contains_key(&key))
+}
+
+/// Notes that the database SQLite knows by this name is in a pool, as long as the value lives.
 #[derive(Debug)]
 pub struct PoolName(Vec<u8>);
 
 impl PoolName {
-    /// Notes the name.
-    pub fn new(name: &[u8]) -> PoolName {
-        registry().names.entry(name.to_vec()).or_default().users += 1;
-        PoolName(name.to_vec())
+    /// Notes the name, and where the host has what SQLite keeps beside it. Nothing where the name stands for
+    /// something else already: what is beside it could not be told apart.
+    pub fn new(name: &[u8], beside: Beside) -> Option<PoolName> {
+        let mut registry = registry();
+        let known = registry.names.entry(name.to_vec());
+        let known = known.or_insert_with(|| Name { users: 0, beside: beside.clone(), spare: None });
+        known.beside.is_same(&beside).then(|| {
+            known.users += 1;
+            PoolName(name.to_vec())
+        })
     }
 }
 
@@ -267,7 +383,22 @@ impl Drop for PoolName {
     }
 }
 
-/// Whether a database of this name is open as a pool.
-pub fn is_pool_name(name: &[u8]) -> bool {
-    registry().names.contains_key(name)
+/// Where what SQLite keeps beside a database is, if one of this name is open from a pool.
+pub fn beside(name: &[u8]) -> Option<Beside> {
+    registry().names.get(name).map(|name| name.beside.clone())
+}
+
+/// Notes that this process writes a super-journal of this name.
+pub fn note_super_journal(name: &[u8]) {
+    registry().super_journals.insert(name.to_vec());
+}
+
+/// It no longer does.
+pub fn forget_super_journal(name: &[u8]) {
+    registry().super_journals.remove(name);
+}
+
+/// Whether it does.
+pub fn is_super_journal(name: &[u8]) -> bool {
+    registry().super_journals.contains(name)
 }

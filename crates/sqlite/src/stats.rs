@@ -3,7 +3,6 @@
 use std::ffi::{CString, c_void};
 
 use hardpack_engine::codec::CodecId;
-use hardpack_engine::pool::ROOT;
 use hardpack_engine::store::stats::CodecStats;
 
 use crate::api;
@@ -25,7 +24,6 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     // SAFETY: the file belongs to the connection, which is in use by this thread.
     let Some(main) = (unsafe { vfs::main_file(file) }) else { return Ok(Vec::new()) };
     let Some(pool) = main.pool() else { return Ok(Vec::new()) };
-    let pool = pool.pool();
     let state = pool.state();
     let stats = state.stats();
     let data = stats.data();
@@ -68,7 +66,7 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     let caches = pool.store().caches();
     add("cache_used", bytes(caches.used_bytes()), "bytes");
     add("cache_capacity", bytes(caches.capacity_bytes()), "bytes");
-    for value in pool.properties(ROOT).map_err(|error| error.to_string())? {
+    for value in pool.properties(main.property_owner()).map_err(|error| error.to_string())? {
         add(value.property.name(), StatValue::Text(value.value), "");
     }
     Ok(rows)

@@ -1,25 +1,31 @@
 //! The VFS as SQLite sees it: C entry points that only translate, one after the other.
 //!
 //! Files that are not main databases or their rollback journals are opened by the host straight into
-//! SQLite's memory, so that write-ahead logs and temporary files cost nothing extra.
+//! SQLite's memory, so that write-ahead logs and temporary files cost nothing extra. What lies beside a database in
+//! a pool may have another name there, see `beside.rs`.
 //!
 //! Every entry point that runs code of ours catches panics.
+
+mod files_beside;
 
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::api;
+use crate::beside::{self, Companion, Translated};
 use crate::codes::guard;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
+use crate::host_name::HostName;
+use crate::inside;
 use crate::journal::Journal;
+use crate::locate::locate;
 use crate::main_file::MainFile;
-use crate::registry;
+use crate::super_journal::SuperJournal;
+use files_beside::{BESIDE_FLAGS, Opening, delete_file, open_beside};
 
 /// The name to open databases with.
 pub const VFS_NAME: &CStr = c"hardpack";
-const JOURNAL_SUFFIX: &[u8] = b"-journal";
-const LOG_SUFFIX: &[u8] = b"-wal";
 
 /// One of our open files, as SQLite holds it.
 #[repr(C)]
@@ -31,6 +37,9 @@ struct OpenFile {
 enum Opened {
     Main(MainFile),
     Journal(Journal),
+    SuperJournal(SuperJournal),
+    /// The host's, by another name than SQLite's, which must last as long.
+    Renamed(HostFile, #[allow(dead_code, reason = "lives as long as the file")] Translated),
 }
 
 struct Registered(*mut sqlite3_vfs);
@@ -120,7 +129,7 @@ pub unsafe fn main_file<'a>(file: *mut sqlite3_file) -> Option<&'a mut MainFile>
         let ours = std::ptr::eq(methods, &MAIN_METHODS) || std::ptr::eq(methods, &MAIN_METHODS_1);
         match ours.then(|| opened(file))? {
             Opened::Main(main) => Some(main),
-            Opened::Journal(_) => None,
+            _ => None,
         }
     }
 }
@@ -163,7 +172,7 @@ unsafe extern "C" fn open(
 /// The arguments are those of xOpen.
 unsafe fn open_file(
     host: Host,
-    name: *const c_char,
+    mut name: *const c_char,
     file: *mut sqlite3_file,
     flags: c_int,
     out_flags: *mut c_int,
@@ -182,22 +191,15 @@ unsafe fn open_file(
                 }
                 Err(code) => return code,
             }
-        } else if !name.is_null()
-            && flags & SQLITE_OPEN_MAIN_JOURNAL != 0
-            && flags & SQLITE_OPEN_READONLY == 0
-        {
-            let opened = match journal_kind(host, name) {
-                Ok(JournalKind::Hosts) => None,
-                Ok(JournalKind::InMemory) => {
-                    Some((Journal::new(host, CStr::from_ptr(name)), flags))
+        } else if !name.is_null() && flags & BESIDE_FLAGS != 0 {
+            match open_beside(host, name, flags) {
+                Ok(Opening::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
+                Ok(Opening::Hosts(renamed)) => {
+                    name = renamed;
+                    None
                 }
-                Ok(JournalKind::OnDisk) => match Journal::open(host, name, flags) {
-                    Ok(opened) => Some(opened),
-                    Err(code) => return code,
-                },
                 Err(code) => return code,
-            };
-            opened.map(|(journal, flags)| (Opened::Journal(journal), &JOURNAL_METHODS, flags))
+            }
         } else {
             None
         };
@@ -214,103 +216,81 @@ unsafe fn open_file(
     }
 }
 
-/// Makes it durable that a journal on disk is empty. SQLite may have cut it without a sync, since it relies on
-/// the next transaction to write and sync it, which one with its journal in memory does not.
-///
-/// # Safety
-///
-/// `name` is what SQLite passes to xOpen.
-unsafe fn sync_empty_journal(host: Host, name: *const c_char) -> c_int {
-    let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_MAIN_JOURNAL;
-    // SAFETY: the caller vouches for the name.
-    match unsafe { HostFile::open(host, name, flags) } {
-        Ok((file, _)) => file.sync(SQLITE_SYNC_NORMAL),
-        Err(code) => code,
-    }
-}
-
-/// Where a journal is kept.
-enum JournalKind {
-    /// By the host: it is not that of a pool.
-    Hosts,
-    InMemory,
-    /// It is there already, as after a crash in the middle of a transaction across several files.
-    OnDisk,
-}
-
-/// Where a journal is to be kept.
-///
-/// Where the host cannot say whether it is on disk, the answer is its error: to take a hot journal for one in memory
-/// would be to forget what is to be rolled back.
-///
-/// # Safety
-///
-/// `name` is what SQLite passes to xOpen.
-unsafe fn journal_kind(host: Host, name: *const c_char) -> Result<JournalKind, c_int> {
-    // SAFETY: the caller vouches for the name.
-    unsafe {
-        let bytes = CStr::from_ptr(name).to_bytes();
-        match bytes.strip_suffix(JOURNAL_SUFFIX) {
-            Some(database) if registry::is_pool_name(database) => {}
-            _ => return Ok(JournalKind::Hosts),
-        }
-        let Some(access) = host.methods().xAccess else { return Err(SQLITE_CANTOPEN) };
-        let ask = |what| {
-            let mut answer = 0;
-            match access(host.as_ptr(), name, what, &mut answer) {
-                SQLITE_OK => Ok(answer != 0),
-                code => Err(code),
-            }
-        };
-        if ask(SQLITE_ACCESS_EXISTS)? {
-            return Ok(JournalKind::OnDisk);
-        }
-        // This one also tells of an empty file.
-        let is_there = ask(SQLITE_ACCESS_READWRITE)?;
-        match !is_there || sync_empty_journal(host, name) == SQLITE_OK {
-            true => Ok(JournalKind::InMemory),
-            false => Ok(JournalKind::OnDisk),
-        }
-    }
-}
-
-/// Whether this is the write-ahead log or the journal of a database that is open as a pool.
-///
-/// # Safety
-///
-/// `name` is what SQLite passes to xDelete.
-unsafe fn belongs_to_pool(name: *const c_char) -> bool {
-    // SAFETY: the caller vouches for the name.
-    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let database = bytes.strip_suffix(LOG_SUFFIX).or_else(|| bytes.strip_suffix(JOURNAL_SUFFIX));
-    database.is_some_and(registry::is_pool_name)
-}
-
 unsafe extern "C" fn delete(
     vfs: *mut sqlite3_vfs,
     name: *const c_char,
     sync_directory: c_int,
 ) -> c_int {
-    // SAFETY: SQLite passes valid arguments.
-    unsafe {
-        let host = host_of(vfs);
-        let Some(delete) = host.methods().xDelete else { return SQLITE_IOERR_DELETE };
-        // A write-ahead log or a journal that came back after a loss of power would undo what was committed
-        // since. SQLite does not always make its end durable, and leaves this to the journal of the next
-        // transaction, whose creation it does make so; but that is in memory here.
-        let is_pools = guard(0, || c_int::from(belongs_to_pool(name)));
-        let code = delete(host.as_ptr(), name, sync_directory | is_pools);
-        if code != SQLITE_IOERR_DELETE_NOENT {
-            return code;
-        }
-        guard(code, || {
-            // A journal that was in memory went with its file.
-            match CStr::from_ptr(name).to_bytes().strip_suffix(JOURNAL_SUFFIX) {
-                Some(database) if registry::is_pool_name(database) => SQLITE_OK,
-                _ => code,
+    guard(SQLITE_IOERR_DELETE, || {
+        // SAFETY: SQLite passes valid arguments.
+        unsafe { delete_file(host_of(vfs), name, sync_directory) }
+    })
+}
+
+unsafe extern "C" fn access(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    flags: c_int,
+    out: *mut c_int,
+) -> c_int {
+    guard(SQLITE_IOERR_ACCESS, || {
+        // SAFETY: SQLite passes valid arguments, and a place for the answer.
+        unsafe {
+            let host = host_of(vfs);
+            let Some(access) = host.methods().xAccess else { return SQLITE_IOERR_ACCESS };
+            match beside::companion(host, name) {
+                Err(code) => code,
+                Ok(Companion::Nowhere) => {
+                    *out = 0;
+                    SQLITE_OK
+                }
+                Ok(Companion::There(there)) => access(host.as_ptr(), there.as_ptr(), flags, out),
+                Ok(Companion::Pools) => access(host.as_ptr(), name, flags, out),
+                Ok(Companion::Hosts) => {
+                    match inside::access(host, CStr::from_ptr(name).to_bytes(), flags) {
+                        Some(Ok(answer)) => {
+                            *out = c_int::from(answer);
+                            SQLITE_OK
+                        }
+                        Some(Err(code)) => code,
+                        None => access(host.as_ptr(), name, flags, out),
+                    }
+                }
             }
-        })
-    }
+        }
+    })
+}
+
+unsafe extern "C" fn full_pathname(
+    vfs: *mut sqlite3_vfs,
+    name: *const c_char,
+    len: c_int,
+    out: *mut c_char,
+) -> c_int {
+    guard(SQLITE_CANTOPEN, || {
+        // SAFETY: SQLite passes valid arguments, and a buffer of this length.
+        unsafe {
+            let host = host_of(vfs);
+            let Some(full) = host.methods().xFullPathname else { return SQLITE_CANTOPEN };
+            let Some(location) = locate(host, CStr::from_ptr(name).to_bytes()) else {
+                return full(host.as_ptr(), name, len, out);
+            };
+            let pool = HostName::new(&location.pool);
+            let code = full(host.as_ptr(), pool.database(), len, out);
+            if code != SQLITE_OK && code != SQLITE_OK_SYMLINK {
+                return code;
+            }
+            let pool_len = CStr::from_ptr(out).count_bytes();
+            let len = usize::try_from(len).unwrap_or(0);
+            if pool_len + location.rest.len() >= len {
+                return SQLITE_CANTOPEN;
+            }
+            let end = out.add(pool_len).cast::<u8>();
+            end.copy_from_nonoverlapping(location.rest.as_ptr(), location.rest.len());
+            *end.add(location.rest.len()) = 0;
+            code
+        }
+    })
 }
 
 /// Defines VFS methods that are passed through to the host. The method exists there: these are
@@ -331,8 +311,6 @@ macro_rules! forward {
 }
 
 forward! {
-    access = xAccess(name: *const c_char, flags: c_int, out: *mut c_int) -> c_int, SQLITE_IOERR_ACCESS;
-    full_pathname = xFullPathname(name: *const c_char, len: c_int, out: *mut c_char) -> c_int, SQLITE_CANTOPEN;
     dl_open = xDlOpen(name: *const c_char) -> *mut c_void, std::ptr::null_mut();
     dl_error = xDlError(len: c_int, out: *mut c_char) -> (), ();
     dl_sym = xDlSym(handle: *mut c_void, symbol: *const c_char) -> sqlite3_dlsym_ptr, None;
@@ -366,7 +344,7 @@ macro_rules! main {
     ($file:ident, $main:ident => $body:expr) => {
         match $file {
             Opened::Main($main) => $body,
-            Opened::Journal(_) => SQLITE_MISUSE,
+            _ => SQLITE_MISUSE,
         }
     };
 }
@@ -385,6 +363,8 @@ file_methods! {
         match (u64::try_from(offset), file) {
             (Ok(offset), Opened::Main(main)) => main.read(buf, offset),
             (Ok(offset), Opened::Journal(journal)) => journal.read(buf, offset),
+            (Ok(offset), Opened::SuperJournal(journal)) => journal.file().read(buf, offset),
+            (Ok(offset), Opened::Renamed(file, _)) => file.read(buf, offset),
             _ => SQLITE_IOERR_READ,
         }
     };
@@ -393,21 +373,29 @@ file_methods! {
         match (u64::try_from(offset), file) {
             (Ok(offset), Opened::Main(main)) => main.write(buf, offset),
             (Ok(offset), Opened::Journal(journal)) => journal.write(buf, offset),
+            (Ok(offset), Opened::SuperJournal(journal)) => journal.write(buf, offset),
+            (Ok(offset), Opened::Renamed(file, _)) => file.write(buf, offset),
             _ => SQLITE_IOERR_WRITE,
         }
     };
     truncate(file, len: sqlite3_int64), SQLITE_IOERR_TRUNCATE, match file {
         Opened::Main(main) => main.truncate(len),
         Opened::Journal(journal) => journal.truncate(len),
+        Opened::SuperJournal(journal) => journal.file().truncate(len),
+        Opened::Renamed(file, _) => file.truncate(len),
     };
     sync(file, flags: c_int), SQLITE_IOERR_FSYNC, match file {
         Opened::Main(main) => main.sync(flags),
         Opened::Journal(journal) => journal.sync(flags),
+        Opened::SuperJournal(journal) => journal.file().sync(flags),
+        Opened::Renamed(file, _) => file.sync(flags),
     };
     file_size(file, out: *mut sqlite3_int64), SQLITE_IOERR_FSTAT, {
         let len = match file {
             Opened::Main(main) => main.len(),
             Opened::Journal(journal) => journal.len(),
+            Opened::SuperJournal(journal) => journal.file().len(),
+            Opened::Renamed(file, _) => file.len(),
         };
         match len {
             Ok(len) => {
@@ -420,19 +408,22 @@ file_methods! {
     };
     lock(file, level: c_int), SQLITE_IOERR_LOCK, match file {
         Opened::Main(main) => main.lock(level),
-        Opened::Journal(_) => SQLITE_OK,
+        _ => SQLITE_OK,
     };
     unlock(file, level: c_int), SQLITE_IOERR_UNLOCK, match file {
         Opened::Main(main) => main.unlock(level),
-        Opened::Journal(_) => SQLITE_OK,
+        _ => SQLITE_OK,
     };
     check_reserved_lock(file, out: *mut c_int), SQLITE_IOERR_CHECKRESERVEDLOCK, main!(file, main => {
-        main.host_file().check_reserved_lock(out)
+        // SAFETY: SQLite passes a place for the answer.
+        main.check_reserved_lock(unsafe { &mut *out })
     });
     // SAFETY: SQLite passes the argument that goes with the operation.
     file_control(file, op: c_int, argument: *mut c_void), SQLITE_IOERR, match file {
         Opened::Main(main) => unsafe { main.file_control(op, argument) },
         Opened::Journal(_) => SQLITE_NOTFOUND,
+        Opened::SuperJournal(journal) => journal.file().file_control(op, argument),
+        Opened::Renamed(file, _) => file.file_control(op, argument),
     };
     sector_size(file), 0, main!(file, main => main.host_file().sector_size());
     device_characteristics(file), 0, main!(file, main => main.device_characteristics());

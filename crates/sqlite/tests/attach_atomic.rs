@@ -12,9 +12,9 @@ use rusqlite::Connection;
 const DEATH_COUNT_MAX: i64 = 2000;
 const KILL_COUNT: u64 = 60;
 
-/// Two pools and a plain database, of which a test uses some.
+/// Pools, databases inside of one, and plain databases, of which a test uses some.
 struct Files {
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     paths: Vec<PathBuf>,
 }
 
@@ -23,11 +23,14 @@ impl Files {
         let dir = tempfile::tempdir().unwrap();
         let paths: Vec<PathBuf> = names.iter().map(|name| dir.path().join(name)).collect();
         for path in &paths {
+            if pool_of(path) != *path {
+                common::make_pool(pool_of(path), &[]);
+            }
             let db = open_one(path);
             run(&db, "create table t(seq integer primary key, filler)");
             run(&db, pragmas);
         }
-        Files { _dir: dir, paths }
+        Files { dir, paths }
     }
 
     fn arguments(&self) -> String {
@@ -51,16 +54,30 @@ impl Files {
             counts.push(count);
         }
         assert!(counts.iter().all(|count| *count == counts[0]), "{context}: {counts:?}");
-        for path in self.paths.iter().filter(|path| common::is_pool(path)) {
-            common::assert_pool_is_clean(path);
+        for path in self.paths.iter().map(|path| pool_of(path)) {
+            if common::is_pool(path) {
+                common::assert_pool_is_clean(path);
+            }
         }
         counts[0]
     }
 
-    fn leftovers(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.paths[0].parent().unwrap()).unwrap();
+    fn names_with(&self, part: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-        names.filter(|name| name.contains("-mj")).collect()
+        names.filter(|name| name.contains(part)).collect()
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        self.names_with("-mj")
+    }
+}
+
+/// The file that holds a database: itself, or the pool that its path leads into.
+fn pool_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(pool) if pool.extension().is_some_and(|extension| extension == "hpk") => pool,
+        _ => path,
     }
 }
 
@@ -134,7 +151,7 @@ fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
         let (survived, lines) = role.wait();
         let acked = last_ack(&lines);
         let context = format!("{names:?} with '{pragmas}', died at call {n}");
-        let hot = files.paths.iter().filter(|path| beside(path, "-journal").exists()).count();
+        let hot = files.names_with("-journal").len();
         if n % 4 < 2 {
             finders.iter().for_each(common::assert_integrity);
         }
@@ -182,6 +199,54 @@ fn three_files_with_caches_that_spill() {
     every_boundary("pragma page_size=512; vacuum", pragmas, &["a.hpk", "b.db", "c.hpk"]);
 }
 
+/// Two databases in one pool, each with a journal of its own; one of them may be the pool's first file.
+#[test]
+fn two_databases_in_one_pool_at_every_boundary() {
+    for mode in ["delete", "persist"] {
+        let pragmas = format!("pragma journal_mode={mode}; pragma synchronous=full");
+        every_boundary("", &pragmas, &["p.hpk/a", "p.hpk/b"]);
+    }
+}
+
+#[test]
+fn databases_in_one_pool_and_others_at_every_boundary() {
+    every_boundary("", "pragma synchronous=normal", &["p.hpk/a", "q.hpk", "p.hpk/b"]);
+    every_boundary("", "pragma synchronous=normal", &["q.hpk", "p.hpk/a", "r.hpk/b"]);
+}
+
+/// A plain database can be rolled back by a program that knows nothing of pools, and would not find what it has to look
+/// for inside of one: so no transaction spans the two, whichever is the main one, and by whichever VFS.
+#[test]
+fn a_database_in_a_pool_and_a_plain_one_are_not_changed_together() {
+    for names in [&["p.hpk/a", "b.db"][..], &["b.db", "p.hpk/a"], &["q.hpk", "b.db", "p.hpk/a"]] {
+        for vfs in ["", "?vfs=hardpack"] {
+            let files = Files::new("", names);
+            let uri = |path: &Path| {
+                let is_plain = path.extension().is_some_and(|extension| extension == "db");
+                let vfs = if is_plain { vfs } else { "?vfs=hardpack" };
+                format!("file:{}{vfs}", path.display())
+            };
+            let db = Connection::open(uri(&files.paths[0])).unwrap();
+            for (index, path) in files.paths.iter().enumerate().skip(1) {
+                run(&db, &format!("attach '{}' as db{index}", uri(path)));
+            }
+            run(&db, "begin");
+            for index in 0..names.len() {
+                let schema = if index == 0 { "main".to_string() } else { format!("db{index}") };
+                run(&db, &format!("insert into {schema}.t values(1, 'x')"));
+            }
+            let error = db.execute_batch("commit").unwrap_err();
+            assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::SystemIoFailure));
+            let _ = db.execute_batch("rollback");
+            assert_eq!(value::<i64>(&db, "select count(*) from main.t"), 0);
+            drop(db);
+            let context = format!("{names:?} {vfs}");
+            assert_eq!(files.assert_same(0, &context), 0, "{context}");
+            assert_eq!(files.leftovers(), Vec::<String>::new());
+        }
+    }
+}
+
 fn killed(pragmas: &str, names: &[&str]) {
     let mut random = Random::new(7);
     let files = Files::new("", names);
@@ -206,6 +271,7 @@ fn killed(pragmas: &str, names: &[&str]) {
 fn killed_at_random_moments() {
     killed("pragma journal_mode=delete; pragma synchronous=full", &["a.hpk", "b.hpk"]);
     killed("pragma synchronous=normal", &["a.hpk", "b.db", "c.hpk"]);
+    killed("pragma synchronous=full", &["p.hpk/a", "p.hpk/b", "p.hpk/c"]);
 }
 
 /// After commits across files, nothing of their machinery is left, and the journals of the pools'

@@ -91,7 +91,23 @@ fn patches(path: &Path) -> u64 {
 fn an_idle_pool_is_folded() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.hpk");
-    let db = create(&path, "pragma journal_mode=wal");
+    is_folded_when_idle(&path);
+    common::assert_pool_is_clean(&path);
+}
+
+/// The same for one of several databases in a pool, in a directory.
+#[test]
+fn a_database_in_an_idle_pool_is_folded() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool.hpk");
+    common::make_pool(&pool, &["d"]);
+    run(&open(&pool.join("other.db")), "create table t(a)");
+    is_folded_when_idle(&pool.join("d/x.db"));
+    common::assert_pool_is_clean(&pool);
+}
+
+fn is_folded_when_idle(path: &Path) {
+    let db = create(path, "pragma journal_mode=wal");
     for round in 0..3 {
         run(&db, "pragma hardpack_background_cpu='0%'");
         // A thread that is at work still sees that soon.
@@ -112,8 +128,6 @@ fn an_idle_pool_is_folded() {
         assert_eq!(content(&db), expected);
     }
     common::assert_integrity(&db);
-    drop(db);
-    common::assert_pool_is_clean(&path);
 }
 
 /// Where it may take nothing of a processor nothing is folded, until the pool is closed.

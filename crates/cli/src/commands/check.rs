@@ -1,25 +1,27 @@
 //! `hardpack check`: every checksum, every tree, free space against what is reachable, and then what
-//! SQLite says of the database.
+//! SQLite says of each database.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::owners::{self, OwnedPages, Owners};
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{CheckReport, Pool, Problem};
+use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT};
 use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
 use crate::progress::{Progress, Spinner};
-use crate::{pool_file, signals, sqlite};
+use crate::{contents, pool_file, signals, sqlite, text};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How many steps SQLite takes between two looks at the signals.
 const STEPS_PER_LOOK: i32 = 10_000;
+/// The smallest page of a database, in bytes.
+const PAGE_LEN_MIN: u64 = 512;
 
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     signals::catch();
@@ -44,8 +46,17 @@ struct Findings {
     names: HashMap<FileId, String>,
     /// The pages of databases that are hurt, by file.
     hurt_pages: Vec<(String, Owners)>,
-    /// What `integrity_check` said; `None` where it was not run.
-    integrity: Option<Vec<String>>,
+    /// How many databases `integrity_check` was run on.
+    databases: usize,
+    /// What it said of them.
+    integrity: Vec<String>,
+}
+
+/// A database in the pool: what it is called, and under which path SQLite finds it.
+struct Database {
+    /// Empty where it is the only file of the pool.
+    name: String,
+    path: PathBuf,
 }
 
 fn check(args: &CheckArgs) -> Result<Findings, Reason> {
@@ -53,12 +64,46 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     let (report, names) = check_pool(args, &pool)?;
     let hurt_pages = find_hurt_pages(&pool, &report, &names);
     // SQLite sees the newest state only.
-    let is_wanted = !args.no_integrity_check && args.rewind.txg.is_none();
-    let holds_database = report.is_clean() && is_wanted && is_database(&pool)?;
+    let is_wanted = !args.no_integrity_check && args.rewind.txg.is_none() && report.is_clean();
+    let databases = if is_wanted { find_databases(args, &pool)? } else { Vec::new() };
     // Before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
-    let integrity = if holds_database { Some(check_integrity(args)?) } else { None };
-    Ok(Findings { report, names, hurt_pages, integrity })
+    let mut integrity = Vec::new();
+    for database in &databases {
+        let prefix = match &database.name[..] {
+            "" => String::new(),
+            name => format!("{name}: "),
+        };
+        let lines = check_integrity(args, &database.path)?;
+        integrity.extend(lines.into_iter().map(|line| prefix.clone() + &line));
+    }
+    Ok(Findings { report, names, hurt_pages, databases: databases.len(), integrity })
+}
+
+fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
+    if let Ok(entry) = pool.only_file() {
+        let database = Database { name: String::new(), path: args.pool.clone() };
+        let is_database = pool_file::is_database(&*pool.file(entry.file)?)?;
+        return Ok(Vec::from_iter(is_database.then_some(database)));
+    }
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    pool.walk(ROOT, &mut |path, entry, attributes| {
+        // No page of a database is smaller, nor its length anything but whole pages.
+        let may_be = entry.kind == Kind::File
+            && attributes.len >= PAGE_LEN_MIN
+            && attributes.len.is_multiple_of(PAGE_LEN_MIN);
+        if may_be && seen.insert(entry.file) {
+            let mut head = [0; sqlite::MAGIC.len()];
+            pool.file(entry.file)?.read_at(&mut head, 0)?;
+            if head == *sqlite::MAGIC {
+                let name = text::escaped(path);
+                found.push(Database { name, path: contents::database_path(&args.pool, path) });
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(found)
 }
 
 /// Which pages are hurt, and whose they are, in each file that is a database as far as can be told.
@@ -102,20 +147,17 @@ fn check_pool(
     })?;
     progress.finish();
     // Where the names cannot be read, that is among the problems.
-    let entries = pool.list().unwrap_or_default();
-    Ok((report, entries.into_iter().map(|entry| (entry.file, entry.display_name().into_owned())).collect()))
+    let hurt: HashSet<FileId> = report.problems.iter().filter_map(|problem| problem.file).collect();
+    let name = |file: FileId| Some((file, text::escaped(&pool.path_of(file).ok()?)));
+    let names = hurt.into_iter().filter_map(name).collect();
+    Ok((report, names))
 }
 
-fn is_database(pool: &Pool) -> Result<bool, Reason> {
-    let Ok(entry) = pool.only_file() else { return Ok(false) };
-    pool_file::is_database(&*pool.file(entry.file)?)
-}
-
-fn check_integrity(args: &CheckArgs) -> Result<Vec<String>, Reason> {
+fn check_integrity(args: &CheckArgs, path: &Path) -> Result<Vec<String>, Reason> {
     // A database in write-ahead log mode may need its log recovered, which read-only cannot.
     let _spinner = Spinner::new("integrity_check", args.work.quiet);
-    let lines = integrity_lines(&args.pool, true).or_else(|error| match sqlite_code(&error) {
-        Code::Cannot => integrity_lines(&args.pool, false),
+    let lines = integrity_lines(path, true).or_else(|error| match sqlite_code(&error) {
+        Code::Cannot => integrity_lines(path, false),
         _ => Err(error),
     });
     match lines {
@@ -137,11 +179,11 @@ fn integrity_lines(path: &Path, read_only: bool) -> rusqlite::Result<Vec<String>
 
 impl Findings {
     fn is_clean(&self) -> bool {
-        self.report.is_clean() && self.integrity.as_ref().is_none_or(Vec::is_empty)
+        self.report.is_clean() && self.integrity.is_empty()
     }
 
     fn problem_count(&self) -> usize {
-        self.report.problems.len() + self.integrity.as_ref().map_or(0, Vec::len)
+        self.report.problems.len() + self.integrity.len()
     }
 
     fn name(&self, problem: &Problem) -> Option<String> {
@@ -163,7 +205,7 @@ impl Findings {
         if !rows.is_empty() {
             text.push_str(&output::columns(["FILE", "PAGES", "HURT"], rows, 3));
         }
-        for line in self.integrity.iter().flatten() {
+        for line in &self.integrity {
             text.push_str(&format!("integrity_check: {line}\n"));
         }
         if self.is_clean() && args.work.quiet {
@@ -177,9 +219,10 @@ impl Findings {
             count(report.nodes, false),
             bytes(report.bytes, false),
         ));
-        text.push_str(&match (self.problem_count(), &self.integrity) {
-            (0, Some(_)) => "no problems; integrity_check: ok\n".into(),
-            (0, None) => "no problems\n".into(),
+        text.push_str(&match (self.problem_count(), self.databases) {
+            (0, 0) => "no problems\n".into(),
+            (0, 1) => "no problems; integrity_check: ok\n".into(),
+            (0, n) => format!("no problems; integrity_check of {n} databases: ok\n"),
             (1, _) => "1 problem\n".into(),
             (n, _) => format!("{n} problems\n"),
         });
@@ -206,7 +249,8 @@ impl Findings {
             "seconds": (seconds * 1000.0).round() / 1000.0,
             "problems": problems.collect::<Value>(),
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
-            "integrity_check": self.integrity,
+            "databases": self.databases,
+            "integrity_check": (self.databases > 0).then_some(&self.integrity),
         })
     }
 }

@@ -1,10 +1,12 @@
-//! `hardpack info`: what a pool holds. All of it is kept as data flows: this reads no record.
+//! `hardpack info`: what a pool holds. All of it is kept as data flows, but for the number of
+//! names: this reads no record.
 
 use std::path::Path;
 use std::process::ExitCode;
 
+use hardpack_engine::FileId;
 use hardpack_engine::codec::CodecId;
-use hardpack_engine::pool::{Attributes, DirEntry, Pool, Property, Repack};
+use hardpack_engine::pool::{Attributes, DirEntry, Kind, Pool, Property, ROOT, Repack};
 use hardpack_engine::store::stats::{CodecStats, PoolStats};
 use serde_json::{Value, json};
 
@@ -12,7 +14,7 @@ use super::properties::guid;
 use crate::args::InfoArgs;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
-use crate::{pool_file, sqlite};
+use crate::{pool_file, sqlite, text};
 
 pub fn run(args: &InfoArgs) -> Result<ExitCode, Failure> {
     show(args).cannot("show", args.pool.display())?;
@@ -32,8 +34,9 @@ fn show(args: &InfoArgs) -> Result<(), Reason> {
 struct Info<'p> {
     pool: &'p Pool,
     path: &'p Path,
-    file: DirEntry,
-    attributes: Attributes,
+    /// The file that is all the pool holds, with its attributes.
+    only: Option<(DirEntry, Attributes)>,
+    counts: Counts,
     stats: PoolStats,
     txg: u64,
     durable_txg: u64,
@@ -44,18 +47,46 @@ struct Info<'p> {
     repack: Option<Repack>,
 }
 
+/// How much of what there is in a pool.
+#[derive(Default)]
+struct Counts {
+    files: u64,
+    directories: u64,
+    symlinks: u64,
+}
+
+impl Counts {
+    fn of(pool: &Pool) -> Result<Counts, Reason> {
+        let mut counts = Counts::default();
+        pool.walk(ROOT, &mut |_, entry, _| {
+            match entry.kind {
+                Kind::File => counts.files += 1,
+                Kind::Directory => counts.directories += 1,
+                Kind::Symlink => counts.symlinks += 1,
+            }
+            Ok(true)
+        })?;
+        Ok(counts)
+    }
+}
+
 impl<'p> Info<'p> {
     fn gather(pool: &'p Pool, path: &'p Path) -> Result<Info<'p>, Reason> {
-        let file = pool.only_file()?;
-        let attributes = pool.attributes(file.file)?;
+        let only = match pool.only_file() {
+            Ok(entry) => Some((entry.clone(), pool.attributes(entry.file)?)),
+            Err(_) => None,
+        };
         let state = pool.state();
-        let repack = pool.unfinished_repack(file.file)?;
+        let repack = match &only {
+            Some((entry, _)) => pool.unfinished_repack(entry.file)?,
+            None => None,
+        };
         let wal = std::fs::metadata(sqlite::beside(path, "-wal"));
         Ok(Info {
             pool,
             path,
-            file,
-            attributes,
+            only,
+            counts: Counts::of(pool)?,
             stats: *state.stats(),
             txg: state.txg().0,
             durable_txg: state.durable_txg().0,
@@ -64,6 +95,11 @@ impl<'p> Info<'p> {
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,
         })
+    }
+
+    /// Whose properties are shown.
+    fn subject(&self) -> FileId {
+        self.only.as_ref().map_or(ROOT, |(entry, _)| entry.file)
     }
 
     fn ratio(&self) -> f64 {
@@ -104,7 +140,7 @@ impl<'p> Info<'p> {
         };
         let codecs: serde_json::Map<String, Value> =
             self.codecs().iter().map(|(name, stats)| (name.clone(), stats_json(stats))).collect();
-        let properties = self.pool.properties(self.file.file)?.into_iter().map(|known| {
+        let properties = self.pool.properties(self.subject())?.into_iter().map(|known| {
             json!({
                 "property": known.property.name(),
                 "value": known.value,
@@ -113,7 +149,10 @@ impl<'p> Info<'p> {
         });
         Ok(json!({
             "pool": self.path.to_string_lossy(),
-            "file": self.file.display_name(),
+            "file": self.only.as_ref().map(|(entry, _)| entry.display_name()),
+            "files": self.counts.files,
+            "directories": self.counts.directories,
+            "symlinks": self.counts.symlinks,
             "logical_bytes": self.stats.file_bytes,
             "pool_bytes": self.pool_bytes,
             "ratio": json_ratio(self.ratio()),
@@ -128,8 +167,8 @@ impl<'p> Info<'p> {
             "embedded": stats_json(&self.stats.embedded),
             "patches": stats_json(&self.stats.patches),
             "codecs": codecs,
-            "mode": format!("{:o}", self.attributes.mode),
-            "modified_ns": self.attributes.modified_ns,
+            "mode": self.only.as_ref().map(|(_, known)| format!("{:o}", known.mode)),
+            "modified_ns": self.only.as_ref().map(|(_, known)| known.modified_ns),
             "properties": properties.collect::<Value>(),
             "repack": self.repack.as_ref().map(|repack| json!({
                 "compression": repack.goal.get(Property::Compression),
@@ -143,6 +182,20 @@ impl<'p> Info<'p> {
         }))
     }
 
+    fn what(&self, exact: bool) -> (&'static str, String) {
+        if let Some((entry, _)) = &self.only {
+            return ("file", text::escaped(&entry.name));
+        }
+        let Counts { files, directories, symlinks } = &self.counts;
+        let mut text = count(*files, exact);
+        for (number, what) in [(*directories, "directories"), (*symlinks, "symbolic links")] {
+            if number > 0 {
+                text.push_str(&format!(", {} {what}", count(number, exact)));
+            }
+        }
+        ("files", text)
+    }
+
     fn text(&self, exact: bool) -> Result<String, Reason> {
         let size = |n| bytes(n, exact);
         let stats = &self.stats;
@@ -150,7 +203,7 @@ impl<'p> Info<'p> {
             format!("{} records, {}", count(stats.records, exact), size(stats.stored))
         };
         let mut rows = vec![
-            ("file", self.file.display_name().into_owned()),
+            self.what(exact),
             ("logical size", size(stats.file_bytes)),
             ("pool size", size(self.pool_bytes)),
             ("ratio", ratio(self.ratio())),
@@ -203,7 +256,7 @@ impl<'p> Info<'p> {
         text.push_str(&output::columns(header, codecs, 1));
 
         text.push('\n');
-        let properties = self.pool.properties(self.file.file)?.into_iter();
+        let properties = self.pool.properties(self.subject())?.into_iter();
         let properties = properties
             .map(|known| [known.property.to_string(), known.value, known.source.to_string()]);
         text.push_str(&output::columns(["PROPERTY", "VALUE", "SOURCE"], properties, 3));

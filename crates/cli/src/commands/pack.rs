@@ -14,6 +14,7 @@ use hardpack_engine::pool::{CreateOptions, Pool, Settings};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::MAGIC;
 
+use crate::address::Address;
 use crate::args::PackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::leftovers;
@@ -224,6 +225,11 @@ fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
 }
 
 fn refuse_output(args: &PackArgs, input: &Path, output: &Path) -> Result<(), Reason> {
+    if !Address::from(output.as_os_str().to_owned()).is_whole() {
+        let (input, output) = (args.input.display(), output.display());
+        return Err(Reason::new(Code::Cannot, "it lies in a pool that is there already")
+            .hint(format!("'hardpack put {input} {output}' puts a file into a pool")));
+    }
     if !args.force {
         publish::refuse_existing(output)?;
     } else if output.canonicalize().is_ok_and(|output| output == input) {

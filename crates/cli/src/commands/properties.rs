@@ -4,101 +4,186 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Pool, Property, PropertySource, ROOT, Settings};
+use hardpack_engine::pool::{Kind, Pool, Property, PropertySource, ROOT, Settings};
 use serde_json::{Value, json};
 
-use crate::args::{GetArgs, InheritArgs, STATISTICS, SetArgs, Wanted};
+use super::stat::{Sum, sum_below};
+use crate::address::{Address, Opened, join};
+use crate::args::{Field, GetArgs, InheritArgs, STATISTICS, SetArgs, Wanted};
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, ratio};
-use crate::pool_file;
+use crate::text;
+
+/// In how many files and directories a property of their own is named when one is set above them.
+const OVERRIDES_NAMED: usize = 10;
+/// In how many it is looked for.
+const OVERRIDES_SEARCHED: usize = 1000;
 
 /// One line of `get`.
 struct Row {
+    name: String,
     property: &'static str,
     value: String,
     source: String,
 }
 
+impl Row {
+    fn field(&self, field: Field) -> &str {
+        match field {
+            Field::Name => &self.name,
+            Field::Property => self.property,
+            Field::Value => &self.value,
+            Field::Source => &self.source,
+        }
+    }
+}
+
 pub fn get(args: &GetArgs) -> Result<ExitCode, Failure> {
-    show(args).cannot("get properties of", args.pool.display())?;
+    let mut rows = Vec::new();
+    for address in &args.paths {
+        collect(args, address, &mut rows).cannot("get properties of", address)?;
+    }
+    show(args, &rows).cannot("write to", "standard output")?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn show(args: &GetArgs) -> Result<(), Reason> {
-    let pool = pool_file::open_read_only(&args.pool, None)?;
-    let target = target(&pool, args.file.as_deref())?;
-    let name = match &args.file {
-        Some(file) => format!("{}:{file}", args.pool.display()),
-        None => args.pool.display().to_string(),
+fn collect(args: &GetArgs, address: &Address, rows: &mut Vec<Row>) -> Result<(), Reason> {
+    let opened = address.open(None)?;
+    let top = opened.entry()?;
+    rows_of(args, &opened, &address.pool, &opened.path, top.file, rows)?;
+    if args.recursive && top.kind == Kind::Directory {
+        opened.walk(top.file, &mut |path, entry, _| {
+            if entry.kind != Kind::Symlink {
+                let path = join(&opened.path, path);
+                rows_of(args, &opened, &address.pool, &path, entry.file, rows)?;
+            }
+            Ok(true)
+        })?;
+    }
+    Ok(())
+}
+
+fn rows_of(
+    args: &GetArgs,
+    opened: &Opened,
+    pool: &Path,
+    path: &[u8],
+    file: FileId,
+    rows: &mut Vec<Row>,
+) -> Result<(), Reason> {
+    let name = text::escaped(&opened.shown_at(path));
+    let mut add = |(property, value, source)| {
+        rows.push(Row { name: name.clone(), property, value, source });
     };
-    let mut rows = Vec::new();
     for wanted in &args.wanted.0 {
         match wanted {
             Wanted::All => {
-                for name in STATISTICS {
-                    rows.push(statistic(&pool, &args.pool, name, args.exact)?);
+                for statistic_name in STATISTICS {
+                    let is_of_pool = statistic_name == "guid";
+                    if file == ROOT || !is_of_pool && !args.recursive {
+                        add(statistic(opened, pool, file, statistic_name, args.exact)?);
+                    }
                 }
                 for property in Property::ALL {
-                    rows.push(setting(&pool, target, property, args.exact)?);
+                    add(setting(opened, file, property, args.exact)?);
                 }
             }
-            Wanted::Property(property) => {
-                rows.push(setting(&pool, target, *property, args.exact)?);
-            }
-            Wanted::Statistic(statistic_name) => {
-                rows.push(statistic(&pool, &args.pool, statistic_name, args.exact)?);
-            }
+            Wanted::Property(property) => add(setting(opened, file, *property, args.exact)?),
+            Wanted::Statistic(name) => add(statistic(opened, pool, file, name, args.exact)?),
         }
     }
+    Ok(())
+}
+
+fn show(args: &GetArgs, rows: &[Row]) -> Result<(), Reason> {
     if args.json {
         let rows = rows.iter().map(|row| {
             json!({
-                "name": name, "property": row.property, "value": row.value, "source": row.source,
+                "name": row.name,
+                "property": row.property,
+                "value": row.value,
+                "source": row.source,
             })
         });
         return output::print_json(&rows.collect::<Value>());
     }
+    let cells = |row: &Row| -> Vec<String> {
+        args.fields.iter().map(|field| row.field(*field).to_owned()).collect()
+    };
     if args.scripted {
-        let line = |row: &Row| format!("{name}\t{}\t{}\t{}\n", row.property, row.value, row.source);
+        let line = |row: &Row| cells(row).join("\t") + "\n";
         return output::print(rows.iter().map(line).collect::<String>());
     }
-    let rows = rows.into_iter().map(|r| [name.clone(), r.property.into(), r.value, r.source]);
-    output::print(output::columns(["NAME", "PROPERTY", "VALUE", "SOURCE"], rows, 4))
+    let header = args.fields.iter().map(|field| match field {
+        Field::Name => "NAME",
+        Field::Property => "PROPERTY",
+        Field::Value => "VALUE",
+        Field::Source => "SOURCE",
+    });
+    output::print(output::table(header, rows.iter().map(cells), args.fields.len()))
 }
 
-/// What properties are those of: the pool as a whole, or a file.
-fn target(pool: &Pool, file: Option<&str>) -> Result<FileId, Reason> {
-    match file {
-        Some(name) => Ok(pool_file::find_file(pool, Some(name))?.file),
-        None => Ok(ROOT),
-    }
+fn setting(
+    opened: &Opened,
+    file: FileId,
+    property: Property,
+    exact: bool,
+) -> Result<(&'static str, String, String), Reason> {
+    let properties = opened.pool.properties(file)?;
+    let Some(found) = properties.into_iter().find(|known| known.property == property) else {
+        // Every property is listed.
+        return Ok((property.name(), String::new(), String::new()));
+    };
+    let source = match found.source {
+        PropertySource::Inherited(from) => {
+            let path = opened.pool.path_of(from)?;
+            format!("inherited from {}", text::escaped(&opened.shown_at(&path)))
+        }
+        source => source.to_string(),
+    };
+    let value = if exact { exactly(property, &found.value)? } else { found.value };
+    Ok((property.name(), value, source))
 }
 
-fn setting(pool: &Pool, target: FileId, property: Property, exact: bool) -> Result<Row, Reason> {
-    let properties = pool.properties(target)?;
-    // Every property is listed.
-    let found = properties.into_iter().find(|known| known.property == property);
-    let (mut value, source) =
-        found.map_or_else(Default::default, |known| (known.value, known.source.to_string()));
-    if exact && property == Property::RecordSize {
-        let mut settings = Settings::default();
-        settings.set(property, &value)?;
-        value = settings.record_len.to_string();
-    }
-    Ok(Row { property: property.name(), value, source })
+/// A value without units.
+fn exactly(property: Property, text: &str) -> Result<String, Reason> {
+    let mut settings = Settings::default();
+    settings.set(property, text)?;
+    Ok(match property {
+        Property::RecordSize => settings.record_len.to_string(),
+        Property::BackgroundIo => settings.background_io.to_string(),
+        _ => text.to_owned(),
+    })
 }
 
-fn statistic(pool: &Pool, path: &Path, name: &'static str, exact: bool) -> Result<Row, Reason> {
+fn statistic(
+    opened: &Opened,
+    path: &Path,
+    file: FileId,
+    name: &'static str,
+    exact: bool,
+) -> Result<(&'static str, String, String), Reason> {
+    let pool = &opened.pool;
     let state = pool.state();
     let stats = state.stats();
+    // That of the pool is kept as data flows, that of a directory is added up.
+    let is_whole = file == ROOT;
+    let sum = match name {
+        "guid" => Sum::default(),
+        _ if is_whole => Sum::default(),
+        _ => sum_below(opened, file)?,
+    };
+    let compress_ratio = if is_whole { stats.compress_ratio() } else { sum.ratio() };
     let value = match name {
-        "compressratio" if exact => format!("{:.2}", stats.compress_ratio()),
-        "compressratio" => ratio(stats.compress_ratio()),
-        "used" => bytes(std::fs::metadata(path)?.len(), exact),
-        "logicalused" => bytes(stats.data().logical, exact),
+        "compressratio" if exact => format!("{compress_ratio:.2}"),
+        "compressratio" => ratio(compress_ratio),
+        "used" if is_whole => bytes(std::fs::metadata(path)?.len(), exact),
+        "used" => bytes(sum.stored, exact),
+        "logicalused" if is_whole => bytes(stats.data().logical, exact),
+        "logicalused" => bytes(sum.logical, exact),
         _ => guid(pool),
     };
-    Ok(Row { property: name, value, source: "-".into() })
+    Ok((name, value, "-".into()))
 }
 
 /// What identifies the pool, in hexadecimal digits.
@@ -107,32 +192,38 @@ pub fn guid(pool: &Pool) -> String {
 }
 
 pub fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
-    let (settings, path) = args.parse();
-    let change = || {
-        let pool = pool_file::open_writable(&path, None)?;
-        let target = target(&pool, args.file.as_deref())?;
-        for (property, value) in &settings {
-            pool.set_property(target, *property, value)?;
-            note_override(&pool, target, *property)?;
-        }
-        Ok::<_, Reason>(pool.close()?)
-    };
-    change().cannot("set properties of", path.display())?;
+    let (settings, paths) = args.parse();
+    for address in &paths {
+        let change = || {
+            let opened = address.open_writable(None)?;
+            let target = opened.entry()?;
+            for (property, value) in &settings {
+                opened.pool.set_property(target.file, *property, value)?;
+                if target.kind == Kind::Directory {
+                    note_overrides(&opened, target.file, *property)?;
+                }
+            }
+            Ok::<_, Reason>(opened.pool.close()?)
+        };
+        change().cannot("set properties of", address)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is set on the pool has no effect where its file says otherwise.
-fn note_override(pool: &Pool, target: FileId, property: Property) -> Result<(), Reason> {
-    if target != ROOT {
-        return Ok(());
-    }
-    for entry in pool.list()? {
-        let known = pool.properties(entry.file)?;
-        if known.iter().any(|p| p.property == property && p.source == PropertySource::Local) {
+/// What is set on a directory has no effect where what is in it says otherwise.
+fn note_overrides(opened: &Opened, directory: FileId, property: Property) -> Result<(), Reason> {
+    let pool = &opened.pool;
+    let mut named = 0;
+    for entry in pool.list_some(directory, None, OVERRIDES_SEARCHED)? {
+        let local = pool.local_properties(entry.file)?;
+        if named < OVERRIDES_NAMED && local.iter().any(|(known, _)| *known == property) {
+            named += 1;
+            let path = opened.shown_at(&join(&opened.path, &entry.name));
             eprintln!(
                 "note: '{}' has its own {property}; give it up with: hardpack inherit {property} \
-                 --file '{}'",
-                entry.display_name(), entry.display_name()
+                 '{}'",
+                text::escaped(&entry.name),
+                text::escaped(&path),
             );
         }
     }
@@ -140,12 +231,28 @@ fn note_override(pool: &Pool, target: FileId, property: Property) -> Result<(), 
 }
 
 pub fn inherit(args: &InheritArgs) -> Result<ExitCode, Failure> {
-    let change = || {
-        let pool = pool_file::open_writable(&args.pool, None)?;
-        let target = target(&pool, args.file.as_deref())?;
-        pool.inherit_property(target, args.property)?;
-        Ok::<_, Reason>(pool.close()?)
-    };
-    change().cannot("set properties of", args.pool.display())?;
+    for address in &args.paths {
+        give_up(args, address).cannot("set properties of", address)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn give_up(args: &InheritArgs, address: &Address) -> Result<(), Reason> {
+    let opened = address.open_writable(None)?;
+    let pool = &opened.pool;
+    let top = opened.entry()?;
+    let mut having = vec![top.file];
+    if args.recursive && top.kind == Kind::Directory {
+        opened.walk(top.file, &mut |_, entry, _| {
+            let local = pool.local_properties(entry.file)?;
+            if local.iter().any(|(known, _)| *known == args.property) {
+                having.push(entry.file);
+            }
+            Ok(true)
+        })?;
+    }
+    for file in having {
+        pool.inherit_property(file, args.property)?;
+    }
+    Ok(pool.close()?)
 }

@@ -3,25 +3,31 @@
 //! How far it has come is kept in the pool (see the engine's `repack.rs`), so that an interrupted one
 //! goes on when the command is given again, whatever ended it.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::unused::Clearing;
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Clear, Estimate, Pool, Property, Repack, Settings, Step, StepLimits};
+use hardpack_engine::pool::{
+    Clear, Estimate, Kind, Pool, Property, Repack, Settings, Step, StepLimits,
+};
 use rusqlite::Connection;
 use serde_json::json;
 
 use super::fold::{finish, report_damage};
+use crate::address::Opened;
 use crate::args::RepackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, json_ratio, quotient, ratio};
 use crate::progress::Progress;
 use crate::signals;
-use crate::{pool_file, sqlite};
+use crate::{contents, pool_file, sqlite};
 
 /// How much of a file an estimate compresses.
 const SAMPLE_LEN: u64 = 8 << 20;
+/// And of each of many files, at the least.
+const SAMPLE_LEN_MIN: u64 = 64 << 10;
 /// How much is rewritten in one step, and how long that should take at the most.
 const STEP_LEN_RANGE: std::ops::RangeInclusive<u64> = 512 << 10..=8 << 20;
 const STEP_TIME_MAX: Duration = Duration::from_millis(500);
@@ -33,14 +39,14 @@ const PASS_COUNT_MAX: usize = 3;
 pub fn run(args: &RepackArgs) -> Result<ExitCode, Failure> {
     signals::catch();
     let began = Instant::now();
-    let path = args.pool.display();
+    let path = &args.pool;
     if args.estimate {
-        let estimate = estimate(args).cannot("estimate a repack of", &path)?;
-        report_estimate(args, &estimate, began).cannot("report on", &path)?;
+        let estimate = estimate(args).cannot("estimate a repack of", path)?;
+        report_estimate(args, &estimate, began).cannot("report on", path)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (repack, done) = repack(args).cannot("repack", &path)?;
-    report(args, &repack, &done, began).cannot("report on", &path)?;
+    let (goal, done) = repack(args).cannot("repack", path)?;
+    report(args, goal.as_ref(), &done, began).cannot("report on", path)?;
     Ok(ExitCode::from(if done.damaged.is_empty() { 0 } else { Code::Data as u8 }))
 }
 
@@ -53,20 +59,54 @@ fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason
     Ok(goal)
 }
 
+/// The file that is meant, or all files below the directory that is, each once.
+fn files(opened: &Opened) -> Result<Vec<FileId>, Reason> {
+    let entry = opened.file_or_entry()?;
+    if entry.kind != Kind::Directory {
+        return Ok(vec![entry.file]);
+    }
+    let mut files = Vec::new();
+    let mut seen = HashSet::new();
+    opened.walk(entry.file, &mut |_, entry, attributes| {
+        let is_new = attributes.link_count < 2 || seen.insert(entry.file);
+        files.extend((entry.kind == Kind::File && is_new).then_some(entry.file));
+        Ok(true)
+    })?;
+    Ok(files)
+}
+
 fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
-    let pool = pool_file::open_read_only(&args.pool, args.work.threads)?;
-    let file = pool_file::find_file(&pool, args.file.as_deref())?.file;
-    let goal = goal(args, &pool, file)?;
-    let sample_len = SAMPLE_LEN.min(pool.attributes(file)?.len);
-    let mut progress = Progress::new("compressing a sample".into(), sample_len, args.work.quiet);
+    let opened = args.pool.open(args.work.threads)?;
+    let mut sum = Estimate::default();
+    for file in files(&opened)? {
+        // Of many files, a part of the sample each would say nothing: the first ones are the sample.
+        let left = SAMPLE_LEN.saturating_sub(sum.sampled_len);
+        let found = estimate_file(args, &opened.pool, file, left.max(SAMPLE_LEN_MIN))?;
+        sum.rewrite_len += found.rewrite_len;
+        sum.stored_now += found.stored_now;
+        sum.stored_then += found.stored_then;
+        sum.sampled_len += found.sampled_len;
+    }
+    Ok(sum)
+}
+
+fn estimate_file(
+    args: &RepackArgs,
+    pool: &Pool,
+    file: FileId,
+    sample_len: u64,
+) -> Result<Estimate, Reason> {
+    let goal = goal(args, pool, file)?;
+    let len = sample_len.min(pool.attributes(file)?.len);
+    let mut progress = Progress::new("compressing a sample".into(), len, args.work.quiet);
     // No lock is needed for it: nothing of what is cleared is kept.
-    let clearing = match clears(&pool, file, &goal)? {
-        true => clearing(&pool, file)?,
+    let clearing = match clears(pool, file, &goal)? {
+        true => clearing(pool, file)?,
         false => None,
     };
     let clear = clear_with(clearing.as_ref());
     let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
-    let estimate = pool.estimate_repack(file, goal, SAMPLE_LEN, clear, &mut |sampled| {
+    let estimate = pool.estimate_repack(file, goal, sample_len, clear, &mut |sampled| {
         progress.at(sampled);
         !signals::is_interrupted()
     })?;
@@ -75,22 +115,41 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
     Ok(estimate)
 }
 
-fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
-    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
-    let file = pool_file::find_file(&pool, args.file.as_deref())?.file;
+/// Repacks each file that is meant; what the last of them was to become is part of the report.
+fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
+    let opened = args.pool.open_writable(args.work.threads)?;
+    let files = files(&opened)?;
+    let mut sum = Step::default();
+    let mut goal = None;
+    for file in &files {
+        let (repack, done) = repack_file(args, &opened, *file, files.len() > 1)?;
+        sum.add(done);
+        goal = Some(repack.goal);
+    }
+    finish(&opened.pool)?;
+    Ok((goal, sum))
+}
+
+fn repack_file(
+    args: &RepackArgs,
+    opened: &Opened,
+    file: FileId,
+    is_one_of_many: bool,
+) -> Result<(Repack, Step), Reason> {
+    let pool = &opened.pool;
     let mut limits =
         StepLimits { rewrite_len_max: *STEP_LEN_RANGE.start(), ..StepLimits::default() };
-    let mut repack = begin(args, &pool, file, &limits)?;
+    let mut repack = begin(args, pool, file, &limits)?;
     let len = pool.attributes(file)?.len;
-    let lock = lock_to_clear(args, &pool, file, &repack)?;
+    let lock = lock_to_clear(args, pool, file, &repack)?;
     let clearing = match &lock {
-        Some(_) => clearing(&pool, file)?,
+        Some(_) => clearing(pool, file)?,
         None => None,
     };
     let clear = clear_with(clearing.as_ref());
     let clear = clearing.is_some().then_some(&clear as &Clear<'_>);
     let label = format!("repacking to {}", repack.goal.get(Property::Compression));
-    let mut progress = Progress::new(label, len, args.work.quiet);
+    let mut progress = Progress::new(label, len, args.work.quiet || is_one_of_many);
     let mut sum = Step::default();
     for _ in 0..PASS_COUNT_MAX {
         let overtaken = sum.overtaken;
@@ -108,7 +167,7 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
                 break;
             }
             if signals::is_interrupted() {
-                finish(&pool)?;
+                finish(pool)?;
                 let percent = quotient(repack.position, len) * 100.0;
                 let text = format!("interrupted after {percent:.0}%");
                 return Err(Reason::new(Code::Interrupted, text)
@@ -120,7 +179,6 @@ fn repack(args: &RepackArgs) -> Result<(Repack, Step), Reason> {
         }
         repack.position = 0;
     }
-    finish(&pool)?;
     progress.finish();
     // Before the pool: closing a descriptor drops SQLite's locks.
     drop(lock);
@@ -138,7 +196,11 @@ fn lock_to_clear(
     if !clears(pool, file, &repack.goal)? {
         return Ok(None);
     }
-    let locked = sqlite::lock_pool(&args.pool, LOCK_TIMEOUT).map_err(Reason::from);
+    let path = match pool.only_file() {
+        Ok(_) => args.pool.pool.clone(),
+        Err(_) => contents::database_path(&args.pool.pool, &pool.path_of(file)?),
+    };
+    let locked = sqlite::lock_pool(&path, LOCK_TIMEOUT).map_err(Reason::from);
     locked.map(Some).map_err(|reason| match reason.code {
         Code::InUse => reason.hint(
             "clear-unused needs the database for itself; close it in other programs, or repack \
@@ -195,7 +257,7 @@ fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Resul
     let whole = seconds * quotient(found.rewrite_len, found.sampled_len.max(1));
     if args.work.json {
         return output::print_json(&json!({
-            "pool": args.pool.to_string_lossy(),
+            "pool": args.pool.to_string(),
             "rewrite_bytes": found.rewrite_len,
             "stored_now": found.stored_now,
             "stored_then": found.stored_then,
@@ -206,7 +268,7 @@ fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Resul
     if found.rewrite_len == 0 {
         return output::print_line(format_args!(
             "{}: everything is stored that way already",
-            args.pool.display()
+            args.pool
         ));
     }
     output::print(output::pairs([
@@ -225,14 +287,19 @@ fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Resul
     ]))
 }
 
-fn report(args: &RepackArgs, repack: &Repack, done: &Step, began: Instant) -> Result<(), Reason> {
+fn report(
+    args: &RepackArgs,
+    goal: Option<&Settings>,
+    done: &Step,
+    began: Instant,
+) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
     report_damage(done);
     if args.work.json {
         return output::print_json(&json!({
-            "pool": args.pool.to_string_lossy(),
-            "compression": repack.goal.get(Property::Compression),
-            "recordsize": repack.goal.record_len,
+            "pool": args.pool.to_string(),
+            "compression": goal.map(|goal| goal.get(Property::Compression)),
+            "recordsize": goal.map(|goal| goal.record_len),
             "rewritten_bytes": done.rewritten_len,
             "stored_before": done.stored_before,
             "stored_after": done.stored_after,
@@ -255,5 +322,5 @@ fn report(args: &RepackArgs, repack: &Repack, done: &Step, began: Instant) -> Re
             bytes(done.stored_after, false),
         )
     };
-    output::print_line(format_args!("{}: {text}", args.pool.display()))
+    output::print_line(format_args!("{}: {text}", args.pool))
 }

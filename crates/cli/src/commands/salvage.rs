@@ -4,6 +4,8 @@
 //! `unpack`; ranges that are lost are zeros in it, stored as holes.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, quotient};
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
-use crate::{pool_file, signals};
+use crate::{pool_file, signals, text};
 
 /// Permissions of a file of which none are known.
 const MODE_DEFAULT: u32 = 0o600;
@@ -77,8 +79,18 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
     }
     let targets = targets(args, &input, &salvage)?;
     let mut files = Vec::new();
-    for (file, (name, output)) in salvage.files().iter().zip(targets) {
-        let hurt = copy(args, &salvage, file, &name, &output)?;
+    let pairs: Vec<_> = salvage.files().iter().zip(targets).collect();
+    // Links last, so that nothing is written through one.
+    let (links, plain): (Vec<_>, Vec<_>) =
+        pairs.into_iter().partition(|(file, _)| file.target.is_some());
+    for (file, (name, output)) in plain.into_iter().chain(links) {
+        let hurt = match &file.target {
+            Some(target) => {
+                link(args, target, &output).map_err(|reason| reason.about(&output))?;
+                Vec::new()
+            }
+            None => copy(args, &salvage, file, &name, &output)?,
+        };
         let (len, known_len) = (file.attributes.len, file.known_len);
         files.push(Saved { name, output, len, known_len, hurt });
     }
@@ -92,25 +104,19 @@ fn targets(
     salvage: &Salvage,
 ) -> Result<Vec<(String, PathBuf)>, Reason> {
     let files = salvage.files();
-    let is_directory = args.output.is_dir() || files.len() > 1;
-    if is_directory && !args.output.is_dir() {
-        std::fs::create_dir(&args.output).map_err(|e| Reason::from(e).about(&args.output))?;
-    }
+    let is_directory = args.output.is_dir() || files.len() > 1 || files[0].path.len() > 1;
     let mut taken = HashSet::new();
     let mut targets = Vec::new();
     for file in files {
-        // The name comes from the pool, which may come from anybody.
-        let is_plain = |name: &&String| {
-            !name.is_empty() && !name.contains(['/', '\0']) && *name != "." && *name != ".."
-        };
-        let mut name = match file.name.as_ref().filter(is_plain) {
-            Some(name) => name.clone(),
-            None => format!("file-{}", file.id.0),
-        };
-        if !taken.insert(name.clone()) {
-            name = format!("{name}-{}", file.id.0);
+        let mut path = path_of(file);
+        if !taken.insert(path.clone()) {
+            let last = path.pop().unwrap_or_default();
+            path.push([&last[..], format!("-{}", file.id.0).as_bytes()].concat());
         }
-        let output = if is_directory { args.output.join(&name) } else { args.output.clone() };
+        let mut output = args.output.clone();
+        if is_directory {
+            output.extend(path.iter().map(|name| OsStr::from_bytes(name)));
+        }
         let refuse = || {
             if output.canonicalize().is_ok_and(|output| output == input) {
                 return Err(Reason::new(Code::Cannot, "it is the pool itself")
@@ -122,9 +128,49 @@ fn targets(
             publish::refuse_sidecars(&output)
         };
         refuse().map_err(|reason| reason.about(&output))?;
-        targets.push((name, output));
+        if is_directory {
+            make_directories(&args.output, &path)?;
+        }
+        targets.push((text::escaped(&path.join(&b'/')), output));
     }
     Ok(targets)
+}
+
+/// The names from the directory of all down to a file. They come from the pool, which may come from anybody.
+fn path_of(file: &SalvageFile) -> Vec<Vec<u8>> {
+    let is_plain = |name: &Vec<u8>| {
+        !name.is_empty()
+            && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+            && name != b"."
+            && name != b".."
+    };
+    match file.path.iter().all(is_plain) && !file.path.is_empty() {
+        true => file.path.clone(),
+        false => vec![format!("file-{}", file.id.0).into_bytes()],
+    }
+}
+
+/// Makes the directories above a file. A symbolic link below the first of them could lead anywhere.
+fn make_directories(top: &Path, path: &[Vec<u8>]) -> Result<(), Reason> {
+    let mut at = top.to_path_buf();
+    for name in path {
+        let done = match std::fs::symlink_metadata(&at) {
+            Ok(found) if found.is_dir() || at == top && at.is_dir() => Ok(()),
+            Ok(_) => Err(Reason::new(Code::Cannot, "there is something else of that name")),
+            Err(_) => std::fs::create_dir(&at).map_err(Reason::from),
+        };
+        done.map_err(|reason| reason.about(&at))?;
+        at.push(OsStr::from_bytes(name));
+    }
+    Ok(())
+}
+
+/// Makes a symbolic link.
+fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> {
+    if args.force && std::fs::symlink_metadata(output).is_ok() {
+        std::fs::remove_file(output)?;
+    }
+    Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), output)?)
 }
 
 /// Copies one file, and returns what of it is not right.

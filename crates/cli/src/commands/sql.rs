@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, IsTerminal, Write, stdin};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ const LIBRARY: &str = "libhardpack.so";
 const SHELL: &str = "sqlite3";
 
 pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
-    let what = args.pool.display();
-    std::fs::metadata(&args.pool).cannot("open", what.to_string())?;
+    let what = &args.pool;
+    let path = database(args).cannot("open", what)?;
     if args.sql.is_empty() && stdin().is_terminal() {
-        exec_shell(args).cannot("open", what.to_string())?;
+        exec_shell(args, &path).cannot("open", what)?;
     }
-    let db = sqlite::open_pool(&args.pool, args.readonly, TIMEOUT)
+    let db = sqlite::open_pool(&path, args.readonly, TIMEOUT)
         .and_then(|db| {
             db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
             Ok(db)
@@ -42,13 +42,25 @@ pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The path under which SQLite finds the database that is meant.
+fn database(args: &SqlArgs) -> Result<PathBuf, Reason> {
+    std::fs::metadata(&args.pool.pool)?;
+    // Closed again before SQLite takes locks on the pool. What is no pool yet is left to SQLite.
+    if let Ok(opened) = args.pool.open(Some(1)) {
+        opened.file()?;
+    } else if !args.pool.is_whole() {
+        args.pool.open(Some(1))?;
+    }
+    Ok(args.pool.given().into())
+}
+
 /// Becomes the stock shell, with Hardpack loaded and the pool open. Returns where that is not to be
 /// had.
-fn exec_shell(args: &SqlArgs) -> Result<(), Reason> {
+fn exec_shell(args: &SqlArgs, path: &Path) -> Result<(), Reason> {
     let (Some(library), Some(shell)) = (find_library(), find_shell()) else { return Ok(()) };
     // The shell reads C escapes between double quotes, none between single ones. The URI has no quotes.
     let library = library.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
-    let uri = sqlite::pool_uri(&args.pool)? + if args.readonly { "&mode=ro" } else { "" };
+    let uri = sqlite::pool_uri(path)? + if args.readonly { "&mode=ro" } else { "" };
     let mut command = Command::new(shell);
     command.arg("-cmd").arg(format!(".load \"{library}\""));
     command.arg("-cmd").arg(format!(".open '{uri}'"));

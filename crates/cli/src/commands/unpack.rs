@@ -1,43 +1,45 @@
 //! `hardpack unpack`: the file that a pool holds, byte for byte.
 //!
-//! A database in use, which has a log or journal beside the pool, is read through SQLite in one
-//! transaction. Otherwise the pool is all there is, and is read directly.
+//! How a database in use is read is in `contents.rs`.
 
+use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
+use hardpack_engine::FileId;
 use hardpack_engine::codec::is_all_zero;
 use hardpack_engine::pool::Attributes;
 
+use crate::address::Opened;
 use crate::args::UnpackArgs;
+use crate::contents;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::leftovers;
 use crate::output::{self, bytes};
-use crate::pool_file::{self, Digest, read_all};
+use crate::pool_file::Digest;
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
 use crate::snapshot::read_full;
-use crate::{signals, sqlite};
+use crate::{signals, text};
 
-/// How often to start over when the pool changes while it is read.
-const TRIES_MAX: usize = 5;
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs of zeros of this length become holes.
 const HOLE_LEN: usize = 64 << 10;
 
 pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     signals::catch();
     let began = Instant::now();
-    let cannot = |reason: Reason| reason.cannot("unpack", args.pool.display());
-    let input = args.pool.canonicalize().map_err(|error| cannot(error.into()))?;
-    let holding = describe(args, &input).map_err(cannot)?;
+    let cannot = |reason: Reason| reason.cannot("unpack", &args.pool);
+    let input = args.pool.pool.canonicalize().map_err(|error| cannot(error.into()))?;
+    let holding = describe(args).map_err(cannot)?;
     let output = match &args.output {
         Some(output) => output.clone(),
-        None => default_output(&args.pool, &holding.name).map_err(cannot)?,
+        None => default_output(&args.pool.pool, &holding.name).map_err(cannot)?,
     };
     leftovers::tell(publish::directory_of(&output));
     refuse_output(args, &input, &output).cannot("create", output.display())?;
@@ -46,32 +48,36 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the pool holds.
+/// What is to be unpacked.
 struct Holding {
-    name: String,
+    opened: Opened,
+    file: FileId,
+    name: Vec<u8>,
+    /// The path to it in the pool.
+    path: Vec<u8>,
     attributes: Attributes,
-    is_database: bool,
 }
 
-fn describe(args: &UnpackArgs, input: &Path) -> Result<Holding, Reason> {
-    let pool = pool_file::open_state(input, args.rewind.txg, None)?;
-    let entry = pool.only_file()?;
-    Ok(Holding {
-        name: entry.display_name().into(),
-        attributes: pool.attributes(entry.file)?,
-        is_database: pool_file::is_database(&*pool.file(entry.file)?)?,
-    })
+fn describe(args: &UnpackArgs) -> Result<Holding, Reason> {
+    let opened = args.pool.open_state(args.rewind.txg, args.work.threads)?;
+    let entry = opened.file()?;
+    let attributes = opened.pool.attributes(entry.file)?;
+    let path = opened.pool.path_of(entry.file)?;
+    Ok(Holding { opened, file: entry.file, name: entry.name, path, attributes })
 }
 
 /// The name that the file had, beside the pool.
-fn default_output(pool: &Path, name: &str) -> Result<PathBuf, Reason> {
+fn default_output(pool: &Path, name: &[u8]) -> Result<PathBuf, Reason> {
     // The name comes from the pool, which may come from anybody.
-    let is_plain = !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
+    let is_plain = !name.is_empty()
+        && !name.iter().any(|b| matches!(b, b'/' | 0))
+        && name != b"."
+        && name != b"..";
     if !is_plain {
-        let text = format!("the file in it is called '{}'", name.escape_default());
+        let text = format!("the file in it is called '{}'", text::escaped(name));
         return Err(Reason::new(Code::Cannot, text).hint("give the name of the file to create"));
     }
-    Ok(pool.with_file_name(name))
+    Ok(pool.with_file_name(OsStr::from_bytes(name)))
 }
 
 fn refuse_output(args: &UnpackArgs, input: &Path, output: &Path) -> Result<(), Reason> {
@@ -93,34 +99,19 @@ fn unpack(
 ) -> Result<u64, Reason> {
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
     let attributes = &holding.attributes;
-    let mut tries = 0;
-    let digest = loop {
-        let mut writer = Writer::create(unfinished.path())?;
-        let mut progress =
-            Progress::new(format!("unpacking {}", holding.name), attributes.len, args.work.quiet);
-        let mut sink = |bytes: &[u8]| {
-            signals::check()?;
-            writer.write(bytes)?;
-            progress.at(writer.digest.len());
-            Ok(())
-        };
-        // A log or journal belongs to the newest state.
-        let has_sidecar = args.rewind.txg.is_none() && pool_file::has_sidecar(input);
-        let is_whole = if holding.is_database && has_sidecar {
-            read_database(input, &mut sink)?;
-            true
-        } else {
-            read_pool(args, input, holding.is_database, &mut sink)?
-        };
-        if is_whole {
-            progress.finish();
-            break writer.finish()?;
-        }
-        tries += 1;
-        if tries == TRIES_MAX {
-            return Err(Reason::new(Code::InUse, "it keeps changing while it is read"));
-        }
-    };
+    let name = text::escaped(&holding.name);
+    let mut progress = Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
+    let writer = RefCell::new(Writer::create(unfinished.path())?);
+    let mut begin = |_| Ok(writer.borrow_mut().restart()?);
+    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |bytes| {
+        signals::check()?;
+        let mut writer = writer.borrow_mut();
+        writer.write(bytes)?;
+        progress.at(writer.digest.len());
+        Ok(())
+    })?;
+    progress.finish();
+    let digest = writer.into_inner().finish()?;
     verify(args, unfinished.path(), &digest)?;
     let mode = match attributes.mode {
         0 => std::fs::metadata(input)?.mode(),
@@ -131,38 +122,6 @@ fn unpack(
     unfinished.complete(mode, modified)?;
     unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
     Ok(digest.len())
-}
-
-/// Reads the database through SQLite, with what the log or journal beside the pool holds.
-fn read_database(
-    input: &Path,
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
-) -> Result<(), Reason> {
-    let db = sqlite::open_pool(input, false, TIMEOUT)?;
-    sqlite::begin_read(&db)?;
-    sqlite::each_page(&db, sink)
-}
-
-/// Reads the file out of the pool. `false` if what was read is not one state: then somebody changed
-/// it meanwhile, or began to use the database.
-fn read_pool(
-    args: &UnpackArgs,
-    input: &Path,
-    is_database: bool,
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
-) -> Result<bool, Reason> {
-    let pool = pool_file::open_state(input, args.rewind.txg, args.work.threads)?;
-    let is_newest = args.rewind.txg.is_none();
-    if (is_newest && is_database && pool_file::has_sidecar(input)) || pool.refresh()? {
-        return Ok(false);
-    }
-    let txg = pool.state().txg();
-    let file = pool.file(pool.only_file()?.file)?;
-    let read = read_all(&file, file.len()?, pool.options().threads, sink);
-    if pool.state().txg() != txg {
-        return Ok(false);
-    }
-    read.map(|()| true)
 }
 
 /// Writes a file from its beginning to its end, with holes for zeros.
@@ -176,6 +135,20 @@ impl Writer {
     pub fn create(path: &Path) -> Result<Writer, Reason> {
         let file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
         Ok(Writer { file, digest: Digest::default(), hole: false })
+    }
+
+    /// Writes a new file.
+    pub fn over(file: File) -> Writer {
+        Writer { file, digest: Digest::default(), hole: false }
+    }
+
+    /// Begins anew with an empty file.
+    pub fn restart(&mut self) -> std::io::Result<()> {
+        use std::io::Seek;
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        (self.digest, self.hole) = (Digest::default(), false);
+        Ok(())
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
@@ -225,7 +198,7 @@ fn report(args: &UnpackArgs, output: &Path, len: u64, began: Instant) -> Result<
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
         return output::print_json(&serde_json::json!({
-            "pool": args.pool.to_string_lossy(),
+            "pool": args.pool.to_string(),
             "output": output.to_string_lossy(),
             "logical_bytes": len,
             "seconds": (seconds * 1000.0).round() / 1000.0,

@@ -14,6 +14,8 @@ use super::{Device, sys};
 /// Where the writer lock lies: behind the bytes that SQLite locks, inside the reserved region that
 /// holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
+/// Where the locks of [`FileDevice::try_share`] lie: behind any extent.
+const MARKS_OFFSET: u64 = 1 << 62;
 
 /// A file as a device.
 #[derive(Debug)]
@@ -57,6 +59,24 @@ impl FileDevice {
     /// Tells the system that reads will be scattered.
     pub fn advise_random(&self) {
         sys::advise_random(&self.file);
+    }
+
+    /// Shares a mark with everybody who does, and says whether that was possible: it is not while somebody
+    /// has it alone. Marks are locks that the users of a pool give a meaning of their own, told apart by
+    /// numbers below 2^62. They belong to the device, which may have each once.
+    pub fn try_share(&self, mark: u64) -> io::Result<bool> {
+        sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::TryShare)
+    }
+
+    /// Takes a mark alone, and says whether that was possible: it is not while anybody else has it.
+    pub fn try_claim(&self, mark: u64) -> io::Result<bool> {
+        sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::Try)
+    }
+
+    /// Gives a mark back.
+    pub fn release(&self, mark: u64) {
+        // As with the writer lock, this cannot fail.
+        let _ = sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::Release);
     }
 
     /// The open file.

@@ -11,6 +11,8 @@ pub(super) enum Lock {
     Wait,
     /// Take it if it is free.
     Try,
+    /// Take it, next to others who share it, if nobody has it alone.
+    TryShare,
     /// Give it back.
     Release,
 }
@@ -19,8 +21,13 @@ pub(super) enum Lock {
 /// was done. Such a lock belongs to the descriptor, not to the process, so it never meets SQLite's
 /// own locks.
 pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Result<bool> {
-    let kind = if lock == Lock::Release { libc::F_UNLCK } else { libc::F_WRLCK };
-    let command = if lock == Lock::Try { libc::F_OFD_SETLK } else { libc::F_OFD_SETLKW };
+    let kind = match lock {
+        Lock::Release => libc::F_UNLCK,
+        Lock::TryShare => libc::F_RDLCK,
+        Lock::Wait | Lock::Try => libc::F_WRLCK,
+    };
+    let tries = matches!(lock, Lock::Try | Lock::TryShare);
+    let command = if tries { libc::F_OFD_SETLK } else { libc::F_OFD_SETLKW };
     // SAFETY: `flock` is a plain structure of integers, for which all zeros is a valid value.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;
@@ -36,7 +43,7 @@ pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Res
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            Some(libc::EAGAIN | libc::EACCES) if lock == Lock::Try => return Ok(false),
+            Some(libc::EAGAIN | libc::EACCES) if tries => return Ok(false),
             _ => return Err(error),
         }
     }

@@ -3,10 +3,13 @@
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
 
+mod held;
+
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use self::held::Held;
 use super::Pool;
 use super::check_names::check_names;
 use super::delta;
@@ -14,9 +17,13 @@ use super::extents::{parse_piece, parse_piece_key};
 use super::names;
 use super::source::Committed;
 use crate::error::{Error, Result};
+use crate::store::dead::parse_dead;
 use crate::store::dictionaries::parse_dictionary_key;
+use crate::store::index::parse_index_key;
 use crate::store::pointer::Pointer;
-use crate::store::trees::{ALL, DICTIONARIES, MAP, NAMES, OF_POINTERS, PATCHES};
+use crate::store::refs::parse_refs;
+use crate::store::stats::PoolStats;
+use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
 use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
@@ -40,7 +47,7 @@ pub struct Problem {
 pub struct CheckReport {
     /// The txg that was checked.
     pub txg: Txg,
-    /// Tree nodes and dictionaries read and verified.
+    /// Tree nodes, dictionaries and parts of the index read and verified.
     pub nodes: u64,
     /// Records and patches read, verified and decompressed.
     pub records: u64,
@@ -48,6 +55,8 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Free bytes, reusable or about to be.
     pub free_bytes: u64,
+    /// Snapshots whose own nodes and records were read and verified.
+    pub snapshots: u64,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
 }
@@ -68,7 +77,7 @@ impl CheckReport {
     }
 }
 
-/// Whose it is (a dictionary is no file's), where it lies in the file, and the pointer.
+/// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, and the pointer.
 type Record = (Option<FileId>, u64, Pointer);
 
 /// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
@@ -92,8 +101,16 @@ fn check_state(
 ) -> Result<CheckReport> {
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = Space::new(store, state);
+    let mut held = match Held::new(store, state) {
+        Ok(held) => Some(held),
+        Err(error) => {
+            report.add(None, None, error);
+            None
+        }
+    };
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
+    let mut counted = PoolStats::default();
     for (tree, name) in ALL {
         let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
         walk_bounded(store, tree, root, Txg(0), &mut |met, bounds| {
@@ -103,6 +120,7 @@ fn check_state(
                     report.nodes += 1;
                     report.bytes += u64::from(pointer.stored_len);
                     space.add_used(pointer);
+                    held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
                     hurt.add(&mut report, tree, bounds, &format!("{name} tree: {error}"));
@@ -120,9 +138,24 @@ fn check_state(
                         Err(error) => report.add(None, None, error),
                     }
                 }
+                Met::Entry(DEAD, key, value) => {
+                    let noted = parse_dead(key, value).and_then(|dead| match &mut held {
+                        Some(held) => held.note_dead(&dead, &mut space),
+                        None => Ok(None),
+                    });
+                    match noted {
+                        Ok(problem) => problem.iter().for_each(|p| report.add(None, None, p)),
+                        Err(error) => report.add(None, None, error),
+                    }
+                }
                 Met::Entry(tree, key, value) => {
                     if let Err(error) = space.add_entry(tree, key, value) {
                         report.add(None, None, error);
+                    }
+                    if tree == REFS
+                        && let Ok((_, refs)) = parse_refs(key, value)
+                    {
+                        counted.count_refs(&refs, store.ashift(), true);
                     }
                 }
             }
@@ -131,6 +164,9 @@ fn check_state(
     }
     verify_batch(store, &mut batch, threads, &mut report);
     progress(report.bytes);
+    if let Some(held) = &mut held {
+        held.check(threads, &mut report, progress)?;
+    }
     let walk_was_whole = report.is_clean();
     let (free, problems) = space.settle();
     report.free_bytes = free << store.ashift();
@@ -139,7 +175,7 @@ fn check_state(
         for problem in problems {
             report.add(None, None, problem);
         }
-        check_counters(state, &mut report);
+        check_counters(state, &counted, &mut report);
         check_names(&mut Committed::new(store, state), &mut report)?;
     }
     Ok(report)
@@ -203,17 +239,27 @@ impl HurtRanges {
 }
 
 fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
-    if tree == DICTIONARIES {
-        parse_dictionary_key(key)?;
-        return Ok((None, 0, data_pointer(value)?));
+    match tree {
+        DICTIONARIES => parse_dictionary_key(key).map(drop)?,
+        INDEX => parse_index_key(key).map(drop)?,
+        _ => {
+            let (file, piece) = parse_piece(tree, key, value)?;
+            return Ok((Some(file), piece.start, piece.pointer));
+        }
     }
-    let (file, piece) = parse_piece(tree, key, value)?;
-    Ok((Some(file), piece.start, piece.pointer))
+    Ok((None, 0, data_pointer(value)?))
 }
 
 /// The counters of the superblock against what was met.
-fn check_counters(state: &State, report: &mut CheckReport) {
+fn check_counters(state: &State, refs: &PoolStats, report: &mut CheckReport) {
     let stats = state.stats();
+    if (stats.counted, stats.shared) != (refs.counted, refs.shared) {
+        report.add(
+            None,
+            None,
+            "the superblock's counts of what is shared are not those of the refs tree",
+        );
+    }
     let counted = [
         ("records", stats.data().records, report.records),
         ("tree nodes", stats.nodes.records, report.nodes),
@@ -262,9 +308,9 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
         }
         work();
     });
-    let dictionaries = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
-    report.nodes += dictionaries;
-    report.records += batch.len() as u64 - dictionaries;
+    let others = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
+    report.nodes += others;
+    report.records += batch.len() as u64 - others;
     report.bytes += bytes.into_inner();
     let mut problems = problems.into_inner().unwrap_or_default();
     problems.sort_by_key(|(index, _)| *index);

@@ -14,8 +14,12 @@ use crate::units::FileId;
 /// How many entries are looked at together.
 const ENTRY_COUNT: usize = 256;
 
-/// Adds to the report what does not agree. The trees can be read.
+/// Adds to the report what does not agree. The trees can be read. Where nothing has a name, as below the pool
+/// or when its creation was cut short, there is nothing to compare.
 pub(super) fn check_names(source: &mut impl Source, report: &mut CheckReport) -> Result<()> {
+    if source.is_empty(NAMES) {
+        return Ok(());
+    }
     let mut from = Vec::new();
     loop {
         let entries = source.range(NAMES, &from, &[0xff], ENTRY_COUNT)?;

@@ -159,7 +159,7 @@ impl Pool {
         if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
             return Ok(());
         }
-        let used = self.read(|source| {
+        let (walked, used) = self.read(|source| {
             let mut used = HashSet::new();
             for tree in [MAP, PATCHES] {
                 let Some(root) = &source.state.superblock.roots[usize::from(tree)] else {
@@ -175,13 +175,15 @@ impl Pool {
                     Met::Damage(_, error) => Err(error),
                 })?;
             }
-            Ok(used)
+            Ok((source.state.txg(), used))
         })?;
         let settings = self.settings(super::ROOT)?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
-        // Only those in use for a file can have been referred to since.
-        let mut current = HashSet::new();
-        current.extend(names::dictionaries_in_use(&mut txn)?);
+        if txn.txg() != walked.next() {
+            // What was written since may share what was compressed with any: the next time will do.
+            return Ok(());
+        }
+        let current: HashSet<u32> = names::dictionaries_in_use(&mut txn)?.into_iter().collect();
         for number in txn.dictionaries()? {
             if !used.contains(&number) && !current.contains(&number) {
                 txn.remove_dictionary(number)?;

@@ -213,7 +213,7 @@ impl File {
     /// Changes the bytes at `offset`, growing the file where needed. Nothing is committed yet.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
         if self.store.is_read_only() {
-            return Err(Error::ReadOnly("its file cannot be written"));
+            return Err(self.store.refusal());
         }
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= FILE_LEN_MAX);
         let end = end.ok_or_else(|| Error::Invalid("the file would be too long".into()))?;
@@ -283,7 +283,7 @@ impl File {
     /// Cuts or extends the file. Nothing is committed yet.
     pub fn set_len(&self, len: u64) -> Result<()> {
         if self.store.is_read_only() {
-            return Err(Error::ReadOnly("its file cannot be written"));
+            return Err(self.store.refusal());
         }
         if len > FILE_LEN_MAX {
             return Err(Error::Invalid("the file would be too long".into()));
@@ -367,6 +367,7 @@ impl File {
         });
         match done {
             Ok((txn, len)) => {
+                txn.park();
                 pending.txn = Some(txn);
                 pending.len = Some(len);
                 Ok(())
@@ -394,7 +395,10 @@ impl File {
 
     fn take_txn(&self, pending: &mut Pending) -> Result<Txn> {
         match pending.txn.take() {
-            Some(txn) => Ok(txn),
+            Some(txn) => {
+                txn.resume();
+                Ok(txn)
+            }
             None => {
                 let checksum = self.settings()?.checksum;
                 self.store.begin(checksum)
@@ -431,6 +435,7 @@ impl File {
                 dictionary,
                 adapt,
                 raw_streak,
+                is_exact: false,
             },
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),

@@ -13,9 +13,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::batch::store_batches;
 use super::edit::Edit;
 use super::extents::pieces_in;
-use super::jobs::{Job, RawStreak, Target, remove_pieces, store_batches};
+use super::jobs::{Job, RawStreak, Target, remove_pieces};
 use super::names::{self, Attributes, Kind, Xattr};
 use super::props::Settings;
 use super::{CHANGE_WAIT, Pool, ROOT};
@@ -447,7 +448,8 @@ impl Import<'_> {
                     | Error::Exists { .. }
                     | Error::NotADirectory { .. }
                     | Error::IsADirectory { .. }
-                    | Error::NotEmpty { .. }),
+                    | Error::NotEmpty { .. }
+                    | Error::Busy),
                 ) => self.report.refused.push((name, error.to_string())),
                 done => done?,
             }
@@ -576,11 +578,12 @@ impl Import<'_> {
                 dictionary: None,
                 adapt: None,
                 raw_streak: Arc::clone(&self.raw_streak),
+                is_exact: false,
             };
             batches.push((target, jobs));
         }
         let (targets, jobs): (Vec<Target>, Vec<_>) = batches.into_iter().unzip();
-        store_batches(txn, targets.iter().zip(jobs).collect())
+        store_batches(txn, targets.iter().zip(jobs).collect()).map(drop)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Encoding and storing what the write path, or the maintenance, has decided on: records and patches.
 //!
-//! A batch is compressed on all cores, outside of any lock, and then put into a transaction in its
-//! order, each in the place of what was there. Nothing here decides what becomes a record and what a
-//! patch.
+//! Each takes the place of what was there; many together are a batch (see `batch.rs`). Nothing here decides what
+//! becomes a record and what a patch.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,6 +33,8 @@ pub(super) struct Target {
     /// Who chooses the level, where the settings leave it open.
     pub adapt: Option<Arc<Adapt>>,
     pub raw_streak: Arc<RawStreak>,
+    /// Records that are equal are shared only if they are stored as the settings say.
+    pub is_exact: bool,
 }
 
 /// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks
@@ -70,18 +71,31 @@ pub(super) struct Job {
     /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
     pub span_log2: Option<u8>,
     /// How a patch differs from the record below it, where that is little.
-    delta: Option<Vec<u8>>,
+    pub delta: Option<Vec<u8>>,
+    /// It is in the place of what was shared, or could be: so it is looked for whatever the settings say.
+    pub is_counted: bool,
 }
 
 impl Job {
     /// A whole record, for a slot of `2^span_log2` bytes.
     pub fn record(start: u64, bytes: Vec<u8>, span_log2: u8) -> Job {
-        Job { start, bytes, span_log2: Some(span_log2), delta: None }
+        Job { start, bytes, span_log2: Some(span_log2), delta: None, is_counted: false }
     }
 
     /// A patch, with how it differs from what is below where that is little.
     pub fn patch(start: u64, bytes: Vec<u8>, delta: Option<Vec<u8>>) -> Job {
-        Job { start, bytes, span_log2: None, delta }
+        Job { start, bytes, span_log2: None, delta, is_counted: false }
+    }
+
+    /// Says whether it is in the place of what was shared, or could be.
+    pub fn counted(self, is_counted: bool) -> Job {
+        Job { is_counted, ..self }
+    }
+
+    /// The end of its slot, or of the patch.
+    pub fn slot_end(&self) -> u64 {
+        let span = self.span_log2.map_or(self.bytes.len() as u64, |log2| 1 << log2);
+        self.start + span
     }
 
     /// What is stored for it.
@@ -93,17 +107,26 @@ impl Job {
 /// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
 pub(super) struct EncodedJob {
     /// The number of the dictionary that was used, or 0.
-    dictionary: u32,
-    how: Encoded,
+    pub dictionary: u32,
+    pub how: Encoded,
     stored: Vec<u8>,
 }
 
 impl EncodedJob {
-    /// How many bytes are stored for `job`.
-    pub fn stored_len(&self, job: &Job) -> u64 {
+    /// The bytes that are stored for `job`.
+    pub fn stored<'a>(&'a self, job: &'a Job) -> &'a [u8] {
         match self.how {
-            Encoded::Raw => job.content().len() as u64,
-            _ => self.stored.len() as u64,
+            Encoded::Raw => job.content(),
+            _ => &self.stored,
+        }
+    }
+
+    pub fn sectors(&self, job: &Job, ashift: u8) -> u64 {
+        match self.how {
+            Encoded::Raw | Encoded::Compressed { .. } => {
+                sectors_for(self.stored(job).len() as u32, ashift)
+            }
+            Encoded::Hole | Encoded::Embedded { .. } => 0,
         }
     }
 }
@@ -128,86 +151,42 @@ pub(super) fn remove_pieces(
     }
 }
 
-fn give_up(txn: &mut Txn, pointer: &Pointer, file: FileId, is_patch: bool) -> Result<()> {
+pub(super) fn give_up(
+    txn: &mut Txn,
+    pointer: &Pointer,
+    file: FileId,
+    is_patch: bool,
+) -> Result<()> {
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, is_patch, false);
     txn.free(pointer, Owner::File(file))
 }
 
-/// Encodes jobs on all cores and stores them in order.
-pub(super) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<()> {
-    store_batches(txn, vec![(target, jobs)])
-}
-
-/// The same for several files at once.
-pub(super) fn store_batches(txn: &mut Txn, batches: Vec<(&Target, Vec<Job>)>) -> Result<()> {
-    let mut tasks: Vec<(&Target, &Job)> = Vec::new();
-    for (target, jobs) in &batches {
-        tasks.extend(jobs.iter().map(|job| (*target, job)));
-    }
-    let mut encoded = encode_tasks(txn.store().ashift(), &tasks)?.into_iter();
-    for (target, jobs) in batches {
-        let encoded = encoded.by_ref().take(jobs.len()).collect();
-        store_all(txn, target, jobs, encoded)?;
-    }
-    Ok(())
-}
-
-/// Stores encoded jobs in their order.
-pub(super) fn store_all(
-    txn: &mut Txn,
-    target: &Target,
-    jobs: Vec<Job>,
-    encoded: Vec<EncodedJob>,
-) -> Result<()> {
-    let ashift = txn.store().ashift();
-    let sectors = encoded.iter().zip(&jobs).map(|(encoded, job)| match encoded.how {
-        Encoded::Raw => sectors_for(job.content().len() as u32, ashift),
-        Encoded::Compressed { .. } => sectors_for(encoded.stored.len() as u32, ashift),
-        Encoded::Hole | Encoded::Embedded { .. } => 0,
-    });
-    txn.provision(sectors)?;
-    for (job, encoded) in jobs.into_iter().zip(encoded) {
-        store_job(txn, target, job, &encoded)?;
-    }
-    Ok(())
-}
-
-/// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
-pub(super) fn encode_all(target: &Target, ashift: u8, jobs: &[Job]) -> Result<Vec<EncodedJob>> {
-    let tasks: Vec<_> = jobs.iter().map(|job| (target, job)).collect();
-    encode_tasks(ashift, &tasks)
-}
-
-fn encode_tasks(ashift: u8, tasks: &[(&Target, &Job)]) -> Result<Vec<EncodedJob>> {
-    let sector = 1 << ashift;
-    // Deltas take no time worth sharing.
-    let heavy = tasks.iter().filter(|(_, job)| job.delta.is_none()).count();
-    let threads = tasks.first().map_or(1, |(target, _)| target.threads);
-    let threads = threads.min(heavy / JOBS_PER_THREAD_MIN).max(1);
-    if threads == 1 {
-        return tasks.iter().map(|(target, job)| encode(target, sector, job)).collect();
+/// Calls `work` with each index below `count`, on up to so many threads, and collects what comes out.
+pub(super) fn parallel<R: Send>(
+    count: usize,
+    threads: usize,
+    work: impl Fn(usize) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    if threads <= 1 {
+        return (0..count).map(work).collect();
     }
     let next = AtomicUsize::new(0);
-    let slots: Vec<Mutex<Option<Result<EncodedJob>>>> =
-        tasks.iter().map(|_| Mutex::new(None)).collect();
-    let work = || {
-        while let Some(index) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < tasks.len())
-        {
-            let (target, job) = tasks[index];
-            let encoded = encode(target, sector, job);
+    let slots: Vec<Mutex<Option<Result<R>>>> = (0..count).map(|_| Mutex::new(None)).collect();
+    let run = || {
+        while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < count) {
+            let done = work(index);
             if let Ok(mut slot) = slots[index].lock() {
-                *slot = Some(encoded);
+                *slot = Some(done);
             }
         }
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Where the system has no thread to give, the caller's does it all.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            let _ = std::thread::Builder::new().spawn_scoped(scope, run);
         }
-        work();
+        run();
     });
     let lost = || Error::Invalid("a record was not compressed".into());
     slots
@@ -216,7 +195,26 @@ fn encode_tasks(ashift: u8, tasks: &[(&Target, &Job)]) -> Result<Vec<EncodedJob>
         .collect()
 }
 
-fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
+/// So many threads are worth it for so many jobs.
+pub(super) fn threads_for(threads: usize, jobs: usize) -> usize {
+    threads.min(jobs / JOBS_PER_THREAD_MIN).max(1)
+}
+
+/// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
+pub(super) fn encode_all(
+    jobs: &[(&Target, &Job)],
+    ashift: u8,
+    threads: usize,
+) -> Result<Vec<EncodedJob>> {
+    // Deltas take no time worth sharing.
+    let heavy = jobs.iter().filter(|(_, job)| job.delta.is_none()).count();
+    parallel(jobs.len(), threads_for(threads, heavy), |index| {
+        let (target, job) = jobs[index];
+        encode(target, 1 << ashift, job)
+    })
+}
+
+pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
     let settings = &target.settings;
     let mut stored = Vec::new();
     if job.delta.as_ref().is_some_and(|delta| delta.len() <= EMBEDDED_LEN_MAX) {
@@ -251,50 +249,45 @@ fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
     Ok(EncodedJob { how, stored, dictionary })
 }
 
-/// Stores one encoded record or patch in the place of what was there.
-fn store_job(txn: &mut Txn, target: &Target, job: Job, encoded: &EncodedJob) -> Result<()> {
-    let file = target.file;
+/// Lets the place of a job point to where its bytes are, instead of what was there. Nothing comes back
+/// where it left no pointer.
+pub(super) fn put_job(
+    txn: &mut Txn,
+    target: &Target,
+    job: &mut Job,
+    mut pointer: Pointer,
+) -> Result<Option<Pointer>> {
+    let (file, end) = (target.file, job.slot_end());
     let (tree, is_patch) = match job.span_log2 {
         Some(_) => (MAP, false),
         None => (PATCHES, true),
     };
     let mut was_cached = is_patch;
-    match job.span_log2 {
-        Some(span_log2) => {
-            let end = job.start + (1 << span_log2);
-            if let Some(old) = record_at(txn, file, job.start)? {
-                was_cached = txn.store().is_cached(&old.pointer);
-            }
-            remove_pieces(txn, PATCHES, file, job.start, end)?;
-            remove_pieces(txn, MAP, file, job.start, end)?;
+    if !is_patch {
+        if let Some(old) = record_at(txn, file, job.start)? {
+            was_cached = txn.store().is_cached(&old.pointer);
         }
-        None => {
-            let end = job.start + job.bytes.len() as u64;
-            remove_pieces(txn, PATCHES, file, job.start, end)?;
-        }
+        remove_pieces(txn, MAP, file, job.start, end)?;
     }
-    if job.delta.as_ref().is_some_and(Vec::is_empty) {
-        // What the record has already: the old patch was all there was to remove.
-        return Ok(());
+    remove_pieces(txn, PATCHES, file, job.start, end)?;
+    // A record that is all zeros is a hole. A patch must say so, since it hides a record.
+    if pointer.place == Place::Zero && !is_patch {
+        return Ok(None);
     }
-    let mut pointer = match store_encoded(txn, target, &job, encoded)? {
-        // A record that is all zeros is a hole. A patch must say so, since it hides a record.
-        pointer if pointer.place == Place::Zero && !is_patch => return Ok(()),
-        pointer => pointer,
-    };
     pointer.len = job.bytes.len() as u32;
     pointer.span_log2 = job.span_log2.unwrap_or(0);
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
     txn.insert(tree, &piece_key(file, job.start), &pointer.to_bytes())?;
     if was_cached {
-        txn.cache(&pointer, job.delta.unwrap_or(job.bytes));
+        let bytes = job.delta.take().unwrap_or_else(|| std::mem::take(&mut job.bytes));
+        txn.cache(&pointer, bytes);
     }
-    Ok(())
+    Ok(Some(pointer))
 }
 
 /// Puts what came out of the codec into an extent, or into the pointer.
-fn store_encoded(
+pub(super) fn store_encoded(
     txn: &mut Txn,
     target: &Target,
     job: &Job,

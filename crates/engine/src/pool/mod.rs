@@ -11,11 +11,15 @@
 //! same file in this process, and by nobody else.
 
 mod adapt;
+mod batch;
 mod check;
 mod check_names;
+mod clone;
 mod compact;
+mod dedup;
 mod delta;
 mod dictionaries;
+mod diff;
 mod edit;
 mod extents;
 mod file;
@@ -29,12 +33,16 @@ mod namespace;
 mod props;
 mod readahead;
 mod repack;
+mod restore;
 mod rewind;
 mod rewrite;
+mod rollback;
 mod salvage;
 mod sink;
+mod snapshots;
 mod source;
 mod stream;
+mod usage;
 mod write;
 
 #[cfg(test)]
@@ -48,6 +56,7 @@ use std::time::{Duration, Instant};
 pub use self::adapt::{Auto, Choice, Clock};
 pub use self::check::{CheckReport, Problem};
 pub use self::compact::{CompactEstimate, CompactReport, Compaction};
+pub use self::diff::{Change, Difference};
 pub use self::edit::Edit;
 pub use self::file::File;
 pub use self::fold::Fold;
@@ -56,17 +65,21 @@ pub use self::names::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,
 };
-pub use self::props::{Property, PropertySource, RECORD_LEN_RANGE, Settings};
+pub use self::props::{Dedup, Property, PropertySource, RECORD_LEN_RANGE, Settings};
 pub use self::repack::{Estimate, Repack};
 pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};
 pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};
 pub use self::sink::SINK_COMPRESSION;
-pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
+pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;
+pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
+pub use self::usage::{Usage, UsageBelow};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::cache::Caches;
+use crate::store::index::IndexStats;
+use crate::store::snapshots::Scope;
 use crate::store::trees::NAMES;
 use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::FileId;
@@ -137,6 +150,8 @@ struct Shared {
     store: Arc<Store>,
     options: Options,
     files: Mutex<HashMap<FileId, Arc<File>>>,
+    /// What it keeps the bytes of, where it is a snapshot.
+    of: Option<Scope>,
 }
 
 /// One property with where its value comes from.
@@ -196,7 +211,8 @@ impl Pool {
     }
 
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
-        Pool { shared: Arc::new(Shared { store, options, files: Mutex::default() }) }
+        store.set_scope_test(snapshots::is_in_scope);
+        Pool { shared: Arc::new(Shared { store, options, files: Mutex::default(), of: None }) }
     }
 
     /// The store below.
@@ -231,6 +247,9 @@ impl Pool {
     /// Sets a property of a file, or of the pool where `file` is [`ROOT`], for what is written from
     /// now on.
     pub fn set_property(&self, file: FileId, property: Property, text: &str) -> Result<()> {
+        if property == Property::DedupMemory && file != ROOT {
+            return Err(Error::Invalid(format!("{property} is set for the pool, not for a file")));
+        }
         let mut settings = Settings::default();
         settings.set(property, text)?;
         let text = settings.get(property);
@@ -259,9 +278,51 @@ impl Pool {
         Ok(done)
     }
 
+    /// What the index of content holds, takes and did.
+    pub fn index_stats(&self) -> Result<IndexStats> {
+        self.store().index_stats()
+    }
+
+    /// Drops the index of content. It is built anew when it is needed next.
+    pub fn drop_index(&self, patience: Patience) -> Result<()> {
+        self.store().drop_index(self.settings(ROOT)?.checksum, patience)
+    }
+
+    /// Builds the index of content anew. `progress` gets how many extents were looked at so far, and says whether
+    /// to go on.
+    pub fn rebuild_index(
+        &self,
+        patience: Patience,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let settings = self.settings(ROOT)?;
+        self.store().set_index_memory(u64::from(settings.dedup_memory));
+        self.store().rebuild_index(settings.checksum, patience, progress)
+    }
+
+    /// Removes entries from the index of content that lead to what is gone. `progress` gets how many entries were
+    /// looked at so far, and says whether to go on.
+    pub fn prune_index(
+        &self,
+        patience: Patience,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        self.store().prune_index(self.settings(ROOT)?.checksum, patience, progress)
+    }
+
+    /// What fails here costs the next to look for content some time.
+    fn close_index(&self) {
+        if let Ok(settings) = self.settings(ROOT) {
+            let _ = self.store().close_index(settings.checksum);
+        }
+    }
+
     /// Reads and verifies everything: every node, every record, and that free space and what is
     /// reachable make up the whole pool. `progress` gets the stored bytes verified so far.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+        if self.shared.of.is_some() {
+            return Err(Error::Invalid("a snapshot is checked with its pool".into()));
+        }
         check::check(self, progress)
     }
 
@@ -269,6 +330,7 @@ impl Pool {
     /// has nothing to verify.
     pub fn close(&self) -> Result<()> {
         self.files().values().for_each(|file| file.quiesce());
+        self.close_index();
         self.store().seal()
     }
 }

@@ -29,7 +29,9 @@ use std::borrow::Cow;
 pub use self::attributes::{Attributes, FileOwner};
 pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set_attributes};
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
-pub(crate) use self::extra::{remove_xattr, set_target, set_xattr, target, xattr, xattrs};
+pub(crate) use self::extra::{
+    parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
+};
 pub(crate) use self::receiving::{
     Identity, Origin, Progress, find_progress, forget_receive, identities, identity, progress,
     received_as, set_identity, set_progress, set_received_as,
@@ -48,6 +50,13 @@ use crate::units::FileId;
 const ENTRY: u8 = 1;
 const NAME: u8 = 6;
 const NAMELESS: u8 = 9;
+/// Never on disk: see [`set_orphan`].
+const ORPHAN: u8 = 0xf0;
+/// The kinds of entries that a file keeps whatever it is named.
+const OWN_KINDS: [u8; 5] =
+    [settings::PROPERTY, settings::REPACK, settings::DICTIONARY, extra::TARGET, extra::XATTR];
+/// A kind, and what follows the file in the key.
+pub(super) type OwnKey = (u8, Vec<u8>);
 
 /// The longest name, in bytes.
 pub const NAME_LEN_MAX: usize = 255;
@@ -261,6 +270,63 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
         settings::PROPERTY..=receiving::ORIGIN => Some(Owned::Other(file)),
         _ => None,
     }
+}
+
+/// What is kept for a file besides its names and its attributes: keys without the file, and values.
+pub(super) fn own_entries(
+    source: &mut impl Source,
+    file: FileId,
+) -> Result<Vec<(OwnKey, Vec<u8>)>> {
+    let mut own = Vec::new();
+    for kind in OWN_KINDS {
+        let (from, to) = (id_key(kind, file, &[]), id_key(kind, FileId(file.0 + 1), &[]));
+        let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+        own.extend(entries.into_iter().map(|(key, value)| ((kind, key[9..].to_vec()), value)));
+    }
+    Ok(own)
+}
+
+/// Makes that what [`own_entries`] found elsewhere; what is the same already is left alone.
+pub(super) fn set_own_entries(
+    txn: &mut Txn,
+    file: FileId,
+    wanted: &[(OwnKey, Vec<u8>)],
+) -> Result<()> {
+    let there = own_entries(txn, file)?;
+    for ((kind, rest), _) in &there {
+        if !wanted.iter().any(|(key, _)| (key.0, &key.1) == (*kind, rest)) {
+            txn.remove(NAMES, &id_key(*kind, file, rest))?;
+        }
+    }
+    for entry @ ((kind, rest), value) in wanted {
+        if !there.contains(entry) {
+            txn.insert(NAMES, &id_key(*kind, file, rest), value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes within a transaction that a name of something was taken away, and that it may get one again; nothing
+/// of this is there when it is committed.
+pub(super) fn set_orphan(txn: &mut Txn, file: FileId, is_orphan: bool) -> Result<()> {
+    let key = id_key(ORPHAN, file, &[]);
+    match is_orphan {
+        true => txn.insert(NAMES, &key, &[])?,
+        false => txn.remove(NAMES, &key)?,
+    };
+    Ok(())
+}
+
+/// Whether that is noted.
+pub(super) fn is_orphan(txn: &mut Txn, file: FileId) -> Result<bool> {
+    Ok(txn.get(NAMES, &id_key(ORPHAN, file, &[]))?.is_some())
+}
+
+/// The first of which that is noted.
+pub(super) fn next_orphan(txn: &mut Txn) -> Result<Option<FileId>> {
+    let found = txn.range(NAMES, &[ORPHAN], &[ORPHAN + 1], 1)?;
+    let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));
+    found.first().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).transpose()
 }
 
 /// Forgets everything but the names of a file.

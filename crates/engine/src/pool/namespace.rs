@@ -144,6 +144,7 @@ impl Pool {
                 return Err(Error::Invalid(what));
             }
         }
+        self.check_in_scope(id)?;
         let mut files = self.files();
         if files.len() >= super::HANDLES_KEPT {
             // Nobody else has one of these, and nothing in them is uncommitted.

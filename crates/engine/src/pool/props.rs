@@ -12,6 +12,7 @@ use super::names::ROOT;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::checksum::ChecksumKind;
+use crate::store::refs::HashKind;
 use crate::units::FileId;
 
 /// The smallest and largest record, in bytes.
@@ -22,6 +23,8 @@ const COMPRESSION_DEFAULT: Compression = Compression::Zstd(3);
 const BACKGROUND_CPU_DEFAULT: u8 = 25;
 const BACKGROUND_IO_DEFAULT: u32 = 32 << 20;
 const BACKGROUND_IO_RANGE: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 30;
+const DEDUP_MEMORY_DEFAULT: u32 = 256 << 20;
+const DEDUP_MEMORY_RANGE: std::ops::RangeInclusive<u32> = 1 << 20..=2 << 30;
 /// An eighth, in thousandths.
 const MIN_SAVINGS_DEFAULT: u16 = 125;
 
@@ -42,11 +45,41 @@ pub enum Property {
     BackgroundIo,
     /// Whether what SQLite never reads of its pages may be stored as zeros.
     ClearUnused,
+    /// Whether records are stored once that are equal.
+    Dedup,
+    /// The hash by which equal records are found.
+    DedupHash,
+    /// The memory that looking for equal records may take: of the pool.
+    DedupMemory,
+}
+
+/// Whether equal records share what is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Dedup {
+    /// They do not.
+    #[default]
+    Off,
+    /// Those with equal hashes do, which are cryptographic.
+    On,
+    /// Those that were compared byte by byte do.
+    Verify,
+}
+
+impl Dedup {
+    const ALL: [Dedup; 3] = [Dedup::Off, Dedup::On, Dedup::Verify];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Dedup::Off => "off",
+            Dedup::On => "on",
+            Dedup::Verify => "verify",
+        }
+    }
 }
 
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 7] = [
+    pub const ALL: [Property; 10] = [
         Property::Compression,
         Property::RecordSize,
         Property::Checksum,
@@ -54,6 +87,9 @@ impl Property {
         Property::BackgroundCpu,
         Property::BackgroundIo,
         Property::ClearUnused,
+        Property::Dedup,
+        Property::DedupHash,
+        Property::DedupMemory,
     ];
 
     /// Its name.
@@ -66,6 +102,9 @@ impl Property {
             Property::BackgroundCpu => "background-cpu",
             Property::BackgroundIo => "background-io",
             Property::ClearUnused => "clear-unused",
+            Property::Dedup => "dedup",
+            Property::DedupHash => "dedup-hash",
+            Property::DedupMemory => "dedup-memory",
         }
     }
 
@@ -82,6 +121,9 @@ impl Property {
             Property::BackgroundCpu => "a percentage of one processor from 0% to 100%",
             Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1024M",
             Property::ClearUnused => "on, off",
+            Property::Dedup => "off, on, verify",
+            Property::DedupHash => "blake3, sha256",
+            Property::DedupMemory => "bytes, such as 64M, from 1M to 2048M; of the pool only",
         }
     }
 }
@@ -149,6 +191,12 @@ pub struct Settings {
     pub background_io: u32,
     /// Whether what is never read may be stored as zeros.
     pub clear_unused: bool,
+    /// Whether equal records share what is stored.
+    pub dedup: Dedup,
+    /// The hash by which they are found.
+    pub dedup_hash: HashKind,
+    /// What looking for them may take of the memory, in bytes.
+    pub dedup_memory: u32,
 }
 
 impl Default for Settings {
@@ -162,6 +210,9 @@ impl Default for Settings {
             background_cpu: BACKGROUND_CPU_DEFAULT,
             background_io: BACKGROUND_IO_DEFAULT,
             clear_unused: false,
+            dedup: Dedup::Off,
+            dedup_hash: HashKind::Blake3,
+            dedup_memory: DEDUP_MEMORY_DEFAULT,
         }
     }
 }
@@ -199,6 +250,20 @@ impl Settings {
                     _ => return Err(Error::Invalid(format!("'{text}' is neither on nor off"))),
                 };
             }
+            Property::Dedup => {
+                let found = Dedup::ALL.into_iter().find(|dedup| dedup.name() == text);
+                self.dedup = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is neither off nor on nor verify"))
+                })?;
+            }
+            Property::DedupHash => self.dedup_hash = text.parse()?,
+            Property::DedupMemory => {
+                let len = parse_len(&text).filter(|len| DEDUP_MEMORY_RANGE.contains(len));
+                self.dedup_memory = len.ok_or_else(|| {
+                    let use_ = "use a number of bytes from 1M to 2048M";
+                    Error::Invalid(format!("'{text}' is no size of memory; {use_}"))
+                })?;
+            }
         }
         Ok(())
     }
@@ -216,6 +281,9 @@ impl Settings {
             Property::BackgroundCpu => format!("{}%", self.background_cpu),
             Property::BackgroundIo => len_text(self.background_io),
             Property::ClearUnused => if self.clear_unused { "on" } else { "off" }.into(),
+            Property::Dedup => self.dedup.name().into(),
+            Property::DedupHash => self.dedup_hash.to_string(),
+            Property::DedupMemory => len_text(self.dedup_memory),
         }
     }
 }

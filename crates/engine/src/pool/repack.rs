@@ -103,7 +103,8 @@ impl Repack {
         clear: Option<&'a Clear<'a>>,
     ) -> Result<Rewrite<'a>> {
         let mut rewrite = Rewrite::new(pool, self.file, Over::Records, want)?;
-        rewrite.target.settings = self.goal;
+        let Settings { dedup, dedup_hash, dedup_memory, .. } = rewrite.target.settings;
+        rewrite.target.settings = Settings { dedup, dedup_hash, dedup_memory, ..self.goal };
         Ok(Rewrite { record_len: Some(u64::from(self.goal.record_len)), clear, ..rewrite })
     }
 }

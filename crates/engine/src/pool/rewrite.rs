@@ -16,13 +16,17 @@
 use std::sync::Arc;
 
 use super::Pool;
+use super::batch::Batch;
+use super::dedup;
 use super::dictionaries;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
-use super::jobs::{Job, Target, encode_all, remove_pieces, store_all};
+use super::jobs::{Job, Target, encode_all, remove_pieces};
 use super::names;
+use super::props::Dedup;
 use super::repack::Estimate;
 use super::source::{Committed, Source};
 use crate::error::{Error, Result};
+use crate::store::pointer::Place;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Durability, Patience, Txn};
 use crate::units::FileId;
@@ -143,8 +147,9 @@ impl<'a> Rewrite<'a> {
             Ok((settings, dictionaries::in_use(source, pool.store(), file)?))
         })?;
         let threads = pool.options().threads;
-        let target =
-            Target { file, settings, threads, dictionary, adapt: None, raw_streak: Arc::default() };
+        let is_exact = over == Over::Records;
+        let (adapt, raw_streak) = (None, Arc::default());
+        let target = Target { file, settings, threads, dictionary, adapt, raw_streak, is_exact };
         Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
     }
 
@@ -179,23 +184,18 @@ impl<'a> Rewrite<'a> {
             return Ok(step);
         }
         let store = self.pool.store();
-        let encoded = encode_all(&self.target, store.ashift(), &jobs)?;
+        let mut batch = self.prepare(jobs, limits)?;
         store.make_durable()?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
-        let (mut jobs, mut encoded) = (jobs.into_iter(), encoded.into_iter());
+        let mut at = 0;
         for (region, (count, len)) in readable.iter().zip(counts) {
-            let jobs = jobs.by_ref().take(count).collect();
-            let encoded: Vec<_> = encoded.by_ref().take(count).collect();
+            let range = at..at + count;
+            at = range.end;
             if self.find_region(&mut txn, region.start, region.end)?.is_same(region) {
                 step.rewritten += 1;
                 step.rewritten_len += len;
                 step.stored_before += region.stored_len();
-                for tree in [PATCHES, MAP] {
-                    remove_pieces(&mut txn, tree, self.target.file, region.start, region.end)?;
-                }
-                let before = txn.stats_mut().data().stored;
-                store_all(&mut txn, &self.target, jobs, encoded)?;
-                step.stored_after += txn.stats_mut().data().stored.saturating_sub(before);
+                step.stored_after += self.exchange(&mut txn, region, &mut batch, range)?;
             } else {
                 step.overtaken += 1;
             }
@@ -203,6 +203,51 @@ impl<'a> Rewrite<'a> {
         note(&mut txn, next)?;
         txn.commit(Durability::Visible)?;
         Ok(step)
+    }
+
+    /// Looks for what is stored already, and compresses the rest.
+    fn prepare(&self, jobs: Vec<Job>, limits: &StepLimits) -> Result<Batch<'_>> {
+        let store = self.pool.store();
+        let looks = self.target.settings.dedup != Dedup::Off;
+        if looks || jobs.iter().any(|job| job.is_counted) {
+            // What others have written is known only after this.
+            store.set_index_memory(u64::from(self.target.settings.dedup_memory));
+            let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
+            txn.ready_index()?;
+            txn.commit(Durability::Visible)?;
+        }
+        let threads = self.target.threads;
+        let jobs = jobs.into_iter().map(|job| (&self.target, job)).collect::<Vec<_>>();
+        let plans = self.pool.read(|source| dedup::plan(source, &jobs, threads))?;
+        Batch::encode(jobs, plans, store.ashift(), threads)
+    }
+
+    /// Puts the new records of a region in the place of what was there, and says how many bytes they take.
+    fn exchange(
+        &self,
+        txn: &mut Txn,
+        region: &Region,
+        batch: &mut Batch<'_>,
+        range: std::ops::Range<usize>,
+    ) -> Result<u64> {
+        let span = region.end - region.start;
+        let keeps_slot = range.len() == 1
+            && self.record_len.is_none_or(|len| len == span)
+            && matches!(&region.records[..], [one] if one.slot_end() - one.start == span);
+        let before = txn.stats_mut().data().stored;
+        let file = self.target.file;
+        if keeps_slot {
+            // It may turn out to be what is there.
+            batch.store(txn, range)?;
+            let after = txn.stats_mut().data().stored;
+            return Ok((after + region.stored_len()).saturating_sub(before));
+        }
+        for tree in [PATCHES, MAP] {
+            remove_pieces(txn, tree, file, region.start, region.end)?;
+        }
+        let before = txn.stats_mut().data().stored;
+        batch.store(txn, range)?;
+        Ok(txn.stats_mut().data().stored.saturating_sub(before))
     }
 
     /// Compresses a sample of what would be rewritten, spread over the file, and tells what all of it
@@ -238,8 +283,11 @@ impl<'a> Rewrite<'a> {
                 estimate.sampled_len += len;
                 sampled_now += region.stored_len();
             }
-            let encoded = encode_all(&self.target, self.pool.store().ashift(), &jobs)?;
-            sampled_then += jobs.iter().zip(&encoded).map(|(j, e)| e.stored_len(j)).sum::<u64>();
+            let refs: Vec<_> = jobs.iter().map(|job| (&self.target, job)).collect();
+            let threads = self.target.threads;
+            let encoded = encode_all(&refs, self.pool.store().ashift(), threads)?;
+            let stored = jobs.iter().zip(&encoded).map(|(job, e)| e.stored(job).len() as u64);
+            sampled_then += stored.sum::<u64>();
         }
         let scale = estimate.stored_now as f64 / (sampled_now as f64).max(1.0);
         estimate.stored_then = (sampled_then as f64 * scale) as u64;
@@ -307,21 +355,36 @@ impl<'a> Rewrite<'a> {
     /// the transaction finds, and it is not stored.
     fn compose(&self, region: &Region) -> Result<Vec<Job>> {
         let file = self.target.file;
-        let mut bytes = self.pool.read(|source: &mut Committed<'_>| {
+        let (mut bytes, is_counted) = self.pool.read(|source: &mut Committed<'_>| {
+            let is_counted = is_counted(source, region)?;
             let len = names::attributes(source, file)?.len.clamp(region.start, region.end);
             let mut bytes = vec![0; (len - region.start) as usize];
             read_range(source, file, &mut bytes, region.start)?;
-            Ok(bytes)
+            Ok((bytes, is_counted))
         })?;
         if let Some(clear) = self.clear {
             clear(region.start, &mut bytes);
         }
         let span = self.record_len.unwrap_or(region.end - region.start);
         let span_log2 = span.trailing_zeros() as u8;
+        let job = |start, bytes| Job::record(start, bytes, span_log2).counted(is_counted);
         if bytes.len() as u64 <= span {
-            return Ok(vec![Job::record(region.start, bytes, span_log2)]);
+            return Ok(vec![job(region.start, bytes)]);
         }
         let parts = bytes.chunks(span as usize).zip((region.start..).step_by(span as usize));
-        Ok(parts.map(|(part, start)| Job::record(start, part.to_vec(), span_log2)).collect())
+        Ok(parts.map(|(part, start)| job(start, part.to_vec())).collect())
     }
+}
+
+/// Whether references to any record of a region are counted: then it may be shared, and what takes its place
+/// is to be as well.
+fn is_counted(source: &mut impl Source, region: &Region) -> Result<bool> {
+    for record in &region.records {
+        if let Place::Extent { sector, .. } = record.pointer.place
+            && source.refs(sector)?.is_some()
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

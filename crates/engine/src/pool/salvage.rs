@@ -40,6 +40,10 @@ pub struct SalvageFile {
     pub id: FileId,
     /// Its name; `None` where that is lost.
     pub name: Option<String>,
+    /// The names from the root down to its own, as far up as they are known.
+    pub path: Vec<Vec<u8>>,
+    /// Where it leads, if it is a symbolic link.
+    pub target: Option<Vec<u8>>,
     /// What else is known of it. The length, where it is lost, is that of what is left.
     pub attributes: Attributes,
     /// What is behind this byte may not belong to the file, or may be missing: its length is lost.

@@ -1,9 +1,12 @@
 //! One way to read trees and extents, whether of a committed state or of a transaction.
 
 use crate::error::Result;
+use crate::store::index::Accept;
 use crate::store::pointer::Pointer;
+use crate::store::refs::{ContentHash, Refs};
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::{ExtentBytes, State, Store, Txn};
+use crate::units::Sector;
 
 /// Where a read looks.
 pub(super) trait Source {
@@ -12,6 +15,16 @@ pub(super) trait Source {
     fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>>;
     fn is_empty(&self, tree: u8) -> bool;
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
+    /// Looks for content that can be shared (see [`crate::store::index`]).
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>>;
+    /// What is counted of the extent at a sector.
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>>;
+    /// Says what the index of content may take of the memory, in bytes.
+    fn set_index_memory(&mut self, bytes: u64);
     /// At least the first `len` bytes.
     fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes>;
 }
@@ -46,6 +59,19 @@ impl Source for Committed<'_> {
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.store.read(pointer)
     }
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>> {
+        self.store.find_content(self.state, hash, accept)
+    }
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
+        self.store.refs_in(self.state, sector)
+    }
+    fn set_index_memory(&mut self, bytes: u64) {
+        self.store.set_index_memory(bytes);
+    }
     fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         if self.is_point { self.store.read_front(pointer, len) } else { self.store.read(pointer) }
     }
@@ -66,6 +92,19 @@ impl Source for Txn {
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         Txn::read(self, pointer)
+    }
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>> {
+        Txn::find_content(self, hash, accept)
+    }
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
+        Txn::refs(self, sector)
+    }
+    fn set_index_memory(&mut self, bytes: u64) {
+        self.store().set_index_memory(bytes);
     }
     fn read_front(&mut self, pointer: &Pointer, _len: usize) -> Result<ExtentBytes> {
         Txn::read(self, pointer)

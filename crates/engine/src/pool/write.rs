@@ -16,11 +16,12 @@
 
 use std::collections::BTreeMap;
 
+use super::batch::store_batch;
 use super::delta;
 use super::extents::{
     Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
 };
-use super::jobs::{Job, Target, remove_pieces, store_batch};
+use super::jobs::{Job, Target, remove_pieces};
 use crate::error::Result;
 use crate::store::Txn;
 use crate::store::pointer::{DELTA_LEN_MAX, Pointer};
@@ -87,7 +88,7 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
 fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) -> Result<()> {
     let Changes { target, units, .. } = changes;
     let Some((adapt, auto)) = target.adapt.clone().zip(target.settings.auto) else {
-        return store_batch(txn, target, batch);
+        return store_batch(txn, target, batch).map(drop);
     };
     let records = batch.iter().filter(|job| job.span_log2.is_some());
     let len: u64 = records.map(|job| job.bytes.len() as u64).sum();
@@ -96,9 +97,9 @@ fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) ->
         target.settings.compression = adapt.choose(auto, backlog_len, target.threads);
     }
     let began = adapt.now();
-    store_batch(txn, target, batch)?;
+    let encoded_len = store_batch(txn, target, batch)?;
     if len > 0 {
-        adapt.learn(target.settings.compression, len, target.threads, began);
+        adapt.learn(target.settings.compression, encoded_len, target.threads, began);
     }
     Ok(())
 }

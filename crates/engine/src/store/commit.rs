@@ -1,7 +1,8 @@
 //! The commit: how the changes of a transaction become the next state of the pool.
 //!
 //! ```text
-//! 1 flush the trees of names, records and patches
+//! 1 flush the trees of names, records, patches and dictionaries; record which of their old nodes
+//!   snapshots still reach; flush the others
 //! 2 make durably freed runs reusable; drop the free end of the pool
 //! 3 record what this transaction freed
 //! 4 flush the trees of free space, whose own new nodes no longer change them
@@ -25,7 +26,7 @@ use super::space::{self, OWN_TREES};
 use super::superblock::{
     BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
-use super::trees::{ALL, FREED, ROOTS, SPACE};
+use super::trees::{ALL, FREED, INDEX, OF_SNAPSHOTS, ROOTS, SPACE};
 use super::txn::Txn;
 use super::write_buffer::write;
 use super::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
@@ -53,15 +54,21 @@ impl Txn {
             self.core.changed = true;
         }
         if self.core.changed {
+            self.settle_index()?;
             let mut roots = self.core.base.superblock.roots.clone();
+            for tree in OF_SNAPSHOTS {
+                roots[usize::from(tree)] = self.flush_tree(tree)?;
+            }
+            self.bury_nodes()?;
             for (tree, _) in ALL {
-                if !OWN_TREES.contains(&tree) && tree != ROOTS {
+                if !OWN_TREES.contains(&tree) && !OF_SNAPSHOTS.contains(&tree) && tree != ROOTS {
                     roots[usize::from(tree)] = self.flush_tree(tree)?;
                 }
             }
             self.settle_space(&mut roots)?;
             self.core.out.flush(&store)?;
             let state = store.publish(self.write_superblock(roots)?);
+            self.index_committed(state.superblock.roots[usize::from(INDEX)].as_ref());
             self.give_back(&state);
         }
         if durability == Durability::Durable {
@@ -113,7 +120,8 @@ impl Txn {
     fn write_superblock(&mut self, roots: Roots) -> Result<State> {
         let core = &mut self.core;
         let (store, base) = (Arc::clone(&core.store), Arc::clone(&core.base));
-        let written = core.out.written + BLOCK_LEN as u64;
+        // What is shared must be there as well when the pool is opened, and is verified with the rest.
+        let written = core.out.written + core.shared_len + BLOCK_LEN as u64;
         let unsynced_bytes = base.unsynced_bytes + written;
         let slot = base.next_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
         let (slot, durable, unsynced_bytes, data_synced) = match slot {
@@ -163,7 +171,8 @@ impl Txn {
             return Err(error);
         }
         let state = State::new(superblock, slot, slots, durable, base.guarded);
-        Ok(State { unsynced_bytes, ..state })
+        let holders = Arc::clone(&core.holds.holders).into();
+        Ok(State { unsynced_bytes, holders, ..state })
     }
 
     /// Gives free space back to the file system. Only space that the durable state does not reach

@@ -6,8 +6,9 @@
 //!
 //! What is moved keeps its stored bytes, and its pointer all but the place and the birth: the bytes are
 //! verified against the checksum that they keep, and not recompressed. Tree nodes that lie in the way
-//! are written anew, like any changed node. Shared extents stay where they are, since whoever else
-//! points to them would have to be found; so do extents whose bytes are damaged.
+//! are written anew, like any changed node. Extents with several pointers stay where they are, since whoever else
+//! points to them would have to be found; so does what a snapshot has, or may have, and extents whose bytes are
+//! damaged. What is known of the content of an extent that is moved goes with it.
 //!
 //! The old place is freed as by any other change, so readers of older states, and a loss of power,
 //! find it untouched until the move is durable. A step that fails leaves the state before.
@@ -15,11 +16,11 @@
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, OF_POINTERS, REFS, SPACE};
+use super::trees::{ALL, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
-use crate::units::{Run, Sector};
+use crate::units::{Run, Sector, Txg};
 
 /// One step moves about this many bytes; a single extent may have more.
 const STEP_LEN_MAX: u64 = 8 << 20;
@@ -157,6 +158,7 @@ impl Store {
         only_first: bool,
     ) -> Result<Found> {
         let mut found = Found::default();
+        let newest = self.holders(state)?.newest();
         let mut at = cursor.clone();
         let mut above: Vec<Option<Pointer>> = Vec::new();
         for _ in 0..leaf_count {
@@ -164,10 +166,11 @@ impl Store {
             let path = state.trees[usize::from(tree)].path_to(&mut &*self, &at.key)?;
             if let Some(path) = &path {
                 let is_new = |depth: usize| path.places.get(depth) != above.get(depth);
-                let nodes = in_the_way(aim, path, self.ashift());
+                let held = held_in(tree, newest);
+                let nodes = in_the_way(aim, path, held, self.ashift());
                 let nodes = nodes.filter(|(depth, _)| is_new(*depth));
                 found.sectors += nodes.map(|(_, run)| run.sectors).sum::<u64>();
-                for one in movable(aim, tree, path, &at.key, self.ashift())? {
+                for one in movable(aim, tree, path, &at.key, held, self.ashift())? {
                     let is_shared = self.is_shared(state, one.run.start)?;
                     found.sectors += if is_shared { 0 } else { one.run.sectors };
                 }
@@ -183,8 +186,7 @@ impl Store {
     }
 
     fn is_shared(&self, state: &State, sector: Sector) -> Result<bool> {
-        let refs = &state.trees[usize::from(REFS)];
-        Ok(!refs.is_empty() && refs.get(&mut &*self, &space::space_key(sector))?.is_some())
+        Ok(self.refs_in(state, sector)?.is_some_and(|refs| refs.count > 1))
     }
 
     /// The free sectors of a state in a range.
@@ -211,20 +213,34 @@ impl Store {
     }
 }
 
-/// The nodes of a path that are in the way, with their depth.
+/// Up to which birth a tree has what snapshots may have, where the newest one is of this txg.
+fn held_in(tree: u8, newest: Txg) -> Txg {
+    if OF_SNAPSHOTS.contains(&tree) { newest } else { Txg(0) }
+}
+
+/// The nodes of a path that are in the way and no snapshot has, with their depth.
 fn in_the_way<'p>(
     aim: &'p Aim,
     path: &'p Path,
+    held: Txg,
     ashift: u8,
 ) -> impl DoubleEndedIterator<Item = (usize, Run)> + 'p {
-    let runs = path.places.iter().map(move |place| place.as_ref().and_then(|p| p.run(ashift)));
+    let places = path.places.iter().map(move |place| place.as_ref().filter(|p| p.birth > held));
+    let runs = places.map(move |place| place.and_then(|p| p.run(ashift)));
     runs.enumerate()
         .filter_map(|(depth, run)| run.map(|run| (depth, run)))
         .filter(|(_, run)| aim.touches(*run))
 }
 
-/// The entries of a leaf from `from` on whose extents are in the way.
-fn movable(aim: &Aim, tree: u8, path: &Path, from: &[u8], ashift: u8) -> Result<Vec<Movable>> {
+/// The entries of a leaf from `from` on whose extents are in the way and no snapshot has.
+fn movable(
+    aim: &Aim,
+    tree: u8,
+    path: &Path,
+    from: &[u8],
+    held: Txg,
+    ashift: u8,
+) -> Result<Vec<Movable>> {
     let mut found = Vec::new();
     if !OF_POINTERS.contains(&tree) {
         return Ok(found);
@@ -233,6 +249,9 @@ fn movable(aim: &Aim, tree: u8, path: &Path, from: &[u8], ashift: u8) -> Result<
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
         let pointer = super::verify::data_pointer(leaf.value(index))?;
         let Some(run) = pointer.run(ashift).filter(|run| aim.touches(*run)) else { continue };
+        if pointer.birth <= held {
+            continue;
+        }
         found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
     }
     Ok(found)
@@ -259,6 +278,7 @@ impl Txn {
     pub fn relocate(&mut self, cursor: Cursor) -> Result<Moved> {
         let Some(aim) = self.core.space.aim else { return Ok(Moved::default()) };
         let ashift = self.core.ashift();
+        let newest = self.core.holds.holders.newest();
         let mut moved = Moved::default();
         let mut chosen: Vec<Movable> = Vec::new();
         let (mut at, mut chosen_sectors) = (cursor, 0);
@@ -270,14 +290,15 @@ impl Txn {
             let trees = &mut self.trees[usize::from(tree)];
             let path = trees.path_to(&mut self.core, &at.key)?;
             if let Some(path) = &path {
-                let count = in_the_way(&aim, path, ashift).count() as u64;
-                if let Some((depth, _)) = in_the_way(&aim, path, ashift).next_back() {
+                let held = held_in(tree, newest);
+                let count = in_the_way(&aim, path, held, ashift).count() as u64;
+                if let Some((depth, _)) = in_the_way(&aim, path, held, ashift).next_back() {
                     trees.renew(&mut self.core, &at.key, depth)?;
                     self.core.changed = true;
                     moved.nodes += count;
                 }
-                for one in movable(&aim, tree, path, &at.key, ashift)? {
-                    if self.refs(one.run.start)?.is_some() {
+                for one in movable(&aim, tree, path, &at.key, held, ashift)? {
+                    if self.refs(one.run.start)?.is_some_and(|refs| refs.count > 1) {
                         continue;
                     }
                     if chosen_sectors << ashift >= STEP_LEN_MAX {
@@ -347,6 +368,7 @@ impl Txn {
             return Err(Error::corrupt("tree node", 0, "what has no extent cannot be moved"));
         };
         *place = sector;
+        self.move_content(one.run.start, &pointer)?;
         self.insert(one.tree, &one.key, &pointer.to_bytes())?;
         self.free(&one.pointer, Owner::Nobody)?;
         Ok(true)

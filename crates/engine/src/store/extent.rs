@@ -247,7 +247,7 @@ impl Store {
                 Err(error) if error.is_corruption() => {
                     let moved = self.adopt_newest()? || self.state().txg() != state.txg();
                     if !moved {
-                        return Err(error);
+                        return Err(self.explain(error));
                     }
                 }
                 done => return done,

@@ -13,10 +13,13 @@ pub mod cache;
 pub mod checksum;
 mod commit;
 pub mod compact;
+pub mod dead;
 pub mod dictionaries;
+pub mod differ;
 mod extent;
 mod features;
 pub(crate) mod fields;
+pub mod index;
 pub mod node;
 pub mod pointer;
 mod reaffirm;
@@ -24,6 +27,7 @@ pub mod refs;
 mod rewind;
 pub mod roots;
 pub mod scan;
+pub mod snapshots;
 mod space;
 pub mod stats;
 pub mod superblock;
@@ -36,11 +40,14 @@ mod write_buffer;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use self::cache::Caches;
 use self::checksum::ChecksumKind;
+use self::dead::IsBelow;
+use self::pointer::Pointer;
+use self::snapshots::{Holders, Snapshot};
 use self::stats::PoolStats;
 use self::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, HINT_OFFSET, Header, RING_OFFSET,
@@ -102,6 +109,9 @@ pub mod trees {
 /// How long making the state of another process durable waits for other transactions.
 const FOREIGN_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a transaction waits for one of the same process that nobody is working on.
+const PARKED_WAIT: Duration = Duration::from_secs(5);
+
 /// No medium tears a write within this many bytes.
 const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
 
@@ -117,7 +127,7 @@ pub enum Durability {
 /// How long to wait for another transaction of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// Until it ends.
+    /// Until it ends; but not for ever for one of this process that is parked, which may be the caller's own.
     Endless,
     /// So long for one of this process, which may be the caller's own; for others until they end.
     Within(Duration),
@@ -145,6 +155,8 @@ pub struct State {
     foreign: bool,
     /// Bytes written since the durable txg.
     unsynced_bytes: u64,
+    /// What its snapshots hold, once somebody asked.
+    holders: OnceLock<Arc<Holders>>,
 }
 
 type Slots = [SlotMark; SLOT_COUNT as usize];
@@ -190,8 +202,24 @@ impl State {
     fn new(superblock: Superblock, slot: u64, slots: Slots, durable: Txg, guarded: Txg) -> State {
         let trees =
             std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
-        let (foreign, unsynced_bytes) = (false, 0);
-        State { superblock, trees, slot, slots, durable, guarded, foreign, unsynced_bytes }
+        State {
+            superblock,
+            trees,
+            slot,
+            slots,
+            durable,
+            guarded,
+            foreign: false,
+            unsynced_bytes: 0,
+            holders: OnceLock::new(),
+        }
+    }
+
+    /// One of which only the names are known.
+    fn of_names(txg: Txg, root: Option<&Pointer>) -> State {
+        let mut superblock = Superblock::empty(txg, Sector(0));
+        superblock.roots[usize::from(trees::NAMES)] = root.cloned();
+        State::new(superblock, 0, Slots::default(), Txg(0), Txg(0))
     }
 
     /// The slot for the next superblock: the one that this state names, unless that has come to hold
@@ -215,6 +243,7 @@ impl State {
             guarded: self.guarded,
             foreign: self.foreign,
             unsynced_bytes: self.unsynced_bytes,
+            holders: self.holders.clone(),
         }
     }
 
@@ -268,6 +297,21 @@ pub struct Store {
     reuse: extent::Reuse,
     /// The dictionaries used last, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
+    /// Where content is that may be shared, as far as it is in memory.
+    index: Mutex<index::Index>,
+    /// Says what is in the scope of a snapshot of a directory.
+    scope_test: OnceLock<IsBelow>,
+    /// Where it is pinned to a snapshot: which.
+    origin: Option<Origin>,
+}
+
+/// The snapshot that a store is pinned to.
+#[derive(Debug)]
+struct Origin {
+    /// The store of the pool itself.
+    store: Arc<Store>,
+    number: u64,
+    name: Vec<u8>,
 }
 
 impl Store {
@@ -354,6 +398,49 @@ impl Store {
         Ok(Arc::new(store))
     }
 
+    /// Opens a snapshot, to read it.
+    pub fn open_snapshot(self: &Arc<Store>, snapshot: &Snapshot) -> Arc<Store> {
+        let origin = Origin {
+            store: Arc::clone(self),
+            number: snapshot.number,
+            name: snapshot.name.clone(),
+        };
+        let (device, caches) = (Arc::clone(&self.device), Arc::clone(&self.caches));
+        let store = Store::with_header(device, caches, self.header);
+        Arc::new(Store {
+            read_only: true,
+            is_pinned: true,
+            // What the pool has read is the same here.
+            cache_id: self.cache_id,
+            state: RwLock::new(Arc::new(snapshot.state())),
+            origin: Some(origin),
+            ..store
+        })
+    }
+
+    /// What it means that something cannot be read of the newest state: where that is a snapshot which is
+    /// there no longer, that and nothing else.
+    fn explain(&self, error: Error) -> Error {
+        let Some(Origin { store, number, name }) = &self.origin else { return error };
+        let name = || String::from_utf8_lossy(name).into_owned();
+        let is_there = store.adopt_newest().and_then(|_| {
+            let state = store.state();
+            store.has_snapshot(&state, *number)
+        });
+        match is_there {
+            Ok(false) => Error::NotFound { what: "snapshot any more", name: name() },
+            Ok(true) | Err(_) => error,
+        }
+    }
+
+    /// Why nothing can be written.
+    pub(crate) fn refusal(&self) -> Error {
+        Error::ReadOnly(match self.origin {
+            Some(_) => "it is a snapshot",
+            None => "its file cannot be written",
+        })
+    }
+
     /// Opens the state of a superblock that is still in the ring, to read it.
     pub fn open_at(device: Arc<dyn Device>, caches: Arc<Caches>, txg: Txg) -> Result<Arc<Store>> {
         let mut block = vec![0; BLOCK_LEN];
@@ -395,6 +482,9 @@ impl Store {
             recovered_from: None,
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
+            index: Mutex::default(),
+            scope_test: OnceLock::new(),
+            origin: None,
         }
     }
 
@@ -624,31 +714,50 @@ fn empty_state() -> State {
 /// Lets one transaction of this process in at a time.
 #[derive(Debug, Default)]
 struct WriterGate {
-    busy: Mutex<bool>,
+    inside: Mutex<Inside>,
     free: Condvar,
+}
+
+/// Who is inside the gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Inside {
+    #[default]
+    Nobody,
+    /// A transaction that somebody is working on.
+    Working,
+    /// One that waits for what its owner does next. That may be to enter the gate himself.
+    Parked,
 }
 
 impl WriterGate {
     fn enter(&self, patience: Patience) -> Result<()> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = match patience {
-            Patience::Endless => Duration::MAX,
+            Patience::Endless => PARKED_WAIT,
             Patience::Within(wait) => wait,
             Patience::None => Duration::ZERO,
         };
-        let (mut busy, _) = self
-            .free
-            .wait_timeout_while(busy, wait, |busy| *busy)
-            .unwrap_or_else(PoisonError::into_inner);
-        if *busy {
-            return Err(Error::Busy);
+        loop {
+            (inside, _) = self
+                .free
+                .wait_timeout_while(inside, wait, |inside| *inside != Inside::Nobody)
+                .unwrap_or_else(PoisonError::into_inner);
+            match *inside {
+                Inside::Nobody => break,
+                Inside::Working if patience == Patience::Endless => {}
+                Inside::Working | Inside::Parked => return Err(Error::Busy),
+            }
         }
-        *busy = true;
+        *inside = Inside::Working;
         Ok(())
     }
 
+    fn set(&self, inside: Inside) {
+        *self.inside.lock().unwrap_or_else(PoisonError::into_inner) = inside;
+    }
+
     fn leave(&self) {
-        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.set(Inside::Nobody);
         self.free.notify_one();
     }
 }

@@ -6,9 +6,11 @@
 //! new txg. Its superblock says that nothing may be written before it is durable: whoever goes on from
 //! it, should this process end too early, syncs first.
 
+use super::snapshots::Holders;
 use super::space::{Space, reserved_run};
 use super::superblock::Superblock;
 use super::tree::TxnTree;
+use super::trees::SNAPSHOTS;
 use super::txn::Txn;
 use crate::error::{Error, Result};
 use crate::units::{Run, Txg};
@@ -50,6 +52,8 @@ impl Txn {
             .enumerate()
             .map(|(tree, root)| TxnTree::new(tree as u8, root.clone()))
             .collect();
+        let snapshots = &self.trees[usize::from(SNAPSHOTS)];
+        self.core.holds.replace(Holders::load(snapshots, &mut &**self.store())?);
         self.core.changed = true;
         Ok(())
     }

@@ -3,10 +3,11 @@
 //! The counters are part of the superblock: they are exact in every committed state.
 
 use super::fields::{FieldReader, FieldWriter};
-use super::pointer::{Place, Pointer};
+use super::pointer::{Place, Pointer, sectors_for};
+use super::refs::Refs;
 
 /// How many codec numbers the table has room for.
-pub const CODEC_SLOTS: usize = 16;
+pub const CODEC_SLOTS: usize = 14;
 
 /// What one codec stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -34,6 +35,12 @@ pub struct PoolStats {
     pub nodes: CodecStats,
     /// By number of the codec, without what is embedded.
     pub codecs: [CodecStats; CODEC_SLOTS],
+    /// Extents that have an entry in the refs tree, each once: all that are shared, or can be found by
+    /// content.
+    pub counted: CodecStats,
+    /// What sharing saves: references to extents beyond the first of each, those that only snapshots
+    /// keep included.
+    pub shared: CodecStats,
 }
 
 impl CodecStats {
@@ -49,6 +56,19 @@ impl CodecStats {
         step(&mut self.allocated, allocated);
     }
 
+    /// Counts `count` references to an extent.
+    fn apply_refs(&mut self, refs: &Refs, count: u64, ashift: u8, add: bool) {
+        let allocated = sectors_for(refs.stored_len, ashift) << ashift;
+        let step = |field: &mut u64, by: u64| {
+            let by = by.saturating_mul(count);
+            *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
+        };
+        step(&mut self.records, 1);
+        step(&mut self.logical, u64::from(refs.len));
+        step(&mut self.stored, u64::from(refs.stored_len));
+        step(&mut self.allocated, allocated);
+    }
+
     fn add(&mut self, other: &CodecStats) {
         self.records = self.records.saturating_add(other.records);
         self.logical = self.logical.saturating_add(other.logical);
@@ -56,14 +76,14 @@ impl CodecStats {
         self.allocated = self.allocated.saturating_add(other.allocated);
     }
 
-    fn encode(&self, f: &mut FieldWriter<'_>) {
+    pub(super) fn encode(&self, f: &mut FieldWriter<'_>) {
         f.u64(self.records);
         f.u64(self.logical);
         f.u64(self.stored);
         f.u64(self.allocated);
     }
 
-    fn decode(f: &mut FieldReader<'_>) -> Option<CodecStats> {
+    pub(super) fn decode(f: &mut FieldReader<'_>) -> Option<CodecStats> {
         Some(CodecStats {
             records: f.u64()?,
             logical: f.u64()?,
@@ -93,6 +113,12 @@ impl PoolStats {
         self.nodes.apply(pointer, ashift, add);
     }
 
+    /// Counts an entry of the refs tree that came (`add`) or went.
+    pub fn count_refs(&mut self, refs: &Refs, ashift: u8, add: bool) {
+        self.shared.apply_refs(refs, u64::from(refs.count).saturating_sub(1), ashift, add);
+        self.counted.apply_refs(refs, 1, ashift, add);
+    }
+
     /// The sum over all records and patches.
     pub fn data(&self) -> CodecStats {
         let mut sum = self.embedded;
@@ -109,6 +135,13 @@ impl PoolStats {
         if after == 0 { 1.0 } else { data.logical as f64 / after as f64 }
     }
 
+    /// As OpenZFS defines it: of extents whose references are counted, the bytes that all references
+    /// stand for by those of each extent once. 1 where nothing is shared.
+    pub fn dedup_ratio(&self) -> f64 {
+        let once = self.counted.logical;
+        if once == 0 { 1.0 } else { once.saturating_add(self.shared.logical) as f64 / once as f64 }
+    }
+
     pub(crate) fn encode(&self, f: &mut FieldWriter<'_>) {
         f.u64(self.file_bytes);
         self.embedded.encode(f);
@@ -117,6 +150,8 @@ impl PoolStats {
         for codec in &self.codecs {
             codec.encode(f);
         }
+        self.counted.encode(f);
+        self.shared.encode(f);
     }
 
     pub(crate) fn decode(f: &mut FieldReader<'_>) -> Option<PoolStats> {
@@ -130,6 +165,8 @@ impl PoolStats {
         for codec in &mut stats.codecs {
             *codec = CodecStats::decode(f)?;
         }
+        stats.counted = CodecStats::decode(f)?;
+        stats.shared = CodecStats::decode(f)?;
         Some(stats)
     }
 }

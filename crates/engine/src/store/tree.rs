@@ -58,6 +58,11 @@ impl EntryRef {
     pub fn value(&self) -> &[u8] {
         self.node.value(self.index)
     }
+
+    /// All entries of its leaf.
+    pub fn leaf_entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        (0..self.node.len()).map(|index| (self.node.key(index), self.node.value(index)))
+    }
 }
 
 /// A tree inside a transaction.
@@ -160,6 +165,15 @@ impl TxnTree {
     /// Whether there is no entry at all.
     pub fn is_empty(&self) -> bool {
         self.root == Link::Empty
+    }
+
+    /// Whether it is the committed tree with this root.
+    pub fn is_at(&self, root: &Option<Pointer>) -> bool {
+        match (&self.root, root) {
+            (Link::Empty, None) => true,
+            (Link::Clean(own), Some(root)) => own == root,
+            _ => false,
+        }
     }
 
     /// The last entry whose key is at most `key`.

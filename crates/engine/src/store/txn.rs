@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::checksum::ChecksumKind;
+use super::dead::{DEAD_NODES_MAX, Holds};
 use super::extent::Encoding;
 use super::node::Node;
 use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
@@ -18,9 +19,9 @@ use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::trees::{FREED, SPACE};
+use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
-use super::{Patience, State, Store};
+use super::{Inside, Patience, State, Store};
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
@@ -63,10 +64,18 @@ pub(super) struct TxnCore {
     pub(super) out: WriteBuffer,
     /// Committed extents that this transaction no longer reaches.
     pub(super) freed: Vec<Run>,
+    /// What snapshots hold.
+    pub(super) holds: Holds,
+    /// Tree nodes that only snapshots reach from this transaction on, with their births.
+    pub(super) dead_nodes: Vec<(Run, Txg)>,
+    /// Bytes of extents that got another pointer: whoever opens the pool may have to verify them again.
+    pub(super) shared_len: u64,
     pub(super) stats: PoolStats,
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// A snapshot of what was changed is made: no tree that it keeps changes any more.
+    pub(super) is_frozen: bool,
     /// Features that a reader must know from this transaction on.
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added.
@@ -76,6 +85,10 @@ pub(super) struct TxnCore {
     pub(super) set_aside: Option<Vec<Run>>,
     /// The superblock was written, or may have been.
     pub(super) published: bool,
+    /// The index of content knows all that is committed.
+    pub(super) index_ready: bool,
+    /// The transaction has changed what the index has in the pool.
+    pub(super) index_changed: bool,
 }
 
 impl Store {
@@ -92,7 +105,7 @@ impl Store {
         patience: Patience,
     ) -> Result<Txn> {
         if self.read_only {
-            return Err(Error::ReadOnly("its file cannot be written"));
+            return Err(self.refusal());
         }
         if self.fail_stop.load(Ordering::Acquire) {
             return Err(Error::FailStop);
@@ -121,6 +134,7 @@ impl Store {
             self.note_durable(&txn.core.base);
             txn.rebase(self.state());
         }
+        txn.load_holders()?;
         Ok(txn)
     }
 
@@ -148,14 +162,20 @@ impl Txn {
             space: Space::new(superblock, store.ashift(), store.rotor()),
             out: WriteBuffer::default(),
             freed: Vec::new(),
+            holds: Holds::default(),
+            dead_nodes: Vec::new(),
+            shared_len: 0,
             stats: superblock.stats,
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
             set_aside: None,
             published: false,
+            index_ready: false,
+            index_changed: false,
             base: Arc::clone(&base),
             store,
         };
@@ -172,6 +192,16 @@ impl Txn {
         self.core.next_file_id = superblock.next_file_id;
         self.trees = base.trees.to_vec();
         self.core.base = base;
+    }
+
+    /// Says that nobody is working on the transaction until [`Txn::resume`].
+    pub fn park(&self) {
+        self.core.store.writer.set(Inside::Parked);
+    }
+
+    /// Somebody is working on it again.
+    pub fn resume(&self) {
+        self.core.store.writer.set(Inside::Working);
     }
 
     /// The number that this transaction will commit as.
@@ -232,14 +262,23 @@ impl Txn {
 
     /// Sets a value, and returns the one before.
     pub fn insert(&mut self, tree: u8, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.check_not_frozen(tree)?;
         self.core.changed = true;
         let old = self.trees[usize::from(tree)].insert(&mut self.core, key, value)?;
         self.spill_nodes(tree)?;
         Ok(old)
     }
 
+    fn check_not_frozen(&self, tree: u8) -> Result<()> {
+        if self.core.is_frozen && OF_SNAPSHOTS.contains(&tree) {
+            return Err(Error::Invalid("a snapshot was made: nothing may change any more".into()));
+        }
+        Ok(())
+    }
+
     /// Removes a key, and returns its value.
     pub fn remove(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.check_not_frozen(tree)?;
         let old = self.trees[usize::from(tree)].remove(&mut self.core, key)?;
         self.core.changed |= old.is_some();
         self.spill_nodes(tree)?;
@@ -250,6 +289,9 @@ impl Txn {
     fn spill_nodes(&mut self, tree: u8) -> Result<()> {
         if self.trees[usize::from(tree)].dirty_count() > DIRTY_NODES_MAX {
             self.flush_tree(tree)?;
+        }
+        if self.core.dead_nodes.len() > DEAD_NODES_MAX {
+            self.bury_nodes()?;
         }
         Ok(())
     }
@@ -330,14 +372,14 @@ impl Txn {
         }
     }
 
-    /// Gives up what a pointer of `owner` stands for. Its space is reused once nothing refers to it and
-    /// that is safe.
+    /// Gives up what a pointer of `owner` stands for. Its space is reused once nothing refers to it, no
+    /// snapshot either, and that is safe.
     pub fn free(&mut self, pointer: &Pointer, owner: Owner) -> Result<()> {
-        let _ = owner;
-        match pointer.run(self.core.ashift()) {
-            Some(run) => self.drop_reference(run, pointer.birth),
-            None => Ok(()),
+        let Some(run) = pointer.run(self.core.ashift()) else { return Ok(()) };
+        if self.is_held(pointer.birth, owner)? {
+            return self.bury(run, pointer.birth, owner);
         }
+        self.drop_reference(run, pointer.birth)
     }
 
     /// Frees an extent of which nothing is left that refers to it. `birth` is that of its bytes.
@@ -349,6 +391,14 @@ impl Txn {
             self.spill_nodes(FREED)?;
         }
         Ok(())
+    }
+
+    /// The stored bytes of an extent, which may still be buffered.
+    pub fn read_stored(&mut self, pointer: &Pointer) -> Result<Vec<u8>> {
+        if pointer.birth == self.core.txg {
+            self.core.out.flush(&self.core.store)?;
+        }
+        self.core.store.read_stored(pointer)
     }
 
     /// The bytes of an extent; those of this transaction may still be buffered.
@@ -375,6 +425,7 @@ impl Drop for Txn {
         for number in &self.core.new_dictionaries {
             self.core.store.settle_dictionary(*number, self.core.published);
         }
+        self.index_given_up();
         if !self.core.published && self.core.out.written > 0 {
             self.core.cut_leftovers();
         }
@@ -474,10 +525,13 @@ impl NodeSource for TxnCore {
 }
 
 impl NodeSink for TxnCore {
-    fn retire(&mut self, _tree: u8, pointer: &Pointer) {
+    fn retire(&mut self, tree: u8, pointer: &Pointer) {
         let ashift = self.ashift();
         self.stats.count_node(pointer, ashift, false);
-        if let Some(run) = pointer.run(ashift) {
+        let Some(run) = pointer.run(ashift) else { return };
+        if OF_SNAPSHOTS.contains(&tree) && pointer.birth <= self.holds.holders.newest() {
+            self.dead_nodes.push((run, pointer.birth));
+        } else {
             self.free_run(run, pointer.birth);
         }
     }

@@ -9,12 +9,13 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
+use super::dead::{self, Dead};
 use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
 use super::tree::check_child;
-use super::trees::{ALL, FREED, OF_POINTERS, REFS, SPACE};
-use super::{State, Store, adopted_state, block_hash, refs, space};
+use super::trees::{ALL, DEAD, FREED, OF_POINTERS, REFS, SNAPSHOTS, SPACE};
+use super::{State, Store, adopted_state, block_hash, refs, snapshots, space};
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
 
@@ -75,7 +76,21 @@ pub fn walk_bounded(
     older: Txg,
     visit: &mut dyn FnMut(Met<'_>, &Bounds) -> Result<()>,
 ) -> Result<()> {
-    walk_node(store, tree, root, (None, &Bounds::default()), older, visit)
+    walk_where(store, tree, root, &mut |pointer, _| pointer.birth > older, visit)
+}
+
+/// Whether a node with these keys below it is to be met.
+pub type Wanted<'a> = dyn FnMut(&Pointer, &Bounds) -> bool + 'a;
+
+/// The same of those nodes, and what hangs below them, that are wanted.
+pub fn walk_where(
+    store: &Store,
+    tree: u8,
+    root: &Pointer,
+    wanted: &mut Wanted<'_>,
+    visit: &mut dyn FnMut(Met<'_>, &Bounds) -> Result<()>,
+) -> Result<()> {
+    walk_node(store, tree, root, (None, &Bounds::default()), wanted, visit)
 }
 
 fn walk_node(
@@ -83,10 +98,10 @@ fn walk_node(
     tree: u8,
     pointer: &Pointer,
     (parent, bounds): (Option<(&Node, usize)>, &Bounds),
-    older: Txg,
+    wanted: &mut Wanted<'_>,
     visit: &mut dyn FnMut(Met<'_>, &Bounds) -> Result<()>,
 ) -> Result<()> {
-    if pointer.birth <= older {
+    if !wanted(pointer, bounds) {
         return Ok(());
     }
     let node = store.read_node(tree, pointer).and_then(|node| match parent {
@@ -109,7 +124,7 @@ fn walk_node(
         match node.child(index) {
             Some(child) => {
                 let place = (Some((&*node, index)), &below);
-                walk_node(store, tree, &child, place, older, visit)?;
+                walk_node(store, tree, &child, place, wanted, visit)?;
             }
             None => {
                 let offset = store.offset_of(pointer);
@@ -307,6 +322,9 @@ pub fn parse_space_entry(tree: u8, key: &[u8], value: &[u8]) -> Result<()> {
     match tree {
         SPACE => space::read_space_entry(key, value).map(drop),
         FREED => space::freed_entry(key, value).map(drop),
+        REFS => refs::parse_refs(key, value).map(drop),
+        DEAD => dead::parse_dead(key, value).map(drop),
+        SNAPSHOTS => snapshots::parse_snapshot(key, value).map(drop),
         _ => Ok(()),
     }
 }
@@ -318,6 +336,8 @@ pub struct Space {
     freed: (u64, u64),
     space_sectors: u64,
     used: Vec<Run>,
+    /// References that only snapshots have, by extent.
+    dead: HashMap<Run, u64>,
     free: Vec<Run>,
     refs: HashMap<u64, u32>,
     found: (u64, u64, u64),
@@ -340,6 +360,7 @@ impl Space {
             freed: (superblock.freed_count, superblock.freed_sectors),
             space_sectors: superblock.space_sectors,
             used,
+            dead: HashMap::new(),
             free: superblock.windows.clone(),
             refs: HashMap::new(),
             found: (0, 0, 0),
@@ -351,6 +372,11 @@ impl Space {
         if let Some(run) = pointer.run(self.ashift) {
             self.used.push(run);
         }
+    }
+
+    /// Counts what only snapshots have.
+    pub fn add_dead(&mut self, dead: &Dead) {
+        *self.dead.entry(dead.run).or_default() += u64::from(dead.count);
     }
 
     /// Counts an entry of one of the trees that keep space.
@@ -392,12 +418,16 @@ impl Space {
             problems
                 .push("the superblock's counts of free space are not those of the trees".into());
         }
+        // Once each: how many more there are is added where they are counted.
+        self.used.extend(self.dead.keys());
         self.used.sort_unstable();
         let mut runs: Vec<(Run, bool)> = Vec::with_capacity(self.used.len());
         for same in self.used.chunk_by(|a, b| a == b) {
-            let (run, count) = (same[0], same.len());
+            let run = same[0];
+            let dead = self.dead.get(&run).map_or(0, |count| count - 1);
+            let count = same.len() as u64 + dead;
             let counted = self.refs.remove(&run.start.0).unwrap_or(1);
-            if count != counted as usize {
+            if count != u64::from(counted) {
                 let at = run.start.0 << self.ashift;
                 problems.push(format!("byte {at}: {count} pointers to it, {counted} are counted"));
             }

@@ -11,7 +11,7 @@ use hardpack_engine::store::cache::Caches;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
-use hardpack_engine::store::trees::{ALL, MAP, PATCHES};
+use hardpack_engine::store::trees::{ALL, OF_POINTERS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::store::{Store, pointer::Pointer};
 
@@ -47,7 +47,9 @@ pub fn live_ranges(image: &[u8]) -> Vec<Range<u64>> {
         walk_tree(&store, tree, root, Txg(0), &mut |met| {
             match met {
                 Met::Node(_, pointer) => add(pointer),
-                Met::Entry(MAP | PATCHES, _, value) => add(&data_pointer(value)?),
+                Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
+                    add(&data_pointer(value)?);
+                }
                 Met::Entry(..) => {}
                 Met::Damage(_, error) => panic!("the durable {name} tree is damaged: {error}"),
             }

@@ -11,6 +11,8 @@ pub mod replay;
 pub mod rewriting;
 pub mod shapes;
 pub mod sim_device;
+pub mod snapshotting;
+pub mod trees;
 pub mod workload;
 
 use std::sync::Arc;

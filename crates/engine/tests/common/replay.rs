@@ -23,7 +23,7 @@ use super::faults::{Counts, Faults};
 use super::shapes::Shape;
 use super::sim_device::{Disk, Fault, Measured, Op, SimDevice};
 use super::workload::{COMPACTED, COMPACTING, DURABLE, Run, STARTED, Versions};
-use super::{GUID, Rng, only_file, options, problems, read_all};
+use super::{GUID, Rng, only_file, options, problems, read_all, snapshotting};
 
 /// So many times more crashes are tried within a compaction: each of its steps is synced at once by
 /// the next, so few moments are of interest.
@@ -100,6 +100,8 @@ fn verify(
     let file = only_file(&pool).map_err(text)?;
     let bytes = read_all(&file).map_err(text)?;
     let version = versions.find(&bytes, span.0, span.1)?;
+    snapshotting::verify(&pool)
+        .map_err(|error| format!("version {version} is opened, but {error}"))?;
     match problems(&pool).map_err(text)?.first() {
         Some(problem) => Err(format!("version {version} is opened, but {problem}")),
         None => Ok((version, pool.store().recovered_from().is_some())),

@@ -44,6 +44,10 @@ pub struct Shape {
     pub compact_one_in: u64,
     /// After one commit in so many some steps of folding, repacking or sinking; 0 for never.
     pub rewrite_one_in: u64,
+    /// After one commit in so many a snapshot is made, destroyed or rolled back to; 0 for never.
+    pub snapshot_one_in: u64,
+    /// Records are often equal, and then stored once; the index of content comes and goes.
+    pub dedup: bool,
     /// Changes beyond one of these lengths are written ahead of the commit.
     pub dirty_lens: &'static [usize],
     /// What is chosen as `compression`.
@@ -73,6 +77,8 @@ pub const SMALL: Shape = Shape {
     process_count: 1,
     compact_one_in: 0,
     rewrite_one_in: 0,
+    snapshot_one_in: 0,
+    dedup: false,
     dirty_lens: &[30_000, 32 << 20],
     compressions: COMPRESSIONS,
     fault_one_in: 0,
@@ -91,6 +97,15 @@ const REWRITES: Shape = Shape {
     ..SMALL
 };
 
+const SNAPSHOTS: Shape = Shape {
+    name: "snapshots",
+    commit_count: 30,
+    durable_one_in: 3,
+    process_count: 2,
+    snapshot_one_in: 1,
+    ..SMALL
+};
+
 const FAULTY: Shape = Shape {
     commit_count: 30,
     durable_one_in: 3,
@@ -101,7 +116,7 @@ const FAULTY: Shape = Shape {
 };
 
 /// All workloads.
-pub const WORKLOADS: [Shape; 16] = [
+pub const WORKLOADS: [Shape; 22] = [
     SMALL,
     Shape { name: "every commit durable", file_len: 200_000, durable_one_in: 1, ..SMALL },
     Shape {
@@ -145,6 +160,22 @@ pub const WORKLOADS: [Shape; 16] = [
         file_len: 100_000,
         ..REWRITES
     },
+    SNAPSHOTS,
+    Shape {
+        name: "snapshots, folds, compactions",
+        base: Base::Dictionary,
+        rewrite_one_in: 3,
+        compact_one_in: 12,
+        ..SNAPSHOTS
+    },
+    Shape {
+        name: "snapshots, deduplication",
+        dedup: true,
+        rewrite_one_in: 6,
+        compact_one_in: 12,
+        ..SNAPSHOTS
+    },
+    Shape { name: "snapshots, EIO", faults: ERRORS, snapshot_one_in: 2, ..FAULTY },
     Shape { name: "dictionary in use", base: Base::Dictionary, ..REWRITES },
     Shape {
         name: "dictionary trained",
@@ -165,6 +196,21 @@ pub const WORKLOADS: [Shape; 16] = [
         tries: 1,
         one_round_in: 16,
         ..SMALL
+    },
+    Shape {
+        name: "deduplication",
+        dedup: true,
+        rewrite_one_in: 4,
+        compact_one_in: 15,
+        file_len: 200_000,
+        ..REWRITES
+    },
+    Shape {
+        name: "deduplication, errors",
+        dedup: true,
+        faults: &[Kind::ReadError, Kind::WriteError, Kind::NoSpace, Kind::SyncError],
+        file_len: 200_000,
+        ..FAULTY
     },
     Shape { name: "EIO in reads, writes, lengths", faults: ERRORS, ..FAULTY },
     Shape { name: "disk full, then room again", faults: &[Kind::NoSpace], ..FAULTY },
@@ -191,6 +237,14 @@ fn phrases(rng: &mut Rng, len: usize) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// Content of which there are few, so that it is often there already.
+pub fn repeated(rng: &mut Rng) -> Vec<u8> {
+    const KIND_COUNT: u64 = 7;
+    const LEN: usize = 16 << 10;
+    let kind = rng.below(KIND_COUNT);
+    Rng(kind).content(LEN)
 }
 
 /// Content of a file that is long enough for a dictionary, and has use for one.

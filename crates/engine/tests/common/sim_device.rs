@@ -263,6 +263,8 @@ pub struct Measured {
     pub deltas: u64,
     /// Repacks that went on where another stopped.
     pub resumed: u64,
+    /// References to extents beyond the first of each, after each commit.
+    pub shared: u64,
 }
 
 impl Measured {
@@ -272,6 +274,7 @@ impl Measured {
         self.rewritten += other.rewritten;
         self.deltas += other.deltas;
         self.resumed += other.resumed;
+        self.shared += other.shared;
     }
 }
 

@@ -11,14 +11,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hardpack_engine::Error;
-use hardpack_engine::pool::{File, Pool, Property};
-use hardpack_engine::store::Durability;
+use hardpack_engine::pool::{File, Pool, Property, ROOT};
+use hardpack_engine::store::{Durability, Patience};
 
 use super::faults::{Faults, Kind};
 use super::handle::Handle;
-use super::shapes::{Base, Shape, trainable};
+use super::shapes::{Base, Shape, repeated, trainable};
 use super::sim_device::SimDevice;
-use super::{Rng, first_difference, only_file, options, problems, read_all, rewriting};
+use super::{
+    Rng, first_difference, only_file, options, problems, read_all, rewriting, snapshotting,
+};
 
 /// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
 /// version of the file.
@@ -141,9 +143,17 @@ impl<'a> Run<'a> {
 
     /// Runs it to its end.
     pub fn run(&mut self) -> Result<(), String> {
+        if self.shape.dedup {
+            let process = &self.processes[0];
+            process.pool.set_property(ROOT, Property::Dedup, "on").map_err(text)?;
+            self.note_durable(0)?;
+        }
         for _ in 0..self.shape.commit_count {
             let index = self.choose();
             self.commit(index)?;
+            if self.shape.dedup {
+                self.deduplicate()?;
+            }
             if self.shape.compact_one_in > 0 && self.rng.one_in(self.shape.compact_one_in) {
                 let index = self.choose();
                 self.device.note(COMPACTING);
@@ -158,9 +168,63 @@ impl<'a> Run<'a> {
                     rewriting::some_steps(&process.pool, &device, &mut rng)
                 })?;
             }
+            if self.shape.snapshot_one_in > 0 && self.rng.one_in(self.shape.snapshot_one_in) {
+                self.snapshots()?;
+            }
             self.something_else()?;
         }
         Ok(())
+    }
+
+    /// A snapshot is made, destroyed, or rolled back to.
+    fn snapshots(&mut self) -> Result<(), String> {
+        let index = self.choose();
+        // Where operations fail, content that comes back could be taken for that of one that failed.
+        if self.shape.fault_one_in == 0 && self.rng.one_in(4) {
+            return self.roll_back(index);
+        }
+        let mut rng = self.rng.fork();
+        let bytes = self.bytes.clone();
+        let mut is_durable = false;
+        self.attempt(index, |process| {
+            is_durable = snapshotting::some_step(&process.pool, &mut rng, &bytes).map_err(text)?;
+            Ok(())
+        })?;
+        if is_durable { self.note_durable(index) } else { Ok(()) }
+    }
+
+    fn roll_back(&mut self, index: usize) -> Result<(), String> {
+        let mut rng = self.rng.fork();
+        let pool = &self.processes[index].pool;
+        let Some(snapshot) = snapshotting::any(pool, &mut rng).map_err(text)? else {
+            return Ok(());
+        };
+        let content = snapshotting::content(pool, &snapshot).map_err(text)?;
+        let version = self.versions.add(&content);
+        self.device.note(STARTED | version);
+        pool.rollback(snapshot.scope, &snapshot.name).map_err(text)?;
+        (self.bytes, self.version) = (content, version);
+        self.note_durable(index)
+    }
+
+    /// What goes on where records are stored once: the index is a hint, that may go at any time.
+    fn deduplicate(&mut self) -> Result<(), String> {
+        let index = self.choose();
+        let shared = self.processes[index].pool.state().stats().shared.records;
+        self.device.measure(|sums| sums.shared += shared);
+        let what = self.rng.below(12);
+        let dedup = self.rng.pick(&["on", "off", "verify"]);
+        self.attempt(index, |process| {
+            let (pool, patience) = (&process.pool, Patience::None);
+            match what {
+                0 => pool.drop_index(patience),
+                1 | 2 => pool.rebuild_index(patience, &mut |_| true),
+                3 | 4 => pool.prune_index(patience, &mut |_| true),
+                5 => pool.set_property(process.file.id(), Property::Dedup, dedup),
+                _ => Ok(()),
+            }
+            .map_err(text)
+        })
     }
 
     fn choose(&mut self) -> usize {
@@ -439,11 +503,31 @@ fn compact(process: &Process, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<
     Ok(())
 }
 
+/// Writes what is there already, mostly.
+fn write_repeated(
+    file: &File,
+    rng: &mut Rng,
+    shape: Shape,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let new: Vec<u8> = (0..rng.pick(&[1, 2, 5])).flat_map(|_| repeated(rng)).collect();
+    let end = (bytes.len() as u64).min(shape.file_len.saturating_sub(new.len() as u64));
+    let at = (rng.below(end + 1) & !0x3fff) as usize;
+    file.write_at(&new, at as u64)?;
+    bytes.resize(bytes.len().max(at + new.len()), 0);
+    bytes[at..at + new.len()].copy_from_slice(&new);
+    Ok(())
+}
+
 /// Changes the file, as small updates, bulk writes, holes and cuts do.
 fn change(file: &File, rng: &mut Rng, shape: Shape, bytes: &mut Vec<u8>) -> Result<(), Error> {
     for _ in 0..rng.pick(&[1, 1, 2, 4]) {
         if shape.rewrite_one_in > 0 && rng.one_in(2) {
             rewriting::edit(file, rng, bytes)?;
+            continue;
+        }
+        if shape.dedup && rng.one_in(2) {
+            write_repeated(file, rng, shape, bytes)?;
             continue;
         }
         let len = match rng.below(8) {

@@ -3,16 +3,21 @@
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use hardpack_engine::Result;
 use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
+use hardpack_engine::{Error, Result};
 
+use super::locks::Locks;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
+use crate::beside::{FIRST_FILE, base_path};
 use crate::ffi::{SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY};
 use crate::host::{Host, HostFile};
-use crate::registry::{self, PoolName, PoolUse};
+use crate::host_name::HostName;
+use crate::locate::locate;
+use crate::registry::{self, Beside, PoolName, PoolUse};
 
 /// What a plain database begins with.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -28,18 +33,40 @@ impl MainFile {
         name: *const c_char,
         flags: c_int,
     ) -> std::result::Result<(MainFile, c_int), c_int> {
+        // SAFETY: as above; a name from SQLite ends with a NUL byte.
+        let path = unsafe { CStr::from_ptr(name) }.to_bytes();
+        // SAFETY: as above.
+        let is_wanted = unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } != 0;
+        if let Some(location) = locate(host, path).filter(|_| is_wanted) {
+            // SAFETY: as above.
+            return unsafe { MainFile::open_inside(host, name, flags, &location) };
+        }
         // SAFETY: the caller vouches for the name.
         let (host_file, out_flags) = unsafe { HostFile::open(host, name, flags)? };
-        // SAFETY: as above; a name from SQLite ends with a NUL byte.
-        let path_bytes = unsafe { CStr::from_ptr(name) };
-        let mut file = MainFile {
+        let mut file = MainFile::new(host, host_file, Locks::Hosts, path);
+        file.read_only = out_flags & SQLITE_OPEN_READONLY != 0;
+        if is_wanted {
+            // SAFETY: as above.
+            unsafe { file.take_properties(name)? };
+            file.probe()?;
+        }
+        Ok((file, out_flags))
+    }
+
+    /// A plain database by the name that SQLite has for it.
+    pub(super) fn new(host: Host, host_file: HostFile, locks: Locks, path: &[u8]) -> MainFile {
+        MainFile {
             file: None,
             host_file,
+            host_name: None,
+            locks,
             backing: Backing::Plain,
             host,
-            path: PathBuf::from(OsStr::from_bytes(path_bytes.to_bytes())),
+            path: PathBuf::from(OsStr::from_bytes(path)),
+            inner_path: None,
+            owner: ROOT,
             properties: Vec::new(),
-            read_only: out_flags & SQLITE_OPEN_READONLY != 0,
+            read_only: false,
             lock: SQLITE_LOCK_NONE,
             wrote: false,
             stale: false,
@@ -47,22 +74,28 @@ impl MainFile {
             checkpoint: Checkpoint::Open,
             wal_index: None,
             backfilled: 0,
-        };
-        // SAFETY: as above.
-        if unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } == 0 {
-            return Ok((file, out_flags));
         }
+    }
+
+    /// Notes the properties that the URI asks for.
+    ///
+    /// # Safety
+    ///
+    /// `name` is what SQLite passes to xOpen.
+    pub(super) unsafe fn take_properties(
+        &mut self,
+        name: *const c_char,
+    ) -> std::result::Result<(), c_int> {
         for property in Property::ALL {
-            // SAFETY: as above.
+            // SAFETY: the caller vouches for the name.
             if let Some(text) = unsafe { uri_parameter(name, property) } {
                 Settings::default()
                     .set(property, &text)
-                    .map_err(|error| file.code(&error, SQLITE_CANTOPEN))?;
-                file.properties.push((property, text));
+                    .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+                self.properties.push((property, text));
             }
         }
-        file.probe()?;
-        Ok((file, out_flags))
+        Ok(())
     }
 
     /// Finds out what the file is.
@@ -79,13 +112,14 @@ impl MainFile {
         }
         if Store::is_unborn_front(len, &front) {
             if !self.read_only {
-                self.backing =
-                    Backing::Unborn(None, PoolName::new(self.path.as_os_str().as_bytes()));
+                let name = self.note_name(Beside::Here);
+                let name = name.map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+                self.backing = Backing::Unborn(None, name);
             }
         } else if front.starts_with(&superblock::MAGIC[..8]) {
             let pool =
                 registry::open(&self.path).map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
-            self.attach(pool, PoolName::new(self.path.as_os_str().as_bytes()))
+            self.attach(pool)
                 .and_then(|()| if self.read_only { Ok(()) } else { self.set_properties() })
                 .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
         }
@@ -93,47 +127,75 @@ impl MainFile {
     }
 
     /// Sets on an existing pool what the URI asks for, where it is something else so far.
-    fn set_properties(&self) -> Result<()> {
+    pub(super) fn set_properties(&self) -> Result<()> {
         let Some(pool) = self.pool().filter(|_| !self.properties.is_empty()) else { return Ok(()) };
-        let current = pool.pool().properties(ROOT)?;
+        let current = pool.properties(self.owner)?;
         for (property, text) in &self.properties {
             let mut wanted = Settings::default();
             wanted.set(*property, text)?;
             let wanted = wanted.get(*property);
             if current.iter().all(|value| value.property != *property || value.value != wanted) {
-                pool.pool().set_property(ROOT, *property, &wanted)?;
+                pool.set_property(self.owner, *property, &wanted)?;
             }
         }
         Ok(())
     }
 
-    /// Uses a pool from now on.
-    pub(super) fn attach(&mut self, pool: PoolUse, name: PoolName) -> Result<()> {
+    /// Notes by which name SQLite knows the database.
+    pub(super) fn note_name(&self, beside: Beside) -> Result<PoolName> {
+        PoolName::new(self.path.as_os_str().as_bytes(), beside).ok_or_else(|| {
+            Error::Invalid("this process has another database open by this name".into())
+        })
+    }
+
+    /// Uses the only file of a pool from now on.
+    pub(super) fn attach(&mut self, pool: PoolUse) -> Result<()> {
         pool.pool().refresh()?;
-        if pool.pool().list()?.is_empty() {
+        // A pool whose creation was cut short has not even a root.
+        if pool.pool().list()?.is_empty() && pool.pool().attributes(ROOT).is_err() {
+            let name = self.note_name(Beside::Here)?;
             self.backing = Backing::Unborn(Some(pool), name);
             return Ok(());
         }
-        let entry = pool.pool().only_file()?;
-        let file = pool.pool().file(entry.file)?;
-        if let Some((txg, now)) =
-            pool.pool().store().recovered_from().map(|txg| (txg, pool.pool().state().txg()))
-        {
-            api::log(
-                SQLITE_NOTICE,
-                &format!(
-                    "hardpack: {}: txg {txg} was incomplete, opened txg {now}",
-                    self.path.display()
-                ),
-            );
+        let entry = pool.pool().only_file().map_err(|error| match error {
+            Error::Corrupt { .. } | Error::Io { .. } => error,
+            error => Error::Invalid(format!("{error}; as in {}/app.db", self.path.display())),
+        })?;
+        let pool_path = self.path.as_os_str().as_bytes().to_vec();
+        let base = base_path(&pool_path, entry.file);
+        let beside = if entry.file == FIRST_FILE {
+            Beside::Here
+        } else {
+            Beside::There(Arc::new(HostName::new(&base)))
+        };
+        let name = self.note_name(beside)?;
+        if entry.file != FIRST_FILE {
+            self.move_beside(&pool_path, entry.file, &base)?;
         }
+        self.use_file(pool.pool().file(entry.file)?)?;
+        self.backing = Backing::Pool(pool, name);
+        self.log_recovery();
+        Ok(())
+    }
+
+    /// Uses a file of the engine's from now on.
+    pub(super) fn use_file(&mut self, file: Arc<File>) -> Result<()> {
         let mut header = [0; 100];
         if file.read_at(&mut header, 0)? == header.len() {
             note_page_len(&file, &header);
         }
         self.file = Some(file);
-        self.backing = Backing::Pool(pool, name);
         Ok(())
+    }
+
+    /// Notes in SQLite's log that the newest state of the pool was not whole.
+    pub(super) fn log_recovery(&self) {
+        let Some(pool) = self.pool() else { return };
+        if let Some(txg) = pool.store().recovered_from() {
+            let (path, now) = (self.path.display(), pool.state().txg());
+            let text = format!("hardpack: {path}: txg {txg} was incomplete, opened txg {now}");
+            api::log(SQLITE_NOTICE, &text);
+        }
     }
 }
 

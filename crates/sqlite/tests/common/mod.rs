@@ -15,7 +15,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{Options, Pool};
+use hardpack_engine::pool::{Attributes, CreateOptions, Kind, Options, Pool};
 use rusqlite::{Connection, ffi};
 
 const ROLE: &str = "HARDPACK_ROLE";
@@ -128,6 +128,29 @@ pub fn check_pool(path: &Path) -> Result<(), String> {
 /// The same, which must find nothing.
 pub fn assert_pool_is_clean(path: &Path) {
     check_pool(path).unwrap_or_else(|problems| panic!("{problems}"));
+}
+
+/// Makes a pool without a file, unless it is there, and directories in it, each behind the one it is in.
+pub fn make_pool(path: &Path, directories: &[&str]) {
+    if path.exists() {
+        return;
+    }
+    let device = FileDevice::create_new(path).unwrap();
+    let create = CreateOptions { guid: [7; 16], ashift: 9, properties: vec![], file_name: None };
+    let options = Options::new(CHECK_CACHE_LEN);
+    let pool = Pool::create(std::sync::Arc::new(device), &create, options).unwrap();
+    for directory in directories {
+        let (parent, name) = pool.resolve_parent(directory.as_bytes()).unwrap();
+        let new = Attributes::new(Kind::Directory, parent);
+        pool.edit(0, |edit| edit.create(parent, name, &new)).unwrap();
+    }
+    pool.close().unwrap();
+}
+
+/// Opens a pool with the engine, which nobody of this process may have open.
+pub fn engine(path: &Path) -> Pool {
+    let device = FileDevice::open(path).unwrap();
+    Pool::open(std::sync::Arc::new(device), Options::new(CHECK_CACHE_LEN)).unwrap()
 }
 
 /// A path with something behind it, such as "-journal".

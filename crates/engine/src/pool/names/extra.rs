@@ -9,8 +9,8 @@ use crate::store::node::VALUE_LEN_MAX;
 use crate::store::trees::NAMES;
 use crate::units::FileId;
 
-const TARGET: u8 = 7;
-const XATTR: u8 = 8;
+pub(super) const TARGET: u8 = 7;
+pub(super) const XATTR: u8 = 8;
 /// The longest target of a symbolic link, in bytes: Linux allows no longer path.
 pub const TARGET_LEN_MAX: usize = 4095;
 /// The longest value of an extended attribute, in bytes, as Linux has it.
@@ -55,6 +55,13 @@ fn remove_parts(txn: &mut Txn, key: &[u8]) -> Result<bool> {
 pub(crate) fn target(source: &mut impl Source, link: FileId) -> Result<Vec<u8>> {
     get_parts(source, &id_key(TARGET, link, &[]))?
         .ok_or_else(|| malformed("a symbolic link without a target"))
+}
+
+/// Whose target this is a part of, where the key is of one.
+pub(crate) fn parse_target_of(key: &[u8]) -> Option<FileId> {
+    let (kind, rest) = key.split_first()?;
+    (*kind == TARGET).then_some(())?;
+    Some(FileId(u64::from_be_bytes(rest.get(..8)?.try_into().ok()?)))
 }
 
 pub(crate) fn set_target(txn: &mut Txn, link: FileId, target: &[u8]) -> Result<()> {

@@ -121,8 +121,6 @@ pub(crate) enum Identity {
     File = 0,
     /// A dictionary.
     Dictionary = 1,
-    /// A file of this pool (not of the stream) that may have lost its last name.
-    Orphan = 2,
 }
 
 fn identity_key(root: FileId, class: Identity, number: u64) -> Vec<u8> {

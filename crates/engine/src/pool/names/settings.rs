@@ -11,8 +11,8 @@ use crate::store::trees::NAMES;
 use crate::units::FileId;
 
 pub(super) const PROPERTY: u8 = 3;
-const REPACK: u8 = 4;
-const DICTIONARY: u8 = 5;
+pub(super) const REPACK: u8 = 4;
+pub(super) const DICTIONARY: u8 = 5;
 /// No directory lies deeper: what is inherited is looked for in each one above.
 pub const DEPTH_MAX: usize = 1024;
 

@@ -7,9 +7,10 @@ use super::super::names::{self, Attributes, Kind, ROOT};
 use super::{Salvage, SalvageFile};
 use crate::error::Result;
 use crate::store::Store;
+use crate::store::dead::parse_dead;
 use crate::store::node::Node;
 use crate::store::scan::{self, FoundNode, Scan};
-use crate::store::trees::{DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
 use crate::store::verify::{
     Bounds, Met, Space, Within, data_pointer, entries_within, walk_bounded,
 };
@@ -180,9 +181,15 @@ impl Salvage {
             note_end(&mut ends, &entry.key, &entry.value);
         }
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
+        let mut places: BTreeMap<FileId, (FileId, Vec<u8>)> = BTreeMap::new();
         for (key, (value, is_current)) in &names {
-            if let Some((_, entry)) = names::parse_entry_of(key, value) {
+            if let Some((directory, entry)) = names::parse_entry_of(key, value) {
                 files.entry(entry.file).or_default().name = Some(entry.display_name().into());
+                places.insert(entry.file, (directory, entry.name));
+            } else if let Some(link) = names::parse_target_of(key) {
+                // The parts come in order.
+                let target = &mut files.entry(link).or_default().target;
+                target.get_or_insert_default().extend_from_slice(value);
             } else if let Some((file, attributes)) = names::parse_attributes_of(key, value) {
                 files.entry(file).or_default().attributes = Some((attributes, *is_current));
             }
@@ -192,7 +199,7 @@ impl Salvage {
                 files.entry(*file).or_default();
             }
         }
-        for (id, Told { name, attributes }) in files {
+        for (id, Told { name, attributes, target }) in files {
             let end = ends.get(&id).copied().unwrap_or(0);
             let nothing = Attributes { len: end, ..Attributes::new(Kind::File, ROOT) };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
@@ -203,15 +210,30 @@ impl Salvage {
             if !is_current {
                 attributes.len = attributes.len.max(end);
             }
-            self.files.push(SalvageFile { id, name, attributes, known_len });
+            let path = path_in(&places, id);
+            let target = target.filter(|_| attributes.kind == Kind::Symlink);
+            self.files.push(SalvageFile { id, name, path, target, attributes, known_len });
         }
     }
+}
+
+/// The names from the root down to a file, as far up as they are known.
+fn path_in(places: &BTreeMap<FileId, (FileId, Vec<u8>)>, file: FileId) -> Vec<Vec<u8>> {
+    let mut path = Vec::new();
+    let mut at = file;
+    while let Some((directory, name)) = places.get(&at).filter(|_| path.len() <= names::DEPTH_MAX) {
+        path.push(name.clone());
+        at = *directory;
+    }
+    path.reverse();
+    path
 }
 
 /// What was found of a file besides its records.
 #[derive(Default)]
 struct Told {
     name: Option<String>,
+    target: Option<Vec<u8>>,
     /// With whether they are those of the state.
     attributes: Option<(Attributes, bool)>,
 }
@@ -223,18 +245,22 @@ fn note_end(ends: &mut BTreeMap<FileId, u64>, key: &[u8], value: &[u8]) {
     }
 }
 
-/// The free runs of a state, in order; `None` where they are not all known.
+/// The free runs of a state, and those that only its snapshots reach, in order; `None` where they are not
+/// all known.
 fn free_runs(store: &Store) -> Option<Vec<Run>> {
     let state = store.state();
     let mut free = state.superblock.windows.clone();
-    for tree in [SPACE, FREED] {
+    for tree in [SPACE, FREED, DEAD] {
         let root = state.superblock.roots[usize::from(tree)].as_ref();
         let Within { entries, lost } = entries_within(store, tree, root, &Bounds::default());
         if !lost.is_empty() {
             return None;
         }
         for (key, value) in entries {
-            free.push(Space::free_run(tree, &key, &value).ok()?);
+            free.push(match tree {
+                DEAD => parse_dead(&key, &value).ok()?.run,
+                _ => Space::free_run(tree, &key, &value).ok()?,
+            });
         }
     }
     free.sort_unstable();

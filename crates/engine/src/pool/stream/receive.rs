@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::pool::edit::Edit;
 use crate::pool::names::{self, Identity, Kind, Progress};
 use crate::pool::{Pool, ROOT};
+use crate::store::snapshots::Scope;
 use crate::store::{Durability, Patience, Txn};
 use crate::units::FileId;
 
@@ -260,7 +261,17 @@ impl<'p> Receive<'p> {
         names::forget_receive(&mut txn, root)?;
         let (parent, name) = (self.progress.parent, &self.progress.name);
         Edit::new(&mut txn, 0).name_first(root, parent, name)?;
+        self.keep(&mut txn, root)?;
         txn.commit(Durability::Durable)?;
         Ok(root)
+    }
+
+    /// Notes where what was received comes from, and makes the snapshot of it.
+    fn keep(&self, txn: &mut Txn, root: FileId) -> Result<()> {
+        let kept = txn.txg();
+        names::set_received_as(txn, root, &self.progress.origin, kept)?;
+        let is_directory = self.header.kind == Kind::Directory;
+        let scope = Scope { file: root, is_directory };
+        txn.create_snapshot_after(scope, &self.header.name, self.header.created_ns).map(drop)
     }
 }

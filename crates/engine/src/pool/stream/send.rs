@@ -62,26 +62,29 @@ pub struct SendReport {
     pub shared: u64,
 }
 
+/// An extent, and which part of it.
+type Content = (Sector, u32, u32);
+
 /// Extents that were sent not long ago.
 #[derive(Default)]
 struct Sent {
-    by_sector: HashMap<Sector, (u64, At)>,
-    order: VecDeque<(u64, Sector)>,
+    by_content: HashMap<Content, (u64, At)>,
+    order: VecDeque<(u64, Content)>,
 }
 
 impl Sent {
     /// Where the extent was sent last, if within the window before frame `now`; from then on, here.
-    fn note(&mut self, sector: Sector, now: u64, at: At) -> Option<At> {
+    fn note(&mut self, content: Content, now: u64, at: At) -> Option<At> {
         while let Some((then, old)) = self.order.front().copied()
             && then + SHARED_WINDOW < now
         {
             self.order.pop_front();
-            if self.by_sector.get(&old).is_some_and(|(newest, _)| *newest == then) {
-                self.by_sector.remove(&old);
+            if self.by_content.get(&old).is_some_and(|(newest, _)| *newest == then) {
+                self.by_content.remove(&old);
             }
         }
-        self.order.push_back((now, sector));
-        self.by_sector.insert(sector, (now, at)).map(|(_, at)| at)
+        self.order.push_back((now, content));
+        self.by_content.insert(content, (now, at)).map(|(_, at)| at)
     }
 }
 
@@ -395,6 +398,7 @@ impl<'a> Sender<'a> {
         }
         let is_counted =
             self.live.read(|source| Ok(source.get(REFS, &space_key(sector))?.is_some()))?;
-        Ok(if is_counted { self.sent.note(sector, self.next, at) } else { None })
+        let content = (sector, pointer.len, pointer.part_offset);
+        Ok(if is_counted { self.sent.note(content, self.next, at) } else { None })
     }
 }

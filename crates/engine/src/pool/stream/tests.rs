@@ -65,6 +65,9 @@ fn a_tree_comes_out_as_it_went_in() {
         assert_eq!(report.bytes, stream.len() as u64);
         assert_same(&source.pinned, ROOT, &pool, report.file, seed);
         source.tree.assert_read(&pool, b"copy", seed);
+        let kept = pool.open_snapshot(report.file, b"one").unwrap();
+        assert_same(&source.pinned, ROOT, &kept, report.file, seed);
+        assert_eq!(pool.snapshots().unwrap()[0].created_ns, 5);
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "seed {seed}");
         assert!(pool.receive_token(ROOT, b"copy").unwrap().is_none());
         let again = receive(&pool, &stream, 0);

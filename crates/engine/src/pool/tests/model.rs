@@ -130,6 +130,8 @@ impl Pair {
         let mut recount = crate::store::stats::PoolStats {
             file_bytes: stats.file_bytes,
             nodes: stats.nodes,
+            counted: stats.counted,
+            shared: stats.shared,
             ..Default::default()
         };
         let state = self.pool.state();

@@ -78,7 +78,7 @@ prop_compose! {
         stats.embedded = count(numbers[1]);
         stats.patches = count(numbers[2]);
         stats.nodes = count(numbers[3]);
-        stats.codecs[15] = count(numbers[4]);
+        stats.codecs[13] = count(numbers[4]);
         Superblock {
             compat, read_only_compat, incompat: 0, foreign_names: String::new(),
             txg: Txg(txg), durable_txg: Txg(durable),

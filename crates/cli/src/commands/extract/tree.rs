@@ -1,0 +1,318 @@
+//! Writing a directory of the pool with all below it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{Attributes, DirEntry, Kind};
+
+use super::Account;
+use super::place::{Place, is_directory, is_file, is_same_file};
+use crate::address::{Opened, join};
+use crate::args::ExtractArgs;
+use crate::commands::unpack::Writer;
+use crate::contents;
+use crate::failure::{Code, Reason};
+use crate::signals;
+
+/// Files up to this length are written by one thread each, in bytes; longer ones one after the other, on all threads.
+const SMALL_LEN: u64 = 2 << 20;
+/// How many files wait for a thread.
+const QUEUE_LEN: usize = 256;
+
+/// A file to be written.
+struct Task {
+    place: Arc<Place>,
+    name: Vec<u8>,
+    file: FileId,
+    attributes: Attributes,
+    /// The path in the pool.
+    path: Vec<u8>,
+}
+
+/// Another name of a file that was met before.
+struct Link {
+    first: Vec<u8>,
+    path: Vec<u8>,
+}
+
+/// What is to be done when all files are there.
+#[derive(Default)]
+struct Later {
+    /// The path of the first name of each file with several, from the top.
+    first_names: HashMap<FileId, Vec<u8>>,
+    links: Vec<Link>,
+    directories: Vec<(Vec<u8>, FileId, Attributes)>,
+}
+
+pub struct Tree<'t> {
+    args: &'t ExtractArgs,
+    opened: &'t Opened,
+    top: &'t Place,
+    account: &'t Account,
+    set_owner: bool,
+}
+
+impl<'t> Tree<'t> {
+    pub fn new(
+        args: &'t ExtractArgs,
+        opened: &'t Opened,
+        top: &'t Place,
+        account: &'t Account,
+    ) -> Tree<'t> {
+        let is_root = rustix::process::geteuid().is_root();
+        let set_owner = args.owner || is_root && !args.no_owner;
+        Tree { args, opened, top, account, set_owner }
+    }
+
+    /// Writes what is in a directory to the top.
+    pub fn contents(&self, path: &[u8], directory: FileId) -> Result<(), Reason> {
+        let mut later = Later::default();
+        let attributes = self.opened.pool.attributes(directory)?;
+        self.with_threads(|queue| self.below(path, directory, b"", queue, &mut later))?;
+        later.directories.insert(0, (Vec::new(), directory, attributes));
+        self.complete(&later)
+    }
+
+    /// Writes one thing to the top, with all below it where it is a directory.
+    pub fn one(&self, path: &[u8], entry: &DirEntry, name: &[u8]) -> Result<(), Reason> {
+        let mut later = Later::default();
+        let attributes = self.opened.pool.attributes(entry.file)?;
+        self.with_threads(|queue| {
+            let top = self.top.again()?;
+            self.entry(&Arc::new(top), name, path, name, entry, &attributes, queue, &mut later)?;
+            if entry.kind == Kind::Directory && self.top.enter(name).is_ok() {
+                self.below(path, entry.file, name, queue, &mut later)?;
+            }
+            Ok(())
+        })?;
+        self.complete(&later)
+    }
+
+    /// Runs `work` beside the threads that write files, and waits for them.
+    fn with_threads(
+        &self,
+        work: impl FnOnce(&SyncSender<Task>) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        let (sender, receiver) = sync_channel::<Task>(QUEUE_LEN);
+        let receiver: Arc<Mutex<Receiver<Task>>> = Arc::new(Mutex::new(receiver));
+        std::thread::scope(|scope| {
+            for _ in 0..self.opened.pool.options().threads.max(1) {
+                let receiver = Arc::clone(&receiver);
+                std::thread::Builder::new().spawn_scoped(scope, move || {
+                    loop {
+                        let task = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                        let Ok(task) = task else { return };
+                        // What is still queued is given up.
+                        if !signals::is_interrupted() {
+                            self.write(&task);
+                        }
+                    }
+                })?;
+            }
+            let done = work(&sender);
+            drop(sender);
+            done
+        })?;
+        signals::check()
+    }
+
+    /// Writes what is below a directory, which is `inside` below the top.
+    fn below(
+        &self,
+        path: &[u8],
+        directory: FileId,
+        inside: &[u8],
+        queue: &SyncSender<Task>,
+        later: &mut Later,
+    ) -> Result<(), Reason> {
+        let first = match inside {
+            b"" => self.top.again()?,
+            name => self.top.enter(name)?,
+        };
+        // The directories on the way down, by their path.
+        let mut above: Vec<(Vec<u8>, Arc<Place>)> = vec![(Vec::new(), Arc::new(first))];
+        self.opened.walk(directory, &mut |inner, entry, attributes| {
+            signals::check()?;
+            let parent =
+                inner.iter().rposition(|byte| *byte == b'/').map_or(&[][..], |at| &inner[..at]);
+            while above.len() > 1 && above.last().is_some_and(|(last, _)| last != parent) {
+                above.pop();
+            }
+            let Some((_, place)) = above.last() else { return Ok(false) };
+            let (from, to) = (join(path, inner), join(inside, inner));
+            let made =
+                self.entry(place, &entry.name, &from, &to, entry, attributes, queue, later)?;
+            let is_made = made.is_some();
+            above.extend(made.map(|place| (inner.to_vec(), Arc::new(place))));
+            Ok(is_made)
+        })
+    }
+
+    /// Begins one thing; the directory where it is one.
+    #[allow(clippy::too_many_arguments)]
+    fn entry(
+        &self,
+        place: &Arc<Place>,
+        name: &[u8],
+        path: &[u8],
+        to: &[u8],
+        entry: &DirEntry,
+        attributes: &Attributes,
+        queue: &SyncSender<Task>,
+        later: &mut Later,
+    ) -> Result<Option<Place>, Reason> {
+        let failed = |reason: Reason| self.account.failed(&self.opened.shown_at(path), &reason);
+        match entry.kind {
+            Kind::Directory => match place.make(name) {
+                Ok((made, _)) => {
+                    later.directories.push((to.to_vec(), entry.file, *attributes));
+                    self.account.note(|done| done.directories += 1);
+                    return Ok(Some(made));
+                }
+                Err(error) => failed(error.into()),
+            },
+            Kind::Symlink => {
+                let target = self.opened.pool.link_target(entry.file)?;
+                match self.symlink(place, name, &target, attributes) {
+                    Ok(()) => self.account.note(|done| done.symlinks += 1),
+                    Err(error) => failed(error.into()),
+                }
+            }
+            Kind::File => {
+                if attributes.link_count > 1 {
+                    if let Some(first) = later.first_names.get(&entry.file) {
+                        later.links.push(Link { first: first.clone(), path: to.to_vec() });
+                        return Ok(None);
+                    }
+                    later.first_names.insert(entry.file, to.to_vec());
+                }
+                let (place, name, path) = (Arc::clone(place), name.to_vec(), path.to_vec());
+                let task = Task { place, name, file: entry.file, attributes: *attributes, path };
+                if attributes.len > SMALL_LEN {
+                    self.write(&task);
+                } else if queue.send(task).is_err() {
+                    return Err(Reason::new(Code::Cannot, "a writing thread stopped"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn symlink(
+        &self,
+        place: &Place,
+        name: &[u8],
+        target: &[u8],
+        attributes: &Attributes,
+    ) -> io::Result<()> {
+        self.may_replace(place, name)?;
+        place.symlink(name, target, self.replaces())?;
+        place.describe_link(name, attributes, self.set_owner)
+    }
+
+    fn replaces(&self) -> bool {
+        self.args.force || self.args.update
+    }
+
+    /// An error if something is there that is not to be replaced.
+    fn may_replace(&self, place: &Place, name: &[u8]) -> io::Result<()> {
+        match place.stat(name)? {
+            Some(stat) if is_directory(&stat) => Err(io::Error::new(
+                io::ErrorKind::IsADirectory,
+                "there is a directory of that name",
+            )),
+            Some(_) if !self.replaces() => Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "it exists; --force replaces files, --update those that differ",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, task: &Task) {
+        match self.try_write(task) {
+            Ok(Some(len)) => self.account.wrote(&task.path, len),
+            Ok(None) => self.account.note(|done| done.unchanged += 1),
+            Err(reason) if reason.code == Code::Interrupted => {}
+            Err(reason) => self.account.failed(&self.opened.shown_at(&task.path), &reason),
+        }
+    }
+
+    /// Writes a file beside its place and gives it its name; its length, or nothing where it is there already.
+    fn try_write(&self, task: &Task) -> Result<Option<u64>, Reason> {
+        let there = task.place.stat(&task.name)?;
+        if self.args.update && there.is_some_and(|stat| is_same_file(&stat, &task.attributes)) {
+            return Ok(None);
+        }
+        self.may_replace(&task.place, &task.name)?;
+        let beside = task.place.beside()?;
+        let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
+        let mut begin = |_| Ok(writer.borrow_mut().restart()?);
+        contents::read(self.opened, task.file, &task.path, &mut begin, &mut |bytes| {
+            signals::check()?;
+            writer.borrow_mut().write(bytes)
+        })?;
+        let len = writer.into_inner().finish()?.len();
+        let xattrs = self.opened.pool.xattrs(task.file)?;
+        let lost = beside.describe(&task.attributes, &xattrs, self.set_owner)?;
+        self.account.note(|done| done.xattrs_lost += lost);
+        beside.publish(&task.name, self.replaces())?;
+        Ok(Some(len))
+    }
+
+    /// Makes hard links, and then sets what is known of directories, the deepest first.
+    fn complete(&self, later: &Later) -> Result<(), Reason> {
+        for link in &later.links {
+            signals::check()?;
+            match self.link(link) {
+                Ok(true) => self.account.note(|done| done.hard_links += 1),
+                Ok(false) => self.account.note(|done| done.unchanged += 1),
+                Err(error) => self.account.failed(&link.path, &error.into()),
+            }
+        }
+        for (path, file, attributes) in later.directories.iter().rev() {
+            let xattrs = self.opened.pool.xattrs(*file)?;
+            let described = self
+                .place_at(path)
+                .and_then(|place| place.describe(attributes, &xattrs, self.set_owner));
+            match described {
+                Ok(lost) => self.account.note(|done| done.xattrs_lost += lost),
+                Err(error) => self.account.failed(path, &error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the name is new.
+    fn link(&self, link: &Link) -> io::Result<bool> {
+        let (from, from_name) = self.directory_of(&link.first)?;
+        let (to, name) = self.directory_of(&link.path)?;
+        let of = |place: &Place, name: &[u8]| {
+            let stat = place.stat(name)?.filter(is_file);
+            Ok::<_, io::Error>(stat.map(|stat| (stat.st_dev, stat.st_ino)))
+        };
+        let first = of(&from, from_name)?;
+        if first.is_some() && first == of(&to, name)? {
+            return Ok(false);
+        }
+        self.may_replace(&to, name)?;
+        to.link(&from, from_name, name, self.replaces())?;
+        Ok(true)
+    }
+
+    /// The directory of a path below the top, and the last name.
+    fn directory_of<'n>(&self, path: &'n [u8]) -> io::Result<(Place, &'n [u8])> {
+        let at = path.iter().rposition(|byte| *byte == b'/');
+        let (directory, name) = path.split_at(at.map_or(0, |at| at + 1));
+        Ok((self.place_at(directory)?, name))
+    }
+
+    fn place_at(&self, path: &[u8]) -> io::Result<Place> {
+        let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        names.fold(self.top.again(), |place, name| place?.enter(name))
+    }
+}

@@ -1,0 +1,133 @@
+//! Reading sources: small files ahead, on a few threads, since opening them is what takes long; long ones in pieces.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Scope;
+
+use rustix::fs::SeekFrom;
+
+use crate::failure::Reason;
+use crate::snapshot::read_full;
+use crate::sqlite;
+
+const THREAD_COUNT: usize = 4;
+/// How many files wait for a thread.
+const QUEUE_LEN: usize = 256;
+/// Files up to this length are read as a whole, in bytes.
+pub const SMALL_LEN: u64 = 1 << 20;
+
+/// Longer ones are read in pieces of this length, in bytes.
+pub const CHUNK_LEN: usize = 4 << 20;
+
+/// What was read.
+pub enum Loaded {
+    Content(Vec<u8>),
+    /// It begins like a SQLite database.
+    Database,
+    /// It has become longer than a small file.
+    Long,
+}
+
+struct Job {
+    path: PathBuf,
+    is_raw: bool,
+    reply: SyncSender<io::Result<Loaded>>,
+}
+
+/// The threads. They end with this.
+pub struct Readers {
+    jobs: SyncSender<Job>,
+}
+
+impl Readers {
+    pub fn start<'s>(scope: &'s Scope<'s, '_>) -> io::Result<Readers> {
+        let (jobs, queue) = sync_channel::<Job>(QUEUE_LEN);
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..THREAD_COUNT {
+            let queue: Arc<Mutex<Receiver<Job>>> = Arc::clone(&queue);
+            std::thread::Builder::new().spawn_scoped(scope, move || {
+                loop {
+                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Job { path, is_raw, reply }) = job else { return };
+                    // Nobody waits for it where the command fails meanwhile.
+                    let _ = reply.send(load(&path, is_raw));
+                }
+            })?;
+        }
+        Ok(Readers { jobs })
+    }
+
+    /// Has a file read. What was read comes out of what is returned.
+    pub fn read(&self, path: &Path, is_raw: bool) -> Receiver<io::Result<Loaded>> {
+        let (reply, loaded) = sync_channel(1);
+        // Without a thread there will be no answer, as the caller finds.
+        let _ = self.jobs.send(Job { path: path.into(), is_raw, reply });
+        loaded
+    }
+}
+
+/// Opens a file that is neither to be followed where it is a symbolic link by now, nor waited for.
+pub fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+fn load(path: &Path, is_raw: bool) -> io::Result<Loaded> {
+    let file = open(path)?;
+    let mut content = Vec::new();
+    file.take(SMALL_LEN + 1).read_to_end(&mut content)?;
+    Ok(if content.starts_with(sqlite::MAGIC) && !is_raw {
+        Loaded::Database
+    } else if content.len() as u64 > SMALL_LEN {
+        Loaded::Long
+    } else {
+        Loaded::Content(content)
+    })
+}
+
+/// Hands a file to `sink` from its beginning to its end; what the file system knows to be a hole is not read.
+pub fn read_sparse(
+    file: &File,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let len = file.metadata()?.len();
+    let mut buffer = vec![0; CHUNK_LEN];
+    let mut zeros = Vec::new();
+    let mut offset = 0;
+    loop {
+        let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(data) => data,
+            // A hole up to the end.
+            Err(rustix::io::Errno::NXIO) => len.max(offset),
+            // A file system that does not know holes.
+            Err(_) => offset,
+        };
+        if data > offset {
+            zeros.resize(CHUNK_LEN, 0);
+        }
+        while offset < data {
+            let n = (data - offset).min(CHUNK_LEN as u64) as usize;
+            sink(&zeros[..n])?;
+            offset += n as u64;
+        }
+        let end = rustix::fs::seek(file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
+        while offset < end {
+            let wanted = (end - offset).min(CHUNK_LEN as u64) as usize;
+            let n = read_full(file, &mut buffer[..wanted], offset)?;
+            if n > 0 {
+                sink(&buffer[..n])?;
+            }
+            offset += n as u64;
+            if n < wanted {
+                return Ok(());
+            }
+        }
+        if offset >= len && end == offset {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What the file system says of a source.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use hardpack_engine::pool::{Attributes, FileOwner, Kind, ROOT, XATTR_LEN_MAX, Xattr};
+use rustix::fs::{lgetxattr, llistxattr};
+use rustix::io::Errno;
+
+/// Lists of names are seldom longer, in bytes.
+const LIST_LEN: usize = 1 << 10;
+/// And never longer than this.
+const LIST_LEN_MAX: usize = 64 << 10;
+
+/// What it would be in a pool; nothing for what a pool does not keep.
+pub fn kind_of(metadata: &Metadata) -> Option<Kind> {
+    let kind = metadata.file_type();
+    [
+        (kind.is_file(), Kind::File),
+        (kind.is_dir(), Kind::Directory),
+        (kind.is_symlink(), Kind::Symlink),
+    ]
+    .into_iter()
+    .find_map(|(is_it, kind)| is_it.then_some(kind))
+}
+
+/// The word for what a pool does not keep.
+pub fn special_name(metadata: &Metadata) -> &'static str {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}
+
+pub fn attributes_of(metadata: &Metadata, kind: Kind) -> Attributes {
+    let ns = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+    Attributes {
+        mode: metadata.mode() & 0o7777,
+        owner: Some(FileOwner { uid: metadata.uid(), gid: metadata.gid() }),
+        modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+        accessed_ns: 0,
+        ..Attributes::new(kind, ROOT)
+    }
+}
+
+/// The extended attributes of a file or directory, in the order of their names.
+pub fn xattrs_of(path: &Path) -> io::Result<Vec<Xattr>> {
+    let mut names = vec![0; LIST_LEN];
+    let len = match llistxattr(path, &mut names[..]) {
+        Err(Errno::RANGE) => {
+            names = vec![0; LIST_LEN_MAX];
+            llistxattr(path, &mut names[..])?
+        }
+        Err(Errno::NOTSUP | Errno::NOSYS) => 0,
+        len => len?,
+    };
+    names.truncate(len);
+    let mut found = Vec::new();
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0; XATTR_LEN_MAX];
+        match lgetxattr(path, name, &mut value[..]) {
+            Ok(len) => {
+                value.truncate(len);
+                found.push((name.to_vec(), value));
+            }
+            // Removed meanwhile, or not ours to read.
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS | Errno::NOTSUP) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether what the pool says of a file is what the source says.
+pub fn is_described(old: &Attributes, new: &Attributes) -> bool {
+    let of = |a: &Attributes| (a.kind, a.mode, a.owner, a.modified_ns);
+    of(old) == of(new)
+}

@@ -1,0 +1,408 @@
+//! Going through the sources, and deciding for each name what is to be done.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{DEPTH_MAX, Kind, Pool};
+
+use super::Target;
+use super::delivery::{Delivery, Item};
+use super::existing::{Existing, Old};
+use super::readers::open;
+use super::source::{attributes_of, is_described, kind_of, special_name, xattrs_of};
+use crate::args::PutArgs;
+use crate::failure::{Code, Reason};
+use crate::snapshot::read_full;
+use crate::{signals, sqlite};
+
+/// What SQLite keeps beside a database, behind its name.
+const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
+
+/// A directory that is gone through.
+struct Level {
+    /// Nothing where it would only be made.
+    directory: Option<FileId>,
+    depth: usize,
+}
+
+/// Where the first name of a file was put.
+#[derive(Clone)]
+struct First {
+    parent: FileId,
+    name: Vec<u8>,
+    /// It was there, and stays as it is.
+    is_unchanged: bool,
+}
+
+pub struct Putter<'p> {
+    args: &'p PutArgs,
+    pool: Option<&'p Pool>,
+    pub delivery: Delivery<'p>,
+    /// Device and number of the pool itself, which is not put into itself.
+    avoid: Option<(u64, u64)>,
+    /// The first name of each file with several.
+    links: HashMap<(u64, u64), First>,
+}
+
+impl<'p> Putter<'p> {
+    pub fn new(
+        args: &'p PutArgs,
+        pool: Option<&'p Pool>,
+        delivery: Delivery<'p>,
+        avoid: Option<(u64, u64)>,
+    ) -> Putter<'p> {
+        Putter { args, pool, delivery, avoid, links: HashMap::new() }
+    }
+
+    /// Puts one source where it belongs. What it is to be itself is set on the target where it is the `only` one.
+    pub fn put(&mut self, path: &Path, target: &Target, only: bool) -> Result<(), Reason> {
+        let metadata = fs::symlink_metadata(path)?;
+        let bytes = path.as_os_str().as_bytes();
+        // With the slash the system follows a symbolic link.
+        let ends_with_slash = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
+        let into = Level { directory: target.directory, depth: 0 };
+        let own_name = path.file_name().map(OsStr::as_bytes).filter(|_| !bytes.ends_with(b"/."));
+        let contents = metadata.is_dir()
+            && (ends_with_slash || self.args.no_target_directory || own_name.is_none());
+        if contents {
+            self.contents(path, &into)?;
+            if let Some(directory) = target.directory.filter(|_| only) {
+                self.describe(path, &metadata, directory)?;
+            }
+            return Ok(());
+        }
+        let Some(name) = target.name.as_deref().or(own_name) else {
+            return Err(Reason::new(Code::Cannot, "it has no name of its own"));
+        };
+        let old = match (self.pool, target.directory) {
+            (Some(pool), Some(directory)) => match pool.lookup_in(directory, name)? {
+                Some(entry) => Some((entry.clone(), pool.attributes(entry.file)?)),
+                None => None,
+            },
+            _ => None,
+        };
+        let siblings = siblings(path);
+        self.one(path, name, &into, old, &siblings)
+    }
+
+    /// Sets what is known of a directory that is there.
+    fn describe(
+        &mut self,
+        path: &Path,
+        metadata: &Metadata,
+        directory: FileId,
+    ) -> Result<(), Reason> {
+        let Some(pool) = self.pool else { return Ok(()) };
+        let (new, xattrs) = (attributes_of(metadata, Kind::Directory), xattrs_of(path)?);
+        let old = pool.attributes(directory)?;
+        if !is_described(&old, &new) || pool.xattrs(directory)? != xattrs {
+            self.delivery.describe(directory, new, xattrs);
+        }
+        Ok(())
+    }
+
+    /// Puts what is in a directory.
+    fn contents(&mut self, path: &Path, into: &Level) -> Result<(), Reason> {
+        let names = match names_in(path) {
+            Ok(names) => names,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        let mut existing = Existing::of(self.pool, into.directory);
+        let mut gone = Vec::new();
+        for name in &names {
+            signals::check()?;
+            let old = existing.take(name.as_bytes(), &mut gone)?;
+            self.one(&path.join(name), name.as_bytes(), into, old, &names)?;
+            self.remove_gone(path, into, &mut gone)?;
+        }
+        if self.args.delete {
+            existing.rest(&mut gone)?;
+            self.remove_gone(path, into, &mut gone)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what the source does not have, where that is wanted.
+    fn remove_gone(
+        &mut self,
+        path: &Path,
+        into: &Level,
+        gone: &mut Vec<Old>,
+    ) -> Result<(), Reason> {
+        let Some(directory) = into.directory.filter(|_| self.args.delete) else {
+            gone.clear();
+            return Ok(());
+        };
+        for (entry, _) in gone.drain(..) {
+            self.delivery.tell("remove", &path.join(OsStr::from_bytes(&entry.name)))?;
+            self.remove(directory, &entry.name)?;
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, directory: FileId, name: &[u8]) -> Result<(), Reason> {
+        self.delivery.summary.removed += 1;
+        let Some(pool) = self.pool.filter(|_| !self.args.dry_run) else { return Ok(()) };
+        // What was given under names in it must not come later.
+        self.delivery.settle()?;
+        // Times stay what the source says.
+        pool.remove_tree(directory, name, 0, &mut |_| !signals::is_interrupted())?;
+        signals::check()
+    }
+
+    /// Puts one name. `siblings` are all names of its directory, in order.
+    fn one(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        into: &Level,
+        old: Option<Old>,
+        siblings: &[OsString],
+    ) -> Result<(), Reason> {
+        let metadata = match fs::symlink_metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        let Some(kind) = kind_of(&metadata) else {
+            self.delivery.left_out(path, special_name(&metadata));
+            return Ok(());
+        };
+        if self.avoid == Some((metadata.dev(), metadata.ino())) {
+            self.delivery.left_out(path, "it is the pool itself");
+            return Ok(());
+        }
+        if kind == Kind::File && !self.args.raw && belongs_to_database(path, name, siblings) {
+            // It is read with its database.
+            return Ok(());
+        }
+        let mut old = old;
+        if let Some((entry, _)) = &old
+            && (entry.kind == Kind::Directory) != (kind == Kind::Directory)
+        {
+            if !self.args.delete {
+                let there =
+                    if entry.kind == Kind::Directory { "a directory" } else { "no directory" };
+                let text = format!("the pool has {there} of that name; --delete removes it first");
+                self.delivery.failed(path, &Reason::new(Code::Cannot, text));
+                return Ok(());
+            }
+            if let Some(directory) = into.directory {
+                self.remove(directory, name)?;
+            }
+            old = None;
+        }
+        match kind {
+            Kind::Directory => self.directory(path, name, &metadata, into, old),
+            Kind::Symlink => self.symlink(path, name, &metadata, into, old),
+            Kind::File => self.file(path, name, &metadata, into, old, siblings),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        metadata: &Metadata,
+        into: &Level,
+        old: Option<Old>,
+    ) -> Result<(), Reason> {
+        let depth = into.depth + 1;
+        if depth >= DEPTH_MAX {
+            let text = format!("directories are at most {DEPTH_MAX} deep");
+            self.delivery.failed(path, &Reason::new(Code::Cannot, text));
+            return Ok(());
+        }
+        let attributes = attributes_of(metadata, Kind::Directory);
+        let xattrs = match xattrs_of(path) {
+            Ok(xattrs) => xattrs,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        let there = match (&old, self.pool) {
+            (Some((entry, known)), Some(pool))
+                if is_described(known, &attributes) && pool.xattrs(entry.file)? == xattrs =>
+            {
+                Some(entry.file)
+            }
+            _ => None,
+        };
+        let directory = match (there, into.directory) {
+            (Some(there), _) => Some(there),
+            (None, Some(parent)) => {
+                let made = self.delivery.directory(parent, name, &attributes, &xattrs)?;
+                made.or(old.map(|(entry, _)| entry.file))
+            }
+            (None, None) => {
+                self.delivery.summary.directories += 1;
+                None
+            }
+        };
+        self.contents(path, &Level { directory, depth })
+    }
+
+    fn symlink(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        metadata: &Metadata,
+        into: &Level,
+        old: Option<Old>,
+    ) -> Result<(), Reason> {
+        let attributes = attributes_of(metadata, Kind::Symlink);
+        let target = match fs::read_link(path) {
+            Ok(target) => target.into_os_string().into_vec(),
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        if let (Some((entry, known)), Some(pool)) = (&old, self.pool)
+            && is_described(known, &attributes)
+            && pool.link_target(entry.file)? == target
+        {
+            self.delivery.unchanged(0);
+            return Ok(());
+        }
+        self.delivery.tell("put", path)?;
+        match into.directory {
+            Some(parent) => self.delivery.symlink(parent, name, &attributes, &target),
+            None => {
+                self.delivery.summary.symlinks += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn file(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        metadata: &Metadata,
+        into: &Level,
+        old: Option<Old>,
+        siblings: &[OsString],
+    ) -> Result<(), Reason> {
+        let mut attributes = attributes_of(metadata, Kind::File);
+        attributes.len = metadata.len();
+        let inode = (metadata.nlink() > 1).then(|| (metadata.dev(), metadata.ino()));
+        let old = old.filter(|(entry, _)| entry.kind == Kind::File);
+        if let Some(first) = inode.and_then(|inode| self.links.get(&inode)).cloned() {
+            return self.further_name(path, name, into, old, first);
+        }
+        if let (Some(inode), Some(parent)) = (inode, into.directory) {
+            let first = First { parent, name: name.to_vec(), is_unchanged: false };
+            self.links.insert(inode, first);
+        }
+        // Names that have come apart in the source do so in the pool.
+        let old = old.filter(|(_, known)| inode.is_some() || known.link_count < 2);
+        let xattrs = match xattrs_of(path) {
+            Ok(xattrs) => xattrs,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        if let (Some((entry, known)), Some(pool)) = (&old, self.pool)
+            && known.len == attributes.len
+            && known.modified_ns == attributes.modified_ns
+            && !self.args.compare
+            && (self.args.raw || !has_log(path, name, siblings))
+        {
+            if !is_described(known, &attributes) || pool.xattrs(entry.file)? != xattrs {
+                self.delivery.describe(entry.file, attributes, xattrs);
+            }
+            if let Some(first) = inode.and_then(|inode| self.links.get_mut(&inode)) {
+                first.is_unchanged = true;
+            }
+            self.delivery.unchanged(attributes.len);
+            return Ok(());
+        }
+        if self.args.dry_run {
+            self.delivery.tell("put", path)?;
+        }
+        let compare_with = old.filter(|_| self.args.compare).map(|(entry, _)| entry.file);
+        let (name, path) = (name.to_vec(), path.into());
+        // In a dry run there may be no directory, and nothing is put into it.
+        let parent = into.directory.unwrap_or(FileId(0));
+        self.delivery.file(Item { parent, name, path, attributes, xattrs, compare_with })
+    }
+
+    /// A further name of a file that was met before.
+    fn further_name(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        into: &Level,
+        old: Option<Old>,
+        first: First,
+    ) -> Result<(), Reason> {
+        if let (Some((entry, _)), Some(pool), true) = (&old, self.pool, first.is_unchanged)
+            && pool
+                .lookup_in(first.parent, &first.name)?
+                .is_some_and(|first| first.file == entry.file)
+        {
+            self.delivery.unchanged(0);
+            return Ok(());
+        }
+        self.delivery.tell("link", path)?;
+        match into.directory {
+            Some(parent) => self.delivery.hard_link((first.parent, first.name), parent, name),
+            None => self.delivery.summary.hard_links += 1,
+        }
+        Ok(())
+    }
+}
+
+/// The names in a directory, in the order of their bytes.
+fn names_in(path: &Path) -> std::io::Result<Vec<OsString>> {
+    let mut names = fs::read_dir(path)?
+        .map(|entry| Ok(entry?.file_name()))
+        .collect::<std::io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// The names beside a single file that matter for it.
+fn siblings(path: &Path) -> Vec<OsString> {
+    let Some(name) = path.file_name() else { return Vec::new() };
+    let beside = |suffix: &[u8]| OsString::from_vec([name.as_bytes(), suffix].concat());
+    let names = SIDECARS.into_iter().map(beside);
+    let mut names: Vec<_> =
+        names.filter(|name| fs::symlink_metadata(path.with_file_name(name)).is_ok()).collect();
+    names.push(name.to_owned());
+    names.sort();
+    names
+}
+
+fn contains(names: &[OsString], name: &[u8]) -> bool {
+    names.binary_search_by(|known| known.as_bytes().cmp(name)).is_ok()
+}
+
+/// Whether this is the log, the journal or the shared memory of a database beside it.
+fn belongs_to_database(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
+    let base = SIDECARS.into_iter().find_map(|suffix| name.strip_suffix(suffix));
+    let Some(base) = base.filter(|base| contains(siblings, base)) else { return false };
+    let mut head = [0; sqlite::MAGIC.len()];
+    let database = open(&path.with_file_name(OsStr::from_bytes(base)));
+    let n = database.and_then(|file| read_full(&file, &mut head, 0));
+    n.is_ok_and(|n| n == head.len()) && head == *sqlite::MAGIC
+}
+
+/// Whether a log or journal beside a file may hold more than the file itself.
+fn has_log(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
+    let has = |suffix: &[u8]| contains(siblings, &[name, suffix].concat());
+    (has(b"-wal") || has(b"-journal")) && !matches!(sqlite::unsettled_sidecar(path), Ok(None))
+}

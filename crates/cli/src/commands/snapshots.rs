@@ -1,0 +1,327 @@
+//! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: older states of files, directories and
+//! pools that are kept as long as they are wanted.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo};
+use serde_json::{Value, json};
+
+use super::names::now_ns;
+use crate::address::{Address, join, os_path};
+use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
+use crate::{pool_file, signals, sqlite, text};
+
+/// How long a database is waited for whose log is to be settled.
+const SETTLE_WAIT: Duration = Duration::from_secs(10);
+
+pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
+    for address in &args.snapshots {
+        make(address).cannot("make the snapshot", address)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make(address: &Address) -> Result<(), Reason> {
+    let (path, name) = address.snapshot_name()?;
+    settle_databases(&address.pool, &path)?;
+    let pool = pool_file::open_writable(&address.pool, Some(1))?;
+    pool.create_snapshot(pool.resolve(&path)?.file, &name, now_ns())?;
+    Ok(pool.close()?)
+}
+
+/// What a name beside a pool is of: a log or journal that may hold transactions of the file with this number.
+fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<FileId> {
+    let rest = name.strip_prefix(pool_name)?;
+    let rest = rest.strip_suffix(b"-wal").or_else(|| rest.strip_suffix(b"-journal"))?;
+    if rest.is_empty() {
+        // The first file of a pool has them under the name of the pool.
+        return Some(FileId(ROOT.0 + 1));
+    }
+    std::str::from_utf8(rest.strip_prefix(b"-db")?).ok()?.parse().ok().map(FileId)
+}
+
+/// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot keeps nothing
+/// that is not.
+fn settle_databases(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
+    let pool_name = pool_path.file_name().unwrap_or_default().as_bytes().to_vec();
+    let directory = pool_path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let mut found: Vec<FileId> = Vec::new();
+    for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
+        let entry = entry?;
+        let of = sidecar_of(&pool_name, entry.file_name().as_bytes());
+        found.extend(of.filter(|_| entry.metadata().is_ok_and(|metadata| metadata.len() > 0)));
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    let pool = pool_file::open_read_only(pool_path, Some(1))?;
+    let scope = pool.resolve(path)?.file;
+    for file in found {
+        let is_concerned = pool.path_of(file).is_ok() && pool.is_below(file, scope)?;
+        if is_concerned {
+            let inner = pool.path_of(file)?;
+            let database = os_path(join(pool_path.as_os_str().as_bytes(), &inner));
+            let db = sqlite::open_pool(&database, false, SETTLE_WAIT)?;
+            if !sqlite::settle(&db)? {
+                let shown = text::escaped(&inner);
+                let what =
+                    format!("the database '{shown}' is in use, and part of it is in its log");
+                return Err(Reason::new(Code::InUse, what).hint("try again when it is less busy"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where each snapshot is of, by path; of what is gone, the path it had.
+fn scope_path(pool: &Pool, info: &SnapshotInfo) -> Vec<u8> {
+    let then = || pool.open_snapshot(info.scope, &info.name)?.path_of(info.scope);
+    pool.path_of(info.scope).or_else(|_| then()).unwrap_or_default()
+}
+
+pub fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
+    show(args).cannot("list", &args.path)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line of the list.
+struct Row {
+    name: Vec<u8>,
+    /// What destroying the snapshot alone gives back.
+    used: Option<u64>,
+    logical: u64,
+    stored: u64,
+    created_ns: i64,
+}
+
+fn show(args: &ListArgs) -> Result<(), Reason> {
+    let opened = args.path.open(None)?;
+    let top = opened.entry()?;
+    let mut rows = Vec::new();
+    let pool = &opened.pool;
+    let usage = pool.usage_below(top.file)?;
+    rows.push(Row {
+        name: opened.shown_at(&opened.path),
+        used: None,
+        logical: usage.logical,
+        stored: usage.stored,
+        created_ns: 0,
+    });
+    if top.kind == Kind::Directory {
+        for entry in pool.list_some(top.file, None, usize::MAX)? {
+            if entry.kind == Kind::Directory {
+                let usage = pool.usage_below(entry.file)?;
+                rows.push(Row {
+                    name: opened.shown_at(&join(&opened.path, &entry.name)),
+                    used: None,
+                    logical: usage.logical,
+                    stored: usage.stored,
+                    created_ns: 0,
+                });
+            }
+        }
+    }
+    for info in pool.snapshots()? {
+        let path = scope_path(pool, &info);
+        let is_inside = pool.is_below(info.scope, top.file).unwrap_or(top.file == ROOT);
+        if !is_inside {
+            continue;
+        }
+        let space = match args.quick {
+            true => None,
+            false => Some(pool.snapshot_space(info.scope, &info.name)?),
+        };
+        let then = pool.open_snapshot(info.scope, &info.name)?.usage_below(info.scope)?;
+        rows.push(Row {
+            name: [&opened.shown_at(&path)[..], b"@", &info.name].concat(),
+            used: space.map(|space| space.used),
+            logical: then.logical,
+            stored: then.stored,
+            created_ns: info.created_ns,
+        });
+    }
+    print_rows(args, &rows)
+}
+
+fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
+    if args.json {
+        let value = |row: &Row| {
+            json!({
+                "name": String::from_utf8_lossy(&row.name),
+                "used_bytes": row.used,
+                "logical_bytes": row.logical,
+                "stored_bytes": row.stored,
+                "ratio": json_ratio(quotient(row.logical, row.stored)),
+                "created_ns": row.created_ns,
+            })
+        };
+        return output::print_json(&Value::Array(rows.iter().map(value).collect()));
+    }
+    let cells = |row: &Row| {
+        let created = match row.created_ns {
+            0 => "-".into(),
+            ns => text::time(ns, args.exact),
+        };
+        let used = row.used.map_or("-".into(), |used| bytes(used, args.exact));
+        [
+            text::escaped(&row.name),
+            used,
+            bytes(row.logical, args.exact),
+            bytes(row.stored, args.exact),
+            ratio(quotient(row.logical, row.stored)),
+            created,
+        ]
+    };
+    if args.scripted {
+        let mut out = Out::new();
+        for row in rows {
+            out.line(cells(row).join("\t").as_bytes(), false)?;
+        }
+        return out.finish();
+    }
+    let header = ["NAME", "USED", "LOGICAL", "STORED", "RATIO", "CREATED"];
+    output::print(output::columns(header, rows.iter().map(cells), 1))
+}
+
+pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
+    let address = &args.snapshot;
+    let change = || {
+        let (path, name) = address.snapshot_name()?;
+        refuse_unsettled(&address.pool, &path)?;
+        let pool = pool_file::open_writable(&address.pool, None)?;
+        pool.rollback(pool.resolve(&path)?.file, &name)?;
+        Ok::<_, Reason>(pool.close()?)
+    };
+    change().cannot("go back to", address)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A log that is newer than what the pool would hold must not be applied to it.
+fn refuse_unsettled(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
+    settle_databases(pool_path, path)
+}
+
+pub fn clone(args: &CloneArgs) -> Result<ExitCode, Failure> {
+    make_clone(args).cannot("clone", &args.source)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
+    let (source, target) = (&args.source, &args.target);
+    if fs::canonicalize(&source.pool)? != fs::canonicalize(&target.pool)? {
+        return Err(Reason::new(Code::Cannot, "a clone is made within one pool")
+            .hint("'hardpack send' and 'receive' copy from pool to pool"));
+    }
+    let pool = pool_file::open_writable(&source.pool, Some(1))?;
+    let (directory, name) = pool.resolve_parent(&target.path)?;
+    match source.find_snapshot(&pool)? {
+        Some(found) => {
+            let then = pool.open_snapshot(found.scope, &found.name)?;
+            let file = then.resolve(&found.path)?.file;
+            let snapshot = (found.scope, &found.name[..]);
+            pool.clone_from_snapshot(snapshot, file, directory, name, now_ns())?;
+        }
+        None => {
+            let file = pool.resolve(&source.path)?.file;
+            pool.clone_file(file, directory, name, now_ns())?;
+        }
+    }
+    Ok(pool.close()?)
+}
+
+pub fn diff(args: &DiffArgs) -> Result<ExitCode, Failure> {
+    compare(args).cannot("compare", &args.from)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare(args: &DiffArgs) -> Result<(), Reason> {
+    let (path, old) = args.from.snapshot_name()?;
+    let new = match &args.to {
+        None => None,
+        Some(to) => {
+            let (other, new) = to.snapshot_name()?;
+            if other != path {
+                let what = "the two must be snapshots of the same file or directory";
+                return Err(Reason::new(Code::Cannot, what));
+            }
+            Some(new)
+        }
+    };
+    let pool = pool_file::open_read_only(&args.from.pool, None)?;
+    let found = pool.diff(pool.resolve(&path)?.file, &old, new.as_deref())?;
+    if args.json {
+        let values: Vec<Value> = found.iter().map(difference_json).collect();
+        return output::print_json(&Value::Array(values));
+    }
+    let mut out = Out::new();
+    for difference in &found {
+        let slash = if difference.kind == Kind::Directory { "/" } else { "" };
+        let path = text::escaped(&difference.path);
+        let line = match &difference.change {
+            Change::Created => format!("+  {path}{slash}"),
+            Change::Removed => format!("-  {path}{slash}"),
+            Change::Modified => format!("M  {path}{slash}"),
+            Change::Renamed { from } => {
+                format!("R  {}{slash} -> {path}{slash}", text::escaped(from))
+            }
+        };
+        out.line(line.as_bytes(), false)?;
+        for (start, end) in difference.ranges.iter().filter(|_| args.ranges) {
+            out.line(format!("     bytes {start} to {end}").as_bytes(), false)?;
+        }
+    }
+    out.finish()
+}
+
+fn difference_json(difference: &Difference) -> Value {
+    let (change, from) = match &difference.change {
+        Change::Created => ("created", None),
+        Change::Removed => ("removed", None),
+        Change::Modified => ("modified", None),
+        Change::Renamed { from } => ("renamed", Some(String::from_utf8_lossy(from))),
+    };
+    let ranges: Vec<_> = difference.ranges.iter().map(|(start, end)| json!([start, end])).collect();
+    json!({
+        "change": change,
+        "path": String::from_utf8_lossy(&difference.path),
+        "from": from,
+        "ranges": ranges,
+    })
+}
+
+pub fn destroy(args: &DestroyArgs) -> Result<ExitCode, Failure> {
+    signals::catch();
+    for address in &args.snapshots {
+        remove(address).cannot("destroy", address)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn remove(address: &Address) -> Result<(), Reason> {
+    let (path, name) = address.snapshot_name()?;
+    let pool = pool_file::open_writable(&address.pool, Some(1))?;
+    // The snapshot of something that is gone has no path but the one it had.
+    let named = pool.snapshots()?.into_iter().filter(|info| info.name == name);
+    let paths: HashMap<Vec<u8>, FileId> =
+        named.map(|info| (scope_path(&pool, &info), info.scope)).collect();
+    let scope = match paths.get(&clean(&path)) {
+        Some(scope) => *scope,
+        None => pool.resolve(&path)?.file,
+    };
+    pool.destroy_snapshot(scope, &name)?;
+    Ok(pool.close()?)
+}
+
+/// A path without what changes nothing.
+fn clean(path: &[u8]) -> Vec<u8> {
+    let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+    parts.collect::<Vec<_>>().join(&b'/')
+}

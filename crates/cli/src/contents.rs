@@ -1,0 +1,118 @@
+//! The content of a file in a pool, as of one moment.
+//!
+//! A database in use, which has a log or journal beside the pool, is read through SQLite in one transaction.
+//! Otherwise the pool is all there is, and is read directly; where somebody writes to the file meanwhile, it
+//! is read again.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::Pool;
+
+use crate::address::{Opened, join, os_path};
+use crate::failure::{Code, Reason};
+use crate::pool_file::{self, read_all};
+use crate::sqlite;
+
+/// How often to start over when the file changes while it is read.
+pub const TRIES_MAX: usize = 5;
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The file of a pool whose log and journal are named after the pool itself.
+const FIRST_FILE: FileId = FileId(2);
+
+/// The same, where the only file of a pool goes by the pool's own name.
+fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
+    match opened.pool.only_file() {
+        Ok(_) => pool.into(),
+        Err(_) => database_path(pool, path),
+    }
+}
+
+/// Takes what is read, in order.
+pub type Sink<'s> = dyn FnMut(&[u8]) -> Result<(), Reason> + 's;
+
+/// What the names of the log and the journal of a database begin with.
+pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
+    match file {
+        FIRST_FILE => pool.into(),
+        FileId(number) => sqlite::beside(pool, &format!("-db{number}")),
+    }
+}
+
+/// Whether a database is in use, or was, so that there is more of it than the pool holds.
+pub fn has_sidecar(pool: &Path, file: FileId) -> bool {
+    pool_file::has_sidecar(&sidecar_base(pool, file))
+}
+
+/// The path under which SQLite finds a file of a pool.
+pub fn database_path(pool: &Path, path: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    os_path(join(pool.as_os_str().as_bytes(), path))
+}
+
+/// Is told how long the content will be, each time before it comes from its beginning.
+pub type Begin<'b> = dyn FnMut(u64) -> Result<(), Reason> + 'b;
+
+/// For content that, once written, cannot be taken back.
+pub fn once() -> impl FnMut(u64) -> Result<(), Reason> {
+    let mut is_begun = false;
+    move |_| match std::mem::replace(&mut is_begun, true) {
+        true => Err(Reason::new(Code::InUse, "it changed while it was read")),
+        false => Ok(()),
+    }
+}
+
+/// Reads a database through SQLite, with what the log or journal beside the pool holds.
+fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Result<(), Reason> {
+    let db = sqlite::open_pool(path, false, TIMEOUT)?;
+    sqlite::begin_read(&db)?;
+    let (page_len, count) = sqlite::page_size_and_count(&db)?;
+    begin(u64::from(page_len) * count)?;
+    sqlite::each_page(&db, sink)
+}
+
+/// Reads a file, to which `path` leads in the pool.
+pub fn read(
+    opened: &Opened,
+    file: FileId,
+    path: &[u8],
+    begin: &mut Begin<'_>,
+    sink: &mut Sink<'_>,
+) -> Result<(), Reason> {
+    for _ in 0..TRIES_MAX {
+        if let Some(pool) = opened.live()
+            && pool_file::is_database(&*opened.pool.file(file)?)?
+        {
+            if has_sidecar(pool, file) {
+                return read_database(&database_of(opened, pool, path), begin, sink);
+            }
+            // A state from before the log was gone may lack what was in it.
+            if opened.pool.refresh()? {
+                continue;
+            }
+        }
+        if read_once(&opened.pool, file, begin, sink)? {
+            return Ok(());
+        }
+    }
+    Err(Reason::new(Code::InUse, "it keeps changing while it is read"))
+}
+
+/// Reads a file. `false` if what was read is not one state: then space was used again meanwhile.
+fn read_once(
+    pool: &Pool,
+    id: FileId,
+    begin: &mut Begin<'_>,
+    sink: &mut Sink<'_>,
+) -> Result<bool, Reason> {
+    let txg = pool.state().txg();
+    let file = pool.file(id)?;
+    let len = file.len()?;
+    begin(len)?;
+    let read = read_all(&file, len, pool.options().threads, sink);
+    if pool.state().txg() != txg {
+        return Ok(false);
+    }
+    read.map(|()| true)
+}

@@ -1,0 +1,96 @@
+//! Trees as tar streams: `put --tar` and `extract --tar`.
+//!
+//! Streams are written in the POSIX (pax) format, so that no name is too long and no time too exact; all that GNU tar
+//! writes by itself is read: ustar, GNU and pax, sparse files among them.
+
+mod read;
+mod sparse;
+mod stream;
+mod write;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::address::Address;
+use crate::args::{ExtractArgs, PutArgs};
+use crate::commands::extract::Account;
+use crate::commands::names::make_directories;
+use crate::commands::put::Summary;
+use crate::failure::{Cannot, Failure, Reason};
+use crate::publish::{self, Unfinished};
+use crate::text;
+
+/// How much is read or written at a time, in bytes.
+const BUFFER_LEN: usize = 1 << 20;
+/// What comes before the name of an extended attribute in pax streams.
+const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+/// Permissions of a stream that is written to a file.
+const FILE_MODE: u32 = 0o644;
+
+/// Puts what is in tar streams into a directory of the pool.
+pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Summary, Failure> {
+    let opened = address.open_writable(args.work.threads).cannot("open", address)?;
+    let pool = &opened.pool;
+    let top = make_directories(pool, &address.path).cannot("put into", address)?;
+    let mut summary = Summary::default();
+    for source in sources {
+        let shown = text::escaped(source.as_bytes());
+        let stream: Box<dyn Read> = if source == "-" {
+            Box::new(std::io::stdin().lock())
+        } else {
+            Box::new(File::open(source).cannot("open", &shown)?)
+        };
+        let stream = BufReader::with_capacity(BUFFER_LEN, stream);
+        let done = read::put_stream(args, pool, top, stream, &mut summary);
+        done.cannot("put", &shown)?;
+    }
+    pool.close().cannot("close", address)?;
+    Ok(summary)
+}
+
+/// Writes what is named to a tar stream.
+pub fn extract(
+    args: &ExtractArgs,
+    sources: &[Address],
+    dest: &Path,
+    account: &Account,
+) -> Result<(), Failure> {
+    if dest.as_os_str() == "-" {
+        let mut out = BufWriter::with_capacity(BUFFER_LEN, std::io::stdout().lock());
+        let written = write_all(args, sources, &mut out, account)?;
+        let flushed = written.and_then(|()| out.flush().map_err(Reason::stdout));
+        return flushed.cannot("write to", "standard output");
+    }
+    let cannot = |reason: Reason| reason.cannot("create", dest.display());
+    if !args.force {
+        publish::refuse_existing(dest).map_err(cannot)?;
+    }
+    let unfinished = Unfinished::create(dest).map_err(cannot)?;
+    let file = File::options().write(true).open(unfinished.path());
+    let mut out = BufWriter::with_capacity(BUFFER_LEN, file.map_err(|e| cannot(e.into()))?);
+    write_all(args, sources, &mut out, account)?.map_err(cannot)?;
+    out.flush().map_err(|error| cannot(error.into()))?;
+    unfinished.complete(FILE_MODE, None).map_err(cannot)?;
+    unfinished.publish(dest, args.force).map_err(cannot)
+}
+
+/// Writes all sources and the end of the stream. What is wrong with the stream is inside of what is returned.
+fn write_all(
+    args: &ExtractArgs,
+    sources: &[Address],
+    out: &mut impl Write,
+    account: &Account,
+) -> Result<Result<(), Reason>, Failure> {
+    let mut writer = write::TarWriter::new(out);
+    for source in sources {
+        let done = write::add(args, source, &mut writer, account);
+        match done {
+            Err(reason) if writer.is_broken() => return Ok(Err(reason)),
+            done => done.cannot("extract", source)?,
+        }
+    }
+    Ok(writer.finish())
+}

@@ -1,0 +1,277 @@
+//! A tar stream on its way into a pool.
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{Attributes, FileOwner, Import, Kind, Pool, ROOT, Xattr};
+use tar::EntryType;
+
+use super::XATTR_PREFIX;
+use super::stream::{Entry, TarStream, number};
+use crate::address::join;
+use crate::args::PutArgs;
+use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
+use crate::commands::put::Summary;
+use crate::failure::{Code, Reason};
+use crate::progress::FilesProgress;
+use crate::{output, signals, text};
+
+const CHUNK_LEN: usize = 1 << 20;
+/// So many directories are remembered by their path.
+const KNOWN_COUNT_MAX: usize = 1 << 16;
+
+struct TarPutter<'p> {
+    args: &'p PutArgs,
+    pool: &'p Pool,
+    import: Import<'p>,
+    top: FileId,
+    directories: HashMap<Vec<u8>, FileId>,
+    summary: &'p mut Summary,
+    progress: FilesProgress,
+}
+
+/// Puts all entries of a stream below `top`.
+pub fn put_stream(
+    args: &PutArgs,
+    pool: &Pool,
+    top: FileId,
+    stream: impl Read,
+    summary: &mut Summary,
+) -> Result<(), Reason> {
+    let progress = FilesProgress::new("putting", args.work.quiet);
+    let import = pool.import(now_ns());
+    let directories = HashMap::new();
+    let mut putter = TarPutter { args, pool, import, top, directories, summary, progress };
+    let mut stream = TarStream::new(stream);
+    let done = putter.entries(&mut stream);
+    if done.is_err() {
+        putter.import.abandon_file()?;
+    }
+    let TarPutter { import, summary, progress, .. } = putter;
+    let report = import.finish()?;
+    for (name, why) in report.refused {
+        summary.failed += 1;
+        progress.say(&format!("hardpack: cannot put '{}': {why}", text::escaped(&name)));
+    }
+    done
+}
+
+impl TarPutter<'_> {
+    fn entries(&mut self, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
+        while let Some(entry) = stream.next()? {
+            signals::check()?;
+            self.entry(entry, stream)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: Entry, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
+        let given = &entry.path;
+        let Some(path) = inside(given) else {
+            self.left_out(given, "it would lie outside");
+            return Ok(());
+        };
+        let (parent, name) = split(&path);
+        // Before there was a kind for them, directories had a slash in the end.
+        let kind = match entry.kind {
+            EntryType::Regular if given.ends_with(b"/") => EntryType::Directory,
+            kind => kind,
+        };
+        if name.is_empty() {
+            // The directory itself, as "./" is in many a stream.
+            return Ok(());
+        }
+        let parent = self.directory(parent)?;
+        if self.args.verbose {
+            let shown = text::for_stdout(&path, false);
+            output::print_bytes(&[b"put ", &shown[..], b"\n"].concat())?;
+        }
+        match kind {
+            EntryType::Directory => {
+                let (known, xattrs) = described(&entry, Kind::Directory)?;
+                let made = self.import.directory(parent, name, &known, &xattrs)?;
+                self.remember(path.clone(), made);
+                self.summary.directories += 1;
+            }
+            EntryType::Symlink => {
+                let (known, _) = described(&entry, Kind::Symlink)?;
+                self.import.symlink(parent, name, &known, &entry.target)?;
+                self.summary.symlinks += 1;
+            }
+            EntryType::Link => {
+                let Some(target) = inside(&entry.target) else {
+                    self.left_out(given, "it would lead outside");
+                    return Ok(());
+                };
+                let (target_parent, target_name) = split(&target);
+                let target_parent = self.directory(target_parent)?;
+                self.import.hard_link((target_parent, target_name), parent, name)?;
+                self.summary.hard_links += 1;
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                let (known, xattrs) = described(&entry, Kind::File)?;
+                self.import.begin_file(parent, name, &known, &xattrs)?;
+                match &entry.map {
+                    Some(map) => self.content(&mut map.reader(stream))?,
+                    None => self.content(stream)?,
+                }
+            }
+            EntryType::Fifo => self.left_out(given, "a pipe"),
+            EntryType::Char | EntryType::Block => self.left_out(given, "a device"),
+            _ => self.left_out(given, "an entry of an unknown kind"),
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, content: &mut dyn Read) -> Result<(), Reason> {
+        let mut buffer = vec![0; CHUNK_LEN];
+        loop {
+            signals::check()?;
+            let n = match content.read(&mut buffer) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                n => n?,
+            };
+            if n == 0 {
+                break;
+            }
+            self.import.write(&buffer[..n])?;
+            self.summary.bytes += n as u64;
+            self.progress.add(0, n as u64);
+        }
+        self.import.end_file()?;
+        self.summary.files += 1;
+        self.progress.add(1, 0);
+        Ok(())
+    }
+
+    fn left_out(&mut self, path: &[u8], why: &str) {
+        self.summary.left_out += 1;
+        self.progress.say(&format!("note: '{}' is left out: {why}", text::escaped(path)));
+    }
+
+    fn remember(&mut self, path: Vec<u8>, directory: FileId) {
+        if self.directories.len() >= KNOWN_COUNT_MAX {
+            self.directories.clear();
+        }
+        self.directories.insert(path, directory);
+    }
+
+    /// A directory below the top; made where neither the stream nor the pool has it.
+    fn directory(&mut self, path: &[u8]) -> Result<FileId, Reason> {
+        if path.is_empty() {
+            return Ok(self.top);
+        }
+        if let Some(known) = self.directories.get(path) {
+            return Ok(*known);
+        }
+        let mut at = (Vec::new(), self.top);
+        for name in path.split(|byte| *byte == b'/') {
+            let inner = join(&at.0, name);
+            let known = self.directories.get(&inner).copied();
+            let found = match known {
+                Some(known) => known,
+                None => match self.pool.lookup_in(at.1, name)? {
+                    Some(entry) if entry.kind == Kind::Directory => entry.file,
+                    _ => {
+                        let like = new_attributes(Kind::Directory, DIRECTORY_MODE);
+                        self.import.directory(at.1, name, &like, &[])?
+                    }
+                },
+            };
+            self.remember(inner.clone(), found);
+            at = (inner, found);
+        }
+        Ok(at.1)
+    }
+}
+
+/// Attributes and extended attributes of an entry.
+fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reason> {
+    let (header, extensions) = (&entry.header, &entry.extensions);
+    let id = |id: u64| {
+        let wrong = || Reason::new(Code::Data, format!("{id} is no number of an owner"));
+        u32::try_from(id).map_err(|_| wrong())
+    };
+    let uid = number(extensions, "uid").map_or_else(|| header.uid(), Ok)?;
+    let gid = number(extensions, "gid").map_or_else(|| header.gid(), Ok)?;
+    let owner = FileOwner { uid: id(uid)?, gid: id(gid)? };
+    let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
+    let modified_ns = extensions.get(&b"mtime"[..]).and_then(|text| parse_time(text));
+    let mut xattrs: Vec<Xattr> = extensions
+        .iter()
+        .filter_map(|(key, value)| Some((key.strip_prefix(XATTR_PREFIX)?.to_vec(), value.clone())))
+        .collect();
+    xattrs.sort();
+    let attributes = Attributes {
+        mode: header.mode()? & 0o7777,
+        owner: Some(owner),
+        modified_ns: modified_ns.unwrap_or(seconds.saturating_mul(1_000_000_000)),
+        ..Attributes::new(kind, ROOT)
+    };
+    Ok((attributes, xattrs))
+}
+
+/// A time in seconds, with a fraction of any number of digits, in nanoseconds.
+fn parse_time(text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let is_negative = whole.starts_with('-');
+    let seconds: i64 = whole.parse().ok()?;
+    let mut digits: String = fraction.chars().take(9).collect();
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.extend(std::iter::repeat_n('0', 9 - digits.len()));
+    let ns: i64 = digits.parse().ok()?;
+    let whole_ns = seconds.checked_mul(1_000_000_000)?;
+    if is_negative { whole_ns.checked_sub(ns) } else { whole_ns.checked_add(ns) }
+}
+
+/// A path below the directory that all goes into; nothing where it leads out of it.
+fn inside(path: &[u8]) -> Option<Vec<u8>> {
+    let mut found = Vec::new();
+    for name in path.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => return None,
+            name => found = join(&found, name),
+        }
+    }
+    Some(found)
+}
+
+/// The directory and the last name of a path.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&[], path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_exact() {
+        let cases: [(&str, Option<i64>); 6] = [
+            ("12", Some(12_000_000_000)),
+            ("12.5", Some(12_500_000_000)),
+            ("12.123456789123", Some(12_123_456_789)),
+            ("-1.5", Some(-1_500_000_000)),
+            ("x", None),
+            ("1.x", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(parse_time(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_leads_outside() {
+        assert_eq!(inside(b"/a/./b//c/"), Some(b"a/b/c".to_vec()));
+        assert_eq!(inside(b"./"), Some(Vec::new()));
+        assert_eq!(inside(b"a/../b"), None);
+    }
+}

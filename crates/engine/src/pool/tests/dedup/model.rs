@@ -1,0 +1,249 @@
+//! Files made of few different records, beside what they must hold: written, cut, folded, repacked, moved, opened
+//! anew and written by two processes, with deduplication changing from file to file, and the index dropped, pruned
+//! and built anew in between. After every step nothing is lost, and every reference is counted.
+
+use std::sync::Arc;
+
+use super::{RECORD, add_files, records};
+use crate::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
+use crate::store::{Durability, Patience};
+use crate::test_common::live::Guard;
+use crate::test_common::sim_device::SimDevice;
+use crate::test_common::{Rng, create_options, first_difference, options, problems, read_all};
+use crate::units::FileId;
+
+const FILE_COUNT: usize = 4;
+const SLOT_COUNT: u64 = 12;
+const ALPHABET_LEN: usize = 9;
+
+/// What happened: a test in which nothing did shows nothing.
+#[derive(Debug, Default)]
+struct Happened {
+    shared: u64,
+    rewritten: u64,
+    moved: u64,
+    caught_up: u64,
+    run_hits: u64,
+    patches: u64,
+}
+
+struct Model {
+    sim: Arc<SimDevice>,
+    pools: Vec<Pool>,
+    files: Vec<FileId>,
+    bytes: Vec<Vec<u8>>,
+    alphabet: Vec<Vec<u8>>,
+    rng: Rng,
+    label: String,
+    happened: Happened,
+}
+
+fn open(sim: &Arc<SimDevice>, dirty_len_max: usize) -> Pool {
+    Pool::open(sim.handle(), options(dirty_len_max)).unwrap()
+}
+
+impl Model {
+    fn new(seed: u64) -> Model {
+        let mut rng = Rng(seed);
+        let sim = SimDevice::new(Vec::new());
+        sim.set_fault(Some(Box::new(Guard::default())));
+        let create = create_options(9, &[(Property::RecordSize, "16K"), (Property::Dedup, "on")]);
+        let pool = Pool::create(sim.handle(), &create, options(1 << 20)).unwrap();
+        let files = add_files(&pool, FILE_COUNT);
+        let pools = vec![pool, open(&sim, rng.pick(&[30_000, 1 << 20]))];
+        let mut alphabet: Vec<_> = (0..ALPHABET_LEN - 3).map(|_| rng.text(RECORD)).collect();
+        alphabet.push(rng.noise(RECORD));
+        alphabet.push(vec![0; RECORD]);
+        alphabet.push(vec![3; RECORD]);
+        let (bytes, happened) = (vec![Vec::new(); FILE_COUNT], Happened::default());
+        Model { sim, pools, files, bytes, alphabet, rng, label: String::new(), happened }
+    }
+
+    /// A process, which has seen what the other did.
+    fn pool(&mut self) -> Pool {
+        let pool = self.rng.pick(&[0, 1]);
+        let pool = self.pools[pool].clone();
+        pool.refresh().unwrap();
+        pool
+    }
+
+    fn write(&mut self) {
+        let (pool, n) = (self.pool(), self.rng.below(FILE_COUNT as u64) as usize);
+        let file = pool.file(self.files[n]).unwrap();
+        for _ in 0..1 + self.rng.below(3) {
+            let at = self.rng.below(SLOT_COUNT) as usize * RECORD;
+            let (at, new) = match self.rng.below(8) {
+                0 => {
+                    // A small change, the same in all files.
+                    let page = at + 4096 * self.rng.below(4) as usize;
+                    (page, vec![b'a' + self.rng.below(3) as u8; 50])
+                }
+                1 => {
+                    let len = 1 + self.rng.below(2 * RECORD as u64) as usize;
+                    (at, self.rng.pick(&[0, 1, 2]).to_string().repeat(len).into_bytes())
+                }
+                _ => {
+                    let count = 1 + self.rng.below(4);
+                    let letter = |rng: &mut Rng| rng.below(ALPHABET_LEN as u64) as usize;
+                    let first = letter(&mut self.rng);
+                    let mut new = self.alphabet[first].clone();
+                    for _ in 1..count {
+                        new.extend_from_slice(&self.alphabet[letter(&mut self.rng)]);
+                    }
+                    (at, new)
+                }
+            };
+            file.write_at(&new, at as u64).unwrap();
+            let bytes = &mut self.bytes[n];
+            bytes.resize(bytes.len().max(at + new.len()), 0);
+            bytes[at..at + new.len()].copy_from_slice(&new);
+        }
+        if self.rng.one_in(6) {
+            let len = match self.rng.below(3) {
+                0 => 0,
+                1 => self.rng.below(SLOT_COUNT) as usize * RECORD,
+                _ => self.rng.below(self.bytes[n].len() as u64 + 1) as usize,
+            };
+            file.set_len(len as u64).unwrap();
+            self.bytes[n].resize(len, 0);
+        }
+        let durability = self.rng.pick(&[Durability::Durable, Durability::Visible]);
+        file.commit(durability).unwrap();
+    }
+
+    fn change_property(&mut self) {
+        let pool = self.pool();
+        let owner = if self.rng.one_in(3) { ROOT } else { self.rng.pick(&self.files) };
+        let (property, text) = match self.rng.below(6) {
+            0..=2 => (Property::Dedup, self.rng.pick(&["off", "on", "on", "verify"])),
+            3 => (Property::DedupHash, self.rng.pick(&["blake3", "blake3", "sha256"])),
+            4 => (Property::Compression, self.rng.pick(&["off", "lz4", "zstd", "gzip-1"])),
+            _ => (Property::Checksum, self.rng.pick(&["xxh3", "blake3"])),
+        };
+        pool.set_property(owner, property, text).unwrap();
+    }
+
+    fn maintain(&mut self) {
+        let (pool, file) = (self.pool(), self.rng.pick(&self.files));
+        let limits = StepLimits {
+            rewrite_len_max: self.rng.pick(&[1, 60_000, 1 << 20]),
+            patience: Patience::None,
+            ..StepLimits::default()
+        };
+        let mut rewritten = 0;
+        match self.rng.below(4) {
+            0 => rewritten += pool.fold(Fold::All, &limits, &mut |_| true).unwrap().rewritten,
+            1 => {
+                let step = pool.sink_step(file, pool.state().txg(), 0, &limits).unwrap();
+                rewritten += step.rewritten;
+            }
+            2 => {
+                let mut goal = Settings::default();
+                let all = ["off", "lz4", "zstd-2", "gzip-1"];
+                goal.set(Property::Compression, self.rng.pick(&all)).unwrap();
+                goal.set(Property::RecordSize, self.rng.pick(&["16K", "16K", "8K"])).unwrap();
+                let mut repack = pool.begin_repack(file, goal, Patience::None).unwrap();
+                loop {
+                    let step = pool.repack_step(&mut repack, &limits, None).unwrap();
+                    rewritten += step.rewritten;
+                    if step.next.is_none() {
+                        break;
+                    }
+                }
+            }
+            _ => {
+                let before: Vec<_> = records(&pool, file);
+                let mut compaction = pool.compact();
+                while compaction.step().unwrap() {}
+                self.happened.moved += u64::from(records(&pool, file) != before);
+            }
+        }
+        self.happened.rewritten += rewritten;
+    }
+
+    fn change_index(&mut self) {
+        let pool = self.pool();
+        match self.rng.below(3) {
+            0 => pool.drop_index(Patience::None).unwrap(),
+            1 => pool.prune_index(Patience::None, &mut |_| true).unwrap(),
+            _ => pool.rebuild_index(Patience::None, &mut |_| true).unwrap(),
+        }
+    }
+
+    fn reopen(&mut self) {
+        let index = self.rng.pick(&[0, 1]);
+        self.note_index(index);
+        if self.rng.one_in(2) {
+            self.pools[index].close().unwrap();
+        }
+        self.pools[index] = open(&self.sim, self.rng.pick(&[30_000, 1 << 20]));
+        assert_eq!(self.pools[index].store().recovered_from(), None, "{}", self.label);
+    }
+
+    fn note_index(&mut self, index: usize) {
+        let stats = self.pools[index].index_stats().unwrap();
+        self.happened.caught_up += stats.caught_up;
+        self.happened.run_hits += u64::from(stats.disk_look_ups > stats.filter_misses);
+    }
+
+    fn assert_all(&mut self) {
+        for pool in self.pools.clone() {
+            pool.refresh().unwrap();
+            for (file, bytes) in self.files.iter().zip(&self.bytes) {
+                let found = read_all(&pool.file(*file).unwrap()).unwrap();
+                let difference = || first_difference(&found, bytes);
+                assert!(found == *bytes, "{}: {file:?}: {}", self.label, difference());
+            }
+        }
+        let pool = &self.pools[0];
+        assert_eq!(problems(pool).unwrap(), Vec::<String>::new(), "{}", self.label);
+        let stats = *pool.state().stats();
+        self.happened.shared += stats.shared.records;
+        self.happened.patches += stats.patches.records;
+    }
+
+    fn step(&mut self) {
+        match self.rng.below(20) {
+            0..=11 => self.write(),
+            12 | 13 => self.change_property(),
+            14 | 15 => self.maintain(),
+            16 | 17 => self.change_index(),
+            _ => self.reopen(),
+        }
+        self.assert_all();
+    }
+}
+
+#[test]
+fn files_of_equal_records_are_vectors_of_bytes() {
+    let mut sum = Happened::default();
+    for seed in 0..10 {
+        let mut model = Model::new(seed);
+        for step in 0..120 {
+            model.label = format!("seed {seed}, step {step}");
+            model.step();
+        }
+        model.note_index(0);
+        model.note_index(1);
+        // When all is gone, so is what was counted.
+        let pool = model.pool();
+        for file in &model.files {
+            let file = pool.file(*file).unwrap();
+            file.set_len(0).unwrap();
+            file.commit(Durability::Durable).unwrap();
+        }
+        let stats = *pool.state().stats();
+        assert_eq!((stats.counted, stats.shared), Default::default(), "seed {seed}");
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "seed {seed}");
+        let happened = &model.happened;
+        sum.shared += happened.shared;
+        sum.rewritten += happened.rewritten;
+        sum.moved += happened.moved;
+        sum.caught_up += happened.caught_up;
+        sum.run_hits += happened.run_hits;
+        sum.patches += happened.patches;
+    }
+    println!("{sum:?}");
+    assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 0, "{sum:?}");
+    assert!(sum.caught_up > 100 && sum.run_hits > 3 && sum.patches > 100, "{sum:?}");
+}
