@@ -329,6 +329,47 @@ pub(super) fn next_orphan(txn: &mut Txn) -> Result<Option<FileId>> {
     found.first().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).transpose()
 }
 
+/// Something that is kept for a file besides its names, by the key of its entry.
+pub(super) enum OwnChange {
+    Attributes(FileId),
+    Property(FileId, Vec<u8>),
+    Dictionary(FileId),
+    Xattr(FileId, Vec<u8>),
+}
+
+impl OwnChange {
+    pub fn file(&self) -> FileId {
+        match self {
+            OwnChange::Attributes(file)
+            | OwnChange::Property(file, _)
+            | OwnChange::Dictionary(file)
+            | OwnChange::Xattr(file, _) => *file,
+        }
+    }
+}
+
+/// What of a file an entry with this key is, where that is sent to other pools. Properties that only a later version
+/// knows are not.
+pub(super) fn parse_own_key(key: &[u8]) -> Option<OwnChange> {
+    let (kind, rest) = key.split_first()?;
+    let (file, rest) = rest.split_first_chunk::<8>()?;
+    let file = FileId(u64::from_be_bytes(*file));
+    match *kind {
+        attributes::ATTRIBUTES => Some(OwnChange::Attributes(file)),
+        settings::PROPERTY => {
+            let name = std::str::from_utf8(rest).ok()?;
+            name.parse::<super::props::Property>().ok()?;
+            Some(OwnChange::Property(file, rest.to_vec()))
+        }
+        settings::DICTIONARY => Some(OwnChange::Dictionary(file)),
+        extra::XATTR => match rest {
+            [name @ .., 0, _] => Some(OwnChange::Xattr(file, name.to_vec())),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// Forgets everything but the names of a file.
 pub(super) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
     settings::remove(txn, file)?;

@@ -237,11 +237,17 @@ impl Pool {
     }
 }
 
-/// Whether `file` is `directory` or lies below it, by any of its names.
+/// Whether `file` is `directory` or lies below it, by any of its names. Everything is below the root.
 pub(super) fn is_below(source: &mut impl Source, file: FileId, directory: FileId) -> Result<bool> {
-    if directory == ROOT {
-        return Ok(true);
-    }
+    Ok(directory == ROOT || is_reached(source, file, directory)?)
+}
+
+/// The same, but what has no name, or is in something without one, is not below the root.
+pub(super) fn is_reached(
+    source: &mut impl Source,
+    file: FileId,
+    directory: FileId,
+) -> Result<bool> {
     let mut ahead = vec![file];
     let mut steps = 0;
     while let Some(at) = ahead.pop() {

@@ -3,7 +3,7 @@
 //! ```text
 //! 1 DICTIONARY      number u32, its bytes
 //! 2 OBJECT          file u64, parent u64, name_len u16, name, attributes_len u16, attributes, target of a link
-//! 3 ATTRIBUTES      file u64, attributes
+//! 3 ATTRIBUTES      file u64, parent u64, attributes
 //! 4 PROPERTY        file u64, is set u8, name_len u16, name, value
 //! 5 XATTR           file u64, is set u8, name_len u16, name, value
 //! 6 USES            file u64, number u32 of the dictionary for what is written from now on; 0 where none pays
@@ -16,8 +16,8 @@
 //! 13 END            frames u64, BLAKE3
 //! ```
 //!
-//! Files and dictionaries have their numbers in the source. Attributes and pointers are encoded as in the trees; a parent
-//! is one of the stream or 0, and a pointer has no sector and no birth. The stored bytes of a PIECE fit the length and the
+//! Files and dictionaries have their numbers in the source. Attributes and pointers are encoded as in the trees; their own
+//! parent is 1, since that of the frame counts: the directory that is inherited from, 0 where the scope is meant or that is outside; a pointer has no sector and no birth. The stored bytes of a PIECE fit the length and the
 //! checksum of its pointer; there are none where the pointer holds them itself. A SHARED has the extent of an
 //! earlier PIECE or SHARED of the stream. The first OBJECT is the scope: its parent is 0, and its name is empty. A
 //! DICTIONARY comes before whatever names it, an OBJECT or KNOWN before whatever names the file.
@@ -47,7 +47,7 @@ pub(crate) struct At {
 pub(crate) enum Body {
     Dictionary { number: u32, bytes: Vec<u8> },
     Object { file: FileId, parent: FileId, name: Vec<u8>, attributes: Attributes, target: Vec<u8> },
-    Attributes { file: FileId, attributes: Attributes },
+    Attributes { file: FileId, parent: FileId, attributes: Attributes },
     Property { file: FileId, name: Vec<u8>, value: Option<Vec<u8>> },
     Xattr { file: FileId, name: Vec<u8>, value: Option<Vec<u8>> },
     Uses { file: FileId, number: u32 },
@@ -120,8 +120,9 @@ impl Body {
                 f.bytes(target);
                 2
             }
-            Body::Attributes { file, attributes } => {
+            Body::Attributes { file, parent, attributes } => {
                 f.u64(file.0);
+                f.u64(parent.0);
                 f.bytes(&attributes.encode());
                 3
             }
@@ -196,9 +197,9 @@ impl Body {
                 Body::Object { file, parent, name, attributes, target }
             }
             3 => {
-                let file = FileId(f.u64()?);
+                let (file, parent) = (FileId(f.u64()?), FileId(f.u64()?));
                 let attributes = Attributes::decode(&rest(&mut f, VALUE_LEN_MAX)?)?;
-                Body::Attributes { file, attributes }
+                Body::Attributes { file, parent, attributes }
             }
             4 => {
                 let (file, name, value) = take_value(&mut f, VALUE_LEN_MAX)?;

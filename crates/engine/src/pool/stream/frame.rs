@@ -92,6 +92,17 @@ pub(crate) struct Frame {
     pub payload: Vec<u8>,
 }
 
+impl Frame {
+    /// The frame as it came.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.tag];
+        bytes.extend((self.payload.len() as u32).to_le_bytes());
+        bytes.extend(&self.payload);
+        bytes.extend(frame_hash(self.number, self.tag, &self.payload).to_le_bytes());
+        bytes
+    }
+}
+
 fn frame_hash(number: u64, tag: u8, payload: &[u8]) -> u64 {
     let mut hasher = XxHash3_64::new();
     hasher.write(&number.to_le_bytes());

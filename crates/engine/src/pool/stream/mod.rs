@@ -27,13 +27,16 @@
 //! What fails leaves what was received before, out of sight, for a stream that goes on from there (see
 //! [`Pool::receive_token`](super::Pool::receive_token)), or for `abort_receive`.
 //!
-//! `send.rs` walks what is sent, `changes.rs` what changed, `receive.rs` takes connections, `apply.rs` what the frames say.
+//! `send.rs` walks what is sent, `changes.rs` what changed, `receive.rs` takes connections, `apply.rs` what the
+//! frames say, `update.rs` those of an incremental stream.
 
 mod apply;
 mod body;
+mod changes;
 mod frame;
 mod receive;
 mod send;
+mod update;
 
 #[cfg(test)]
 mod tests;

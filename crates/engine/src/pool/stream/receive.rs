@@ -5,18 +5,29 @@
 //! same at a time, one is refused.
 
 use std::io::Read;
+use std::sync::Arc;
 
 use super::ResumeToken;
-use super::apply::{Apply, refused};
+use super::apply::{Apply, refused, set_len};
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
+use super::update::{changed_since, each_spooled, remove_orphans};
 use crate::error::{Error, Result};
+use crate::pool::batch::store_batch;
 use crate::pool::edit::Edit;
-use crate::pool::names::{self, Identity, Kind, Progress};
+use crate::pool::extents::{parse_piece_key, read_range};
+use crate::pool::jobs::{Job, Target};
+use crate::pool::names::{self, Attributes, Identity, Kind, Origin, Progress};
+use crate::pool::props::{Dedup, Settings};
+use crate::pool::rollback::roll_back;
+use crate::pool::namespace::is_reached;
+use crate::pool::source::{Committed, Source};
 use crate::pool::{Pool, ROOT};
-use crate::store::snapshots::Scope;
+use crate::store::snapshots::{Scope, Snapshot};
+use crate::store::differ::differences;
+use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Durability, Patience, Txn};
-use crate::units::FileId;
+use crate::units::{FileId, Txg};
 
 /// A transaction has about so many bytes of frames.
 const BATCH_LEN: usize = 16 << 20;
@@ -57,6 +68,7 @@ struct Receive<'p> {
     batch: Vec<Frame>,
     batch_len: usize,
     batch_len_max: usize,
+    force: bool,
 }
 
 impl Pool {
@@ -77,7 +89,7 @@ impl Pool {
         let header = reader.header()?;
         let mut receive = Receive::begin(self, directory, name, header, options)?;
         let end = receive.take_frames(&mut reader, told)?;
-        let file = receive.finish(end)?;
+        let file = receive.finish()?;
         Ok(ReceiveReport {
             file,
             snapshot: receive.header.name,
@@ -169,12 +181,24 @@ impl<'p> Receive<'p> {
             let what = format!("the stream begins at frame {first}, and {frames} were received");
             return Err(Error::Invalid(what));
         }
-        if pool.lookup_in(directory, name)?.is_some() {
-            return Err(Error::Exists { name: String::from_utf8_lossy(name).into() });
+        let there = pool.lookup_in(directory, name)?;
+        let text = || String::from_utf8_lossy(name).into_owned();
+        match (header.base.0, there) {
+            (0, None) => {}
+            (0, Some(_)) => return Err(Error::Exists { name: text() }),
+            (_, None) => return Err(Error::NotFound { what: "file", name: text() }),
+            (_, Some(entry)) => {
+                let base = pool.read(|source| received_base(source, entry.file, &header));
+                let snapshot = pool.kept_as(entry.file, base?)?;
+                if !options.force && pool.is_changed(entry.file, &snapshot)? {
+                    return Err(changed_since());
+                }
+            }
         }
+        let force = options.force;
         let batch_len_max = if options.batch_len == 0 { BATCH_LEN } else { options.batch_len };
         let batch = Vec::new();
-        Ok(Receive { pool, header, progress, key, batch, batch_len: 0, batch_len_max })
+        Ok(Receive { pool, header, progress, key, batch, batch_len: 0, batch_len_max, force })
     }
 
     /// Takes frames up to the end, and says how many there are.
@@ -233,19 +257,9 @@ impl<'p> Receive<'p> {
         self.batch_len = 0;
         let Some(last) = batch.last().map(|frame| frame.number) else { return Ok(()) };
         let mut txn = self.transaction()?;
-        let checksum = self.pool.settings(self.progress.parent)?.checksum;
-        for frame in batch {
-            let malformed = || refused(format!("frame {} is malformed", frame.number));
-            let body = Body::decode(frame.tag, &frame.payload).ok_or_else(malformed)?;
-            match self.key {
-                Some(key) => Apply { key, root: key, checksum }.complete(&mut txn, body)?,
-                None => {
-                    let key = txn.new_file_id();
-                    let apply = Apply { key, root: key, checksum };
-                    apply.begin(&mut txn, body, self.header.kind, self.progress.parent)?;
-                    self.key = Some(key);
-                }
-            }
+        match self.header.base.0 {
+            0 => self.apply(&mut txn, batch)?,
+            _ => self.gather(&mut txn, batch)?,
         }
         self.progress.frames = last + 1;
         if let Some(key) = self.key {
@@ -254,24 +268,179 @@ impl<'p> Receive<'p> {
         txn.commit(Durability::Visible).map(drop)
     }
 
-    /// Gives what was received its name.
-    fn finish(&mut self, _end: u64) -> Result<FileId> {
+    /// Applies frames of a complete stream.
+    fn apply(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
+        let checksum = self.pool.settings(self.progress.parent)?.checksum;
+        for frame in batch {
+            let body = decode(&frame)?;
+            match self.key {
+                Some(key) => Apply { key, root: key, checksum }.complete(txn, body)?,
+                None => {
+                    let key = txn.new_file_id();
+                    let apply = Apply { key, root: key, checksum };
+                    apply.begin(txn, body, self.header.kind, self.progress.parent)?;
+                    self.key = Some(key);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds frames of an incremental stream to the file they are gathered in.
+    fn gather(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
+        let parent = self.progress.parent;
+        let file = match self.key {
+            Some(file) => file,
+            None => {
+                let file = txn.new_file_id();
+                let like = Attributes::new(Kind::File, parent);
+                Edit::new(txn, 0).create_nameless(file, parent, &like)?;
+                file
+            }
+        };
+        self.key = Some(file);
+        let settings = self.pool.settings(parent)?;
+        let span = u64::from(settings.record_len);
+        let start = self.progress.spooled / span * span;
+        // The last record is written once more, with what came since.
+        let mut bytes = vec![0; (self.progress.spooled - start) as usize];
+        read_range(txn, file, &mut bytes, start)?;
+        for frame in batch {
+            decode(&frame)?;
+            bytes.extend(frame.to_bytes());
+        }
+        self.progress.spooled = start + bytes.len() as u64;
+        set_len(txn, file, self.progress.spooled)?;
+        let starts = (start..).step_by(span as usize);
+        let span_log2 = span.trailing_zeros() as u8;
+        let parts = bytes.chunks(span as usize).zip(starts);
+        let jobs = parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect();
+        let target = Target {
+            file,
+            settings: Settings { dedup: Dedup::Off, ..settings },
+            threads: self.pool.options().threads,
+            dictionary: None,
+            adapt: None,
+            raw_streak: Arc::default(),
+            is_exact: false,
+        };
+        store_batch(txn, &target, jobs).map(drop)
+    }
+
+    /// Makes what was received seen, all at once.
+    fn finish(&mut self) -> Result<FileId> {
         let mut txn = self.transaction()?;
-        let Some(root) = self.key else { return Err(refused("it is empty")) };
-        names::forget_receive(&mut txn, root)?;
-        let (parent, name) = (self.progress.parent, &self.progress.name);
-        Edit::new(&mut txn, 0).name_first(root, parent, name)?;
-        self.keep(&mut txn, root)?;
+        let root = match (self.header.base.0, self.key) {
+            (0, None) => return Err(refused("it is empty")),
+            (0, Some(root)) => {
+                names::forget_receive(&mut txn, root)?;
+                let (parent, name) = (self.progress.parent, &self.progress.name);
+                Edit::new(&mut txn, 0).name_first(root, parent, name)?;
+                root
+            }
+            _ => self.update(&mut txn)?,
+        };
+        let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
+        let kept = txn.txg();
+        names::set_received_as(&mut txn, root, &self.progress.origin, kept)?;
+        txn.create_snapshot_after(scope, &self.header.name, self.header.created_ns)?;
         txn.commit(Durability::Durable)?;
         Ok(root)
     }
 
-    /// Notes where what was received comes from, and makes the snapshot of it.
-    fn keep(&self, txn: &mut Txn, root: FileId) -> Result<()> {
-        let kept = txn.txg();
-        names::set_received_as(txn, root, &self.progress.origin, kept)?;
-        let is_directory = self.header.kind == Kind::Directory;
-        let scope = Scope { file: root, is_directory };
-        txn.create_snapshot_after(scope, &self.header.name, self.header.created_ns).map(drop)
+    /// Makes the target, which is what the base is, what the gathered frames say.
+    fn update(&self, txn: &mut Txn) -> Result<FileId> {
+        let (parent, name) = (self.progress.parent, &self.progress.name);
+        let text = || String::from_utf8_lossy(name).into_owned();
+        let missing = || Error::NotFound { what: "file", name: text() };
+        let entry = names::lookup(txn, parent, name)?.ok_or_else(missing)?;
+        let root = entry.file;
+        if entry.kind != self.header.kind {
+            return Err(refused("its scope is of another kind"));
+        }
+        let snapshot = self.pool.kept_as(root, received_base(txn, root, &self.header)?)?;
+        self.pool.check_settled(root, entry.kind == Kind::Directory)?;
+        // Under the lock the newest state stays so.
+        if !self.force && self.pool.is_changed(root, &snapshot)? {
+            return Err(changed_since());
+        }
+        if self.force || self.pool.is_laid_out_anew(&snapshot)? {
+            // Records may have been written anew, and be laid out in another way than the stream knows.
+            roll_back(txn, &snapshot)?;
+        }
+        let Some(key) = self.key else { return Ok(root) };
+        let checksum = self.pool.settings(parent)?.checksum;
+        let apply = Apply { key, root, checksum };
+        let spooled = (self.progress.spooled, self.progress.frames);
+        each_spooled(self.pool, key, spooled, &mut |body| match body {
+            Body::Known { file, path } => apply.know(txn, file, &path),
+            _ => Ok(()),
+        })?;
+        each_spooled(self.pool, key, spooled, &mut |body| apply.change(txn, body))?;
+        remove_orphans(txn)?;
+        let attributes = names::attributes(txn, key)?;
+        Edit::new(txn, 0).remove_file(key, &attributes)?;
+        Ok(root)
+    }
+}
+
+fn decode(frame: &Frame) -> Result<Body> {
+    let malformed = || refused(format!("frame {} is malformed", frame.number));
+    Body::decode(frame.tag, &frame.payload).ok_or_else(malformed)
+}
+
+/// The state that was kept here when the base of a stream was received.
+fn received_base(source: &mut impl Source, scope: FileId, header: &Header) -> Result<Txg> {
+    let base = Origin { txg: header.base, ..header.origin };
+    if names::received_as(source, scope, &header.origin)?.is_some() {
+        let name = String::from_utf8_lossy(&header.name).into_owned();
+        return Err(Error::Exists { name });
+    }
+    let kept = names::received_as(source, scope, &base)?;
+    kept.ok_or_else(|| no_base(header.base))
+}
+
+fn no_base(txg: Txg) -> Error {
+    let name = format!("of txg {txg} of the sender, from which the stream starts");
+    Error::NotFound { what: "snapshot", name }
+}
+
+impl Pool {
+    /// The snapshot of a scope that keeps a state.
+    fn kept_as(&self, scope: FileId, txg: Txg) -> Result<Snapshot> {
+        let found = self.store().with_state(|state| self.store().snapshots(state))?;
+        let mut those = found.into_iter().filter(|snapshot| !snapshot.is_condemned);
+        those
+            .find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg))
+            .ok_or_else(|| no_base(txg))
+    }
+
+    /// Whether what a snapshot keeps is not the same any more.
+    fn is_changed(&self, scope: FileId, snapshot: &Snapshot) -> Result<bool> {
+        Ok(!self.diff(scope, &snapshot.name, None)?.is_empty())
+    }
+
+    /// Whether any record in the scope of a snapshot is another one since, though its bytes may be the same.
+    fn is_laid_out_anew(&self, snapshot: &Snapshot) -> Result<bool> {
+        let (state, scope) = (self.state(), snapshot.scope.file);
+        let mut last = None;
+        for tree in [MAP, PATCHES] {
+            let now = state.superblock.roots[usize::from(tree)].as_ref();
+            let mut is_found = false;
+            differences(self.store(), tree, (snapshot.root(tree), now), &mut |key, _, _| {
+                let (file, _) = parse_piece_key(key)?;
+                if last != Some(file) {
+                    last = Some(file);
+                    let source = &mut Committed::new(self.store(), &state);
+                    is_found |= file == scope
+                        || names::is_there(source, file)? && is_reached(source, file, scope)?;
+                }
+                Ok(())
+            })?;
+            if is_found {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }

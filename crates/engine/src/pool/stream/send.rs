@@ -6,6 +6,8 @@
 //!            then, in the same order, further names
 //! ```
 //!
+//! Of what an incremental stream has in its place tells `changes.rs`.
+//!
 //! An object is followed by its properties, its extended attributes, the dictionary it uses, its records and its patches. A
 //! record whose extent was sent within the last [`SHARED_WINDOW`] frames is a SHARED.
 //!
@@ -20,7 +22,9 @@ use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::{Piece, pieces_in};
-use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin};
+use crate::pool::names::{
+    self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT,
+};
 use crate::pool::namespace::is_below;
 use crate::pool::source::Source;
 use crate::store::pointer::{Place, Pointer};
@@ -39,6 +43,8 @@ const PIECE_COUNT: usize = 256;
 pub struct SendPlan<'a> {
     /// The snapshot, opened to read.
     pub snapshot: &'a Pool,
+    /// An older snapshot that the receiver has already, opened to read: only what changed since is sent.
+    pub base: Option<&'a Pool>,
     /// The file or directory to send.
     pub scope: FileId,
     /// The name of the snapshot, which the receiver gives his as well.
@@ -104,7 +110,7 @@ pub(super) struct Sender<'a> {
     may_share: bool,
     sent: Sent,
     /// A file with several names was sent.
-    has_links: bool,
+    pub(super) has_links: bool,
     told: Told<'a>,
 }
 
@@ -152,12 +158,12 @@ impl<'a> Sender<'a> {
         })
     }
 
-    fn run(mut self, plan: &SendPlan<'_>) -> Result<SendReport> {
+    fn run(mut self, plan: &SendPlan<'a>) -> Result<SendReport> {
         let store = self.snapshot.store();
         let attributes = self.snapshot.attributes(self.scope)?;
         let header = Header {
             origin: Origin { guid: store.guid(), txg: self.snapshot.state().txg() },
-            base: Txg(0),
+            base: plan.base.map_or(Txg(0), |base| base.state().txg()),
             first: self.first,
             scope: self.scope,
             created_ns: plan.created_ns,
@@ -175,7 +181,17 @@ impl<'a> Sender<'a> {
         if let Some(out) = &mut self.out {
             out.write(&bytes)?;
         }
-        self.complete(&attributes)?;
+        match plan.base {
+            None => self.complete(&attributes)?,
+            Some(base) => {
+                let is_older = base.state().txg() < header.origin.txg;
+                if base.store().guid() != store.guid() || !base.store().is_pinned() || !is_older {
+                    let what = "the base must be an older snapshot of the same pool";
+                    return Err(Error::Invalid(what.into()));
+                }
+                self.changes(base)?;
+            }
+        }
         self.end()
     }
 
@@ -322,7 +338,7 @@ impl<'a> Sender<'a> {
             let uses = names::dictionary(source, file)?;
             Ok((target, properties, names::xattrs(source, file)?, uses))
         })?;
-        let attributes = Attributes { parent, link_count: 1, ..*attributes };
+        let attributes = Attributes { parent: ROOT, link_count: 1, ..*attributes };
         self.emit(Body::Object { file, parent, name: name.to_vec(), attributes, target })?;
         for (property, text) in properties {
             let (name, value) = (property.name().into(), Some(text.into_bytes()));

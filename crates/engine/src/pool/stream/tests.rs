@@ -32,7 +32,14 @@ fn source(seed: u64) -> Source {
 
 impl Source {
     fn plan(&self, scope: FileId) -> SendPlan<'_> {
-        SendPlan { snapshot: &self.pinned, scope, name: b"one", created_ns: 5, resume: None }
+        SendPlan {
+            snapshot: &self.pinned,
+            base: None,
+            scope,
+            name: b"one",
+            created_ns: 5,
+            resume: None,
+        }
     }
 
     fn stream(&self, plan: &SendPlan<'_>) -> Vec<u8> {
