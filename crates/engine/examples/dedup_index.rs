@@ -150,8 +150,8 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
         n += 1;
         let choice = hash(n, false);
         // Few words are frequent, most are rare.
-        let word = (choice >> 32) * (choice & 0xffff_ffff) >> 32;
-        bytes.extend_from_slice(words[(word * 4000 >> 32) as usize].as_bytes());
+        let word = ((choice >> 32) * (choice & 0xffff_ffff)) >> 32;
+        bytes.extend_from_slice(words[((word * 4000) >> 32) as usize].as_bytes());
     }
     bytes.truncate(len);
     bytes

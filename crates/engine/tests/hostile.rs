@@ -15,8 +15,11 @@ use hardpack_engine::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
+use hardpack_engine::store::refs::{ContentHash, HashKind, Refs};
 use hardpack_engine::store::superblock::slot_offset;
-use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, ROOTS, SPACE};
+use hardpack_engine::store::trees::{
+    ALL, DICTIONARIES, FREED, INDEX, MAP, NAMES, PATCHES, REFS, ROOTS, SPACE,
+};
 use hardpack_engine::store::{Durability, Encoding, Patience, Store};
 use hardpack_engine::{FileId, Run, Sector, Txg};
 
@@ -36,7 +39,8 @@ impl Fault for SmallDisk {
 fn small_pool(rng: &mut Rng) -> Arc<SimDevice> {
     let device = SimDevice::new(Vec::new());
     let dynamic: Arc<dyn Device> = device.clone();
-    let pool = create(&dynamic, &[(Property::RecordSize, "16K")], 32 << 20);
+    let properties = [(Property::RecordSize, "16K"), (Property::Dedup, rng.pick(&["off", "on"]))];
+    let pool = create(&dynamic, &properties, 32 << 20);
     let file = only_file(&pool).unwrap();
     file.write_at(&rng.text(100_000), 0).unwrap();
     file.commit(Durability::Durable).unwrap();
@@ -61,6 +65,9 @@ fn exercise(device: &Arc<SimDevice>, rng: &mut Rng) {
     let _ = pool.state().free_bytes(pool.store().ashift());
     let Ok(file) = only_file(&pool) else { return };
     let _ = pool.properties(file.id());
+    if rng.one_in(2) {
+        let _ = pool.set_property(file.id(), Property::Dedup, rng.pick(&["on", "verify"]));
+    }
     for _ in 0..12 {
         let offset =
             rng.pick(&[0, 4096, 16_384, 50_000, 90_000, 1 << 30, (1 << 60) - 5000, u64::MAX]);
@@ -104,6 +111,10 @@ fn maintain(pool: &Pool, file: FileId) {
         }
     }
     let _ = pool.remove_unused_dictionaries(Patience::None);
+    let _ = pool.index_stats();
+    let _ = pool.prune_index(Patience::None, &mut |_| few.replace(few.get() + 1) < 9);
+    let _ = pool.rebuild_index(Patience::None, &mut |_| few.replace(few.get() + 1) < 12);
+    let _ = pool.drop_index(Patience::None);
     let mut compaction = pool.compact();
     for _ in 0..3 {
         let _ = compaction.step();
@@ -211,8 +222,58 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let key = (rng.below(4) as u32).to_be_bytes().to_vec();
             (key, pointer(rng).to_bytes())
         }
+        REFS => refs_entry(rng),
+        INDEX => {
+            let run = rng.pick(&[0, 1, 2, u32::MAX]).to_be_bytes().to_vec();
+            let kind = vec![rng.below(4) as u8];
+            let first = if rng.one_in(2) { 0 } else { number(rng) };
+            // Often the header of a run.
+            let numbers: Vec<u8> = (0..4).flat_map(|_| number(rng).to_le_bytes()).collect();
+            let header = [numbers, rng.pick(&[0_u32, 1, 2]).to_le_bytes().to_vec()].concat();
+            let place = Place::Embedded(Inline::new(&header).expect("few bytes"));
+            let len = header.len() as u32;
+            let (stored_len, extent_len, part_offset) = (len, len, 0);
+            let (codec, filter, dictionary, span_log2) = (0, 0, 0, 0);
+            let whole = pointer(rng);
+            let header = Pointer {
+                place,
+                stored_len,
+                len,
+                extent_len,
+                part_offset,
+                codec,
+                filter,
+                dictionary,
+                span_log2,
+                ..whole.clone()
+            };
+            let value = if rng.one_in(2) { header } else { whole };
+            ([run, kind, be(first)].concat(), value.to_bytes())
+        }
         _ => (be(rng.below(400)), (number(rng) as u32).to_le_bytes().to_vec()),
     }
+}
+
+/// What is counted of an extent: one that is there, or is not.
+fn refs_entry(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
+    let (any, len, stored_len) = (number(rng), number(rng) as u32, number(rng) as u32);
+    let sector = rng.pick(&[80, 81, 90, 100, any]);
+    let mut content = pointer(rng);
+    if rng.one_in(2) {
+        let (checksum_kind, checksum) = (ChecksumKind::Xxh3, [7; 32]);
+        content.place = Place::Extent { sector: Sector(sector), checksum_kind, checksum };
+        content.stored_len = content.stored_len.max(1);
+        (content.filter, content.part_offset, content.len) = (0, 0, content.extent_len);
+    }
+    let hash = ContentHash { kind: HashKind::Blake3, hash: [rng.below(3) as u8; 32] };
+    let refs = Refs {
+        count: 1 + number(rng) as u32 % u32::MAX,
+        birth: Txg(number(rng)),
+        len: rng.pick(&[content.len, len]),
+        stored_len: rng.pick(&[content.stored_len, stored_len]),
+        content: Some((hash, content)).filter(|_| rng.one_in(2)),
+    };
+    (sector.to_be_bytes().to_vec(), refs.encode())
 }
 
 #[test]

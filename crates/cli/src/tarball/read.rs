@@ -1,7 +1,7 @@
 //! A tar stream on its way into a pool.
 
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, FileOwner, Import, Kind, Pool, ROOT, Xattr};
@@ -129,7 +129,10 @@ impl TarPutter<'_> {
         loop {
             signals::check()?;
             let n = match content.read(&mut buffer) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Err(Reason::new(Code::Data, "the stream ends within an entry"));
+                }
                 n => n?,
             };
             if n == 0 {

@@ -56,7 +56,7 @@ impl Filter {
     fn place(&self, prefix: u64) -> (usize, u64) {
         let (which, bits) = spread(prefix);
         let blocks = (self.words.len() / BLOCK_WORDS) as u64;
-        let block = (which >> 32) * blocks >> 32;
+        let block = ((which >> 32) * blocks) >> 32;
         (block as usize * BLOCK_WORDS, bits)
     }
 
