@@ -220,7 +220,12 @@ impl Pool {
 
     /// Refuses to go into a directory by a name that is not its only one, as a damaged pool may have: it could lie
     /// in itself, or be met so often that a walk never ends.
-    pub(super) fn check_only_name(&self, above: FileId, entry: &DirEntry, depth: usize) -> Result<()> {
+    pub(super) fn check_only_name(
+        &self,
+        above: FileId,
+        entry: &DirEntry,
+        depth: usize,
+    ) -> Result<()> {
         let names = self.names_of(entry.file)?;
         let is_only = matches!(&names[..], [(directory, name)]
             if *directory == above && *name == entry.name);

@@ -84,11 +84,7 @@ pub(crate) fn progress(source: &mut impl Source, root: FileId) -> Result<Option<
 }
 
 /// Notes it; nothing where the receive is over.
-pub(crate) fn set_progress(
-    txn: &mut Txn,
-    root: FileId,
-    progress: Option<&Progress>,
-) -> Result<()> {
+pub(crate) fn set_progress(txn: &mut Txn, root: FileId, progress: Option<&Progress>) -> Result<()> {
     let key = id_key(RECEIVE, root, &[]);
     match progress {
         Some(progress) => txn.insert(NAMES, &key, &progress.encode())?,

@@ -6,14 +6,12 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::body::{At, Body};
+use super::body::{At, Body, travelling};
 use crate::codec::{self, CodecId, Dictionary};
 use crate::error::{Error, Result};
 use crate::pool::delta;
 use crate::pool::edit::Edit;
-use crate::pool::extents::{
-    Piece, has_record_in, parse_piece, patches_over, piece_key, record_at,
-};
+use crate::pool::extents::{Piece, has_record_in, parse_piece, patches_over, piece_key, record_at};
 use crate::pool::names::{self, Attributes, Identity, Kind};
 use crate::pool::props::{Property, Settings};
 use crate::store::checksum::ChecksumKind;
@@ -93,7 +91,13 @@ impl Apply {
     }
 
     /// Creates the scope of a complete stream, without a name. `parent` is the directory that it will be in.
-    pub(super) fn begin(&self, txn: &mut Txn, body: Body, kind: Kind, parent: FileId) -> Result<()> {
+    pub(super) fn begin(
+        &self,
+        txn: &mut Txn,
+        body: Body,
+        kind: Kind,
+        parent: FileId,
+    ) -> Result<()> {
         match body {
             Body::Object { file, parent: FileId(0), name, attributes, target }
                 if name.is_empty() && attributes.kind == kind =>
@@ -191,10 +195,10 @@ impl Apply {
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;
         let (_, first) = parse_piece(of.tree, &key, &value)?;
         let like = &first.pointer;
-        let is_same = like.extent_len == pointer.extent_len
-            && (like.len, like.part_offset) == (pointer.len, pointer.part_offset)
-            && like.is_delta() == pointer.is_delta()
-            && matches!(like.place, Place::Extent { .. });
+        // Nobody writes it anew before the end: but what would be shared must be what was sent.
+        let dictionary = self.number(txn, pointer.dictionary)?;
+        let sent = Pointer { span_log2: like.span_log2, dictionary, ..pointer.clone() };
+        let is_same = travelling(like) == sent && matches!(like.place, Place::Extent { .. });
         if !is_same {
             return Err(refused("it shares a record that is another one"));
         }

@@ -25,9 +25,9 @@
 use crate::pool::names::{Attributes, NAME_LEN_MAX, TARGET_LEN_MAX, XATTR_LEN_MAX};
 use crate::store::dictionaries::DICTIONARY_LEN_MAX;
 use crate::store::fields::{FieldReader, FieldWriter};
+use crate::store::node::VALUE_LEN_MAX;
 use crate::store::pointer::{POINTER_LEN_MAX, Place, Pointer};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::node::VALUE_LEN_MAX;
 use crate::units::{FileId, Sector, Txg};
 
 /// The longest path of a KNOWN, in bytes: as deep as directories may lie.

@@ -22,9 +22,7 @@ use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::{Piece, pieces_in};
-use crate::pool::names::{
-    self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT,
-};
+use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT};
 use crate::pool::namespace::is_below;
 use crate::pool::source::Source;
 use crate::store::pointer::{Place, Pointer};
@@ -372,8 +370,8 @@ impl<'a> Sender<'a> {
         let mut from = 0;
         loop {
             let pool = self.snapshot;
-            let pieces = pool
-                .read(|source| pieces_in(source, tree, file, from, u64::MAX, PIECE_COUNT))?;
+            let pieces =
+                pool.read(|source| pieces_in(source, tree, file, from, u64::MAX, PIECE_COUNT))?;
             for piece in &pieces {
                 self.piece(tree, file, piece)?;
             }

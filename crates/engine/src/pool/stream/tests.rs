@@ -1,5 +1,6 @@
 //! Tests of streams: what comes out of one is what went in, whatever happens to it on the way.
 
+mod chains;
 mod trees;
 
 use std::io::Read;
@@ -158,8 +159,7 @@ fn a_flipped_bit_anywhere_is_noticed() {
     let source = source(31);
     let stream = source.stream(&source.plan(ROOT));
     let mut rng = Rng(31);
-    let mut places: Vec<usize> =
-        (0..60).map(|_| rng.below(stream.len() as u64) as usize).collect();
+    let mut places: Vec<usize> = (0..60).map(|_| rng.below(stream.len() as u64) as usize).collect();
     places.extend(0..100);
     places.extend(stream.len() - 60..stream.len());
     for place in places {
@@ -288,7 +288,8 @@ fn what_is_no_stream_is_refused() {
     let token = ResumeToken { guid: [1; 16], txg: crate::Txg(1), base: crate::Txg(0), frames: 1 };
     let plan = SendPlan { resume: Some(token), ..source.plan(ROOT) };
     assert!(source.pool.send(&plan, &mut Vec::new(), &mut |_| {}).is_err());
-    for bad in ["", "0-1-2-3", "zz", "00112233445566778899aabbccddeeff-1-2", &format!("{token}-1")] {
+    for bad in ["", "0-1-2-3", "zz", "00112233445566778899aabbccddeeff-1-2", &format!("{token}-1")]
+    {
         assert!(bad.parse::<ResumeToken>().is_err(), "{bad}");
     }
     assert_eq!(token.to_string().parse::<ResumeToken>().unwrap(), token);

@@ -101,13 +101,7 @@ impl Apply {
         }
     }
 
-    fn add_name(
-        &self,
-        txn: &mut Txn,
-        directory: FileId,
-        file: FileId,
-        name: &[u8],
-    ) -> Result<()> {
+    fn add_name(&self, txn: &mut Txn, directory: FileId, file: FileId, name: &[u8]) -> Result<()> {
         let attributes = names::attributes(txn, file)?;
         if file == self.root {
             return Err(refused("its scope has a name in itself"));
@@ -161,8 +155,8 @@ impl Apply {
         let missing = || refused("it removes a record that is not there");
         let value = txn.remove(at.tree, &key)?.ok_or_else(missing)?;
         let (_, piece) = parse_piece(at.tree, &key, &value)?;
-        let has_patches = at.tree == MAP
-            && !patches_over(txn, file, piece.start, piece.slot_end())?.is_empty();
+        let has_patches =
+            at.tree == MAP && !patches_over(txn, file, piece.start, piece.slot_end())?.is_empty();
         if has_patches {
             return Err(refused("it removes a record under a patch"));
         }

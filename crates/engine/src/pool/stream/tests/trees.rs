@@ -24,7 +24,7 @@ pub fn new_pool(device: &Arc<dyn Device>, ashift: u8, properties: &[(Property, &
 #[derive(Clone, Default)]
 pub struct Tree {
     pub files: BTreeMap<FileId, Vec<u8>>,
-    directories: Vec<FileId>,
+    pub directories: Vec<FileId>,
 }
 
 impl Tree {
@@ -72,7 +72,7 @@ pub fn grow(pool: &Pool, tree: &mut Tree, rng: &mut Rng, count: usize) {
     }
     for _ in 0..count {
         let directory = tree.directories[rng.below(tree.directories.len() as u64) as usize];
-        match rng.below(14) {
+        match rng.below(17) {
             0 | 1 => {
                 let like = attributes(Kind::Directory, rng);
                 if let Ok(made) = pool.edit(0, |edit| edit.create(directory, &name(rng), &like)) {
@@ -108,6 +108,8 @@ pub fn grow(pool: &Pool, tree: &mut Tree, rng: &mut Rng, count: usize) {
                 pool.set_property(file, Property::Compression, compression).unwrap();
             }
             9 => share(pool, tree, rng),
+            10 => rename(pool, tree, rng, directory),
+            11 => remove(pool, tree, rng, directory),
             _ => {
                 if let Some(file) = any_file(tree, rng) {
                     write(pool, tree, rng, file);
@@ -115,6 +117,38 @@ pub fn grow(pool: &Pool, tree: &mut Tree, rng: &mut Rng, count: usize) {
             }
         }
     }
+}
+
+fn any_name(pool: &Pool, rng: &mut Rng, directory: FileId) -> Option<Vec<u8>> {
+    let names = pool.list_some(directory, None, usize::MAX).unwrap();
+    let at = rng.below(names.len().max(1) as u64) as usize;
+    names.into_iter().nth(at).map(|entry| entry.name)
+}
+
+fn rename(pool: &Pool, tree: &mut Tree, rng: &mut Rng, directory: FileId) {
+    let Some(old) = any_name(pool, rng, directory) else { return };
+    let to = tree.directories[rng.below(tree.directories.len() as u64) as usize];
+    let new = match rng.one_in(2) {
+        true => any_name(pool, rng, to).unwrap_or_else(|| old.clone()),
+        false => name(rng),
+    };
+    let _ = pool.edit(7, |edit| edit.rename((directory, &old), (to, &new)));
+    forget_gone(pool, tree);
+}
+
+fn remove(pool: &Pool, tree: &mut Tree, rng: &mut Rng, directory: FileId) {
+    let Some(old) = any_name(pool, rng, directory) else { return };
+    if rng.one_in(4) {
+        pool.remove_tree(directory, &old, 0, &mut |_| true).unwrap();
+    } else {
+        let _ = pool.edit(8, |edit| edit.unlink(directory, &old));
+    }
+    forget_gone(pool, tree);
+}
+
+fn forget_gone(pool: &Pool, tree: &mut Tree) {
+    tree.files.retain(|file, _| pool.attributes(*file).is_ok());
+    tree.directories.retain(|file| pool.attributes(*file).is_ok());
 }
 
 fn any_file(tree: &Tree, rng: &mut Rng) -> Option<FileId> {
@@ -203,16 +237,16 @@ pub fn assert_same(left: &Pool, left_scope: FileId, right: &Pool, right_scope: F
         let path = path.escape_ascii();
         assert_eq!(*same.entry(*id_a).or_insert(*id_b), *id_b, "seed {seed}: {path}");
         assert_eq!(*back.entry(*id_b).or_insert(*id_a), *id_a, "seed {seed}: {path}");
-        let plain = |attributes: &Attributes| Attributes {
-            parent: ROOT,
-            link_count: 1,
-            ..*attributes
-        };
+        let plain =
+            |attributes: &Attributes| Attributes { parent: ROOT, link_count: 1, ..*attributes };
         assert_eq!(plain(at_a), plain(at_b), "seed {seed}: {path}");
-        let properties =
-            |pool: &Pool, file| pool.local_properties(file).unwrap();
+        let properties = |pool: &Pool, file| pool.local_properties(file).unwrap();
         assert_eq!(properties(left, *id_a), properties(right, *id_b), "seed {seed}: {path}");
-        assert_eq!(left.xattrs(*id_a).unwrap(), right.xattrs(*id_b).unwrap(), "seed {seed}: {path}");
+        assert_eq!(
+            left.xattrs(*id_a).unwrap(),
+            right.xattrs(*id_b).unwrap(),
+            "seed {seed}: {path}"
+        );
         match at_a.kind {
             Kind::Symlink => assert_eq!(
                 left.link_target(*id_a).unwrap(),
