@@ -73,6 +73,8 @@ pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Str
 pub use self::sink::SINK_COMPRESSION;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;
+#[cfg(test)]
+pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 pub use self::usage::{Usage, UsageBelow};
 use crate::device::Device;

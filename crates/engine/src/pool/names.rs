@@ -32,6 +32,8 @@ pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{
     parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
 };
+#[cfg(test)]
+pub(crate) use self::receiving::PROGRESS_FRONT_LEN;
 pub(crate) use self::receiving::{
     Identity, Origin, Progress, find_progress, forget_receive, identities, identity, progress,
     received_as, set_identity, set_progress, set_received_as,

@@ -3,19 +3,23 @@
 //! Nothing a frame says is believed: an object must be known, a name free, a record must have its checksum, decompress to the length it
 //! claims and lie where no other does. What does not fit is an error, with which the transaction must be dropped.
 
+use std::borrow::Cow;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::body::{At, Body, travelling};
 use crate::codec::{self, CodecId, Dictionary};
 use crate::error::{Error, Result};
+use crate::pool::dedup::{self, Known, Plan, Shared};
 use crate::pool::delta;
 use crate::pool::edit::Edit;
 use crate::pool::extents::{Piece, has_record_in, parse_piece, patches_over, piece_key, record_at};
+use crate::pool::jobs::{Job, Target};
 use crate::pool::names::{self, Attributes, Identity, Kind};
-use crate::pool::props::{Property, Settings};
+use crate::pool::props::{Dedup, Property, Settings};
 use crate::store::checksum::ChecksumKind;
 use crate::store::pointer::{Filter, Place, Pointer, sectors_for};
+use crate::store::refs::ContentHash;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Encoding, Txn};
 use crate::units::FileId;
@@ -164,8 +168,13 @@ impl Apply {
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
         let pointer = Pointer { dictionary, ..pointer };
-        check_content(txn, &pointer, stored)?;
+        let content = check_content(txn, &pointer, stored)?;
         check_place(txn, file, at, &pointer)?;
+        let (known, hash) = self.find_known(txn, file, at, &pointer, &content)?;
+        if let Some(known) = known {
+            let pointer = Pointer { span_log2: pointer.span_log2, ..known };
+            return insert(txn, file, at, &pointer);
+        }
         let encoding = Encoding {
             codec: CodecId::try_from(pointer.codec)
                 .map_err(|error| Error::codec("stream", 0, error))?,
@@ -184,7 +193,54 @@ impl Apply {
             }
         };
         let placed = Pointer { place: placed.place, birth: placed.birth, ..pointer };
+        if let Some(hash) = hash {
+            txn.add_content(&placed, hash)?;
+        }
         insert(txn, file, at, &placed)
+    }
+
+    /// Looks for the bytes of a record where equal ones are shared: a pointer to them, or else what they can be found
+    /// by from now on. The hash is made here: a stream could name any.
+    fn find_known(
+        &self,
+        txn: &mut Txn,
+        file: FileId,
+        at: At,
+        pointer: &Pointer,
+        content: &[u8],
+    ) -> Result<(Option<Pointer>, Option<ContentHash>)> {
+        let is_whole = (pointer.part_offset, pointer.len) == (0, pointer.extent_len);
+        if at.tree != MAP || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
+            return Ok((None, None));
+        }
+        let settings = names::settings(txn, file)?.0;
+        if settings.dedup == Dedup::Off {
+            return Ok((None, None));
+        }
+        let target = Target {
+            file,
+            settings,
+            threads: 1,
+            dictionary: None,
+            adapt: None,
+            raw_streak: Arc::default(),
+            is_exact: false,
+        };
+        let job = Job::record(at.offset, content.to_vec(), pointer.span_log2);
+        let jobs = [(&target, job)];
+        let plan = dedup::plan(txn, &jobs, 1)?.pop();
+        let Some(Plan { content: Some(hash), known, replaces }) = plan else {
+            return Ok((None, None));
+        };
+        if let Known::At(sector) = known
+            && let Shared::New(found) = dedup::share(txn, &target, &jobs[0].1, &hash, sector)?
+        {
+            return Ok((Some(found), None));
+        }
+        if let Some(sector) = replaces {
+            txn.forget_content(sector)?;
+        }
+        Ok((None, Some(hash)))
     }
 
     /// Lets a record or patch share the extent of one that came before.
@@ -195,10 +251,19 @@ impl Apply {
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;
         let (_, first) = parse_piece(of.tree, &key, &value)?;
         let like = &first.pointer;
-        // Nobody writes it anew before the end: but what would be shared must be what was sent.
+        // Nobody writes it anew before the end: but what would be shared must be what was sent, or what
+        // was found to be equal.
         let dictionary = self.number(txn, pointer.dictionary)?;
         let sent = Pointer { span_log2: like.span_log2, dictionary, ..pointer.clone() };
-        let is_same = travelling(like) == sent && matches!(like.place, Place::Extent { .. });
+        let is_same = match like.place {
+            Place::Extent { .. } if travelling(like) == sent => true,
+            Place::Extent { sector, .. } => {
+                let part = |pointer: &Pointer| (pointer.len, pointer.part_offset);
+                let is_found = txn.refs(sector)?.is_some_and(|refs| refs.content.is_some());
+                is_found && part(like) == part(&sent) && !sent.is_delta() && at.tree == MAP
+            }
+            _ => false,
+        };
         if !is_same {
             return Err(refused("it shares a record that is another one"));
         }
@@ -211,10 +276,10 @@ impl Apply {
     }
 }
 
-/// Refuses stored bytes that are not what their pointer says.
-fn check_content(txn: &Txn, pointer: &Pointer, stored: &[u8]) -> Result<()> {
+/// Refuses stored bytes that are not what their pointer says; else comes back with what they stand for.
+fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Result<Cow<'s, [u8]>> {
     let stored = match &pointer.place {
-        Place::Zero => return Ok(()),
+        Place::Zero => return Ok(Cow::Borrowed(&[])),
         Place::Embedded(bytes) => bytes,
         Place::Extent { checksum_kind, checksum, .. } => {
             if checksum_kind.sum(stored) != *checksum {
@@ -223,25 +288,24 @@ fn check_content(txn: &Txn, pointer: &Pointer, stored: &[u8]) -> Result<()> {
             stored
         }
     };
-    let mut decoded = Vec::new();
     let is_raw = pointer.codec == CodecId::Raw as u8;
     let content = if is_raw && stored.len() == pointer.extent_len as usize {
-        stored
+        Cow::Borrowed(stored)
     } else {
         let dictionary = match pointer.dictionary {
             0 => None,
             number => Some(txn.store().dictionary(number)?),
         };
-        decoded.resize(pointer.extent_len as usize, 0);
+        let mut decoded = vec![0; pointer.extent_len as usize];
         let (id, dst) = (pointer.codec, &mut decoded[..]);
         codec::with_codec(|codec| codec.decompress_with(id, stored, dst, dictionary.as_deref()))
             .map_err(|error| Error::codec("stream", 0, error))?;
-        &decoded
+        Cow::Owned(decoded)
     };
-    if pointer.is_delta() && !delta::is_sound(content, pointer.len as usize) {
+    if pointer.is_delta() && !delta::is_sound(&content, pointer.len as usize) {
         return Err(refused("the delta of a patch is malformed"));
     }
-    Ok(())
+    Ok(content)
 }
 
 /// Refuses a record or patch that cannot be where it says, or meets one that is there.

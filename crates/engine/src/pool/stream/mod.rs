@@ -50,6 +50,13 @@ use super::names::Origin;
 use crate::error::{Error, Result};
 use crate::units::Txg;
 
+/// What the format's document is compared with.
+#[cfg(test)]
+pub(crate) mod format {
+    pub(crate) use super::frame::{FrameReader, HEADER_FRONT_LEN, Header};
+    pub(crate) use crate::pool::names::{Origin, PROGRESS_FRONT_LEN, Progress};
+}
+
 /// A place in a stream, from which it can be made again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResumeToken {

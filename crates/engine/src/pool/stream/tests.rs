@@ -1,6 +1,7 @@
 //! Tests of streams: what comes out of one is what went in, whatever happens to it on the way.
 
 mod chains;
+mod crash;
 mod trees;
 
 use std::io::Read;

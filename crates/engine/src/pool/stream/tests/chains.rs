@@ -15,12 +15,12 @@ use crate::units::FileId;
 const NAMES: [&[u8]; 4] = [b"s0", b"s1", b"s2", b"s3"];
 
 /// A pool with snapshots of one scope.
-struct Chain {
-    pool: Pool,
-    scope: FileId,
+pub struct Chain {
+    pub pool: Pool,
+    pub scope: FileId,
 }
 
-fn chain(seed: u64, whole: bool) -> Chain {
+pub fn chain(seed: u64, whole: bool) -> Chain {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
     let pool = new_pool(&device, 9, &[]);
     let (mut tree, mut rng) = (Tree::default(), Rng(seed));
@@ -46,11 +46,11 @@ impl Chain {
         self.pool.snapshots().unwrap().len()
     }
 
-    fn open(&self, index: usize) -> Pool {
+    pub fn open(&self, index: usize) -> Pool {
         self.pool.open_snapshot(self.scope, NAMES[index]).unwrap()
     }
 
-    fn stream(&self, from: Option<usize>, to: usize, resume: Option<ResumeToken>) -> Vec<u8> {
+    pub fn stream(&self, from: Option<usize>, to: usize, resume: Option<ResumeToken>) -> Vec<u8> {
         let (base, snapshot) = (from.map(|from| self.open(from)), self.open(to));
         let plan = SendPlan {
             snapshot: &snapshot,
@@ -78,7 +78,7 @@ fn target(seed: u64) -> Pool {
     new_pool(&device, if seed % 2 == 0 { 12 } else { 9 }, settings[seed as usize % 3])
 }
 
-fn receive(pool: &Pool, mut stream: &[u8], options: &ReceiveOptions) -> Result<ReceiveReport> {
+pub fn receive(pool: &Pool, mut stream: &[u8], options: &ReceiveOptions) -> Result<ReceiveReport> {
     pool.receive(ROOT, b"copy", &mut stream, options, &mut |_| {})
 }
 
@@ -123,6 +123,22 @@ fn what_did_not_change_is_not_sent() {
     let small = Chain { pool, scope: ROOT };
     let (whole, part) = (small.stream(None, 1, None).len(), small.stream(Some(0), 1, None).len());
     assert!(part < 500 && whole > 20 * part, "{part} of {whole}");
+}
+
+#[test]
+fn what_is_there_already_is_shared_where_that_is_wanted() {
+    let chain = chain(150, true);
+    let stream = chain.stream(None, 0, None);
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = new_pool(&device, 9, &[(Property::Dedup, "on")]);
+    let first = take(&pool, &stream).unwrap().file;
+    let (before, mut input) = (pool.state().stats().shared.logical, &stream[..]);
+    let options = ReceiveOptions::default();
+    let second = pool.receive(ROOT, b"second", &mut input, &options, &mut |_| {}).unwrap().file;
+    assert!(pool.state().stats().shared.logical > before);
+    assert_same(&chain.open(0), chain.scope, &pool, first, 150);
+    assert_same(&chain.open(0), chain.scope, &pool, second, 150);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
 #[test]
