@@ -349,3 +349,33 @@ fn salvage_gives_back_directories() {
     assert_eq!(fs::read(out.join("a/link")).unwrap(), b"content one");
     assert_same(&out.join("a/two"), &directory.path().join("a/two"));
 }
+
+#[test]
+fn several_databases_live_in_one_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("dbs");
+    fs::create_dir(&tree).unwrap();
+    for (name, rows) in [("one.db", 10), ("two.db", 20)] {
+        make_database(&tree.join(name), 4096, rows);
+    }
+    let pool = directory.path().join("pool.hpk");
+    hardpack().args(["put", "-q"]).args([&tree, &pool]).assert().success();
+    let sql = |name: &str, sql: &str| {
+        stdout_of(hardpack().arg("sql").arg(pool.join("dbs").join(name)).arg(sql))
+    };
+    assert_eq!(sql("one.db", "SELECT count(*) FROM t"), "10\n");
+    sql("two.db", "DELETE FROM t WHERE a > 15");
+    assert_eq!(sql("two.db", "SELECT count(*) FROM t"), "15\n");
+    let checked = json_of(hardpack().args(["check", "-q", "--json"]).arg(&pool));
+    assert_eq!((&checked["databases"], &checked["ok"]), (&2.into(), &true.into()), "{checked}");
+    hardpack()
+        .args(["repack", "-q", "--compression", "zstd-9"])
+        .arg(pool.join("dbs"))
+        .assert()
+        .success();
+    let out = directory.path().join("two.db");
+    hardpack().args(["unpack", "-q"]).args([&pool.join("dbs/two.db"), &out]).assert().success();
+    assert_eq!(count_rows(&out), 15);
+    let hint = stderr_of(hardpack().arg("pack").args([&out, &pool.join("three.db")]), 3);
+    assert!(hint.contains("'hardpack put "), "{hint}");
+}

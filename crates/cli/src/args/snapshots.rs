@@ -1,7 +1,6 @@
 //! The flags of the commands that work on snapshots.
 
 use clap::Args as ClapArgs;
-use std::path::PathBuf;
 
 use crate::address::Address;
 
@@ -87,9 +86,9 @@ pub struct DestroyArgs {
 
 #[derive(Debug, ClapArgs)]
 pub struct StatsArgs {
-    /// The pool
-    #[arg(value_name = "POOL")]
-    pub pool: PathBuf,
+    /// The pool, or a directory or file in it
+    #[arg(value_name = "POOL[/PATH]")]
+    pub path: Address,
     /// Exact numbers of bytes
     #[arg(short = 'p', long)]
     pub exact: bool,

@@ -157,6 +157,7 @@ impl<'p> Info<'p> {
             "pool_bytes": self.pool_bytes,
             "ratio": json_ratio(self.ratio()),
             "compressratio": json_ratio(self.stats.compress_ratio()),
+            "dedupratio": json_ratio(self.stats.dedup_ratio()),
             "stored_bytes": self.stats.data().stored,
             "data_bytes": self.stats.data().allocated,
             "metadata_bytes": self.stats.nodes.allocated,
@@ -208,6 +209,7 @@ impl<'p> Info<'p> {
             ("pool size", size(self.pool_bytes)),
             ("ratio", ratio(self.ratio())),
             ("compressratio", ratio(stats.compress_ratio())),
+            ("dedupratio", ratio(stats.dedup_ratio())),
             (
                 "data",
                 format!(

@@ -9,14 +9,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo};
+use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo, UsageBelow};
 use serde_json::{Value, json};
 
 use super::names::now_ns;
 use crate::address::{Address, join, os_path};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
+use crate::output::{self, Out, bytes, json_ratio, ratio};
 use crate::{pool_file, signals, sqlite, text};
 
 /// How long a database is waited for whose log is to be settled.
@@ -97,8 +97,7 @@ struct Row {
     name: Vec<u8>,
     /// What destroying the snapshot alone gives back.
     used: Option<u64>,
-    logical: u64,
-    stored: u64,
+    usage: UsageBelow,
     created_ns: i64,
 }
 
@@ -108,24 +107,13 @@ fn show(args: &ListArgs) -> Result<(), Reason> {
     let mut rows = Vec::new();
     let pool = &opened.pool;
     let usage = pool.usage_below(top.file)?;
-    rows.push(Row {
-        name: opened.shown_at(&opened.path),
-        used: None,
-        logical: usage.logical,
-        stored: usage.stored,
-        created_ns: 0,
-    });
+    rows.push(Row { name: opened.shown_at(&opened.path), used: None, usage, created_ns: 0 });
     if top.kind == Kind::Directory {
         for entry in pool.list_some(top.file, None, usize::MAX)? {
             if entry.kind == Kind::Directory {
                 let usage = pool.usage_below(entry.file)?;
-                rows.push(Row {
-                    name: opened.shown_at(&join(&opened.path, &entry.name)),
-                    used: None,
-                    logical: usage.logical,
-                    stored: usage.stored,
-                    created_ns: 0,
-                });
+                let name = opened.shown_at(&join(&opened.path, &entry.name));
+                rows.push(Row { name, used: None, usage, created_ns: 0 });
             }
         }
     }
@@ -139,12 +127,11 @@ fn show(args: &ListArgs) -> Result<(), Reason> {
             true => None,
             false => Some(pool.snapshot_space(info.scope, &info.name)?),
         };
-        let then = pool.open_snapshot(info.scope, &info.name)?.usage_below(info.scope)?;
+        let usage = pool.open_snapshot(info.scope, &info.name)?.usage_below(info.scope)?;
         rows.push(Row {
             name: [&opened.shown_at(&path)[..], b"@", &info.name].concat(),
             used: space.map(|space| space.used),
-            logical: then.logical,
-            stored: then.stored,
+            usage,
             created_ns: info.created_ns,
         });
     }
@@ -157,9 +144,10 @@ fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
             json!({
                 "name": String::from_utf8_lossy(&row.name),
                 "used_bytes": row.used,
-                "logical_bytes": row.logical,
-                "stored_bytes": row.stored,
-                "ratio": json_ratio(quotient(row.logical, row.stored)),
+                "logical_bytes": row.usage.logical,
+                "stored_bytes": row.usage.stored,
+                "compressratio": json_ratio(row.usage.compress_ratio()),
+                "dedupratio": json_ratio(row.usage.dedup_ratio()),
                 "created_ns": row.created_ns,
             })
         };
@@ -174,9 +162,10 @@ fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
         [
             text::escaped(&row.name),
             used,
-            bytes(row.logical, args.exact),
-            bytes(row.stored, args.exact),
-            ratio(quotient(row.logical, row.stored)),
+            bytes(row.usage.logical, args.exact),
+            bytes(row.usage.stored, args.exact),
+            ratio(row.usage.compress_ratio()),
+            ratio(row.usage.dedup_ratio()),
             created,
         ]
     };
@@ -187,7 +176,7 @@ fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
         }
         return out.finish();
     }
-    let header = ["NAME", "USED", "LOGICAL", "STORED", "RATIO", "CREATED"];
+    let header = ["NAME", "USED", "LOGICAL", "STORED", "COMPRESS", "DEDUP", "CREATED"];
     output::print(output::columns(header, rows.iter().map(cells), 1))
 }
 
@@ -195,18 +184,14 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
     let address = &args.snapshot;
     let change = || {
         let (path, name) = address.snapshot_name()?;
-        refuse_unsettled(&address.pool, &path)?;
+        // A log that is newer than what the pool comes to hold would be applied to it.
+        settle_databases(&address.pool, &path)?;
         let pool = pool_file::open_writable(&address.pool, None)?;
         pool.rollback(pool.resolve(&path)?.file, &name)?;
         Ok::<_, Reason>(pool.close()?)
     };
     change().cannot("go back to", address)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// A log that is newer than what the pool would hold must not be applied to it.
-fn refuse_unsettled(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
-    settle_databases(pool_path, path)
 }
 
 pub fn clone(args: &CloneArgs) -> Result<ExitCode, Failure> {

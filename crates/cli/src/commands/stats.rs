@@ -1,83 +1,99 @@
-//! `hardpack stats`: how well a pool is compressed and deduplicated, and what the tables for that take on disk and in
-//! memory.
+//! `hardpack stats`: how well a pool, or a directory in it, is compressed and deduplicated, and what the tables for
+//! that take on disk and in memory.
 
 use std::process::ExitCode;
 
-use hardpack_engine::pool::{Pool, ROOT};
-use hardpack_engine::store::stats::PoolStats;
+use hardpack_engine::pool::{Pool, UsageBelow};
 use serde_json::json;
 
+use crate::address::Opened;
 use crate::args::StatsArgs;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, count, json_ratio, ratio};
-use crate::pool_file;
 
 pub fn run(args: &StatsArgs) -> Result<ExitCode, Failure> {
-    show(args).cannot("show", args.pool.display())?;
+    show(args).cannot("show", &args.path)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn show(args: &StatsArgs) -> Result<(), Reason> {
-    let pool = pool_file::open_read_only(&args.pool, None)?;
-    if args.json {
-        output::print_json(&json_of(&pool)?)
-    } else {
-        output::print(text(&pool, args.exact)?)
+    let opened = args.path.open(None)?;
+    let usage = opened.pool.usage_below(opened.entry()?.file)?;
+    let is_whole = args.path.is_whole();
+    match args.json {
+        true => output::print_json(&json_of(&opened, &usage, is_whole)?),
+        false => output::print(text(&opened.pool, &usage, is_whole, args.exact)?),
     }
 }
 
-/// What sharing and compression together come to.
-fn combined(stats: &PoolStats) -> f64 {
-    stats.dedup_ratio() * stats.compress_ratio()
+/// What compression and sharing together come to.
+fn combined(usage: &UsageBelow) -> f64 {
+    usage.compress_ratio() * usage.dedup_ratio()
 }
 
-fn json_of(pool: &Pool) -> Result<serde_json::Value, Reason> {
-    let state = pool.state();
-    let (stats, index) = (state.stats(), pool.index_stats()?);
-    let usage = pool.usage_below(ROOT)?;
-    Ok(json!({
-        "txg": state.txg().0,
-        "files_bytes": stats.file_bytes,
-        "compress_ratio": json_ratio(stats.compress_ratio()),
-        "dedup_ratio": json_ratio(stats.dedup_ratio()),
-        "combined_ratio": json_ratio(combined(stats)),
-        "records": stats.data().records,
+fn json_of(
+    opened: &Opened,
+    usage: &UsageBelow,
+    is_whole: bool,
+) -> Result<serde_json::Value, Reason> {
+    let pool = &opened.pool;
+    let mut value = json!({
         "files": usage.files,
-        "metadata_bytes": stats.nodes.allocated,
-        "snapshots": pool.snapshots()?.len(),
-        "index": {
-            "entries": index.entries,
-            "runs": index.runs,
-            "disk_bytes": index.disk_bytes,
-            "memory_bytes": index.memory_bytes(),
-        },
-    }))
+        "logical_bytes": usage.logical,
+        "stored_bytes": usage.stored,
+        "stored_once_bytes": usage.stored_once,
+        "compress_ratio": json_ratio(usage.compress_ratio()),
+        "dedup_ratio": json_ratio(usage.dedup_ratio()),
+        "combined_ratio": json_ratio(combined(usage)),
+    });
+    if is_whole {
+        let state = pool.state();
+        let (stats, index) = (state.stats(), pool.index_stats()?);
+        value["pool"] = json!({
+            "txg": state.txg().0,
+            "dedup_ratio": json_ratio(stats.dedup_ratio()),
+            "metadata_bytes": stats.nodes.allocated,
+            "counted_extents": stats.counted.records,
+            "shared_references": stats.shared.records,
+            "snapshots": pool.snapshots()?.len(),
+            "index_entries": index.entries,
+            "index_runs": index.runs,
+            "index_disk_bytes": index.disk_bytes,
+            "index_memory_bytes": index.memory_bytes(),
+        });
+    }
+    Ok(value)
 }
 
-fn text(pool: &Pool, exact: bool) -> Result<String, Reason> {
-    let state = pool.state();
-    let (stats, index) = (state.stats(), pool.index_stats()?);
-    let usage = pool.usage_below(ROOT)?;
-    let rows = [
-        ("state", format!("txg {}", state.txg())),
-        ("files", format!("{}, {}", count(usage.files, exact), bytes(stats.file_bytes, exact))),
-        ("compressratio", ratio(stats.compress_ratio())),
-        ("dedupratio", ratio(stats.dedup_ratio())),
-        ("both", ratio(combined(stats))),
-        ("records", count(stats.data().records, exact)),
-        ("shared", format!("{} more pointers than extents", count(stats.shared.records, exact))),
-        ("metadata", bytes(stats.nodes.allocated, exact)),
-        ("snapshots", count(pool.snapshots()?.len() as u64, exact)),
-        (
-            "dedup index",
-            format!(
-                "{} entries in {} runs, {} on disk, {} in memory",
-                count(index.entries, exact),
-                index.runs,
-                bytes(index.disk_bytes, exact),
-                bytes(index.memory_bytes(), exact)
-            ),
-        ),
+fn text(pool: &Pool, usage: &UsageBelow, is_whole: bool, exact: bool) -> Result<String, Reason> {
+    let size = |n| bytes(n, exact);
+    let mut rows = vec![
+        ("files", count(usage.files, exact)),
+        ("logical size", size(usage.logical)),
+        ("stored", size(usage.stored)),
+        ("stored once", size(usage.stored_once)),
+        ("compressratio", ratio(usage.compress_ratio())),
+        ("dedupratio", ratio(usage.dedup_ratio())),
+        ("both", ratio(combined(usage))),
     ];
+    if is_whole {
+        let state = pool.state();
+        let (stats, index) = (state.stats(), pool.index_stats()?);
+        let counted = count(stats.counted.records, exact);
+        let shared = count(stats.shared.records, exact);
+        let with = ratio(stats.dedup_ratio());
+        rows.extend([
+            ("snapshots", count(pool.snapshots()?.len() as u64, exact)),
+            ("references", format!("{counted} extents counted, {shared} more pointers to them")),
+            ("dedup with snapshots", with),
+            (
+                "dedup index",
+                format!("{} entries in {} runs", count(index.entries, exact), index.runs),
+            ),
+            ("index on disk", size(index.disk_bytes)),
+            ("index in memory", size(index.memory_bytes())),
+            ("metadata", size(stats.nodes.allocated)),
+        ]);
+    }
     Ok(output::pairs(rows))
 }
