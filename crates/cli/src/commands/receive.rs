@@ -53,14 +53,17 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     received.map_err(|error| {
         let is_of_stream =
             matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. });
-        let reason = Reason::from(error);
+        let mut reason = Reason::from(error);
+        if is_of_stream {
+            // The pool is sound.
+            reason.hint = None;
+        }
         match pool.receive_token(directory, name) {
             Ok(Some(_)) if is_of_stream => reason.hint(format!(
                 "what came before is kept: 'hardpack receive --resume-token {0}' tells from where \
                  to send the rest, and with --abort it is given up",
                 args.target
             )),
-            _ if is_of_stream => Reason { hint: None, ..reason },
             _ => reason,
         }
     })?;

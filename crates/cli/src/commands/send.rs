@@ -1,6 +1,6 @@
 //! `hardpack send`: writes a snapshot, or what changed since another, to standard output.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufWriter, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -53,7 +53,7 @@ fn base_named(pool: &Pool, args: &SendArgs, text: &OsString) -> Result<Found, Re
     if text.as_bytes().starts_with(b"@") {
         let given = args.snapshot.given().as_bytes();
         let end = given.iter().rposition(|byte| *byte == b'@').unwrap_or(given.len());
-        full = OsStrExt::from_bytes(&given[..end]).to_owned();
+        full = OsStr::from_bytes(&given[..end]).to_owned();
         full.push(text);
     }
     let address = Address::from(full);
