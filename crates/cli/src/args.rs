@@ -3,6 +3,7 @@
 mod files;
 mod properties;
 mod snapshots;
+mod streams;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use hardpack_engine::pool::{Property, Settings};
 pub use self::files::*;
 pub use self::properties::*;
 pub use self::snapshots::*;
+pub use self::streams::*;
 use crate::address::Address;
 
 const EXIT_CODES: &str = "\
@@ -155,6 +157,10 @@ pub enum Command {
     Diff(DiffArgs),
     /// Destroy snapshots, and give back what only they hold
     Destroy(DestroyArgs),
+    /// Write a snapshot as a stream, for another pool
+    Send(SendArgs),
+    /// Take a snapshot from a stream into a pool
+    Receive(ReceiveArgs),
     /// Show how well a pool is compressed and deduplicated, and what that takes
     Stats(StatsArgs),
     /// Show what a pool holds, how well it compresses, and its settings

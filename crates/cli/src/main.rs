@@ -62,6 +62,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Clone(args) => commands::snapshots::clone(&args),
         Command::Diff(args) => commands::snapshots::diff(&args),
         Command::Destroy(args) => commands::snapshots::destroy(&args),
+        Command::Send(args) => commands::send::run(&args),
+        Command::Receive(args) => commands::receive::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
         Command::Info(args) => commands::info::run(&args),
         Command::Check(args) => commands::check::run(&args),

@@ -35,6 +35,14 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// The operating system refused to go on with a stream from or to another pool.
+    #[error("cannot {action} the stream: {source}")]
+    Stream {
+        /// What was attempted.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// The medium is full; nothing of the transaction was kept.
     #[error("no space left on the device that holds the pool")]
     NoSpace,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::pool::stream_format::{self as stream, Origin, PROGRESS_FRONT_LEN, Progress};
 use crate::pool::{Attributes, FileOwner, Kind, ROOT};
 use crate::store::checksum::ChecksumKind;
 use crate::store::dead::DEAD_KEY_LEN;
@@ -203,6 +204,65 @@ fn snapshot_is_as_documented() {
     let root = [&(root.len() as u16).to_le_bytes()[..], &root].concat();
     assert_eq!(rest, [&b"name"[..], &root, &[0; 4], &root].concat());
     assert_eq!(Snapshot::decode(9, &encoded), Some(snapshot));
+}
+
+#[test]
+fn stream_is_as_documented() {
+    let origin = Origin { guid: GUID, txg: Txg(0x0102_0304) };
+    let header = stream::Header {
+        origin,
+        base: Txg(7),
+        first: 8,
+        scope: FileId(9),
+        created_ns: -5,
+        kind: Kind::Directory,
+        name: b"name".to_vec(),
+    };
+    let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
+    let expected = HashMap::from([
+        ("magic", b"hpkstrm\n".to_vec()),
+        ("version", vec![1, 0, 0, 0]),
+        ("guid", GUID.to_vec()),
+        ("txg", u64_bytes(0x0102_0304)),
+        ("base", u64_bytes(7)),
+        ("first", u64_bytes(8)),
+        ("scope", u64_bytes(9)),
+        ("created", (-5_i64).to_le_bytes().to_vec()),
+        ("kind", vec![2]),
+        ("name_len", vec![4, 0]),
+    ]);
+    let encoded = header.encode();
+    let (front, rest) = encoded.split_at(stream::HEADER_FRONT_LEN);
+    compare("stream", front, expected);
+    let hash = twox_hash::XxHash3_64::oneshot(&encoded[..encoded.len() - 8]);
+    assert_eq!(rest, [&b"name"[..], &hash.to_le_bytes()].concat());
+    assert_eq!(stream::FrameReader::new(&mut &encoded[..]).header().unwrap(), header);
+}
+
+#[test]
+fn receive_is_as_documented() {
+    let progress = Progress {
+        origin: Origin { guid: GUID, txg: Txg(0x0102_0304) },
+        base: Txg(7),
+        frames: 8,
+        spooled: 9,
+        parent: FileId(10),
+        name: b"name".to_vec(),
+    };
+    let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
+    let expected = HashMap::from([
+        ("guid", GUID.to_vec()),
+        ("txg", u64_bytes(0x0102_0304)),
+        ("base", u64_bytes(7)),
+        ("frames", u64_bytes(8)),
+        ("spooled", u64_bytes(9)),
+        ("parent", u64_bytes(10)),
+        ("name_len", vec![4, 0]),
+    ]);
+    let encoded = progress.encode();
+    compare("receive", &encoded[..PROGRESS_FRONT_LEN], expected);
+    assert_eq!(&encoded[PROGRESS_FRONT_LEN..], b"name");
+    assert_eq!(Progress::decode(&encoded), Some(progress));
 }
 
 #[test]

@@ -127,6 +127,23 @@ impl<'t> Edit<'t> {
         Ok(())
     }
 
+    /// Gives a file or directory that was created without a name its first one.
+    pub(super) fn name_first(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        name: &[u8],
+    ) -> Result<()> {
+        self.check_directory(directory)?;
+        self.check_free(directory, name)?;
+        let attributes = self.attributes(file)?;
+        names::set_nameless(self.txn, file, false)?;
+        names::add_name(self.txn, directory, name, file, attributes.kind)?;
+        let (link_count, parent) = (1, directory);
+        self.set_attributes(file, &Attributes { link_count, parent, ..attributes })?;
+        self.touch(directory)
+    }
+
     /// Creates a symbolic link.
     pub fn symlink(
         &mut self,

@@ -3,6 +3,8 @@
 
 use super::Pool;
 use super::extents::{Piece, next_file};
+use super::names::ROOT;
+use super::namespace::is_reached;
 use super::rewrite::{Over, Rewrite, Step, StepLimits};
 use super::write::is_fold_due;
 use crate::error::Result;
@@ -36,7 +38,7 @@ impl Pool {
         Rewrite::new(self, file, Over::Patches, &want)?.step(from, limits, &|_, _| Ok(()))
     }
 
-    /// Folds every file of the pool, step by step, until all is done or `go_on`, which is given what was
+    /// Folds every file of the pool that has a name, step by step, until all is done or `go_on`, which is given what was
     /// done so far, says no.
     pub fn fold(
         &self,
@@ -48,6 +50,10 @@ impl Pool {
         let mut last = FileId(0);
         while let Some(file) = self.read(|source| next_file(source, PATCHES, last))? {
             last = file;
+            // What is being received may still be shared as it came.
+            if !self.read(|source| is_reached(source, file, ROOT))? {
+                continue;
+            }
             let mut next = Some(0);
             while let Some(from) = next {
                 let step = self.fold_step(file, which, from, limits)?;

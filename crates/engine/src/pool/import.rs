@@ -158,7 +158,14 @@ impl Pool {
     pub fn remove_nameless(&self, is_in_use: &mut dyn FnMut(FileId) -> bool) -> Result<u64> {
         let mut removed = 0;
         let found = self.read(|source| names::nameless(source, usize::MAX))?;
-        let gone: Vec<FileId> = found.into_iter().filter(|file| !is_in_use(*file)).collect();
+        let mut gone = Vec::new();
+        for file in found {
+            // What is being received is waiting for the rest of its stream.
+            let is_received = self.read(|source| names::progress(source, file))?.is_some();
+            if !is_received && !is_in_use(file) {
+                gone.push(file);
+            }
+        }
         for files in gone.chunks(NAMELESS_COUNT) {
             self.edit(0, |edit| {
                 for file in files {

@@ -41,6 +41,7 @@ mod salvage;
 mod sink;
 mod snapshots;
 mod source;
+mod stream;
 mod usage;
 mod write;
 
@@ -72,6 +73,9 @@ pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Str
 pub use self::sink::SINK_COMPRESSION;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;
+#[cfg(test)]
+pub(crate) use self::stream::format as stream_format;
+pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 pub use self::usage::{Usage, UsageBelow};
 use crate::device::Device;
 use crate::error::{Error, Result};

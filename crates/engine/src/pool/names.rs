@@ -10,6 +10,9 @@
 //! 7, file u64 BE, part u8             -> the target of a symbolic link
 //! 8, file u64 BE, name, NUL, part u8  -> an extended attribute
 //! 9, file u64 BE                      -> nothing                a file without a name, being filled
+//! 10, root u64 BE                     -> how far a receive from another pool has come (see `receiving.rs`)
+//! 11, root u64 BE, class u8, u64 BE   -> u64: what a number of its stream is here
+//! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one
 //! ```
 //!
 //! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
@@ -18,6 +21,7 @@
 
 mod attributes;
 mod extra;
+mod receiving;
 mod settings;
 
 use std::borrow::Cow;
@@ -27,6 +31,12 @@ pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{
     parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
+};
+#[cfg(test)]
+pub(crate) use self::receiving::PROGRESS_FRONT_LEN;
+pub(crate) use self::receiving::{
+    Identity, Origin, Progress, find_progress, forget_receive, identities, identity, progress,
+    received_as, set_identity, set_progress, set_received_as,
 };
 pub use self::settings::DEPTH_MAX;
 pub(crate) use self::settings::{
@@ -68,7 +78,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn from_stored(value: u8) -> Option<Kind> {
+    pub(super) fn from_stored(value: u8) -> Option<Kind> {
         [Kind::File, Kind::Directory, Kind::Symlink].into_iter().find(|kind| *kind as u8 == value)
     }
 }
@@ -259,7 +269,7 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
             let (directory, name) = rest.split_first_chunk::<8>()?;
             Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
         }
-        settings::PROPERTY..=NAMELESS => Some(Owned::Other(file)),
+        settings::PROPERTY..=receiving::ORIGIN => Some(Owned::Other(file)),
         _ => None,
     }
 }
@@ -321,10 +331,53 @@ pub(super) fn next_orphan(txn: &mut Txn) -> Result<Option<FileId>> {
     found.first().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).transpose()
 }
 
+/// Something that is kept for a file besides its names, by the key of its entry.
+pub(super) enum OwnChange {
+    Attributes(FileId),
+    Property(FileId, Vec<u8>),
+    Dictionary(FileId),
+    Xattr(FileId, Vec<u8>),
+}
+
+impl OwnChange {
+    pub fn file(&self) -> FileId {
+        match self {
+            OwnChange::Attributes(file)
+            | OwnChange::Property(file, _)
+            | OwnChange::Dictionary(file)
+            | OwnChange::Xattr(file, _) => *file,
+        }
+    }
+}
+
+/// What of a file an entry with this key is, where that is sent to other pools. Properties that only a later version
+/// knows are not.
+pub(super) fn parse_own_key(key: &[u8]) -> Option<OwnChange> {
+    let (kind, rest) = key.split_first()?;
+    let (file, rest) = rest.split_first_chunk::<8>()?;
+    let file = FileId(u64::from_be_bytes(*file));
+    match *kind {
+        attributes::ATTRIBUTES => Some(OwnChange::Attributes(file)),
+        settings::PROPERTY => {
+            let name = std::str::from_utf8(rest).ok()?;
+            name.parse::<super::props::Property>().ok()?;
+            Some(OwnChange::Property(file, rest.to_vec()))
+        }
+        settings::DICTIONARY => Some(OwnChange::Dictionary(file)),
+        extra::XATTR => match rest {
+            [name @ .., 0, _] => Some(OwnChange::Xattr(file, name.to_vec())),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// Forgets everything but the names of a file.
 pub(super) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
     settings::remove(txn, file)?;
     extra::remove(txn, file)?;
+    receiving::forget_receive(txn, file)?;
+    receiving::remove_origins(txn, file)?;
     set_nameless(txn, file, false)?;
     attributes::remove_attributes(txn, file)
 }

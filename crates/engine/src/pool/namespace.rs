@@ -220,7 +220,12 @@ impl Pool {
 
     /// Refuses to go into a directory by a name that is not its only one, as a damaged pool may have: it could lie
     /// in itself, or be met so often that a walk never ends.
-    fn check_only_name(&self, above: FileId, entry: &DirEntry, depth: usize) -> Result<()> {
+    pub(super) fn check_only_name(
+        &self,
+        above: FileId,
+        entry: &DirEntry,
+        depth: usize,
+    ) -> Result<()> {
         let names = self.names_of(entry.file)?;
         let is_only = matches!(&names[..], [(directory, name)]
             if *directory == above && *name == entry.name);
@@ -237,11 +242,17 @@ impl Pool {
     }
 }
 
-/// Whether `file` is `directory` or lies below it, by any of its names.
+/// Whether `file` is `directory` or lies below it, by any of its names. Everything is below the root.
 pub(super) fn is_below(source: &mut impl Source, file: FileId, directory: FileId) -> Result<bool> {
-    if directory == ROOT {
-        return Ok(true);
-    }
+    Ok(directory == ROOT || is_reached(source, file, directory)?)
+}
+
+/// The same, but what has no name, or is in something without one, is not below the root.
+pub(super) fn is_reached(
+    source: &mut impl Source,
+    file: FileId,
+    directory: FileId,
+) -> Result<bool> {
     let mut ahead = vec![file];
     let mut steps = 0;
     while let Some(at) = ahead.pop() {

@@ -22,6 +22,7 @@ use super::restore::{Origin, restore};
 use super::snapshots::missing;
 use crate::error::{Error, Result};
 use crate::store::Txn;
+use crate::store::snapshots::Snapshot;
 use crate::units::FileId;
 
 impl Pool {
@@ -32,17 +33,7 @@ impl Pool {
         self.check_settled(scope, snapshot.scope.is_directory)?;
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
-            let origin = Origin::of(self.store(), &snapshot);
-            match snapshot.scope.is_directory {
-                false => roll_file_back(txn, &origin, scope),
-                true => {
-                    if !names::is_there(txn, scope)? {
-                        let name = format!("number {}", scope.0);
-                        return Err(Error::NotFound { what: "directory any more", name });
-                    }
-                    Rollback { txn, origin, scope, copies: HashMap::new() }.run()
-                }
-            }
+            roll_back(txn, &snapshot)
         })
     }
 
@@ -83,6 +74,36 @@ fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
     Err(Error::NotFound { what: "place for file", name })
 }
 
+/// Takes a name away from something that may get one again before the transaction ends: then nothing may be noted
+/// as an orphan any more.
+pub(super) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEntry) -> Result<()> {
+    names::remove_name(txn, directory, &entry.name, entry.file)?;
+    names::set_orphan(txn, entry.file, true)?;
+    if entry.kind == Kind::Directory {
+        return Ok(());
+    }
+    let attributes = names::attributes(txn, entry.file)?;
+    let link_count = attributes.link_count.saturating_sub(1);
+    let left = names::names_of(txn, entry.file)?;
+    let parent = left.first().map_or(attributes.parent, |(directory, _)| *directory);
+    let rest = Attributes { link_count, parent, ..attributes };
+    names::set_attributes(txn, entry.file, &rest)
+}
+
+/// Makes the scope of a snapshot what it was then.
+pub(super) fn roll_back(txn: &mut Txn, snapshot: &Snapshot) -> Result<()> {
+    let origin = Origin::of(txn.store(), snapshot);
+    let scope = snapshot.scope.file;
+    if !snapshot.scope.is_directory {
+        return roll_file_back(txn, &origin, scope);
+    }
+    if !names::is_there(txn, scope)? {
+        let name = format!("number {}", scope.0);
+        return Err(Error::NotFound { what: "directory any more", name });
+    }
+    Rollback { txn, origin, scope, copies: HashMap::new() }.run()
+}
+
 struct Rollback<'t> {
     txn: &'t mut Txn,
     origin: Origin,
@@ -118,7 +139,7 @@ impl Rollback<'_> {
                     false => None,
                 };
                 if then.as_ref() != Some(entry) {
-                    self.take_away(directory, entry)?;
+                    take_away(self.txn, directory, entry)?;
                 }
                 if entry.kind == Kind::Directory {
                     below = Some(entry);
@@ -143,20 +164,6 @@ impl Rollback<'_> {
     fn was_below(&mut self, file: FileId) -> Result<bool> {
         let mut then = self.origin.read(self.txn);
         Ok(names::is_there(&mut then, file)? && is_below(&mut then, file, self.scope)?)
-    }
-
-    fn take_away(&mut self, directory: FileId, entry: &DirEntry) -> Result<()> {
-        names::remove_name(self.txn, directory, &entry.name, entry.file)?;
-        names::set_orphan(self.txn, entry.file, true)?;
-        if entry.kind == Kind::Directory {
-            return Ok(());
-        }
-        let attributes = names::attributes(self.txn, entry.file)?;
-        let link_count = attributes.link_count.saturating_sub(1);
-        let left = names::names_of(self.txn, entry.file)?;
-        let parent = left.first().map_or(attributes.parent, |(directory, _)| *directory);
-        let rest = Attributes { link_count, parent, ..attributes };
-        names::set_attributes(self.txn, entry.file, &rest)
     }
 
     /// Gives everything below the scope that was there then its names back, and what it was.

@@ -59,6 +59,7 @@ use crate::error::{Error, Result};
 use crate::units::{Sector, Txg};
 
 pub use self::extent::{Encoding, ExtentBytes};
+pub(crate) use self::space::space_key;
 pub use self::txn::{Owner, Txn};
 
 /// The trees of a pool, by their number on disk.
@@ -523,6 +524,11 @@ impl Store {
     /// The caches this pool shares.
     pub fn caches(&self) -> &Arc<Caches> {
         &self.caches
+    }
+
+    /// Whether the state that is read stays the same whatever others commit.
+    pub fn is_pinned(&self) -> bool {
+        self.is_pinned
     }
 
     /// Whether the medium refuses writes.

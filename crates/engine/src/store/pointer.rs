@@ -84,7 +84,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    fn from_stored(value: u8) -> Option<Filter> {
+    pub(crate) fn from_stored(value: u8) -> Option<Filter> {
         [Filter::None, Filter::Delta].into_iter().find(|filter| *filter as u8 == value)
     }
 }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::dead::DEAD_KEY_LEN;
 use super::fields::{FieldReader, FieldWriter};
 use super::pointer::{POINTER_LEN_MAX, Pointer};
-use super::stats::CodecStats;
+use super::stats::{CodecStats, PoolStats};
 use super::superblock::{FEATURE_SNAPSHOTS, NUMBER_MAX, Superblock};
 use super::tree::{NodeSource, TxnTree};
 use super::trees::{NAMES, OF_SNAPSHOTS, SNAPSHOTS};
@@ -404,6 +404,36 @@ impl Txn {
         if !OF_SNAPSHOTS.iter().all(is_clean) {
             return Err(Error::Invalid("a snapshot must come before any change".into()));
         }
+        let Superblock { txg, roots, stats, .. } = self.core.base.superblock.clone();
+        let roots = OF_SNAPSHOTS.map(|tree| roots[usize::from(tree)].clone());
+        self.add_snapshot(scope, name, created_ns, (txg, roots, stats))
+    }
+
+    /// Makes a snapshot of what this transaction has changed so far. From here on it changes nothing more that
+    /// snapshots keep: it can only be committed. Returns the number.
+    pub fn create_snapshot_after(
+        &mut self,
+        scope: Scope,
+        name: &[u8],
+        created_ns: i64,
+    ) -> Result<u64> {
+        check_snapshot_name(name)?;
+        let mut roots = [const { None }; OF_SNAPSHOTS.len()];
+        for (root, tree) in roots.iter_mut().zip(OF_SNAPSHOTS) {
+            *root = self.flush_tree(tree)?;
+        }
+        self.core.is_frozen = true;
+        let (txg, stats) = (self.txg(), self.core.stats);
+        self.add_snapshot(scope, name, created_ns, (txg, roots, stats))
+    }
+
+    fn add_snapshot(
+        &mut self,
+        scope: Scope,
+        name: &[u8],
+        created_ns: i64,
+        (txg, roots, stats): (Txg, [Option<Pointer>; OF_SNAPSHOTS.len()], PoolStats),
+    ) -> Result<u64> {
         if self.find_snapshot(scope.file, name)?.is_some() {
             return Err(Error::Exists { name: String::from_utf8_lossy(name).into_owned() });
         }
@@ -412,18 +442,17 @@ impl Txn {
             return Err(Error::Invalid(what));
         }
         let number = self.new_file_id().0;
-        let superblock = &self.core.base.superblock;
         let snapshot = Snapshot {
             number,
             scope,
-            txg: superblock.txg,
+            txg,
             created_ns,
             is_condemned: false,
             release_from: [0; DEAD_KEY_LEN],
-            file_bytes: superblock.stats.file_bytes,
-            data: superblock.stats.data(),
+            file_bytes: stats.file_bytes,
+            data: stats.data(),
             name: name.to_vec(),
-            roots: OF_SNAPSHOTS.map(|tree| superblock.roots[usize::from(tree)].clone()),
+            roots,
         };
         self.core.incompat |= FEATURE_SNAPSHOTS;
         self.put_snapshot(&snapshot)?;

@@ -162,7 +162,7 @@ pub(super) fn reserved_run(ashift: u8) -> Run {
     Run { start: Sector(RESERVED_OFFSET >> ashift), sectors: RESERVED_LEN >> ashift }
 }
 
-pub(super) fn space_key(start: Sector) -> [u8; 8] {
+pub(crate) fn space_key(start: Sector) -> [u8; 8] {
     start.0.to_be_bytes()
 }
 

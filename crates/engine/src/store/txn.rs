@@ -74,6 +74,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// A snapshot of what was changed is made: no tree that it keeps changes any more.
+    pub(super) is_frozen: bool,
     /// Features that a reader must know from this transaction on.
     pub(super) incompat: u64,
     /// Dictionaries that this transaction has added.
@@ -167,6 +169,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
             set_aside: None,
@@ -259,14 +262,23 @@ impl Txn {
 
     /// Sets a value, and returns the one before.
     pub fn insert(&mut self, tree: u8, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.check_not_frozen(tree)?;
         self.core.changed = true;
         let old = self.trees[usize::from(tree)].insert(&mut self.core, key, value)?;
         self.spill_nodes(tree)?;
         Ok(old)
     }
 
+    fn check_not_frozen(&self, tree: u8) -> Result<()> {
+        if self.core.is_frozen && OF_SNAPSHOTS.contains(&tree) {
+            return Err(Error::Invalid("a snapshot was made: nothing may change any more".into()));
+        }
+        Ok(())
+    }
+
     /// Removes a key, and returns its value.
     pub fn remove(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.check_not_frozen(tree)?;
         let old = self.trees[usize::from(tree)].remove(&mut self.core, key)?;
         self.core.changed |= old.is_some();
         self.spill_nodes(tree)?;

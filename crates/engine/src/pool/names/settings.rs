@@ -104,11 +104,14 @@ pub(crate) fn set_dictionary(txn: &mut Txn, file: FileId, number: u32) -> Result
     Ok(())
 }
 
-/// The dictionaries in use for any file.
+/// The dictionaries in use for any file, or for what is being received.
 pub(crate) fn dictionaries_in_use(source: &mut impl Source) -> Result<Vec<u32>> {
-    let entries = source.range(NAMES, &[DICTIONARY], &[DICTIONARY + 1], usize::MAX)?;
-    let numbers = entries.into_iter().map(|(_, value)| value.try_into().map(u32::from_le_bytes));
-    numbers.map(|number| number.map_err(|_| malformed("a dictionary"))).collect()
+    let mut found = super::receiving::dictionaries_of_receives(source)?;
+    for (_, value) in source.range(NAMES, &[DICTIONARY], &[DICTIONARY + 1], usize::MAX)? {
+        let number = value.try_into().map(u32::from_le_bytes);
+        found.push(number.map_err(|_| malformed("a dictionary"))?);
+    }
+    Ok(found)
 }
 
 /// Forgets all of it.

@@ -1,0 +1,71 @@
+//! `hardpack receive`: takes a snapshot, or what changed since another, from standard input.
+
+use std::io::{BufReader, IsTerminal};
+use std::process::ExitCode;
+
+use hardpack_engine::pool::ReceiveOptions;
+use hardpack_engine::{Error, FileId};
+
+use crate::args::ReceiveArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output;
+use crate::progress::Spinner;
+
+/// So much is read at a time.
+const READ_LEN: usize = 1 << 20;
+
+pub fn run(args: &ReceiveArgs) -> Result<ExitCode, Failure> {
+    receive(args).cannot("receive", &args.target)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
+    let opened = match args.resume_token {
+        true => args.target.open(None)?,
+        false => args.target.open_writable(None)?,
+    };
+    let pool = &opened.pool;
+    if args.target.is_whole() {
+        return Err(Reason::new(Code::Cannot, "a pool as a whole cannot be received into")
+            .hint(format!("name what is to be made in it, as {}/NAME", args.target)));
+    }
+    let (directory, name): (FileId, &[u8]) = pool.resolve_parent(&opened.path)?;
+    let nothing = || Reason::new(Code::Cannot, "no stream was cut there");
+    if args.resume_token {
+        let token = pool.receive_token(directory, name)?.ok_or_else(nothing)?;
+        return output::print_line(token);
+    }
+    if args.abort {
+        return match pool.abort_receive(directory, name)? {
+            true => Ok(pool.close()?),
+            false => Err(nothing()),
+        };
+    }
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(Reason::new(Code::Cannot, "a stream does not come from a terminal")
+            .hint("redirect it from a file, or pipe it from 'hardpack send'"));
+    }
+    let _spinner = Spinner::new("receiving", args.quiet);
+    let mut input = BufReader::with_capacity(READ_LEN, stdin.lock());
+    let options = ReceiveOptions { force: args.force, ..ReceiveOptions::default() };
+    let received = pool.receive(directory, name, &mut input, &options, &mut |_| {});
+    received.map_err(|error| {
+        let is_of_stream =
+            matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. });
+        let mut reason = Reason::from(error);
+        if is_of_stream {
+            // The pool is sound.
+            reason.hint = None;
+        }
+        match pool.receive_token(directory, name) {
+            Ok(Some(_)) if is_of_stream => reason.hint(format!(
+                "what came before is kept: 'hardpack receive --resume-token {0}' tells from where \
+                 to send the rest, and with --abort it is given up",
+                args.target
+            )),
+            _ => reason,
+        }
+    })?;
+    Ok(pool.close()?)
+}

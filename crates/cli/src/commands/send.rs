@@ -1,0 +1,119 @@
+//! `hardpack send`: writes a snapshot, or what changed since another, to standard output.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufWriter, IsTerminal};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use hardpack_engine::pool::{Pool, ResumeToken, SendPlan, SnapshotInfo};
+use hardpack_engine::{Error, FileId};
+
+use crate::address::{Address, InSnapshot};
+use crate::args::SendArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::progress::Progress;
+use crate::{output, pool_file};
+
+/// So much is written at a time.
+const WRITE_LEN: usize = 1 << 20;
+
+pub fn run(args: &SendArgs) -> Result<ExitCode, Failure> {
+    send(args).cannot("send", &args.snapshot)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A snapshot that was opened.
+struct Found {
+    pool: Pool,
+    info: SnapshotInfo,
+    /// What is sent of it.
+    file: FileId,
+}
+
+fn open(pool: &Pool, found: &InSnapshot) -> Result<Found, Reason> {
+    let opened = pool.open_snapshot(found.scope, &found.name)?;
+    let file = opened.resolve(&found.path)?.file;
+    let is_it = |info: &SnapshotInfo| info.scope == found.scope && info.name == found.name;
+    let info = pool.snapshots()?.into_iter().find(is_it);
+    let info = info.ok_or_else(|| Reason::new(Code::Cannot, "the snapshot is gone"))?;
+    Ok(Found { pool: opened, info, file })
+}
+
+fn named(pool: &Pool, address: &Address) -> Result<Found, Reason> {
+    let found = address.find_snapshot(pool)?.ok_or_else(|| {
+        Reason::new(Code::Cannot, "it names no snapshot")
+            .hint("a snapshot is named POOL@NAME or POOL/PATH@NAME")
+    })?;
+    open(pool, &found)
+}
+
+/// The base as it was named: in full, or as `@OLD` for one of the same.
+fn base_named(pool: &Pool, args: &SendArgs, text: &OsString) -> Result<Found, Reason> {
+    let mut full = text.clone();
+    if text.as_bytes().starts_with(b"@") {
+        let given = args.snapshot.given().as_bytes();
+        let end = given.iter().rposition(|byte| *byte == b'@').unwrap_or(given.len());
+        full = OsStr::from_bytes(&given[..end]).to_owned();
+        full.push(text);
+    }
+    let address = Address::from(full);
+    if address.pool != args.snapshot.pool {
+        return Err(Reason::new(Code::Cannot, "the older snapshot is of another pool"));
+    }
+    named(pool, &address)
+}
+
+/// The base that a stream which was cut has.
+fn base_of(pool: &Pool, token: &ResumeToken, file: FileId) -> Result<Option<Found>, Reason> {
+    if token.base.0 == 0 {
+        return Ok(None);
+    }
+    for info in pool.snapshots()?.into_iter().filter(|info| info.txg == token.base) {
+        let opened = pool.open_snapshot(info.scope, &info.name)?;
+        match opened.is_below(file, info.scope) {
+            Ok(true) => return Ok(Some(Found { pool: opened, info, file })),
+            Ok(false) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Reason::new(Code::Cannot, "the snapshot that the stream starts from is gone"))
+}
+
+fn send(args: &SendArgs) -> Result<(), Reason> {
+    let pool = pool_file::open_read_only(&args.snapshot.pool, None)?;
+    let snapshot = named(&pool, &args.snapshot)?;
+    let base = match (&args.incremental, &args.resume) {
+        (Some(text), _) => Some(base_named(&pool, args, text)?),
+        (None, Some(token)) => base_of(&pool, token, snapshot.file)?,
+        (None, None) => None,
+    };
+    if base.as_ref().is_some_and(|base| base.file != snapshot.file) {
+        return Err(Reason::new(Code::Cannot, "the older snapshot is of another file"));
+    }
+    let plan = SendPlan {
+        snapshot: &snapshot.pool,
+        base: base.as_ref().map(|base| &base.pool),
+        scope: snapshot.file,
+        name: &snapshot.info.name,
+        created_ns: snapshot.info.created_ns,
+        resume: args.resume,
+    };
+    if args.estimate {
+        return output::print_line(pool.measure_send(&plan)?.bytes);
+    }
+    let stdout = std::io::stdout();
+    if stdout.is_terminal() {
+        return Err(Reason::new(Code::Cannot, "a stream is nothing for a terminal")
+            .hint("redirect it to a file, or pipe it to 'hardpack receive'"));
+    }
+    let shows = !args.quiet && std::io::stderr().is_terminal();
+    let total = if shows { pool.measure_send(&plan)?.bytes } else { 0 };
+    let mut progress = Progress::new(format!("sending {}", args.snapshot), total, !shows);
+    let mut out = BufWriter::with_capacity(WRITE_LEN, stdout.lock());
+    pool.send(&plan, &mut out, &mut |done| progress.at(done)).map_err(|error| match error {
+        Error::Stream { source, .. } => Reason::stdout(source),
+        error => error.into(),
+    })?;
+    progress.finish();
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! `hardpack send` and `receive`.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::*;
+use tempfile::TempDir;
+
+/// A pool with a directory and two snapshots of it, and an empty one.
+fn pools() -> (TempDir, PathBuf, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("a");
+    fs::create_dir_all(tree.join("b")).unwrap();
+    fs::write(tree.join("b/one"), "content one").unwrap();
+    fs::write(tree.join("two"), random_bytes(300_000, 3)).unwrap();
+    let (from, to) = (directory.path().join("from.hpk"), directory.path().join("to.hpk"));
+    hardpack().args(["put", "-q"]).args([&tree, &from]).assert().success();
+    hardpack().arg("create").arg(&to).assert().success();
+    snapshot(&from, "a@old");
+    fs::write(tree.join("b/one"), "content two, which is longer").unwrap();
+    fs::remove_file(tree.join("two")).unwrap();
+    hardpack().arg("rm").arg(from.join("a/two")).assert().success();
+    hardpack().args(["put", "-q"]).args([&tree, &from]).assert().success();
+    snapshot(&from, "a@new");
+    (directory, from, to)
+}
+
+fn snapshot(pool: &Path, name: &str) {
+    hardpack().arg("snapshot").arg(pool.join(name)).assert().success();
+}
+
+fn send(from: &Path, arguments: &[&str], name: &str) -> Vec<u8> {
+    let mut command = hardpack();
+    let sent = command.args(["send", "-q"]).args(arguments).arg(from.join(name)).assert().success();
+    sent.get_output().stdout.clone()
+}
+
+fn receive(to: &Path, arguments: &[&str], stream: &[u8]) -> assert_cmd::assert::Assert {
+    let mut command = hardpack();
+    command.args(["receive", "-q"]).args(arguments).arg(to.join("copy"));
+    command.write_stdin(stream).assert()
+}
+
+fn list(path: PathBuf) -> String {
+    stdout_of(hardpack().args(["ls", "-R"]).arg(path))
+        .replace("/copy", "/a")
+        .replace("to.hpk", "from.hpk")
+}
+
+#[test]
+fn snapshots_go_from_pool_to_pool() {
+    let (_directory, from, to) = pools();
+    let stream = send(&from, &[], "a@old");
+    let estimate = stdout_of(hardpack().args(["send", "-n"]).arg(from.join("a@old")));
+    assert_eq!(estimate.trim(), stream.len().to_string());
+    receive(&to, &[], &stream).success().stdout("").stderr("");
+    assert_eq!(list(to.join("copy@old")), list(from.join("a@old")).replace("a@", "a@"));
+    receive(&to, &[], &stream).code(3);
+    let part = send(&from, &["-i", "@old"], "a@new");
+    assert!(part.len() < 2000 && stream.len() > 300_000);
+    receive(&to, &[], &part).success();
+    assert_eq!(list(to.join("copy")), list(from.join("a")));
+    let one = stdout_of(hardpack().arg("cat").arg(to.join("copy/b/one")));
+    assert_eq!(one, "content two, which is longer");
+    let before = stdout_of(hardpack().arg("cat").arg(to.join("copy@old/b/one")));
+    assert_eq!(before, "content one");
+    hardpack().args(["check", "-q"]).arg(&to).assert().success();
+}
+
+#[test]
+fn a_stream_that_was_cut_goes_on() {
+    let (_directory, from, to) = pools();
+    let stream = send(&from, &[], "a@old");
+    let cut = receive(&to, &[], &stream[..stream.len() / 2]).code(1);
+    let error = String::from_utf8(cut.get_output().stderr.clone()).unwrap();
+    assert!(error.contains("--resume-token"), "{error}");
+    let token = stdout_of(hardpack().args(["receive", "--resume-token"]).arg(to.join("copy")));
+    let rest = send(&from, &["--resume", token.trim()], "a@old");
+    assert!(rest.len() < stream.len());
+    receive(&to, &[], &rest).success();
+    hardpack().args(["receive", "--resume-token"]).arg(to.join("copy")).assert().code(3);
+    assert_eq!(list(to.join("copy")), list(from.join("a@old")).replace("@old", ""));
+}
+
+#[test]
+fn what_was_changed_is_rolled_back_only_where_that_is_asked_for() {
+    let (_directory, from, to) = pools();
+    receive(&to, &[], &send(&from, &[], "a@old")).success();
+    hardpack().arg("mkdir").arg(to.join("copy/mine")).assert().success();
+    let part = send(&from, &["-i", "@old"], "a@new");
+    receive(&to, &[], &part).code(3);
+    receive(&to, &["-F"], &part).success();
+    assert_eq!(list(to.join("copy")), list(from.join("a")));
+}
+
+#[test]
+fn what_is_given_up_is_gone() {
+    let (_directory, from, to) = pools();
+    let stream = send(&from, &[], "a@old");
+    receive(&to, &[], &stream[..stream.len() - 20]).code(1);
+    receive(&to, &["--abort"], b"").success();
+    receive(&to, &["--abort"], b"").code(3);
+    receive(&to, &[], b"no stream at all").code(1);
+    receive(&to, &[], &stream).success();
+    hardpack().args(["receive"]).arg(&to).assert().code(3);
+    hardpack().args(["send", "-q"]).arg(from.join("a")).assert().code(3);
+}

@@ -1,0 +1,320 @@
+//! What an incremental stream says: how to make the newer of two snapshots of the older one.
+//!
+//! ```text
+//! names      those that are gone, or stand for something else; then those that came: each with the OBJECT and all below it
+//!            where that is new in the scope; then further names of what is new
+//! the rest   attributes, properties, extended attributes and dictionaries of what was there before
+//! records    patches that are gone, records that are gone; then records and patches that came
+//! ```
+//!
+//! Each in the order of the keys of its tree, of which only nodes that differ are read. What was in the scope before
+//! is made KNOWN before it is named. What left the scope is not spoken of: it has no name left there.
+
+use std::collections::{HashMap, HashSet};
+
+use super::body::{At, Body, travelling};
+use super::send::Sender;
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::pool::extents::parse_piece;
+use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
+use crate::pool::namespace::is_reached;
+use crate::pool::source::Source;
+use crate::store::checksum::ChecksumKind;
+use crate::store::differ::differences;
+use crate::store::pointer::{Place, Pointer};
+use crate::store::trees::{MAP, NAMES, PATCHES};
+use crate::units::FileId;
+
+/// So many answers are remembered at a time.
+const MEMO_COUNT_MAX: usize = 1 << 16;
+
+/// What is known of the two snapshots.
+pub(super) struct Changes<'a> {
+    base: &'a Pool,
+    /// Whether files are in the scope, before and now.
+    sides: HashMap<FileId, (bool, bool)>,
+    /// What was made known.
+    known: HashSet<FileId>,
+    last_xattr: Option<(FileId, Vec<u8>)>,
+}
+
+/// One time through the names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Gone,
+    New,
+    Further,
+}
+
+/// A key with its values before and now.
+type Values<'v> = (Option<&'v [u8]>, Option<&'v [u8]>);
+
+fn is_in_scope(pool: &Pool, scope: FileId, file: FileId) -> Result<bool> {
+    pool.read(|source| {
+        if file == scope || !names::is_there(source, file)? {
+            return Ok(file == scope);
+        }
+        is_reached(source, file, scope)
+    })
+}
+
+/// Whether two pointers of one pool stand for the same stored bytes.
+fn is_same(a: &Pointer, b: &Pointer) -> bool {
+    let is_identity = match a.place {
+        // Two extents with the same one are the same, for whatever reason one was moved.
+        Place::Extent { checksum_kind, .. } => checksum_kind != ChecksumKind::Xxh3,
+        _ => true,
+    };
+    let unborn = |pointer: &Pointer| Pointer { birth: a.birth, ..pointer.clone() };
+    unborn(a) == unborn(b) || is_identity && travelling(a) == travelling(b)
+}
+
+impl<'a> Sender<'a> {
+    /// The frames of an incremental stream.
+    pub(super) fn changes(&mut self, base: &'a Pool) -> Result<()> {
+        let (sides, known) = (HashMap::new(), HashSet::new());
+        let mut changes = Changes { base, sides, known, last_xattr: None };
+        self.change_names(&mut changes, Pass::Gone)?;
+        self.change_names(&mut changes, Pass::New)?;
+        if self.has_links {
+            self.change_names(&mut changes, Pass::Further)?;
+        }
+        self.each(base, NAMES, &mut |sender, key, values| {
+            sender.change_own(&mut changes, key, values)
+        })?;
+        for (tree, is_gone) in [(PATCHES, true), (MAP, true), (MAP, false), (PATCHES, false)] {
+            self.each(base, tree, &mut |sender, key, values| {
+                sender.change_piece(&mut changes, (tree, key), values, is_gone)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` with everything of a tree that differs.
+    #[allow(clippy::type_complexity)]
+    fn each(
+        &mut self,
+        base: &Pool,
+        tree: u8,
+        visit: &mut dyn FnMut(&mut Self, &[u8], Values<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (old, new) = (base.state(), self.snapshot.state());
+        let root = |state: &crate::store::State| state.superblock.roots[usize::from(tree)].clone();
+        let (old, new) = (root(&old), root(&new));
+        let store = self.snapshot.store();
+        differences(store, tree, (old.as_ref(), new.as_ref()), &mut |key, before, now| {
+            visit(self, key, (before, now))
+        })
+    }
+
+    /// Whether a file is in the scope, before and now.
+    fn sides(&mut self, changes: &mut Changes<'_>, file: FileId) -> Result<(bool, bool)> {
+        if let Some(known) = changes.sides.get(&file) {
+            return Ok(*known);
+        }
+        let was = is_in_scope(changes.base, self.scope, file)?;
+        let answer = (was, is_in_scope(self.snapshot, self.scope, file)?);
+        if changes.sides.len() >= MEMO_COUNT_MAX {
+            changes.sides.clear();
+        }
+        changes.sides.insert(file, answer);
+        Ok(answer)
+    }
+
+    /// Sees to it that the receiver knows a file that was there before.
+    fn make_known(&mut self, changes: &mut Changes<'_>, file: FileId) -> Result<()> {
+        if changes.known.contains(&file) {
+            return Ok(());
+        }
+        if changes.known.len() >= MEMO_COUNT_MAX {
+            changes.known.clear();
+        }
+        changes.known.insert(file);
+        let scope = self.scope;
+        let path = changes.base.read(|source| path_within(source, scope, file))?;
+        self.emit(Body::Known { file, path })
+    }
+
+    fn change_names(&mut self, changes: &mut Changes<'a>, pass: Pass) -> Result<()> {
+        let base = changes.base;
+        self.each(base, NAMES, &mut |sender, key, (before, now)| {
+            let parse = |value: Option<&[u8]>| value.and_then(|v| names::parse_entry_of(key, v));
+            let (before, now) = (parse(before), parse(now));
+            let Some((directory, _)) = before.as_ref().or(now.as_ref()) else { return Ok(()) };
+            let directory = *directory;
+            // All names of a directory that is new come with it, and one that is gone has none.
+            if sender.sides(changes, directory)? != (true, true) {
+                return Ok(());
+            }
+            match (pass, before, now) {
+                (Pass::Gone, Some((_, entry)), _) => {
+                    sender.make_known(changes, directory)?;
+                    sender.emit(Body::RemoveName { directory, name: entry.name })
+                }
+                (Pass::New | Pass::Further, _, Some((_, entry))) => {
+                    let attributes = sender.snapshot.attributes(entry.file)?;
+                    sender.make_known(changes, directory)?;
+                    let goes_in = sender.new_name(changes, pass, directory, &entry, &attributes)?;
+                    if !goes_in || entry.kind != Kind::Directory {
+                        return Ok(());
+                    }
+                    sender.walk(entry.file, &mut |sender, above, entry, its| {
+                        sender.new_name(changes, pass, above, entry, its)
+                    })
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// Sends a name that came to be; whether it is of something new, so that all below is new as well.
+    fn new_name(
+        &mut self,
+        changes: &mut Changes<'_>,
+        pass: Pass,
+        directory: FileId,
+        entry: &DirEntry,
+        attributes: &Attributes,
+    ) -> Result<bool> {
+        let (file, name) = (entry.file, entry.name.clone());
+        if self.sides(changes, file)?.0 {
+            if pass == Pass::New {
+                self.make_known(changes, file)?;
+                self.emit(Body::Name { directory, file, name })?;
+            }
+            return Ok(false);
+        }
+        match (pass, self.is_first_name(directory, entry, attributes)?) {
+            (Pass::New, true) => self.object(directory, &entry.name, file, attributes)?,
+            (Pass::Further, false) => self.emit(Body::Name { directory, file, name })?,
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Sends what changed of a file that was there before, besides its names and bytes.
+    fn change_own(
+        &mut self,
+        changes: &mut Changes<'_>,
+        key: &[u8],
+        (before, now): Values<'_>,
+    ) -> Result<()> {
+        let Some(own) = names::parse_own_key(key) else { return Ok(()) };
+        let file = own.file();
+        if self.sides(changes, file)? != (true, true) {
+            return Ok(());
+        }
+        match own {
+            names::OwnChange::Attributes(_) => {
+                let parse = |value: Option<&[u8]>| value.and_then(Attributes::decode);
+                let (Some(before), Some(now)) = (parse(before), parse(now)) else {
+                    return Err(Error::corrupt("names tree", 0, "attributes are malformed"));
+                };
+                self.change_attributes(changes, file, &before, &now)
+            }
+            names::OwnChange::Property(_, name) => {
+                self.make_known(changes, file)?;
+                self.emit(Body::Property { file, name, value: now.map(<[u8]>::to_vec) })
+            }
+            names::OwnChange::Dictionary(_) => {
+                let number = now.and_then(|value| value.try_into().ok()).map(u32::from_le_bytes);
+                let Some(number) = number else { return Ok(()) };
+                self.make_known(changes, file)?;
+                self.dictionary(number)?;
+                self.emit(Body::Uses { file, number })
+            }
+            names::OwnChange::Xattr(_, name) => {
+                // It may be in several parts.
+                let this = Some((file, name.clone()));
+                if changes.last_xattr == this {
+                    return Ok(());
+                }
+                changes.last_xattr = this;
+                let value = self.snapshot.xattr(file, &name)?;
+                self.make_known(changes, file)?;
+                self.emit(Body::Xattr { file, name, value })
+            }
+        }
+    }
+
+    fn change_attributes(
+        &mut self,
+        changes: &mut Changes<'_>,
+        file: FileId,
+        before: &Attributes,
+        now: &Attributes,
+    ) -> Result<()> {
+        let is_same = Attributes { link_count: now.link_count, ..*before } == *now;
+        if is_same {
+            return Ok(());
+        }
+        let mut parent = FileId(0);
+        if file != self.scope {
+            let (was, is) = self.sides(changes, now.parent)?;
+            if was && is {
+                self.make_known(changes, now.parent)?;
+            }
+            if is {
+                parent = now.parent;
+            }
+        }
+        self.make_known(changes, file)?;
+        let attributes = Attributes { parent: names::ROOT, link_count: 1, ..*now };
+        self.emit(Body::Attributes { file, parent, attributes })
+    }
+
+    /// Sends a record or patch that came to be, or is gone.
+    fn change_piece(
+        &mut self,
+        changes: &mut Changes<'_>,
+        (tree, key): (u8, &[u8]),
+        (before, now): Values<'_>,
+        is_gone: bool,
+    ) -> Result<()> {
+        let parse = |value: Option<&[u8]>| value.map(|v| parse_piece(tree, key, v)).transpose();
+        let (before, now) = (parse(before)?, parse(now)?);
+        let Some(file) = before.as_ref().or(now.as_ref()).map(|(file, _)| *file) else {
+            return Ok(());
+        };
+        let is_same = match (&before, &now) {
+            (Some((_, before)), Some((_, now))) => is_same(&before.pointer, &now.pointer),
+            _ => false,
+        };
+        if is_same || self.sides(changes, file)? != (true, true) {
+            return Ok(());
+        }
+        match (is_gone, before, now) {
+            (true, Some((_, piece)), _) => {
+                self.make_known(changes, file)?;
+                self.emit(Body::RemovePiece { at: At { tree, file, offset: piece.start } })
+            }
+            (false, _, Some((_, piece))) => {
+                self.make_known(changes, file)?;
+                self.piece(tree, file, &piece)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The path from the scope to a file in it; empty for the scope itself.
+fn path_within(source: &mut impl Source, scope: FileId, file: FileId) -> Result<Vec<u8>> {
+    let mut path: Vec<Vec<u8>> = Vec::new();
+    let mut at = file;
+    while at != scope {
+        let mut above = None;
+        for (directory, name) in names::names_of(source, at)? {
+            if is_reached(source, directory, scope)? {
+                above = Some((directory, name));
+                break;
+            }
+        }
+        let lost = || Error::corrupt("names tree", 0, "a file in a directory has no name there");
+        let (directory, name) = above.filter(|_| path.len() <= DEPTH_MAX).ok_or_else(lost)?;
+        path.push(name);
+        at = directory;
+    }
+    path.reverse();
+    Ok(path.join(&b'/'))
+}

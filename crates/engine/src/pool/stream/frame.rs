@@ -1,0 +1,255 @@
+//! The outer form of a stream: its header, and frames as types and payloads. See `mod.rs` for the bytes.
+
+use std::hash::Hasher;
+use std::io::{self, Read, Write};
+
+use twox_hash::XxHash3_64;
+
+use super::body::END;
+use crate::error::{Error, Result};
+use crate::pool::names::{Kind, Origin};
+use crate::store::fields::{FieldReader, FieldWriter};
+use crate::store::pointer::EXTENT_LEN_MAX;
+use crate::store::superblock::NUMBER_MAX;
+use crate::units::{FileId, Txg};
+
+/// The first bytes of a stream.
+pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
+/// The version of the stream. Another order of frames is another version.
+pub(crate) const STREAM_VERSION: u32 = 1;
+/// The length of what stands before the name of the snapshot.
+pub(crate) const HEADER_FRONT_LEN: usize = 80;
+/// The longest name of a snapshot, in bytes.
+const SNAPSHOT_NAME_LEN_MAX: usize = 255;
+/// The longest payload, in bytes: that of an extent with what is said of it.
+pub(crate) const PAYLOAD_LEN_MAX: usize = EXTENT_LEN_MAX as usize + 4096;
+/// Type and length of a frame.
+const FRAME_FRONT_LEN: usize = 5;
+const HASH_LEN: usize = 8;
+/// What a frame takes besides its payload.
+pub(crate) const FRAME_EXTRA_LEN: usize = FRAME_FRONT_LEN + HASH_LEN;
+/// So many bytes of a payload are awaited before memory is provided for more.
+const READ_LEN: usize = 64 << 10;
+
+/// What a stream says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Header {
+    pub origin: Origin,
+    /// 0 for a stream that is complete in itself.
+    pub base: Txg,
+    /// The number of its first frame.
+    pub first: u64,
+    /// The file or directory in the source.
+    pub scope: FileId,
+    pub created_ns: i64,
+    /// Of the scope.
+    pub kind: Kind,
+    /// The name of the snapshot.
+    pub name: Vec<u8>,
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER_FRONT_LEN + self.name.len() + HASH_LEN);
+        let mut f = FieldWriter(&mut out);
+        f.bytes(STREAM_MAGIC);
+        f.u32(STREAM_VERSION);
+        f.zeros(4);
+        f.bytes(&self.origin.guid);
+        f.u64(self.origin.txg.0);
+        f.u64(self.base.0);
+        f.u64(self.first);
+        f.u64(self.scope.0);
+        f.u64(self.created_ns as u64);
+        f.u8(self.kind as u8);
+        f.zeros(5);
+        f.u16(self.name.len() as u16);
+        f.bytes(&self.name);
+        let hash = XxHash3_64::oneshot(f.0);
+        f.u64(hash);
+        out
+    }
+
+    fn decode(front: &[u8], name: &[u8]) -> Option<Header> {
+        let mut f = FieldReader(front.get(16..)?);
+        let guid = f.bytes(16)?.try_into().ok()?;
+        let origin = Origin { guid, txg: Txg(f.u64()?) };
+        let base = Txg(f.u64()?);
+        let first = f.u64()?;
+        let scope = FileId(f.u64()?);
+        let created_ns = f.u64()? as i64;
+        let kind = Kind::from_stored(f.u8()?).filter(|kind| *kind != Kind::Symlink)?;
+        f.zeros(5)?;
+        let sound = origin.txg.0 < NUMBER_MAX && base < origin.txg && first < NUMBER_MAX;
+        sound.then_some(Header { origin, base, first, scope, created_ns, kind, name: name.into() })
+    }
+}
+
+/// A frame: its number, type and payload.
+pub(crate) struct Frame {
+    pub number: u64,
+    pub tag: u8,
+    pub payload: Vec<u8>,
+}
+
+impl Frame {
+    /// The frame as it came.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.tag];
+        bytes.extend((self.payload.len() as u32).to_le_bytes());
+        bytes.extend(&self.payload);
+        bytes.extend(frame_hash(self.number, self.tag, &self.payload).to_le_bytes());
+        bytes
+    }
+}
+
+fn frame_hash(number: u64, tag: u8, payload: &[u8]) -> u64 {
+    let mut hasher = XxHash3_64::new();
+    hasher.write(&number.to_le_bytes());
+    hasher.write(&[tag]);
+    hasher.write(payload);
+    hasher.finish()
+}
+
+/// Writes a stream.
+pub(crate) struct FrameWriter<'w> {
+    out: &'w mut dyn Write,
+    hasher: blake3::Hasher,
+    /// Bytes written.
+    pub len: u64,
+}
+
+impl<'w> FrameWriter<'w> {
+    pub(crate) fn new(out: &'w mut dyn Write) -> FrameWriter<'w> {
+        FrameWriter { out, hasher: blake3::Hasher::new(), len: 0 }
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
+        self.len += bytes.len() as u64;
+        self.out.write_all(bytes).map_err(|source| Error::Stream { action: "write", source })
+    }
+
+    pub(crate) fn frame(&mut self, number: u64, tag: u8, payload: &[u8]) -> Result<()> {
+        let mut front = [tag; FRAME_FRONT_LEN];
+        front[1..].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        self.write(&front)?;
+        self.write(payload)?;
+        self.write(&frame_hash(number, tag, payload).to_le_bytes())
+    }
+
+    /// The hash of all that was written.
+    pub(crate) fn hash(&self) -> [u8; 32] {
+        *self.hasher.finalize().as_bytes()
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.out.flush().map_err(|source| Error::Stream { action: "write", source })
+    }
+}
+
+/// Reads a stream.
+pub(crate) struct FrameReader<'r> {
+    input: &'r mut dyn Read,
+    hasher: blake3::Hasher,
+    next: u64,
+    /// The hash of what came before the last frame.
+    before: Option<[u8; 32]>,
+    /// Bytes read.
+    pub len: u64,
+}
+
+impl<'r> FrameReader<'r> {
+    pub(crate) fn new(input: &'r mut dyn Read) -> FrameReader<'r> {
+        FrameReader { input, hasher: blake3::Hasher::new(), next: 0, before: None, len: 0 }
+    }
+
+    /// The same for frames that stand alone, from this number on.
+    pub(crate) fn from_frame(input: &'r mut dyn Read, first: u64) -> FrameReader<'r> {
+        FrameReader { next: first, ..FrameReader::new(input) }
+    }
+
+    /// An error about what was just read.
+    pub(crate) fn damage(&self, detail: impl Into<String>) -> Error {
+        Error::corrupt("stream", self.len, detail)
+    }
+
+    /// Reads exactly so many bytes, in steps, so that what is only claimed takes no memory.
+    fn take(&mut self, count: usize) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            let start = bytes.len();
+            let step = (count - start).min(READ_LEN.max(start));
+            bytes.resize(start + step, 0);
+            self.input.read_exact(&mut bytes[start..]).map_err(|source| match source.kind() {
+                io::ErrorKind::UnexpectedEof => self.damage("it ends before its end"),
+                _ => Error::Stream { action: "read", source },
+            })?;
+            self.len += step as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the header, which tells the number of the first frame.
+    pub(crate) fn header(&mut self) -> Result<Header> {
+        let front = self.take(HEADER_FRONT_LEN)?;
+        let mut f = FieldReader(&front);
+        if f.bytes(8) != Some(STREAM_MAGIC) {
+            return Err(Error::Invalid("this is no stream that 'send' wrote".into()));
+        }
+        let version = f.u32();
+        if version != Some(STREAM_VERSION) {
+            let version = version.unwrap_or(0);
+            return Err(Error::Unsupported(format!("the stream is of version {version}")));
+        }
+        if f.u32() != Some(0) {
+            return Err(Error::Unsupported("the stream has features that are unknown".into()));
+        }
+        let name_len = usize::from(u16::from_le_bytes([front[78], front[79]]));
+        if name_len > SNAPSHOT_NAME_LEN_MAX {
+            return Err(self.damage("the name of its snapshot is too long"));
+        }
+        let name = self.take(name_len)?;
+        let hash = self.take(HASH_LEN)?;
+        let whole = [&front[..], &name].concat();
+        if XxHash3_64::oneshot(&whole).to_le_bytes() != hash[..] {
+            return Err(self.damage("its header does not have its hash"));
+        }
+        self.hasher.update(&whole);
+        self.hasher.update(&hash);
+        let header = Header::decode(&front, &name);
+        let header = header.ok_or_else(|| self.damage("its header is malformed"))?;
+        self.next = header.first;
+        Ok(header)
+    }
+
+    /// Reads a frame, and verifies its hash.
+    pub(crate) fn frame(&mut self) -> Result<Frame> {
+        let front = self.take(FRAME_FRONT_LEN)?;
+        let (tag, len) = (front[0], [front[1], front[2], front[3], front[4]]);
+        let len = u32::from_le_bytes(len) as usize;
+        if len > PAYLOAD_LEN_MAX {
+            return Err(self.damage(format!("a frame of {len} bytes is longer than any")));
+        }
+        let payload = self.take(len)?;
+        let hash = self.take(HASH_LEN)?;
+        let number = self.next;
+        if frame_hash(number, tag, &payload).to_le_bytes() != hash[..] {
+            let what = format!("frame {number} does not have its hash");
+            return Err(self.damage(what));
+        }
+        if tag == END {
+            self.before = Some(*self.hasher.finalize().as_bytes());
+        }
+        for part in [&front, &payload, &hash] {
+            self.hasher.update(part);
+        }
+        self.next += 1;
+        Ok(Frame { number, tag, payload })
+    }
+
+    /// The hash of all that came before the frame that was the end.
+    pub(crate) fn end_hash(&self) -> [u8; 32] {
+        self.before.unwrap_or_default()
+    }
+}
