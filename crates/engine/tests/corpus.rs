@@ -7,7 +7,8 @@
 //! are outcomes renewed, by
 //!
 //! ```text
-//! HARDPACK_WRITE_CORPUS=1 cargo test -p hardpack-engine --test corpus
+//! HARDPACK_WRITE_CORPUS=1 cargo test -p hardpack-engine --test corpus        new ones
+//! HARDPACK_WRITE_OUTCOMES=1 cargo test -p hardpack-engine --test corpus      what the kept ones come to
 //! ```
 //!
 //! `HARDPACK_FUZZ_SEEDS=100000` gives each target so many inputs from seeds besides.
@@ -191,13 +192,17 @@ fn write_corpus() {
         fs::write(corpus_path(&format!("{number:03}.pool")), diff).unwrap();
         number += 1;
     }
-    let lines: Vec<String> = names()
-        .iter()
-        .map(|name| {
-            let image = apply(&bases, &inflate(&fs::read(corpus_path(name)).unwrap()));
-            format!("{name}: {}\n", outcome(image, name))
-        })
-        .collect();
+    write_outcomes();
+}
+
+/// Notes what the kept inputs come to: for one that a new version understands better.
+fn write_outcomes() {
+    let bases = bases();
+    let line = |name: &String| {
+        let image = apply(&bases, &inflate(&fs::read(corpus_path(name)).unwrap()));
+        format!("{name}: {}\n", outcome(image, name))
+    };
+    let lines: Vec<String> = names().iter().map(line).collect();
     fs::write(corpus_path("outcomes.txt"), lines.concat()).unwrap();
 }
 
@@ -214,6 +219,8 @@ fn names() -> Vec<String> {
 fn kept_inputs_come_to_what_they_did() {
     if std::env::var_os("HARDPACK_WRITE_CORPUS").is_some() {
         write_corpus();
+    } else if std::env::var_os("HARDPACK_WRITE_OUTCOMES").is_some() {
+        write_outcomes();
     }
     let bases = bases();
     let text = fs::read_to_string(corpus_path("outcomes.txt")).unwrap();

@@ -168,11 +168,11 @@ impl<'a> Sender<'a> {
             kind: attributes.kind,
             name: plan.name.to_vec(),
         };
-        if let Some(token) = &plan.resume {
-            if token.origin() != header.origin || token.base != header.base {
-                let what = "the token is of another snapshot, or of another base";
-                return Err(Error::Invalid(what.into()));
-            }
+        let is_of_this =
+            |token: ResumeToken| token.origin() == header.origin && token.base == header.base;
+        if !plan.resume.is_none_or(is_of_this) {
+            let what = "the token is of another snapshot, or of another base";
+            return Err(Error::Invalid(what.into()));
         }
         let bytes = header.encode();
         self.report.bytes += bytes.len() as u64;

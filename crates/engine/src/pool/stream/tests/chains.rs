@@ -75,7 +75,7 @@ fn target(seed: u64) -> Pool {
         &[(Property::Compression, "lz4"), (Property::Checksum, "blake3")],
         &[(Property::Dedup, "on")],
     ];
-    new_pool(&device, if seed % 2 == 0 { 12 } else { 9 }, settings[seed as usize % 3])
+    new_pool(&device, if seed.is_multiple_of(2) { 12 } else { 9 }, settings[seed as usize % 3])
 }
 
 pub fn receive(pool: &Pool, mut stream: &[u8], options: &ReceiveOptions) -> Result<ReceiveReport> {

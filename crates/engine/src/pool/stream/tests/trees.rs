@@ -34,7 +34,7 @@ impl Tree {
         let mut met: Vec<Vec<u8>> = Vec::new();
         pool.walk(root, &mut |_, entry, _| {
             if entry.kind == Kind::File {
-                met.push(read_all(&*pool.file(entry.file).unwrap()).unwrap());
+                met.push(read_all(&pool.file(entry.file).unwrap()).unwrap());
             }
             Ok(true)
         })
@@ -254,7 +254,7 @@ pub fn assert_same(left: &Pool, left_scope: FileId, right: &Pool, right_scope: F
                 "seed {seed}: {path}"
             ),
             Kind::File => {
-                let read = |pool: &Pool, file| read_all(&*pool.file(file).unwrap()).unwrap();
+                let read = |pool: &Pool, file| read_all(&pool.file(file).unwrap()).unwrap();
                 let (a, b) = (read(left, *id_a), read(right, *id_b));
                 assert!(a == b, "seed {seed}: {path}: {}", first_difference(&a, &b));
             }
