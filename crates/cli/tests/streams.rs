@@ -56,7 +56,7 @@ fn snapshots_go_from_pool_to_pool() {
     let estimate = stdout_of(hardpack().args(["send", "-n"]).arg(from.join("a@old")));
     assert_eq!(estimate.trim(), stream.len().to_string());
     receive(&to, &[], &stream).success().stdout("").stderr("");
-    assert_eq!(list(to.join("copy@old")), list(from.join("a@old")).replace("a@", "a@"));
+    assert_eq!(list(to.join("copy@old")), list(from.join("a@old")));
     receive(&to, &[], &stream).code(3);
     let part = send(&from, &["-i", "@old"], "a@new");
     assert!(part.len() < 2000 && stream.len() > 300_000);

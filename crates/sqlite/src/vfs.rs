@@ -34,6 +34,7 @@ struct OpenFile {
     state: *mut Opened,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one for each open file, and it is boxed")]
 enum Opened {
     Main(MainFile),
     Journal(Journal),

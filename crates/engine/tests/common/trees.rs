@@ -81,7 +81,10 @@ impl Tree {
             text.extend_from_slice(format!("{:?}", pool.xattrs(entry.file)?).as_bytes());
             text.extend_from_slice(format!("{:?}", pool.local_properties(entry.file)?).as_bytes());
             match entry.kind {
-                Kind::File => text.extend_from_slice(&read_all(&pool.file(entry.file)?)?),
+                Kind::File => text.extend_from_slice(&{
+                    let file = pool.file(entry.file)?;
+                    read_all(&file)?
+                }),
                 Kind::Symlink => text.extend_from_slice(&pool.link_target(entry.file)?),
                 Kind::Directory => {}
             }

@@ -16,6 +16,7 @@ pub(super) const BESIDE_FLAGS: c_int =
     SQLITE_OPEN_MAIN_JOURNAL | SQLITE_OPEN_WAL | SQLITE_OPEN_SUPER_JOURNAL;
 
 /// How a file beside a database is opened.
+#[allow(clippy::large_enum_variant, reason = "it lives for one call")]
 pub(super) enum Opening {
     /// As one of ours, with the flags for SQLite.
     Ours(Opened, c_int),
