@@ -239,6 +239,10 @@ fn open_snapshot(pool: &Pool, path: &[u8], name: &[u8]) -> Result<Pool, Reason> 
     Ok(pool.open_snapshot(scope_of(pool, path, name)?, name)?)
 }
 
+/// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a
+/// directory.
+pub type Visit<'v> = dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool, Reason> + 'v;
+
 impl Opened {
     /// What the path stands for.
     pub fn entry(&self) -> Result<DirEntry, Reason> {
@@ -283,11 +287,7 @@ impl Opened {
 
     /// Calls `visit` with everything below a directory: its path from there, its name and its attributes. `visit`
     /// says whether to go into a directory.
-    pub fn walk(
-        &self,
-        directory: FileId,
-        visit: &mut dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool, Reason>,
-    ) -> Result<(), Reason> {
+    pub fn walk(&self, directory: FileId, visit: &mut Visit<'_>) -> Result<(), Reason> {
         let mut stopped = None;
         let walked = self.pool.walk(directory, &mut |path, entry, attributes| {
             visit(path, entry, attributes).map_err(|reason| {
@@ -334,7 +334,7 @@ pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 /// The last name of a path; nothing where it ends in '.' or '..', or is empty.
 pub fn last_name(path: &[u8]) -> Option<&[u8]> {
     let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
-    parts.last().filter(|name| *name != b"." && *name != b"..")
+    parts.next_back().filter(|name| *name != b"." && *name != b"..")
 }
 
 /// The path of an address as the operating system has it.

@@ -190,9 +190,7 @@ impl Drop for Beside<'_> {
 
 /// Whether what is there is a file of this length and time.
 pub fn is_same_file(stat: &Stat, known: &Attributes) -> bool {
-    let ns = (stat.st_mtime as i64)
-        .saturating_mul(1_000_000_000)
-        .saturating_add(stat.st_mtime_nsec as i64);
+    let ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
     is_file(stat) && stat.st_size as u64 == known.len && ns == known.modified_ns
 }
 

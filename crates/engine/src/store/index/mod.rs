@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A hash that is new is stopped by the filters, and one of a stream of known ones is mostly found nearby: only the
-//! others read a block of a run. Memory is bounded by [`Index::set_memory`]; where the filters of a run do not
+//! others read a block of a run. Memory is bounded by `Index::set_memory`; where the filters of a run do not
 //! fit, its look-ups read the disk.
 //!
 //! Runs are written inside of the transaction that fills the table. What never made it into a run, because a
