@@ -333,7 +333,7 @@ pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// The last name of a path; nothing where it ends in '.' or '..', or is empty.
 pub fn last_name(path: &[u8]) -> Option<&[u8]> {
-    let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
     parts.next_back().filter(|name| *name != b"." && *name != b"..")
 }
 
