@@ -214,7 +214,11 @@ for rest in range(4):
         try:
             expect_threads(1)
             child = connect()
-            burst(child, rest + 4)
+            # The thread starts with a commit to the pool: with a checkpoint that no other process took
+            # over.
+            until = time.monotonic() + 20
+            while threads() == 1 and time.monotonic() < until:
+                burst(child, rest + 4)
             expect_threads(2)
             time.sleep(0.15)
             child.close()

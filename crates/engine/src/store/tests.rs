@@ -1,8 +1,9 @@
-//! Tests of the store, by what they test: trees, formats, the accounting of space, and its limits.
+//! Tests of the store, by what they test: trees, formats, the accounting of space, its limits, and races.
 
 mod compact;
 mod formats;
 mod limits;
+mod races;
 mod reserved;
 mod space;
 mod tree;

@@ -122,9 +122,12 @@ impl Store {
         }
         // From here on dropping the transaction gives both back.
         let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
-        // Under the lock nobody commits: what is newest now stays so.
-        if self.refresh()? {
-            txn.rebase(self.state());
+        // Under the lock nobody commits: what is newest now stays so. It may have been taken over just
+        // before by another thread, which reads: then there is nothing to refresh, and yet it is another one.
+        self.refresh()?;
+        let newest = self.state();
+        if !Arc::ptr_eq(&newest, &txn.core.base) {
+            txn.rebase(newest);
         }
         txn.core.base.superblock.check_writable()?;
         self.reaffirm(&txn.core.base)?;

@@ -6,6 +6,7 @@ pub mod faults;
 pub mod handle;
 pub mod limits;
 pub mod live;
+pub mod meanwhile;
 pub mod mutants;
 pub mod replay;
 pub mod rewriting;

@@ -1,8 +1,7 @@
 //! What is bounded stays bounded, and what must not be forgotten under way is not.
 
-use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::space::{assert_clean, key, put, read, store_on, take};
 use crate::device::{Device, MemoryDevice};
@@ -13,6 +12,7 @@ use crate::store::superblock::WINDOW_COUNT_MAX;
 use crate::store::trees::MAP;
 use crate::store::{Encoding, Store};
 use crate::test_common::Rng;
+use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::sim_device::{Disk, Fault, SimDevice};
 
 #[test]
@@ -112,60 +112,12 @@ fn a_sync_during_a_transaction_is_remembered() {
     }
 }
 
-/// Does something between the moment when a sync has done its work and its return.
-#[derive(Debug)]
-struct SlowSync {
-    sim: Arc<SimDevice>,
-    meanwhile: Mutex<Meanwhile>,
-}
-
-#[derive(Default)]
-struct Meanwhile(Option<Box<dyn FnOnce() + Send>>);
-
-impl fmt::Debug for Meanwhile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Meanwhile")
-    }
-}
-
-impl Device for SlowSync {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.sim.read_at(buf, offset)
-    }
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.sim.write_at(buf, offset)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.sim.sync_data()?;
-        let meanwhile = std::mem::take(&mut *self.meanwhile.lock().unwrap());
-        if let Some(meanwhile) = meanwhile.0 {
-            meanwhile();
-        }
-        Ok(())
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.sim.len()
-    }
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.sim.set_len(len)
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn lock_writer(&self) -> io::Result<()> {
-        self.sim.lock_writer()
-    }
-    fn unlock_writer(&self) {
-        self.sim.unlock_writer();
-    }
-}
-
 /// Others commit, many times over, while a sync is under way. What it then acknowledges is there.
 #[test]
 fn commits_during_a_sync_do_not_undo_it() {
     for later in 1..20_u64 {
         let sim = SimDevice::new(Vec::new());
-        let slow = Arc::new(SlowSync { sim: sim.clone(), meanwhile: Mutex::default() });
+        let slow = Meanwhile::on(sim.clone());
         let device: Arc<dyn Device> = slow.clone();
         let store = store_on(&device, 9);
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
@@ -183,7 +135,7 @@ fn commits_during_a_sync_do_not_undo_it() {
                 txn.commit(Durability::Visible).unwrap();
             }
         };
-        slow.meanwhile.lock().unwrap().0 = Some(Box::new(commits));
+        slow.at(Moment::Synced, commits);
         store.make_durable().unwrap();
         assert!(store.state().durable_txg() >= synced);
         let mut disk = Disk::default();

@@ -1,63 +1,16 @@
 //! Somebody changes a region while it is compressed anew: it is left as it is, and nothing is lost.
 
-use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Fixture, assert_as_wanted, finish_repack, settings, steps_of};
 use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::error::Error;
 use crate::pool::{File, Fold, Pool, Property, Step, StepLimits};
 use crate::store::{Durability, Patience};
+use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
 use crate::units::Txg;
-
-/// What happens in between.
-type Hook = Box<dyn FnOnce() + Send>;
-
-/// A device that does something else just before it gives the writer lock.
-struct Between {
-    below: Arc<dyn Device>,
-    hook: Mutex<Option<Hook>>,
-}
-
-impl std::fmt::Debug for Between {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Between")
-    }
-}
-
-impl Device for Between {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.below.read_at(buf, offset)
-    }
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
-        self.below.write_at(buf, offset)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.below.sync_data()
-    }
-    fn len(&self) -> io::Result<u64> {
-        self.below.len()
-    }
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.below.set_len(len)
-    }
-    fn is_read_only(&self) -> bool {
-        false
-    }
-    fn lock_writer(&self) -> io::Result<()> {
-        self.try_lock_writer().map(drop)
-    }
-    fn try_lock_writer(&self) -> io::Result<bool> {
-        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(hook) = hook {
-            hook();
-        }
-        Ok(true)
-    }
-    fn unlock_writer(&self) {}
-}
 
 /// Its name, and what is done to the file.
 type Change = (&'static str, fn(&File));
@@ -93,18 +46,18 @@ fn a_region_that_changed_meanwhile_is_left_alone() {
             let properties = [(Property::RecordSize, "16K"), (Property::Compression, "lz4")];
             let mut fixture = Fixture::on(Arc::clone(&below), 11, &properties, bytes);
             fixture.edit(&[1, 33, 34, 70], 20);
-            let between = Arc::new(Between { below: Arc::clone(&below), hook: Mutex::default() });
+            let between = Meanwhile::on(Arc::clone(&below));
             let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
             let id = fixture.file.id();
             let goal = settings(&[(Property::RecordSize, "64K")]);
             let mut repack = pool.begin_repack(id, goal, Patience::None).unwrap();
             fixture.pool.refresh().unwrap();
             let (writer, other) = (fixture.pool.clone(), Arc::clone(&fixture.file));
-            *between.hook.lock().unwrap() = Some(Box::new(move || {
+            between.at(Moment::Lock, move || {
                 writer.refresh().unwrap();
                 change(&other);
                 other.commit(Durability::Visible).unwrap();
-            }));
+            });
             let step = if repacks {
                 pool.repack_step(&mut repack, &steps_of(1 << 20), None).unwrap()
             } else {
@@ -145,16 +98,16 @@ fn the_file_becomes_shorter_or_longer_meanwhile() {
         // What is behind the end of the record is zero, and nowhere.
         fixture.file.set_len(40_000).unwrap();
         fixture.file.commit(Durability::Visible).unwrap();
-        let between = Arc::new(Between { below: Arc::clone(&below), hook: Mutex::default() });
+        let between = Meanwhile::on(Arc::clone(&below));
         let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
         let goal = settings(&[(Property::RecordSize, "128K")]);
         let mut repack = pool.begin_repack(fixture.file.id(), goal, Patience::None).unwrap();
         let (writer, other) = (fixture.pool.clone(), Arc::clone(&fixture.file));
-        *between.hook.lock().unwrap() = Some(Box::new(move || {
+        between.at(Moment::Lock, move || {
             writer.refresh().unwrap();
             other.set_len(len).unwrap();
             other.commit(Durability::Visible).unwrap();
-        }));
+        });
         pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap();
         // It grows again over what was cut off.
         let file = only_file(&pool).unwrap();
