@@ -10,7 +10,7 @@
 
 use super::Pool;
 use super::jobs::remove_pieces;
-use super::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
+use super::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind, Xattr};
 use crate::error::{Error, Result};
 use crate::store::Txn;
 use crate::store::trees::{MAP, PATCHES};
@@ -213,8 +213,7 @@ impl<'t> Edit<'t> {
             for tree in [PATCHES, MAP] {
                 remove_pieces(self.txn, tree, file, 0, u64::MAX)?;
             }
-            let stats = self.txn.stats_mut();
-            stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len);
+            self.txn.stats_mut().change_file_len(attributes.len, 0);
         }
         names::forget(self.txn, file)
     }
@@ -275,6 +274,18 @@ impl<'t> Edit<'t> {
     /// Sets an extended attribute.
     pub fn set_xattr(&mut self, file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
         names::set_xattr(self.txn, file, name, value)
+    }
+
+    /// Sets all extended attributes of a file. Those that are the same already are not touched.
+    pub fn set_xattrs(&mut self, file: FileId, xattrs: &[Xattr]) -> Result<()> {
+        let known = names::xattrs(self.txn, file)?;
+        for (name, _) in &known {
+            if xattrs.iter().all(|(kept, _)| kept != name) {
+                self.remove_xattr(file, name)?;
+            }
+        }
+        let is_new = |xattr: &&Xattr| !known.contains(xattr);
+        xattrs.iter().filter(is_new).try_for_each(|(name, value)| self.set_xattr(file, name, value))
     }
 
     /// Removes an extended attribute; whether there was one.

@@ -347,8 +347,7 @@ impl File {
         let mut attributes = names::attributes(&mut txn, self.id)?;
         // The time of the change is not known here, where there is no clock; the one before is wrong.
         if attributes.len != len || attributes.modified_ns != 0 {
-            let stats = txn.stats_mut();
-            stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len).saturating_add(len);
+            txn.stats_mut().change_file_len(attributes.len, len);
             attributes.len = len;
             attributes.modified_ns = 0;
             names::set_attributes(&mut txn, self.id, &attributes)?;

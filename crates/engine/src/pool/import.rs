@@ -10,19 +10,17 @@
 //! Identities for new directories are set aside many at a time, so that what comes later can be put into a directory
 //! before it is committed.
 
+mod apply;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::batch::store_batches;
-use super::edit::Edit;
-use super::extents::pieces_in;
-use super::jobs::{Job, RawStreak, Target, remove_pieces};
+use super::jobs::RawStreak;
 use super::names::{self, Attributes, Kind, Xattr};
 use super::props::Settings;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
-use crate::store::trees::{MAP, PATCHES};
-use crate::store::{Durability, Patience, Txn};
+use crate::store::{Durability, Patience};
 use crate::units::FileId;
 
 /// A transaction has about so many bytes of content.
@@ -88,6 +86,20 @@ enum Item {
         at: Place,
         len: u64,
     },
+}
+
+impl Item {
+    /// The name that it gets, which parts of a file do not have.
+    fn name(&self) -> &[u8] {
+        match self {
+            Item::Directory { at, .. }
+            | Item::File { at, .. }
+            | Item::Symlink { at, .. }
+            | Item::End { at, .. } => &at.name,
+            Item::HardLink { name, .. } => name,
+            Item::Begin { .. } | Item::Part { .. } => &[],
+        }
+    }
 }
 
 /// Where something goes, and what is known of it.
@@ -419,209 +431,4 @@ impl Import<'_> {
         self.settings.insert(at, settings);
         Ok(settings)
     }
-}
-
-/// The content of a file, or a part of it, on its way into a transaction.
-struct Content {
-    file: FileId,
-    parent: FileId,
-    offset: u64,
-    bytes: Vec<u8>,
-}
-
-impl Import<'_> {
-    fn apply(&mut self, txn: &mut Txn, items: Vec<Item>) -> Result<()> {
-        let mut contents: Vec<Content> = Vec::new();
-        for item in items {
-            let name = match &item {
-                Item::Directory { at, .. }
-                | Item::File { at, .. }
-                | Item::Symlink { at, .. }
-                | Item::End { at, .. } => at.name.clone(),
-                Item::HardLink { name, .. } => name.clone(),
-                Item::Begin { .. } | Item::Part { .. } => Vec::new(),
-            };
-            match self.apply_item(txn, item, &mut contents) {
-                // Found before anything was changed.
-                Err(
-                    error @ (Error::NotFound { .. }
-                    | Error::Exists { .. }
-                    | Error::NotADirectory { .. }
-                    | Error::IsADirectory { .. }
-                    | Error::NotEmpty { .. }
-                    | Error::Busy),
-                ) => self.report.refused.push((name, error.to_string())),
-                done => done?,
-            }
-        }
-        self.store(txn, contents)
-    }
-
-    fn apply_item(&mut self, txn: &mut Txn, item: Item, contents: &mut Vec<Content>) -> Result<()> {
-        let now_ns = self.now_ns;
-        match item {
-            Item::Directory { file, at } => {
-                let edit = &mut Edit::new(txn, 0);
-                if edit.lookup(at.parent, &at.name)?.is_none() {
-                    edit.create_as(file, at.parent, &at.name, &at.attributes)?;
-                }
-                describe(edit, file, &at, now_ns)?;
-                self.report.directories += 1;
-            }
-            Item::File { at, content } => {
-                let len = content.len() as u64;
-                let file = self.place_file(txn, &at, len)?;
-                describe(&mut Edit::new(txn, 0), file, &at, now_ns)?;
-                set_len(txn, file, len)?;
-                self.report.files += 1;
-                self.report.bytes += len;
-                contents.push(Content { file, parent: at.parent, offset: 0, bytes: content });
-            }
-            Item::Symlink { at, target } => {
-                let edit = &mut Edit::new(txn, 0);
-                make_room(edit, at.parent, &at.name)?;
-                edit.symlink(at.parent, &at.name, &target, &at.attributes)?;
-                self.report.symlinks += 1;
-            }
-            Item::HardLink { existing, parent, name } => {
-                let edit = &mut Edit::new(txn, 0);
-                let missing = || Error::NotFound {
-                    what: "file",
-                    name: String::from_utf8_lossy(&existing.1).into(),
-                };
-                let entry = edit.lookup(existing.0, &existing.1)?.ok_or_else(missing)?;
-                let old = edit.lookup(parent, &name)?;
-                if old.is_none_or(|old| old.file != entry.file) {
-                    make_room(edit, parent, &name)?;
-                    edit.link(entry.file, parent, &name)?;
-                }
-                self.report.hard_links += 1;
-            }
-            Item::Begin { file, parent } => {
-                let like = Attributes { changed_ns: now_ns, ..Attributes::new(Kind::File, parent) };
-                Edit::new(txn, 0).create_nameless(file, parent, &like)?;
-            }
-            Item::Part { file, parent, offset, bytes } => {
-                set_len(txn, file, offset + bytes.len() as u64)?;
-                self.report.bytes += bytes.len() as u64;
-                contents.push(Content { file, parent, offset, bytes });
-            }
-            Item::End { file, at, len } => {
-                let edit = &mut Edit::new(txn, 0);
-                make_room(edit, at.parent, &at.name)?;
-                edit.link(file, at.parent, &at.name)?;
-                describe(edit, file, &at, now_ns)?;
-                set_len(txn, file, len)?;
-                self.report.files += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// The file for new content of this length: the one that is there, cut, where it has no other name.
-    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<FileId> {
-        let old = names::lookup(txn, at.parent, &at.name)?;
-        if let Some(old) = old.filter(|old| old.kind == Kind::File) {
-            if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
-                return Err(Error::Busy);
-            }
-            if names::attributes(txn, old.file)?.link_count == 1 {
-                self.prepare_slots(txn, old.file, at.parent, len)?;
-                return Ok(old.file);
-            }
-        }
-        let edit = &mut Edit::new(txn, 0);
-        make_room(edit, at.parent, &at.name)?;
-        edit.create(at.parent, &at.name, &at.attributes)
-    }
-
-    /// Leaves of the old records only those whose slots the new ones take exactly.
-    fn prepare_slots(
-        &mut self,
-        txn: &mut Txn,
-        file: FileId,
-        parent: FileId,
-        len: u64,
-    ) -> Result<()> {
-        let span = u64::from(self.settings(parent)?.record_len);
-        let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
-        let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
-        let keep = if is_same { len.div_ceil(span) * span } else { 0 };
-        remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
-        remove_pieces(txn, MAP, file, keep, u64::MAX)
-    }
-
-    /// Cuts content into records, and stores those of all files together.
-    fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
-        let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
-        for Content { file, parent, offset, bytes } in contents {
-            if !names::is_there(txn, file)? {
-                // Replaced by something else of the same batch.
-                continue;
-            }
-            let settings = self.settings(parent)?;
-            let span = settings.record_len as usize;
-            let span_log2 = span.trailing_zeros() as u8;
-            let jobs = match bytes.len() {
-                0 => continue,
-                len if len <= span => vec![Job::record(offset, bytes, span_log2)],
-                _ => {
-                    let starts = (offset..).step_by(span);
-                    let parts = bytes.chunks(span).zip(starts);
-                    parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
-                }
-            };
-            let target = Target {
-                file,
-                settings,
-                threads: self.pool.options().threads,
-                dictionary: None,
-                adapt: None,
-                raw_streak: Arc::clone(&self.raw_streak),
-                is_exact: false,
-            };
-            batches.push((target, jobs));
-        }
-        let (targets, jobs): (Vec<Target>, Vec<_>) = batches.into_iter().unzip();
-        store_batches(txn, targets.iter().zip(jobs).collect()).map(drop)
-    }
-}
-
-/// Removes what has a name that something else is to get; a directory only if it is empty.
-fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
-    match edit.lookup(parent, name)? {
-        Some(old) if old.kind == Kind::Directory => {
-            Err(Error::IsADirectory { name: String::from_utf8_lossy(name).into() })
-        }
-        Some(_) => edit.unlink(parent, name),
-        None => Ok(()),
-    }
-}
-
-/// Sets what is known of a file, extended attributes included.
-fn describe(edit: &mut Edit<'_>, file: FileId, at: &Place, now_ns: i64) -> Result<()> {
-    let old = edit.attributes(file)?;
-    let new = Attributes {
-        kind: old.kind,
-        len: old.len,
-        link_count: old.link_count,
-        parent: old.parent,
-        created_ns: if old.created_ns == 0 { now_ns } else { old.created_ns },
-        changed_ns: now_ns,
-        ..at.attributes
-    };
-    edit.set_attributes(file, &new)?;
-    for (name, _) in names::xattrs(edit.txn(), file)? {
-        if at.xattrs.iter().all(|(kept, _)| *kept != name) {
-            edit.remove_xattr(file, &name)?;
-        }
-    }
-    at.xattrs.iter().try_for_each(|(name, value)| edit.set_xattr(file, name, value))
-}
-
-fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
-    let attributes = names::attributes(txn, file)?;
-    let stats = txn.stats_mut();
-    stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len).saturating_add(len);
-    names::set_attributes(txn, file, &Attributes { len, ..attributes })
 }

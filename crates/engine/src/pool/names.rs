@@ -27,7 +27,9 @@ mod settings;
 use std::borrow::Cow;
 
 pub use self::attributes::{Attributes, FileOwner};
-pub(crate) use self::attributes::{attributes, is_there, parse_attributes_of, set_attributes};
+pub(crate) use self::attributes::{
+    attributes, is_there, parse_attributes_of, set_attributes, set_len,
+};
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{
     parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,

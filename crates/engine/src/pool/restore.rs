@@ -121,8 +121,7 @@ pub(super) fn restore(txn: &mut Txn, origin: &Origin, from: FileId, to: FileId) 
         for tree in [PATCHES, MAP] {
             restore_pieces(txn, origin, tree, from, to)?;
         }
-        let stats = txn.stats_mut();
-        stats.file_bytes = stats.file_bytes.saturating_sub(ours.len).saturating_add(theirs.len);
+        txn.stats_mut().change_file_len(ours.len, theirs.len);
     }
     let own = names::own_entries(&mut origin.read(txn), from)?;
     if let Some(number) = names::dictionary(&mut origin.read(txn), from)? {

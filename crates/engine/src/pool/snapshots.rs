@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use super::extents;
 use super::names::{self, Kind, ROOT};
 use super::namespace::is_below;
 use super::source::Committed;
@@ -16,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::store::dead::RELEASE_COUNT_MAX;
 use crate::store::snapshots::{Scope, Snapshot, WHOLE_POOL};
 use crate::store::stats::CodecStats;
-use crate::store::trees::{MAP, PATCHES};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
@@ -180,33 +178,6 @@ impl Pool {
         let options = self.options().clone();
         let shared = Shared { store, options, files: Default::default(), of: Some(snapshot.scope) };
         Ok(Pool { shared: Arc::new(shared) })
-    }
-
-    /// What the records and patches of a file, or of all files below a directory, take, in bytes. An extent that
-    /// several of them share counts as often.
-    fn allocated_below(&self, scope: FileId) -> Result<u64> {
-        let mut files = vec![scope];
-        if self.attributes(scope)?.kind == Kind::Directory {
-            files.clear();
-            self.walk(scope, &mut |_, entry, _| {
-                files.push(entry.file);
-                Ok(true)
-            })?;
-        }
-        files.sort_unstable();
-        files.dedup();
-        let ashift = self.store().ashift();
-        let mut sectors = 0;
-        for file in files {
-            for tree in [MAP, PATCHES] {
-                sectors += self.read(|source| {
-                    let pieces = extents::pieces_in(source, tree, file, 0, u64::MAX, usize::MAX)?;
-                    let runs = pieces.iter().filter_map(|piece| piece.pointer.run(ashift));
-                    Ok(runs.map(|run| run.sectors).sum::<u64>())
-                })?;
-            }
-        }
-        Ok(sectors << ashift)
     }
 
     /// What an open snapshot keeps the bytes of; nothing where this is the pool itself.

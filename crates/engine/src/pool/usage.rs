@@ -57,23 +57,11 @@ impl Pool {
     /// a few bytes of memory for each extent.
     pub fn usage_below(&self, file: FileId) -> Result<UsageBelow> {
         let ashift = self.store().ashift();
-        let mut files = vec![(file, self.attributes(file)?)];
-        if files[0].1.kind == Kind::Directory {
-            files.clear();
-            let mut seen = HashSet::new();
-            self.walk(file, &mut |_, entry, attributes| {
-                let is_new = attributes.link_count < 2 || seen.insert(entry.file);
-                if entry.kind == Kind::File && is_new {
-                    files.push((entry.file, *attributes));
-                }
-                Ok(true)
-            })?;
-        }
         let mut below = UsageBelow::default();
         let mut extents = HashSet::new();
-        for (file, attributes) in files {
+        for (file, len) in self.files_below(file)? {
             below.files += 1;
-            below.logical += attributes.len;
+            below.logical += len;
             self.each_piece(file, &mut |pointer| {
                 let run = pointer.run(ashift);
                 let stored = run.map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
@@ -84,6 +72,30 @@ impl Pool {
             })?;
         }
         Ok(below)
+    }
+
+    /// What the records and patches of a file, or of all files below a directory, take, in bytes. An extent that
+    /// several of them share counts as often.
+    pub(super) fn allocated_below(&self, file: FileId) -> Result<u64> {
+        let files = self.files_below(file)?;
+        files.into_iter().map(|(file, _)| Ok(self.usage(file)?.allocated)).sum()
+    }
+
+    /// A file, or all files below a directory, with their lengths in bytes: each once, whatever names it has.
+    fn files_below(&self, file: FileId) -> Result<Vec<(FileId, u64)>> {
+        let top = self.attributes(file)?;
+        if top.kind != Kind::Directory {
+            return Ok(vec![(file, top.len)]);
+        }
+        let (mut files, mut seen) = (Vec::new(), HashSet::new());
+        self.walk(file, &mut |_, entry, attributes| {
+            let is_new = attributes.link_count < 2 || seen.insert(entry.file);
+            if entry.kind == Kind::File && is_new {
+                files.push((entry.file, attributes.len));
+            }
+            Ok(true)
+        })?;
+        Ok(files)
     }
 
     /// Calls `visit` with the pointer of every record and patch of a file.

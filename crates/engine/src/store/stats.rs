@@ -94,6 +94,11 @@ impl CodecStats {
 }
 
 impl PoolStats {
+    /// Counts that a file has another length now, in bytes.
+    pub fn change_file_len(&mut self, before: u64, after: u64) {
+        self.file_bytes = self.file_bytes.saturating_sub(before).saturating_add(after);
+    }
+
     /// Counts a record or patch that came (`add`) or went.
     pub fn count_data(&mut self, pointer: &Pointer, ashift: u8, is_patch: bool, add: bool) {
         match pointer.place {

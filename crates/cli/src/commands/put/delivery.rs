@@ -354,13 +354,7 @@ impl<'p> Delivery<'p> {
                     let changed_ns = now_ns;
                     let new = Attributes { mode, owner, modified_ns, changed_ns, ..old };
                     edit.set_attributes(*file, &new)?;
-                    let known = pool.xattrs(*file)?;
-                    for (name, _) in known.iter().filter(|known| !xattrs.contains(known)) {
-                        edit.remove_xattr(*file, name)?;
-                    }
-                    for (name, value) in xattrs.iter().filter(|new| !known.contains(new)) {
-                        edit.set_xattr(*file, name, value)?;
-                    }
+                    edit.set_xattrs(*file, xattrs)?;
                 }
                 Ok(())
             })?;

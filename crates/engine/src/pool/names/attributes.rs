@@ -155,6 +155,18 @@ pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attribute
     Ok(())
 }
 
+/// Gives a file another length, which is counted.
+pub(crate) fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
+    let attributes = attributes(txn, file)?;
+    if attributes.len == len {
+        return Ok(());
+    }
+    if attributes.kind == Kind::File {
+        txn.stats_mut().change_file_len(attributes.len, len);
+    }
+    set_attributes(txn, file, &Attributes { len, ..attributes })
+}
+
 pub(super) fn remove_attributes(txn: &mut Txn, file: FileId) -> Result<()> {
     txn.remove(NAMES, &id_key(ATTRIBUTES, file, &[])).map(drop)
 }

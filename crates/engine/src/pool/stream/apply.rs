@@ -136,7 +136,7 @@ impl Apply {
         if len != attributes.len || attributes.kind != Kind::Symlink && !target.is_empty() {
             return Err(refused(format!("number {} is not as long as it says", there.0)));
         }
-        set_len(txn, here, len)
+        names::set_len(txn, here, len)
     }
 
     /// The file here that has this number in the stream.
@@ -338,15 +338,6 @@ fn insert(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result<()> 
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, at.tree == PATCHES, true);
     txn.insert(at.tree, &piece_key(file, at.offset), &pointer.to_bytes()).map(drop)
-}
-
-pub(super) fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
-    let attributes = names::attributes(txn, file)?;
-    if attributes.kind == Kind::File {
-        let stats = txn.stats_mut();
-        stats.file_bytes = stats.file_bytes.saturating_sub(attributes.len).saturating_add(len);
-    }
-    names::set_attributes(txn, file, &Attributes { len, ..attributes })
 }
 
 fn set_property(txn: &mut Txn, file: FileId, name: &[u8], value: Option<Vec<u8>>) -> Result<()> {

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::ResumeToken;
-use super::apply::{Apply, refused, set_len};
+use super::apply::{Apply, refused};
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
 use super::update::{changed_since, each_spooled, remove_orphans};
@@ -310,7 +310,7 @@ impl<'p> Receive<'p> {
             bytes.extend(frame.to_bytes());
         }
         self.progress.spooled = start + bytes.len() as u64;
-        set_len(txn, file, self.progress.spooled)?;
+        names::set_len(txn, file, self.progress.spooled)?;
         let starts = (start..).step_by(span as usize);
         let span_log2 = span.trailing_zeros() as u8;
         let parts = bytes.chunks(span as usize).zip(starts);

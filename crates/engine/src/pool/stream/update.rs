@@ -5,7 +5,7 @@
 
 use std::io::{self, Read};
 
-use super::apply::{Apply, refused, set_len};
+use super::apply::{Apply, refused};
 use super::body::{At, Body};
 use super::frame::FrameReader;
 use crate::error::{Error, Result};
@@ -136,7 +136,7 @@ impl Apply {
         if attributes.kind != old.kind || keeps_len && attributes.len != old.len {
             return Err(refused("something becomes what it cannot be"));
         }
-        set_len(txn, file, attributes.len)?;
+        names::set_len(txn, file, attributes.len)?;
         let mut home = old.parent;
         if parent != FileId(0) {
             let parent = self.file(txn, parent)?;

@@ -202,7 +202,7 @@ fn share(pool: &Pool, tree: &mut Tree, rng: &mut Rng) {
                 txn.insert(tree, &piece_key(copy, piece.start), &shared.to_bytes())?;
             }
         }
-        super::super::apply::set_len(txn, copy, len)
+        crate::pool::names::set_len(txn, copy, len)
     })
     .unwrap();
     let bytes = tree.files[&id].clone();

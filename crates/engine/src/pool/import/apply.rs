@@ -1,0 +1,215 @@
+//! What an import has gathered goes into a transaction here: names first, in order, then the content of all files
+//! together, compressed on all cores.
+
+use std::sync::Arc;
+
+use super::{Import, Item, Place};
+use crate::error::{Error, Result};
+use crate::pool::batch::store_batches;
+use crate::pool::edit::Edit;
+use crate::pool::extents::pieces_in;
+use crate::pool::jobs::{Job, Target, remove_pieces};
+use crate::pool::names::{self, Attributes, Kind};
+use crate::store::Txn;
+use crate::store::trees::{MAP, PATCHES};
+use crate::units::FileId;
+
+/// The content of a file, or a part of it, on its way into a transaction.
+struct Content {
+    file: FileId,
+    parent: FileId,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Import<'_> {
+    pub(super) fn apply(&mut self, txn: &mut Txn, items: Vec<Item>) -> Result<()> {
+        let mut contents: Vec<Content> = Vec::new();
+        for mut item in items {
+            match self.apply_item(txn, &mut item, &mut contents) {
+                // Found before anything was changed.
+                Err(
+                    error @ (Error::NotFound { .. }
+                    | Error::Exists { .. }
+                    | Error::NotADirectory { .. }
+                    | Error::IsADirectory { .. }
+                    | Error::NotEmpty { .. }
+                    | Error::Busy),
+                ) => self.report.refused.push((item.name().to_vec(), error.to_string())),
+                done => done?,
+            }
+        }
+        self.store(txn, contents)
+    }
+
+    fn apply_item(
+        &mut self,
+        txn: &mut Txn,
+        item: &mut Item,
+        contents: &mut Vec<Content>,
+    ) -> Result<()> {
+        let now_ns = self.now_ns;
+        match item {
+            Item::Directory { file, at } => {
+                let edit = &mut Edit::new(txn, 0);
+                if edit.lookup(at.parent, &at.name)?.is_none() {
+                    edit.create_as(*file, at.parent, &at.name, &at.attributes)?;
+                }
+                describe(edit, *file, at, None, now_ns)?;
+                self.report.directories += 1;
+            }
+            Item::File { at, content } => {
+                let len = content.len() as u64;
+                let file = self.place_file(txn, at, len)?;
+                describe(&mut Edit::new(txn, 0), file, at, Some(len), now_ns)?;
+                self.report.files += 1;
+                self.report.bytes += len;
+                let bytes = std::mem::take(content);
+                contents.push(Content { file, parent: at.parent, offset: 0, bytes });
+            }
+            Item::Symlink { at, target } => {
+                let edit = &mut Edit::new(txn, 0);
+                make_room(edit, at.parent, &at.name)?;
+                edit.symlink(at.parent, &at.name, target, &at.attributes)?;
+                self.report.symlinks += 1;
+            }
+            Item::HardLink { existing, parent, name } => {
+                let edit = &mut Edit::new(txn, 0);
+                let missing = || Error::NotFound {
+                    what: "file",
+                    name: String::from_utf8_lossy(&existing.1).into(),
+                };
+                let entry = edit.lookup(existing.0, &existing.1)?.ok_or_else(missing)?;
+                let old = edit.lookup(*parent, name)?;
+                if old.is_none_or(|old| old.file != entry.file) {
+                    make_room(edit, *parent, name)?;
+                    edit.link(entry.file, *parent, name)?;
+                }
+                self.report.hard_links += 1;
+            }
+            Item::Begin { file, parent } => {
+                let like =
+                    Attributes { changed_ns: now_ns, ..Attributes::new(Kind::File, *parent) };
+                Edit::new(txn, 0).create_nameless(*file, *parent, &like)?;
+            }
+            Item::Part { file, parent, offset, bytes } => {
+                names::set_len(txn, *file, *offset + bytes.len() as u64)?;
+                self.report.bytes += bytes.len() as u64;
+                let (file, parent, offset) = (*file, *parent, *offset);
+                contents.push(Content { file, parent, offset, bytes: std::mem::take(bytes) });
+            }
+            Item::End { file, at, len } => {
+                let edit = &mut Edit::new(txn, 0);
+                make_room(edit, at.parent, &at.name)?;
+                edit.link(*file, at.parent, &at.name)?;
+                describe(edit, *file, at, Some(*len), now_ns)?;
+                self.report.files += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The file for new content of this length: the one that is there, cut, where it has no other name.
+    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<FileId> {
+        let old = names::lookup(txn, at.parent, &at.name)?;
+        if let Some(old) = old.filter(|old| old.kind == Kind::File) {
+            if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
+                return Err(Error::Busy);
+            }
+            if names::attributes(txn, old.file)?.link_count == 1 {
+                self.prepare_slots(txn, old.file, at.parent, len)?;
+                return Ok(old.file);
+            }
+        }
+        let edit = &mut Edit::new(txn, 0);
+        make_room(edit, at.parent, &at.name)?;
+        edit.create(at.parent, &at.name, &at.attributes)
+    }
+
+    /// Leaves of the old records only those whose slots the new ones take exactly.
+    fn prepare_slots(
+        &mut self,
+        txn: &mut Txn,
+        file: FileId,
+        parent: FileId,
+        len: u64,
+    ) -> Result<()> {
+        let span = u64::from(self.settings(parent)?.record_len);
+        let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
+        let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
+        let keep = if is_same { len.div_ceil(span) * span } else { 0 };
+        remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
+        remove_pieces(txn, MAP, file, keep, u64::MAX)
+    }
+
+    /// Cuts content into records, and stores those of all files together.
+    fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
+        let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
+        for Content { file, parent, offset, bytes } in contents {
+            if !names::is_there(txn, file)? {
+                // Replaced by something else of the same batch.
+                continue;
+            }
+            let settings = self.settings(parent)?;
+            let span = settings.record_len as usize;
+            let span_log2 = span.trailing_zeros() as u8;
+            let jobs = match bytes.len() {
+                0 => continue,
+                len if len <= span => vec![Job::record(offset, bytes, span_log2)],
+                _ => {
+                    let starts = (offset..).step_by(span);
+                    let parts = bytes.chunks(span).zip(starts);
+                    parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
+                }
+            };
+            let target = Target {
+                file,
+                settings,
+                threads: self.pool.options().threads,
+                dictionary: None,
+                adapt: None,
+                raw_streak: Arc::clone(&self.raw_streak),
+                is_exact: false,
+            };
+            batches.push((target, jobs));
+        }
+        let (targets, jobs): (Vec<Target>, Vec<_>) = batches.into_iter().unzip();
+        store_batches(txn, targets.iter().zip(jobs).collect()).map(drop)
+    }
+}
+
+/// Removes what has a name that something else is to get; a directory only if it is empty.
+fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
+    match edit.lookup(parent, name)? {
+        Some(old) if old.kind == Kind::Directory => {
+            Err(Error::IsADirectory { name: String::from_utf8_lossy(name).into() })
+        }
+        Some(_) => edit.unlink(parent, name),
+        None => Ok(()),
+    }
+}
+
+/// Sets what is known of a file: extended attributes too, and its length where one is given.
+fn describe(
+    edit: &mut Edit<'_>,
+    file: FileId,
+    at: &Place,
+    len: Option<u64>,
+    now_ns: i64,
+) -> Result<()> {
+    let old = edit.attributes(file)?;
+    let new = Attributes {
+        kind: old.kind,
+        len: len.unwrap_or(old.len),
+        link_count: old.link_count,
+        parent: old.parent,
+        created_ns: if old.created_ns == 0 { now_ns } else { old.created_ns },
+        changed_ns: now_ns,
+        ..at.attributes
+    };
+    if new.len != old.len {
+        edit.txn().stats_mut().change_file_len(old.len, new.len);
+    }
+    edit.set_attributes(file, &new)?;
+    edit.set_xattrs(file, &at.xattrs)
+}
