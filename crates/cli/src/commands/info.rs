@@ -114,8 +114,9 @@ impl<'p> Info<'p> {
 
     /// What is neither data nor metadata nor free: header and superblocks.
     fn fixed_bytes(&self) -> u64 {
-        let known = self.stats.data().allocated + self.stats.nodes.allocated + self.free_bytes;
-        self.pool_bytes.saturating_sub(known)
+        let shared = self.stats.shared.allocated;
+        let data = self.stats.data().allocated.saturating_sub(shared);
+        self.pool_bytes.saturating_sub(data + self.stats.nodes.allocated + self.free_bytes)
     }
 
     /// What each codec stores, and what is inside pointers.

@@ -14,6 +14,7 @@ mod apply;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use super::jobs::RawStreak;
 use super::names::{self, Attributes, Kind, Xattr};
@@ -27,6 +28,8 @@ use crate::units::FileId;
 const BATCH_LEN: usize = 16 << 20;
 /// And so many files at most.
 const BATCH_COUNT: usize = 4096;
+/// What is shorter is made durable with what comes next, in bytes.
+const SYNC_LEN_MIN: usize = 4 << 20;
 /// Longer files are written in parts of this length, or of one record where that is longer.
 const PART_LEN: usize = 4 << 20;
 /// So many identities are set aside together.
@@ -142,6 +145,8 @@ pub struct Import<'p> {
     new_parents: HashMap<FileId, FileId>,
     settings: HashMap<FileId, Settings>,
     raw_streak: Arc<RawStreak>,
+    /// Makes what was committed last durable, beside what comes next.
+    syncing: Option<JoinHandle<Result<()>>>,
     report: ImportReport,
 }
 
@@ -162,6 +167,7 @@ impl Pool {
             new_parents: HashMap::new(),
             settings: HashMap::new(),
             raw_streak: Arc::default(),
+            syncing: None,
             report: ImportReport::default(),
         }
     }
@@ -371,11 +377,14 @@ impl Import<'_> {
             return Ok(());
         }
         let items = std::mem::take(&mut self.items);
-        self.items_len = 0;
+        let len = std::mem::take(&mut self.items_len);
         let checksum = self.settings(ROOT)?.checksum;
         let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
         self.apply(&mut txn, items)?;
         txn.commit(Durability::Visible)?;
+        if len >= SYNC_LEN_MIN {
+            self.begin_sync()?;
+        }
         self.new_parents.clear();
         if self.directories.len() > KNOWN_COUNT_MAX || self.settings.len() > KNOWN_COUNT_MAX {
             self.directories.clear();
@@ -384,11 +393,35 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Has what was committed made durable while the next files are read and compressed. What a transaction
+    /// frees can be used again once that is done: a long import would leave much of it otherwise.
+    fn begin_sync(&mut self) -> Result<()> {
+        self.end_sync()?;
+        let store = Arc::clone(self.pool.store());
+        let sync = move || match store.make_durable() {
+            // It takes a transaction where others have committed, and this import may be in one by now.
+            Err(Error::Busy) => Ok(()),
+            done => done,
+        };
+        // Where the system has no thread to give, the end of the import does it all.
+        self.syncing = std::thread::Builder::new().name("hardpack-sync".into()).spawn(sync).ok();
+        Ok(())
+    }
+
+    fn end_sync(&mut self) -> Result<()> {
+        let failed = || Error::io("sync", std::io::Error::other("its thread stopped"));
+        match self.syncing.take() {
+            Some(thread) => thread.join().map_err(|_| failed())?,
+            None => Ok(()),
+        }
+    }
+
     /// Commits all that was given, durably.
     pub fn finish(mut self) -> Result<ImportReport> {
         self.flush()?;
+        self.end_sync()?;
         self.pool.store().make_durable()?;
-        Ok(self.report)
+        Ok(std::mem::take(&mut self.report))
     }
 
     /// What was done so far.
@@ -430,5 +463,12 @@ impl Import<'_> {
         let settings = self.pool.settings(at)?;
         self.settings.insert(at, settings);
         Ok(settings)
+    }
+}
+
+impl Drop for Import<'_> {
+    fn drop(&mut self) {
+        // Nothing was acknowledged, so nobody need be told. But nothing may go on when the pool is closed.
+        let _ = self.end_sync();
     }
 }

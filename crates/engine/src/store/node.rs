@@ -227,17 +227,22 @@ impl Node {
     }
 
     /// The node as it is stored.
-    pub fn encode(&self, tree: u8, birth: Txg, guid: &[u8; 16]) -> Result<Vec<u8>> {
+    pub fn encode(
+        &self,
+        tree: u8,
+        birth: Txg,
+        guid: &[u8; 16],
+        compression: Compression,
+    ) -> Result<Vec<u8>> {
         let mut payload = Vec::with_capacity(self.payload_len());
         payload.extend_from_slice(&(self.len() as u16).to_le_bytes());
         payload.extend_from_slice(&self.data);
         let mut packed = Vec::new();
         // Byte-wise savings count here: the header and several nodes share the rounding.
         let policy = Policy { sector: 1, min_savings: 50, embed_limit: 0 };
-        let encoded = codec::with_codec(|codec| {
-            codec.encode(Compression::Lz4, &payload, &policy, &mut packed)
-        })
-        .map_err(|error| Error::codec("node to be written", 0, error))?;
+        let encoded =
+            codec::with_codec(|codec| codec.encode(compression, &payload, &policy, &mut packed))
+                .map_err(|error| Error::codec("node to be written", 0, error))?;
         let (codec, stored) = match encoded {
             Encoded::Compressed { codec, .. } => (codec as u8, &packed),
             _ => (codec::CodecId::Raw as u8, &payload),

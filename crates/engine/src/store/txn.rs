@@ -22,7 +22,7 @@ use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
 use super::{Inside, Patience, State, Store};
-use crate::codec;
+use crate::codec::{self, Compression};
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
 
@@ -302,7 +302,7 @@ impl Txn {
     pub(super) fn flush_tree(&mut self, tree: u8) -> Result<Option<Pointer>> {
         let dirty = self.trees[usize::from(tree)].dirty_count() as u64;
         if dirty > 0 {
-            let shortest = if self.core.space.much_is_free() { 1 } else { NODE_SECTORS_GUESS };
+            let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
         }
         self.trees[usize::from(tree)].flush(&mut self.core)
@@ -316,9 +316,9 @@ impl Txn {
         if let Some(shortest) = large.clone().min() {
             self.provision_runs(large.sum(), shortest)?;
         }
+        let all = extents.clone().sum();
         let small = extents.filter(is_small);
-        // Free space that has come to be small pieces is used up piece by piece.
-        let longest = match self.core.space.much_is_free() {
+        let longest = match self.core.fills_gaps(all) {
             true => small.clone().min(),
             false => small.clone().max(),
         };
@@ -451,6 +451,13 @@ impl TxnCore {
         }
     }
 
+    /// Whether small extents go into small pieces of free space, besides `sectors` that are still to be
+    /// written: where much is free they are worth it, and in a large transaction a few more writes do not show.
+    fn fills_gaps(&self, sectors: u64) -> bool {
+        let len = self.out.written + (sectors << self.ashift());
+        len >= space::LARGE_COMMIT_LEN || self.space.much_is_free()
+    }
+
     fn describe(&mut self, encoding: Encoding, len: u32) -> Pointer {
         if encoding.filter == Filter::Delta {
             self.incompat |= FEATURE_DELTAS;
@@ -541,7 +548,10 @@ impl NodeSink for TxnCore {
 
     fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
         let store = Arc::clone(&self.store);
-        let stored = node.encode(tree, self.txg, &store.guid())?;
+        // Small commits should be fast, and large ones are many nodes.
+        let is_large = self.out.written >= space::LARGE_COMMIT_LEN;
+        let compression = if is_large { Compression::Zstd(3) } else { Compression::Lz4 };
+        let stored = node.encode(tree, self.txg, &store.guid(), compression)?;
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
         self.stats.count_node(&pointer, self.ashift(), true);
