@@ -19,7 +19,7 @@ use crate::sqlite;
 pub const TRIES_MAX: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The file of a pool whose log and journal are named after the pool itself.
-const FIRST_FILE: FileId = FileId(2);
+pub const FIRST_FILE: FileId = FileId(2);
 
 /// The same, where the only file of a pool goes by the pool's own name.
 fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
@@ -37,6 +37,18 @@ pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
     match file {
         FIRST_FILE => pool.into(),
         FileId(number) => sqlite::beside(pool, &format!("-db{number}")),
+    }
+}
+
+/// What a name beside a pool is of: something that lies there for the database with this number.
+pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<FileId> {
+    let rest = name.strip_prefix(pool_name)?;
+    let suffix = [&b"-wal"[..], b"-journal", b"-shm"].into_iter().find(|s| rest.ends_with(s));
+    let base = &rest[..rest.len() - suffix.map_or(0, <[u8]>::len)];
+    match (base.strip_prefix(b"-db"), suffix) {
+        (None, Some(_)) if base.is_empty() => Some(FIRST_FILE),
+        (Some(number), _) => std::str::from_utf8(number).ok()?.parse().ok().map(FileId),
+        _ => None,
     }
 }
 

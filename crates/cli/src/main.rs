@@ -24,6 +24,7 @@ mod sqlite;
 mod sys;
 mod tarball;
 mod text;
+mod users;
 
 use std::process::ExitCode;
 

@@ -22,6 +22,7 @@ use crate::commands::put::Summary;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::publish::{self, Unfinished};
 use crate::text;
+use crate::users::Users;
 
 /// How much is read or written at a time, in bytes.
 const BUFFER_LEN: usize = 1 << 20;
@@ -34,6 +35,8 @@ const FILE_MODE: u32 = 0o644;
 pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Summary, Failure> {
     let opened = address.open_writable(args.work.threads).cannot("open", address)?;
     let pool = &opened.pool;
+    let users = Users::of(&address.pool).cannot("open", address)?;
+    users.begin_import(pool).cannot("put into", address)?;
     let top = make_directories(pool, &address.path).cannot("put into", address)?;
     let mut summary = Summary::default();
     for source in sources {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use crate::codec::Compression;
 use crate::pool::stream_format::{self as stream, Origin, PROGRESS_FRONT_LEN, Progress};
 use crate::pool::{Attributes, FileOwner, Kind, ROOT};
 use crate::store::checksum::ChecksumKind;
@@ -270,7 +269,7 @@ fn receive_is_as_documented() {
 fn node_is_as_documented() {
     let mut node = Node::new(3);
     node.insert(0, b"key", b"value");
-    let encoded = node.encode(2, Txg(99), &GUID, Compression::Lz4).expect("it can be encoded");
+    let encoded = node.encode(2, Txg(99), &GUID).expect("it can be encoded");
     let payload = [&[1, 0, 3, 0, 5, 0][..], b"keyvalue"].concat();
     let expected = HashMap::from([
         ("magic", b"HPKN".to_vec()),

@@ -16,6 +16,7 @@ use crate::args::{CreateArgs, Given, LnArgs, MkdirArgs, MvArgs, RmArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Spinner;
 use crate::publish::{self, Unfinished};
+use crate::users::Users;
 use crate::{pool_file, signals};
 
 /// Sectors of 512 bytes.
@@ -155,6 +156,7 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
     };
     if entry.kind != Kind::Directory {
         pool.edit(now_ns(), |edit| edit.unlink(parent, &name))?;
+        Users::of(&address.pool)?.remove_leftovers(pool)?;
         return Ok(pool.close()?);
     }
     if !args.recursive {
@@ -164,6 +166,7 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
     let spinner = Spinner::new("removing", args.quiet);
     pool.remove_tree(parent, &name, now_ns(), &mut |_| !signals::is_interrupted())?;
     drop(spinner);
+    Users::of(&address.pool)?.remove_leftovers(pool)?;
     pool.close()?;
     signals::check().map_err(|reason| reason.hint("what was removed until now stays so"))
 }

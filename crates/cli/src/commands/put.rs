@@ -33,6 +33,7 @@ use crate::address::{Address, last_name};
 use crate::args::PutArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
+use crate::users::Users;
 use crate::{leftovers, publish, signals, tarball, text};
 
 /// What was done.
@@ -84,6 +85,14 @@ fn put(
     address: &Address,
     pool: Option<&Pool>,
 ) -> Result<Summary, Failure> {
+    let users = match pool.filter(|_| !args.dry_run) {
+        Some(pool) => {
+            let users = Users::of(&address.pool).cannot("open", address)?;
+            users.begin_import(pool).cannot("put into", address)?;
+            Some(users)
+        }
+        None => None,
+    };
     let target = target(args, sources, address, pool).cannot("put into", address)?;
     let mut summary = Summary::default();
     for source in sources {
@@ -94,12 +103,15 @@ fn put(
             let readers = Readers::start(scope)?;
             let avoid = fs::metadata(&address.pool).ok().map(|m| (m.dev(), m.ino()));
             let delivery = Delivery::new(args, pool, readers, std::mem::take(&mut summary));
-            let mut putter = Putter::new(args, pool, delivery, avoid);
+            let mut putter = Putter::new(args, pool, users.as_ref(), delivery, avoid);
             let done = putter.put(path, &target, sources.len() == 1);
             summary = putter.delivery.finish(done)?;
             Ok::<(), Reason>(())
         });
         done.cannot("put", &shown)?;
+    }
+    if let (Some(users), Some(pool), true) = (&users, pool, summary.removed > 0) {
+        users.remove_leftovers(pool).cannot("put into", address)?;
     }
     Ok(summary)
 }

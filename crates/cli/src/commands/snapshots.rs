@@ -13,10 +13,12 @@ use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo, 
 use serde_json::{Value, json};
 
 use super::names::now_ns;
-use crate::address::{Address, join, os_path};
+use crate::address::{Address, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
+use crate::contents::{database_path, has_sidecar, sidecar_of};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
+use crate::users::Users;
 use crate::{pool_file, signals, sqlite, text};
 
 /// How long a database is waited for whose log is to be settled.
@@ -37,17 +39,6 @@ fn make(address: &Address) -> Result<(), Reason> {
     Ok(pool.close()?)
 }
 
-/// What a name beside a pool is of: a log or journal that may hold transactions of the file with this number.
-fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<FileId> {
-    let rest = name.strip_prefix(pool_name)?;
-    let rest = rest.strip_suffix(b"-wal").or_else(|| rest.strip_suffix(b"-journal"))?;
-    if rest.is_empty() {
-        // The first file of a pool has them under the name of the pool.
-        return Some(FileId(ROOT.0 + 1));
-    }
-    std::str::from_utf8(rest.strip_prefix(b"-db")?).ok()?.parse().ok().map(FileId)
-}
-
 /// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot keeps nothing
 /// that is not.
 fn settle_databases(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
@@ -57,19 +48,20 @@ fn settle_databases(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
     for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
         let entry = entry?;
         let of = sidecar_of(&pool_name, entry.file_name().as_bytes());
-        found.extend(of.filter(|_| entry.metadata().is_ok_and(|metadata| metadata.len() > 0)));
+        found.extend(of.filter(|file| has_sidecar(pool_path, *file)));
     }
+    found.sort_unstable();
+    found.dedup();
     if found.is_empty() {
         return Ok(());
     }
     let pool = pool_file::open_read_only(pool_path, Some(1))?;
     let scope = pool.resolve(path)?.file;
     for file in found {
-        let is_concerned = pool.path_of(file).is_ok() && pool.is_below(file, scope)?;
-        if is_concerned {
-            let inner = pool.path_of(file)?;
-            let database = os_path(join(pool_path.as_os_str().as_bytes(), &inner));
-            let db = sqlite::open_pool(&database, false, SETTLE_WAIT)?;
+        // It may be left over from one that is gone.
+        let Ok(inner) = pool.path_of(file) else { continue };
+        if pool.is_below(file, scope)? {
+            let db = sqlite::open_pool(&database_path(pool_path, &inner), false, SETTLE_WAIT)?;
             if !sqlite::settle(&db)? {
                 let shown = text::escaped(&inner);
                 let what =
@@ -187,7 +179,11 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         // A log that is newer than what the pool comes to hold would be applied to it.
         settle_databases(&address.pool, &path)?;
         let pool = pool_file::open_writable(&address.pool, None)?;
-        pool.rollback(pool.resolve(&path)?.file, &name)?;
+        let scope = pool.resolve(&path)?.file;
+        // And what a program has read of a database would go with what the pool comes to hold.
+        let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope)?;
+        pool.rollback(scope, &name)?;
+        drop(kept_out);
         Ok::<_, Reason>(pool.close()?)
     };
     change().cannot("go back to", address)?;

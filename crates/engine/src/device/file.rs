@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -77,6 +78,34 @@ impl FileDevice {
     pub fn release(&self, mark: u64) {
         // As with the writer lock, this cannot fail.
         let _ = sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::Release);
+    }
+
+    /// Takes every mark of a range alone that nobody else has, and says which ones somebody has. They are given
+    /// back with the device.
+    pub fn claim_unused(&self, marks: Range<u64>) -> io::Result<Vec<u64>> {
+        let (mut left, mut used) = (vec![marks], Vec::new());
+        while let Some(range) = left.pop().filter(|range| !range.is_empty()) {
+            let (start, len) = (MARKS_OFFSET | range.start, range.end - range.start);
+            if sys::ofd_lock(&self.file, start, len, sys::Lock::Try)? {
+                continue;
+            }
+            let Some((at, len)) = sys::ofd_conflict(&self.file, start, len)? else {
+                // It was given back just now.
+                left.push(range);
+                continue;
+            };
+            let first = at.max(start) - MARKS_OFFSET;
+            let end = (at + len).min(MARKS_OFFSET | range.end) - MARKS_OFFSET;
+            used.extend(first..end);
+            left.extend([end..range.end, range.start..first].into_iter().filter(|r| !r.is_empty()));
+        }
+        used.sort_unstable();
+        Ok(used)
+    }
+
+    /// Whether anybody else has a mark.
+    pub fn is_marked(&self, mark: u64) -> io::Result<bool> {
+        Ok(sys::ofd_conflict(&self.file, MARKS_OFFSET | mark, 1)?.is_some())
     }
 
     /// The open file.

@@ -28,23 +28,45 @@ pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Res
     };
     let tries = matches!(lock, Lock::Try | Lock::TryShare);
     let command = if tries { libc::F_OFD_SETLK } else { libc::F_OFD_SETLKW };
+    match lock_call(file, command, &mut range_of(kind, start, len)) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) if tries => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Where a lock lies that somebody else has on part of a range, if there is one: its start and its length.
+pub(super) fn ofd_conflict(file: &File, start: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
+    let mut range = range_of(libc::F_WRLCK, start, len);
+    lock_call(file, libc::F_OFD_GETLK, &mut range)?;
+    // A length of 0 is one up to the end of all files.
+    let len = if range.l_len == 0 { i64::MAX - range.l_start } else { range.l_len };
+    let is_free = range.l_type == libc::F_UNLCK as libc::c_short;
+    Ok((!is_free).then_some((range.l_start as u64, len as u64)))
+}
+
+fn range_of(kind: libc::c_int, start: u64, len: u64) -> libc::flock {
     // SAFETY: `flock` is a plain structure of integers, for which all zeros is a valid value.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = kind as libc::c_short;
     range.l_whence = libc::SEEK_SET as libc::c_short;
     range.l_start = start as libc::off_t;
     range.l_len = len as libc::off_t;
+    range
+}
+
+fn lock_call(file: &File, command: libc::c_int, range: &mut libc::flock) -> io::Result<()> {
     loop {
         // SAFETY: the descriptor is open for as long as `file` lives and `range` outlives the call.
-        let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &range) };
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut *range) };
         if done == 0 {
-            return Ok(true);
+            return Ok(());
         }
         let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            Some(libc::EAGAIN | libc::EACCES) if tries => return Ok(false),
-            _ => return Err(error),
+        if error.raw_os_error() != Some(libc::EINTR) {
+            return Err(error);
         }
     }
 }

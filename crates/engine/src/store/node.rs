@@ -227,12 +227,17 @@ impl Node {
     }
 
     /// The node as it is stored.
-    pub fn encode(
+    pub fn encode(&self, tree: u8, birth: Txg, guid: &[u8; 16]) -> Result<Vec<u8>> {
+        self.encode_with(Compression::Lz4, tree, birth, guid)
+    }
+
+    /// The same, compressed otherwise.
+    pub fn encode_with(
         &self,
+        compression: Compression,
         tree: u8,
         birth: Txg,
         guid: &[u8; 16],
-        compression: Compression,
     ) -> Result<Vec<u8>> {
         let mut payload = Vec::with_capacity(self.payload_len());
         payload.extend_from_slice(&(self.len() as u16).to_le_bytes());

@@ -551,7 +551,7 @@ impl NodeSink for TxnCore {
         // Small commits should be fast, and large ones are many nodes.
         let is_large = self.out.written >= space::LARGE_COMMIT_LEN;
         let compression = if is_large { Compression::Zstd(3) } else { Compression::Lz4 };
-        let stored = node.encode(tree, self.txg, &store.guid(), compression)?;
+        let stored = node.encode_with(compression, tree, self.txg, &store.guid())?;
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
         self.stats.count_node(&pointer, self.ashift(), true);

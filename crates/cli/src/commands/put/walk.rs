@@ -18,6 +18,7 @@ use super::source::{attributes_of, is_described, kind_of, special_name, xattrs_o
 use crate::args::PutArgs;
 use crate::failure::{Code, Reason};
 use crate::snapshot::read_full;
+use crate::users::Users;
 use crate::{signals, sqlite};
 
 /// What SQLite keeps beside a database, behind its name.
@@ -42,6 +43,8 @@ struct First {
 pub struct Putter<'p> {
     args: &'p PutArgs,
     pool: Option<&'p Pool>,
+    /// Where something may be replaced.
+    users: Option<&'p Users>,
     pub delivery: Delivery<'p>,
     /// Device and number of the pool itself, which is not put into itself.
     avoid: Option<(u64, u64)>,
@@ -53,10 +56,11 @@ impl<'p> Putter<'p> {
     pub fn new(
         args: &'p PutArgs,
         pool: Option<&'p Pool>,
+        users: Option<&'p Users>,
         delivery: Delivery<'p>,
         avoid: Option<(u64, u64)>,
     ) -> Putter<'p> {
-        Putter { args, pool, delivery, avoid, links: HashMap::new() }
+        Putter { args, pool, users, delivery, avoid, links: HashMap::new() }
     }
 
     /// Puts one source where it belongs. What it is to be itself is set on the target where it is the `only` one.
@@ -299,6 +303,7 @@ impl<'p> Putter<'p> {
         attributes.len = metadata.len();
         let inode = (metadata.nlink() > 1).then(|| (metadata.dev(), metadata.ino()));
         let old = old.filter(|(entry, _)| entry.kind == Kind::File);
+        let replaced = old.clone();
         if let Some(first) = inode.and_then(|inode| self.links.get(&inode)).cloned() {
             return self.further_name(path, name, into, old, first);
         }
@@ -332,6 +337,12 @@ impl<'p> Putter<'p> {
         }
         if self.args.dry_run {
             self.delivery.tell("put", path)?;
+        }
+        if let (Some((entry, _)), Some(users), Some(pool)) = (&replaced, self.users, self.pool)
+            && let Err(reason) = users.check_unused(pool, entry.file)
+        {
+            self.delivery.failed(path, &reason);
+            return Ok(());
         }
         let compare_with = old.filter(|_| self.args.compare).map(|(entry, _)| entry.file);
         let (name, path) = (name.to_vec(), path.into());

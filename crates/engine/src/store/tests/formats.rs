@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use crate::codec::Compression;
 use crate::error::Error;
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::{NODE_HEADER_LEN, Node};
@@ -307,7 +306,7 @@ fn nodes_round_trip_and_damage_never_panics() {
     let mut rng = Rng(11);
     for _ in 0..300 {
         let node = sample_node(&mut rng, 0);
-        let stored = node.encode(2, Txg(5), &GUID, Compression::Lz4).unwrap();
+        let stored = node.encode(2, Txg(5), &GUID).unwrap();
         assert_eq!(Node::decode(&stored, 2, &GUID, 0).unwrap(), node);
         assert!(Node::decode(&stored, 1, &GUID, 0).unwrap_err().is_corruption());
         assert!(Node::decode(&stored, 2, b"another pool's !", 0).unwrap_err().is_corruption());
@@ -351,7 +350,7 @@ fn exercise(mut node: Node, rng: &mut Rng) {
 fn node_with(level: u8, payload: &[u8]) -> Vec<u8> {
     let mut node = Node::new(level);
     node.insert(0, b"k", b"v");
-    let mut stored = node.encode(0, Txg(1), &GUID, Compression::Lz4).unwrap();
+    let mut stored = node.encode(0, Txg(1), &GUID).unwrap();
     stored.truncate(NODE_HEADER_LEN);
     stored[6] = 0;
     stored[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::Node;
@@ -45,7 +44,7 @@ impl NodeSink for MemorySink {
 
     fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
         assert!(!node.is_empty(), "an empty node is stored");
-        let stored = node.encode(tree, Txg(3), &GUID, Compression::Lz4)?;
+        let stored = node.encode(tree, Txg(3), &GUID)?;
         let sector = Sector(self.next);
         self.next += 1;
         let (stored_len, len) = (stored.len() as u32, node.payload_len() as u32);
