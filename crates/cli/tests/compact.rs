@@ -13,16 +13,7 @@ use common::*;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Options, Pool};
 use hardpack_engine::store::checksum::ChecksumKind;
-use rusqlite::{Connection, OpenFlags};
-
-/// A connection to a pool, in this process.
-fn open(pool: &Path) -> Connection {
-    hardpack::register(hardpack::api_from!(rusqlite::ffi).unwrap(), false).unwrap();
-    let uri = format!("file:{}?vfs=hardpack", pool.display());
-    let db = Connection::open_with_flags(uri, OpenFlags::default()).unwrap();
-    db.busy_timeout(Duration::from_secs(20)).unwrap();
-    db
-}
+use rusqlite::Connection;
 
 fn sum(db: &Connection) -> i64 {
     db.query_row("SELECT sum(a * length(b) + unicode(hex(b))) FROM t", [], |row| row.get(0))
@@ -40,7 +31,7 @@ fn vacuumed(path: &Path) -> PathBuf {
     .unwrap();
     drop(db);
     let pool = pack(path);
-    open(&pool).execute_batch("DELETE FROM t WHERE a % 2 = 0; VACUUM").unwrap();
+    open_in_pool(&pool).execute_batch("DELETE FROM t WHERE a % 2 = 0; VACUUM").unwrap();
     pool
 }
 
@@ -50,14 +41,14 @@ fn len(path: &Path) -> u64 {
 
 fn assert_whole(pool: &Path, expected: i64) {
     hardpack().args(["check", "-q"]).arg(pool).assert().success();
-    assert_eq!(sum(&open(pool)), expected);
+    assert_eq!(sum(&open_in_pool(pool)), expected);
 }
 
 #[test]
 fn a_vacuumed_pool_shrinks() {
     let (_directory, path) = directory_with("data.db", b"");
     let pool = vacuumed(&path);
-    let expected = sum(&open(&pool));
+    let expected = sum(&open_in_pool(&pool));
     let before = len(&pool);
     let content = fs::read(&pool).unwrap();
 
@@ -91,7 +82,7 @@ fn connections_go_on() {
         let (_directory, path) = directory_with("data.db", b"");
         let pool = vacuumed(&path);
         let before = len(&pool);
-        let db = open(&pool);
+        let db = open_in_pool(&pool);
         db.pragma_update(None, "journal_mode", mode).unwrap();
         let expected = sum(&db);
         db.execute_batch("CREATE TABLE log(n)").unwrap();
@@ -106,7 +97,7 @@ fn connections_go_on() {
                 hardpack().args(["compact", "-q"]).arg(&pool).assert().success().stdout("");
                 stop.store(true, Ordering::Relaxed);
             });
-            let writer = open(&pool);
+            let writer = open_in_pool(&pool);
             let began = Instant::now();
             while !stop.load(Ordering::Relaxed) && began.elapsed() < Duration::from_secs(60) {
                 // In a rollback mode the open statement keeps writers out.
@@ -137,7 +128,7 @@ fn connections_go_on() {
 fn an_interrupted_compaction_leaves_a_whole_pool() {
     let (_directory, path) = directory_with("data.db", b"");
     let pool = vacuumed(&path);
-    let expected = sum(&open(&pool));
+    let expected = sum(&open_in_pool(&pool));
     // While this holds the pool nothing moves, so the signal always comes first.
     let device = Arc::new(FileDevice::open(&pool).unwrap());
     let engine = Pool::open(device, Options::new(1 << 20)).unwrap();

@@ -13,18 +13,9 @@ use std::time::{Duration, Instant};
 use common::*;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Options, Pool, Repack};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A connection to a pool, in this process.
-fn open(pool: &Path) -> Connection {
-    hardpack::register(hardpack::api_from!(rusqlite::ffi).unwrap(), false).unwrap();
-    let uri = format!("file:{}?vfs=hardpack", pool.display());
-    let db = Connection::open_with_flags(uri, OpenFlags::default()).unwrap();
-    db.busy_timeout(Duration::from_secs(20)).unwrap();
-    db
-}
 
 /// A file that compresses, here better and there worse; packed as given.
 fn packed(len: usize, arguments: &[&str]) -> (tempfile::TempDir, PathBuf, PathBuf) {
@@ -180,7 +171,7 @@ fn fold_merges_patches() {
     let pool = pack(&path);
     // The maintenance is not to be faster.
     hardpack().args(["set", "background-cpu=0%"]).arg(&pool).assert().success();
-    let db = open(&pool);
+    let db = open_in_pool(&pool);
     let patches = || {
         let sql = "SELECT value FROM hardpack_stats WHERE name = 'patches_records'";
         db.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap_or(0)
@@ -210,7 +201,7 @@ fn connections_go_on() {
         let (_directory, path) = directory_with("data.db", b"");
         make_table(&Connection::open(&path).unwrap());
         let pool = pack(&path);
-        let db = open(&pool);
+        let db = open_in_pool(&pool);
         db.pragma_update(None, "journal_mode", mode).unwrap();
         let stop = AtomicBool::new(false);
         let mut updates = 0_i64;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-use rusqlite::Connection;
+use rusqlite::{Connection, OpenFlags};
 use tempfile::TempDir;
 
 pub fn hardpack() -> Command {
@@ -38,6 +38,15 @@ pub fn random_bytes(len: usize, mut seed: u64) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// A connection to a pool, or to a database in one, in this process.
+pub fn open_in_pool(path: &Path) -> Connection {
+    hardpack::register(hardpack::api_from!(rusqlite::ffi).unwrap(), false).unwrap();
+    let uri = format!("file:{}?vfs=hardpack", path.display());
+    let db = Connection::open_with_flags(uri, OpenFlags::default()).unwrap();
+    db.busy_timeout(std::time::Duration::from_secs(20)).unwrap();
+    db
 }
 
 /// A database of `rows` rows, closed.

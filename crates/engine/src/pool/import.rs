@@ -80,7 +80,7 @@ enum Item {
     },
     Part {
         file: FileId,
-        parent: FileId,
+        settings: Settings,
         offset: u64,
         bytes: Vec<u8>,
     },
@@ -123,6 +123,8 @@ impl Place {
 /// A file that is being streamed.
 struct Open {
     at: Place,
+    /// Those of the file whose place it takes, or of its directory.
+    settings: Settings,
     /// Its identity, once something of it is on its way.
     file: Option<FileId>,
     /// What is on its way, in bytes.
@@ -295,13 +297,19 @@ impl Import<'_> {
         xattrs: &[Xattr],
     ) -> Result<()> {
         names::check_name(name)?;
-        let record_len = self.settings(parent)?.record_len as usize;
+        let old = match self.new_parents.contains_key(&parent) {
+            true => None,
+            false => self.pool.lookup_in(parent, name)?,
+        };
+        let like = old.filter(|old| old.kind == Kind::File).map_or(parent, |old| old.file);
+        let settings = self.settings(like)?;
         self.open = Some(Open {
             at: Place::new(parent, name, attributes, xattrs, Kind::File),
+            settings,
             file: None,
             len: 0,
             buffer: Vec::new(),
-            part_len: PART_LEN.max(record_len),
+            part_len: PART_LEN.max(settings.record_len as usize),
         });
         Ok(())
     }
@@ -325,7 +333,7 @@ impl Import<'_> {
     /// Sends what is gathered of the open file on its way.
     fn push_part(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
-        let parent = open.at.parent;
+        let (parent, settings) = (open.at.parent, open.settings);
         let file = match open.file {
             Some(file) => file,
             None => {
@@ -338,7 +346,7 @@ impl Import<'_> {
         let bytes = std::mem::take(&mut open.buffer);
         let (offset, len) = (open.len, bytes.len());
         open.len += len as u64;
-        self.add(Item::Part { file, parent, offset, bytes }, len)?;
+        self.add(Item::Part { file, settings, offset, bytes }, len)?;
         self.open = Some(open);
         Ok(())
     }
@@ -451,9 +459,9 @@ impl Import<'_> {
         id.map(FileId).ok_or_else(|| Error::Invalid("no identity was set aside".into()))
     }
 
-    /// The settings for what is put into a directory, which may be one that is only being made.
-    fn settings(&mut self, directory: FileId) -> Result<Settings> {
-        let mut at = directory;
+    /// The settings of a file, or for what is put into a directory, which may be one that is only being made.
+    fn settings(&mut self, file: FileId) -> Result<Settings> {
+        let mut at = file;
         while let Some(above) = self.new_parents.get(&at) {
             at = *above;
         }

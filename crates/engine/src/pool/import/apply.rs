@@ -10,6 +10,7 @@ use crate::pool::edit::Edit;
 use crate::pool::extents::pieces_in;
 use crate::pool::jobs::{Job, Target, remove_pieces};
 use crate::pool::names::{self, Attributes, Kind};
+use crate::pool::props::Settings;
 use crate::store::Txn;
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::FileId;
@@ -17,7 +18,8 @@ use crate::units::FileId;
 /// The content of a file, or a part of it, on its way into a transaction.
 struct Content {
     file: FileId,
-    parent: FileId,
+    /// Its own where it was there before, else those of its directory.
+    settings: Settings,
     offset: u64,
     bytes: Vec<u8>,
 }
@@ -60,12 +62,12 @@ impl Import<'_> {
             }
             Item::File { at, content } => {
                 let len = content.len() as u64;
-                let file = self.place_file(txn, at, len)?;
+                let (file, settings) = self.place_file(txn, at, len)?;
                 describe(&mut Edit::new(txn, 0), file, at, Some(len), now_ns)?;
                 self.report.files += 1;
                 self.report.bytes += len;
                 let bytes = std::mem::take(content);
-                contents.push(Content { file, parent: at.parent, offset: 0, bytes });
+                contents.push(Content { file, settings, offset: 0, bytes });
             }
             Item::Symlink { at, target } => {
                 let edit = &mut Edit::new(txn, 0);
@@ -92,13 +94,14 @@ impl Import<'_> {
                     Attributes { changed_ns: now_ns, ..Attributes::new(Kind::File, *parent) };
                 Edit::new(txn, 0).create_nameless(*file, *parent, &like)?;
             }
-            Item::Part { file, parent, offset, bytes } => {
+            Item::Part { file, settings, offset, bytes } => {
                 names::set_len(txn, *file, *offset + bytes.len() as u64)?;
                 self.report.bytes += bytes.len() as u64;
-                let (file, parent, offset) = (*file, *parent, *offset);
-                contents.push(Content { file, parent, offset, bytes: std::mem::take(bytes) });
+                let (file, settings, offset) = (*file, *settings, *offset);
+                contents.push(Content { file, settings, offset, bytes: std::mem::take(bytes) });
             }
             Item::End { file, at, len } => {
+                keep_properties(txn, at, *file)?;
                 let edit = &mut Edit::new(txn, 0);
                 make_room(edit, at.parent, &at.name)?;
                 edit.link(*file, at.parent, &at.name)?;
@@ -109,48 +112,38 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// The file for new content of this length: the one that is there, cut, where it has no other name.
-    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<FileId> {
+    /// The file for new content of this length: the one that is there, cut, where it has no other name. And whose
+    /// settings that content gets.
+    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<(FileId, Settings)> {
         let old = names::lookup(txn, at.parent, &at.name)?;
         if let Some(old) = old.filter(|old| old.kind == Kind::File) {
             if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
                 return Err(Error::Busy);
             }
             if names::attributes(txn, old.file)?.link_count == 1 {
-                self.prepare_slots(txn, old.file, at.parent, len)?;
-                return Ok(old.file);
+                // It may have come with the same batch.
+                let settings = match self.settings(old.file) {
+                    Err(Error::NotFound { .. }) => self.settings(at.parent)?,
+                    settings => settings?,
+                };
+                prepare_slots(txn, old.file, &settings, len)?;
+                return Ok((old.file, settings));
             }
         }
         let edit = &mut Edit::new(txn, 0);
         make_room(edit, at.parent, &at.name)?;
-        edit.create(at.parent, &at.name, &at.attributes)
-    }
-
-    /// Leaves of the old records only those whose slots the new ones take exactly.
-    fn prepare_slots(
-        &mut self,
-        txn: &mut Txn,
-        file: FileId,
-        parent: FileId,
-        len: u64,
-    ) -> Result<()> {
-        let span = u64::from(self.settings(parent)?.record_len);
-        let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
-        let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
-        let keep = if is_same { len.div_ceil(span) * span } else { 0 };
-        remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
-        remove_pieces(txn, MAP, file, keep, u64::MAX)
+        let file = edit.create(at.parent, &at.name, &at.attributes)?;
+        Ok((file, self.settings(at.parent)?))
     }
 
     /// Cuts content into records, and stores those of all files together.
     fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
         let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
-        for Content { file, parent, offset, bytes } in contents {
+        for Content { file, settings, offset, bytes } in contents {
             if !names::is_there(txn, file)? {
                 // Replaced by something else of the same batch.
                 continue;
             }
-            let settings = self.settings(parent)?;
             let span = settings.record_len as usize;
             let span_log2 = span.trailing_zeros() as u8;
             let jobs = match bytes.len() {
@@ -178,6 +171,16 @@ impl Import<'_> {
     }
 }
 
+/// Leaves of the old records only those whose slots the new ones take exactly.
+fn prepare_slots(txn: &mut Txn, file: FileId, settings: &Settings, len: u64) -> Result<()> {
+    let span = u64::from(settings.record_len);
+    let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
+    let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
+    let keep = if is_same { len.div_ceil(span) * span } else { 0 };
+    remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
+    remove_pieces(txn, MAP, file, keep, u64::MAX)
+}
+
 /// Removes what has a name that something else is to get; a directory only if it is empty.
 fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
     match edit.lookup(parent, name)? {
@@ -187,6 +190,16 @@ fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
         Some(_) => edit.unlink(parent, name),
         None => Ok(()),
     }
+}
+
+/// Gives a file the properties that were set on the one whose place it takes.
+fn keep_properties(txn: &mut Txn, at: &Place, file: FileId) -> Result<()> {
+    let old = names::lookup(txn, at.parent, &at.name)?.filter(|old| old.kind == Kind::File);
+    let Some(old) = old else { return Ok(()) };
+    for (property, text) in names::local_properties(txn, old.file)? {
+        names::set_property(txn, file, property, Some(&text))?;
+    }
+    Ok(())
 }
 
 /// Sets what is known of a file: extended attributes too, and its length where one is given.

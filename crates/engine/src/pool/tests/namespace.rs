@@ -334,6 +334,35 @@ fn properties_come_from_above() {
     assert_eq!(problems(&pool).unwrap(), [""; 0]);
 }
 
+/// What is set on a file itself holds for what takes its place, be that short or long.
+#[test]
+fn a_file_that_is_replaced_keeps_its_properties() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = empty_pool(&device);
+    let attributes = Attributes::new(Kind::File, ROOT);
+    for len in [200 << 10, 9 << 20] {
+        let bytes = Rng(3).text(len);
+        let put = |bytes: &[u8]| {
+            let mut import = pool.import(1);
+            // The second is of the same batch.
+            for _ in 0..2 {
+                import.file(ROOT, b"a", &attributes, &[], bytes.to_vec()).unwrap();
+            }
+            import.finish().unwrap();
+            pool.resolve(b"a").unwrap().file
+        };
+        let file = put(&bytes);
+        pool.set_property(file, Property::RecordSize, "32K").unwrap();
+        let file = put(&bytes[1..]);
+        let usage = pool.usage(file).unwrap();
+        assert_eq!(usage.records, (len as u64 - 1).div_ceil(32 << 10), "{len}");
+        assert_eq!(pool.settings(file).unwrap().record_len, 32 << 10);
+        assert!(read_all(&pool.file(file).unwrap()).unwrap() == bytes[1..]);
+        assert_eq!(problems(&pool).unwrap(), [""; 0]);
+        pool.remove_at(b"a", 1).unwrap();
+    }
+}
+
 /// What an import was filling when its process ended has no name, and goes; what has one stays.
 #[test]
 fn what_was_never_named_is_removed() {

@@ -1,0 +1,198 @@
+//! Other programs have databases of a pool open, or bring files in: nothing is changed behind their backs, and what
+//! was left behind goes.
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rusqlite::Connection;
+
+/// Longer than any machine needs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for several parts to be committed before the rest comes.
+const LONG_LEN: usize = 40 << 20;
+
+fn at(pool: &Path, path: &str) -> PathBuf {
+    with_ending(pool, path)
+}
+
+fn succeeds(arguments: &[&str], path: &Path) {
+    hardpack().args(arguments).arg(path).assert().success();
+}
+
+fn refused(arguments: &[&str], paths: &[&Path], code: i32, text: &str) {
+    let done = hardpack().args(arguments).args(paths).assert().code(code);
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(stderr.contains(text), "{stderr}");
+}
+
+fn count(db: &Connection) -> u32 {
+    db.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap()
+}
+
+/// Pools with a database, what of them is to be rolled back, and the name of the pool.
+type Scopes = [(PathBuf, PathBuf, &'static str); 3];
+
+/// A pool with one database under its own name, and one with two, of which the second is in a directory.
+fn databases() -> (tempfile::TempDir, Scopes) {
+    let (directory, plain) = directory_with("app.db", b"");
+    make_database(&plain, 4096, 100);
+    let alone = pack(&plain);
+    let many = directory.path().join("many.hpk");
+    succeeds(&["create"], &many);
+    hardpack().args(["put", "-q"]).args([&plain, &at(&many, "/first.db")]).assert().success();
+    succeeds(&["mkdir"], &at(&many, "/dir"));
+    let inner = at(&many, "/dir/app.db");
+    hardpack().args(["put", "-q"]).args([&plain, &inner]).assert().success();
+    let scopes = [
+        (alone.clone(), alone, "app.db.hpk"),
+        (inner.clone(), inner.clone(), "many.hpk"),
+        (inner, at(&many, "/dir"), "many.hpk"),
+    ];
+    (directory, scopes)
+}
+
+#[test]
+fn a_database_in_use_is_not_rolled_back() {
+    for mode in ["wal", "delete"] {
+        let (directory, found) = databases();
+        for (database, scope, pool) in found {
+            let snapshot = with_ending(&scope, "@before");
+            succeeds(&["snapshot"], &snapshot);
+            let db = open_in_pool(&database);
+            db.pragma_update(None, "journal_mode", mode).unwrap();
+            let before = count(&db);
+            add_rows(&db, 50);
+            // In a rollback mode, the first database is locked only while it is read or written.
+            db.execute_batch("BEGIN").unwrap();
+            assert_eq!(count(&db), before + 50);
+            refused(&["rollback"], &[&snapshot], 5, "");
+            assert_eq!(count(&db), before + 50);
+            db.execute_batch("COMMIT").unwrap();
+            add_rows(&db, 1);
+            assert_eq!(count(&db), before + 51);
+            drop(db);
+            succeeds(&["rollback"], &snapshot);
+            let db = open_in_pool(&database);
+            assert_eq!(count(&db), before, "{mode}");
+            add_rows(&db, 7);
+            drop(db);
+            let pool = directory.path().join(pool);
+            hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+        }
+    }
+}
+
+#[test]
+fn a_database_in_use_is_not_replaced() {
+    let (directory, [_, (database, ..), _]) = databases();
+    let new = directory.path().join("new");
+    fs::write(&new, "something else").unwrap();
+    let db = open_in_pool(&database);
+    db.pragma_update(None, "journal_mode", "wal").unwrap();
+    add_rows(&db, 50);
+    refused(&["put", "-q"], &[&new, &database], 3, "log or journal");
+    db.pragma_update(None, "journal_mode", "delete").unwrap();
+    refused(&["put", "-q"], &[&new, &database], 3, "has it open");
+    assert_eq!(count(&db), 150);
+    drop(db);
+    hardpack().args(["put", "-q"]).args([&new, &database]).assert().success();
+    assert_eq!(stdout_of(hardpack().arg("cat").arg(&database)), "something else");
+}
+
+#[test]
+fn what_lies_beside_goes_with_its_database() {
+    let (directory, [_, (database, ..), _]) = databases();
+    let pool = directory.path().join("many.hpk");
+    let number = |path: &str| {
+        json_of(hardpack().args(["stat", "--json"]).arg(at(&pool, path)))["number"]
+            .as_u64()
+            .unwrap()
+    };
+    let (kept, gone) = (number("/first.db"), number("/dir/app.db"));
+    assert_eq!(kept, 2);
+    // As a crash leaves them.
+    let beside =
+        |number: u64| ["", "-wal", "-shm"].map(|end| at(&pool, &format!("-db{number}{end}")));
+    let first = [at(&pool, "-wal"), at(&pool, "-shm")];
+    let other = at(&pool, "-database");
+    for path in beside(gone).iter().chain(&first).chain([&other]) {
+        fs::write(path, "").unwrap();
+    }
+    succeeds(&["rm"], &database);
+    assert!(beside(gone).iter().all(|path| !path.exists()));
+    assert!(first.iter().chain([&other]).all(|path| path.exists()));
+    succeeds(&["rm"], &at(&pool, "/first.db"));
+    assert!(first.iter().all(|path| !path.exists()));
+    assert!(other.exists() && pool.exists());
+}
+
+/// An import that has been given a part of a long file.
+struct Stalled {
+    child: Child,
+    rest: Vec<u8>,
+}
+
+impl Stalled {
+    fn start(pool: &Path, name: &str, content: &[u8]) -> Stalled {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1);
+        tar.append_data(&mut header, name, content).unwrap();
+        let stream = tar.into_inner().unwrap();
+        let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+            .args(["put", "-q", "--tar", "-"])
+            .arg(pool)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (first, rest) = stream.split_at(content.len() * 3 / 4);
+        let before = logical(pool);
+        child.stdin.as_mut().unwrap().write_all(first).unwrap();
+        let began = Instant::now();
+        while logical(pool) == before {
+            assert!(began.elapsed() < PATIENCE, "nothing was committed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Stalled { child, rest: rest.to_vec() }
+    }
+}
+
+/// The length of all files of a pool, those without a name included.
+fn logical(pool: &Path) -> u64 {
+    json_of(hardpack().args(["info", "--json"]).arg(pool))["logical_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn what_an_import_leaves_is_removed_by_the_next_and_only_then() {
+    let (directory, small) = directory_with("small", b"few bytes");
+    let pool = directory.path().join("pool.hpk");
+    succeeds(&["create"], &pool);
+    let content = random_bytes(LONG_LEN, 5);
+    let mut first = Stalled::start(&pool, "long", &content);
+    // It goes on while another one begins and ends.
+    hardpack().args(["put", "-q"]).args([&small, &at(&pool, "/")]).assert().success();
+    first.child.stdin.take().unwrap().write_all(&first.rest).unwrap();
+    assert!(first.child.wait().unwrap().success());
+    let out = directory.path().join("out");
+    hardpack().args(["extract", "-q"]).args([&at(&pool, "/long"), &out]).assert().success();
+    assert!(fs::read(&out).unwrap() == content);
+    let whole = logical(&pool);
+    assert_eq!(whole, LONG_LEN as u64 + 9);
+    let mut killed = Stalled::start(&pool, "other", &content);
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    assert!(logical(&pool) > whole);
+    hardpack().args(["put", "-q"]).args([&small, &at(&pool, "/again")]).assert().success();
+    assert_eq!(logical(&pool), whole + 9);
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+}
