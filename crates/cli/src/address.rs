@@ -198,30 +198,12 @@ impl Address {
     }
 }
 
-/// The snapshot of this name of what is at `path`, or of the nearest directory above it.
+/// What the snapshot is of that `path` and `name` together mean.
 fn scope_of(pool: &Pool, path: &[u8], name: &[u8]) -> Result<FileId, Reason> {
-    let named = pool.snapshots()?.into_iter().filter(|info| info.name == name);
-    let scopes: Vec<FileId> = named.map(|info| info.scope).collect();
-    let mut at = path.to_vec();
-    loop {
-        match pool.resolve(&at) {
-            Ok(entry) if scopes.contains(&entry.file) => return Ok(entry.file),
-            Ok(_) | Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if at.is_empty() {
-            break;
-        }
-        at.truncate(at.iter().rposition(|byte| *byte == b'/').unwrap_or(0));
-    }
-    // What it is of may be gone by now, or have moved.
-    for scope in scopes {
-        if pool.open_snapshot(scope, name)?.resolve(path).is_ok_and(|entry| entry.file == scope) {
-            return Ok(scope);
-        }
-    }
-    let text = format!("no such file or snapshot: {}", text::escaped(name));
-    Err(Reason::new(Code::Cannot, text).hint("'hardpack list' shows the snapshots there are"))
+    pool.find_scope(path, name)?.ok_or_else(|| {
+        let text = format!("no such file or snapshot: {}", text::escaped(name));
+        Reason::new(Code::Cannot, text).hint("'hardpack list' shows the snapshots there are")
+    })
 }
 
 /// Something in a snapshot.

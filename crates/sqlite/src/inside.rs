@@ -42,41 +42,41 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<Found> {
         None => {}
     }
     for at in (0..path.len()).rev().filter(|at| path[*at] == SNAPSHOT_MARK) {
-        let (scope, rest) = (&path[..at], &path[at + 1..]);
+        let (head, rest) = (&path[..at], &path[at + 1..]);
         let name_len = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
         let (name, below) = rest.split_at(name_len);
-        let Some(scope) = resolve(pool, scope)? else { continue };
-        if let Some(found) = find_in_snapshot(pool, &scope, name, below)? {
-            return Ok(found);
+        if let Some(scope) = pool.find_scope(head, name)? {
+            return match pool.open_snapshot(scope, name) {
+                Ok(snapshot) => find_in_snapshot(pool, snapshot, scope, head, below),
+                // It was destroyed just now.
+                Err(Error::NotFound { .. }) => Ok(Found::Nothing),
+                Err(error) => Err(error),
+            };
         }
     }
     Ok(Found::Nothing)
 }
 
-/// What `path`, from `scope` on, stood for when the snapshot was made, if there is one of that name.
+/// What `head` and `below` together stood for when a snapshot was made.
 fn find_in_snapshot(
     pool: &Pool,
-    scope: &DirEntry,
-    name: &[u8],
-    path: &[u8],
-) -> Result<Option<Found>> {
-    let snapshot = match pool.open_snapshot(scope.file, name) {
-        Err(Error::NotFound { .. }) => return Ok(None),
-        snapshot => snapshot?,
-    };
-    let found = match scope.kind {
-        Kind::Directory if scope.file == ROOT && path.is_empty() => Some(snapshot.only_file()?),
-        Kind::Directory => {
-            let start = snapshot.path_of(scope.file)?;
-            resolve(&snapshot, &[&start[..], path].concat())?
-        }
-        _ => path.is_empty().then(|| scope.clone()),
-    };
-    let Some(entry) = found else { return Ok(Some(Found::Nothing)) };
-    Ok(Some(match entry.kind {
-        Kind::Directory => Found::Directory,
-        _ => Found::InSnapshot(snapshot, entry.file),
-    }))
+    snapshot: Pool,
+    scope: FileId,
+    head: &[u8],
+    below: &[u8],
+) -> Result<Found> {
+    if scope == ROOT && head.is_empty() && below.is_empty() {
+        let only = snapshot.only_file()?.file;
+        return Ok(Found::InSnapshot(snapshot, only));
+    }
+    // What the snapshot is of may have had another name then.
+    let is_scope = resolve(pool, head)?.is_some_and(|entry| entry.file == scope);
+    let start = if is_scope { snapshot.path_of(scope)? } else { head.to_vec() };
+    Ok(match resolve(&snapshot, &[&start[..], below].concat())? {
+        None => Found::Nothing,
+        Some(entry) if entry.kind == Kind::Directory => Found::Directory,
+        Some(entry) => Found::InSnapshot(snapshot, entry.file),
+    })
 }
 
 fn resolve(pool: &Pool, path: &[u8]) -> Result<Option<DirEntry>> {

@@ -355,7 +355,10 @@ fn databases_in_snapshots() {
     );
     for path in [
         "pool.hpk/d/x.db@one",
+        "pool.hpk/d/x.db@two",
         "pool.hpk/d@two/x.db",
+        "pool.hpk/d/x.db@all",
+        "pool.hpk/d@all/x.db",
         "pool.hpk/@all/d/x.db",
         "pool.hpk@all/d/x.db",
     ] {
