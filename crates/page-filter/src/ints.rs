@@ -1,0 +1,364 @@
+//! Sequences of integers: one coding for everything that is a number, be it a column, row ids,
+//! pointers or lengths.
+//!
+//! A sequence is written in whichever of a few forms looks shortest to a codec; the choice is made from
+//! the order-0 entropy of the bytes that each would write, of a sample. Values are divided into planes, one for
+//! each byte of their significance, so that the lowest bytes, which are all different, do not stand between the
+//! higher ones, which are all alike.
+//!
+//! The encoder's choice is never checked by the decoder: any form gives back its values exactly.
+
+use super::Malformed;
+use super::streams::{Reader, Stream, Writer};
+use super::varint::{unzigzag, zigzag};
+
+/// Sequences shorter than this are written as varints without a mode.
+const PLANES_COUNT_MIN: usize = 4;
+
+/// The most values in a dictionary: their numbers are bytes.
+const DICTIONARY_COUNT_MAX: usize = 256;
+
+/// Slots of the encoder's hash table of values. A power of two, so that few values collide.
+const SLOT_COUNT: usize = 1024;
+
+/// A sample consists of this many stretches of [`SAMPLE_RUN_LEN`] values.
+const SAMPLE_RUN_COUNT: usize = 4;
+/// The length of a stretch of the sample, in values.
+const SAMPLE_RUN_LEN: usize = 64;
+const SAMPLE_COUNT_MAX: usize = SAMPLE_RUN_COUNT * SAMPLE_RUN_LEN;
+
+/// What a dictionary costs beside the numbers of its entries, in bits per entry.
+const DICTIONARY_ENTRY_BITS: usize = 14;
+
+/// The low half of the mode is the number of planes, 0 to 8.
+const PLAIN: u8 = 0x00;
+const DELTA: u8 = 0x10;
+const DELTA2: u8 = 0x20;
+const DICTIONARY: u8 = 0x30;
+
+/// Working memory of both directions.
+#[derive(Default)]
+pub(super) struct Ints {
+    /// The values as they are divided into planes.
+    residuals: Vec<u64>,
+    slots: Vec<u16>,
+    dictionary: Vec<i64>,
+    indices: Vec<u8>,
+    entropy: Entropy,
+}
+
+/// Writes `values`, of which the reader knows the number.
+pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
+    if values.len() < PLANES_COUNT_MIN {
+        let mut previous = 0i64;
+        for &value in values {
+            writer.put_signed(value.wrapping_sub(previous));
+            previous = value;
+        }
+        return;
+    }
+    let first_delta = values[1].wrapping_sub(values[0]);
+    if values.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == first_delta) {
+        if first_delta == 0 {
+            writer.put_byte(Stream::Control, PLAIN);
+            writer.put_signed(values[0]);
+        } else {
+            writer.put_byte(Stream::Control, DELTA2);
+            writer.put_signed(values[0]);
+            writer.put_signed(first_delta);
+        }
+        return;
+    }
+    match choose(work, values) {
+        PLAIN => encode_plain(work, values, writer),
+        DELTA => encode_delta(work, values, writer),
+        DELTA2 => encode_delta2(work, values, writer),
+        _ => {
+            writer.put_byte(Stream::Control, DICTIONARY);
+            writer.put_number(work.dictionary.len() as u64 - 1);
+            let mut previous = 0i64;
+            for &entry in &work.dictionary {
+                writer.put_signed(entry.wrapping_sub(previous));
+                previous = entry;
+            }
+            writer.put(Stream::Symbols, &work.indices);
+        }
+    }
+}
+
+fn encode_plain(work: &mut Ints, values: &[i64], writer: &mut Writer) {
+    let base = values.iter().copied().min().unwrap_or(0);
+    work.residuals.clear();
+    work.residuals.extend(values.iter().map(|value| value.wrapping_sub(base) as u64));
+    put_planes(PLAIN, &[base], &work.residuals, writer);
+}
+
+fn encode_delta(work: &mut Ints, values: &[i64], writer: &mut Writer) {
+    work.residuals.clear();
+    work.residuals.extend(values.windows(2).map(|pair| zigzag(pair[1].wrapping_sub(pair[0]))));
+    put_planes(DELTA, &[values[0]], &work.residuals, writer);
+}
+
+fn encode_delta2(work: &mut Ints, values: &[i64], writer: &mut Writer) {
+    work.residuals.clear();
+    work.residuals.extend(values.windows(3).map(|three| zigzag(second_delta(three))));
+    let first_delta = values[1].wrapping_sub(values[0]);
+    put_planes(DELTA2, &[values[0], first_delta], &work.residuals, writer);
+}
+
+fn second_delta(three: &[i64]) -> i64 {
+    let [a, b, c] = [three[0], three[1], three[2]];
+    c.wrapping_sub(b).wrapping_sub(b.wrapping_sub(a))
+}
+
+fn put_planes(mode: u8, parameters: &[i64], residuals: &[u64], writer: &mut Writer) {
+    let all = residuals.iter().fold(0, |all, residual| all | residual);
+    let plane_count = (64 - all.leading_zeros()).div_ceil(8);
+    writer.put_byte(Stream::Control, mode | plane_count as u8);
+    for &parameter in parameters {
+        writer.put_signed(parameter);
+    }
+    for plane in 0..plane_count {
+        writer
+            .stream(Stream::Planes)
+            .extend(residuals.iter().map(|residual| (residual >> (8 * plane)) as u8));
+    }
+}
+
+/// The form that looks shortest. Leaves the dictionary in `work` if that is it.
+fn choose(work: &mut Ints, values: &[i64]) -> u8 {
+    let mut best = (usize::MAX, PLAIN);
+    for mode in [PLAIN, DELTA, DELTA2] {
+        sample(&mut work.residuals, values, mode);
+        let count = work.residuals.len().max(1);
+        let cost = work.entropy.planes_cost(&work.residuals) * values.len() / count;
+        if cost < best.0 {
+            best = (cost, mode);
+        }
+    }
+    // A dictionary cannot be shorter than its entries.
+    if best.0 / 8 > values.len() / 4 && find_dictionary(work, values) {
+        let sampled = &work.indices[..work.indices.len().min(SAMPLE_COUNT_MAX)];
+        let cost = work.entropy.bytes_cost(sampled) * values.len() / sampled.len()
+            + work.dictionary.len() * DICTIONARY_ENTRY_BITS;
+        if cost < best.0 {
+            return DICTIONARY;
+        }
+    }
+    best.1
+}
+
+/// Fills `residuals` with those that a sample of `values` has in `mode`.
+fn sample(residuals: &mut Vec<u64>, values: &[i64], mode: u8) {
+    residuals.clear();
+    let base = match mode {
+        PLAIN => values.iter().copied().min().unwrap_or(0),
+        _ => 0,
+    };
+    let mut add = |run: &[i64]| match mode {
+        PLAIN => residuals.extend(run.iter().map(|value| value.wrapping_sub(base) as u64)),
+        DELTA => residuals.extend(run.windows(2).map(|two| zigzag(two[1].wrapping_sub(two[0])))),
+        _ => residuals.extend(run.windows(3).map(|three| zigzag(second_delta(three)))),
+    };
+    if values.len() <= SAMPLE_COUNT_MAX {
+        return add(values);
+    }
+    let stride = (values.len() - SAMPLE_RUN_LEN) / (SAMPLE_RUN_COUNT - 1);
+    for run in 0..SAMPLE_RUN_COUNT {
+        add(&values[run * stride..][..SAMPLE_RUN_LEN]);
+    }
+}
+
+/// Numbers the values in the order in which they first appear. False where they are too many.
+fn find_dictionary(work: &mut Ints, values: &[i64]) -> bool {
+    const FREE: u16 = u16::MAX;
+    work.slots.clear();
+    work.slots.resize(SLOT_COUNT, FREE);
+    work.dictionary.clear();
+    work.indices.clear();
+    let count_max = DICTIONARY_COUNT_MAX.min(values.len() / 2);
+    for &value in values {
+        let mut slot = (value as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 54;
+        let index = loop {
+            let found = work.slots[slot];
+            if found == FREE {
+                if work.dictionary.len() == count_max {
+                    return false;
+                }
+                work.slots[slot] = work.dictionary.len() as u16;
+                work.dictionary.push(value);
+                break work.slots[slot];
+            }
+            if work.dictionary[usize::from(found)] == value {
+                break found;
+            }
+            slot = (slot + 1) % SLOT_COUNT;
+        };
+        work.indices.push(index as u8);
+    }
+    true
+}
+
+/// Reads `count` values into `out`, in place of what it holds. `count` is bounded by the caller.
+pub(super) fn decode(
+    work: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    out: &mut Vec<i64>,
+) -> Result<(), Malformed> {
+    out.clear();
+    if count < PLANES_COUNT_MIN {
+        let mut previous = 0i64;
+        for _ in 0..count {
+            previous = previous.wrapping_add(reader.take_signed()?);
+            out.push(previous);
+        }
+        return Ok(());
+    }
+    let mode = reader.take_byte(Stream::Control)?;
+    let plane_count = usize::from(mode & 0x0f);
+    match mode & 0xf0 {
+        PLAIN => {
+            let base = reader.take_signed()?;
+            take_planes(reader, plane_count, count, base, |residual| residual as i64, out)?;
+        }
+        DELTA => {
+            let mut value = reader.take_signed()?;
+            out.push(value);
+            take_planes(reader, plane_count, count - 1, 0, unzigzag, out)?;
+            for slot in &mut out[1..] {
+                value = value.wrapping_add(*slot);
+                *slot = value;
+            }
+        }
+        DELTA2 => {
+            let mut value = reader.take_signed()?;
+            let mut delta = reader.take_signed()?;
+            out.push(value);
+            value = value.wrapping_add(delta);
+            out.push(value);
+            take_planes(reader, plane_count, count - 2, 0, unzigzag, out)?;
+            for slot in &mut out[2..] {
+                delta = delta.wrapping_add(*slot);
+                value = value.wrapping_add(delta);
+                *slot = value;
+            }
+        }
+        DICTIONARY if plane_count == 0 => decode_dictionary(work, reader, count, out)?,
+        _ => return Err(Malformed("an integer mode is unknown")),
+    }
+    Ok(())
+}
+
+fn decode_dictionary(
+    work: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    out: &mut Vec<i64>,
+) -> Result<(), Malformed> {
+    let entry_count = reader.take_number()?.saturating_add(1);
+    if entry_count > DICTIONARY_COUNT_MAX as u64 {
+        return Err(Malformed("a dictionary is too long"));
+    }
+    work.dictionary.clear();
+    let mut previous = 0i64;
+    for _ in 0..entry_count {
+        previous = previous.wrapping_add(reader.take_signed()?);
+        work.dictionary.push(previous);
+    }
+    // Every byte is then the number of an entry, and what is no entry's is found out below.
+    work.dictionary.resize(DICTIONARY_COUNT_MAX, 0);
+    let indices = reader.take(Stream::Symbols, count)?;
+    if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
+        return Err(Malformed("a dictionary has no such entry"));
+    }
+    let dictionary: &[i64; DICTIONARY_COUNT_MAX] =
+        work.dictionary[..].try_into().expect("it was resized");
+    out.extend(indices.iter().map(|&index| dictionary[usize::from(index)]));
+    Ok(())
+}
+
+/// Appends `count` values, put together from their planes.
+fn take_planes(
+    reader: &mut Reader<'_>,
+    plane_count: usize,
+    count: usize,
+    base: i64,
+    value_of: impl Fn(u64) -> i64,
+    out: &mut Vec<i64>,
+) -> Result<(), Malformed> {
+    let finish = |residual: u64| base.wrapping_add(value_of(residual));
+    let start = out.len();
+    match plane_count {
+        0 => out.resize(start + count, finish(0)),
+        1 => {
+            let low = reader.take(Stream::Planes, count)?;
+            out.extend(low.iter().map(|&byte| finish(u64::from(byte))));
+        }
+        2 => {
+            let low = reader.take(Stream::Planes, count)?;
+            let high = reader.take(Stream::Planes, count)?;
+            out.extend(
+                low.iter().zip(high).map(|(&l, &h)| finish(u64::from(l) | u64::from(h) << 8)),
+            );
+        }
+        3..=8 => {
+            let low = reader.take(Stream::Planes, count)?;
+            out.extend(low.iter().map(|&byte| i64::from(byte)));
+            for plane in 1..plane_count {
+                let high = reader.take(Stream::Planes, count)?;
+                for (slot, &byte) in out[start..].iter_mut().zip(high) {
+                    *slot |= i64::from(byte) << (8 * plane);
+                }
+            }
+            for slot in &mut out[start..] {
+                *slot = finish(*slot as u64);
+            }
+        }
+        _ => return Err(Malformed("an integer has too many planes")),
+    }
+    Ok(())
+}
+
+/// Estimates of what bytes cost when each is coded on its own.
+struct Entropy {
+    /// `n * log2(n)`, in 1/64 bit.
+    n_log_n: Vec<u32>,
+    counts: [u16; 256],
+}
+
+impl Default for Entropy {
+    fn default() -> Entropy {
+        let n_log_n = (0..=SAMPLE_COUNT_MAX)
+            .map(|n| if n == 0 { 0 } else { (n as f64 * (n as f64).log2() * 64.0).round() as u32 })
+            .collect();
+        Entropy { n_log_n, counts: [0; 256] }
+    }
+}
+
+impl Entropy {
+    /// The cost of `bytes`, at most [`SAMPLE_COUNT_MAX`] of them, in bits.
+    fn bytes_cost(&mut self, bytes: &[u8]) -> usize {
+        self.cost(bytes.iter().copied(), bytes.len())
+    }
+
+    fn planes_cost(&mut self, residuals: &[u64]) -> usize {
+        let all = residuals.iter().fold(0, |all, residual| all | residual);
+        let plane_count = (64 - all.leading_zeros()).div_ceil(8);
+        (0..plane_count)
+            .map(|plane| {
+                let bytes = residuals.iter().map(|residual| (residual >> (8 * plane)) as u8);
+                self.cost(bytes, residuals.len())
+            })
+            .sum()
+    }
+
+    fn cost(&mut self, bytes: impl Iterator<Item = u8>, count: usize) -> usize {
+        self.counts.fill(0);
+        for byte in bytes {
+            self.counts[usize::from(byte)] += 1;
+        }
+        let used: u32 = self.counts.iter().map(|&n| self.n_log_n[usize::from(n)]).sum();
+        (self.n_log_n[count].saturating_sub(used) / 64) as usize
+    }
+}

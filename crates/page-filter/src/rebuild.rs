@@ -1,0 +1,212 @@
+//! The decoder, second half: fields become cells, and cells pages.
+//!
+//! The lengths of a page's cells say where they lie. Cells are then written from the lowest up, and what is
+//! between them as well, so that a copy of a fixed length may run over its end: what it spoils is
+//! written afterwards. Every write is checked against the record's end.
+
+use super::Malformed;
+use super::decode::{Decoder, Plan};
+use super::layout::*;
+use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
+use super::streams::{Reader, Stream};
+
+/// How far the sequences of pages have been used.
+#[derive(Default)]
+struct Cursor {
+    group: usize,
+    words: usize,
+    btrees: usize,
+    headers: usize,
+    ranks: usize,
+    holes: usize,
+}
+
+impl Decoder {
+    /// Writes the pages into `out`, and what follows them.
+    pub(super) fn rebuild(
+        &mut self,
+        plan: &Plan,
+        reader: &mut Reader<'_>,
+        out: &mut [u8],
+    ) -> Result<(), Malformed> {
+        let page_len = plan.geometry.page_len;
+        let mut cursor = Cursor::default();
+        for i in 0..plan.page_count {
+            let number = plan.first_page.wrapping_add(i as u64);
+            let page_at = plan.head_len + i * page_len;
+            match self.pages.kinds[i] {
+                PAGE_ZERO => out[page_at..page_at + page_len].fill(0),
+                PAGE_KEPT => {
+                    let page = &mut out[page_at..page_at + page_len];
+                    let word = self.pages.words[cursor.words].wrapping_add(number as i64);
+                    cursor.words += 1;
+                    page[..4].copy_from_slice(&(word as u32).to_be_bytes());
+                    page[4..].copy_from_slice(reader.take(Stream::Rest, page_len - 4)?);
+                }
+                kind => {
+                    cursor.group = (kind - FIRST_GROUP) as usize;
+                    self.rebuild_page(plan, page_at, number, &mut cursor, reader, out)?;
+                }
+            }
+        }
+        let pages_end = plan.head_len + plan.page_count * page_len;
+        let tail = reader.take(Stream::Rest, out.len() - pages_end)?;
+        out[pages_end..].copy_from_slice(tail);
+        if reader.is_finished() { Ok(()) } else { Err(Malformed("a stream is too long")) }
+    }
+
+    fn rebuild_page(
+        &mut self,
+        plan: &Plan,
+        page_at: usize,
+        number: u64,
+        cursor: &mut Cursor,
+        reader: &mut Reader<'_>,
+        out: &mut [u8],
+    ) -> Result<(), Malformed> {
+        let group = cursor.group;
+        let btree_at = if number == 1 { DATABASE_HEADER_LEN } else { 0 };
+        let geometry = plan.geometry;
+        let flags = self.pages.flags[cursor.btrees];
+        let cell_count = self.pages.cell_counts[cursor.btrees] as usize;
+        cursor.btrees += 1;
+        let kind = self.groups[group].kind;
+        let pointers_at = btree_at + page::header_len(kind);
+        let pointers_end = pointers_at + 2 * cell_count;
+        let lowest = self.place_cells(group, cell_count, flags, cursor, geometry)?;
+        if lowest < pointers_end {
+            return Err(Malformed("a page has more cells than room"));
+        }
+        let header = self.next_header(group, cell_count, lowest, flags, cursor);
+        let page = &mut out[page_at..page_at + geometry.page_len];
+        page[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
+        header.write(&mut page[btree_at..]);
+        let pointers = page[pointers_at..pointers_end].chunks_exact_mut(2);
+        for (pointer, &start) in pointers.zip(&self.starts) {
+            pointer.copy_from_slice(&(start as u16).to_be_bytes());
+        }
+        self.cells.compose(&self.groups[group], &self.fields, &self.arena.bytes)?;
+        let mut leftover = Leftover { is_zero: flags & FLAG_LEFTOVER == 0, reader };
+        let mut at = page_at + pointers_end;
+        let is_ordered = self.order.is_empty();
+        for i in (0..cell_count).rev() {
+            let row = if is_ordered { i } else { self.order[i] as usize };
+            let start = page_at + self.starts[row] as usize;
+            if at != start {
+                leftover.put(&mut out[at..start])?;
+            }
+            self.cells.copy(row, out, start);
+            at = start + self.cells.lens[row] as usize;
+        }
+        leftover.put(&mut out[at..page_at + geometry.page_len])?;
+        let group = &mut self.groups[group];
+        group.next_row += cell_count;
+        if page::is_interior(kind) {
+            group.next_child += cell_count + 1;
+        }
+        Ok(())
+    }
+
+    /// Finds out where the cells of the next page of a group begin: `starts` by cell, `order` from the end of
+    /// the page down unless that is the order of the cells. Where the lowest one begins.
+    fn place_cells(
+        &mut self,
+        group: usize,
+        cell_count: usize,
+        flags: i64,
+        cursor: &mut Cursor,
+        geometry: Geometry,
+    ) -> Result<usize, Malformed> {
+        const NONE: u32 = u32::MAX;
+        const FULL: Malformed = Malformed("a page has more cells than room");
+        let group = &mut self.groups[group];
+        self.cells.measure(group, cell_count, geometry);
+        self.starts.clear();
+        self.order.clear();
+        let mut end = geometry.usable_len();
+        if flags & (FLAG_RANKS | FLAG_HOLES) == 0 {
+            // Far below zero at worst: no cell is longer than a page.
+            let mut end = end as i64;
+            self.starts.extend(self.cells.lens.iter().map(|&len| {
+                end -= i64::from(len).max(CELL_LEN_MIN as i64);
+                end as u32
+            }));
+            return usize::try_from(end).map_err(|_| FULL);
+        }
+        self.starts.resize(cell_count, 0);
+        if flags & FLAG_RANKS != 0 {
+            self.order.resize(cell_count, NONE);
+            let ranks = &self.pages.ranks[cursor.ranks..cursor.ranks + cell_count];
+            cursor.ranks += cell_count;
+            for (row, &rank) in ranks.iter().enumerate() {
+                let slot = usize::try_from(rank).ok().and_then(|rank| self.order.get_mut(rank));
+                match slot {
+                    Some(slot) if *slot == NONE => *slot = row as u32,
+                    _ => return Err(Malformed("a cell's rank is invalid")),
+                }
+            }
+        } else {
+            self.order.extend(0..cell_count as u32);
+        }
+        for &row in &self.order {
+            if flags & FLAG_HOLES != 0 {
+                let hole = self.pages.holes[cursor.holes];
+                cursor.holes += 1;
+                let hole = usize::try_from(hole).unwrap_or(usize::MAX);
+                end = end.checked_sub(hole).ok_or(Malformed("a hole is too long"))?;
+            }
+            let len = (self.cells.lens[row as usize] as usize).max(CELL_LEN_MIN);
+            end = end.checked_sub(len).ok_or(FULL)?;
+            self.starts[row as usize] = end as u32;
+        }
+        Ok(end)
+    }
+
+    fn next_header(
+        &self,
+        group: usize,
+        cell_count: usize,
+        lowest: usize,
+        flags: i64,
+        cursor: &mut Cursor,
+    ) -> Header {
+        let group = &self.groups[group];
+        let mut header = Header {
+            kind: group.kind,
+            cell_count: cell_count as u16,
+            content_start: lowest as u16,
+            ..Header::default()
+        };
+        if flags & FLAG_HEADER != 0 {
+            let pages = &self.pages;
+            header.first_freeblock = pages.freeblocks[cursor.headers] as u16;
+            header.content_start =
+                pages.content_starts[cursor.headers].wrapping_add(lowest as i64) as u16;
+            header.fragmented_len = pages.fragments[cursor.headers] as u8;
+            cursor.headers += 1;
+        }
+        if page::is_interior(group.kind) {
+            header.right_child = group.children[group.next_child + cell_count] as u32;
+        }
+        header
+    }
+}
+
+/// What no cell covers, from the lowest address up.
+struct Leftover<'r, 'a> {
+    is_zero: bool,
+    reader: &'r mut Reader<'a>,
+}
+
+impl Leftover<'_, '_> {
+    #[inline]
+    fn put(&mut self, out: &mut [u8]) -> Result<(), Malformed> {
+        if out.is_empty() {
+        } else if self.is_zero {
+            out.fill(0);
+        } else {
+            out.copy_from_slice(self.reader.take(Stream::Rest, out.len())?);
+        }
+        Ok(())
+    }
+}

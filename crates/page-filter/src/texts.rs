@@ -1,0 +1,364 @@
+//! Sequences of strings: the texts or the blobs of one column.
+//!
+//! Texts stand one after the other with a zero byte behind each, rather than with their lengths elsewhere:
+//! then a codec finds a repeated value and its length in one go. Few different values become a
+//! dictionary and a byte for each; sorted ones, as in an index, leave out what they share with the one
+//! before. Strings that contain a zero byte, and those of one length, have their lengths written apart.
+//!
+//! The decoder hands out spans of an arena. That begins with a copy of the streams of strings, in which most
+//! of them are; behind it are those that had to be put together.
+
+use super::Malformed;
+use super::arena::Arena;
+use super::ints::{self, Ints};
+use super::streams::{Reader, Stream, Writer};
+
+/// The most entries in a dictionary: their numbers are bytes.
+const DICTIONARY_COUNT_MAX: usize = 256;
+
+/// Slots of the encoder's hash table of values. A power of two, so that few values collide.
+const SLOT_COUNT: usize = 1024;
+
+/// How many values must share a dictionary entry on average.
+const DICTIONARY_SHARE_MIN: usize = 3;
+
+/// After so many values it is seen whether there will be a dictionary.
+const DICTIONARY_TRIAL_COUNT: usize = 96;
+/// The most of those that may be different: of 256 different values 96 are about 80 different ones.
+const DICTIONARY_TRIAL_MAX: usize = 90;
+
+/// How many values are looked at to see whether neighbours have a common prefix.
+const PREFIX_SAMPLE_COUNT: usize = 256;
+
+/// How long the common prefix must be on average, in bytes. Shorter ones a codec finds for as much.
+const PREFIX_LEN_MIN: usize = 2;
+
+/// The longest prefix that is left out, in bytes: its length is a byte.
+const PREFIX_LEN_MAX: usize = u8::MAX as usize;
+
+const TERMINATED: u8 = 0;
+const LENGTHS: u8 = 1;
+const DICTIONARY: u8 = 2;
+const PREFIXED: u8 = 3;
+
+/// Where a string is, in the record or the arena, and how long.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Span {
+    pub(super) at: u32,
+    pub(super) len: u32,
+}
+
+/// Strings up to this length are copied as if they had it, in bytes.
+const SHORT_LEN: usize = 16;
+
+/// Working memory of both directions.
+#[derive(Default)]
+pub(super) struct Texts {
+    slots: Vec<u16>,
+    dictionary: Vec<Span>,
+    indices: Vec<u8>,
+    lengths: Vec<i64>,
+}
+
+/// Writes the strings that `spans` mark in `record`, of which the reader knows the number, into `stream` and others.
+pub(super) fn encode(
+    work: &mut Texts,
+    ints: &mut Ints,
+    record: &[u8],
+    spans: &[Span],
+    stream: Stream,
+    writer: &mut Writer,
+) {
+    let Some(first) = spans.first() else { return };
+    let is_one_len = spans.len() > 1 && spans.iter().all(|span| span.len == first.len);
+    if find_dictionary(work, record, spans) {
+        let start = writer.stream(stream).len();
+        put_terminated(record, &work.dictionary, writer.stream(stream));
+        if zero_count(&writer.stream(stream)[start..]) == work.dictionary.len() {
+            writer.put_byte(Stream::Control, DICTIONARY);
+            writer.put_number(work.dictionary.len() as u64 - 1);
+            writer.put(Stream::Symbols, &work.indices);
+            return;
+        }
+        writer.stream(stream).truncate(start);
+    } else if shares_prefixes(record, spans) && encode_prefixed(record, spans, stream, writer) {
+        return;
+    }
+    if !is_one_len {
+        let start = writer.stream(stream).len();
+        put_terminated(record, spans, writer.stream(stream));
+        if zero_count(&writer.stream(stream)[start..]) == spans.len() {
+            writer.put_byte(Stream::Control, TERMINATED);
+            return;
+        }
+        writer.stream(stream).truncate(start);
+    }
+    writer.put_byte(Stream::Control, LENGTHS);
+    work.lengths.clear();
+    work.lengths.extend(spans.iter().map(|span| i64::from(span.len)));
+    ints::encode(ints, &work.lengths, writer);
+    for &span in spans {
+        writer.put(stream, text(record, span));
+    }
+}
+
+/// Appends the strings with a zero byte behind each.
+fn put_terminated(record: &[u8], spans: &[Span], out: &mut Vec<u8>) {
+    let len: usize = spans.iter().map(|span| span.len as usize + 1).sum();
+    let mut at = out.len();
+    let end = at + len;
+    out.resize(end + SHORT_LEN, 0);
+    for &span in spans {
+        put_string(record, span, out, at);
+        at += span.len as usize;
+        out[at] = 0;
+        at += 1;
+    }
+    out.truncate(end);
+}
+
+/// Writes a string to `at`, and possibly something behind it.
+#[inline(always)]
+fn put_string(record: &[u8], span: Span, out: &mut [u8], at: usize) {
+    let len = span.len as usize;
+    if len <= SHORT_LEN
+        && let Some(source) =
+            record.get(span.at as usize..).and_then(|s| s.first_chunk::<SHORT_LEN>())
+        && let Some(target) = out.get_mut(at..).and_then(|s| s.first_chunk_mut())
+    {
+        *target = *source;
+    } else {
+        out[at..at + len].copy_from_slice(text(record, span));
+    }
+}
+
+fn zero_count(bytes: &[u8]) -> usize {
+    // Counted in bytes, which a compiler makes vectors of.
+    let count = |chunk: &[u8]| chunk.iter().map(|&byte| u8::from(byte == 0)).sum::<u8>();
+    bytes.chunks(usize::from(u8::MAX)).map(|chunk| usize::from(count(chunk))).sum()
+}
+
+fn text(record: &[u8], span: Span) -> &[u8] {
+    &record[span.at as usize..][..span.len as usize]
+}
+
+/// Writes the strings without what each shares with the one before. False, and nothing, where one has a zero byte.
+fn encode_prefixed(record: &[u8], spans: &[Span], stream: Stream, writer: &mut Writer) -> bool {
+    let symbols = writer.stream(Stream::Symbols);
+    let mut previous: &[u8] = &[];
+    for &span in spans {
+        let value = text(record, span);
+        symbols.push(common_prefix_len(previous, value) as u8);
+        previous = value;
+    }
+    let (symbols, out) = writer.symbols_and(stream);
+    let shared = &symbols[symbols.len() - spans.len()..];
+    let start = out.len();
+    let mut at = start;
+    let len: usize = spans.iter().map(|span| span.len as usize + 1).sum();
+    out.resize(at + len + SHORT_LEN, 0);
+    for (&span, &shared) in spans.iter().zip(shared) {
+        let shared = u32::from(shared);
+        let rest = Span { at: span.at + shared, len: span.len - shared };
+        put_string(record, rest, out, at);
+        at += rest.len as usize;
+        out[at] = 0;
+        at += 1;
+    }
+    out.truncate(at);
+    // What is shared was written before, so that a zero byte anywhere is among these.
+    if zero_count(&out[start..]) != spans.len() {
+        out.truncate(start);
+        let symbols = writer.stream(Stream::Symbols);
+        symbols.truncate(symbols.len() - spans.len());
+        return false;
+    }
+    writer.put_byte(Stream::Control, PREFIXED);
+    true
+}
+
+#[inline(always)]
+fn common_prefix_len(a: &[u8], b: &[u8]) -> usize {
+    let len_max = a.len().min(b.len()).min(PREFIX_LEN_MAX);
+    let mut len = 0;
+    while len + 8 <= len_max {
+        let word =
+            |bytes: &[u8]| u64::from_le_bytes(bytes[len..len + 8].try_into().expect("8 bytes"));
+        let differing = word(a) ^ word(b);
+        if differing != 0 {
+            return len + differing.trailing_zeros() as usize / 8;
+        }
+        len += 8;
+    }
+    len + a[len..len_max].iter().zip(&b[len..len_max]).take_while(|(x, y)| x == y).count()
+}
+
+fn shares_prefixes(record: &[u8], spans: &[Span]) -> bool {
+    if spans.len() < 4 {
+        return false;
+    }
+    let sampled = &spans[..spans.len().min(PREFIX_SAMPLE_COUNT)];
+    let shared: usize = sampled
+        .windows(2)
+        .map(|pair| common_prefix_len(text(record, pair[0]), text(record, pair[1])))
+        .sum();
+    shared >= PREFIX_LEN_MIN * (sampled.len() - 1)
+}
+
+/// Numbers the strings in the order in which they first appear. False where too many differ.
+fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
+    const FREE: u16 = u16::MAX;
+    let count_max = DICTIONARY_COUNT_MAX.min(spans.len() / DICTIONARY_SHARE_MIN);
+    if count_max == 0 {
+        return false;
+    }
+    work.slots.clear();
+    work.slots.resize(SLOT_COUNT, FREE);
+    work.dictionary.clear();
+    work.indices.clear();
+    for (i, &span) in spans.iter().enumerate() {
+        if i == DICTIONARY_TRIAL_COUNT && work.dictionary.len() > DICTIONARY_TRIAL_MAX {
+            return false;
+        }
+        let value = text(record, span);
+        let mut slot = hash(value) as usize % SLOT_COUNT;
+        let index = loop {
+            let found = work.slots[slot];
+            if found == FREE {
+                if work.dictionary.len() == count_max {
+                    return false;
+                }
+                work.slots[slot] = work.dictionary.len() as u16;
+                work.dictionary.push(span);
+                break work.slots[slot];
+            }
+            if text(record, work.dictionary[usize::from(found)]) == value {
+                break found;
+            }
+            slot = (slot + 1) % SLOT_COUNT;
+        };
+        work.indices.push(index as u8);
+    }
+    true
+}
+
+/// A hash of the first and the last bytes and the length: enough to tell the values of a column.
+fn hash(value: &[u8]) -> u64 {
+    let (head, tail) = match (value.first_chunk::<8>(), value.last_chunk::<8>()) {
+        (Some(&head), Some(&tail)) => (u64::from_le_bytes(head), u64::from_le_bytes(tail)),
+        _ => (value.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)), 0),
+    };
+    let mixed = head.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ tail.rotate_left(29);
+    (mixed ^ value.len() as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+}
+
+/// Reads `count` strings into `spans`, in place of what it holds.
+pub(super) fn decode(
+    work: &mut Texts,
+    ints: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    stream: Stream,
+    arena: &mut Arena,
+    spans: &mut Vec<Span>,
+) -> Result<(), Malformed> {
+    spans.clear();
+    if count == 0 {
+        return Ok(());
+    }
+    match reader.take_byte(Stream::Control)? {
+        TERMINATED => take_terminated(reader, stream, count, arena, spans),
+        LENGTHS => {
+            ints::decode(ints, reader, count, &mut work.lengths)?;
+            for &len in &work.lengths {
+                let at = arena.position(reader, stream) as u32;
+                let len = usize::try_from(len).map_err(|_| Malformed("a length is negative"))?;
+                reader.take(stream, len)?;
+                spans.push(Span { at, len: len as u32 });
+            }
+            Ok(())
+        }
+        DICTIONARY => {
+            let entry_count = reader.take_number()?.saturating_add(1);
+            if entry_count > DICTIONARY_COUNT_MAX as u64 {
+                return Err(Malformed("a dictionary is too long"));
+            }
+            work.dictionary.clear();
+            take_terminated(reader, stream, entry_count as usize, arena, &mut work.dictionary)?;
+            for &index in reader.take(Stream::Symbols, count)? {
+                let entry = work.dictionary.get(usize::from(index));
+                spans.push(*entry.ok_or(Malformed("a dictionary has no such entry"))?);
+            }
+            Ok(())
+        }
+        PREFIXED => decode_prefixed(reader, count, stream, arena, spans),
+        _ => Err(Malformed("a text mode is unknown")),
+    }
+}
+
+fn take_terminated(
+    reader: &mut Reader<'_>,
+    stream: Stream,
+    count: usize,
+    arena: &Arena,
+    spans: &mut Vec<Span>,
+) -> Result<(), Malformed> {
+    let start = arena.position(reader, stream);
+    let rest = reader.rest(stream);
+    let mut at = 0;
+    spans.resize(count, Span::default());
+    for span in spans.iter_mut() {
+        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
+        *span = Span { at: (start + at) as u32, len: (end - at) as u32 };
+        at = end + 1;
+    }
+    reader.take(stream, at)?;
+    Ok(())
+}
+
+/// Where the first zero byte from `at` on is.
+#[inline]
+fn find_zero(bytes: &[u8], mut at: usize) -> Option<usize> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    while let Some(chunk) = bytes.get(at..at + 8) {
+        let word = u64::from_le_bytes(chunk.try_into().expect("it is eight bytes long"));
+        let zeros = word.wrapping_sub(ONES) & !word & (ONES << 7);
+        if zeros != 0 {
+            return Some(at + zeros.trailing_zeros() as usize / 8);
+        }
+        at += 8;
+    }
+    bytes.get(at..)?.iter().position(|&byte| byte == 0).map(|found| at + found)
+}
+
+fn decode_prefixed(
+    reader: &mut Reader<'_>,
+    count: usize,
+    stream: Stream,
+    arena: &mut Arena,
+    spans: &mut Vec<Span>,
+) -> Result<(), Malformed> {
+    let shared = reader.take(Stream::Symbols, count)?;
+    let start = arena.position(reader, stream);
+    let rest = reader.rest(stream);
+    let mut at = 0;
+    let (mut previous_at, mut previous_len) = (0, 0);
+    spans.resize(count, Span::default());
+    for (&prefix_len, span) in shared.iter().zip(spans.iter_mut()) {
+        let prefix_len = usize::from(prefix_len);
+        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
+        let len = prefix_len + (end - at);
+        let to = arena.used;
+        if prefix_len > previous_len || len > arena.limit - to {
+            return Err(Malformed("a prefix is too long"));
+        }
+        arena.copy(previous_at, prefix_len, to);
+        arena.copy(start + at, end - at, to + prefix_len);
+        arena.used += len;
+        *span = Span { at: to as u32, len: len as u32 };
+        (previous_at, previous_len) = (to, len);
+        at = end + 1;
+    }
+    reader.take(stream, at)?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! What the tests share: one round trip.
+
+use hardpack_page_filter::PageFilter;
+
+/// Encodes and decodes a record. The filtered form, if it has one.
+pub fn round_trip<'a>(
+    filter: &mut PageFilter,
+    record: &[u8],
+    offset: u64,
+    page_len: usize,
+    filtered: &'a mut Vec<u8>,
+    what: &str,
+) -> Option<&'a [u8]> {
+    if !filter.encode(record, offset, page_len, filtered) {
+        return None;
+    }
+    // What an earlier record left in it must not matter.
+    let mut decoded = vec![0xA5; record.len()];
+    filter
+        .decode(filtered, &mut decoded)
+        .unwrap_or_else(|error| panic!("{what}: offset {offset}, page length {page_len}: {error}"));
+    if let Some(at) = decoded.iter().zip(record).position(|(a, b)| a != b) {
+        panic!("{what}: offset {offset}, page length {page_len}: differs at byte {at}");
+    }
+    Some(filtered)
+}
