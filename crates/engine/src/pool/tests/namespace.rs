@@ -387,3 +387,27 @@ fn what_was_never_named_is_removed() {
     let entry = pool.only_file().unwrap();
     assert!(read_all(&pool.file(entry.file).unwrap()).unwrap() == bytes);
 }
+
+/// Another process goes on while a pool is checked, and uses the space of what the check has read and will read
+/// again: it starts over.
+#[test]
+fn a_check_beside_a_writer_finds_nothing_wrong() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let writer = empty_pool(&device);
+    let attributes = Attributes::new(Kind::File, ROOT);
+    let create = |name: String| {
+        writer.edit(0, |edit| edit.create(ROOT, name.as_bytes(), &attributes)).unwrap();
+    };
+    (0..400).for_each(|n| create(format!("file {n}")));
+    // Too little to keep any of it.
+    let reader = Pool::open(Arc::clone(&device), options(1)).unwrap();
+    let mut is_first = true;
+    let report = reader.check(&mut |_| {
+        if std::mem::take(&mut is_first) {
+            (0..400).for_each(|n| create(format!("another {n}")));
+        }
+    });
+    let problems = report.unwrap().problems;
+    assert!(problems.is_empty(), "{problems:?}");
+    assert!(!is_first);
+}
