@@ -9,17 +9,12 @@
 //! The encoder's choice is never checked by the decoder: any form gives back its values exactly.
 
 use super::Malformed;
+use super::dictionary::{self, Dictionary};
 use super::streams::{Reader, Stream, Writer};
 use super::varint::{unzigzag, zigzag};
 
 /// Sequences shorter than this are written as varints without a mode.
 const PLANES_COUNT_MIN: usize = 4;
-
-/// The most values in a dictionary: their numbers are bytes.
-const DICTIONARY_COUNT_MAX: usize = 256;
-
-/// Slots of the encoder's hash table of values. A power of two, so that few values collide.
-const SLOT_COUNT: usize = 1024;
 
 /// A sample consists of this many stretches of [`SAMPLE_RUN_LEN`] values.
 const SAMPLE_RUN_COUNT: usize = 4;
@@ -41,9 +36,7 @@ const DICTIONARY: u8 = 0x30;
 pub(super) struct Ints {
     /// The values as they are divided into planes.
     residuals: Vec<u64>,
-    slots: Vec<u16>,
-    dictionary: Vec<i64>,
-    indices: Vec<u8>,
+    dictionary: Dictionary<i64>,
     entropy: Entropy,
 }
 
@@ -75,13 +68,13 @@ pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
         DELTA2 => encode_delta2(work, values, writer),
         _ => {
             writer.put_byte(Stream::Control, DICTIONARY);
-            writer.put_number(work.dictionary.len() as u64 - 1);
+            writer.put_number(work.dictionary.entries.len() as u64 - 1);
             let mut previous = 0i64;
-            for &entry in &work.dictionary {
+            for &entry in &work.dictionary.entries {
                 writer.put_signed(entry.wrapping_sub(previous));
                 previous = entry;
             }
-            writer.put(Stream::Symbols, &work.indices);
+            writer.put(Stream::Symbols, &work.dictionary.indices);
         }
     }
 }
@@ -138,9 +131,10 @@ fn choose(work: &mut Ints, values: &[i64]) -> u8 {
     }
     // A dictionary cannot be shorter than its entries.
     if best.0 / 8 > values.len() / 4 && find_dictionary(work, values) {
-        let sampled = &work.indices[..work.indices.len().min(SAMPLE_COUNT_MAX)];
+        let sampled =
+            &work.dictionary.indices[..work.dictionary.indices.len().min(SAMPLE_COUNT_MAX)];
         let cost = work.entropy.bytes_cost(sampled) * values.len() / sampled.len()
-            + work.dictionary.len() * DICTIONARY_ENTRY_BITS;
+            + work.dictionary.entries.len() * DICTIONARY_ENTRY_BITS;
         if cost < best.0 {
             return DICTIONARY;
         }
@@ -171,32 +165,13 @@ fn sample(residuals: &mut Vec<u64>, values: &[i64], mode: u8) {
 
 /// Numbers the values in the order in which they first appear. False where they are too many.
 fn find_dictionary(work: &mut Ints, values: &[i64]) -> bool {
-    const FREE: u16 = u16::MAX;
-    work.slots.clear();
-    work.slots.resize(SLOT_COUNT, FREE);
     work.dictionary.clear();
-    work.indices.clear();
-    let count_max = DICTIONARY_COUNT_MAX.min(values.len() / 2);
-    for &value in values {
-        let mut slot = (value as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 54;
-        let index = loop {
-            let found = work.slots[slot];
-            if found == FREE {
-                if work.dictionary.len() == count_max {
-                    return false;
-                }
-                work.slots[slot] = work.dictionary.len() as u16;
-                work.dictionary.push(value);
-                break work.slots[slot];
-            }
-            if work.dictionary[usize::from(found)] == value {
-                break found;
-            }
-            slot = (slot + 1) % SLOT_COUNT;
-        };
-        work.indices.push(index as u8);
-    }
-    true
+    let count_max = dictionary::COUNT_MAX.min(values.len() / 2);
+    values.iter().all(|&value| {
+        let hash = (value as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let slot = (hash >> (u64::BITS - dictionary::SLOT_COUNT.ilog2())) as usize;
+        work.dictionary.number(value, slot, count_max, |entry| entry == value)
+    })
 }
 
 /// Reads `count` values into `out`, in place of what it holds. `count` is bounded by the caller.
@@ -257,23 +232,23 @@ fn decode_dictionary(
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     let entry_count = reader.take_number()?.saturating_add(1);
-    if entry_count > DICTIONARY_COUNT_MAX as u64 {
+    if entry_count > dictionary::COUNT_MAX as u64 {
         return Err(Malformed("a dictionary is too long"));
     }
-    work.dictionary.clear();
+    work.dictionary.entries.clear();
     let mut previous = 0i64;
     for _ in 0..entry_count {
         previous = previous.wrapping_add(reader.take_signed()?);
-        work.dictionary.push(previous);
+        work.dictionary.entries.push(previous);
     }
     // Every byte is then the number of an entry, and what is no entry's is found out below.
-    work.dictionary.resize(DICTIONARY_COUNT_MAX, 0);
+    work.dictionary.entries.resize(dictionary::COUNT_MAX, 0);
     let indices = reader.take(Stream::Symbols, count)?;
     if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
         return Err(Malformed("a dictionary has no such entry"));
     }
-    let dictionary: &[i64; DICTIONARY_COUNT_MAX] =
-        work.dictionary[..].try_into().expect("it was resized");
+    let dictionary: &[i64; dictionary::COUNT_MAX] =
+        work.dictionary.entries[..].try_into().expect("it was resized");
     out.extend(indices.iter().map(|&index| dictionary[usize::from(index)]));
     Ok(())
 }

@@ -26,6 +26,7 @@ mod cells;
 mod columns;
 mod decimal;
 mod decode;
+mod dictionary;
 mod encode;
 mod fields;
 mod guess;

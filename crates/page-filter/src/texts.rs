@@ -10,14 +10,9 @@
 
 use super::Malformed;
 use super::arena::Arena;
+use super::dictionary::{self, Dictionary};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
-
-/// The most entries in a dictionary: their numbers are bytes.
-const DICTIONARY_COUNT_MAX: usize = 256;
-
-/// Slots of the encoder's hash table of values. A power of two, so that few values collide.
-const SLOT_COUNT: usize = 1024;
 
 /// How many values must share a dictionary entry on average.
 const DICTIONARY_SHARE_MIN: usize = 3;
@@ -54,9 +49,7 @@ const SHORT_LEN: usize = 16;
 /// Working memory of both directions.
 #[derive(Default)]
 pub(super) struct Texts {
-    slots: Vec<u16>,
-    dictionary: Vec<Span>,
-    indices: Vec<u8>,
+    dictionary: Dictionary<Span>,
     lengths: Vec<i64>,
 }
 
@@ -73,11 +66,11 @@ pub(super) fn encode(
     let is_one_len = spans.len() > 1 && spans.iter().all(|span| span.len == first.len);
     if find_dictionary(work, record, spans) {
         let start = writer.stream(stream).len();
-        put_terminated(record, &work.dictionary, writer.stream(stream));
-        if zero_count(&writer.stream(stream)[start..]) == work.dictionary.len() {
+        put_terminated(record, &work.dictionary.entries, writer.stream(stream));
+        if zero_count(&writer.stream(stream)[start..]) == work.dictionary.entries.len() {
             writer.put_byte(Stream::Control, DICTIONARY);
-            writer.put_number(work.dictionary.len() as u64 - 1);
-            writer.put(Stream::Symbols, &work.indices);
+            writer.put_number(work.dictionary.entries.len() as u64 - 1);
+            writer.put(Stream::Symbols, &work.dictionary.indices);
             return;
         }
         writer.stream(stream).truncate(start);
@@ -207,37 +200,21 @@ fn shares_prefixes(record: &[u8], spans: &[Span]) -> bool {
 
 /// Numbers the strings in the order in which they first appear. False where too many differ.
 fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
-    const FREE: u16 = u16::MAX;
-    let count_max = DICTIONARY_COUNT_MAX.min(spans.len() / DICTIONARY_SHARE_MIN);
+    let count_max = dictionary::COUNT_MAX.min(spans.len() / DICTIONARY_SHARE_MIN);
     if count_max == 0 {
         return false;
     }
-    work.slots.clear();
-    work.slots.resize(SLOT_COUNT, FREE);
     work.dictionary.clear();
-    work.indices.clear();
     for (i, &span) in spans.iter().enumerate() {
-        if i == DICTIONARY_TRIAL_COUNT && work.dictionary.len() > DICTIONARY_TRIAL_MAX {
+        if i == DICTIONARY_TRIAL_COUNT && work.dictionary.entries.len() > DICTIONARY_TRIAL_MAX {
             return false;
         }
         let value = text(record, span);
-        let mut slot = hash(value) as usize % SLOT_COUNT;
-        let index = loop {
-            let found = work.slots[slot];
-            if found == FREE {
-                if work.dictionary.len() == count_max {
-                    return false;
-                }
-                work.slots[slot] = work.dictionary.len() as u16;
-                work.dictionary.push(span);
-                break work.slots[slot];
-            }
-            if text(record, work.dictionary[usize::from(found)]) == value {
-                break found;
-            }
-            slot = (slot + 1) % SLOT_COUNT;
-        };
-        work.indices.push(index as u8);
+        let slot = hash(value) as usize % dictionary::SLOT_COUNT;
+        let is_same = |entry| text(record, entry) == value;
+        if !work.dictionary.number(span, slot, count_max, is_same) {
+            return false;
+        }
     }
     true
 }
@@ -280,13 +257,19 @@ pub(super) fn decode(
         }
         DICTIONARY => {
             let entry_count = reader.take_number()?.saturating_add(1);
-            if entry_count > DICTIONARY_COUNT_MAX as u64 {
+            if entry_count > dictionary::COUNT_MAX as u64 {
                 return Err(Malformed("a dictionary is too long"));
             }
-            work.dictionary.clear();
-            take_terminated(reader, stream, entry_count as usize, arena, &mut work.dictionary)?;
+            work.dictionary.entries.clear();
+            take_terminated(
+                reader,
+                stream,
+                entry_count as usize,
+                arena,
+                &mut work.dictionary.entries,
+            )?;
             for &index in reader.take(Stream::Symbols, count)? {
-                let entry = work.dictionary.get(usize::from(index));
+                let entry = work.dictionary.entries.get(usize::from(index));
                 spans.push(*entry.ok_or(Malformed("a dictionary has no such entry"))?);
             }
             Ok(())

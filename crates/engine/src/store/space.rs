@@ -25,9 +25,6 @@ use crate::units::{Run, Sector, Txg};
 
 /// Entries in the freed tree that make it worth emptying.
 const DRAIN_COUNT_MIN: u64 = 256;
-/// A commit that has written so much, in bytes, empties it whatever there is, and uses up small pieces: it can
-/// afford to.
-pub(super) const LARGE_COMMIT_LEN: u64 = 1 << 20;
 /// How many runs one commit moves at the most, so that none pays for many.
 const DRAIN_COUNT_MAX: usize = 4096;
 /// How many runs of the space tree one search looks at.
@@ -300,7 +297,7 @@ pub(super) fn drain(core: &mut TxnCore, freed: &mut TxnTree, space: &mut TxnTree
     trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     let worth_it = core.space.freed_count >= DRAIN_COUNT_MIN
         || core.space.freed_sectors > core.space.end.0 / 32
-        || core.out.written >= LARGE_COMMIT_LEN
+        || core.is_large(0)
         || core.space.aim.is_some();
     if !worth_it {
         return Ok(());

@@ -32,6 +32,8 @@ const DIRTY_NODES_MAX: usize = 4096;
 const FREED_RUNS_MAX: usize = 65536;
 /// How long to wait before asking for a lock of another process again.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// A transaction that has written so much, in bytes, is a large one.
+const LARGE_COMMIT_LEN: u64 = 1 << 20;
 /// A node's share when room is provided for it: its payload, header and rounding.
 const NODE_SECTORS_GUESS: u64 = 10;
 
@@ -454,8 +456,13 @@ impl TxnCore {
     /// Whether small extents go into small pieces of free space, besides `sectors` that are still to be
     /// written: where much is free they are worth it, and in a large transaction a few more writes do not show.
     fn fills_gaps(&self, sectors: u64) -> bool {
-        let len = self.out.written + (sectors << self.ashift());
-        len >= space::LARGE_COMMIT_LEN || self.space.much_is_free()
+        self.is_large(sectors << self.ashift()) || self.space.much_is_free()
+    }
+
+    /// Whether this is a large transaction, with so many bytes that are still to be written: it can afford what
+    /// small ones should not wait for.
+    pub(super) fn is_large(&self, to_write: u64) -> bool {
+        self.out.written + to_write >= LARGE_COMMIT_LEN
     }
 
     fn describe(&mut self, encoding: Encoding, len: u32) -> Pointer {
@@ -549,8 +556,7 @@ impl NodeSink for TxnCore {
     fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
         let store = Arc::clone(&self.store);
         // Small commits should be fast, and large ones are many nodes.
-        let is_large = self.out.written >= space::LARGE_COMMIT_LEN;
-        let compression = if is_large { Compression::Zstd(3) } else { Compression::Lz4 };
+        let compression = if self.is_large(0) { Compression::Zstd(3) } else { Compression::Lz4 };
         let stored = node.encode_with(compression, tree, self.txg, &store.guid())?;
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;

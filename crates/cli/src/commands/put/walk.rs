@@ -303,7 +303,7 @@ impl<'p> Putter<'p> {
         attributes.len = metadata.len();
         let inode = (metadata.nlink() > 1).then(|| (metadata.dev(), metadata.ino()));
         let old = old.filter(|(entry, _)| entry.kind == Kind::File);
-        let replaced = old.clone();
+        let replaced = old.as_ref().map(|(entry, _)| entry.file);
         if let Some(first) = inode.and_then(|inode| self.links.get(&inode)).cloned() {
             return self.further_name(path, name, into, old, first);
         }
@@ -338,8 +338,8 @@ impl<'p> Putter<'p> {
         if self.args.dry_run {
             self.delivery.tell("put", path)?;
         }
-        if let (Some((entry, _)), Some(users), Some(pool)) = (&replaced, self.users, self.pool)
-            && let Err(reason) = users.check_unused(pool, entry.file)
+        if let (Some(replaced), Some(users), Some(pool)) = (replaced, self.users, self.pool)
+            && let Err(reason) = users.check_unused(pool, replaced)
         {
             self.delivery.failed(path, &reason);
             return Ok(());
