@@ -219,6 +219,10 @@ pub struct PackArgs {
     /// The share compression must save, or a record is stored as it is [default: 12.5%]
     #[arg(long, value_name = "PERCENT", value_parser = value_of(Property::MinSavings))]
     pub min_savings: Option<String>,
+    /// Rearrange pages of SQLite databases by column first: auto, sqlite (try every record both ways) or
+    /// none [default: auto]
+    #[arg(long, value_name = "WHICH", value_parser = value_of(Property::Filter))]
+    pub filter: Option<String>,
     /// Store what SQLite never reads as zeros: free pages, deleted cells. The copy is then not equal
     /// byte by byte, and deleted rows cannot be recovered from it
     #[arg(long)]
@@ -241,6 +245,7 @@ impl PackArgs {
             (Property::RecordSize, &self.recordsize),
             (Property::Checksum, &self.checksum),
             (Property::MinSavings, &self.min_savings),
+            (Property::Filter, &self.filter),
             (Property::ClearUnused, &self.clear_unused.then(|| "on".into())),
         ];
         given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
@@ -422,6 +427,9 @@ pub struct RepackArgs {
     /// The length of records to aim at, 4K to 16M [default: the property]
     #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
     pub recordsize: Option<String>,
+    /// Whether to rearrange pages of SQLite databases by column: auto, sqlite or none [default: the property]
+    #[arg(long, value_name = "WHICH", value_parser = value_of(Property::Filter))]
+    pub filter: Option<String>,
     /// Store what SQLite never reads as zeros, where the property does not say so anyway; nobody else may
     /// have the database open meanwhile
     #[arg(long)]
@@ -442,6 +450,7 @@ impl RepackArgs {
         let given = [
             (Property::Compression, &self.compression),
             (Property::RecordSize, &self.recordsize),
+            (Property::Filter, &self.filter),
             (Property::ClearUnused, &self.clear_unused.then(|| "on".into())),
         ];
         given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()

@@ -50,7 +50,7 @@ pub(super) const CLASS_IS_ONE: u8 = 0x80;
 pub(super) const FIELDS_PER_BYTE_MAX: usize = 4;
 
 /// The longest filtered form of a record, in bytes: longer ones are not worth having.
-pub(super) fn filtered_len_max(record_len: usize) -> usize {
+pub fn filtered_len_max(record_len: usize) -> usize {
     2 * record_len + 4096
 }
 

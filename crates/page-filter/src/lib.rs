@@ -39,6 +39,7 @@ mod texts;
 mod varint;
 
 pub use guess::guess_page_len;
+pub use layout::filtered_len_max;
 
 /// The longest record that is filtered, in bytes.
 pub const RECORD_LEN_MAX: usize = 16 << 20;

@@ -168,6 +168,12 @@ impl<'p> Info<'p> {
             "wal_bytes": self.wal_bytes,
             "embedded": stats_json(&self.stats.embedded),
             "patches": stats_json(&self.stats.patches),
+            "filtered": {
+                "records": self.stats.filtered.records,
+                "logical_bytes": self.stats.filtered.logical,
+                "unfiltered_bytes": self.stats.filtered.unfiltered,
+                "stored_bytes": self.stats.filtered.stored,
+            },
             "codecs": codecs,
             "mode": self.only.as_ref().map(|(_, known)| format!("{:o}", known.mode)),
             "modified_ns": self.only.as_ref().map(|(_, known)| known.modified_ns),
@@ -182,6 +188,19 @@ impl<'p> Info<'p> {
             "sector_bytes": 1_u64 << self.pool.store().ashift(),
             "guid": guid(self.pool),
         }))
+    }
+
+    /// What the page filter did.
+    fn filtered(&self, exact: bool) -> String {
+        let filtered = &self.stats.filtered;
+        let saved = filtered.unfiltered.saturating_sub(filtered.stored);
+        format!(
+            "{} records, {}; saves about {} ({:.0}%)",
+            count(filtered.records, exact),
+            bytes(filtered.stored, exact),
+            bytes(saved, exact),
+            quotient(saved, filtered.unfiltered) * 100.0,
+        )
     }
 
     fn what(&self, exact: bool) -> (&'static str, String) {
@@ -225,6 +244,7 @@ impl<'p> Info<'p> {
             ("holes", size(self.hole_bytes())),
             ("embedded", records(&stats.embedded)),
             ("patches", records(&stats.patches)),
+            ("page filter", self.filtered(exact)),
         ];
         if self.wal_bytes > 0 {
             rows.push(("write-ahead log", format!("{} beside the pool", size(self.wal_bytes))));

@@ -9,6 +9,7 @@
 
 use std::sync::Mutex;
 
+use super::filter::Filtering;
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, zle, zstd::Zstd};
 
@@ -58,6 +59,7 @@ pub struct Codec {
     pub(super) zstd: Zstd,
     pub(super) gzip: Gzip,
     pub(super) lzjb: lzjb::Lzjb,
+    pub(super) filtering: Filtering,
     /// Parts of a record, gathered by the probe.
     pub(super) sample: Vec<u8>,
     /// The probe's output.
@@ -248,7 +250,8 @@ impl Codec {
     /// Roughly what this codec occupies, in bytes: the parts that grow with records and levels.
     fn len_in_memory(&self) -> usize {
         let buffers = [&self.sample, &self.probe_output, &self.whole];
-        self.zstd.len_in_memory() + buffers.iter().map(|buffer| buffer.capacity()).sum::<usize>()
+        let contexts = self.zstd.len_in_memory() + self.filtering.len_in_memory();
+        contexts + buffers.iter().map(|buffer| buffer.capacity()).sum::<usize>()
     }
 }
 

@@ -51,7 +51,7 @@ impl Default for Policy {
 
 impl Policy {
     /// The longest compressed form of `src_len` bytes that is worth keeping; 0 if none is.
-    fn output_len_max(&self, src_len: usize) -> usize {
+    pub(super) fn output_len_max(&self, src_len: usize) -> usize {
         let savings_min = src_len.saturating_mul(usize::from(self.min_savings)).div_ceil(1000);
         let sector = self.sector.max(1);
         let one_sector_less = (src_len.div_ceil(sector).saturating_sub(1)).saturating_mul(sector);
@@ -84,12 +84,16 @@ pub enum Encoded {
     },
 }
 
-/// Whether `compression` is slow enough on incompressible data for a probe to pay.
-fn is_slow(compression: Compression) -> bool {
-    match compression {
-        Compression::Lzjb | Compression::Gzip(_) | Compression::Lz4Hc(_) => true,
-        Compression::Zstd(level) => level >= PROBE_ZSTD_LEVEL_MIN,
-        Compression::Off | Compression::Zle | Compression::Lz4 | Compression::ZstdFast(_) => false,
+impl Compression {
+    /// Whether it is slow enough for a probe at a fast level to pay.
+    pub fn is_slow(self) -> bool {
+        match self {
+            Compression::Lzjb | Compression::Gzip(_) | Compression::Lz4Hc(_) => true,
+            Compression::Zstd(level) => level >= PROBE_ZSTD_LEVEL_MIN,
+            Compression::Off | Compression::Zle | Compression::Lz4 | Compression::ZstdFast(_) => {
+                false
+            }
+        }
     }
 }
 
@@ -162,7 +166,7 @@ impl Codec {
         if limit == 0 {
             return Ok(false);
         }
-        if src.len() < PROBE_RECORD_LEN_MIN || !is_slow(compression) {
+        if src.len() < PROBE_RECORD_LEN_MIN || !compression.is_slow() {
             return Ok(true);
         }
         self.counters.probes += 1;

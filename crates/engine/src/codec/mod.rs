@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`Compression`] is what a user asks for; [`Codec::encode`] turns a record into
 //! what is stored and says how; [`Codec::decompress`] turns it back. One file per codec. A
-//! [`Dictionary`] makes short records compress better; their pointers must say that one was used.
+//! [`Dictionary`] makes short records compress better; their pointers must say that one was used, and
+//! that pages were rearranged before compression (`filter.rs`).
 //!
 //! Invariants:
 //!
@@ -28,6 +29,7 @@ mod compression;
 mod context;
 mod dictionary;
 mod encode;
+mod filter;
 mod gzip;
 mod lz4;
 mod lzjb;
@@ -42,6 +44,7 @@ pub use compression::{Compression, Family, ParseCompressionError, families, tabl
 pub use context::{Codec, Counters, with_codec};
 pub use dictionary::Dictionary;
 pub use encode::{Encoded, Policy, is_all_zero};
+pub use filter::is_database;
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their
 /// limits.
@@ -142,6 +145,14 @@ pub enum CodecError {
         expected: usize,
         /// The length that the data decoded to, in bytes.
         found: usize,
+    },
+    /// What the codec decoded is not the filtered form of a record of that length.
+    #[error("invalid {codec} data: {malformed}")]
+    Filtered {
+        /// The codec that decoded it.
+        codec: CodecId,
+        /// What is wrong with it.
+        malformed: hardpack_page_filter::Malformed,
     },
     /// A record longer than [`RECORD_LEN_MAX`].
     #[error("a record of {len} bytes is longer than the limit of {RECORD_LEN_MAX}")]

@@ -4,9 +4,8 @@
 //! not compressed, and not stored again (see `dedup.rs`).
 
 use super::dedup::{self, Known, Plan, Shared};
-use super::jobs::{
-    EncodedJob, Job, Target, encode, encode_all, put_job, remove_pieces, store_encoded,
-};
+use super::encode::{EncodedJob, encode, encode_all};
+use super::jobs::{Job, Target, put_job, remove_pieces, store_encoded};
 use crate::error::Result;
 use crate::store::Txn;
 use crate::store::pointer::Pointer;

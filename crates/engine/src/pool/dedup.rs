@@ -13,18 +13,19 @@
 
 use std::collections::HashMap;
 
+use super::encode::EncodedJob;
 use super::extents::{Piece, record_at};
-use super::jobs::{EncodedJob, Job, Target, parallel, threads_for};
-use super::props::Dedup;
+use super::jobs::{Job, Target, parallel, threads_for};
+use super::props::{Dedup, FilterChoice};
 use super::source::Source;
 use crate::codec::{self, CodecId, Encoded};
 use crate::error::Result;
-use crate::store::Txn;
 use crate::store::checksum::ChecksumKind;
 use crate::store::dictionaries::dictionary_key;
 use crate::store::pointer::{Place, Pointer};
 use crate::store::refs::{ContentHash, HashKind};
 use crate::store::trees::DICTIONARIES;
+use crate::store::{Encoding, Txn};
 use crate::units::Sector;
 
 /// Where the bytes of a job may be stored already.
@@ -127,7 +128,9 @@ fn serves(target: &Target, job: &Job, pointer: &Pointer, is_own: bool) -> bool {
     let is_exact = || {
         let is_so_encoded =
             pointer.codec == compression.codec_id() as u8 && pointer.level == compression.level();
+        let is_so_filtered = target.settings.filter != FilterChoice::None || !pointer.is_filtered();
         checksum_kind == target.settings.checksum
+            && is_so_filtered
             // Of its own that is stored raw, only trying tells.
             && (is_so_encoded || is_raw && !is_own)
     };
@@ -217,15 +220,14 @@ pub(super) fn is_unchanged(
     encoded: &EncodedJob,
     old: &Pointer,
 ) -> Result<bool> {
-    let (codec, level) = match encoded.how {
-        Encoded::Hole => return Ok(false),
-        Encoded::Raw => (CodecId::Raw, 0),
-        Encoded::Embedded { codec, level } | Encoded::Compressed { codec, level } => (codec, level),
-    };
+    if encoded.how == Encoded::Hole {
+        return Ok(false);
+    }
+    let Encoding { codec, level, filter, dictionary, .. } = encoded.encoding();
     let stored = encoded.stored(job);
     let is_so_encoded = (old.codec, old.level) == (codec as u8, level)
-        && (old.codec_version, old.filter) == (codec::codec_version(codec), 0)
-        && old.dictionary == encoded.dictionary
+        && (old.codec_version, old.filter) == (codec::codec_version(codec), filter as u8)
+        && old.dictionary == dictionary
         && old.stored_len as usize == stored.len()
         && (old.len as usize, old.extent_len) == (job.bytes.len(), old.len);
     if !is_so_encoded {

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Pool;
+use super::encode::DICTIONARY_RECORD_LEN_MAX;
 use super::extents::{UNIT_LEN, read_range};
-use super::jobs::DICTIONARY_RECORD_LEN_MAX;
 use super::names;
 use super::props::Settings;
 use super::source::Source;

@@ -17,7 +17,8 @@ use super::Options;
 use super::adapt::{Adapt, Choice};
 use super::dictionaries;
 use super::extents::{self, UNIT_LEN};
-use super::jobs::{RawStreak, Target};
+use super::history::History;
+use super::jobs::Target;
 use super::names;
 use super::props::Settings;
 use super::readahead::ReadAhead;
@@ -53,7 +54,7 @@ pub struct File {
     front: RwLock<(Txg, [u8; FRONT_LEN])>,
     readahead: ReadAhead,
     adapt: Arc<Adapt>,
-    raw_streak: Arc<RawStreak>,
+    history: Arc<History>,
 }
 
 /// Uncommitted changes.
@@ -84,7 +85,7 @@ impl File {
             front: RwLock::new((Txg(0), [0; FRONT_LEN])),
             readahead: ReadAhead::default(),
             adapt: Arc::new(Adapt::new(Arc::clone(&options.clock))),
-            raw_streak: Arc::default(),
+            history: Arc::default(),
         }
     }
 
@@ -420,7 +421,7 @@ impl File {
             None => names::attributes(txn, self.id)?.len,
         };
         let dictionary = self.dictionary(txn, pending, &settings)?;
-        let raw_streak = Arc::clone(&self.raw_streak);
+        let history = Arc::clone(&self.history);
         let adapt = settings.auto.map(|_| Arc::clone(&self.adapt));
         if adapt.is_some() {
             self.adapt.begin();
@@ -433,7 +434,7 @@ impl File {
                 threads: self.threads,
                 dictionary,
                 adapt,
-                raw_streak,
+                history,
                 is_exact: false,
             },
             units: std::mem::take(&mut pending.units),

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::jobs::RawStreak;
+use super::history::History;
 use super::names::{self, Attributes, Kind, Xattr};
 use super::props::Settings;
 use super::{CHANGE_WAIT, Pool, ROOT};
@@ -146,7 +146,7 @@ pub struct Import<'p> {
     /// The directories above those that are only made in this batch.
     new_parents: HashMap<FileId, FileId>,
     settings: HashMap<FileId, Settings>,
-    raw_streak: Arc<RawStreak>,
+    history: Arc<History>,
     /// Makes what was committed last durable, beside what comes next.
     syncing: Option<JoinHandle<Result<()>>>,
     report: ImportReport,
@@ -168,7 +168,7 @@ impl Pool {
             directories: HashMap::new(),
             new_parents: HashMap::new(),
             settings: HashMap::new(),
-            raw_streak: Arc::default(),
+            history: Arc::default(),
             syncing: None,
             report: ImportReport::default(),
         }

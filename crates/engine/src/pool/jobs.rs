@@ -1,23 +1,24 @@
-//! Encoding and storing what the write path, or the maintenance, has decided on: records and patches.
+//! What the write path, or the maintenance, has decided on, records and patches: what each is, and how it takes the
+//! place of what was there.
 //!
-//! Each takes the place of what was there; many together are a batch (see `batch.rs`). Nothing here decides what
+//! In between it is encoded (see `encode.rs`); many together are a batch (see `batch.rs`). Nothing here decides what
 //! becomes a record and what a patch.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::adapt::Adapt;
+use super::encode::EncodedJob;
 use super::extents::{piece_key, pieces_in, record_at};
+use super::history::History;
 use super::props::Settings;
-use crate::codec::{self, CodecId, Compression, Dictionary, Encoded, Policy};
+use crate::codec::{Dictionary, Encoded};
 use crate::error::{Error, Result};
-use crate::store::pointer::{EMBEDDED_LEN_MAX, Filter, Place, Pointer, sectors_for};
+use crate::store::pointer::{Place, Pointer};
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Encoding, Owner, Txn};
 use crate::units::FileId;
 
-/// A dictionary serves records up to this length: longer ones have enough of their own to refer to.
-pub(super) const DICTIONARY_RECORD_LEN_MAX: usize = 16 << 10;
 /// Fewer jobs than this are not worth a thread.
 const JOBS_PER_THREAD_MIN: usize = 3;
 /// How many map entries are looked at together where many are removed.
@@ -32,36 +33,9 @@ pub(super) struct Target {
     pub dictionary: Option<(u32, Arc<Dictionary>)>,
     /// Who chooses the level, where the settings leave it open.
     pub adapt: Option<Arc<Adapt>>,
-    pub raw_streak: Arc<RawStreak>,
+    pub history: Arc<History>,
     /// Records that are equal are shared only if they are stored as the settings say.
     pub is_exact: bool,
-}
-
-/// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks
-/// random as well is not tried; now and then one is all the same.
-#[derive(Debug, Default)]
-pub(super) struct RawStreak(AtomicU32);
-
-/// So many must have been tried for nothing, and every so many one is tried again.
-const RAW_STREAK_MIN: u32 = 3;
-const RAW_RETRY: u32 = 32;
-
-impl RawStreak {
-    fn suggests_raw(&self, bytes: &[u8]) -> bool {
-        let streak = self.0.load(Ordering::Relaxed);
-        if streak < RAW_STREAK_MIN || !codec::with_codec(|codec| codec.looks_random(bytes)) {
-            return false;
-        }
-        !self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(RAW_RETRY)
-    }
-
-    fn note(&self, was_raw: bool) {
-        if was_raw {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.0.store(0, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Something to encode and store.
@@ -99,35 +73,8 @@ impl Job {
     }
 
     /// What is stored for it.
-    fn content(&self) -> &[u8] {
+    pub fn content(&self) -> &[u8] {
         self.delta.as_ref().unwrap_or(&self.bytes)
-    }
-}
-
-/// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
-pub(super) struct EncodedJob {
-    /// The number of the dictionary that was used, or 0.
-    pub dictionary: u32,
-    pub how: Encoded,
-    stored: Vec<u8>,
-}
-
-impl EncodedJob {
-    /// The bytes that are stored for `job`.
-    pub fn stored<'a>(&'a self, job: &'a Job) -> &'a [u8] {
-        match self.how {
-            Encoded::Raw => job.content(),
-            _ => &self.stored,
-        }
-    }
-
-    pub fn sectors(&self, job: &Job, ashift: u8) -> u64 {
-        match self.how {
-            Encoded::Raw | Encoded::Compressed { .. } => {
-                sectors_for(self.stored(job).len() as u32, ashift)
-            }
-            Encoded::Hole | Encoded::Embedded { .. } => 0,
-        }
     }
 }
 
@@ -200,55 +147,6 @@ pub(super) fn threads_for(threads: usize, jobs: usize) -> usize {
     threads.min(jobs / JOBS_PER_THREAD_MIN).max(1)
 }
 
-/// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
-pub(super) fn encode_all(
-    jobs: &[(&Target, &Job)],
-    ashift: u8,
-    threads: usize,
-) -> Result<Vec<EncodedJob>> {
-    // Deltas take no time worth sharing.
-    let heavy = jobs.iter().filter(|(_, job)| job.delta.is_none()).count();
-    parallel(jobs.len(), threads_for(threads, heavy), |index| {
-        let (target, job) = jobs[index];
-        encode(target, 1 << ashift, job)
-    })
-}
-
-pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
-    let settings = &target.settings;
-    let mut stored = Vec::new();
-    if job.delta.as_ref().is_some_and(|delta| delta.len() <= EMBEDDED_LEN_MAX) {
-        stored.extend_from_slice(job.content());
-        let how = Encoded::Embedded { codec: CodecId::Raw, level: 0 };
-        return Ok(EncodedJob { how, stored, dictionary: 0 });
-    }
-    // Patches are soon folded or replaced: they must be cheap, and the record's own level is what
-    // they end up with.
-    let compression = match (job.span_log2, settings.compression) {
-        (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
-        (None, _) => Compression::Lz4,
-    };
-    let may_be_random = job.span_log2.is_some() && compression != Compression::Off;
-    if may_be_random && target.raw_streak.suggests_raw(&job.bytes) {
-        return Ok(EncodedJob { how: Encoded::Raw, stored, dictionary: 0 });
-    }
-    let policy =
-        Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
-    // A delta has nothing in common with a page.
-    let may_use = job.delta.is_none() && job.bytes.len() <= DICTIONARY_RECORD_LEN_MAX;
-    let dictionary = target.dictionary.as_ref().filter(|_| may_use);
-    let prepared = dictionary.map(|(_, dictionary)| &**dictionary);
-    let (how, used) = codec::with_codec(|codec| {
-        codec.encode_with(compression, job.content(), &policy, &mut stored, prepared)
-    })
-    .map_err(|error| Error::codec("record to be written", job.start, error))?;
-    if may_be_random {
-        target.raw_streak.note(how == Encoded::Raw);
-    }
-    let dictionary = dictionary.filter(|_| used).map_or(0, |(number, _)| *number);
-    Ok(EncodedJob { how, stored, dictionary })
-}
-
 /// Lets the place of a job point to where its bytes are, instead of what was there. Nothing comes back
 /// where it left no pointer.
 pub(super) fn put_job(
@@ -293,19 +191,13 @@ pub(super) fn store_encoded(
     job: &Job,
     encoded: &EncodedJob,
 ) -> Result<Pointer> {
-    let filter = if job.delta.is_some() { Filter::Delta } else { Filter::None };
-    let encoding = |codec, level| Encoding { codec, level, filter, dictionary: encoded.dictionary };
-    let content = job.content();
-    let len = content.len() as u32;
-    let checksum = target.settings.checksum;
+    let (stored, encoding) = (encoded.stored(job), encoded.encoding());
+    let len = job.content().len() as u32;
     match encoded.how {
         Encoded::Hole => txn.embed(None, Encoding::RAW, len),
-        Encoded::Embedded { codec, level } => {
-            txn.embed(Some(&encoded.stored), encoding(codec, level), len)
-        }
-        Encoded::Raw => txn.store_extent(content, encoding(CodecId::Raw, 0), len, checksum),
-        Encoded::Compressed { codec, level } => {
-            txn.store_extent(&encoded.stored, encoding(codec, level), len, checksum)
+        Encoded::Embedded { .. } => txn.embed(Some(stored), encoding, len),
+        Encoded::Raw | Encoded::Compressed { .. } => {
+            txn.store_extent(stored, encoding, len, target.settings.checksum)
         }
     }
 }

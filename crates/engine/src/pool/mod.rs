@@ -21,11 +21,13 @@ mod delta;
 mod dictionaries;
 mod diff;
 mod edit;
+mod encode;
 mod extents;
 mod file;
 mod fold;
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 mod import;
 mod jobs;
 mod names;
@@ -65,7 +67,7 @@ pub use self::names::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,
 };
-pub use self::props::{Dedup, Property, PropertySource, RECORD_LEN_RANGE, Settings};
+pub use self::props::{Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings};
 pub use self::repack::{Estimate, Repack};
 pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};

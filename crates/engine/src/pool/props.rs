@@ -39,6 +39,8 @@ pub enum Property {
     Checksum,
     /// The share that compression must save, or the record is stored raw.
     MinSavings,
+    /// Whether pages of SQLite databases are rearranged by column before compression.
+    Filter,
     /// The share of one processor that maintenance in the background may take.
     BackgroundCpu,
     /// The bytes a second that maintenance in the background may write.
@@ -51,6 +53,30 @@ pub enum Property {
     DedupHash,
     /// The memory that looking for equal records may take: of the pool.
     DedupMemory,
+}
+
+/// Whether pages of SQLite databases are rearranged by column before compression (see [`crate::codec`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FilterChoice {
+    /// Where it pays, which is seen from the records before.
+    #[default]
+    Auto,
+    /// Where it pays, for which every record is tried with and without.
+    Sqlite,
+    /// They are not.
+    None,
+}
+
+impl FilterChoice {
+    const ALL: [FilterChoice; 3] = [FilterChoice::Auto, FilterChoice::Sqlite, FilterChoice::None];
+
+    const fn name(self) -> &'static str {
+        match self {
+            FilterChoice::Auto => "auto",
+            FilterChoice::Sqlite => "sqlite",
+            FilterChoice::None => "none",
+        }
+    }
 }
 
 /// Whether equal records share what is stored.
@@ -79,11 +105,12 @@ impl Dedup {
 
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 10] = [
+    pub const ALL: [Property; 11] = [
         Property::Compression,
         Property::RecordSize,
         Property::Checksum,
         Property::MinSavings,
+        Property::Filter,
         Property::BackgroundCpu,
         Property::BackgroundIo,
         Property::ClearUnused,
@@ -99,6 +126,7 @@ impl Property {
             Property::RecordSize => "recordsize",
             Property::Checksum => "checksum",
             Property::MinSavings => "min-savings",
+            Property::Filter => "filter",
             Property::BackgroundCpu => "background-cpu",
             Property::BackgroundIo => "background-io",
             Property::ClearUnused => "clear-unused",
@@ -118,6 +146,7 @@ impl Property {
             Property::RecordSize => "a power of two from 4K to 16M",
             Property::Checksum => "xxh3, blake3, sha256",
             Property::MinSavings => "a percentage from 0% to 90%",
+            Property::Filter => "auto, sqlite, none",
             Property::BackgroundCpu => "a percentage of one processor from 0% to 100%",
             Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1024M",
             Property::ClearUnused => "on, off",
@@ -185,6 +214,8 @@ pub struct Settings {
     pub checksum: ChecksumKind,
     /// What compression must save, in thousandths.
     pub min_savings: u16,
+    /// Whether pages are rearranged before it.
+    pub filter: FilterChoice,
     /// What maintenance in the background may take of one processor, in percent.
     pub background_cpu: u8,
     /// What it may write, in bytes a second.
@@ -207,6 +238,7 @@ impl Default for Settings {
             record_len: RECORD_LEN_DEFAULT,
             checksum: ChecksumKind::Xxh3,
             min_savings: MIN_SAVINGS_DEFAULT,
+            filter: FilterChoice::Auto,
             background_cpu: BACKGROUND_CPU_DEFAULT,
             background_io: BACKGROUND_IO_DEFAULT,
             clear_unused: false,
@@ -233,6 +265,12 @@ impl Settings {
             Property::Checksum => self.checksum = text.parse()?,
             Property::MinSavings => {
                 self.min_savings = (parse_percent(&text, 90.0)? * 10.0).round() as u16;
+            }
+            Property::Filter => {
+                let found = FilterChoice::ALL.into_iter().find(|choice| choice.name() == text);
+                self.filter = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is neither auto nor sqlite nor none"))
+                })?;
             }
             Property::BackgroundCpu => {
                 self.background_cpu = parse_percent(&text, 100.0)?.round() as u8;
@@ -278,6 +316,7 @@ impl Settings {
             Property::RecordSize => len_text(self.record_len),
             Property::Checksum => self.checksum.to_string(),
             Property::MinSavings => format!("{}%", f64::from(self.min_savings) / 10.0),
+            Property::Filter => self.filter.name().into(),
             Property::BackgroundCpu => format!("{}%", self.background_cpu),
             Property::BackgroundIo => len_text(self.background_io),
             Property::ClearUnused => if self.clear_unused { "on" } else { "off" }.into(),

@@ -7,25 +7,30 @@
 
 use super::Pool;
 use super::dictionaries;
-use super::extents::Piece;
+use super::extents::{Piece, read_range};
 use super::names;
-use super::props::{Property, Settings};
+use super::props::{FilterChoice, Property, Settings};
 use super::rewrite::{Clear, Over, Rewrite, Step, StepLimits};
 use super::sink::SINK_COMPRESSION;
-use crate::codec::CodecId;
+use super::source::Committed;
+use crate::codec::{self, CodecId, Compression};
 use crate::error::{Error, Result};
 use crate::store::pointer::Place;
 use crate::store::{Durability, Patience};
 use crate::units::FileId;
 
 /// What repacking aims at: the properties that matter to it.
-const GOAL: [Property; 5] = [
+const GOAL: [Property; 6] = [
     Property::Compression,
     Property::RecordSize,
     Property::Checksum,
     Property::MinSavings,
+    Property::Filter,
     Property::ClearUnused,
 ];
+
+/// By so many bytes at its front a database is known.
+const DATABASE_FRONT_LEN: u64 = 100;
 
 /// A repack of one file, begun or to be gone on with.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,22 +83,19 @@ impl Repack {
         Ok(repack)
     }
 
-    /// Whether a record is as wanted. One that is stored raw may have been refused by any level, so
-    /// that only trying would tell; unless it is so short that it is in its pointer.
-    fn is_done(&self, record: &Piece) -> bool {
-        let (pointer, compression) = (&record.pointer, self.goal.compression);
-        let is_raw = pointer.codec == CodecId::Raw as u8;
-        let is_so_encoded = pointer.codec == compression.codec_id() as u8
-            && (pointer.level == compression.level() || is_raw);
-        record.slot_end() - record.start == u64::from(self.goal.record_len)
-            && (is_so_encoded || is_raw && matches!(pointer.place, Place::Embedded(_)))
-    }
-
-    /// Whether records with these patches are to be written anew; `clear` whether something in them is to
+    /// Which records, with which patches, are to be written anew; `clear` whether something in them is to
     /// be cleared.
-    fn wants(&self, records: &[Piece], patches: &[Piece], clear: bool) -> bool {
-        let is_done = || records.iter().all(|record| self.is_done(record));
-        !records.is_empty() && (clear || !patches.is_empty() || !is_done())
+    fn wanted(
+        &self,
+        pool: &Pool,
+        clear: bool,
+    ) -> Result<impl Fn(&[Piece], &[Piece]) -> bool + use<>> {
+        let goal = self.goal;
+        let is_database = is_database(pool, self.file)?;
+        Ok(move |records: &[Piece], patches: &[Piece]| {
+            let is_done = || records.iter().all(|record| is_done(record, &goal, is_database));
+            !records.is_empty() && (clear || !patches.is_empty() || !is_done())
+        })
     }
 
     fn rewrite<'a>(
@@ -106,6 +108,36 @@ impl Repack {
         let Settings { dedup, dedup_hash, dedup_memory, .. } = rewrite.target.settings;
         rewrite.target.settings = Settings { dedup, dedup_hash, dedup_memory, ..self.goal };
         Ok(Rewrite { record_len: Some(u64::from(self.goal.record_len)), clear, ..rewrite })
+    }
+}
+
+/// Whether a record is as wanted. One that is stored raw, or of a database and without the page filter, may have
+/// been refused, so that only trying would tell; unless it is so short that it is in its pointer.
+fn is_done(record: &Piece, goal: &Settings, is_database: bool) -> bool {
+    let (pointer, compression) = (&record.pointer, goal.compression);
+    let is_raw = pointer.codec == CodecId::Raw as u8;
+    let is_so_encoded = pointer.codec == compression.codec_id() as u8
+        && (pointer.level == compression.level() || is_raw);
+    let is_so_filtered = match goal.filter {
+        FilterChoice::None => !pointer.is_filtered(),
+        _ => pointer.is_filtered() || !is_database || compression == Compression::Off,
+    };
+    record.slot_end() - record.start == u64::from(goal.record_len)
+        && (is_so_encoded && is_so_filtered
+            || is_raw && matches!(pointer.place, Place::Embedded(_)))
+}
+
+/// Whether a file begins like a SQLite database. One whose front is damaged is taken for none.
+fn is_database(pool: &Pool, file: FileId) -> Result<bool> {
+    let front = pool.read(|source: &mut Committed<'_>| {
+        let len = names::attributes(source, file)?.len.min(DATABASE_FRONT_LEN);
+        let mut front = vec![0; len as usize];
+        read_range(source, file, &mut front, 0)?;
+        Ok(front)
+    });
+    match front {
+        Err(error) if error.is_corruption() => Ok(false),
+        front => front.map(|front| codec::is_database(&front)),
     }
 }
 
@@ -145,7 +177,7 @@ impl Pool {
         limits: &StepLimits,
         clear: Option<&Clear<'_>>,
     ) -> Result<Step> {
-        let want = |r: &[Piece], p: &[Piece]| repack.wants(r, p, clear.is_some());
+        let want = repack.wanted(self, clear.is_some())?;
         let note = |txn: &mut crate::store::Txn, next: Option<u64>| {
             let text = next.map(|position| Repack { position, ..repack.clone() }.to_text());
             names::set_repack(txn, repack.file, text.as_deref())
@@ -175,7 +207,7 @@ impl Pool {
         go_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Estimate> {
         let repack = Repack { file, goal: definite(goal), position: 0 };
-        let want = |r: &[Piece], p: &[Piece]| repack.wants(r, p, clear.is_some());
+        let want = repack.wanted(self, clear.is_some())?;
         repack.rewrite(self, &want, clear)?.estimate(sample_len, go_on)
     }
 }

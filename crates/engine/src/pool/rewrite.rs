@@ -19,8 +19,9 @@ use super::Pool;
 use super::batch::Batch;
 use super::dedup;
 use super::dictionaries;
+use super::encode::encode_all;
 use super::extents::{Piece, patches_over, pieces_in, read_range, record_at};
-use super::jobs::{Job, Target, encode_all, remove_pieces};
+use super::jobs::{Job, Target, remove_pieces};
 use super::names;
 use super::props::Dedup;
 use super::repack::Estimate;
@@ -148,8 +149,8 @@ impl<'a> Rewrite<'a> {
         })?;
         let threads = pool.options().threads;
         let is_exact = over == Over::Records;
-        let (adapt, raw_streak) = (None, Arc::default());
-        let target = Target { file, settings, threads, dictionary, adapt, raw_streak, is_exact };
+        let (adapt, history) = (None, Arc::default());
+        let target = Target { file, settings, threads, dictionary, adapt, history, is_exact };
         Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
     }
 

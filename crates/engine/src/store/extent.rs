@@ -54,6 +54,8 @@ pub struct Encoding {
     pub level: i16,
     /// What was done to the bytes before it.
     pub filter: Filter,
+    /// What that saved, where it is [`Filter::Sqlite`] (see [`Pointer::gain`]).
+    pub gain: u8,
     /// The dictionary it was given; 0 for none.
     pub dictionary: u32,
 }
@@ -61,7 +63,7 @@ pub struct Encoding {
 impl Encoding {
     /// Stored as it is.
     pub const RAW: Encoding =
-        Encoding { codec: CodecId::Raw, level: 0, filter: Filter::None, dictionary: 0 };
+        Encoding { codec: CodecId::Raw, level: 0, filter: Filter::None, gain: 0, dictionary: 0 };
 }
 
 /// The bytes a pointer stands for: a part of an extent that may be shared with a cache.
@@ -109,31 +111,39 @@ impl Store {
 
     fn decompress(&self, pointer: &Pointer) -> Result<Bytes> {
         let offset = self.offset_of(pointer);
-        if pointer.filter > Filter::Delta as u8 {
-            return Err(Error::Unsupported(format!("filter {}", pointer.filter)));
-        }
         if pointer.extent_len > EXTENT_LEN_MAX {
             return Err(Error::corrupt("extent", offset, "its length is impossible"));
         }
         let stored = self.read_stored(pointer)?;
-        if pointer.codec == CodecId::Raw as u8 && matches!(pointer.place, Place::Extent { .. }) {
+        let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
+        if is_raw && matches!(pointer.place, Place::Extent { .. }) {
             if stored.len() != pointer.extent_len as usize {
                 return Err(Error::corrupt("extent", offset, "raw, but of another length"));
             }
             return Ok(Arc::new(stored));
         }
+        self.decode(pointer, &stored).map(Arc::new)
+    }
+
+    /// What the stored bytes of a pointer say: the whole extent, decompressed.
+    pub(crate) fn decode(&self, pointer: &Pointer, stored: &[u8]) -> Result<Vec<u8>> {
+        let filter = Filter::from_stored(pointer.filter)
+            .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?;
         let mut bytes = vec![0; pointer.extent_len as usize];
-        if pointer.place != Place::Zero {
-            let dictionary = match pointer.dictionary {
-                0 => None,
-                number => Some(self.dictionary(number)?),
-            };
-            let dictionary = dictionary.as_deref();
-            let (id, src, dst) = (pointer.codec, &stored, &mut bytes);
-            codec::with_codec(|codec| codec.decompress_with(id, src, dst, dictionary))
-                .map_err(|error| Error::codec("extent", offset, error))?;
+        if pointer.place == Place::Zero {
+            return Ok(bytes);
         }
-        Ok(Arc::new(bytes))
+        let dictionary = match pointer.dictionary {
+            0 => None,
+            number => Some(self.dictionary(number)?),
+        };
+        let (id, dictionary) = (pointer.codec, dictionary.as_deref());
+        codec::with_codec(|codec| match filter {
+            Filter::Sqlite => codec.decompress_filtered(id, stored, &mut bytes, dictionary),
+            _ => codec.decompress_with(id, stored, &mut bytes, dictionary),
+        })
+        .map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
+        Ok(bytes)
     }
 
     /// What a pointer stands for, from the cache where it is there.
@@ -154,7 +164,7 @@ impl Store {
     /// have usually left it before they are read again, no more than these is decompressed, and kept.
     pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
-        // Edits are wanted whole, and an unknown filter is refused there.
+        // Edits are wanted whole, and a filtered form has no front.
         let (Some(key), true) = (pointer.extent_key(), pointer.filter == Filter::None as u8) else {
             return self.read(pointer);
         };

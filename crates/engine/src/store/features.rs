@@ -8,8 +8,8 @@
 //! The bits decide; the names are for messages only. What does not look like that is passed over.
 
 use super::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_ROOTS, FEATURE_SHARED,
-    FEATURE_SNAPSHOTS,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_ROOTS,
+    FEATURE_SHARED, FEATURE_SNAPSHOTS,
 };
 
 /// The length of the field in a superblock.
@@ -38,13 +38,14 @@ impl Set {
 }
 
 /// The features of this version.
-const KNOWN: [(Set, u64, &str); 6] = [
+const KNOWN: [(Set, u64, &str); 7] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
     (Set::Incompat, FEATURE_SNAPSHOTS, "snapshots"),
     (Set::Incompat, FEATURE_SHARED, "shared-extents"),
     (Set::Incompat, FEATURE_NAMES, "names"),
+    (Set::Incompat, FEATURE_PAGE_FILTER, "page-filter"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

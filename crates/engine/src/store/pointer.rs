@@ -81,11 +81,15 @@ pub enum Filter {
     /// A patch holds only how its bytes differ from those of the record below it (see
     /// [`crate::pool`]); `extent_len` is the length of that list of edits.
     Delta = 1,
+    /// Pages of a SQLite database were rearranged (see `codec/filter.rs`).
+    Sqlite = 2,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        [Filter::None, Filter::Delta].into_iter().find(|filter| *filter as u8 == value)
+        [Filter::None, Filter::Delta, Filter::Sqlite]
+            .into_iter()
+            .find(|filter| *filter as u8 == value)
     }
 }
 
@@ -102,6 +106,8 @@ pub struct Pointer {
     pub codec_version: u8,
     /// What was done to the bytes before the codec, by number (see [`Filter`]).
     pub filter: u8,
+    /// What [`Filter::Sqlite`] saves, as far as is known: in 1/256 of the stored length without it.
+    pub gain: u8,
     /// The transaction group that wrote the bytes; of one pointer of several to an extent, the one
     /// that wrote the pointer.
     pub birth: Txg,
@@ -163,7 +169,7 @@ impl Pointer {
         f.u8(self.codec_version);
         f.u8(self.filter);
         f.u8(checksum_kind);
-        f.zeros(1);
+        f.u8(self.gain);
         f.u64(self.birth.0);
         f.u32(self.len);
         f.u32(self.stored_len);
@@ -180,6 +186,16 @@ impl Pointer {
             Place::Embedded(bytes) => f.bytes(bytes),
             Place::Zero => {}
         }
+    }
+
+    /// Whether what is stored went through the page filter.
+    pub fn is_filtered(&self) -> bool {
+        self.filter == Filter::Sqlite as u8
+    }
+
+    /// How many bytes would be stored without the page filter, as far as is known.
+    pub fn unfiltered_len(&self) -> u64 {
+        u64::from(self.stored_len) * 256 / (256 - u64::from(self.gain))
     }
 
     /// Whether it stands for differences from what lies below, not for bytes themselves.
@@ -203,7 +219,7 @@ impl Pointer {
         let codec_version = f.u8()?;
         let filter = f.u8()?;
         let checksum_kind = f.u8()?;
-        f.zeros(1)?;
+        let gain = f.u8()?;
         let birth = Txg(f.u64()?);
         let len = f.u32()?;
         let stored_len = f.u32()?;
@@ -235,16 +251,19 @@ impl Pointer {
             && stored_len <= EXTENT_LEN_MAX
             && match Filter::from_stored(filter) {
                 Some(Filter::Delta) => part_offset == 0 && len <= DELTA_LEN_MAX && kind != 3,
+                Some(Filter::Sqlite) if kind == 3 => false,
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24
-            && (kind != 1 || stored_len > 0);
+            && (kind != 1 || stored_len > 0)
+            && (gain == 0 || filter == Filter::Sqlite as u8);
         sound.then_some(Pointer {
             place,
             codec,
             level,
             codec_version,
             filter,
+            gain,
             birth,
             len,
             stored_len,

@@ -277,6 +277,7 @@ fn pointer_to(device: &dyn Device, header: &Header, node: &FoundNode) -> Option<
         level: 0,
         codec_version: 0,
         filter: 0,
+        gain: 0,
         dictionary: 0,
         birth: node.front.birth,
         len: stored.len() as u32,

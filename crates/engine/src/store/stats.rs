@@ -7,7 +7,7 @@ use super::pointer::{Place, Pointer, sectors_for};
 use super::refs::Refs;
 
 /// How many codec numbers the table has room for.
-pub const CODEC_SLOTS: usize = 14;
+pub const CODEC_SLOTS: usize = 13;
 
 /// What one codec stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,6 +20,49 @@ pub struct CodecStats {
     pub stored: u64,
     /// What they take, rounded up to sectors, in bytes.
     pub allocated: u64,
+}
+
+/// What went through the page filter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FilterStats {
+    /// Records and patches.
+    pub records: u64,
+    /// Their length before filter and compression, in bytes.
+    pub logical: u64,
+    /// What would be stored of them without the filter, as far as is known, in bytes.
+    pub unfiltered: u64,
+    /// Their length as stored, in bytes.
+    pub stored: u64,
+}
+
+/// Adds to a counter or takes from it. One that would go wrong on a damaged pool must not stop the repair of it.
+fn step(field: &mut u64, by: u64, add: bool) {
+    *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
+}
+
+impl FilterStats {
+    fn apply(&mut self, pointer: &Pointer, add: bool) {
+        step(&mut self.records, 1, add);
+        step(&mut self.logical, u64::from(pointer.len), add);
+        step(&mut self.unfiltered, pointer.unfiltered_len(), add);
+        step(&mut self.stored, u64::from(pointer.stored_len), add);
+    }
+
+    fn encode(&self, f: &mut FieldWriter<'_>) {
+        f.u64(self.records);
+        f.u64(self.logical);
+        f.u64(self.unfiltered);
+        f.u64(self.stored);
+    }
+
+    fn decode(f: &mut FieldReader<'_>) -> Option<FilterStats> {
+        Some(FilterStats {
+            records: f.u64()?,
+            logical: f.u64()?,
+            unfiltered: f.u64()?,
+            stored: f.u64()?,
+        })
+    }
 }
 
 /// What the pool stores.
@@ -35,6 +78,8 @@ pub struct PoolStats {
     pub nodes: CodecStats,
     /// By number of the codec, without what is embedded.
     pub codecs: [CodecStats; CODEC_SLOTS],
+    /// What of all that is counted here was filtered.
+    pub filtered: FilterStats,
     /// Extents that have an entry in the refs tree, each once: all that are shared, or can be found by
     /// content.
     pub counted: CodecStats,
@@ -46,23 +91,16 @@ pub struct PoolStats {
 impl CodecStats {
     fn apply(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
         let allocated = pointer.run(ashift).map_or(0, |run| run.sectors << ashift);
-        let step = |field: &mut u64, by: u64| {
-            // A counter that would go wrong on a damaged pool must not stop the repair of it.
-            *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
-        };
-        step(&mut self.records, 1);
-        step(&mut self.logical, u64::from(pointer.len));
-        step(&mut self.stored, u64::from(pointer.stored_len));
-        step(&mut self.allocated, allocated);
+        step(&mut self.records, 1, add);
+        step(&mut self.logical, u64::from(pointer.len), add);
+        step(&mut self.stored, u64::from(pointer.stored_len), add);
+        step(&mut self.allocated, allocated, add);
     }
 
     /// Counts `count` references to an extent.
     fn apply_refs(&mut self, refs: &Refs, count: u64, ashift: u8, add: bool) {
         let allocated = sectors_for(refs.stored_len, ashift) << ashift;
-        let step = |field: &mut u64, by: u64| {
-            let by = by.saturating_mul(count);
-            *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
-        };
+        let step = |field: &mut u64, by: u64| step(field, by.saturating_mul(count), add);
         step(&mut self.records, 1);
         step(&mut self.logical, u64::from(refs.len));
         step(&mut self.stored, u64::from(refs.stored_len));
@@ -111,6 +149,9 @@ impl PoolStats {
         if is_patch {
             self.patches.apply(pointer, ashift, add);
         }
+        if pointer.is_filtered() {
+            self.filtered.apply(pointer, add);
+        }
     }
 
     /// Counts a tree node or dictionary that came (`add`) or went.
@@ -155,6 +196,7 @@ impl PoolStats {
         for codec in &self.codecs {
             codec.encode(f);
         }
+        self.filtered.encode(f);
         self.counted.encode(f);
         self.shared.encode(f);
     }
@@ -170,6 +212,7 @@ impl PoolStats {
         for codec in &mut stats.codecs {
             *codec = CodecStats::decode(f)?;
         }
+        stats.filtered = FilterStats::decode(f)?;
         stats.counted = CodecStats::decode(f)?;
         stats.shared = CodecStats::decode(f)?;
         Some(stats)

@@ -69,13 +69,16 @@ pub const FEATURE_SNAPSHOTS: u64 = 1 << 3;
 pub const FEATURE_SHARED: u64 = 1 << 4;
 /// There is more than one file: directories, links, owners, extended attributes.
 pub const FEATURE_NAMES: u64 = 1 << 5;
+/// Some pointer says that pages of a SQLite database were rearranged (see [`super::pointer::Filter`]).
+pub const FEATURE_PAGE_FILTER: u64 = 1 << 6;
 /// Features a reader must know to read anything.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
     | FEATURE_ROOTS
     | FEATURE_SNAPSHOTS
     | FEATURE_SHARED
-    | FEATURE_NAMES;
+    | FEATURE_NAMES
+    | FEATURE_PAGE_FILTER;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

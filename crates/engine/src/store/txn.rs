@@ -17,7 +17,7 @@ use super::node::Node;
 use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
-use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES};
+use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_PAGE_FILTER};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
@@ -469,6 +469,9 @@ impl TxnCore {
         if encoding.filter == Filter::Delta {
             self.incompat |= FEATURE_DELTAS;
         }
+        if encoding.filter == Filter::Sqlite {
+            self.incompat |= FEATURE_PAGE_FILTER;
+        }
         if encoding.dictionary != 0 {
             self.incompat |= FEATURE_DICTIONARIES;
         }
@@ -478,6 +481,7 @@ impl TxnCore {
             level: encoding.level,
             codec_version: codec::codec_version(encoding.codec),
             filter: encoding.filter as u8,
+            gain: encoding.gain,
             dictionary: encoding.dictionary,
             birth: self.txg,
             len,

@@ -161,7 +161,7 @@ impl Import<'_> {
                 threads: self.pool.options().threads,
                 dictionary: None,
                 adapt: None,
-                raw_streak: Arc::clone(&self.raw_streak),
+                history: Arc::clone(&self.history),
                 is_exact: false,
             };
             batches.push((target, jobs));

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::body::{At, Body, travelling};
-use crate::codec::{self, CodecId, Dictionary};
+use crate::codec::{CodecId, Dictionary};
 use crate::error::{Error, Result};
 use crate::pool::dedup::{self, Known, Plan, Shared};
 use crate::pool::delta;
@@ -181,6 +181,7 @@ impl Apply {
             level: pointer.level,
             filter: Filter::from_stored(pointer.filter)
                 .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?,
+            gain: pointer.gain,
             dictionary,
         };
         let placed = match &pointer.place {
@@ -223,7 +224,7 @@ impl Apply {
             threads: 1,
             dictionary: None,
             adapt: None,
-            raw_streak: Arc::default(),
+            history: Arc::default(),
             is_exact: false,
         };
         let job = Job::record(at.offset, content.to_vec(), pointer.span_log2);
@@ -288,19 +289,11 @@ fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Resul
             stored
         }
     };
-    let is_raw = pointer.codec == CodecId::Raw as u8;
+    let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
     let content = if is_raw && stored.len() == pointer.extent_len as usize {
         Cow::Borrowed(stored)
     } else {
-        let dictionary = match pointer.dictionary {
-            0 => None,
-            number => Some(txn.store().dictionary(number)?),
-        };
-        let mut decoded = vec![0; pointer.extent_len as usize];
-        let (id, dst) = (pointer.codec, &mut decoded[..]);
-        codec::with_codec(|codec| codec.decompress_with(id, stored, dst, dictionary.as_deref()))
-            .map_err(|error| Error::codec("stream", 0, error))?;
-        Cow::Owned(decoded)
+        Cow::Owned(txn.store().decode(pointer, stored)?)
     };
     if pointer.is_delta() && !delta::is_sound(&content, pointer.len as usize) {
         return Err(refused("the delta of a patch is malformed"));

@@ -321,7 +321,7 @@ impl<'p> Receive<'p> {
             threads: self.pool.options().threads,
             dictionary: None,
             adapt: None,
-            raw_streak: Arc::default(),
+            history: Arc::default(),
             is_exact: false,
         };
         store_batch(txn, &target, jobs).map(drop)

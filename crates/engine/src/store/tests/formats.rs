@@ -6,10 +6,10 @@ use crate::error::Error;
 use crate::store::checksum::ChecksumKind;
 use crate::store::node::{NODE_HEADER_LEN, Node};
 use crate::store::pointer::{
-    DELTA_LEN_MAX, EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, Inline, POINTER_HEADER_LEN, POINTER_LEN_MAX,
-    Place, Pointer,
+    DELTA_LEN_MAX, EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, Filter, Inline, POINTER_HEADER_LEN,
+    POINTER_LEN_MAX, Place, Pointer,
 };
-use crate::store::stats::{CodecStats, PoolStats};
+use crate::store::stats::{CodecStats, FilterStats, PoolStats};
 use crate::store::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, TREE_COUNT, WINDOW_COUNT_MAX,
 };
@@ -34,7 +34,7 @@ prop_compose! {
         codec in 0..6_u8,
         level in any::<i16>(),
         codec_version in any::<u8>(),
-        is_delta in any::<bool>(),
+        (filter, gain) in (0..3_u8, any::<u8>()),
         birth in 0..1_u64 << 40,
         (extent_len, part_offset) in (0..=EXTENT_LEN_MAX).prop_flat_map(|n| (Just(n), 0..=n)),
         part in any::<u32>(),
@@ -48,13 +48,14 @@ prop_compose! {
             Place::Zero => 0,
         };
         // Zeros differ from nothing.
-        let filter = u8::from(is_delta && place != Place::Zero);
-        let (part_offset, len) = match filter {
-            0 => (part_offset, part % (extent_len - part_offset + 1)),
-            _ => (0, part % (DELTA_LEN_MAX + 1)),
+        let filter = if place == Place::Zero { 0 } else { filter };
+        let gain = if filter == Filter::Sqlite as u8 { gain } else { 0 };
+        let (part_offset, len) = match filter == Filter::Delta as u8 {
+            false => (part_offset, part % (extent_len - part_offset + 1)),
+            true => (0, part % (DELTA_LEN_MAX + 1)),
         };
         Pointer {
-            place, codec, level, codec_version, filter, birth: Txg(birth), len, stored_len,
+            place, codec, level, codec_version, filter, gain, birth: Txg(birth), len, stored_len,
             extent_len, part_offset, span_log2, dictionary,
         }
     }
@@ -78,7 +79,9 @@ prop_compose! {
         stats.embedded = count(numbers[1]);
         stats.patches = count(numbers[2]);
         stats.nodes = count(numbers[3]);
-        stats.codecs[13] = count(numbers[4]);
+        stats.codecs[12] = count(numbers[4]);
+        let n = u64::from(numbers[1]);
+        stats.filtered = FilterStats { records: n, logical: n << 17, unfiltered: n << 16, stored: 9 };
         Superblock {
             compat, read_only_compat, incompat: 0, foreign_names: String::new(),
             txg: Txg(txg), durable_txg: Txg(durable),
@@ -156,6 +159,7 @@ fn pointers_refuse_what_they_do_not_know() {
         level: 3,
         codec_version: 1,
         filter: 0,
+        gain: 0,
         birth: Txg(9),
         len: 1000,
         stored_len: 600,
@@ -175,7 +179,7 @@ fn pointers_refuse_what_they_do_not_know() {
     refused(0, &[0xff]); // the mark of a node in memory
     refused(6, &[0]); // no checksum
     refused(6, &[4]); // an unknown checksum
-    refused(7, &[2]); // an unknown flag
+    refused(7, &[2]); // a gain by no filter
     refused(16, &1001_u32.to_le_bytes()); // longer than its extent
     refused(20, &[0; 4]); // an extent of no bytes
     refused(20, &(EXTENT_LEN_MAX + 1).to_le_bytes());

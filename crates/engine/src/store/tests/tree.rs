@@ -56,6 +56,7 @@ impl NodeSink for MemorySink {
             level: 0,
             codec_version: 1,
             filter: 0,
+            gain: 0,
             birth: Txg(3),
             len,
             stored_len,
