@@ -61,7 +61,8 @@ fn without_header_and_superblocks_all_comes_back() {
 fn what_is_lost_is_reported_and_the_rest_is_recovered() {
     let (directory, db, pool) = packed();
     damage(&pool, |image| {
-        let middle = image.len() / 2;
+        let extents = EXTENTS_OFFSET..image.len();
+        let middle = extents.start + extents.len() / 2;
         image[middle..middle + 600].fill(0xa5);
     });
     let no = directory.path().join("no.db");

@@ -297,17 +297,14 @@ fn take_planes(
 
 /// Estimates of what bytes cost when each is coded on its own.
 struct Entropy {
-    /// `n * log2(n)`, in 1/64 bit.
+    /// `n * log2(n)`, in 1/64 bit; empty before first use.
     n_log_n: Vec<u32>,
     counts: [u16; 256],
 }
 
 impl Default for Entropy {
     fn default() -> Entropy {
-        let n_log_n = (0..=SAMPLE_COUNT_MAX)
-            .map(|n| if n == 0 { 0 } else { (n as f64 * (n as f64).log2() * 64.0).round() as u32 })
-            .collect();
-        Entropy { n_log_n, counts: [0; 256] }
+        Entropy { n_log_n: Vec::new(), counts: [0; 256] }
     }
 }
 
@@ -329,6 +326,13 @@ impl Entropy {
     }
 
     fn cost(&mut self, bytes: impl Iterator<Item = u8>, count: usize) -> usize {
+        if self.n_log_n.is_empty() {
+            let costs = (0..=SAMPLE_COUNT_MAX).map(|n| match n {
+                0 => 0,
+                _ => (n as f64 * (n as f64).log2() * 64.0).round() as u32,
+            });
+            self.n_log_n.extend(costs);
+        }
         self.counts.fill(0);
         for byte in bytes {
             self.counts[usize::from(byte)] += 1;

@@ -17,6 +17,7 @@ use hardpack_engine::store::cache::Caches;
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::{KEY_LEN_MAX, Node, VALUE_LEN_MAX};
 use hardpack_engine::store::pointer::{Place, Pointer};
+use hardpack_engine::store::stats::CODEC_SLOTS;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, Superblock, TREE_COUNT, slot_offset,
 };
@@ -302,7 +303,7 @@ fn change_superblock(superblock: &mut Superblock, input: &mut Input<'_>) {
         }
         8 => superblock.stats.file_bytes = n,
         9 => superblock.stats.embedded.logical = n,
-        10 => superblock.stats.codecs[input.below(16)].allocated = n,
+        10 => superblock.stats.codecs[input.below(16) % CODEC_SLOTS].allocated = n,
         11 => superblock.stats.nodes.records = n,
         12 => superblock.roots.swap(input.below(TREE_COUNT), input.below(TREE_COUNT)),
         13 => superblock.data_synced = !superblock.data_synced,

@@ -18,6 +18,9 @@
 //! makes the one before durable.
 //!
 //! The pool grows at most by one stretch meanwhile: a part of it, or a few of its longest extents.
+//! Where a pool holds a few extents of a megabyte and little else, what is written meanwhile may divide the stretch that
+//! was emptied for them: then they stay where they are, and the pool is up to half as long again as what it holds.
+//!
 //! It ends, since every stretch is emptied once, and a pass that does not make the pool shorter is not
 //! repeated; what others write meanwhile is not chased for ever. Stopping between two steps, or a loss
 //! of power within one, leaves a whole pool.

@@ -2,6 +2,7 @@
 
 mod dedup;
 mod faults;
+mod filter;
 mod model;
 mod namespace;
 mod rewrite;

@@ -67,8 +67,8 @@ impl Rng {
         bytes
     }
 
-    /// Bytes of a random kind: zeros, nearly zeros, text, noise, or a mixture page by page, so that
-    /// holes, embedded, compressed and raw records all come of them.
+    /// Bytes of a random kind: zeros, nearly zeros, text, noise, a mixture page by page, or pages of a database, so
+    /// that holes, embedded, compressed, filtered and raw records all come of them.
     pub fn content(&mut self, len: usize) -> Vec<u8> {
         match self.below(8) {
             0 => vec![0; len],
@@ -89,8 +89,47 @@ impl Rng {
                 }
                 bytes
             }
+            4 => self.table(len),
             _ => self.text(len),
         }
+    }
+
+    /// Pages of a table, as SQLite lays them out: leaves of 4 KiB whose rows are a row id, a number and a text.
+    pub fn table(&mut self, len: usize) -> Vec<u8> {
+        const PAGE_LEN: usize = 4096;
+        // Row ids of two bytes.
+        let mut row_id = 128 + self.below(1 << 13);
+        let mut bytes = Vec::with_capacity(len + PAGE_LEN);
+        while bytes.len() < len {
+            let mut page = vec![0; PAGE_LEN];
+            let (mut end, mut count) = (PAGE_LEN, 0);
+            loop {
+                let text = self.text(3 + row_id as usize % 40);
+                let number = (row_id * 7) as u16 | 1 << 14;
+                let mut cell = vec![4 + 2 + text.len() as u8];
+                cell.extend([(row_id >> 7) as u8 | 0x80, row_id as u8 & 0x7f]);
+                cell.extend([4, 0, 2, 13 + 2 * text.len() as u8]);
+                cell.extend(number.to_be_bytes());
+                cell.extend(&text);
+                let pointer_at = 8 + 2 * count;
+                if row_id >> 14 != 0 || pointer_at + 2 + cell.len() > end {
+                    break;
+                }
+                end -= cell.len();
+                page[end..][..cell.len()].copy_from_slice(&cell);
+                page[pointer_at..][..2].copy_from_slice(&(end as u16).to_be_bytes());
+                (row_id, count) = (row_id + 1, count + 1);
+            }
+            if row_id >> 14 != 0 {
+                row_id = 128;
+            }
+            page[0] = 13;
+            page[3..5].copy_from_slice(&(count as u16).to_be_bytes());
+            page[5..7].copy_from_slice(&(end as u16).to_be_bytes());
+            bytes.extend(page);
+        }
+        bytes.truncate(len);
+        bytes
     }
 
     /// Bytes that compress about as well as text.

@@ -1,0 +1,238 @@
+//! The page filter in a pool: what is filtered, what that saves, and that everything else works on it as on any record.
+
+use std::sync::Arc;
+
+use crate::codec::{Codec, CodecError, Compression, Encoded, Policy};
+use crate::device::{Device, MemoryDevice};
+use crate::pool::extents::{Piece, parse_piece};
+use crate::pool::{File, FilterChoice, Fold, Options, Pool, Property, Settings, StepLimits};
+use crate::store::superblock::FEATURE_PAGE_FILTER;
+use crate::store::trees::MAP;
+use crate::store::verify::{Met, walk_tree};
+use crate::store::{Durability, Patience};
+use crate::test_common::{Rng, create_options, only_file, problems, read_all};
+use crate::units::Txg;
+
+const PAGE: usize = 4096;
+const RECORD: usize = 32 << 10;
+
+fn options() -> Options {
+    Options { threads: 1, ..Options::new(8 << 20) }
+}
+
+fn create(properties: &[(Property, &str)]) -> (Pool, Arc<File>) {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let properties = [&[(Property::RecordSize, "32K")], properties].concat();
+    let pool = Pool::create(device, &create_options(9, &properties), options()).unwrap();
+    let file = only_file(&pool).unwrap();
+    (pool, file)
+}
+
+fn write(file: &File, bytes: &[u8], offset: usize) {
+    file.write_at(bytes, offset as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+}
+
+/// A database: the front of a page 1, then pages of a table.
+fn database(pages: usize) -> Vec<u8> {
+    let mut bytes = Rng(5).table(pages * PAGE);
+    bytes[..PAGE].fill(0);
+    bytes[..16].copy_from_slice(b"SQLite format 3\0");
+    bytes[16..18].copy_from_slice(&[16, 0]);
+    bytes
+}
+
+fn records(pool: &Pool) -> Vec<Piece> {
+    let mut found = Vec::new();
+    let state = pool.state();
+    let root = state.superblock.roots[usize::from(MAP)].clone().expect("there are records");
+    walk_tree(pool.store(), MAP, &root, Txg(0), &mut |met| {
+        if let Met::Entry(_, key, value) = met {
+            found.push(parse_piece(MAP, key, value)?.1);
+        }
+        Ok(())
+    })
+    .unwrap();
+    found
+}
+
+fn filtered_count(pool: &Pool) -> usize {
+    let records = records(pool);
+    let filtered: Vec<_> = records.iter().filter(|record| record.pointer.is_filtered()).collect();
+    // What the pool says of itself is what is there.
+    let stats = pool.state().superblock.stats.filtered;
+    let stored: u64 = filtered.iter().map(|record| u64::from(record.pointer.stored_len)).sum();
+    let unfiltered: u64 = filtered.iter().map(|record| record.pointer.unfiltered_len()).sum();
+    assert_eq!(
+        (stats.records, stats.stored, stats.unfiltered),
+        (filtered.len() as u64, stored, unfiltered)
+    );
+    filtered.len()
+}
+
+/// Reads what is stored, past what is cached.
+fn assert_whole(pool: &Pool, bytes: &[u8]) {
+    let device = pool.store().device();
+    let mut image = vec![0; device.len().unwrap() as usize];
+    device.read_at(&mut image, 0).unwrap();
+    let copy = Pool::open(Arc::new(MemoryDevice::new(image)), options()).unwrap();
+    let file = only_file(&copy).unwrap();
+    assert!(read_all(&file).unwrap() == bytes, "the content differs");
+    assert_eq!(problems(&copy).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn pages_are_filtered_where_it_pays_and_nothing_else_is() {
+    let bytes = [database(96), Rng(1).text(4 * RECORD), Rng(2).noise(2 * RECORD)].concat();
+    let mut lens = Vec::new();
+    for (filter, compression) in
+        [("none", "zstd-3"), ("auto", "zstd-3"), ("sqlite", "zstd-3"), ("auto", "gzip-6")]
+    {
+        let (pool, file) =
+            create(&[(Property::Filter, filter), (Property::Compression, compression)]);
+        write(&file, &bytes, 0);
+        assert_whole(&pool, &bytes);
+        let incompat = pool.state().superblock.incompat & FEATURE_PAGE_FILTER;
+        let count = filtered_count(&pool);
+        match filter {
+            "none" => assert_eq!((count, incompat), (0, 0)),
+            _ => assert_eq!((count, incompat), (12, FEATURE_PAGE_FILTER), "{filter}"),
+        }
+        lens.push(pool.state().stats().data().stored);
+    }
+    let [none, auto, sqlite, _] = lens[..] else { unreachable!() };
+    assert!(auto < none && sqlite <= auto, "{lens:?}");
+}
+
+#[test]
+fn the_gain_that_is_kept_is_about_the_true_one() {
+    let bytes = database(256);
+    let stored = |filter| {
+        let (pool, file) = create(&[(Property::Filter, filter)]);
+        write(&file, &bytes, 0);
+        (pool.state().stats().data().stored, pool.state().stats().filtered)
+    };
+    let (unfiltered, _) = stored("none");
+    let (_, exact) = stored("sqlite");
+    let (_, guessed) = stored("auto");
+    for stats in [exact, guessed] {
+        let off = stats.unfiltered.abs_diff(unfiltered);
+        assert!(off * 20 < unfiltered, "{} instead of {unfiltered}", stats.unfiltered);
+    }
+}
+
+#[test]
+fn changes_patches_and_folds_go_over_filtered_records() {
+    let mut bytes = database(64);
+    let (pool, file) = create(&[]);
+    write(&file, &bytes, 0);
+    let before = filtered_count(&pool);
+    let mut rng = Rng(8);
+    for page in [9, 10, 33] {
+        let new = rng.table(PAGE);
+        bytes[page * PAGE..][..PAGE].copy_from_slice(&new);
+        write(&file, &new, page * PAGE);
+    }
+    assert_whole(&pool, &bytes);
+    pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
+    assert_whole(&pool, &bytes);
+    assert_eq!(filtered_count(&pool), before);
+    // Cut in the middle of a page.
+    bytes.truncate(40 * PAGE + 77);
+    file.set_len(bytes.len() as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    assert_whole(&pool, &bytes);
+}
+
+fn repack(pool: &Pool, file: &File, goal: Settings) -> u64 {
+    let mut repack = pool.begin_repack(file.id(), goal, Patience::Endless).unwrap();
+    let mut rewritten = 0;
+    loop {
+        let step = pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap();
+        rewritten += step.rewritten;
+        if step.next.is_none() {
+            return rewritten;
+        }
+    }
+}
+
+#[test]
+fn a_repack_filters_and_turns_it_back() {
+    let bytes = database(64);
+    let (pool, file) = create(&[(Property::Filter, "none")]);
+    write(&file, &bytes, 0);
+    let settings = pool.settings(file.id()).unwrap();
+    let none = pool.state().stats().data().stored;
+    for filter in [FilterChoice::Auto, FilterChoice::Sqlite, FilterChoice::None] {
+        let goal = Settings { filter, ..settings };
+        repack(&pool, &file, goal);
+        assert_whole(&pool, &bytes);
+        let (count, stored) = (filtered_count(&pool), pool.state().stats().data().stored);
+        if filter == FilterChoice::None {
+            assert_eq!((count, stored), (0, none));
+            assert_eq!(repack(&pool, &file, goal), 0, "it is as wanted");
+        } else {
+            assert_eq!(count, 8);
+            assert!(stored < none);
+        }
+    }
+    // What is no database is not tried again.
+    let text = Rng(3).text(8 * RECORD);
+    write(&file, &text, 0);
+    file.set_len(text.len() as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    assert_eq!(repack(&pool, &file, Settings { filter: FilterChoice::Auto, ..settings }), 0);
+}
+
+#[test]
+fn equal_records_are_shared_whatever_filtered_them() {
+    let bytes = database(64);
+    let (pool, file) = create(&[(Property::Dedup, "on")]);
+    write(&file, &bytes, 0);
+    let before = pool.state().stats().data().stored;
+    pool.set_property(file.id(), Property::Filter, "none").unwrap();
+    // The same records once more, behind; page 1 is another one there.
+    write(&file, &bytes[RECORD..], bytes.len());
+    let all = [&bytes[..], &bytes[RECORD..]].concat();
+    assert_whole(&pool, &all);
+    let stats = *pool.state().stats();
+    assert_eq!(stats.data().stored - stats.shared.stored, before);
+    assert_eq!(filtered_count(&pool), 15);
+}
+
+/// A form that was damaged, or made up, is an error, whatever its checksum says.
+#[test]
+fn what_is_no_filtered_form_is_refused() {
+    let mut codec = Codec::new();
+    let record = &database(8)[PAGE..];
+    let mut stored = Vec::new();
+    assert!(codec.filter(record, PAGE as u64));
+    let zstd = Compression::Zstd(3);
+    let how = codec.encode_filtered(zstd, record.len(), &Policy::default(), &mut stored).unwrap();
+    assert!(matches!(how, Some(Encoded::Compressed { .. })), "{how:?}");
+    let id = zstd.codec_id() as u8;
+    let mut decode = |stored: &[u8], len: usize| {
+        let mut bytes = vec![0; len];
+        codec.decompress_filtered(id, stored, &mut bytes, None).map(|()| bytes)
+    };
+    assert!(decode(&stored, record.len()).unwrap() == record);
+    for len in [0, 1, 4096, record.len() - 1, record.len() + 1] {
+        assert!(decode(&stored, len).is_err(), "as {len} bytes");
+    }
+    for len in 0..stored.len() {
+        assert!(decode(&stored[..len], record.len()).is_err(), "cut to {len}");
+    }
+    let trailer_at = stored.len() - 4;
+    for trailer in [0, 1, 1 << 20, u32::MAX] {
+        let mut stored = stored.clone();
+        stored[trailer_at..].copy_from_slice(&trailer.to_le_bytes());
+        let error = decode(&stored, record.len()).unwrap_err();
+        assert!(!matches!(error, CodecError::Library { .. }), "{error}");
+    }
+    for at in 0..trailer_at {
+        let mut stored = stored.clone();
+        stored[at] ^= 0x10;
+        // A change may go unnoticed here, where there is no checksum; what comes out is of that length.
+        let _ = decode(&stored, record.len());
+    }
+}
