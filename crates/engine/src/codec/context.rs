@@ -10,8 +10,9 @@
 use std::sync::Mutex;
 
 use super::filter::Filtering;
+use super::zstd::{Blocks, Zstd};
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX};
-use super::{gzip::Gzip, lz4::Lz4, lzjb, zle, zstd::Zstd};
+use super::{gzip::Gzip, lz4::Lz4, lzjb, zle};
 
 /// At most so many idle codecs are kept for [`with_codec`].
 const IDLE_COUNT_MAX: usize = 16;
@@ -112,6 +113,19 @@ impl Codec {
         limit: usize,
         dictionary: Option<&Dictionary>,
     ) -> Result<bool, CodecError> {
+        self.compress_in(Blocks::Short, compression, src, dst, limit, dictionary)
+    }
+
+    /// Like [`Codec::compress_with`], in blocks of this kind where `compression` is zstd without a dictionary.
+    pub(super) fn compress_in(
+        &mut self,
+        blocks: Blocks,
+        compression: Compression,
+        src: &[u8],
+        dst: &mut Vec<u8>,
+        limit: usize,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<bool, CodecError> {
         if !compression.is_valid() {
             return Err(CodecError::InvalidLevel(compression));
         }
@@ -137,7 +151,7 @@ impl Codec {
                 let level = i32::from(compression.level());
                 match dictionary {
                     Some(dictionary) => self.zstd.compress_with(level, src, dst, dictionary)?,
-                    None => self.zstd.compress(level, src, dst)?,
+                    None => self.zstd.compress(level, blocks, src, dst)?,
                 }
             }
         };

@@ -14,6 +14,7 @@
 //! failure nothing is written and the error is passed on.
 #![forbid(unsafe_code)]
 
+use super::zstd::Blocks;
 use super::{Codec, CodecError, CodecId, Compression, Dictionary};
 
 /// Records shorter than this, in bytes, are not worth probing.
@@ -181,7 +182,7 @@ impl Codec {
             Some(dictionary) => {
                 self.zstd.compress_with(PROBE_ZSTD_LEVEL, src, output, dictionary)?
             }
-            None => self.zstd.compress(PROBE_ZSTD_LEVEL, src, output)?,
+            None => self.zstd.compress(PROBE_ZSTD_LEVEL, Blocks::Short, src, output)?,
         };
         self.counters.early_aborts += u64::from(written.is_none());
         Ok(written.is_some())

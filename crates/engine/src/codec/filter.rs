@@ -16,6 +16,7 @@
 use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 
 use super::context::corrupt;
+use super::zstd::Blocks;
 use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
 
 /// What stands behind the compressed form: the length of what it decodes to, in bytes.
@@ -81,7 +82,7 @@ impl Codec {
             return Ok(None);
         }
         let filtered = std::mem::take(&mut self.filtering.filtered);
-        let fits = self.compress(compression, &filtered, dst, limit);
+        let fits = self.compress_in(Blocks::Split, compression, &filtered, dst, limit, None);
         dst.extend_from_slice(&(filtered.len() as u32).to_le_bytes());
         self.filtering.filtered = filtered;
         let (codec, level) = (compression.codec_id(), compression.level());

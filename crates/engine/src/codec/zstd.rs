@@ -10,7 +10,7 @@
 #![forbid(unsafe_code)]
 
 use zstd_safe::zstd_sys::ZSTD_ErrorCode;
-use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ParamSwitch, ResetDirective};
 use zstd_safe::{InBuffer, OutBuffer};
 
 use super::context::corrupt;
@@ -34,6 +34,32 @@ pub(super) struct Zstd {
 struct Compressor {
     context: CCtx<'static>,
     level: i32,
+    blocks: Blocks,
+}
+
+/// How a frame is divided into blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Blocks {
+    /// Into short ones, so that the front of a record can be decoded on its own.
+    Short,
+    /// Where zstd finds that the statistics change: for what is only decoded as a whole, and consists of parts that have
+    /// little in common. Filtered records become 2.5% shorter.
+    Split,
+}
+
+impl Blocks {
+    fn set(self, context: &mut CCtx<'static>) -> Result<(), CodecError> {
+        let (len_max, splitter) = match self {
+            Blocks::Short => (WRITTEN_BLOCK_LEN_MAX, ParamSwitch::Auto),
+            // No limit of our own.
+            Blocks::Split => (0, ParamSwitch::Enable),
+        };
+        for parameter in [CParameter::MaxBlockSize(len_max), CParameter::UseBlockSplitter(splitter)]
+        {
+            context.set_parameter(parameter).map_err(library_error)?;
+        }
+        Ok(())
+    }
 }
 
 impl Zstd {
@@ -42,16 +68,22 @@ impl Zstd {
     pub(super) fn compress(
         &mut self,
         level: i32,
+        blocks: Blocks,
         src: &[u8],
         dst: &mut [u8],
     ) -> Result<Option<usize>, CodecError> {
-        let Compressor { context, level: current_level } = match &mut self.compressor {
+        let compressor = match &mut self.compressor {
             Some(compressor) => compressor,
             none => none.insert(new_compressor(level)?),
         };
-        if *current_level != level {
+        let context = &mut compressor.context;
+        if compressor.level != level {
             context.set_parameter(CParameter::CompressionLevel(level)).map_err(library_error)?;
-            *current_level = level;
+            compressor.level = level;
+        }
+        if compressor.blocks != blocks {
+            blocks.set(context)?;
+            compressor.blocks = blocks;
         }
         match context.compress2(dst, src) {
             Ok(written) => Ok(Some(written)),
@@ -72,12 +104,16 @@ impl Zstd {
         dictionary: &Dictionary,
     ) -> Result<Option<usize>, CodecError> {
         let encoder = dictionary.zstd_encoder(level)?;
-        let compressor = match self.compressor.take() {
+        let mut compressor = match self.compressor.take() {
             Some(compressor) => compressor,
             None => new_compressor(level)?,
         };
+        if compressor.blocks != Blocks::Short {
+            Blocks::Short.set(&mut compressor.context)?;
+            compressor.blocks = Blocks::Short;
+        }
         let (context, result) = zstd_dictionary::compress(compressor.context, &encoder, src, dst);
-        self.compressor = context.map(|context| Compressor { context, level: compressor.level });
+        self.compressor = context.map(|context| Compressor { context, ..compressor });
         match result {
             Ok(written) => Ok(Some(written)),
             Err(code) if is_destination_too_short(code) => Ok(None),
@@ -171,12 +207,12 @@ fn new_compressor(level: i32) -> Result<Compressor, CodecError> {
         CParameter::ContentSizeFlag(false),
         CParameter::ChecksumFlag(false),
         CParameter::DictIdFlag(false),
-        CParameter::MaxBlockSize(WRITTEN_BLOCK_LEN_MAX),
         CParameter::CompressionLevel(level),
     ] {
         context.set_parameter(parameter).map_err(library_error)?;
     }
-    Ok(Compressor { context, level })
+    Blocks::Short.set(&mut context)?;
+    Ok(Compressor { context, level, blocks: Blocks::Short })
 }
 
 fn new_decompressor() -> Result<DCtx<'static>, CodecError> {
