@@ -38,7 +38,9 @@ class Side:
     def connect(self, path):
         uri = "file:" + urllib.parse.quote(path)
         if self.lib:
-            uri += "?vfs=hardpack&hardpack_compression=" + urllib.parse.quote(self.codec)
+            compression, _, filter_ = self.codec.partition("/")
+            uri += "?vfs=hardpack&hardpack_compression=" + urllib.parse.quote(compression)
+            uri += "&hardpack_filter=" + filter_ if filter_ else ""
         return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
 
     def stats(self, path):

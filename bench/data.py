@@ -108,7 +108,10 @@ def make_base(source, base):
 
 def pack(cli, base, out, codec, record_size=None):
     """Pack with the command line; returns seconds."""
-    command = [cli, "pack", base, out, "--compression", codec]
+    compression, _, filter_ = codec.partition("/")
+    command = [cli, "pack", base, out, "--compression", compression]
+    if filter_:
+        command += ["--filter", filter_]
     if record_size:
         command += ["--recordsize", record_size]
     began = time.perf_counter()

@@ -28,15 +28,15 @@ def as_json(result):
     return "{\n " + ",\n ".join(parts) + "\n}\n"
 
 
-def between_marks(page, text):
+def between_marks(page, text, begin=BEGIN, end=END):
     """`page` with everything between the marks replaced; they are appended where there are none."""
-    before, mark, rest = page.partition(BEGIN)
+    before, mark, rest = page.partition(begin)
     if not mark:
-        return page.rstrip("\n") + "\n\n%s\n%s\n%s\n" % (BEGIN, text.rstrip("\n"), END)
-    _, mark, after = rest.partition(END)
+        return page.rstrip("\n") + "\n\n%s\n%s\n%s\n" % (begin, text.rstrip("\n"), end)
+    _, mark, after = rest.partition(end)
     if not mark:
-        raise ValueError("'%s' is missing" % END)
-    return before + BEGIN + "\n" + text.rstrip("\n") + "\n" + END + after
+        raise ValueError("'%s' is missing" % end)
+    return before + begin + "\n" + text.rstrip("\n") + "\n" + end + after
 
 
 def check(result):

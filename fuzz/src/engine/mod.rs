@@ -8,12 +8,13 @@ pub mod file;
 pub mod formats;
 pub mod image;
 pub mod input;
+pub mod pages;
 
 /// A name and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// The targets of this module.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 13] = [
     ("codec_decompress", codec::decompress),
     ("codec_round_trip", codec::round_trip),
     ("header", formats::header),
@@ -25,4 +26,6 @@ pub const TARGETS: [Target; 11] = [
     ("settings", formats::settings),
     ("image", image::run),
     ("file", file::run),
+    ("filter_decode", pages::decode),
+    ("filter_round_trip", pages::round_trip),
 ];

@@ -1,0 +1,129 @@
+//! The page filter: filtered forms that no encoder wrote, and pages that no SQLite wrote.
+
+use hardpack_engine::codec::{Codec, CodecId, Compression, Encoded, Policy, with_codec};
+
+use super::input::Input;
+
+const RECORD_LEN_MAX: usize = 40_000;
+
+/// Decodes whatever the input holds as a filtered form. What is decoded twice is the same.
+pub fn decode(data: &[u8]) {
+    let mut input = Input(data);
+    let len = input.below(RECORD_LEN_MAX);
+    let mut stored = input.rest().to_vec();
+    let form_len = stored.len() as u32;
+    stored.extend(form_len.to_le_bytes());
+    let raw = CodecId::Raw as u8;
+    let mut record = vec![0; len];
+    let decoded = with_codec(|codec| codec.decompress_filtered(raw, &stored, &mut record, None));
+    if decoded.is_ok() {
+        let mut again = vec![1; len];
+        // One that has decoded nothing before.
+        let decoded = Codec::new().decompress_filtered(raw, &stored, &mut again, None);
+        decoded.expect("it decoded once");
+        assert!(again == record, "it decodes to other bytes the second time");
+    }
+}
+
+/// What is filtered comes back, for pages that are nearly right.
+pub fn round_trip(data: &[u8]) {
+    let mut input = Input(data);
+    let page_len = 512 << input.below(5);
+    let offset = input.below(4) as u64 * page_len as u64 + [0, 0, 0, 13][input.below(4)];
+    let mut record = Vec::new();
+    for _ in 0..1 + input.below(6) {
+        let is_first = offset == 0 && record.is_empty();
+        let page = page(&mut input, page_len, if is_first { 100 } else { 0 });
+        record.extend(page);
+    }
+    if offset == 0 {
+        record[..16].copy_from_slice(b"SQLite format 3\0");
+        record[16..18].copy_from_slice(&(page_len as u16).to_be_bytes());
+    }
+    // Some of it is overwritten, and it may end anywhere.
+    for _ in 0..input.below(8) {
+        let at = input.below(record.len());
+        record[at] = input.u8();
+    }
+    record.truncate(record.len() - input.below(20));
+    let mut stored = Vec::new();
+    with_codec(|codec| {
+        // It decodes what it filtered, and in a build with assertions it panics where that is another record.
+        if !codec.filter(&record, offset) {
+            return;
+        }
+        let how =
+            codec.encode_filtered(Compression::Lz4, record.len(), &Policy::default(), &mut stored);
+        let how = how.expect("lz4 cannot fail");
+        if let Some(Encoded::Compressed { codec: id, .. } | Encoded::Embedded { codec: id, .. }) =
+            how
+        {
+            assert!(stored.len() < record.len());
+            let mut back = vec![0; record.len()];
+            codec
+                .decompress_filtered(id as u8, &stored, &mut back, None)
+                .expect("it was just encoded");
+            assert!(back == record);
+        }
+    });
+}
+
+/// A page of a b-tree with cells from the end down, or bytes of the input.
+fn page(input: &mut Input<'_>, len: usize, btree_at: usize) -> Vec<u8> {
+    let mut page = vec![0; len];
+    let kind = [13, 10, 5, 2, 13, 10, 0, 255][input.below(8)];
+    if kind == 0 || kind == 255 {
+        let bytes = input.short_bytes();
+        page[..bytes.len().min(len)].copy_from_slice(&bytes[..bytes.len().min(len)]);
+        return page;
+    }
+    let header_len = if kind < 8 { 12 } else { 8 };
+    let (mut end, mut count) = (len, 0);
+    let columns = input.below(5);
+    for _ in 0..input.below(60) {
+        let mut cell = Vec::new();
+        if kind < 8 {
+            cell.extend([0, 0, input.u8(), input.u8()]);
+        }
+        let (mut types, mut bodies) = (Vec::<u8>::new(), Vec::<u8>::new());
+        for _ in 0..columns {
+            let body = input.short_bytes();
+            let body = &body[..body.len().min(50)];
+            match body.len() {
+                0 => types.push(input.u8() % 16),
+                body_len @ (1 | 2 | 4) if input.one_in(2) => {
+                    types.push(body_len as u8);
+                    bodies.extend(body);
+                }
+                body_len => {
+                    types.push(12 + 2 * body_len as u8 + input.u8() % 2);
+                    bodies.extend(body);
+                }
+            }
+        }
+        if kind != 5 {
+            cell.push((1 + types.len() + bodies.len()).min(127) as u8);
+        }
+        if kind == 13 || kind == 5 {
+            cell.push(input.u8());
+        }
+        if kind != 5 {
+            cell.push(1 + types.len() as u8);
+            cell.extend(types);
+            cell.extend(bodies);
+        }
+        let pointer_at = btree_at + header_len + 2 * count;
+        let room = cell.len().max(4) + if input.one_in(9) { input.below(5) } else { 0 };
+        if pointer_at + 2 + room > end {
+            break;
+        }
+        end -= room;
+        page[end..end + cell.len()].copy_from_slice(&cell);
+        page[pointer_at..pointer_at + 2].copy_from_slice(&(end as u16).to_be_bytes());
+        count += 1;
+    }
+    page[btree_at] = kind;
+    page[btree_at + 3..btree_at + 5].copy_from_slice(&(count as u16).to_be_bytes());
+    page[btree_at + 5..btree_at + 7].copy_from_slice(&(end as u16).to_be_bytes());
+    page
+}
