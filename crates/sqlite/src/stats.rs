@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 
 use hardpack_engine::codec::CodecId;
-use hardpack_engine::store::stats::CodecStats;
+use hardpack_engine::store::stats::{CodecStats, FilterStats};
 
 use crate::api;
 use crate::ffi::{SQLITE_FCNTL_FILE_POINTER, SQLITE_OK, sqlite3, sqlite3_file};
@@ -58,6 +58,13 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
         add(&format!("{name}_logical"), bytes(logical), "bytes");
         add(&format!("{name}_stored"), bytes(stored), "bytes");
         add(&format!("{name}_allocated"), bytes(allocated), "bytes");
+    }
+    let FilterStats { records, logical, unfiltered, stored } = stats.filtered;
+    if records > 0 {
+        add("filtered_records", bytes(records), "records");
+        add("filtered_logical", bytes(logical), "bytes");
+        add("filtered_unfiltered", bytes(unfiltered), "bytes");
+        add("filtered_stored", bytes(stored), "bytes");
     }
     if let Some(choice) = main.engine_file().and_then(|file| file.auto_choice()) {
         add("auto_choice", StatValue::Text(choice.compression.to_string()), "");

@@ -9,8 +9,9 @@
 //!
 //! Nothing is stored here, and no lock is held: jobs are encoded on all cores.
 
-use super::history::Ways;
+use super::history::{FilterStreak, Ways};
 use super::jobs::{Job, Target, parallel, threads_for};
+use super::props::FilterChoice;
 use crate::codec::{self, Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::store::Encoding;
@@ -106,17 +107,21 @@ pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<Encode
     // A delta has nothing in common with a page.
     let may_use = job.delta.is_none() && job.bytes.len() <= DICTIONARY_RECORD_LEN_MAX;
     let dictionary = target.dictionary.as_ref().filter(|_| may_use);
+    let streak = match job.span_log2 {
+        Some(_) => &target.history.filter,
+        None => &target.history.patch_filter,
+    };
     let attempt = Attempt {
-        target,
         job,
         compression,
         policy: Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX },
+        streak,
         dictionary: dictionary.map(|(number, dictionary)| (*number, &**dictionary)),
     };
-    let ways = match job.span_log2 {
-        Some(_) => target.history.filter.ways(settings, compression),
-        None => Ways::Plain,
-    };
+    // A delta is no page, and patches must be cheap unless the user says otherwise.
+    let may_filter =
+        job.delta.is_none() && (job.span_log2.is_some() || settings.filter == FilterChoice::Sqlite);
+    let ways = if may_filter { streak.ways(settings, compression) } else { Ways::Plain };
     let encoded = codec::with_codec(|codec| attempt.run(codec, ways))
         .map_err(|error| Error::codec("record to be written", job.start, error))?;
     if may_be_random {
@@ -127,10 +132,10 @@ pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<Encode
 
 /// Ways to encode one job.
 struct Attempt<'a> {
-    target: &'a Target,
     job: &'a Job,
     compression: Compression,
     policy: Policy,
+    streak: &'a FilterStreak,
     dictionary: Option<(u32, &'a Dictionary)>,
 }
 
@@ -140,12 +145,11 @@ impl Attempt<'_> {
         if !is_filtered {
             return self.plain(codec, self.compression);
         }
-        let streak = &self.target.history.filter;
         if ways == Ways::Filtered
             && let Some(filtered) = self.filtered(codec, self.compression)?
-            && !streak.is_unusual(self.job.bytes.len(), filtered.stored.len())
+            && !self.streak.is_unusual(self.job.bytes.len(), filtered.stored.len())
         {
-            return Ok(EncodedJob { gain: streak.gain(), ..filtered });
+            return Ok(EncodedJob { gain: self.streak.gain(), ..filtered });
         }
         self.better(codec)
     }
@@ -166,7 +170,7 @@ impl Attempt<'_> {
                     && filtered_len + filtered_len / FILTER_GAIN_PART <= plain_len
             }
         };
-        let gain = self.target.history.filter.note(len, plain_len, filtered_len, pays);
+        let gain = self.streak.note(len, plain_len, filtered_len, pays);
         match filtered {
             Some(filtered) if pays && !is_slow => Ok(EncodedJob { gain, ..filtered }),
             Some(_) if pays => match self.filtered(codec, self.compression)? {

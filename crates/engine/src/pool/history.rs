@@ -26,6 +26,8 @@ const BOTH_RETRY: u32 = 16;
 pub(super) struct History {
     pub raw: RawStreak,
     pub filter: FilterStreak,
+    /// The same of patches, which are single pages, and another codec's.
+    pub patch_filter: FilterStreak,
 }
 
 /// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks

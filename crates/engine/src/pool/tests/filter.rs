@@ -123,8 +123,15 @@ fn the_gain_that_is_kept_is_about_the_true_one() {
 
 #[test]
 fn changes_patches_and_folds_go_over_filtered_records() {
+    for (filter, patches) in [("auto", 0), ("sqlite", 3)] {
+        change_and_fold(filter, patches);
+    }
+}
+
+/// Of the patches so many are filtered.
+fn change_and_fold(filter: &str, patches: u64) {
     let mut bytes = database(64);
-    let (pool, file) = create(&[]);
+    let (pool, file) = create(&[(Property::Filter, filter)]);
     write(&file, &bytes, 0);
     let before = filtered_count(&pool);
     let mut rng = Rng(8);
@@ -134,6 +141,8 @@ fn changes_patches_and_folds_go_over_filtered_records() {
         write(&file, &new, page * PAGE);
     }
     assert_whole(&pool, &bytes);
+    let stats = pool.state().superblock.stats;
+    assert_eq!((stats.patches.records, stats.filtered.records), (3, before as u64 + patches));
     pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
     assert_whole(&pool, &bytes);
     assert_eq!(filtered_count(&pool), before);
