@@ -22,7 +22,8 @@ pub(super) const DICTIONARY_RECORD_LEN_MAX: usize = 16 << 10;
 /// By this level it is seen whether the filter pays where the chosen one is slow: it takes a fraction of its time, and
 /// hardly ever prefers the other way.
 const PROBE_COMPRESSION: Compression = Compression::Zstd(3);
-/// The filter must save more than one part in so many: reading takes longer with it.
+/// The filter must save more than one part in so many, unless the user asked for the smallest: reading takes longer with
+/// it.
 const FILTER_GAIN_PART: usize = 32;
 
 /// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
@@ -116,6 +117,10 @@ pub(super) fn encode(target: &Target, sector: usize, job: &Job) -> Result<Encode
         compression,
         policy: Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX },
         streak,
+        gain_part: match settings.filter {
+            FilterChoice::Sqlite => usize::MAX,
+            _ => FILTER_GAIN_PART,
+        },
         dictionary: dictionary.map(|(number, dictionary)| (*number, &**dictionary)),
     };
     // A delta is no page, and patches must be cheap unless the user says otherwise.
@@ -136,6 +141,8 @@ struct Attempt<'a> {
     compression: Compression,
     policy: Policy,
     streak: &'a FilterStreak,
+    /// The filter must save more than one part in so many.
+    gain_part: usize,
     dictionary: Option<(u32, &'a Dictionary)>,
 }
 
@@ -162,14 +169,12 @@ impl Attempt<'_> {
         let filtered = self.filtered(codec, compression)?;
         let (len, plain_len) = (self.job.bytes.len(), plain.stored(self.job).len());
         let filtered_len = filtered.as_ref().map_or(len, |filtered| filtered.stored.len());
-        let pays = match plain.how {
-            Encoded::Hole | Encoded::Embedded { .. } => false,
-            _ => {
-                let sectors = |len: usize| len.div_ceil(self.policy.sector);
-                sectors(filtered_len) < sectors(plain_len)
-                    && filtered_len + filtered_len / FILTER_GAIN_PART <= plain_len
-            }
-        };
+        let ashift = self.policy.sector.trailing_zeros() as u8;
+        let sectors = |encoded: &EncodedJob| encoded.sectors(self.job, ashift);
+        let pays = filtered.as_ref().is_some_and(|filtered| {
+            sectors(filtered) < sectors(&plain)
+                && filtered_len + filtered_len / self.gain_part <= plain_len
+        });
         let gain = self.streak.note(len, plain_len, filtered_len, pays);
         match filtered {
             Some(filtered) if pays && !is_slow => Ok(EncodedJob { gain, ..filtered }),
