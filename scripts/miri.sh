@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs under Miri, with nightly Rust, what is Rust alone: the codecs lzjb and zle, deltas, and the decoders of
-# what is on disk. The C libraries (zstd, lz4, libdeflate, SQLite) cannot run there, nor the unsafe code that
+# Runs under Miri, with nightly Rust, what is Rust alone: the codecs lzjb and zle, deltas, the page filter, and the
+# decoders of what is on disk. The C libraries (zstd, lz4, libdeflate, SQLite) cannot run there, nor the unsafe code that
 # calls them; scripts/fuzz.sh and scripts/sanitize.sh look at those.
 # usage: scripts/miri.sh [FILTER…]
 set -euo pipefail
@@ -18,3 +18,8 @@ fi
 export MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
 export CARGO_TARGET_DIR=target/miri
 rustup run nightly cargo miri test -p hardpack-engine --lib -- "${filters[@]}"
+if [ $# -eq 0 ]; then
+    # Each case takes seconds there.
+    export HARDPACK_FUZZ_COUNT=${HARDPACK_FUZZ_COUNT:-10}
+    rustup run nightly cargo miri test -p hardpack-page-filter --test golden --test fuzz
+fi
