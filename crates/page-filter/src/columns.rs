@@ -143,8 +143,14 @@ impl Columns {
         ints: &mut Ints,
         writer: &mut Writer,
     ) {
+        let has_overflow = |(_, row): &(usize, &Row)| row.has_overflow;
+        let rows = || source.rows.iter().enumerate().filter(has_overflow);
         self.ints.clear();
-        for row in source.rows.iter().filter(|row| row.has_overflow) {
+        self.ints.extend(rows().map(|(i, _)| i as i64));
+        writer.put_number(self.ints.len() as u64);
+        ints::encode(ints, &self.ints, writer);
+        self.ints.clear();
+        for (_, row) in rows() {
             self.ints.push(i64::from(row.overflow));
             let tail = &source.record[row.tail_at as usize..][..row.tail_len as usize];
             writer.put(Stream::Bytes, tail);

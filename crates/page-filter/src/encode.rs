@@ -371,7 +371,9 @@ impl Encoder {
             for column in 0..group.column_count {
                 columns.encode_column(column, &source, ints, texts, writer);
             }
-            columns.encode_overflow(&source, ints, writer);
+            if page::has_payload(group.kind) {
+                columns.encode_overflow(&source, ints, writer);
+            }
         }
     }
 }

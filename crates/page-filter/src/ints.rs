@@ -182,6 +182,17 @@ pub(super) fn decode(
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     out.clear();
+    append(work, reader, count, out)
+}
+
+/// Reads `count` values and puts them behind those that `out` holds. `count` is bounded by the caller.
+pub(super) fn append(
+    work: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    out: &mut Vec<i64>,
+) -> Result<(), Malformed> {
+    let start = out.len();
     if count < PLANES_COUNT_MIN {
         let mut previous = 0i64;
         for _ in 0..count {
@@ -201,7 +212,7 @@ pub(super) fn decode(
             let mut value = reader.take_signed()?;
             out.push(value);
             take_planes(reader, plane_count, count - 1, 0, unzigzag, out)?;
-            for slot in &mut out[1..] {
+            for slot in &mut out[start + 1..] {
                 value = value.wrapping_add(*slot);
                 *slot = value;
             }
@@ -213,7 +224,7 @@ pub(super) fn decode(
             value = value.wrapping_add(delta);
             out.push(value);
             take_planes(reader, plane_count, count - 2, 0, unzigzag, out)?;
-            for slot in &mut out[2..] {
+            for slot in &mut out[start + 2..] {
                 delta = delta.wrapping_add(*slot);
                 value = value.wrapping_add(delta);
                 *slot = value;

@@ -33,6 +33,7 @@ mod guess;
 mod ints;
 mod layout;
 mod page;
+mod program;
 mod rebuild;
 mod streams;
 mod texts;

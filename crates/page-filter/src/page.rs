@@ -24,6 +24,9 @@ pub(super) const USABLE_LEN_MIN: usize = 480;
 /// Serial types are below this: SQLite has no value of 1 GiB.
 pub(super) const SERIAL_LIMIT: u32 = 1 << 31;
 
+/// Payloads are not longer, in bytes. SQLite has none of this length.
+pub(super) const PAYLOAD_LEN_MAX: u64 = 1 << 31;
+
 /// The most columns of a record that is taken apart.
 pub(super) const COLUMN_COUNT_MAX: usize = 2000;
 
@@ -214,6 +217,9 @@ pub(super) fn read_cell(
         next = end;
     }
     if has_payload(kind) {
+        if payload_len > PAYLOAD_LEN_MAX {
+            return None;
+        }
         let local_len = geometry.local_len(kind, payload_len);
         let local_end = next.checked_add(usize::try_from(local_len).ok()?)?;
         let local = page.get(..local_end)?;

@@ -5,6 +5,7 @@
 //! written afterwards. Every write is checked against the record's end.
 
 use super::Malformed;
+use super::cells::{self, Sources};
 use super::decode::{Decoder, Plan};
 use super::layout::*;
 use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
@@ -78,27 +79,21 @@ impl Decoder {
             return Err(Malformed("a page has more cells than room"));
         }
         let header = self.next_header(group, cell_count, lowest, flags, cursor);
-        let page = &mut out[page_at..page_at + geometry.page_len];
-        page[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
-        header.write(&mut page[btree_at..]);
-        let pointers = page[pointers_at..pointers_end].chunks_exact_mut(2);
+        let mut buffer = self.buffer.take().unwrap_or_else(cells::new_buffer);
+        buffer[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
+        header.write(&mut buffer[btree_at..]);
+        let pointers = buffer[pointers_at..pointers_end].chunks_exact_mut(2);
         for (pointer, &start) in pointers.zip(&self.starts) {
             pointer.copy_from_slice(&(start as u16).to_be_bytes());
         }
-        self.cells.compose(&self.groups[group], &self.fields, &self.arena.bytes)?;
         let mut leftover = Leftover { is_zero: flags & FLAG_LEFTOVER == 0, reader };
-        let mut at = page_at + pointers_end;
-        let is_ordered = self.order.is_empty();
-        for i in (0..cell_count).rev() {
-            let row = if is_ordered { i } else { self.order[i] as usize };
-            let start = page_at + self.starts[row] as usize;
-            if at != start {
-                leftover.put(&mut out[at..start])?;
-            }
-            self.cells.copy(row, out, start);
-            at = start + self.cells.lens[row] as usize;
-        }
-        leftover.put(&mut out[at..page_at + geometry.page_len])?;
+        let sources =
+            Sources { group: &self.groups[group], fields: &self.fields, arena: &self.arena };
+        let cells = (&self.starts[..], &self.order[..]);
+        let end = self.cells.write(&sources, cells, pointers_end, &mut leftover, &mut buffer)?;
+        leftover.put(&mut buffer[end..geometry.page_len])?;
+        out[page_at..page_at + geometry.page_len].copy_from_slice(&buffer[..geometry.page_len]);
+        self.buffer = Some(buffer);
         let group = &mut self.groups[group];
         group.next_row += cell_count;
         if page::is_interior(kind) {
@@ -120,7 +115,7 @@ impl Decoder {
         const NONE: u32 = u32::MAX;
         const FULL: Malformed = Malformed("a page has more cells than room");
         let group = &mut self.groups[group];
-        self.cells.measure(group, cell_count, geometry);
+        self.cells.measure(group, cell_count, &self.fields, geometry)?;
         self.starts.clear();
         self.order.clear();
         let mut end = geometry.usable_len();
@@ -193,14 +188,14 @@ impl Decoder {
 }
 
 /// What no cell covers, from the lowest address up.
-struct Leftover<'r, 'a> {
+pub(super) struct Leftover<'r, 'a> {
     is_zero: bool,
     reader: &'r mut Reader<'a>,
 }
 
 impl Leftover<'_, '_> {
     #[inline]
-    fn put(&mut self, out: &mut [u8]) -> Result<(), Malformed> {
+    pub(super) fn put(&mut self, out: &mut [u8]) -> Result<(), Malformed> {
         if out.is_empty() {
         } else if self.is_zero {
             out.fill(0);

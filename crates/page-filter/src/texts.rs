@@ -229,8 +229,8 @@ fn hash(value: &[u8]) -> u64 {
     (mixed ^ value.len() as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
 }
 
-/// Reads `count` strings into `spans`, in place of what it holds.
-pub(super) fn decode(
+/// Reads `count` strings and puts them behind those that `spans` holds.
+pub(super) fn append(
     work: &mut Texts,
     ints: &mut Ints,
     reader: &mut Reader<'_>,
@@ -239,7 +239,6 @@ pub(super) fn decode(
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
-    spans.clear();
     if count == 0 {
         return Ok(());
     }
@@ -289,8 +288,9 @@ fn take_terminated(
     let start = arena.position(reader, stream);
     let rest = reader.rest(stream);
     let mut at = 0;
-    spans.resize(count, Span::default());
-    for span in spans.iter_mut() {
+    let first = spans.len();
+    spans.resize(first + count, Span::default());
+    for span in &mut spans[first..] {
         let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
         *span = Span { at: (start + at) as u32, len: (end - at) as u32 };
         at = end + 1;
@@ -326,8 +326,9 @@ fn decode_prefixed(
     let rest = reader.rest(stream);
     let mut at = 0;
     let (mut previous_at, mut previous_len) = (0, 0);
-    spans.resize(count, Span::default());
-    for (&prefix_len, span) in shared.iter().zip(spans.iter_mut()) {
+    let first = spans.len();
+    spans.resize(first + count, Span::default());
+    for (&prefix_len, span) in shared.iter().zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);
         let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
         let len = prefix_len + (end - at);
