@@ -130,14 +130,26 @@ impl Cells {
         let cell_len = (payload_varint_len + row_id_len) as u32;
         self.lens.extend(lens.iter().map(|&len| cell_len + len));
         let header_word = (header_len as u64) << (64 - 8 * prefix_len);
-        let payload_word =
-            |len: u32| varint::sqlite_word(u64::from(len), payload_varint_len) | header_word;
+        let payload_word = |len: u32| {
+            header_word
+                | match payload_varint_len {
+                    1 => u64::from(len) << 56,
+                    _ => varint::sqlite_word(u64::from(len), payload_varint_len),
+                }
+        };
         if row_id_len == 0 {
             self.prefixes.extend(lens.iter().map(|&len| payload_word(len)));
         } else {
+            let mut previous = row_ids[0];
+            let mut word = varint::sqlite_word(previous as u64, row_id_len);
             self.prefixes.extend(lens.iter().zip(row_ids).map(|(&len, &row_id)| {
-                let row_id = varint::sqlite_word(row_id as u64, row_id_len);
-                payload_word(len) | row_id >> (8 * payload_varint_len)
+                let step = row_id.wrapping_sub(previous) as u64;
+                previous = row_id;
+                word = match step {
+                    0..0x80 => varint::sqlite_word_behind(word, row_id_len, step),
+                    _ => varint::sqlite_word(row_id as u64, row_id_len),
+                };
+                payload_word(len) | word >> (8 * payload_varint_len)
             }));
         }
         true

@@ -278,6 +278,7 @@ pub(super) fn append(
     }
 }
 
+/// Finds `count` strings, and puts their places behind those that `spans` holds.
 fn take_terminated(
     reader: &mut Reader<'_>,
     stream: Stream,
@@ -285,35 +286,72 @@ fn take_terminated(
     arena: &Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
-    let start = arena.position(reader, stream);
-    let rest = reader.rest(stream);
-    let mut at = 0;
+    let start = arena.position(reader, stream) as u32;
     let first = spans.len();
-    spans.resize(first + count, Span::default());
+    let len = find_ends(reader.rest(stream), count, spans)?;
+    let mut at = 0;
     for span in &mut spans[first..] {
-        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
-        *span = Span { at: (start + at) as u32, len: (end - at) as u32 };
+        let end = span.at;
+        *span = Span { at: start + at, len: end - at };
         at = end + 1;
     }
-    reader.take(stream, at)?;
+    reader.take(stream, len)?;
     Ok(())
 }
 
-/// Where the first zero byte from `at` on is.
-#[inline]
-fn find_zero(bytes: &[u8], mut at: usize) -> Option<usize> {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    while let Some(chunk) = bytes.get(at..at + 8) {
-        let word = u64::from_le_bytes(chunk.try_into().expect("it is eight bytes long"));
-        let zeros = word.wrapping_sub(ONES) & !word & (ONES << 7);
-        if zeros != 0 {
-            return Some(at + zeros.trailing_zeros() as usize / 8);
+/// Puts spans behind those that `spans` holds, which begin at the first `count` zero bytes. Where the last one ends.
+///
+/// All zero bytes of a word are found at once, and up to two noted whether there are any or not:
+/// where short strings end cannot be foretold, so that branches would cost more.
+fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize, Malformed> {
+    const WORD_COUNT_MAX: usize = 8;
+    let start = spans.len();
+    // Words may have a few more than are wanted.
+    spans.resize(start + count + WORD_COUNT_MAX, Span::default());
+    let ends = &mut spans[start..];
+    let mut found = 0;
+    let mut at = 0;
+    while found < count {
+        let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk()) else { break };
+        let mut zeros = zero_bytes(u64::from_le_bytes(*chunk));
+        let zero_count = ((zeros >> 7).wrapping_mul(ONES) >> 56) as usize;
+        let Some(slots) = ends.get_mut(found..).and_then(|s| s.first_chunk_mut::<2>()) else {
+            break;
+        };
+        for slot in slots {
+            slot.at = at as u32 + zeros.trailing_zeros() / 8;
+            zeros &= zeros.wrapping_sub(1);
         }
+        for slot in ends[found..].iter_mut().take(zero_count).skip(2) {
+            slot.at = at as u32 + zeros.trailing_zeros() / 8;
+            zeros &= zeros.wrapping_sub(1);
+        }
+        found += zero_count;
         at += 8;
     }
-    bytes.get(at..)?.iter().position(|&byte| byte == 0).map(|found| at + found)
+    while found < count {
+        let rest = bytes.get(at..).unwrap_or(&[]);
+        let zero = rest.iter().position(|&byte| byte == 0);
+        at += zero.ok_or(Malformed("a text does not end"))?;
+        ends[found].at = at as u32;
+        found += 1;
+        at += 1;
+    }
+    let end = ends[..count].last().map_or(0, |last| last.at as usize + 1);
+    spans.truncate(start + count);
+    Ok(end)
 }
 
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// The top bits of those bytes that are zero.
+#[inline(always)]
+fn zero_bytes(word: u64) -> u64 {
+    const LOW: u64 = 0x7f * ONES;
+    !(((word & LOW) + LOW) | word | LOW)
+}
+
+/// Puts strings together that are each written without what they share with the one before.
 fn decode_prefixed(
     reader: &mut Reader<'_>,
     count: usize,
@@ -321,28 +359,38 @@ fn decode_prefixed(
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
+    const TOO_LONG: Malformed = Malformed("a prefix is too long");
     let shared = reader.take(Stream::Symbols, count)?;
     let start = arena.position(reader, stream);
-    let rest = reader.rest(stream);
-    let mut at = 0;
-    let (mut previous_at, mut previous_len) = (0, 0);
     let first = spans.len();
-    spans.resize(first + count, Span::default());
+    let len = find_ends(reader.rest(stream), count, spans)?;
+    let mut at = 0;
+    // A string's first bytes are kept in a register: memory gives slowly back what was just written in parts.
+    let (mut previous_at, mut previous_len, mut previous) = (0, 0, 0u128);
     for (&prefix_len, span) in shared.iter().zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);
-        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
-        let len = prefix_len + (end - at);
+        let end = span.at as usize;
+        let rest_len = end - at;
+        let len = prefix_len + rest_len;
         let to = arena.used;
         if prefix_len > previous_len || len > arena.limit - to {
-            return Err(Malformed("a prefix is too long"));
+            return Err(TOO_LONG);
         }
-        arena.copy(previous_at, prefix_len, to);
-        arena.copy(start + at, end - at, to + prefix_len);
+        if len <= SHORT_LEN && prefix_len < SHORT_LEN {
+            let shift = 8 * prefix_len as u32;
+            let rest = u128::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
+            previous = previous & ((1 << shift) - 1) | rest << shift;
+            *arena.chunk_mut(to).ok_or(TOO_LONG)? = previous.to_le_bytes();
+        } else {
+            arena.copy(previous_at, prefix_len, to);
+            arena.copy(start + at, rest_len, to + prefix_len);
+            previous = u128::from_le_bytes(*arena.chunk(to).ok_or(TOO_LONG)?);
+        }
         arena.used += len;
         *span = Span { at: to as u32, len: len as u32 };
         (previous_at, previous_len) = (to, len);
         at = end + 1;
     }
-    reader.take(stream, at)?;
+    reader.take(stream, len)?;
     Ok(())
 }

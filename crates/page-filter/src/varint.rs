@@ -80,6 +80,19 @@ pub(super) fn sqlite_word(value: u64, len: usize) -> u64 {
     (wide | 0x8080_8080_8080_8000) << ((64 - 8 * len as u32) & 63)
 }
 
+/// The top bits of a varint's bytes.
+const TOP_BITS: u64 = 0x8080_8080_8080_8080;
+
+/// From the word of a varint of `len` bytes, up to 8, that of a value greater by `step`, which is below 128 and does not make it longer.
+#[inline(always)]
+pub(super) fn sqlite_word_behind(word: u64, len: usize, step: u64) -> u64 {
+    let low = 64 - 8 * len as u32;
+    // Bits that are set above each group of seven hand on what is carried.
+    let sum = (word | TOP_BITS) + (step << low);
+    let top_bits = TOP_BITS << low;
+    sum & !TOP_BITS | top_bits << 8
+}
+
 /// Writes `value` as SQLite does to `at` of `out`; returns where it ends. Nothing is written that has no room.
 pub(super) fn write_sqlite(out: &mut [u8], at: usize, value: u64) -> usize {
     let len = sqlite_len(value);
@@ -158,6 +171,20 @@ mod tests {
             if end - 3 <= 8 {
                 let word = sqlite_word(value, end - 3).to_be_bytes();
                 assert_eq!(&word[..end - 3], &bytes[3..end], "{value:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_stepped_through() {
+        for value in values().filter(|&value| value < 1 << 55) {
+            let len = sqlite_len(value);
+            let word = sqlite_word(value, len);
+            for step in [0, 1, 2, 99, 127] {
+                if sqlite_len(value + step) == len {
+                    let expected = sqlite_word(value + step, len);
+                    assert_eq!(sqlite_word_behind(word, len, step), expected, "{value:#x}");
+                }
             }
         }
     }
