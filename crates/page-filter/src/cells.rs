@@ -15,7 +15,7 @@ use super::varint;
 use super::{Malformed, PAGE_LEN_MAX};
 
 /// The spare room behind the page, in bytes: the longest chunk that is written as a whole.
-const SPARE_LEN: usize = 32;
+const SPARE_LEN: usize = 64;
 
 /// A page, and spare room. As a field may be empty and end the longest page, positions are below twice its length.
 pub(super) type Buffer = [u8; POSITION_END + SPARE_LEN];
@@ -45,6 +45,8 @@ pub(super) struct Cells {
     /// What is in front of the serial types, from the top of a word down, if it is as long in all cells.
     prefixes: Vec<u64>,
     prefix_len: usize,
+    /// Whether prefixes and types are in slots of the program.
+    has_slots: bool,
     overflow: Vec<Overflow>,
 }
 
@@ -65,7 +67,7 @@ impl Cells {
         &mut self,
         group: &mut Group,
         cell_count: usize,
-        fields: &Fields,
+        (fields, arena): (&Fields, &Arena),
         geometry: Geometry,
     ) -> Result<(), Malformed> {
         self.program.find(group, cell_count, fields)?;
@@ -80,8 +82,11 @@ impl Cells {
         if page::has_payload(group.kind) {
             self.list_overflow(group, local_len_max)?;
         }
-        if !self.measure_alike(group) {
+        self.has_slots = self.measure_alike(group)
+            && self.program.fill_slots(&self.prefixes, self.prefix_len, fields, arena);
+        if !self.has_slots {
             self.measure_each(group, geometry);
+            self.program.step_through();
         }
         Ok(())
     }
@@ -156,6 +161,7 @@ impl Cells {
     }
 
     fn measure_each(&mut self, group: &Group, geometry: Geometry) {
+        self.lens.clear();
         for (cell, &payload_len) in self.payload_lens.iter().enumerate() {
             let mut len = if page::is_interior(group.kind) { 4 } else { 0 };
             if page::has_row_id(group.kind) {
@@ -183,7 +189,7 @@ impl Cells {
         leftover: &mut Leftover<'_, '_>,
         buffer: &mut Buffer,
     ) -> Result<usize, Malformed> {
-        if self.program.has_template() && !self.prefixes.is_empty() {
+        if self.has_slots {
             self.write_cells::<true>(sources, places, at, leftover, buffer)
         } else {
             self.write_cells::<false>(sources, places, at, leftover, buffer)
@@ -191,7 +197,7 @@ impl Cells {
     }
 
     #[inline(never)]
-    fn write_cells<const ALIKE: bool>(
+    fn write_cells<const HAS_SLOTS: bool>(
         &self,
         sources: &Sources<'_>,
         (starts, order): (&[u32], &[u32]),
@@ -207,20 +213,15 @@ impl Cells {
                 leftover.put(&mut buffer[at..start])?;
             }
             at = start;
-            let types_at;
-            if ALIKE {
-                put(buffer, at, self.prefixes[cell].to_be_bytes());
-                types_at = at + self.prefix_len;
-                at = self.put_template(buffer, types_at);
-            } else {
-                types_at = self.put_prefix(sources.group, cell, buffer, at);
-                at = self.put_types(sources, cell, buffer, types_at);
+            if !HAS_SLOTS {
+                at = self.put_prefix(sources.group, cell, buffer, at);
+                at = self.put_types(sources, cell, buffer, at);
             }
-            for &operation in &self.program.operations {
-                at = run::<ALIKE>(operation, sources, cell, buffer, types_at, at);
+            for &step in &self.program.steps {
+                at = self.put_body(step, sources, cell, buffer, at);
             }
             let end = start + self.lens[cell] as usize;
-            if !ALIKE && !self.overflow.is_empty() {
+            if !HAS_SLOTS && !self.overflow.is_empty() {
                 at = self.put_overflow(sources.arena, cell, buffer, at, end)?;
             }
             if at != end {
@@ -228,15 +229,6 @@ impl Cells {
             }
         }
         Ok(at)
-    }
-
-    /// Writes the types that all cells have, and something behind them. Where they end.
-    #[inline(always)]
-    fn put_template(&self, buffer: &mut Buffer, at: usize) -> usize {
-        for (i, chunk) in self.program.template().iter().enumerate() {
-            put(buffer, at + i * chunk.len(), *chunk);
-        }
-        at + self.program.types_len(0)
     }
 
     /// Writes what is in front of the serial types. Where it ends.
@@ -298,6 +290,53 @@ impl Cells {
         buffer[tail_end..end].copy_from_slice(&overflow.page.to_be_bytes());
         Ok(end)
     }
+
+    /// Writes what a step says to `at`, and something behind it. Where it ends.
+    #[inline(always)]
+    fn put_body(
+        &self,
+        step: Operation,
+        sources: &Sources<'_>,
+        cell: usize,
+        buffer: &mut Buffer,
+        at: usize,
+    ) -> usize {
+        let Sources { fields, arena, .. } = sources;
+        match step {
+            Operation::Slot { first, len } => {
+                let slot = &self.program.slots[first + cell];
+                if len <= 16 {
+                    put(buffer, at, *slot.first_chunk::<16>().expect("it is longer"));
+                } else {
+                    put(buffer, at, *slot);
+                }
+                at + len
+            }
+            Operation::Word { first, shift, len } => {
+                put(buffer, at, (fields.words[first + cell] << shift).to_be_bytes());
+                at + len as usize
+            }
+            Operation::Words { first, first_serial, .. } => {
+                let serial = u32::from(fields.serials[first_serial + cell]);
+                put_word(buffer, at, fields.words[first + cell], serial)
+            }
+            Operation::Text { first, .. } | Operation::Texts { first, .. } => {
+                let span = fields.spans[first + cell];
+                put_string(buffer, at, arena, span.at as usize, span.len as usize)
+            }
+            Operation::Mixed { first, .. } => {
+                let field = fields.mixed[first + cell];
+                if field.serial < 12 {
+                    put_word(buffer, at, field.body as i64, field.serial)
+                } else if field.serial & SERIAL_IS_CUT == 0 {
+                    let len = page::body_len(field.serial) as usize;
+                    put_string(buffer, at, arena, field.body as usize, len)
+                } else {
+                    at
+                }
+            }
+        }
+    }
 }
 
 pub(super) fn new_buffer() -> Box<Buffer> {
@@ -308,56 +347,6 @@ pub(super) fn new_buffer() -> Box<Buffer> {
 /// The least and the greatest.
 fn range(values: impl Iterator<Item = u64>) -> (u64, u64) {
     values.fold((u64::MAX, 0), |(least, greatest), value| (least.min(value), greatest.max(value)))
-}
-
-/// Writes a field of a cell to `at`, and something behind it, and its type if there is a template. Where it ends.
-#[inline(always)]
-fn run<const HAS_TEMPLATE: bool>(
-    operation: Operation,
-    sources: &Sources<'_>,
-    cell: usize,
-    buffer: &mut Buffer,
-    types_at: usize,
-    at: usize,
-) -> usize {
-    let Sources { fields, arena, .. } = sources;
-    let put_type = |buffer: &mut Buffer, type_at: usize, serial: u8| {
-        if HAS_TEMPLATE {
-            put(buffer, types_at + type_at, [serial]);
-        }
-    };
-    match operation {
-        Operation::Word { first, shift, len } => {
-            put(buffer, at, (fields.words[first + cell] << shift).to_be_bytes());
-            at + len as usize
-        }
-        Operation::Words { first, first_serial, type_at } => {
-            let serial = fields.serials[first_serial + cell];
-            put_type(buffer, type_at, serial);
-            put_word(buffer, at, fields.words[first + cell], u32::from(serial))
-        }
-        Operation::Text { first } => {
-            let span = fields.spans[first + cell];
-            put_string(buffer, at, arena, span.at as usize, span.len as usize)
-        }
-        Operation::Texts { first, base, type_at } => {
-            let span = fields.spans[first + cell];
-            put_type(buffer, type_at, (base + 2 * span.len) as u8);
-            put_string(buffer, at, arena, span.at as usize, span.len as usize)
-        }
-        Operation::Mixed { first, type_at } => {
-            let field = fields.mixed[first + cell];
-            put_type(buffer, type_at, field.serial as u8);
-            if field.serial < 12 {
-                put_word(buffer, at, field.body as i64, field.serial)
-            } else if field.serial & SERIAL_IS_CUT == 0 {
-                let len = page::body_len(field.serial) as usize;
-                put_string(buffer, at, arena, field.body as usize, len)
-            } else {
-                at
-            }
-        }
-    }
 }
 
 /// Writes a chunk. It lies inside the buffer, but for what of it is in the spare room.

@@ -8,6 +8,7 @@
 //! as long as they were said to.
 
 use super::Malformed;
+use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{Fields, MixedField, SERIAL_ABSENT, SERIAL_DOUBLE, SERIAL_IS_CUT, Shape, TOO_LONG};
 use super::page;
@@ -18,7 +19,16 @@ use super::varint;
 const SERIAL_ONE_BYTE_END: u32 = 0x80;
 
 /// Templates are copied in chunks of this length, in bytes.
-pub(super) const CHUNK_LEN: usize = 16;
+const CHUNK_LEN: usize = 16;
+
+/// Room for parts of a cell that are as long in all cells: what is in front of the bodies, words, short strings.
+pub(super) type Slot = [u8; 64];
+
+/// The longest string that is put into a slot, in bytes, and how it is copied.
+const SLOT_TEXT_LEN_MAX: usize = 32;
+
+/// Words are written whole: they need room behind them.
+const SLOT_WORDS_LEN_MAX: usize = size_of::<Slot>() - 8;
 
 /// What writes a field's body. Lists begin with the page's first row; `type_at` says where among the
 /// types the field's own goes, if that differs from cell to cell.
@@ -29,17 +39,22 @@ pub(super) enum Operation {
     /// Integers and doubles of serial types below 12.
     Words { first: usize, first_serial: usize, type_at: usize },
     /// Strings of one length.
-    Text { first: usize },
+    Text { first: usize, len: u32 },
     /// Strings.
     Texts { first: usize, base: u32, type_at: usize },
     /// Fields that may be anything.
     Mixed { first: usize, type_at: usize },
+    /// What is in slots, of which `first` is that of the first row.
+    Slot { first: usize, len: usize },
 }
 
 /// How the cells of a page are written.
 #[derive(Default)]
 pub(super) struct Program {
-    pub(super) operations: Vec<Operation>,
+    /// What is carried out for each cell.
+    pub(super) steps: Vec<Operation>,
+    pub(super) slots: Vec<Slot>,
+    operations: Vec<Operation>,
     /// The serial types, if each is as long in all cells, in whole chunks. Those that differ are any.
     template: Vec<u8>,
     /// The lengths of each cell's types, unless these are all `same_types_len`.
@@ -54,7 +69,10 @@ pub(super) struct Program {
 
 impl Program {
     pub(super) fn len_in_memory(&self) -> usize {
-        8 * self.body_lens.capacity() + 32 * self.operations.capacity() + self.template.capacity()
+        8 * self.body_lens.capacity()
+            + 64 * self.operations.capacity()
+            + self.template.capacity()
+            + self.slots.capacity() * size_of::<Slot>()
     }
 
     /// Whether serial types are as long in all cells.
@@ -96,12 +114,6 @@ impl Program {
         }
         self.template.resize(self.template.len().next_multiple_of(CHUNK_LEN), 0);
         Ok(())
-    }
-
-    /// The serial types, if each is as long in all cells. Those that differ are any, and so is what is behind.
-    #[inline(always)]
-    pub(super) fn template(&self) -> &[[u8; CHUNK_LEN]] {
-        self.template.as_chunks().0
     }
 
     /// Puts the length of each cell's payload into `out`.
@@ -183,7 +195,7 @@ impl Program {
             self.add_type(base + 2 * len);
             self.same_len += len;
             if len > 0 {
-                self.operations.push(Operation::Text { first });
+                self.operations.push(Operation::Text { first, len });
             }
             return Ok(());
         }
@@ -216,6 +228,140 @@ impl Program {
             }));
         }
         self.operations.push(Operation::Mixed { first, type_at });
+    }
+}
+
+/// Fills slots, and lists the steps that write cells.
+impl Program {
+    /// Every operation is a step.
+    pub(super) fn step_through(&mut self) {
+        self.steps.clear();
+        self.steps.extend_from_slice(&self.operations);
+    }
+
+    /// Puts into slots what is as long in all cells: prefixes (from the top of a word down), types, and bodies. False where
+    /// there are too many types.
+    pub(super) fn fill_slots(
+        &mut self,
+        prefixes: &[u64],
+        prefix_len: usize,
+        fields: &Fields,
+        arena: &Arena,
+    ) -> bool {
+        let cell_count = prefixes.len();
+        let front_len = prefix_len + self.types_len(0);
+        if prefix_len + self.template.len() > size_of::<Slot>() || front_len > SLOT_WORDS_LEN_MAX {
+            return false;
+        }
+        self.steps.clear();
+        if self.slots.len() < cell_count {
+            self.slots.resize(cell_count, [0; _]);
+        }
+        for (slot, prefix) in self.slots.iter_mut().zip(prefixes) {
+            put(slot, 0, prefix.to_be_bytes());
+            for (i, chunk) in self.template.as_chunks::<CHUNK_LEN>().0.iter().enumerate() {
+                put(slot, prefix_len + i * CHUNK_LEN, *chunk);
+            }
+        }
+        let mut run = Run { first: 0, len: front_len };
+        let operations = std::mem::take(&mut self.operations);
+        for &operation in &operations {
+            self.fuse(operation, &mut run, prefix_len, cell_count, fields, arena);
+        }
+        self.end_run(&mut run);
+        self.operations = operations;
+        true
+    }
+
+    /// Puts what an operation writes into slots if that can be done, or else makes it a step.
+    fn fuse(
+        &mut self,
+        operation: Operation,
+        run: &mut Run,
+        prefix_len: usize,
+        cell_count: usize,
+        fields: &Fields,
+        arena: &Arena,
+    ) {
+        match operation {
+            Operation::Word { first, shift, len } => {
+                let (slots, at) = self.slots_for(run, len as usize, 8, cell_count);
+                for (slot, word) in slots.iter_mut().zip(&fields.words[first..]) {
+                    put(slot, at, (word << shift).to_be_bytes());
+                }
+                return;
+            }
+            Operation::Text { first, len } if len as usize <= SLOT_TEXT_LEN_MAX => {
+                let (slots, at) = self.slots_for(run, len as usize, SLOT_TEXT_LEN_MAX, cell_count);
+                for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
+                    let chunk = arena.chunk::<SLOT_TEXT_LEN_MAX>(span.at as usize);
+                    put(slot, at, *chunk.unwrap_or(&[0; _]));
+                }
+                return;
+            }
+            _ => {}
+        }
+        let slots = &mut self.slots[..cell_count];
+        match operation {
+            Operation::Words { first_serial, type_at, .. } => {
+                for (slot, &serial) in slots.iter_mut().zip(&fields.serials[first_serial..]) {
+                    put(slot, prefix_len + type_at, [serial]);
+                }
+            }
+            Operation::Texts { first, base, type_at } => {
+                for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
+                    put(slot, prefix_len + type_at, [(base + 2 * span.len) as u8]);
+                }
+            }
+            Operation::Mixed { first, type_at } => {
+                for (slot, field) in slots.iter_mut().zip(&fields.mixed[first..]) {
+                    put(slot, prefix_len + type_at, [field.serial as u8]);
+                }
+            }
+            _ => {}
+        }
+        self.end_run(run);
+        self.steps.push(operation);
+    }
+
+    /// The slots that have room for a body of `len` bytes, written as if it had `room` bytes, and where in them.
+    fn slots_for(
+        &mut self,
+        run: &mut Run,
+        len: usize,
+        room: usize,
+        cell_count: usize,
+    ) -> (&mut [Slot], usize) {
+        if run.len + room > size_of::<Slot>() {
+            self.end_run(run);
+        }
+        if run.len == 0 && self.slots.len() < run.first + cell_count {
+            self.slots.resize(run.first + cell_count, [0; _]);
+        }
+        let at = run.len;
+        run.len += len;
+        (&mut self.slots[run.first..run.first + cell_count], at)
+    }
+
+    /// What is in the run's slots becomes a step, and there are others for the next one.
+    fn end_run(&mut self, run: &mut Run) {
+        if run.len > 0 {
+            self.steps.push(Operation::Slot { first: run.first, len: run.len });
+            *run = Run { first: run.first + self.body_lens.len(), len: 0 };
+        }
+    }
+}
+
+/// The slots that are being filled.
+struct Run {
+    first: usize,
+    len: usize,
+}
+
+#[inline(always)]
+fn put<const LEN: usize>(slot: &mut Slot, at: usize, bytes: [u8; LEN]) {
+    if let Some(target) = slot.get_mut(at..).and_then(|slot| slot.first_chunk_mut()) {
+        *target = bytes;
     }
 }
 

@@ -115,7 +115,7 @@ impl Decoder {
         const NONE: u32 = u32::MAX;
         const FULL: Malformed = Malformed("a page has more cells than room");
         let group = &mut self.groups[group];
-        self.cells.measure(group, cell_count, &self.fields, geometry)?;
+        self.cells.measure(group, cell_count, (&self.fields, &self.arena), geometry)?;
         self.starts.clear();
         self.order.clear();
         let mut end = geometry.usable_len();
