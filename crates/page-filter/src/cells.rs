@@ -9,7 +9,7 @@ use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::page::{self, Geometry};
-use super::program::{Operation, Program};
+use super::program::{Operation, Program, Slot};
 use super::rebuild::Leftover;
 use super::varint;
 use super::{Malformed, PAGE_LEN_MAX};
@@ -42,9 +42,6 @@ pub(super) struct Cells {
     pub(super) lens: Vec<u32>,
     program: Program,
     payload_lens: Vec<u32>,
-    /// What is in front of the serial types, from the top of a word down, if it is as long in all cells.
-    prefixes: Vec<u64>,
-    prefix_len: usize,
     /// Whether prefixes and types are in slots of the program.
     has_slots: bool,
     overflow: Vec<Overflow>,
@@ -59,7 +56,7 @@ pub(super) struct Sources<'a> {
 
 impl Cells {
     pub(super) fn len_in_memory(&self) -> usize {
-        self.program.len_in_memory() + 16 * self.lens.capacity()
+        self.program.len_in_memory() + 8 * self.lens.capacity()
     }
 
     /// Finds the lengths of the group's next cells.
@@ -73,17 +70,23 @@ impl Cells {
         self.program.find(group, cell_count, fields)?;
         self.program.payload_lens(&mut self.payload_lens);
         self.overflow.clear();
-        self.prefixes.clear();
         self.lens.clear();
         if cell_count == 0 {
             return Ok(());
         }
+        let lens = &self.payload_lens;
+        let payloads = match self.program.same_payload_len() {
+            Some(len) => (len, len),
+            None => (
+                lens.iter().copied().min().unwrap_or(0),
+                lens.iter().copied().max().unwrap_or(0),
+            ),
+        };
         let local_len_max = geometry.local_len_max(group.kind);
         if page::has_payload(group.kind) {
-            self.list_overflow(group, local_len_max)?;
+            self.list_overflow(group, payloads.1, local_len_max)?;
         }
-        self.has_slots = self.measure_alike(group)
-            && self.program.fill_slots(&self.prefixes, self.prefix_len, fields, arena);
+        self.has_slots = self.measure_alike(group, payloads, fields, arena);
         if !self.has_slots {
             self.measure_each(group, geometry);
             self.program.step_through();
@@ -92,7 +95,15 @@ impl Cells {
     }
 
     /// Lists the cells whose payloads are not whole in them.
-    fn list_overflow(&mut self, group: &mut Group, local_len_max: u64) -> Result<(), Malformed> {
+    fn list_overflow(
+        &mut self,
+        group: &mut Group,
+        longest: u32,
+        local_len_max: u64,
+    ) -> Result<(), Malformed> {
+        if group.overflow_rows.is_empty() && u64::from(longest) <= local_len_max {
+            return Ok(());
+        }
         let cells_end = group.next_row + self.payload_lens.len();
         while let Some(&row) = group.overflow_rows.get(group.next_overflow)
             && (row as usize) < cells_end
@@ -110,54 +121,56 @@ impl Cells {
         }
     }
 
-    /// Measures cells the parts of whose prefixes are of one length, and composes those. False where they are not.
-    fn measure_alike(&mut self, group: &Group) -> bool {
+    /// Measures cells the parts of whose prefixes are of one length, and puts into slots what can be. False where they are
+    /// not. `payloads` are the shortest and the longest.
+    fn measure_alike(
+        &mut self,
+        group: &Group,
+        payloads: (u32, u32),
+        fields: &Fields,
+        arena: &Arena,
+    ) -> bool {
         let lens = &self.payload_lens;
         let row_ids = group.row_ids.get(group.next_row..).unwrap_or(&[]);
         let row_ids = row_ids.get(..lens.len()).unwrap_or(&[]);
-        let (shortest, longest) = range(lens.iter().map(|&len| u64::from(len)));
-        let (lowest, highest) = range(row_ids.iter().map(|&row_id| row_id as u64));
-        let payload_varint_len = varint::sqlite_len(longest);
-        let row_id_len = if row_ids.is_empty() { 0 } else { varint::sqlite_len(highest) };
+        let payload_varint_len = varint::sqlite_len(u64::from(payloads.1));
         let header_len = page::record_header_len(self.program.types_len(0));
+        let Some(row_id_len) = same_varint_len(row_ids) else { return false };
         let prefix_len = payload_varint_len + row_id_len + 1;
         if !self.overflow.is_empty()
             || !self.program.has_template()
             || page::is_interior(group.kind)
-            || varint::sqlite_len(shortest) != payload_varint_len
-            || (row_id_len > 0 && varint::sqlite_len(lowest) != row_id_len)
+            || varint::sqlite_len(u64::from(payloads.0)) != payload_varint_len
             || prefix_len > 8
             || header_len >= 0x80
         {
             return false;
         }
-        self.prefix_len = prefix_len;
         let cell_len = (payload_varint_len + row_id_len) as u32;
         self.lens.extend(lens.iter().map(|&len| cell_len + len));
         let header_word = (header_len as u64) << (64 - 8 * prefix_len);
-        let payload_word = |len: u32| {
-            header_word
-                | match payload_varint_len {
-                    1 => u64::from(len) << 56,
-                    _ => varint::sqlite_word(u64::from(len), payload_varint_len),
-                }
-        };
+        let payloads = lens.iter().map(|&len| {
+            let word = match payload_varint_len {
+                1 => u64::from(len) << 56,
+                _ => varint::sqlite_word(u64::from(len), payload_varint_len),
+            };
+            word | header_word
+        });
         if row_id_len == 0 {
-            self.prefixes.extend(lens.iter().map(|&len| payload_word(len)));
-        } else {
-            let mut previous = row_ids[0];
-            let mut word = varint::sqlite_word(previous as u64, row_id_len);
-            self.prefixes.extend(lens.iter().zip(row_ids).map(|(&len, &row_id)| {
-                let step = row_id.wrapping_sub(previous) as u64;
-                previous = row_id;
-                word = match step {
-                    0..0x80 => varint::sqlite_word_behind(word, row_id_len, step),
-                    _ => varint::sqlite_word(row_id as u64, row_id_len),
-                };
-                payload_word(len) | word >> (8 * payload_varint_len)
-            }));
+            return self.program.fill_slots(payloads, prefix_len, fields, arena);
         }
-        true
+        let mut previous = row_ids[0];
+        let mut word = varint::sqlite_word(previous as u64, row_id_len);
+        let prefixes = payloads.zip(row_ids).map(|(payload, &row_id)| {
+            let step = row_id.wrapping_sub(previous) as u64;
+            previous = row_id;
+            word = match step {
+                0..0x80 => varint::sqlite_word_behind(word, row_id_len, step),
+                _ => varint::sqlite_word(row_id as u64, row_id_len),
+            };
+            payload | word >> (8 * payload_varint_len)
+        });
+        self.program.fill_slots(prefixes, prefix_len, fields, arena)
     }
 
     fn measure_each(&mut self, group: &Group, geometry: Geometry) {
@@ -189,14 +202,52 @@ impl Cells {
         leftover: &mut Leftover<'_, '_>,
         buffer: &mut Buffer,
     ) -> Result<usize, Malformed> {
-        if self.has_slots {
+        if self.has_slots
+            && let &[Operation::Slot { len, .. }] = &self.program.steps[..]
+        {
+            match len {
+                0..=16 => self.write_slots::<16>(places, at, leftover, buffer),
+                17..=32 => self.write_slots::<32>(places, at, leftover, buffer),
+                _ => self.write_slots::<64>(places, at, leftover, buffer),
+            }
+        } else if self.has_slots {
             self.write_cells::<true>(sources, places, at, leftover, buffer)
         } else {
             self.write_cells::<false>(sources, places, at, leftover, buffer)
         }
     }
 
-    #[inline(never)]
+    /// Writes cells that are each one slot, of no more than `LEN` bytes.
+    fn write_slots<const LEN: usize>(
+        &self,
+        (starts, order): (&[u32], &[u32]),
+        mut at: usize,
+        leftover: &mut Leftover<'_, '_>,
+        buffer: &mut Buffer,
+    ) -> Result<usize, Malformed> {
+        let mut write = |start: u32, slot: &Slot, len: u32| {
+            let start = start as usize;
+            if at != start {
+                leftover.put(&mut buffer[at..start])?;
+            }
+            put(buffer, start, *slot.first_chunk::<LEN>().expect("it is longer"));
+            at = start + len as usize;
+            Ok(())
+        };
+        if order.is_empty() {
+            let cells = starts.iter().zip(&self.program.slots).zip(&self.lens);
+            for ((&start, slot), &len) in cells.rev() {
+                write(start, slot, len)?;
+            }
+        } else {
+            for &cell in order.iter().rev() {
+                let cell = cell as usize;
+                write(starts[cell], &self.program.slots[cell], self.lens[cell])?;
+            }
+        }
+        Ok(at)
+    }
+
     fn write_cells<const HAS_SLOTS: bool>(
         &self,
         sources: &Sources<'_>,
@@ -320,6 +371,10 @@ impl Cells {
                 let serial = u32::from(fields.serials[first_serial + cell]);
                 put_word(buffer, at, fields.words[first + cell], serial)
             }
+            Operation::Ints { first, first_serial, .. } => {
+                let serial = u32::from(self.program.serials[first_serial + cell]);
+                put_word(buffer, at, fields.words[first + cell], serial)
+            }
             Operation::Text { first, .. } | Operation::Texts { first, .. } => {
                 let span = fields.spans[first + cell];
                 put_string(buffer, at, arena, span.at as usize, span.len as usize)
@@ -344,9 +399,14 @@ pub(super) fn new_buffer() -> Box<Buffer> {
     zeros.try_into().expect("it is as long")
 }
 
-/// The least and the greatest.
-fn range(values: impl Iterator<Item = u64>) -> (u64, u64) {
-    values.fold((u64::MAX, 0), |(least, greatest), value| (least.min(value), greatest.max(value)))
+/// The length of all the row ids as varints, if they are as long. 0 where there are none.
+fn same_varint_len(row_ids: &[i64]) -> Option<usize> {
+    let Some(&row_id) = row_ids.first() else { return Some(0) };
+    let len = varint::sqlite_len(row_id as u64);
+    let differing = row_ids.iter().fold(0, |differing, other| differing | (other ^ row_id));
+    // Those that have the top bit in common are as long.
+    let is_same = row_id > 0 && differing.leading_zeros() > row_id.leading_zeros();
+    (is_same || row_ids.iter().all(|&other| varint::sqlite_len(other as u64) == len)).then_some(len)
 }
 
 /// Writes a chunk. It lies inside the buffer, but for what of it is in the spare room.

@@ -26,6 +26,8 @@ pub(super) enum Shape {
     Nulls,
     /// Doubles, in `words`.
     Doubles { first: usize },
+    /// Integers of the shortest serial type, in `words`.
+    Ints { first: usize },
     /// Serial types below 12, in `words` and `serials`.
     Words { first: usize, first_serial: usize },
     /// Strings that are whole in their cells, in `spans`. The serial type of an empty one is `base`.
@@ -78,6 +80,7 @@ impl Fields {
         match shape {
             Shape::Nulls => 0,
             Shape::Doubles { .. } => SERIAL_DOUBLE,
+            Shape::Ints { first } => int_serial(self.words[first + row]),
             Shape::Words { first_serial, .. } => u32::from(self.serials[first_serial + row]),
             Shape::Texts { first, base } => base.wrapping_add(2 * self.spans[first + row].len),
             Shape::Mixed { first } => self.mixed[first + row].serial,
@@ -147,11 +150,8 @@ impl Column {
         match class {
             CLASS_NULL => Ok(Shape::Nulls),
             CLASS_INT => {
-                let first_serial = fields.serials.len();
                 ints::append(work, reader, row_count, &mut fields.words)?;
-                let serials = fields.words[first..].iter().map(|&value| int_serial(value) as u8);
-                fields.serials.extend(serials);
-                Ok(Shape::Words { first, first_serial })
+                Ok(Shape::Ints { first })
             }
             CLASS_DECIMAL => {
                 let exponent = read_exponent(reader)?;

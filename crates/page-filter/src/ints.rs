@@ -192,7 +192,6 @@ pub(super) fn append(
     count: usize,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
-    let start = out.len();
     if count < PLANES_COUNT_MIN {
         let mut previous = 0i64;
         for _ in 0..count {
@@ -211,11 +210,11 @@ pub(super) fn append(
         DELTA => {
             let mut value = reader.take_signed()?;
             out.push(value);
-            take_planes(reader, plane_count, count - 1, 0, unzigzag, out)?;
-            for slot in &mut out[start + 1..] {
-                value = value.wrapping_add(*slot);
-                *slot = value;
-            }
+            let next = |residual| {
+                value = value.wrapping_add(unzigzag(residual));
+                value
+            };
+            take_planes(reader, plane_count, count - 1, 0, next, out)?;
         }
         DELTA2 => {
             let mut value = reader.take_signed()?;
@@ -223,12 +222,12 @@ pub(super) fn append(
             out.push(value);
             value = value.wrapping_add(delta);
             out.push(value);
-            take_planes(reader, plane_count, count - 2, 0, unzigzag, out)?;
-            for slot in &mut out[start + 2..] {
-                delta = delta.wrapping_add(*slot);
+            let next = |residual| {
+                delta = delta.wrapping_add(unzigzag(residual));
                 value = value.wrapping_add(delta);
-                *slot = value;
-            }
+                value
+            };
+            take_planes(reader, plane_count, count - 2, 0, next, out)?;
         }
         DICTIONARY if plane_count == 0 => decode_dictionary(work, reader, count, out)?,
         _ => return Err(Malformed("an integer mode is unknown")),
@@ -264,19 +263,19 @@ fn decode_dictionary(
     Ok(())
 }
 
-/// Appends `count` values, put together from their planes.
+/// Appends `count` values, put together from their planes. `value_of` is asked in their order.
 fn take_planes(
     reader: &mut Reader<'_>,
     plane_count: usize,
     count: usize,
     base: i64,
-    value_of: impl Fn(u64) -> i64,
+    mut value_of: impl FnMut(u64) -> i64,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
-    let finish = |residual: u64| base.wrapping_add(value_of(residual));
+    let mut finish = |residual: u64| base.wrapping_add(value_of(residual));
     let start = out.len();
     match plane_count {
-        0 => out.resize(start + count, finish(0)),
+        0 => out.extend((0..count).map(|_| finish(0))),
         1 => {
             let low = reader.take(Stream::Planes, count)?;
             out.extend(low.iter().map(|&byte| finish(u64::from(byte))));

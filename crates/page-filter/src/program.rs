@@ -11,6 +11,7 @@ use super::Malformed;
 use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{Fields, MixedField, SERIAL_ABSENT, SERIAL_DOUBLE, SERIAL_IS_CUT, Shape, TOO_LONG};
+use super::layout::int_serial;
 use super::page;
 use super::texts::Span;
 use super::varint;
@@ -38,6 +39,8 @@ pub(super) enum Operation {
     Word { first: usize, shift: u32, len: u32 },
     /// Integers and doubles of serial types below 12.
     Words { first: usize, first_serial: usize, type_at: usize },
+    /// Integers; their serial types are the program's own.
+    Ints { first: usize, first_serial: usize, type_at: usize },
     /// Strings of one length.
     Text { first: usize, len: u32 },
     /// Strings.
@@ -59,8 +62,11 @@ pub(super) struct Program {
     template: Vec<u8>,
     /// The lengths of each cell's types, unless these are all `same_types_len`.
     types_lens: Vec<u32>,
-    /// The lengths of each cell's bodies, those that are cut included, but for `same_len`.
+    cell_count: usize,
+    /// The lengths of each cell's bodies, those that are cut included, but for `same_len`. Empty where that is all.
     body_lens: Vec<u32>,
+    /// The serial types of integers, for the columns of the page where they differ.
+    pub(super) serials: Vec<u8>,
     /// How long those bodies are that are as long in all cells.
     same_len: u32,
     /// How long those types are that are as long in all cells.
@@ -91,13 +97,17 @@ impl Program {
         self.template.clear();
         self.types_lens.clear();
         self.body_lens.clear();
-        self.body_lens.resize(cell_count, 0);
+        self.serials.clear();
+        self.cell_count = cell_count;
         (self.same_len, self.same_types_len) = (0, 0);
         let row = group.next_row;
         for &shape in &fields.shapes[group.first_column..][..group.column_count] {
             match shape {
                 Shape::Nulls => self.add_type(0),
                 Shape::Doubles { first } => self.add_word(SERIAL_DOUBLE, first + row),
+                Shape::Ints { first } => {
+                    self.add_ints(&fields.words[first + row..][..cell_count], first + row);
+                }
                 Shape::Words { first, first_serial } => {
                     let serials = &fields.serials[first_serial + row..][..cell_count];
                     self.add_words(serials, first + row, first_serial + row);
@@ -116,10 +126,18 @@ impl Program {
         Ok(())
     }
 
+    /// The length of all cells' payloads, if they are as long.
+    pub(super) fn same_payload_len(&self) -> Option<u32> {
+        let header_len = page::record_header_len(self.types_len(0)) as u32;
+        (self.has_template() && self.body_lens.is_empty()).then_some(header_len + self.same_len)
+    }
+
     /// Puts the length of each cell's payload into `out`.
     pub(super) fn payload_lens(&self, out: &mut Vec<u32>) {
         out.clear();
-        if self.has_template() {
+        if let Some(len) = self.same_payload_len() {
+            out.resize(self.cell_count, len);
+        } else if self.has_template() {
             let same_len = page::record_header_len(self.types_len(0)) as u32 + self.same_len;
             out.extend(self.body_lens.iter().map(|&len| len.saturating_add(same_len)));
         } else {
@@ -154,7 +172,7 @@ impl Program {
 
     /// Serial types of several lengths.
     fn add_open_types(&mut self, lens: impl Iterator<Item = u32>) {
-        self.types_lens.resize(self.body_lens.len(), 0);
+        self.types_lens.resize(self.cell_count, 0);
         self.types_lens.iter_mut().zip(lens).for_each(|(sum, len)| *sum += len);
     }
 
@@ -173,10 +191,29 @@ impl Program {
             return self.add_word(u32::from(serial), first);
         }
         let type_at = self.add_open_type();
-        for (sum, &serial) in self.body_lens.iter_mut().zip(serials) {
-            *sum += page::small_body_len(u32::from(serial));
-        }
+        add_lens(&mut self.body_lens, serials.iter().map(|&s| page::small_body_len(s.into())));
         self.operations.push(Operation::Words { first, first_serial, type_at });
+    }
+
+    /// Integers whose serial types are not known yet.
+    fn add_ints(&mut self, values: &[i64], first: usize) {
+        let Some(&value) = values.first() else { return };
+        let differing = values.iter().fold(0, |differing, other| differing | (other ^ value));
+        // Numbers from two on that have the top bit in common are of one type.
+        if value > 1 && differing.leading_zeros() > value.leading_zeros() {
+            return self.add_word(int_serial(value), first);
+        }
+        let first_serial = self.serials.len();
+        self.serials.extend(values.iter().map(|&value| int_serial(value) as u8));
+        let serials = &self.serials[first_serial..];
+        if serials.iter().fold(0, |differing, other| differing | (other ^ serials[0])) == 0 {
+            let serial = u32::from(serials[0]);
+            self.serials.truncate(first_serial);
+            return self.add_word(serial, first);
+        }
+        add_lens(&mut self.body_lens, serials.iter().map(|&s| page::small_body_len(s.into())));
+        let type_at = self.add_open_type();
+        self.operations.push(Operation::Ints { first, first_serial, type_at });
     }
 
     fn add_texts(&mut self, spans: &[Span], first: usize, base: u32) -> Result<(), Malformed> {
@@ -199,7 +236,7 @@ impl Program {
             }
             return Ok(());
         }
-        self.body_lens.iter_mut().zip(spans).for_each(|(sum, span)| *sum += span.len);
+        add_lens(&mut self.body_lens, spans.iter().map(|span| span.len));
         let mut type_at = 0;
         if is_long >> 31 == 0 {
             type_at = self.add_open_type();
@@ -211,12 +248,13 @@ impl Program {
     }
 
     fn add_mixed(&mut self, fields: &[MixedField], first: usize) {
-        for (sum, field) in self.body_lens.iter_mut().zip(fields) {
-            if field.serial != SERIAL_ABSENT {
-                let len = page::body_len(field.serial & !SERIAL_IS_CUT);
-                *sum = sum.saturating_add(len);
-            }
-        }
+        add_lens(
+            &mut self.body_lens,
+            fields.iter().map(|field| match field.serial {
+                SERIAL_ABSENT => 0,
+                serial => page::body_len(serial & !SERIAL_IS_CUT),
+            }),
+        );
         let all = fields.iter().fold(0, |all, field| all | field.serial);
         let mut type_at = 0;
         if all < SERIAL_ONE_BYTE_END {
@@ -228,6 +266,16 @@ impl Program {
             }));
         }
         self.operations.push(Operation::Mixed { first, type_at });
+    }
+}
+
+/// Adds to the lengths, of which there are none yet or as many.
+#[inline(always)]
+fn add_lens(sums: &mut Vec<u32>, lens: impl Iterator<Item = u32>) {
+    if sums.is_empty() {
+        sums.extend(lens);
+    } else {
+        sums.iter_mut().zip(lens).for_each(|(sum, len)| *sum = sum.saturating_add(len));
     }
 }
 
@@ -243,12 +291,12 @@ impl Program {
     /// there are too many types.
     pub(super) fn fill_slots(
         &mut self,
-        prefixes: &[u64],
+        prefixes: impl Iterator<Item = u64>,
         prefix_len: usize,
         fields: &Fields,
         arena: &Arena,
     ) -> bool {
-        let cell_count = prefixes.len();
+        let cell_count = self.cell_count;
         let front_len = prefix_len + self.types_len(0);
         if prefix_len + self.template.len() > size_of::<Slot>() || front_len > SLOT_WORDS_LEN_MAX {
             return false;
@@ -257,16 +305,26 @@ impl Program {
         if self.slots.len() < cell_count {
             self.slots.resize(cell_count, [0; _]);
         }
-        for (slot, prefix) in self.slots.iter_mut().zip(prefixes) {
-            put(slot, 0, prefix.to_be_bytes());
-            for (i, chunk) in self.template.as_chunks::<CHUNK_LEN>().0.iter().enumerate() {
-                put(slot, prefix_len + i * CHUNK_LEN, *chunk);
+        match *self.template.as_chunks::<CHUNK_LEN>().0 {
+            [chunk] => {
+                for (slot, prefix) in self.slots[..cell_count].iter_mut().zip(prefixes) {
+                    put(slot, 0, prefix.to_be_bytes());
+                    put(slot, prefix_len, chunk);
+                }
+            }
+            ref chunks => {
+                for (slot, prefix) in self.slots[..cell_count].iter_mut().zip(prefixes) {
+                    put(slot, 0, prefix.to_be_bytes());
+                    for (i, chunk) in chunks.iter().enumerate() {
+                        put(slot, prefix_len + i * CHUNK_LEN, *chunk);
+                    }
+                }
             }
         }
         let mut run = Run { first: 0, len: front_len };
         let operations = std::mem::take(&mut self.operations);
         for &operation in &operations {
-            self.fuse(operation, &mut run, prefix_len, cell_count, fields, arena);
+            self.fuse(operation, &mut run, prefix_len, (fields, arena));
         }
         self.end_run(&mut run);
         self.operations = operations;
@@ -279,20 +337,18 @@ impl Program {
         operation: Operation,
         run: &mut Run,
         prefix_len: usize,
-        cell_count: usize,
-        fields: &Fields,
-        arena: &Arena,
+        (fields, arena): (&Fields, &Arena),
     ) {
         match operation {
             Operation::Word { first, shift, len } => {
-                let (slots, at) = self.slots_for(run, len as usize, 8, cell_count);
+                let (slots, at) = self.slots_for(run, len as usize, 8);
                 for (slot, word) in slots.iter_mut().zip(&fields.words[first..]) {
                     put(slot, at, (word << shift).to_be_bytes());
                 }
                 return;
             }
             Operation::Text { first, len } if len as usize <= SLOT_TEXT_LEN_MAX => {
-                let (slots, at) = self.slots_for(run, len as usize, SLOT_TEXT_LEN_MAX, cell_count);
+                let (slots, at) = self.slots_for(run, len as usize, SLOT_TEXT_LEN_MAX);
                 for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
                     let chunk = arena.chunk::<SLOT_TEXT_LEN_MAX>(span.at as usize);
                     put(slot, at, *chunk.unwrap_or(&[0; _]));
@@ -301,10 +357,15 @@ impl Program {
             }
             _ => {}
         }
-        let slots = &mut self.slots[..cell_count];
+        let slots = &mut self.slots[..self.cell_count];
         match operation {
             Operation::Words { first_serial, type_at, .. } => {
                 for (slot, &serial) in slots.iter_mut().zip(&fields.serials[first_serial..]) {
+                    put(slot, prefix_len + type_at, [serial]);
+                }
+            }
+            Operation::Ints { first_serial, type_at, .. } => {
+                for (slot, &serial) in slots.iter_mut().zip(&self.serials[first_serial..]) {
                     put(slot, prefix_len + type_at, [serial]);
                 }
             }
@@ -325,29 +386,24 @@ impl Program {
     }
 
     /// The slots that have room for a body of `len` bytes, written as if it had `room` bytes, and where in them.
-    fn slots_for(
-        &mut self,
-        run: &mut Run,
-        len: usize,
-        room: usize,
-        cell_count: usize,
-    ) -> (&mut [Slot], usize) {
+    fn slots_for(&mut self, run: &mut Run, len: usize, room: usize) -> (&mut [Slot], usize) {
         if run.len + room > size_of::<Slot>() {
             self.end_run(run);
         }
-        if run.len == 0 && self.slots.len() < run.first + cell_count {
-            self.slots.resize(run.first + cell_count, [0; _]);
+        let end = run.first + self.cell_count;
+        if self.slots.len() < end {
+            self.slots.resize(end, [0; _]);
         }
         let at = run.len;
         run.len += len;
-        (&mut self.slots[run.first..run.first + cell_count], at)
+        (&mut self.slots[run.first..end], at)
     }
 
     /// What is in the run's slots becomes a step, and there are others for the next one.
     fn end_run(&mut self, run: &mut Run) {
         if run.len > 0 {
             self.steps.push(Operation::Slot { first: run.first, len: run.len });
-            *run = Run { first: run.first + self.body_lens.len(), len: 0 };
+            *run = Run { first: run.first + self.cell_count, len: 0 };
         }
     }
 }
