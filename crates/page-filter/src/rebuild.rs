@@ -82,9 +82,9 @@ impl Decoder {
         let mut buffer = self.buffer.take().unwrap_or_else(cells::new_buffer);
         buffer[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
         header.write(&mut buffer[btree_at..]);
-        let pointers = buffer[pointers_at..pointers_end].chunks_exact_mut(2);
-        for (pointer, &start) in pointers.zip(&self.starts) {
-            pointer.copy_from_slice(&(start as u16).to_be_bytes());
+        let (pointers, _) = buffer[pointers_at..pointers_end].as_chunks_mut();
+        for (pointer, &start) in pointers.iter_mut().zip(&self.starts) {
+            *pointer = (start as u16).to_be_bytes();
         }
         let mut leftover = Leftover { is_zero: flags & FLAG_LEFTOVER == 0, reader };
         let sources =

@@ -246,12 +246,22 @@ pub(super) fn append(
         TERMINATED => take_terminated(reader, stream, count, arena, spans),
         LENGTHS => {
             ints::decode(ints, reader, count, &mut work.lengths)?;
-            for &len in &work.lengths {
-                let at = arena.position(reader, stream) as u32;
-                let len = usize::try_from(len).map_err(|_| Malformed("a length is negative"))?;
-                reader.take(stream, len)?;
-                spans.push(Span { at, len: len as u32 });
+            let at = arena.position(reader, stream) as u32;
+            let rest_len = reader.rest(stream).len();
+            let longest = work.lengths.iter().fold(0, |all, &len| all | len as u64);
+            if longest > u64::from(u32::MAX >> 1) {
+                return Err(Malformed("a length is negative or too great"));
             }
+            let mut end = 0usize;
+            spans.extend(work.lengths.iter().map(|&len| {
+                let span = Span { at: at.wrapping_add(end as u32), len: len as u32 };
+                end += len as usize;
+                span
+            }));
+            if end > rest_len {
+                return Err(Malformed("a text does not end"));
+            }
+            reader.take(stream, end)?;
             Ok(())
         }
         DICTIONARY => {
@@ -267,10 +277,15 @@ pub(super) fn append(
                 arena,
                 &mut work.dictionary.entries,
             )?;
-            for &index in reader.take(Stream::Symbols, count)? {
-                let entry = work.dictionary.entries.get(usize::from(index));
-                spans.push(*entry.ok_or(Malformed("a dictionary has no such entry"))?);
+            // Every byte is then the number of an entry, and what is no entry's is found out below.
+            work.dictionary.entries.resize(dictionary::COUNT_MAX, Span::default());
+            let indices = reader.take(Stream::Symbols, count)?;
+            if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
+                return Err(Malformed("a dictionary has no such entry"));
             }
+            let entries: &[Span; dictionary::COUNT_MAX] =
+                work.dictionary.entries[..].try_into().expect("it was resized");
+            spans.extend(indices.iter().map(|&index| entries[usize::from(index)]));
             Ok(())
         }
         PREFIXED => decode_prefixed(reader, count, stream, arena, spans),
@@ -376,7 +391,13 @@ fn decode_prefixed(
         if prefix_len > previous_len || len > arena.limit - to {
             return Err(TOO_LONG);
         }
-        if len <= SHORT_LEN && prefix_len < SHORT_LEN {
+        if len <= 8 && prefix_len < 8 {
+            let shift = 8 * prefix_len as u32;
+            let rest = u64::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
+            let word = previous as u64 & ((1 << shift) - 1) | rest << shift;
+            *arena.chunk_mut(to).ok_or(TOO_LONG)? = word.to_le_bytes();
+            previous = u128::from(word);
+        } else if len <= SHORT_LEN && prefix_len < SHORT_LEN {
             let shift = 8 * prefix_len as u32;
             let rest = u128::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
             previous = previous & ((1 << shift) - 1) | rest << shift;
