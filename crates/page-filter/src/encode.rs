@@ -27,6 +27,10 @@ pub(super) struct Group {
     /// For each column, the classes of values seen in it: a set of bits.
     masks: Vec<u8>,
     pub(super) rows: Vec<Row>,
+    /// The first field and the number of rows of each page.
+    pages: Vec<(u32, u32)>,
+    /// Whether all rows have as many fields, all whole.
+    is_regular: bool,
     /// Of interior pages: the children of each page's cells, then its right child.
     children: Vec<i64>,
 }
@@ -244,6 +248,8 @@ impl Encoder {
                 *mask |= mask_of(field.serial);
             }
         }
+        let is_regular = self.rows.len() * column_count == field_count
+            && self.rows.iter().all(|row| !row.has_overflow);
         // Rows of very different lengths would fill the memory with fields that they lack.
         if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * field_count {
             return None;
@@ -271,6 +277,11 @@ impl Encoder {
         };
         for (group_mask, mask) in self.groups[index].masks.iter_mut().zip(&self.masks) {
             *group_mask |= mask;
+        }
+        let group = &mut self.groups[index];
+        group.is_regular &= is_regular;
+        if let Some(row) = self.rows.first() {
+            group.pages.push((row.first_field, self.rows.len() as u32));
         }
         Some(index)
     }
@@ -361,7 +372,13 @@ impl Encoder {
         for group in &self.groups[..self.group_count] {
             writer.put_byte(Stream::Control, group.kind);
             writer.put_number(group.column_count as u64);
-            let source = columns::Source { record, fields, rows: &group.rows };
+            let source = columns::Source {
+                record,
+                fields,
+                rows: &group.rows,
+                pages: group.is_regular.then_some(&group.pages),
+                column_count: group.column_count,
+            };
             if page::has_row_id(group.kind) {
                 columns.encode_row_ids(&source, ints, writer);
             }
@@ -385,6 +402,8 @@ impl Group {
         self.masks.clear();
         self.masks.resize(column_count, 0);
         self.rows.clear();
+        self.pages.clear();
+        self.is_regular = true;
         self.children.clear();
     }
 
