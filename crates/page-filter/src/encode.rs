@@ -164,7 +164,7 @@ impl Encoder {
             }
             self.fields.truncate(field_count);
         }
-        if page[0] == 0 && page.iter().all(|&byte| byte == 0) {
+        if page[0] == 0 && is_zero(page) {
             self.pages.kinds.push(PAGE_ZERO);
             return;
         }
@@ -234,15 +234,11 @@ impl Encoder {
     fn find_group(&mut self, kind: u8) -> Option<usize> {
         let column_count =
             self.rows.iter().map(|row| usize::from(row.field_count)).max().unwrap_or(0);
-        let mut field_count = 0;
+        let field_count = self.rows.iter().map(|row| usize::from(row.field_count)).sum();
         self.masks.clear();
         self.masks.resize(column_count, 0);
         let stride = self.rows.len().div_ceil(MASK_ROW_COUNT).max(1);
-        for (i, row) in self.rows.iter().enumerate() {
-            field_count += usize::from(row.field_count);
-            if i % stride != 0 {
-                continue;
-            }
+        for row in self.rows.iter().step_by(stride) {
             let fields = &self.fields[row.first_field as usize..][..usize::from(row.field_count)];
             for (mask, field) in self.masks.iter_mut().zip(fields) {
                 *mask |= mask_of(field.serial);
@@ -344,9 +340,15 @@ impl Encoder {
 
     /// Writes what no cell covers, from the end of the pointers up. False, and nothing, where it is all zero.
     fn put_leftover(&mut self, page: &[u8], pointers_end: usize, geometry: Geometry) -> bool {
+        let mut at = pointers_end;
+        if self.is_packed
+            && is_zero(&page[at..self.lowest])
+            && is_zero(&page[geometry.usable_len()..])
+        {
+            return false;
+        }
         let stream = self.writer.stream(Stream::Rest);
         let start = stream.len();
-        let mut at = pointers_end;
         if self.is_packed {
             stream.extend_from_slice(&page[at..self.lowest]);
             at = geometry.usable_len();
@@ -357,7 +359,7 @@ impl Encoder {
             at = (place.at + place.len) as usize;
         }
         stream.extend_from_slice(&page[at..]);
-        let is_zero = stream[start..].iter().all(|&byte| byte == 0);
+        let is_zero = is_zero(&stream[start..]);
         if is_zero {
             stream.truncate(start);
         }
@@ -414,6 +416,11 @@ impl Group {
             self.children.push(i64::from(header.right_child));
         }
     }
+}
+
+/// Without an early end, which a compiler makes vectors of.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 /// The class of a serial type as a bit; NULL goes with all.

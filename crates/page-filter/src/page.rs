@@ -33,6 +33,22 @@ pub(super) const COLUMN_COUNT_MAX: usize = 2000;
 /// The lengths of bodies, in bytes, by serial type from 0 to 11. (10 and 11 are reserved: no record has them.)
 const SMALL_BODY_LEN: [u8; 16] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0];
 
+/// The lengths of bodies by the first byte of the serial type, in bytes, and a greater one than any payload's where
+/// that is not the type. So fields whose lengths add up to the payload's have types of one byte each.
+const BODY_LEN: [u32; 256] = {
+    let mut table = [1 << 20; 256];
+    let mut serial = 0;
+    while serial < 0x80 {
+        table[serial] = match serial {
+            10 | 11 => 1 << 20,
+            0..12 => SMALL_BODY_LEN[serial] as u32,
+            _ => (serial as u32 - 12) / 2,
+        };
+        serial += 1;
+    }
+    table
+};
+
 /// The length of a field's body, in bytes.
 #[inline]
 pub(super) fn body_len(serial: u32) -> u32 {
@@ -279,9 +295,33 @@ impl<'a> RecordReader<'a> {
         Some((serial, end))
     }
 
+    /// Reads a record that is whole in its cell and whose serial types have a byte each. False, and no field, where
+    /// it is none.
+    #[inline(always)]
+    fn read_short_types(&self, row: &mut Row, fields: &mut Vec<Field>) -> bool {
+        let types = &self.local[self.types_at..self.types_end];
+        let mut body = self.types_end;
+        fields.extend(types.iter().map(|&serial| {
+            let field = Field { serial: u32::from(serial), at: (self.page_at + body) as u32 };
+            body += BODY_LEN[usize::from(serial)] as usize;
+            field
+        }));
+        // Those without a length made it too great.
+        if body != self.local.len() || types.len() > COLUMN_COUNT_MAX {
+            fields.truncate(row.first_field as usize);
+            return false;
+        }
+        row.field_count = types.len() as u16;
+        row.whole_field_count = types.len() as u16;
+        true
+    }
+
     /// Reads a record that is whole in its cell.
     #[inline]
     fn read_whole(&self, row: &mut Row, fields: &mut Vec<Field>) -> Option<()> {
+        if self.read_short_types(row, fields) {
+            return Some(());
+        }
         let mut next = self.types_at;
         let mut body = self.types_end;
         while next < self.types_end {

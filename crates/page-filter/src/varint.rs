@@ -27,11 +27,23 @@ pub(super) fn sqlite_len(value: u64) -> usize {
 }
 
 /// Reads a varint of SQLite that is no longer than it needs to be: its value and where it ends.
-#[inline]
+#[inline(always)]
 pub(super) fn read_sqlite(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *bytes.get(at)?;
     if first < 0x80 {
         return Some((u64::from(first), at + 1));
+    }
+    // Most row ids have two or three bytes. The first one may not be without bits of the value.
+    if let Some(&[_, second, third]) = bytes.get(at..).and_then(|rest| rest.first_chunk())
+        && first != 0x80
+        && second & third < 0x80
+    {
+        let two = u64::from(first & 0x7f) << 7 | u64::from(second & 0x7f);
+        if second < 0x80 {
+            return Some((two, at + 2));
+        } else if third < 0x80 {
+            return Some((two << 7 | u64::from(third), at + 3));
+        }
     }
     read_sqlite_long(bytes, at)
 }
