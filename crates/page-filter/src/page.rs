@@ -214,24 +214,25 @@ pub(super) fn read_cell(
     fields: &mut Vec<Field>,
 ) -> Option<usize> {
     let page = &page[..geometry.usable_len()];
-    let mut row = Row { first_field: fields.len() as u32, ..Row::default() };
     let mut next = at;
+    let mut child = 0;
     if is_interior(kind) {
         if page.len() < at + 4 {
             return None;
         }
-        row.child = u32_at(page, at);
+        child = u32_at(page, at);
         next += 4;
     }
     let mut payload_len = 0;
     if has_payload(kind) {
         (payload_len, next) = varint::read_sqlite(page, next)?;
     }
+    let mut row_id = 0;
     if has_row_id(kind) {
-        let (row_id, end) = varint::read_sqlite(page, next)?;
-        row.row_id = row_id as i64;
-        next = end;
+        (row_id, next) = varint::read_sqlite(page, next)?;
     }
+    let first_field = fields.len() as u32;
+    let mut field_count = 0;
     if has_payload(kind) {
         if payload_len > PAYLOAD_LEN_MAX {
             return None;
@@ -240,20 +241,24 @@ pub(super) fn read_cell(
         let local_end = next.checked_add(usize::try_from(local_len).ok()?)?;
         let local = page.get(..local_end)?;
         let record = RecordReader::new(local, page_at, next)?;
-        if local_len == payload_len {
-            record.read_whole(&mut row, fields)?;
-            next = local_end;
-        } else {
+        if local_len < payload_len {
+            let mut row = Row { child, row_id: row_id as i64, first_field, ..Row::default() };
             record.read_cut(payload_len, &mut row, fields)?;
             if page.len() < local_end + 4 {
                 return None;
             }
             row.has_overflow = true;
             row.overflow = u32_at(page, local_end);
-            next = local_end + 4;
+            rows.push(row);
+            return Some(local_end + 4 - at);
         }
+        field_count = record.read_whole(fields)?;
+        next = local_end;
     }
-    rows.push(row);
+    // Put together only here, so that it goes straight to the list: memory gives slowly back what was written in parts.
+    let whole_field_count = field_count;
+    let row_id = row_id as i64;
+    rows.push(Row { child, row_id, first_field, field_count, whole_field_count, ..Row::default() });
     Some(next - at)
 }
 
@@ -295,10 +300,9 @@ impl<'a> RecordReader<'a> {
         Some((serial, end))
     }
 
-    /// Reads a record that is whole in its cell and whose serial types have a byte each. False, and no field, where
-    /// it is none.
+    /// Reads a record that is whole in its cell. How many fields it has.
     #[inline(always)]
-    fn read_short_types(&self, row: &mut Row, fields: &mut Vec<Field>) -> bool {
+    fn read_whole(&self, fields: &mut Vec<Field>) -> Option<u16> {
         let types = &self.local[self.types_at..self.types_end];
         let mut body = self.types_end;
         fields.extend(types.iter().map(|&serial| {
@@ -306,22 +310,16 @@ impl<'a> RecordReader<'a> {
             body += BODY_LEN[usize::from(serial)] as usize;
             field
         }));
-        // Those without a length made it too great.
-        if body != self.local.len() || types.len() > COLUMN_COUNT_MAX {
-            fields.truncate(row.first_field as usize);
-            return false;
+        // A byte that is no type has made it too great.
+        if body == self.local.len() && types.len() <= COLUMN_COUNT_MAX {
+            return Some(types.len() as u16);
         }
-        row.field_count = types.len() as u16;
-        row.whole_field_count = types.len() as u16;
-        true
+        fields.truncate(fields.len() - types.len());
+        self.read_long_types(fields)
     }
 
-    /// Reads a record that is whole in its cell.
-    #[inline]
-    fn read_whole(&self, row: &mut Row, fields: &mut Vec<Field>) -> Option<()> {
-        if self.read_short_types(row, fields) {
-            return Some(());
-        }
+    fn read_long_types(&self, fields: &mut Vec<Field>) -> Option<u16> {
+        let first_field = fields.len();
         let mut next = self.types_at;
         let mut body = self.types_end;
         while next < self.types_end {
@@ -333,10 +331,8 @@ impl<'a> RecordReader<'a> {
                 return None;
             }
         }
-        let count = fields.len() - row.first_field as usize;
-        row.field_count = count as u16;
-        row.whole_field_count = count as u16;
-        (body == self.local.len() && count <= COLUMN_COUNT_MAX).then_some(())
+        let count = fields.len() - first_field;
+        (body == self.local.len() && count <= COLUMN_COUNT_MAX).then_some(count as u16)
     }
 
     /// Reads a record that continues on overflow pages.
