@@ -77,10 +77,9 @@ impl Cells {
         let lens = &self.payload_lens;
         let payloads = match self.program.same_payload_len() {
             Some(len) => (len, len),
-            None => (
-                lens.iter().copied().min().unwrap_or(0),
-                lens.iter().copied().max().unwrap_or(0),
-            ),
+            None => {
+                (lens.iter().copied().min().unwrap_or(0), lens.iter().copied().max().unwrap_or(0))
+            }
         };
         let local_len_max = geometry.local_len_max(group.kind);
         if page::has_payload(group.kind) {

@@ -100,9 +100,9 @@ impl Columns {
     ) -> Option<u8> {
         self.fields.clear();
         for &(first, count) in pages {
-            let fields = source.fields.get(first as usize + column..).unwrap_or(&[]);
-            let fields = fields.iter().step_by(source.column_count);
-            self.fields.extend(fields.take(count as usize));
+            let fields = &source.fields[first as usize..][..count as usize * source.column_count];
+            let rows = fields.chunks_exact(source.column_count);
+            self.fields.extend(rows.map(|row| row[column]));
         }
         let serial = self.fields.first()?.serial;
         let (mut differing, mut all, mut odd, mut least) = (0, 0, 1, u32::MAX);
@@ -131,7 +131,10 @@ impl Columns {
             };
             spans.extend(values.map(|field| Span { at: field.at, len: (field.serial - 12) / 2 }));
             return Some(class);
-        } else if least >= 1 && all < 16 && self.fields.iter().all(|f| f.serial < 10 && f.serial != 7) {
+        } else if least >= 1
+            && all < 16
+            && self.fields.iter().all(|f| f.serial < 10 && f.serial != 7)
+        {
             self.ints.extend(values.map(|&field| read_int(source.record, field)));
             let wide = self.ints.iter().zip(&self.fields);
             let wide = wide.fold(0, |wide, (&int, field)| wide | (int_serial(int) ^ field.serial));
@@ -210,6 +213,9 @@ impl Columns {
         ints: &mut Ints,
         writer: &mut Writer,
     ) {
+        if source.pages.is_some() {
+            return writer.put_number(0);
+        }
         let has_overflow = |(_, row): &(usize, &Row)| row.has_overflow;
         let rows = || source.rows.iter().enumerate().filter(has_overflow);
         self.ints.clear();

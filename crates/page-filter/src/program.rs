@@ -10,7 +10,9 @@
 use super::Malformed;
 use super::arena::Arena;
 use super::decode::Group;
-use super::fields::{Fields, MixedField, SERIAL_ABSENT, SERIAL_DOUBLE, SERIAL_IS_CUT, Shape, TOO_LONG};
+use super::fields::{
+    Fields, MixedField, SERIAL_ABSENT, SERIAL_DOUBLE, SERIAL_IS_CUT, Shape, TOO_LONG,
+};
 use super::layout::int_serial;
 use super::page;
 use super::texts::Span;

@@ -205,13 +205,24 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
         return false;
     }
     work.dictionary.clear();
+    let mut previous = Key { head: 0, tail: 0, len: u32::MAX };
     for (i, &span) in spans.iter().enumerate() {
         if i == DICTIONARY_TRIAL_COUNT && work.dictionary.entries.len() > DICTIONARY_TRIAL_MAX {
             return false;
         }
-        let value = text(record, span);
-        let slot = hash(value) as usize % dictionary::SLOT_COUNT;
-        let is_same = |entry| text(record, entry) == value;
+        let key = Key::of(record, span);
+        // Many columns have the same value in row after row.
+        if key == previous && key.len <= 16 {
+            work.dictionary.repeat();
+            continue;
+        }
+        previous = key;
+        let slot = key.hash() as usize % dictionary::SLOT_COUNT;
+        let is_same = |entry: Span| {
+            entry.len == span.len
+                && Key::of(record, entry) == key
+                && (entry.len <= 16 || text(record, entry) == text(record, span))
+        };
         if !work.dictionary.number(span, slot, count_max, is_same) {
             return false;
         }
@@ -219,14 +230,37 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
     true
 }
 
-/// A hash of the first and the last bytes and the length: enough to tell the values of a column.
-fn hash(value: &[u8]) -> u64 {
-    let (head, tail) = match (value.first_chunk::<8>(), value.last_chunk::<8>()) {
-        (Some(&head), Some(&tail)) => (u64::from_le_bytes(head), u64::from_le_bytes(tail)),
-        _ => (value.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)), 0),
-    };
-    let mixed = head.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ tail.rotate_left(29);
-    (mixed ^ value.len() as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+/// The first and the last eight bytes of a string, or its only ones: enough to tell apart the values of a column, and
+/// with the length all of those up to 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    head: u64,
+    tail: u64,
+    len: u32,
+}
+
+impl Key {
+    #[inline(always)]
+    fn of(record: &[u8], span: Span) -> Key {
+        let word = |at: usize| -> Option<u64> {
+            Some(u64::from_le_bytes(*record.get(at..)?.first_chunk()?))
+        };
+        let (at, len) = (span.at as usize, span.len);
+        let (head, tail) = match (word(at), len) {
+            (Some(head), 0..8) => (head & ((1 << (8 * len)) - 1), 0),
+            (Some(head), _) => (head, word(at + len as usize - 8).unwrap_or(0)),
+            (None, _) => {
+                (text(record, span).iter().rev().fold(0, |word, &b| word << 8 | u64::from(b)), 0)
+            }
+        };
+        Key { head, tail, len }
+    }
+
+    #[inline(always)]
+    fn hash(self) -> u64 {
+        let mixed = self.head.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.tail.rotate_left(29);
+        (mixed ^ u64::from(self.len)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+    }
 }
 
 /// Reads `count` strings and puts them behind those that `spans` holds.
