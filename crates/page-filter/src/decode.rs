@@ -6,6 +6,8 @@
 //! Everything read is bounded before it takes memory: the pages by the record's length, the cells by the
 //! pages' lengths, the fields by [`FIELDS_PER_BYTE_MAX`].
 
+use std::ops::Range;
+
 use super::arena::Arena;
 use super::cells::{Buffer, Cells};
 use super::fields::{Column, Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
@@ -41,6 +43,14 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Goes on to what is behind a page.
+    pub(super) fn pass_page(&mut self, cell_count: usize) {
+        self.next_row += cell_count;
+        if page::is_interior(self.kind) {
+            self.next_child += cell_count + 1;
+        }
+    }
+
     fn start(&mut self) {
         self.page_count = 0;
         self.row_count = 0;
@@ -100,7 +110,13 @@ impl Decoder {
             + self.column.len_in_memory()
     }
 
-    pub(super) fn decode(&mut self, filtered: &[u8], out: &mut [u8]) -> Result<(), Malformed> {
+    /// Writes at least those pages into `out` that have bytes in `part`.
+    pub(super) fn decode(
+        &mut self,
+        filtered: &[u8],
+        out: &mut [u8],
+        part: &Range<usize>,
+    ) -> Result<(), Malformed> {
         if out.len() > RECORD_LEN_MAX || filtered.len() > filtered_len_max(out.len()) {
             return Err(Malformed("the record is too long"));
         }
@@ -118,7 +134,7 @@ impl Decoder {
             }
             self.read_group(group, &plan, &mut reader)?;
         }
-        self.rebuild(&plan, &mut reader, out)
+        self.rebuild(&plan, &mut reader, out, part)
     }
 
     /// Reads the sequences of pages, and how many cells each group has.

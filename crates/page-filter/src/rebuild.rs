@@ -2,7 +2,10 @@
 //!
 //! The lengths of a page's cells say where they lie. Cells are then written from the lowest up, and what is
 //! between them as well, so that a copy of a fixed length may run over its end: what it spoils is
-//! written afterwards. Every write is checked against the record's end.
+//! written afterwards. A page is put together in a buffer and then copied into the record. One that is not wanted
+//! is left out, unless how much it takes from a stream follows from its cells.
+
+use std::ops::Range;
 
 use super::Malformed;
 use super::cells::{self, Sources};
@@ -23,18 +26,20 @@ struct Cursor {
 }
 
 impl Decoder {
-    /// Writes the pages into `out`, and what follows them.
+    /// Writes the pages into `out` that have bytes in `part`, possibly others, and what follows them.
     pub(super) fn rebuild(
         &mut self,
         plan: &Plan,
         reader: &mut Reader<'_>,
         out: &mut [u8],
+        part: &Range<usize>,
     ) -> Result<(), Malformed> {
         let page_len = plan.geometry.page_len;
         let mut cursor = Cursor::default();
         for i in 0..plan.page_count {
             let number = plan.first_page.wrapping_add(i as u64);
             let page_at = plan.head_len + i * page_len;
+            let is_wanted = page_at < part.end && part.start < page_at + page_len;
             match self.pages.kinds[i] {
                 PAGE_ZERO => out[page_at..page_at + page_len].fill(0),
                 PAGE_KEPT => {
@@ -46,6 +51,9 @@ impl Decoder {
                 }
                 kind => {
                     cursor.group = (kind - FIRST_GROUP) as usize;
+                    if !is_wanted && self.skip_page(number, &mut cursor, reader)? {
+                        continue;
+                    }
                     self.rebuild_page(plan, page_at, number, &mut cursor, reader, out)?;
                 }
             }
@@ -54,6 +62,28 @@ impl Decoder {
         let tail = reader.take(Stream::Rest, out.len() - pages_end)?;
         out[pages_end..].copy_from_slice(tail);
         if reader.is_finished() { Ok(()) } else { Err(Malformed("a stream is too long")) }
+    }
+
+    /// Passes over a b-tree page. False, and nothing done, where it has to be put together.
+    fn skip_page(
+        &mut self,
+        number: u64,
+        cursor: &mut Cursor,
+        reader: &mut Reader<'_>,
+    ) -> Result<bool, Malformed> {
+        let flags = self.pages.flags[cursor.btrees];
+        let cell_count = self.pages.cell_counts[cursor.btrees] as usize;
+        let group = &mut self.groups[cursor.group];
+        if flags & FLAG_LEFTOVER != 0 || !group.tails.is_empty() {
+            return Ok(false);
+        }
+        reader.take(Stream::Rest, if number == 1 { DATABASE_HEADER_LEN } else { 0 })?;
+        cursor.btrees += 1;
+        cursor.headers += usize::from(flags & FLAG_HEADER != 0);
+        cursor.ranks += if flags & FLAG_RANKS != 0 { cell_count } else { 0 };
+        cursor.holes += if flags & FLAG_HOLES != 0 { cell_count } else { 0 };
+        group.pass_page(cell_count);
+        Ok(true)
     }
 
     fn rebuild_page(
@@ -94,11 +124,7 @@ impl Decoder {
         leftover.put(&mut buffer[end..geometry.page_len])?;
         out[page_at..page_at + geometry.page_len].copy_from_slice(&buffer[..geometry.page_len]);
         self.buffer = Some(buffer);
-        let group = &mut self.groups[group];
-        group.next_row += cell_count;
-        if page::is_interior(kind) {
-            group.next_child += cell_count + 1;
-        }
+        self.groups[group].pass_page(cell_count);
         Ok(())
     }
 
