@@ -88,7 +88,7 @@ impl Cells {
         self.has_slots = self.measure_alike(group, payloads, fields, arena);
         if !self.has_slots {
             self.measure_each(group, geometry);
-            self.program.step_through();
+            self.program.fill_slots_with_bodies(fields, arena);
         }
         Ok(())
     }
@@ -309,9 +309,11 @@ impl Cells {
         buffer: &mut Buffer,
         mut at: usize,
     ) -> usize {
-        let Sources { group, fields, .. } = sources;
-        for &shape in &fields.shapes[group.first_column..][..group.column_count] {
-            match fields.serial(shape, group.next_row + cell) {
+        let row = sources.group.next_row + cell;
+        for run in &self.program.type_runs {
+            put(buffer, at, run.bytes);
+            at += run.len;
+            match run.open.map_or(SERIAL_ABSENT, |shape| sources.fields.serial(shape, row)) {
                 SERIAL_ABSENT => {}
                 serial => at = put_varint(buffer, at, u64::from(serial & !SERIAL_IS_CUT)),
             }

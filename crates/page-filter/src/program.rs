@@ -53,6 +53,16 @@ pub(super) enum Operation {
     Slot { first: usize, len: usize },
 }
 
+/// The types of a few columns, for pages without a template: those that all cells have, then one that differs.
+#[derive(Default)]
+pub(super) struct TypeRun {
+    pub(super) bytes: [u8; TYPE_RUN_LEN_MAX],
+    pub(super) len: usize,
+    pub(super) open: Option<Shape>,
+}
+
+const TYPE_RUN_LEN_MAX: usize = 16;
+
 /// How the cells of a page are written.
 #[derive(Default)]
 pub(super) struct Program {
@@ -62,6 +72,9 @@ pub(super) struct Program {
     operations: Vec<Operation>,
     /// The serial types, if each is as long in all cells, in whole chunks. Those that differ are any.
     template: Vec<u8>,
+    pub(super) type_runs: Vec<TypeRun>,
+    /// Whether the types of the column that was looked at last differ.
+    is_open: bool,
     /// The lengths of each cell's types, unless these are all `same_types_len`.
     types_lens: Vec<u32>,
     cell_count: usize,
@@ -78,7 +91,7 @@ pub(super) struct Program {
 impl Program {
     pub(super) fn len_in_memory(&self) -> usize {
         8 * self.body_lens.capacity()
-            + 64 * self.operations.capacity()
+            + 64 * (self.operations.capacity() + self.type_runs.capacity())
             + self.template.capacity()
             + self.slots.capacity() * size_of::<Slot>()
     }
@@ -100,6 +113,7 @@ impl Program {
         self.types_lens.clear();
         self.body_lens.clear();
         self.serials.clear();
+        self.type_runs.clear();
         self.cell_count = cell_count;
         (self.same_len, self.same_types_len) = (0, 0);
         let row = group.next_row;
@@ -122,6 +136,9 @@ impl Program {
                     let mixed = &fields.mixed[first + row..][..cell_count];
                     self.add_mixed(mixed, first + row);
                 }
+            }
+            if std::mem::take(&mut self.is_open) {
+                self.last_run(0).open = Some(shape);
             }
         }
         self.template.resize(self.template.len().next_multiple_of(CHUNK_LEN), 0);
@@ -162,11 +179,24 @@ impl Program {
         let mut bytes = [0; 8];
         let len = varint::write_sqlite(&mut bytes, 0, u64::from(serial));
         self.template.extend_from_slice(&bytes[..len]);
+        let run = self.last_run(len);
+        run.bytes[run.len..run.len + len].copy_from_slice(&bytes[..len]);
+        run.len += len;
         self.same_types_len += len as u32;
+    }
+
+    /// The run of types that is being made, which has room for some bytes.
+    fn last_run(&mut self, len: usize) -> &mut TypeRun {
+        let has_room = |run: &TypeRun| run.open.is_none() && run.len + len <= TYPE_RUN_LEN_MAX;
+        if !self.type_runs.last().is_some_and(has_room) {
+            self.type_runs.push(TypeRun::default());
+        }
+        self.type_runs.last_mut().expect("there is one")
     }
 
     /// A serial type of one byte that differs. Where its byte goes.
     fn add_open_type(&mut self) -> usize {
+        self.is_open = true;
         self.same_types_len += 1;
         self.template.push(0);
         self.template.len() - 1
@@ -174,6 +204,7 @@ impl Program {
 
     /// Serial types of several lengths.
     fn add_open_types(&mut self, lens: impl Iterator<Item = u32>) {
+        self.is_open = true;
         self.types_lens.resize(self.cell_count, 0);
         self.types_lens.iter_mut().zip(lens).for_each(|(sum, len)| *sum += len);
     }
@@ -283,10 +314,33 @@ fn add_lens(sums: &mut Vec<u32>, lens: impl Iterator<Item = u32>) {
 
 /// Fills slots, and lists the steps that write cells.
 impl Program {
-    /// Every operation is a step.
-    pub(super) fn step_through(&mut self) {
+    /// Puts into slots what bodies are as long in all cells.
+    pub(super) fn fill_slots_with_bodies(&mut self, fields: &Fields, arena: &Arena) {
         self.steps.clear();
-        self.steps.extend_from_slice(&self.operations);
+        self.fuse_all(0, None, fields, arena);
+    }
+
+    /// Puts what operations write into slots, where these have `front_len` bytes already, or makes it steps.
+    fn fuse_all(
+        &mut self,
+        front_len: usize,
+        types_at: Option<usize>,
+        fields: &Fields,
+        arena: &Arena,
+    ) {
+        let mut run = Run { first: 0, len: front_len };
+        let operations = std::mem::take(&mut self.operations);
+        for &operation in &operations {
+            if !self.fuse(operation, &mut run, fields, arena) {
+                if let Some(types_at) = types_at {
+                    self.put_open_types(operation, types_at, fields);
+                }
+                self.end_run(&mut run);
+                self.steps.push(operation);
+            }
+        }
+        self.end_run(&mut run);
+        self.operations = operations;
     }
 
     /// Puts into slots what is as long in all cells: prefixes (from the top of a word down), types, and bodies. False where
@@ -323,31 +377,25 @@ impl Program {
                 }
             }
         }
-        let mut run = Run { first: 0, len: front_len };
-        let operations = std::mem::take(&mut self.operations);
-        for &operation in &operations {
-            self.fuse(operation, &mut run, prefix_len, (fields, arena));
-        }
-        self.end_run(&mut run);
-        self.operations = operations;
+        self.fuse_all(front_len, Some(prefix_len), fields, arena);
         true
     }
 
-    /// Puts what an operation writes into slots if that can be done, or else makes it a step.
+    /// Puts what an operation writes into slots. False, and nothing done, where that is not as long in all cells.
     fn fuse(
         &mut self,
         operation: Operation,
         run: &mut Run,
-        prefix_len: usize,
-        (fields, arena): (&Fields, &Arena),
-    ) {
+        fields: &Fields,
+        arena: &Arena,
+    ) -> bool {
         match operation {
             Operation::Word { first, shift, len } => {
                 let (slots, at) = self.slots_for(run, len as usize, 8);
                 for (slot, word) in slots.iter_mut().zip(&fields.words[first..]) {
                     put(slot, at, (word << shift).to_be_bytes());
                 }
-                return;
+                true
             }
             Operation::Text { first, len } if len as usize <= SLOT_TEXT_LEN_MAX => {
                 let (slots, at) = self.slots_for(run, len as usize, SLOT_TEXT_LEN_MAX);
@@ -355,36 +403,38 @@ impl Program {
                     let chunk = arena.chunk::<SLOT_TEXT_LEN_MAX>(span.at as usize);
                     put(slot, at, *chunk.unwrap_or(&[0; _]));
                 }
-                return;
+                true
             }
-            _ => {}
+            _ => false,
         }
+    }
+
+    /// Puts types of one byte that differ into the slots of what is in front of the bodies.
+    fn put_open_types(&mut self, operation: Operation, types_at: usize, fields: &Fields) {
         let slots = &mut self.slots[..self.cell_count];
         match operation {
             Operation::Words { first_serial, type_at, .. } => {
                 for (slot, &serial) in slots.iter_mut().zip(&fields.serials[first_serial..]) {
-                    put(slot, prefix_len + type_at, [serial]);
+                    put(slot, types_at + type_at, [serial]);
                 }
             }
             Operation::Ints { first_serial, type_at, .. } => {
                 for (slot, &serial) in slots.iter_mut().zip(&self.serials[first_serial..]) {
-                    put(slot, prefix_len + type_at, [serial]);
+                    put(slot, types_at + type_at, [serial]);
                 }
             }
             Operation::Texts { first, base, type_at } => {
                 for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
-                    put(slot, prefix_len + type_at, [(base + 2 * span.len) as u8]);
+                    put(slot, types_at + type_at, [(base + 2 * span.len) as u8]);
                 }
             }
             Operation::Mixed { first, type_at } => {
                 for (slot, field) in slots.iter_mut().zip(&fields.mixed[first..]) {
-                    put(slot, prefix_len + type_at, [field.serial as u8]);
+                    put(slot, types_at + type_at, [field.serial as u8]);
                 }
             }
             _ => {}
         }
-        self.end_run(run);
-        self.steps.push(operation);
     }
 
     /// The slots that have room for a body of `len` bytes, written as if it had `room` bytes, and where in them.
