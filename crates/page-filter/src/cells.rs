@@ -382,7 +382,7 @@ impl Cells {
             }
             Operation::Mixed { first, .. } => {
                 let field = fields.mixed[first + cell];
-                if field.serial < 12 {
+                if page::is_number(field.serial) {
                     put_word(buffer, at, field.body as i64, field.serial)
                 } else if field.serial & SERIAL_IS_CUT == 0 {
                     let len = page::body_len(field.serial) as usize;

@@ -49,10 +49,16 @@ const BODY_LEN: [u32; 256] = {
     table
 };
 
+/// Whether a serial type is one of numbers. (NULL goes with strings: where it is among them cannot be foretold.)
+#[inline(always)]
+pub(super) fn is_number(serial: u32) -> bool {
+    (1..12).contains(&serial)
+}
+
 /// The length of a field's body, in bytes.
-#[inline]
+#[inline(always)]
 pub(super) fn body_len(serial: u32) -> u32 {
-    if serial < 12 { small_body_len(serial) } else { (serial - 12) / 2 }
+    if is_number(serial) { small_body_len(serial) } else { serial.saturating_sub(12) / 2 }
 }
 
 /// The same of a serial type below 12.
