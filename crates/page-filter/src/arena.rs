@@ -40,12 +40,25 @@ impl Arena {
         reader.position(stream) - self.base
     }
 
+    /// The bytes from `at` on. There are some behind each string.
+    #[inline(always)]
+    pub(super) fn chunk<const LEN: usize>(&self, at: usize) -> Option<&[u8; LEN]> {
+        const { assert!(LEN <= SPARE_LEN) };
+        self.bytes.get(at..)?.first_chunk()
+    }
+
+    /// See [`Arena::chunk`].
+    #[inline(always)]
+    pub(super) fn chunk_mut<const LEN: usize>(&mut self, at: usize) -> Option<&mut [u8; LEN]> {
+        self.bytes.get_mut(at..)?.first_chunk_mut()
+    }
+
     /// Copies `len` bytes from `from` to `to`, and possibly something behind them.
     #[inline(always)]
     pub(super) fn copy(&mut self, from: usize, len: usize, to: usize) {
         if len <= SHORT_LEN
-            && let Some(&source) = self.bytes.get(from..).and_then(|s| s.first_chunk::<SHORT_LEN>())
-            && let Some(target) = self.bytes.get_mut(to..).and_then(|s| s.first_chunk_mut())
+            && let Some(&source) = self.chunk::<SHORT_LEN>(from)
+            && let Some(target) = self.chunk_mut(to)
         {
             *target = source;
         } else {

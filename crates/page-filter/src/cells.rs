@@ -1,335 +1,464 @@
-//! The decoder's inner part: the cells of a page, written column by column.
+//! The decoder's inner part, second half: the cells of a page, written where they belong.
 //!
-//! Each cell is composed in a slot of its own, with spare room behind it, and then copied into the page. So a
-//! body can be written as a whole word or chunk, whatever its length: what that spoils is either written
-//! afterwards or lies in the spare room. And a column is written in one loop for all cells, without asking
-//! of each field what it is.
-//!
-//! A form that no encoder wrote may have fields that are not as long as their rows say. They may spoil other
-//! slots, never anything else, and are found out at the end.
+//! A page is put together in a buffer with spare room behind it. Its cells are written from the lowest address up, and
+//! each from its front to its end. So a type or body can be written as a whole word or chunk,
+//! whatever its length: what that spoils is written afterwards. Positions are brought below the buffer's length by a
+//! mask, which costs less than a check and an error; none is above it unless something is wrong here.
 
+use super::arena::Arena;
 use super::decode::Group;
-use super::fields::{ColumnKind, Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
+use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::page::{self, Geometry};
+use super::program::{Operation, Program, Slot};
+use super::rebuild::Leftover;
 use super::varint;
 use super::{Malformed, PAGE_LEN_MAX};
 
-/// The spare room behind each cell, in bytes: the longest chunk that is written as a whole.
-const SPARE_LEN: usize = 32;
+/// The spare room behind the page, in bytes: the longest chunk that is written as a whole.
+const SPARE_LEN: usize = 64;
 
-/// Room for the cells of a page, in bytes: the longest page, and as many spare rooms as it can have cells (each
-/// takes at least four bytes and a pointer of two), up to a power of two. A position is brought below it by a
-/// mask, which costs less than a check and an error; positions that it changes are found out at the end.
-const SLOTS_LEN: usize = 1 << 19;
-const _: () = assert!(PAGE_LEN_MAX + PAGE_LEN_MAX / 6 * SPARE_LEN <= SLOTS_LEN);
+/// A page, and spare room. As a field may be empty and end the longest page, positions are below twice its length.
+pub(super) type Buffer = [u8; POSITION_END + SPARE_LEN];
+const POSITION_END: usize = 2 * PAGE_LEN_MAX;
 
-type Slots = [u8; SLOTS_LEN + SPARE_LEN];
-
-/// Texts up to this length are copied as if they had it, in bytes.
-const SHORT_TEXT_LEN: usize = 16;
+/// Strings up to this length are copied as if they had it, in bytes.
+const SHORT_LEN: usize = 32;
 
 const NOT_AS_LONG: Malformed = Malformed("a cell is not as long as its fields");
 
 /// What a cell has whose payload is not whole in it.
 #[derive(Clone, Copy, Default)]
 struct Overflow {
-    row: usize,
+    cell: usize,
     page: u32,
     /// Where the part of the payload that belongs to no whole field is in the arena.
     tail_at: usize,
 }
 
-/// Where a cell's next serial type and next body go.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    type_at: u32,
-    body_at: u32,
-}
-
 /// Working memory: the cells of one page.
 #[derive(Default)]
 pub(super) struct Cells {
-    bytes: Option<Box<Slots>>,
     /// The cells' lengths, in bytes.
     pub(super) lens: Vec<u32>,
-    /// Where in `bytes` each cell begins.
-    slots: Vec<u32>,
-    places: Vec<Place>,
+    program: Program,
+    payload_lens: Vec<u32>,
+    /// Whether prefixes and types are in slots of the program.
+    has_slots: bool,
     overflow: Vec<Overflow>,
+}
+
+/// Where cells come from, and the buffer that they go to.
+pub(super) struct Sources<'a> {
+    pub(super) group: &'a Group,
+    pub(super) fields: &'a Fields,
+    pub(super) arena: &'a Arena,
 }
 
 impl Cells {
     pub(super) fn len_in_memory(&self) -> usize {
-        self.bytes.as_ref().map_or(0, |_| SLOTS_LEN) + 4 * 4 * self.lens.capacity()
+        self.program.len_in_memory() + 8 * self.lens.capacity()
     }
 
     /// Finds the lengths of the group's next cells.
-    pub(super) fn measure(&mut self, group: &mut Group, cell_count: usize, geometry: Geometry) {
-        self.lens.clear();
-        self.overflow.clear();
-        let rows = group.next_row..group.next_row + cell_count;
-        let row_ids = group.row_ids.get(rows.clone()).unwrap_or(&[]).iter();
-        let row_id_lens = row_ids.map(|&id| varint::sqlite_len(id as u64) as u32);
-        let payloads = group.lens[rows].iter().map(|&lens| Group::payload_len_of(lens));
-        let max = geometry.local_len_max(group.kind);
-        let local = |payload_len: u64| {
-            varint::sqlite_len(payload_len) as u32
-                + match payload_len <= max {
-                    true => payload_len as u32,
-                    false => geometry.local_len(group.kind, payload_len) as u32 + 4,
-                }
-        };
-        match group.kind {
-            page::TABLE_LEAF => {
-                self.lens
-                    .extend(payloads.zip(row_id_lens).map(|(payload, id)| local(payload) + id));
-            }
-            page::TABLE_INTERIOR => self.lens.extend(row_id_lens.map(|id| 4 + id)),
-            page::INDEX_LEAF => self.lens.extend(payloads.map(local)),
-            _ => self.lens.extend(payloads.map(|payload| 4 + local(payload))),
-        }
-        if !group.tails.is_empty() {
-            self.list_overflow(group, cell_count, max);
-        }
-    }
-
-    fn list_overflow(&mut self, group: &mut Group, cell_count: usize, local_len_max: u64) {
-        for row in 0..cell_count {
-            if Group::payload_len_of(group.lens[group.next_row + row]) > local_len_max {
-                let page = group.overflow[group.next_overflow] as u32;
-                let tail_at = group.tails[group.next_overflow];
-                self.overflow.push(Overflow { row, page, tail_at });
-                group.next_overflow += 1;
-            }
-        }
-    }
-
-    /// Writes the group's next cells into their slots. They were measured, and fit into a page.
-    pub(super) fn compose(
+    pub(super) fn measure(
         &mut self,
-        group: &Group,
-        fields: &Fields,
-        arena: &[u8],
+        group: &mut Group,
+        cell_count: usize,
+        (fields, arena): (&Fields, &Arena),
+        geometry: Geometry,
     ) -> Result<(), Malformed> {
-        self.slots.clear();
-        let mut end = 0;
-        for &len in &self.lens {
-            self.slots.push(end);
-            end += len + SPARE_LEN as u32;
+        self.program.find(group, cell_count, fields)?;
+        self.program.payload_lens(&mut self.payload_lens);
+        self.overflow.clear();
+        self.lens.clear();
+        if cell_count == 0 {
+            return Ok(());
         }
-        debug_assert!(end as usize <= SLOTS_LEN);
-        self.places.resize(self.lens.len(), Place::default());
-        // Taken out, so that columns can be written while the rest is borrowed.
-        let mut slots = self.bytes.take().unwrap_or_else(new_slots);
-        let bytes = &mut *slots;
-        match group.kind {
-            page::TABLE_LEAF => self.write_prefixes::<{ page::TABLE_LEAF }>(group, bytes),
-            page::TABLE_INTERIOR => self.write_prefixes::<{ page::TABLE_INTERIOR }>(group, bytes),
-            page::INDEX_LEAF => self.write_prefixes::<{ page::INDEX_LEAF }>(group, bytes),
-            _ => self.write_prefixes::<{ page::INDEX_INTERIOR }>(group, bytes),
-        }
-        let cell_count = self.lens.len();
-        for column in 0..group.column_count {
-            let first = group.first_field + column * group.row_count + group.next_row;
-            let serials = &fields.serials[first..first + cell_count];
-            let bodies = &fields.bodies[first..first + cell_count];
-            match fields.kinds[group.first_column + column] {
-                ColumnKind::Null => self.write_nulls(bytes),
-                ColumnKind::Words => self.write_words(bytes, serials, bodies),
-                ColumnKind::Texts => self.write_texts(bytes, serials, bodies, arena),
-                ColumnKind::Mixed => self.write_mixed(bytes, serials, bodies, arena),
+        let lens = &self.payload_lens;
+        let payloads = match self.program.same_payload_len() {
+            Some(len) => (len, len),
+            None => {
+                (lens.iter().copied().min().unwrap_or(0), lens.iter().copied().max().unwrap_or(0))
             }
+        };
+        let local_len_max = geometry.local_len_max(group.kind);
+        if page::has_payload(group.kind) {
+            self.list_overflow(group, payloads.1, local_len_max)?;
         }
-        let result = self.write_overflow(bytes, arena);
-        self.bytes = Some(slots);
-        result?;
-        let ends = self.slots.iter().zip(&self.lens).map(|(slot, len)| slot + len);
-        if ends.zip(&self.places).all(|(end, place)| end == place.body_at) {
-            Ok(())
-        } else {
-            Err(NOT_AS_LONG)
-        }
-    }
-
-    /// Copies a cell to `at` of `out`, and possibly something behind it.
-    #[inline(always)]
-    pub(super) fn copy(&self, row: usize, out: &mut [u8], at: usize) {
-        let Some(bytes) = &self.bytes else { return };
-        let (slot, len) = (self.slots[row] as usize, self.lens[row] as usize);
-        if len <= SPARE_LEN
-            && let Some(target) = out.get_mut(at..).and_then(|out| out.first_chunk_mut())
-        {
-            *target = *chunk::<SPARE_LEN>(bytes, slot);
-        } else {
-            out[at..at + len].copy_from_slice(&bytes[slot..slot + len]);
-        }
-    }
-
-    /// Writes what is in front of the serial types.
-    fn write_prefixes<const KIND: u8>(&mut self, group: &Group, bytes: &mut Slots) {
-        let rows = group.next_row..group.next_row + self.lens.len();
-        let row_lens = &group.lens[rows.clone()];
-        let row_ids = group.row_ids.get(rows).unwrap_or(&[]);
-        let children = group.children.get(group.next_child..).unwrap_or(&[]);
-        let rows = self.slots.iter().zip(row_lens).zip(&mut self.places);
-        for (row, ((&slot, &lens), place)) in rows.enumerate() {
-            let mut at = slot as usize;
-            if page::is_interior(KIND) {
-                bytes[at..at + 4].copy_from_slice(&(children[row] as u32).to_be_bytes());
-                at += 4;
-            }
-            if KIND != page::TABLE_INTERIOR {
-                at = put_varint(bytes, at, Group::payload_len_of(lens));
-            }
-            if page::has_row_id(KIND) {
-                at = put_varint(bytes, at, row_ids[row] as u64);
-            }
-            place.body_at = at as u32;
-            if KIND != page::TABLE_INTERIOR {
-                let types_len = Group::types_len_of(lens);
-                at = put_varint(bytes, at, page::record_header_len(types_len) as u64);
-                place.body_at = (at + types_len) as u32;
-            }
-            place.type_at = at as u32;
-        }
-    }
-
-    fn write_nulls(&mut self, bytes: &mut Slots) {
-        for place in &mut self.places {
-            bytes[place.type_at as usize % SLOTS_LEN] = 0;
-            place.type_at += 1;
-        }
-    }
-
-    /// A column all of whose serial types are below 12.
-    fn write_words(&mut self, bytes: &mut Slots, serials: &[u32], bodies: &[u64]) {
-        for (place, (&serial, &body)) in self.places.iter_mut().zip(serials.iter().zip(bodies)) {
-            let Place { type_at, body_at } = place;
-            bytes[*type_at as usize % SLOTS_LEN] = serial as u8;
-            *type_at += 1;
-            put_word(bytes, body_at, body, serial);
-        }
-    }
-
-    /// A column all of whose values are strings.
-    fn write_texts(&mut self, bytes: &mut Slots, serials: &[u32], bodies: &[u64], arena: &[u8]) {
-        for (place, (&serial, &body)) in self.places.iter_mut().zip(serials.iter().zip(bodies)) {
-            let Place { type_at, body_at } = place;
-            put_type(bytes, type_at, serial);
-            put_text(bytes, body_at, arena, body as usize, (serial.wrapping_sub(12) / 2) as usize);
-        }
-    }
-
-    fn write_mixed(&mut self, bytes: &mut Slots, serials: &[u32], bodies: &[u64], arena: &[u8]) {
-        for (place, (&serial, &body)) in self.places.iter_mut().zip(serials.iter().zip(bodies)) {
-            let Place { type_at, body_at } = place;
-            if serial < 12 {
-                put_type(bytes, type_at, serial);
-                put_word(bytes, body_at, body, serial);
-            } else if serial & SERIAL_IS_CUT == 0 {
-                put_type(bytes, type_at, serial);
-                put_text(bytes, body_at, arena, body as usize, (serial as usize - 12) / 2);
-            } else if serial != SERIAL_ABSENT {
-                put_type(bytes, type_at, serial & !SERIAL_IS_CUT);
-            }
-        }
-    }
-
-    fn write_overflow(&mut self, bytes: &mut Slots, arena: &[u8]) -> Result<(), Malformed> {
-        for overflow in &self.overflow {
-            let row = overflow.row;
-            let at = self.places[row].body_at as usize;
-            // The last four bytes of the cell are the number of the overflow page.
-            let end = (self.slots[row] + self.lens[row]) as usize;
-            let tail_len = (end - 4).checked_sub(at).ok_or(NOT_AS_LONG)?;
-            let tail =
-                arena.get(overflow.tail_at..overflow.tail_at + tail_len).ok_or(NOT_AS_LONG)?;
-            bytes[at..end - 4].copy_from_slice(tail);
-            bytes[end - 4..end].copy_from_slice(&overflow.page.to_be_bytes());
-            self.places[row].body_at = end as u32;
+        self.has_slots = self.measure_alike(group, payloads, fields, arena);
+        if !self.has_slots {
+            self.measure_each(group, geometry);
+            self.program.fill_slots_with_bodies(fields, arena);
         }
         Ok(())
     }
+
+    /// Lists the cells whose payloads are not whole in them.
+    fn list_overflow(
+        &mut self,
+        group: &mut Group,
+        longest: u32,
+        local_len_max: u64,
+    ) -> Result<(), Malformed> {
+        if group.overflow_rows.is_empty() && u64::from(longest) <= local_len_max {
+            return Ok(());
+        }
+        let cells_end = group.next_row + self.payload_lens.len();
+        while let Some(&row) = group.overflow_rows.get(group.next_overflow)
+            && (row as usize) < cells_end
+        {
+            let page = group.overflow[group.next_overflow] as u32;
+            let tail_at = group.tails[group.next_overflow];
+            self.overflow.push(Overflow { cell: row as usize - group.next_row, page, tail_at });
+            group.next_overflow += 1;
+        }
+        let long = self.payload_lens.iter().filter(|&&len| u64::from(len) > local_len_max);
+        if long.count() == self.overflow.len() {
+            Ok(())
+        } else {
+            Err(Malformed("a cell is longer than its page allows"))
+        }
+    }
+
+    /// Measures cells the parts of whose prefixes are of one length, and puts into slots what can be. False where they are
+    /// not. `payloads` are the shortest and the longest.
+    fn measure_alike(
+        &mut self,
+        group: &Group,
+        payloads: (u32, u32),
+        fields: &Fields,
+        arena: &Arena,
+    ) -> bool {
+        let lens = &self.payload_lens;
+        let row_ids = group.row_ids.get(group.next_row..).unwrap_or(&[]);
+        let row_ids = row_ids.get(..lens.len()).unwrap_or(&[]);
+        let payload_varint_len = varint::sqlite_len(u64::from(payloads.1));
+        let header_len = page::record_header_len(self.program.types_len(0));
+        let Some(row_id_len) = same_varint_len(row_ids) else { return false };
+        let prefix_len = payload_varint_len + row_id_len + 1;
+        if !self.overflow.is_empty()
+            || !self.program.has_template()
+            || page::is_interior(group.kind)
+            || varint::sqlite_len(u64::from(payloads.0)) != payload_varint_len
+            || prefix_len > 8
+            || header_len >= 0x80
+        {
+            return false;
+        }
+        let cell_len = (payload_varint_len + row_id_len) as u32;
+        self.lens.extend(lens.iter().map(|&len| cell_len + len));
+        let header_word = (header_len as u64) << (64 - 8 * prefix_len);
+        let payloads = lens.iter().map(|&len| {
+            let word = match payload_varint_len {
+                1 => u64::from(len) << 56,
+                _ => varint::sqlite_word(u64::from(len), payload_varint_len),
+            };
+            word | header_word
+        });
+        if row_id_len == 0 {
+            return self.program.fill_slots(payloads, prefix_len, fields, arena);
+        }
+        let mut previous = row_ids[0];
+        let mut word = varint::sqlite_word(previous as u64, row_id_len);
+        let prefixes = payloads.zip(row_ids).map(|(payload, &row_id)| {
+            let step = row_id.wrapping_sub(previous) as u64;
+            previous = row_id;
+            word = match step {
+                0..0x80 => varint::sqlite_word_behind(word, row_id_len, step),
+                _ => varint::sqlite_word(row_id as u64, row_id_len),
+            };
+            payload | word >> (8 * payload_varint_len)
+        });
+        self.program.fill_slots(prefixes, prefix_len, fields, arena)
+    }
+
+    fn measure_each(&mut self, group: &Group, geometry: Geometry) {
+        self.lens.clear();
+        for (cell, &payload_len) in self.payload_lens.iter().enumerate() {
+            let mut len = if page::is_interior(group.kind) { 4 } else { 0 };
+            if page::has_row_id(group.kind) {
+                len += varint::sqlite_len(group.row_ids[group.next_row + cell] as u64);
+            }
+            if page::has_payload(group.kind) {
+                let payload_len = u64::from(payload_len);
+                len += varint::sqlite_len(payload_len);
+                let local_len = geometry.local_len(group.kind, payload_len);
+                len += local_len as usize + if local_len < payload_len { 4 } else { 0 };
+            }
+            self.lens.push(len as u32);
+        }
+    }
+
+    /// Writes the group's next cells, which were measured and fit into the page, to where they start, and what is
+    /// between them: all from `at` on. `places` are where they start, and their order from the end of the page down unless that
+    /// is the cells' own. Returns where
+    /// the last one ends.
+    pub(super) fn write(
+        &self,
+        sources: &Sources<'_>,
+        places: (&[u32], &[u32]),
+        at: usize,
+        leftover: &mut Leftover<'_, '_>,
+        buffer: &mut Buffer,
+    ) -> Result<usize, Malformed> {
+        if self.has_slots
+            && let &[Operation::Slot { len, .. }] = &self.program.steps[..]
+        {
+            match len {
+                0..=16 => self.write_slots::<16>(places, at, leftover, buffer),
+                17..=32 => self.write_slots::<32>(places, at, leftover, buffer),
+                _ => self.write_slots::<64>(places, at, leftover, buffer),
+            }
+        } else if self.has_slots {
+            self.write_cells::<true>(sources, places, at, leftover, buffer)
+        } else {
+            self.write_cells::<false>(sources, places, at, leftover, buffer)
+        }
+    }
+
+    /// Writes cells that are each one slot, of no more than `LEN` bytes.
+    fn write_slots<const LEN: usize>(
+        &self,
+        (starts, order): (&[u32], &[u32]),
+        mut at: usize,
+        leftover: &mut Leftover<'_, '_>,
+        buffer: &mut Buffer,
+    ) -> Result<usize, Malformed> {
+        let mut write = |start: u32, slot: &Slot, len: u32| {
+            let start = start as usize;
+            if at != start {
+                leftover.put(&mut buffer[at..start])?;
+            }
+            put(buffer, start, *slot.first_chunk::<LEN>().expect("it is longer"));
+            at = start + len as usize;
+            Ok(())
+        };
+        if order.is_empty() {
+            let cells = starts.iter().zip(&self.program.slots).zip(&self.lens);
+            for ((&start, slot), &len) in cells.rev() {
+                write(start, slot, len)?;
+            }
+        } else {
+            for &cell in order.iter().rev() {
+                let cell = cell as usize;
+                write(starts[cell], &self.program.slots[cell], self.lens[cell])?;
+            }
+        }
+        Ok(at)
+    }
+
+    fn write_cells<const HAS_SLOTS: bool>(
+        &self,
+        sources: &Sources<'_>,
+        (starts, order): (&[u32], &[u32]),
+        mut at: usize,
+        leftover: &mut Leftover<'_, '_>,
+        buffer: &mut Buffer,
+    ) -> Result<usize, Malformed> {
+        let cell_count = starts.len();
+        for i in (0..cell_count).rev() {
+            let cell = if order.is_empty() { i } else { order[i] as usize };
+            let start = starts[cell] as usize;
+            if at != start {
+                leftover.put(&mut buffer[at..start])?;
+            }
+            at = start;
+            if !HAS_SLOTS {
+                at = self.put_prefix(sources.group, cell, buffer, at);
+                at = self.put_types(sources, cell, buffer, at);
+            }
+            for &step in &self.program.steps {
+                at = self.put_body(step, sources, cell, buffer, at);
+            }
+            let end = start + self.lens[cell] as usize;
+            if !HAS_SLOTS && !self.overflow.is_empty() {
+                at = self.put_overflow(sources.arena, cell, buffer, at, end)?;
+            }
+            if at != end {
+                return Err(NOT_AS_LONG);
+            }
+        }
+        Ok(at)
+    }
+
+    /// Writes what is in front of the serial types. Where it ends.
+    fn put_prefix(&self, group: &Group, cell: usize, buffer: &mut Buffer, mut at: usize) -> usize {
+        if page::is_interior(group.kind) {
+            let child = group.children[group.next_child + cell] as u32;
+            put(buffer, at, child.to_be_bytes());
+            at += 4;
+        }
+        if page::has_payload(group.kind) {
+            at = put_varint(buffer, at, u64::from(self.payload_lens[cell]));
+        }
+        if page::has_row_id(group.kind) {
+            at = put_varint(buffer, at, group.row_ids[group.next_row + cell] as u64);
+        }
+        if page::has_payload(group.kind) {
+            let header_len = page::record_header_len(self.program.types_len(cell));
+            at = put_varint(buffer, at, header_len as u64);
+        }
+        at
+    }
+
+    /// Writes serial types that are not as long in all cells. Where they end.
+    fn put_types(
+        &self,
+        sources: &Sources<'_>,
+        cell: usize,
+        buffer: &mut Buffer,
+        mut at: usize,
+    ) -> usize {
+        let row = sources.group.next_row + cell;
+        for run in &self.program.type_runs {
+            put(buffer, at, run.bytes);
+            at += run.len;
+            match run.open.map_or(SERIAL_ABSENT, |shape| sources.fields.serial(shape, row)) {
+                SERIAL_ABSENT => {}
+                serial => at = put_varint(buffer, at, u64::from(serial & !SERIAL_IS_CUT)),
+            }
+        }
+        at
+    }
+
+    /// Writes what a payload ends with that is not whole in its cell, if this is one. Where it ends.
+    fn put_overflow(
+        &self,
+        arena: &Arena,
+        cell: usize,
+        buffer: &mut Buffer,
+        at: usize,
+        end: usize,
+    ) -> Result<usize, Malformed> {
+        let Ok(found) = self.overflow.binary_search_by_key(&cell, |overflow| overflow.cell) else {
+            return Ok(at);
+        };
+        let overflow = self.overflow[found];
+        // The last four bytes of the cell are the number of the overflow page.
+        let tail_end = end - 4;
+        let tail_len = tail_end.checked_sub(at).ok_or(NOT_AS_LONG)?;
+        let tail = arena.bytes.get(overflow.tail_at..overflow.tail_at + tail_len);
+        buffer[at..tail_end].copy_from_slice(tail.ok_or(NOT_AS_LONG)?);
+        buffer[tail_end..end].copy_from_slice(&overflow.page.to_be_bytes());
+        Ok(end)
+    }
+
+    /// Writes what a step says to `at`, and something behind it. Where it ends.
+    #[inline(always)]
+    fn put_body(
+        &self,
+        step: Operation,
+        sources: &Sources<'_>,
+        cell: usize,
+        buffer: &mut Buffer,
+        at: usize,
+    ) -> usize {
+        let Sources { fields, arena, .. } = sources;
+        match step {
+            Operation::Slot { first, len } => {
+                let slot = &self.program.slots[first + cell];
+                if len <= 16 {
+                    put(buffer, at, *slot.first_chunk::<16>().expect("it is longer"));
+                } else {
+                    put(buffer, at, *slot);
+                }
+                at + len
+            }
+            Operation::Word { first, shift, len } => {
+                put(buffer, at, (fields.words[first + cell] << shift).to_be_bytes());
+                at + len as usize
+            }
+            Operation::Words { first, first_serial, .. } => {
+                let serial = u32::from(fields.serials[first_serial + cell]);
+                put_word(buffer, at, fields.words[first + cell], serial)
+            }
+            Operation::Ints { first, first_serial, .. } => {
+                let serial = u32::from(self.program.serials[first_serial + cell]);
+                put_word(buffer, at, fields.words[first + cell], serial)
+            }
+            Operation::Text { first, .. } | Operation::Texts { first, .. } => {
+                let span = fields.spans[first + cell];
+                put_string(buffer, at, arena, span.at as usize, span.len as usize)
+            }
+            Operation::Mixed { first, .. } => {
+                let field = fields.mixed[first + cell];
+                if page::is_number(field.serial) {
+                    put_word(buffer, at, field.body as i64, field.serial)
+                } else if field.serial & SERIAL_IS_CUT == 0 {
+                    let len = page::body_len(field.serial) as usize;
+                    put_string(buffer, at, arena, field.body as usize, len)
+                } else {
+                    at
+                }
+            }
+        }
+    }
 }
 
-fn new_slots() -> Box<Slots> {
-    let zeros = vec![0; SLOTS_LEN + SPARE_LEN].into_boxed_slice();
+pub(super) fn new_buffer() -> Box<Buffer> {
+    let zeros = vec![0; POSITION_END + SPARE_LEN].into_boxed_slice();
     zeros.try_into().expect("it is as long")
 }
 
-#[inline(always)]
-fn chunk<const LEN: usize>(bytes: &Slots, at: usize) -> &[u8; LEN] {
-    const { assert!(LEN <= SPARE_LEN) };
-    let at = at % SLOTS_LEN;
-    bytes[at..at + LEN].first_chunk().expect("it is as long")
+/// The length of all the row ids as varints, if they are as long. 0 where there are none.
+fn same_varint_len(row_ids: &[i64]) -> Option<usize> {
+    let Some(&row_id) = row_ids.first() else { return Some(0) };
+    let len = varint::sqlite_len(row_id as u64);
+    let differing = row_ids.iter().fold(0, |differing, other| differing | (other ^ row_id));
+    // Those that have the top bit in common are as long.
+    let is_same = row_id > 0 && differing.leading_zeros() > row_id.leading_zeros();
+    (is_same || row_ids.iter().all(|&other| varint::sqlite_len(other as u64) == len)).then_some(len)
 }
 
+/// Writes a chunk. It lies inside the buffer, but for what of it is in the spare room.
 #[inline(always)]
-fn chunk_mut<const LEN: usize>(bytes: &mut Slots, at: u32) -> &mut [u8; LEN] {
+fn put<const LEN: usize>(buffer: &mut Buffer, at: usize, bytes: [u8; LEN]) {
     const { assert!(LEN <= SPARE_LEN) };
-    let at = at as usize % SLOTS_LEN;
-    bytes[at..at + LEN].first_chunk_mut().expect("it is as long")
-}
-
-#[inline(always)]
-fn put_type(bytes: &mut Slots, at: &mut u32, serial: u32) {
-    if serial < 0x80 {
-        bytes[*at as usize % SLOTS_LEN] = serial as u8;
-        *at += 1;
-    } else {
-        // Bodies stand behind the types already.
-        *at = varint::write_sqlite(bytes, *at as usize, u64::from(serial)) as u32;
-    }
+    let at = at % POSITION_END;
+    *buffer[at..at + LEN].first_chunk_mut().expect("it is as long") = bytes;
 }
 
 /// Writes a varint, and possibly something behind it; returns where it ends.
 #[inline(always)]
-fn put_varint(bytes: &mut Slots, at: usize, value: u64) -> usize {
+fn put_varint(buffer: &mut Buffer, at: usize, value: u64) -> usize {
     if value < 0x80 {
-        bytes[at % SLOTS_LEN] = value as u8;
+        put(buffer, at, [value as u8]);
         return at + 1;
     }
     let len = varint::sqlite_len(value);
     if len > 8 {
-        return varint::write_sqlite(bytes, at, value);
+        return varint::write_sqlite(buffer, at, value);
     }
-    *chunk_mut(bytes, at as u32) = varint::sqlite_word(value, len).to_be_bytes();
+    put(buffer, at, varint::sqlite_word(value, len).to_be_bytes());
     at + len
 }
 
-/// Writes the body of a serial type below 12, and something behind it.
+/// Writes the body of a serial type below 12, and something behind it. Where it ends.
 #[inline(always)]
-fn put_word(bytes: &mut Slots, at: &mut u32, body: u64, serial: u32) {
-    *chunk_mut(bytes, *at) = body.to_be_bytes();
-    *at = at.wrapping_add(page::small_body_len(serial));
+fn put_word(buffer: &mut Buffer, at: usize, word: i64, serial: u32) -> usize {
+    let len = page::small_body_len(serial);
+    // Shifted by 64 where there is no body: then it does not matter what is written.
+    put(buffer, at, word.wrapping_shl(64 - 8 * len).to_be_bytes());
+    at + len as usize
 }
 
 #[inline(always)]
-fn put_text(bytes: &mut Slots, at: &mut u32, arena: &[u8], from: usize, len: usize) {
-    let to = *at;
-    *at = at.wrapping_add(len as u32);
-    if len <= SHORT_TEXT_LEN
-        && let Some(source) =
-            arena.get(from..).and_then(|arena| arena.first_chunk::<SHORT_TEXT_LEN>())
+fn put_string(buffer: &mut Buffer, to: usize, arena: &Arena, from: usize, len: usize) -> usize {
+    if len <= SHORT_LEN
+        && let Some(source) = arena.bytes.get(from..).and_then(|s| s.first_chunk::<SHORT_LEN>())
     {
-        *chunk_mut(bytes, to) = *source;
+        put(buffer, to, *source);
     } else {
-        put_long_text(bytes, to, arena, from, len);
+        put_long_string(buffer, to, arena, from, len);
     }
+    to + len
 }
 
 #[inline(never)]
-fn put_long_text(bytes: &mut Slots, to: u32, arena: &[u8], from: usize, len: usize) {
-    if len <= SPARE_LEN
-        && let Some(source) = arena.get(from..).and_then(|arena| arena.first_chunk::<SPARE_LEN>())
-    {
-        *chunk_mut(bytes, to) = *source;
-        return;
-    }
-    let to = to as usize;
-    // Spans are inside the arena; the slots may end before a text that is not as long as its row says.
-    if let (Some(source), Some(target)) = (arena.get(from..from + len), bytes.get_mut(to..to + len))
-    {
+fn put_long_string(buffer: &mut Buffer, to: usize, arena: &Arena, from: usize, len: usize) {
+    // Strings are inside the arena, and cells inside their page.
+    let source = arena.bytes.get(from..from + len);
+    if let (Some(source), Some(target)) = (source, buffer.get_mut(to..to + len)) {
         target.copy_from_slice(source);
     }
 }

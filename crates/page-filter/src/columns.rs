@@ -7,7 +7,7 @@
 use super::decimal;
 use super::ints::{self, Ints};
 use super::layout::*;
-use super::page::{Field, Row};
+use super::page::{self, Field, Row};
 use super::streams::{Stream, Writer};
 use super::texts::{self, Span, Texts};
 
@@ -16,11 +16,15 @@ pub(super) struct Source<'a> {
     pub(super) record: &'a [u8],
     pub(super) fields: &'a [Field],
     pub(super) rows: &'a [Row],
+    /// The first field and the number of rows of each page, if all rows have as many fields, all whole.
+    pub(super) pages: Option<&'a [(u32, u32)]>,
+    pub(super) column_count: usize,
 }
 
 /// Working memory: one column's values, by class.
 #[derive(Default)]
 pub(super) struct Columns {
+    fields: Vec<Field>,
     classes: Vec<u8>,
     ints: Vec<i64>,
     doubles: Vec<u64>,
@@ -50,9 +54,19 @@ impl Columns {
         texts: &mut Texts,
         writer: &mut Writer,
     ) {
-        self.gather(column, source);
+        self.clear();
+        let class = source.pages.and_then(|pages| self.gather_class(column, pages, source));
+        if class.is_none() {
+            self.clear();
+            self.gather(column, source);
+        }
         let exponent = self.find_decimals();
-        put_classes(&self.classes, writer);
+        match class {
+            Some(class) if self.classes.is_empty() => {
+                writer.put_byte(Stream::Control, CLASS_IS_ONE | class);
+            }
+            _ => put_classes(&self.classes, writer),
+        }
         ints::encode(ints, &self.ints, writer);
         if let Some(exponent) = exponent {
             writer.put_byte(Stream::Control, exponent as u8);
@@ -67,13 +81,69 @@ impl Columns {
         ints::encode(ints, &self.cuts, writer);
     }
 
-    fn gather(&mut self, column: usize, source: &Source<'_>) {
+    fn clear(&mut self) {
         self.classes.clear();
         self.ints.clear();
         self.doubles.clear();
         self.texts.clear();
         self.blobs.clear();
         self.cuts.clear();
+    }
+
+    /// Gathers a column all of whose fields are of one class, which it returns. The classes of doubles are listed
+    /// nevertheless, as some may be decimals. `None`, and anything gathered, where it is not seen to be such a column.
+    fn gather_class(
+        &mut self,
+        column: usize,
+        pages: &[(u32, u32)],
+        source: &Source<'_>,
+    ) -> Option<u8> {
+        self.fields.clear();
+        for &(first, count) in pages {
+            let fields = &source.fields[first as usize..][..count as usize * source.column_count];
+            let rows = fields.chunks_exact(source.column_count);
+            self.fields.extend(rows.map(|row| row[column]));
+        }
+        let serial = self.fields.first()?.serial;
+        let (mut differing, mut all, mut odd, mut least) = (0, 0, 1, u32::MAX);
+        for field in &self.fields {
+            differing |= field.serial ^ serial;
+            all |= field.serial;
+            odd &= field.serial;
+            least = least.min(field.serial);
+        }
+        let values = self.fields.iter();
+        if differing == 0 && serial == 0 {
+            return Some(CLASS_NULL);
+        } else if differing == 0 && serial == 7 {
+            let bits = values.map(|&field| read_word(source.record, field.at) as u64);
+            self.doubles.extend(bits);
+            self.classes.resize(self.fields.len(), CLASS_FLOAT);
+            return Some(CLASS_FLOAT);
+        } else if differing == 0 && (1..8).contains(&serial) {
+            let shift = 64 - 8 * page::small_body_len(serial);
+            self.ints.extend(values.map(|&field| read_word(source.record, field.at) >> shift));
+            return are_shortest(&self.ints, serial).then_some(CLASS_INT);
+        } else if least >= 12 && (odd == 1 || all & 1 == 0) {
+            let (class, spans) = match odd {
+                1 => (CLASS_TEXT, &mut self.texts),
+                _ => (CLASS_BLOB, &mut self.blobs),
+            };
+            spans.extend(values.map(|field| Span { at: field.at, len: (field.serial - 12) / 2 }));
+            return Some(class);
+        } else if least >= 1
+            && all < 16
+            && self.fields.iter().all(|f| f.serial < 10 && f.serial != 7)
+        {
+            self.ints.extend(values.map(|&field| read_int(source.record, field)));
+            let wide = self.ints.iter().zip(&self.fields);
+            let wide = wide.fold(0, |wide, (&int, field)| wide | (int_serial(int) ^ field.serial));
+            return (wide == 0).then_some(CLASS_INT);
+        }
+        None
+    }
+
+    fn gather(&mut self, column: usize, source: &Source<'_>) {
         for row in source.rows {
             if column >= usize::from(row.field_count) {
                 self.classes.push(CLASS_ABSENT);
@@ -143,8 +213,17 @@ impl Columns {
         ints: &mut Ints,
         writer: &mut Writer,
     ) {
+        if source.pages.is_some() {
+            return writer.put_number(0);
+        }
+        let has_overflow = |(_, row): &(usize, &Row)| row.has_overflow;
+        let rows = || source.rows.iter().enumerate().filter(has_overflow);
         self.ints.clear();
-        for row in source.rows.iter().filter(|row| row.has_overflow) {
+        self.ints.extend(rows().map(|(i, _)| i as i64));
+        writer.put_number(self.ints.len() as u64);
+        ints::encode(ints, &self.ints, writer);
+        self.ints.clear();
+        for (_, row) in rows() {
             self.ints.push(i64::from(row.overflow));
             let tail = &source.record[row.tail_at as usize..][..row.tail_len as usize];
             writer.put(Stream::Bytes, tail);
@@ -163,21 +242,44 @@ fn put_classes(classes: &[u8], writer: &mut Writer) {
     }
 }
 
+/// Whether a serial type from 1 to 6 is the shortest one of all the integers.
+fn are_shortest(ints: &[i64], serial: u32) -> bool {
+    if serial == 1 {
+        return ints.iter().fold(true, |are, &int| are & (int & !1 != 0));
+    }
+    // What has fewer bits without sign than this has a shorter one.
+    let least = 1i64 << (8 * page::small_body_len(serial - 1) - 1);
+    ints.iter().fold(0, |short, &int| short | ((int ^ int >> 63) - least)) >= 0
+}
+
 /// The integer of serial type 1 to 9, or the bits of the double.
 #[inline]
 fn read_int(record: &[u8], field: Field) -> i64 {
-    let at = field.at as usize;
     match field.serial {
         8 => 0,
         9 => 1,
         serial => {
-            let len = [0, 1, 2, 3, 4, 6, 8, 8][serial as usize & 7];
-            let mut word = [0u8; 8];
-            match record.get(at..at + 8) {
-                Some(bytes) => word.copy_from_slice(bytes),
-                None => word[..len].copy_from_slice(&record[at..at + len]),
-            }
-            i64::from_be_bytes(word) >> (64 - 8 * len)
+            let shift = 64 - 8 * page::small_body_len(serial);
+            read_word(record, field.at) >> (shift & 63)
         }
     }
+}
+
+/// The eight bytes from `at` on, of which there are fewer at the record's end.
+#[inline(always)]
+fn read_word(record: &[u8], at: u32) -> i64 {
+    let at = at as usize;
+    match record.get(at..).and_then(|rest| rest.first_chunk()) {
+        Some(&word) => i64::from_be_bytes(word),
+        None => read_last_word(record, at),
+    }
+}
+
+#[cold]
+fn read_last_word(record: &[u8], at: usize) -> i64 {
+    let mut word = [0; 8];
+    let rest = record.get(at..).unwrap_or(&[]);
+    let len = rest.len().min(8);
+    word[..len].copy_from_slice(&rest[..len]);
+    i64::from_be_bytes(word)
 }

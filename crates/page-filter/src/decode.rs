@@ -6,9 +6,11 @@
 //! Everything read is bounded before it takes memory: the pages by the record's length, the cells by the
 //! pages' lengths, the fields by [`FIELDS_PER_BYTE_MAX`].
 
+use std::ops::Range;
+
 use super::arena::Arena;
-use super::cells::Cells;
-use super::fields::{Column, Fields, SERIAL_IS_CUT, TYPES_LEN_SHIFT};
+use super::cells::{Buffer, Cells};
+use super::fields::{Column, Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::guess::is_page_len;
 use super::ints::{self, Ints};
 use super::layout::*;
@@ -24,16 +26,14 @@ pub(super) struct Group {
     pub(super) column_count: usize,
     pub(super) row_count: usize,
     page_count: usize,
-    /// The number of its first field in the decoder's lists. Those of a column follow each other.
-    pub(super) first_field: usize,
     pub(super) row_ids: Vec<i64>,
     pub(super) children: Vec<i64>,
-    /// First overflow pages, of the rows that have any.
+    /// The rows whose payloads are not whole in their cells.
+    pub(super) overflow_rows: Vec<i64>,
+    /// Their first overflow pages.
     pub(super) overflow: Vec<i64>,
-    /// Where in the buffer are the parts of those rows' payloads that belong to no whole field.
+    /// Where in the arena are the parts of their payloads that belong to no whole field.
     pub(super) tails: Vec<usize>,
-    /// The lengths of each row's serial types and of the bodies; see [`Group::payload_len_of`].
-    pub(super) lens: Vec<u64>,
     /// The number of its first column in the decoder's list.
     pub(super) first_column: usize,
     // How far `rebuild` has come.
@@ -43,22 +43,12 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The length of a row's serial types, in bytes, from its lengths.
-    #[inline]
-    pub(super) fn types_len_of(lens: u64) -> usize {
-        (lens >> TYPES_LEN_SHIFT) as usize
-    }
-
-    /// The length of a row's payload, in bytes, from its lengths.
-    #[inline]
-    pub(super) fn payload_len_of(lens: u64) -> u64 {
-        let bodies_len = lens & ((1 << TYPES_LEN_SHIFT) - 1);
-        page::record_header_len(Group::types_len_of(lens)) as u64 + bodies_len
-    }
-
-    /// The length of a row's payload, in bytes.
-    pub(super) fn payload_len(&self, row: usize) -> u64 {
-        Group::payload_len_of(self.lens[row])
+    /// Goes on to what is behind a page.
+    pub(super) fn pass_page(&mut self, cell_count: usize) {
+        self.next_row += cell_count;
+        if page::is_interior(self.kind) {
+            self.next_child += cell_count + 1;
+        }
     }
 
     fn start(&mut self) {
@@ -66,9 +56,9 @@ impl Group {
         self.row_count = 0;
         self.row_ids.clear();
         self.children.clear();
+        self.overflow_rows.clear();
         self.overflow.clear();
         self.tails.clear();
-        self.lens.clear();
         self.next_row = 0;
         self.next_child = 0;
         self.next_overflow = 0;
@@ -100,6 +90,7 @@ pub(super) struct Decoder {
     pub(super) starts: Vec<u32>,
     pub(super) order: Vec<u32>,
     pub(super) cells: Cells,
+    pub(super) buffer: Option<Box<Buffer>>,
     column: Column,
 }
 
@@ -113,13 +104,19 @@ pub(super) struct Plan {
 
 impl Decoder {
     pub(super) fn len_in_memory(&self) -> usize {
-        self.fields.bodies.capacity() * 12
+        self.fields.len_in_memory()
             + self.arena.bytes.capacity()
             + self.cells.len_in_memory()
             + self.column.len_in_memory()
     }
 
-    pub(super) fn decode(&mut self, filtered: &[u8], out: &mut [u8]) -> Result<(), Malformed> {
+    /// Writes at least those pages into `out` that have bytes in `part`.
+    pub(super) fn decode(
+        &mut self,
+        filtered: &[u8],
+        out: &mut [u8],
+        part: &Range<usize>,
+    ) -> Result<(), Malformed> {
         if out.len() > RECORD_LEN_MAX || filtered.len() > filtered_len_max(out.len()) {
             return Err(Malformed("the record is too long"));
         }
@@ -128,12 +125,16 @@ impl Decoder {
         out[..plan.head_len].copy_from_slice(head);
         self.read_pages(&plan, &mut reader)?;
         self.arena.start(&reader, out.len());
-        self.fields.kinds.clear();
-        self.fields.used = 0;
+        self.fields.clear();
+        let mut field_count = 0;
         for group in 0..self.groups.len() {
-            self.read_group(group, &plan, &mut reader, out.len())?;
+            field_count += self.read_group_head(group, &mut reader)?;
+            if field_count > FIELDS_PER_BYTE_MAX * out.len() {
+                return Err(Malformed("there are too many fields"));
+            }
+            self.read_group(group, &plan, &mut reader)?;
         }
-        self.rebuild(&plan, &mut reader, out)
+        self.rebuild(&plan, &mut reader, out, part)
     }
 
     /// Reads the sequences of pages, and how many cells each group has.
@@ -177,31 +178,31 @@ impl Decoder {
         ints::decode(work, reader, hole_count, &mut pages.holes)
     }
 
-    fn read_group(
+    /// Reads what kind a group is of. How many fields it has.
+    fn read_group_head(
         &mut self,
         index: usize,
-        plan: &Plan,
         reader: &mut Reader<'_>,
-        out_len: usize,
-    ) -> Result<(), Malformed> {
-        let Decoder { groups, fields, arena, column, .. } = self;
-        let group = &mut groups[index];
+    ) -> Result<usize, Malformed> {
+        let group = &mut self.groups[index];
         group.kind = reader.take_byte(Stream::Control)?;
         let column_count = reader.take_number()?;
         if !page::is_btree_kind(group.kind) || column_count > page::COLUMN_COUNT_MAX as u64 {
             return Err(Malformed("a group is unknown"));
         }
         group.column_count = column_count as usize;
-        group.first_field = fields.used;
-        group.first_column = fields.kinds.len();
-        let field_count = group.first_field + group.row_count * group.column_count;
-        if field_count > FIELDS_PER_BYTE_MAX * out_len {
-            return Err(Malformed("there are too many fields"));
-        }
-        if fields.serials.len() < field_count {
-            fields.serials.resize(field_count, 0);
-            fields.bodies.resize(field_count, 0);
-        }
+        Ok(group.row_count * group.column_count)
+    }
+
+    fn read_group(
+        &mut self,
+        index: usize,
+        plan: &Plan,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), Malformed> {
+        let Decoder { groups, fields, arena, column, .. } = self;
+        let group = &mut groups[index];
+        group.first_column = fields.shapes.len();
         if page::has_row_id(group.kind) {
             ints::decode(&mut column.work, reader, group.row_count, &mut group.row_ids)?;
         }
@@ -209,12 +210,11 @@ impl Decoder {
             let count = group.row_count + group.page_count;
             ints::decode(&mut column.work, reader, count, &mut group.children)?;
         }
-        group.lens.resize(group.row_count, 0);
         for _ in 0..group.column_count {
-            column.read(group, fields, reader, arena)?;
+            column.read(group.row_count, fields, reader, arena)?;
         }
         if page::has_payload(group.kind) {
-            find_overflow(group, plan.geometry, fields, reader, arena, &mut column.work)?;
+            read_overflow(group, plan.geometry, fields, reader, arena, &mut column.work)?;
         }
         Ok(())
     }
@@ -243,8 +243,8 @@ fn read_plan(filtered: &[u8], out_len: usize) -> Result<(Plan, Reader<'_>), Malf
     Ok((plan, Reader::new(filtered, at)?))
 }
 
-/// Reads what the rows have whose payloads are not whole in their cells, and sets aside their tails.
-fn find_overflow(
+/// Reads which rows' payloads are not whole in their cells, and what they have, and sets aside their tails.
+fn read_overflow(
     group: &mut Group,
     geometry: Geometry,
     fields: &Fields,
@@ -252,21 +252,22 @@ fn find_overflow(
     arena: &Arena,
     work: &mut Ints,
 ) -> Result<(), Malformed> {
-    let local_len_max = geometry.local_len_max(group.kind);
-    // Most groups have none, which is seen in less time.
-    let longest =
-        group.lens.iter().fold(0, |longest, &lens| longest.max(Group::payload_len_of(lens)));
-    if longest <= local_len_max {
-        return Ok(());
+    let count = reader.take_number()?;
+    if count > group.row_count as u64 {
+        return Err(Malformed("too many payloads are not whole"));
     }
-    for row in 0..group.row_count {
-        if group.payload_len(row) > local_len_max {
-            let len = tail_len(group, geometry, fields, row)?;
-            group.tails.push(arena.position(reader, Stream::Bytes));
-            reader.take(Stream::Bytes, len)?;
+    ints::decode(work, reader, count as usize, &mut group.overflow_rows)?;
+    let mut rows = 0..group.row_count as i64;
+    for &row in &group.overflow_rows {
+        if !rows.contains(&row) {
+            return Err(Malformed("a row with overflow pages is unknown"));
         }
+        rows.start = row + 1;
+        let len = tail_len(group, geometry, fields, row as usize)?;
+        group.tails.push(arena.position(reader, Stream::Bytes));
+        reader.take(Stream::Bytes, len)?;
     }
-    ints::decode(work, reader, group.tails.len(), &mut group.overflow)
+    ints::decode(work, reader, count as usize, &mut group.overflow)
 }
 
 /// How much of a row's local payload belongs to no whole field, in bytes.
@@ -276,14 +277,19 @@ fn tail_len(
     fields: &Fields,
     row: usize,
 ) -> Result<usize, Malformed> {
-    let local_len = geometry.local_len(group.kind, group.payload_len(row)) as usize;
-    let mut used = page::record_header_len(Group::types_len_of(group.lens[row]));
-    for column in 0..group.column_count {
-        let field = group.first_field + column * group.row_count + row;
-        let serial = fields.serials[field];
-        if serial & SERIAL_IS_CUT == 0 {
-            used = used.saturating_add(page::body_len(serial) as usize);
+    let (mut types_len, mut bodies_len, mut whole_len) = (0, 0, 0);
+    for &shape in &fields.shapes[group.first_column..][..group.column_count] {
+        let serial = fields.serial(shape, row);
+        if serial == SERIAL_ABSENT {
+            continue;
         }
+        let len = u64::from(page::body_len(serial & !SERIAL_IS_CUT));
+        types_len += varint::sqlite_len(u64::from(serial & !SERIAL_IS_CUT));
+        bodies_len += len;
+        whole_len += if serial & SERIAL_IS_CUT == 0 { len } else { 0 };
     }
-    local_len.checked_sub(used).ok_or(Malformed("a cell is longer than its payload"))
+    let header_len = page::record_header_len(types_len) as u64;
+    let local_len = geometry.local_len(group.kind, header_len + bodies_len);
+    let tail_len = local_len.checked_sub(header_len + whole_len);
+    tail_len.map(|len| len as usize).ok_or(Malformed("a cell is longer than its payload"))
 }

@@ -26,6 +26,12 @@ impl<T: Copy> Dictionary<T> {
         self.indices.clear();
     }
 
+    /// Numbers the next value as the one before.
+    #[inline]
+    pub(super) fn repeat(&mut self) {
+        self.indices.extend(self.indices.last().copied());
+    }
+
     /// Numbers the next value, whose search begins at `slot`. False where it would be one entry more than `count_max`, which
     /// is at most [`COUNT_MAX`].
     #[inline]

@@ -27,6 +27,10 @@ pub(super) struct Group {
     /// For each column, the classes of values seen in it: a set of bits.
     masks: Vec<u8>,
     pub(super) rows: Vec<Row>,
+    /// The first field and the number of rows of each page.
+    pages: Vec<(u32, u32)>,
+    /// Whether all rows have as many fields, all whole.
+    is_regular: bool,
     /// Of interior pages: the children of each page's cells, then its right child.
     children: Vec<i64>,
 }
@@ -160,7 +164,7 @@ impl Encoder {
             }
             self.fields.truncate(field_count);
         }
-        if page[0] == 0 && page.iter().all(|&byte| byte == 0) {
+        if page[0] == 0 && is_zero(page) {
             self.pages.kinds.push(PAGE_ZERO);
             return;
         }
@@ -230,20 +234,18 @@ impl Encoder {
     fn find_group(&mut self, kind: u8) -> Option<usize> {
         let column_count =
             self.rows.iter().map(|row| usize::from(row.field_count)).max().unwrap_or(0);
-        let mut field_count = 0;
+        let field_count = self.rows.iter().map(|row| usize::from(row.field_count)).sum();
         self.masks.clear();
         self.masks.resize(column_count, 0);
         let stride = self.rows.len().div_ceil(MASK_ROW_COUNT).max(1);
-        for (i, row) in self.rows.iter().enumerate() {
-            field_count += usize::from(row.field_count);
-            if i % stride != 0 {
-                continue;
-            }
+        for row in self.rows.iter().step_by(stride) {
             let fields = &self.fields[row.first_field as usize..][..usize::from(row.field_count)];
             for (mask, field) in self.masks.iter_mut().zip(fields) {
                 *mask |= mask_of(field.serial);
             }
         }
+        let is_regular = self.rows.len() * column_count == field_count
+            && self.rows.iter().all(|row| !row.has_overflow);
         // Rows of very different lengths would fill the memory with fields that they lack.
         if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * field_count {
             return None;
@@ -271,6 +273,11 @@ impl Encoder {
         };
         for (group_mask, mask) in self.groups[index].masks.iter_mut().zip(&self.masks) {
             *group_mask |= mask;
+        }
+        let group = &mut self.groups[index];
+        group.is_regular &= is_regular;
+        if let Some(row) = self.rows.first() {
+            group.pages.push((row.first_field, self.rows.len() as u32));
         }
         Some(index)
     }
@@ -333,9 +340,15 @@ impl Encoder {
 
     /// Writes what no cell covers, from the end of the pointers up. False, and nothing, where it is all zero.
     fn put_leftover(&mut self, page: &[u8], pointers_end: usize, geometry: Geometry) -> bool {
+        let mut at = pointers_end;
+        if self.is_packed
+            && is_zero(&page[at..self.lowest])
+            && is_zero(&page[geometry.usable_len()..])
+        {
+            return false;
+        }
         let stream = self.writer.stream(Stream::Rest);
         let start = stream.len();
-        let mut at = pointers_end;
         if self.is_packed {
             stream.extend_from_slice(&page[at..self.lowest]);
             at = geometry.usable_len();
@@ -346,7 +359,7 @@ impl Encoder {
             at = (place.at + place.len) as usize;
         }
         stream.extend_from_slice(&page[at..]);
-        let is_zero = stream[start..].iter().all(|&byte| byte == 0);
+        let is_zero = is_zero(&stream[start..]);
         if is_zero {
             stream.truncate(start);
         }
@@ -361,7 +374,13 @@ impl Encoder {
         for group in &self.groups[..self.group_count] {
             writer.put_byte(Stream::Control, group.kind);
             writer.put_number(group.column_count as u64);
-            let source = columns::Source { record, fields, rows: &group.rows };
+            let source = columns::Source {
+                record,
+                fields,
+                rows: &group.rows,
+                pages: group.is_regular.then_some(&group.pages),
+                column_count: group.column_count,
+            };
             if page::has_row_id(group.kind) {
                 columns.encode_row_ids(&source, ints, writer);
             }
@@ -371,7 +390,9 @@ impl Encoder {
             for column in 0..group.column_count {
                 columns.encode_column(column, &source, ints, texts, writer);
             }
-            columns.encode_overflow(&source, ints, writer);
+            if page::has_payload(group.kind) {
+                columns.encode_overflow(&source, ints, writer);
+            }
         }
     }
 }
@@ -383,6 +404,8 @@ impl Group {
         self.masks.clear();
         self.masks.resize(column_count, 0);
         self.rows.clear();
+        self.pages.clear();
+        self.is_regular = true;
         self.children.clear();
     }
 
@@ -393,6 +416,11 @@ impl Group {
             self.children.push(i64::from(header.right_child));
         }
     }
+}
+
+/// Without an early end, which a compiler makes vectors of.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 /// The class of a serial type as a bit; NULL goes with all.

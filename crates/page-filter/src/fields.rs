@@ -1,21 +1,17 @@
-//! The decoder's fields: columns as they were written become serial types and bodies.
+//! The decoder's fields: columns as they were written, kept column by column until their pages are put together.
 //!
-//! Fields are kept column by column. What a column adds to its rows' lengths is summed up on the way, so that the
-//! lengths of all cells are known before any is written.
-
-use std::iter::Zip;
-use std::slice::IterMut;
+//! A column is kept in the narrowest way that its classes allow: nothing but a serial type, integers and doubles
+//! with a byte each for the serial type, places of strings, or anything. Which fields of a page are of one
+//! type, and so how long its cells are, `program` finds out page by page.
 
 use super::Malformed;
 use super::arena::Arena;
 use super::decimal;
-use super::decode::Group;
 use super::ints::{self, Ints};
 use super::layout::*;
 use super::page;
 use super::streams::{Reader, Stream};
 use super::texts::{self, Span, Texts};
-use super::varint;
 
 /// The serial type of a field that its row lacks. It counts as cut as well.
 pub(super) const SERIAL_ABSENT: u32 = u32::MAX;
@@ -23,30 +19,77 @@ pub(super) const SERIAL_ABSENT: u32 = u32::MAX;
 /// Set in the serial type of a field whose body is not written as such: only the header names it.
 pub(super) const SERIAL_IS_CUT: u32 = page::SERIAL_LIMIT;
 
-/// Where the types' length begins in a row's lengths. The bodies' length is below.
-pub(super) const TYPES_LEN_SHIFT: u32 = 48;
-
-/// What the fields of a column have in common.
+/// How the fields of a column are kept. Each names its first item of a list in [`Fields`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ColumnKind {
-    Null,
-    /// Serial types below 12.
-    Words,
-    /// Strings, whole in their cells.
-    Texts,
-    Mixed,
+pub(super) enum Shape {
+    /// NULLs.
+    Nulls,
+    /// Doubles, in `words`.
+    Doubles { first: usize },
+    /// Integers of the shortest serial type, in `words`.
+    Ints { first: usize },
+    /// Serial types below 12, in `words` and `serials`.
+    Words { first: usize, first_serial: usize },
+    /// Strings that are whole in their cells, in `spans`. The serial type of an empty one is `base`.
+    Texts { first: usize, base: u32 },
+    /// Anything, in `mixed`.
+    Mixed { first: usize },
 }
 
-/// The fields of all groups' rows, column by column. The lists are longer than what is used of them.
+/// A field that may be anything.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MixedField {
+    pub(super) serial: u32,
+    pub(super) body: Body,
+}
+
+/// An integer or the bits of a double, or where in the arena a string is.
+pub(super) type Body = u64;
+
+/// The fields of all groups' rows, column by column.
 #[derive(Default)]
 pub(super) struct Fields {
     /// One for each column of all groups.
-    pub(super) kinds: Vec<ColumnKind>,
-    pub(super) used: usize,
-    pub(super) serials: Vec<u32>,
-    /// An integer's or double's bytes from the top, or where in the arena a string is.
-    pub(super) bodies: Vec<u64>,
+    pub(super) shapes: Vec<Shape>,
+    /// Integers, and the bits of doubles.
+    pub(super) words: Vec<i64>,
+    pub(super) serials: Vec<u8>,
+    pub(super) spans: Vec<Span>,
+    pub(super) mixed: Vec<MixedField>,
 }
+
+impl Fields {
+    pub(super) fn clear(&mut self) {
+        self.shapes.clear();
+        self.words.clear();
+        self.serials.clear();
+        self.spans.clear();
+        self.mixed.clear();
+    }
+
+    pub(super) fn len_in_memory(&self) -> usize {
+        8 * (self.words.capacity() + self.spans.capacity())
+            + self.serials.capacity()
+            + self.mixed.capacity() * size_of::<MixedField>()
+            + self.shapes.capacity() * size_of::<Shape>()
+    }
+
+    /// The serial type of a row's field, [`SERIAL_IS_CUT`] and [`SERIAL_ABSENT`] included.
+    #[inline]
+    pub(super) fn serial(&self, shape: Shape, row: usize) -> u32 {
+        match shape {
+            Shape::Nulls => 0,
+            Shape::Doubles { .. } => SERIAL_DOUBLE,
+            Shape::Ints { first } => int_serial(self.words[first + row]),
+            Shape::Words { first_serial, .. } => u32::from(self.serials[first_serial + row]),
+            Shape::Texts { first, base } => base.wrapping_add(2 * self.spans[first + row].len),
+            Shape::Mixed { first } => self.mixed[first + row].serial,
+        }
+    }
+}
+
+/// The serial type of doubles.
+pub(super) const SERIAL_DOUBLE: u32 = 7;
 
 /// One column's values, by class.
 #[derive(Default)]
@@ -67,67 +110,95 @@ impl Column {
         8 * (ints + self.cuts.capacity() + self.texts.capacity() + self.blobs.capacity())
     }
 
-    /// Reads a column of `group`: its fields, and what they add to the rows' lengths.
+    /// Reads a column of `row_count` fields.
     pub(super) fn read(
         &mut self,
-        group: &mut Group,
+        row_count: usize,
         fields: &mut Fields,
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<(), Malformed> {
-        let row_count = group.row_count;
         if row_count == 0 {
-            fields.kinds.push(ColumnKind::Null);
+            fields.shapes.push(Shape::Nulls);
             return Ok(());
         }
-        let class = reader.take_byte(Stream::Control)?;
-        let one = [class & !CLASS_IS_ONE];
-        let classes = match class {
-            0 => reader.take(Stream::Symbols, row_count)?,
-            _ if class & CLASS_IS_ONE != 0 => &one,
-            _ => return Err(Malformed("a class is unknown")),
+        let shape = match reader.take_byte(Stream::Control)? {
+            0 => {
+                let classes = reader.take(Stream::Symbols, row_count)?;
+                self.read_mixed(classes, fields, reader, arena)?
+            }
+            class if class & CLASS_IS_ONE != 0 => {
+                self.read_one_class(class & !CLASS_IS_ONE, row_count, fields, reader, arena)?
+            }
+            _ => return Err(UNKNOWN_CLASS),
         };
+        fields.shapes.push(shape);
+        Ok(())
+    }
+
+    /// Reads a column all of whose fields are of one class.
+    fn read_one_class(
+        &mut self,
+        class: u8,
+        row_count: usize,
+        fields: &mut Fields,
+        reader: &mut Reader<'_>,
+        arena: &mut Arena,
+    ) -> Result<Shape, Malformed> {
+        let work = &mut self.work;
+        let first = fields.words.len();
+        match class {
+            CLASS_NULL => Ok(Shape::Nulls),
+            CLASS_INT => {
+                ints::append(work, reader, row_count, &mut fields.words)?;
+                Ok(Shape::Ints { first })
+            }
+            CLASS_DECIMAL => {
+                let exponent = read_exponent(reader)?;
+                ints::append(work, reader, row_count, &mut fields.words)?;
+                for word in &mut fields.words[first..] {
+                    *word = decimal::from_decimal(*word, exponent) as i64;
+                }
+                Ok(Shape::Doubles { first })
+            }
+            CLASS_FLOAT => {
+                ints::append(work, reader, row_count, &mut fields.words)?;
+                Ok(Shape::Doubles { first })
+            }
+            CLASS_TEXT | CLASS_BLOB => {
+                let (stream, base) = match class {
+                    CLASS_TEXT => (Stream::Text, 13),
+                    _ => (Stream::Bytes, 12),
+                };
+                let first = fields.spans.len();
+                let (texts_work, spans) = (&mut self.texts_work, &mut fields.spans);
+                texts::append(texts_work, work, reader, row_count, stream, arena, spans)?;
+                Ok(Shape::Texts { first, base })
+            }
+            _ => {
+                let class = [class];
+                let classes = std::iter::repeat_n(class[0], row_count);
+                let mut counts = [0; 256];
+                counts[usize::from(class[0])] = row_count;
+                let exponent = self.read_values(&counts, reader, arena)?;
+                self.put_mixed(classes, &counts, exponent, fields)
+            }
+        }
+    }
+
+    fn read_mixed(
+        &mut self,
+        classes: &[u8],
+        fields: &mut Fields,
+        reader: &mut Reader<'_>,
+        arena: &mut Arena,
+    ) -> Result<Shape, Malformed> {
         let mut counts = [0usize; 256];
         for &class in classes {
-            counts[usize::from(class)] += if classes.len() == 1 { row_count } else { 1 };
-        }
-        let unknown = counts[usize::from(CLASS_MAX) + 1..].iter().sum::<usize>();
-        if unknown + counts[usize::from(CLASS_WIDE)] > 0 {
-            return Err(Malformed("a class is unknown"));
+            counts[usize::from(class)] += 1;
         }
         let exponent = self.read_values(&counts, reader, arena)?;
-        let is_one = class != 0 || row_count == 1;
-        let first = classes[0];
-        fields.kinds.push(match first {
-            CLASS_NULL if is_one => ColumnKind::Null,
-            CLASS_INT | CLASS_DECIMAL | CLASS_FLOAT if is_one => ColumnKind::Words,
-            CLASS_TEXT | CLASS_BLOB if is_one => ColumnKind::Texts,
-            _ => ColumnKind::Mixed,
-        });
-        let slots = fields.used..fields.used + row_count;
-        fields.used += row_count;
-        let serials = fields.serials[slots.clone()].iter_mut();
-        let sink = Sink(serials.zip(&mut fields.bodies[slots]).zip(&mut group.lens));
-        match first {
-            CLASS_NULL if is_one => sink.fill(std::iter::repeat_n(field_of(0, 0), row_count)),
-            CLASS_INT if is_one => sink.fill(self.ints.iter().map(|&value| int_field(value))),
-            CLASS_DECIMAL if is_one => {
-                let bits =
-                    self.decimals.iter().map(|&value| decimal::from_decimal(value, exponent));
-                sink.fill(bits.map(|bits| field_of(7, bits)));
-            }
-            CLASS_FLOAT if is_one => {
-                sink.fill(self.doubles.iter().map(|&bits| field_of(7, bits as u64)));
-            }
-            CLASS_TEXT if is_one => sink.fill(self.texts.iter().map(|&span| span_field(13, span))),
-            CLASS_BLOB if is_one => sink.fill(self.blobs.iter().map(|&span| span_field(12, span))),
-            _ if is_one => {
-                let classes = std::iter::repeat_n(first, row_count);
-                self.put_mixed(classes, exponent, sink)?;
-            }
-            _ => self.put_mixed(classes.iter().copied(), exponent, sink)?,
-        }
-        Ok(())
+        self.put_mixed(classes.iter().copied(), &counts, exponent, fields)
     }
 
     /// Reads the sequences of the classes that occur. The decimals' exponent.
@@ -137,6 +208,10 @@ impl Column {
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<usize, Malformed> {
+        let unknown = counts[usize::from(CLASS_MAX) + 1..].iter().sum::<usize>();
+        if unknown + counts[usize::from(CLASS_WIDE)] > 0 {
+            return Err(UNKNOWN_CLASS);
+        }
         let count = |class: u8| counts[usize::from(class)];
         let wide: usize = counts[usize::from(CLASS_WIDE)..].iter().sum();
         let work = &mut self.work;
@@ -144,10 +219,7 @@ impl Column {
         let mut exponent = 0;
         self.decimals.clear();
         if count(CLASS_DECIMAL) > 0 {
-            exponent = usize::from(reader.take_byte(Stream::Control)?);
-            if exponent > decimal::EXPONENT_MAX {
-                return Err(Malformed("a power of ten is too great"));
-            }
+            exponent = read_exponent(reader)?;
             ints::decode(work, reader, count(CLASS_DECIMAL), &mut self.decimals)?;
         }
         ints::decode(work, reader, count(CLASS_FLOAT), &mut self.doubles)?;
@@ -155,9 +227,9 @@ impl Column {
             (CLASS_TEXT, Stream::Text, &mut self.texts),
             (CLASS_BLOB, Stream::Bytes, &mut self.blobs),
         ] {
+            spans.clear();
             let texts_work = &mut self.texts_work;
-            let count = count(class);
-            texts::decode(texts_work, work, reader, count, stream, arena, spans)?;
+            texts::append(texts_work, work, reader, count(class), stream, arena, spans)?;
         }
         ints::decode(work, reader, count(CLASS_CUT), &mut self.cuts)?;
         Ok(exponent)
@@ -166,93 +238,81 @@ impl Column {
     fn put_mixed(
         &self,
         classes: impl Iterator<Item = u8>,
+        counts: &[usize; 256],
         exponent: usize,
-        sink: Sink<'_>,
-    ) -> Result<(), Malformed> {
-        const SHORT: Malformed = Malformed("a column ends too early");
+        fields: &mut Fields,
+    ) -> Result<Shape, Malformed> {
         let (mut ints, mut decimals) = (self.ints.iter(), self.decimals.iter());
         let (mut doubles, mut cuts) = (self.doubles.iter(), self.cuts.iter());
         let (mut texts, mut blobs) = (self.texts.iter(), self.blobs.iter());
-        for (class, slot) in classes.zip(sink.0) {
-            let field = match class {
-                CLASS_NULL => field_of(0, 0),
-                CLASS_INT => int_field(*ints.next().ok_or(SHORT)?),
+        let mut next = |class: u8| {
+            Ok(match class {
+                CLASS_NULL => MixedField { serial: 0, body: 0 },
+                CLASS_INT => {
+                    let value = *ints.next().ok_or(SHORT)?;
+                    MixedField { serial: int_serial(value), body: value as u64 }
+                }
                 CLASS_DECIMAL => {
                     let decimal = *decimals.next().ok_or(SHORT)?;
-                    field_of(7, decimal::from_decimal(decimal, exponent))
+                    let body = decimal::from_decimal(decimal, exponent);
+                    MixedField { serial: SERIAL_DOUBLE, body }
                 }
-                CLASS_FLOAT => field_of(7, *doubles.next().ok_or(SHORT)? as u64),
-                CLASS_TEXT => span_field(13, *texts.next().ok_or(SHORT)?),
-                CLASS_BLOB => span_field(12, *blobs.next().ok_or(SHORT)?),
+                CLASS_FLOAT => {
+                    let body = *doubles.next().ok_or(SHORT)? as u64;
+                    MixedField { serial: SERIAL_DOUBLE, body }
+                }
+                CLASS_TEXT => string_field(13, *texts.next().ok_or(SHORT)?)?,
+                CLASS_BLOB => string_field(12, *blobs.next().ok_or(SHORT)?)?,
                 CLASS_CUT => {
                     let serial = u32::try_from(*cuts.next().ok_or(SHORT)?).unwrap_or(u32::MAX);
                     if serial >= page::SERIAL_LIMIT {
                         return Err(Malformed("a serial type is too great"));
                     }
-                    Field { serial: serial | SERIAL_IS_CUT, ..field_of(serial, 0) }
+                    MixedField { serial: serial | SERIAL_IS_CUT, body: 0 }
                 }
-                CLASS_ABSENT => Field { serial: SERIAL_ABSENT, body: 0, lens: 0 },
+                CLASS_ABSENT => MixedField { serial: SERIAL_ABSENT, body: 0 },
                 _ => {
-                    let value = *ints.next().ok_or(SHORT)?;
-                    let serial = u32::from(class - CLASS_WIDE);
-                    field_of(serial, (value as u64) << (64 - 8 * page::body_len(serial)))
+                    let body = *ints.next().ok_or(SHORT)? as u64;
+                    MixedField { serial: u32::from(class - CLASS_WIDE), body }
                 }
-            };
-            put(slot, field);
+            })
+        };
+        let others = [CLASS_TEXT, CLASS_BLOB, CLASS_CUT, CLASS_ABSENT];
+        if others.iter().all(|&class| counts[usize::from(class)] == 0) {
+            let (first, first_serial) = (fields.words.len(), fields.serials.len());
+            for class in classes {
+                let field = next(class)?;
+                fields.words.push(field.body as i64);
+                fields.serials.push(field.serial as u8);
+            }
+            return Ok(Shape::Words { first, first_serial });
         }
-        Ok(())
+        let first = fields.mixed.len();
+        for class in classes {
+            fields.mixed.push(next(class)?);
+        }
+        Ok(Shape::Mixed { first })
     }
 }
 
-/// Where the fields of a column go, row after row.
-struct Sink<'a>(Slots<'a>);
+const UNKNOWN_CLASS: Malformed = Malformed("a class is unknown");
+const SHORT: Malformed = Malformed("a column ends too early");
 
-type Slots<'a> = Zip<Zip<IterMut<'a, u32>, IterMut<'a, u64>>, IterMut<'a, u64>>;
-
-impl Sink<'_> {
-    #[inline(always)]
-    fn fill(self, fields: impl Iterator<Item = Field>) {
-        for (slot, field) in self.0.zip(fields) {
-            put(slot, field);
-        }
+fn read_exponent(reader: &mut Reader<'_>) -> Result<usize, Malformed> {
+    let exponent = usize::from(reader.take_byte(Stream::Control)?);
+    if exponent > decimal::EXPONENT_MAX {
+        return Err(Malformed("a power of ten is too great"));
     }
+    Ok(exponent)
 }
 
-/// A field, and what it adds to its row's lengths.
-#[derive(Clone, Copy)]
-struct Field {
-    serial: u32,
-    body: u64,
-    lens: u64,
+/// The field of a string; `base` is the serial type of an empty one.
+fn string_field(base: u32, span: Span) -> Result<MixedField, Malformed> {
+    if span.len as usize > super::PAGE_LEN_MAX {
+        return Err(TOO_LONG);
+    }
+    Ok(MixedField { serial: base + 2 * span.len, body: u64::from(span.at) })
 }
 
-#[inline(always)]
-fn put(((serial, body), lens): ((&mut u32, &mut u64), &mut u64), field: Field) {
-    *serial = field.serial;
-    *body = field.body;
-    *lens += field.lens;
-}
-
-#[inline(always)]
-fn field_of(serial: u32, body: u64) -> Field {
-    let types_len = if serial < 0x80 { 1 } else { varint::sqlite_len(u64::from(serial)) as u64 };
-    Field { serial, body, lens: types_len << TYPES_LEN_SHIFT | u64::from(page::body_len(serial)) }
-}
-
-#[inline(always)]
-fn int_field(value: i64) -> Field {
-    let serial = int_serial(value);
-    let len = page::small_body_len(serial);
-    // Shifted by 64 where there is no body.
-    let body = (value as u64) << ((64 - 8 * len) & 63);
-    let body = if len == 0 { 0 } else { body };
-    Field { serial, body, lens: 1 << TYPES_LEN_SHIFT | u64::from(len) }
-}
-
-#[inline(always)]
-fn span_field(base: u32, span: Span) -> Field {
-    let serial = 2 * span.len + base;
-    let types_len = if serial < 0x80 { 1 } else { varint::sqlite_len(u64::from(serial)) as u64 };
-    let lens = types_len << TYPES_LEN_SHIFT | u64::from(span.len);
-    Field { serial, body: u64::from(span.at), lens }
-}
+/// For a string that is whole in its cell.
+pub(super) const TOO_LONG: Malformed = Malformed("a string is longer than a page");

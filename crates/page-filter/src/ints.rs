@@ -62,8 +62,9 @@ pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
         }
         return;
     }
-    match choose(work, values) {
-        PLAIN => encode_plain(work, values, writer),
+    let base = values.iter().copied().min().unwrap_or(0);
+    match choose(work, values, base) {
+        PLAIN => encode_plain(work, values, base, writer),
         DELTA => encode_delta(work, values, writer),
         DELTA2 => encode_delta2(work, values, writer),
         _ => {
@@ -79,8 +80,7 @@ pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
     }
 }
 
-fn encode_plain(work: &mut Ints, values: &[i64], writer: &mut Writer) {
-    let base = values.iter().copied().min().unwrap_or(0);
+fn encode_plain(work: &mut Ints, values: &[i64], base: i64, writer: &mut Writer) {
     work.residuals.clear();
     work.residuals.extend(values.iter().map(|value| value.wrapping_sub(base) as u64));
     put_planes(PLAIN, &[base], &work.residuals, writer);
@@ -119,12 +119,13 @@ fn put_planes(mode: u8, parameters: &[i64], residuals: &[u64], writer: &mut Writ
 }
 
 /// The form that looks shortest. Leaves the dictionary in `work` if that is it.
-fn choose(work: &mut Ints, values: &[i64]) -> u8 {
+fn choose(work: &mut Ints, values: &[i64], base: i64) -> u8 {
     let mut best = (usize::MAX, PLAIN);
     for mode in [PLAIN, DELTA, DELTA2] {
-        sample(&mut work.residuals, values, mode);
+        sample(&mut work.residuals, values, base, mode);
         let count = work.residuals.len().max(1);
-        let cost = work.entropy.planes_cost(&work.residuals) * values.len() / count;
+        let limit = best.0.saturating_mul(count) / values.len() + 1;
+        let cost = work.entropy.planes_cost(&work.residuals, limit) * values.len() / count;
         if cost < best.0 {
             best = (cost, mode);
         }
@@ -142,13 +143,9 @@ fn choose(work: &mut Ints, values: &[i64]) -> u8 {
     best.1
 }
 
-/// Fills `residuals` with those that a sample of `values` has in `mode`.
-fn sample(residuals: &mut Vec<u64>, values: &[i64], mode: u8) {
+/// Fills `residuals` with those that a sample of `values`, none below `base`, has in `mode`.
+fn sample(residuals: &mut Vec<u64>, values: &[i64], base: i64, mode: u8) {
     residuals.clear();
-    let base = match mode {
-        PLAIN => values.iter().copied().min().unwrap_or(0),
-        _ => 0,
-    };
     let mut add = |run: &[i64]| match mode {
         PLAIN => residuals.extend(run.iter().map(|value| value.wrapping_sub(base) as u64)),
         DELTA => residuals.extend(run.windows(2).map(|two| zigzag(two[1].wrapping_sub(two[0])))),
@@ -182,6 +179,16 @@ pub(super) fn decode(
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     out.clear();
+    append(work, reader, count, out)
+}
+
+/// Reads `count` values and puts them behind those that `out` holds. `count` is bounded by the caller.
+pub(super) fn append(
+    work: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    out: &mut Vec<i64>,
+) -> Result<(), Malformed> {
     if count < PLANES_COUNT_MIN {
         let mut previous = 0i64;
         for _ in 0..count {
@@ -200,11 +207,11 @@ pub(super) fn decode(
         DELTA => {
             let mut value = reader.take_signed()?;
             out.push(value);
-            take_planes(reader, plane_count, count - 1, 0, unzigzag, out)?;
-            for slot in &mut out[1..] {
-                value = value.wrapping_add(*slot);
-                *slot = value;
-            }
+            let next = |residual| {
+                value = value.wrapping_add(unzigzag(residual));
+                value
+            };
+            take_planes(reader, plane_count, count - 1, 0, next, out)?;
         }
         DELTA2 => {
             let mut value = reader.take_signed()?;
@@ -212,12 +219,12 @@ pub(super) fn decode(
             out.push(value);
             value = value.wrapping_add(delta);
             out.push(value);
-            take_planes(reader, plane_count, count - 2, 0, unzigzag, out)?;
-            for slot in &mut out[2..] {
-                delta = delta.wrapping_add(*slot);
+            let next = |residual| {
+                delta = delta.wrapping_add(unzigzag(residual));
                 value = value.wrapping_add(delta);
-                *slot = value;
-            }
+                value
+            };
+            take_planes(reader, plane_count, count - 2, 0, next, out)?;
         }
         DICTIONARY if plane_count == 0 => decode_dictionary(work, reader, count, out)?,
         _ => return Err(Malformed("an integer mode is unknown")),
@@ -253,19 +260,19 @@ fn decode_dictionary(
     Ok(())
 }
 
-/// Appends `count` values, put together from their planes.
+/// Appends `count` values, put together from their planes. `value_of` is asked in their order.
 fn take_planes(
     reader: &mut Reader<'_>,
     plane_count: usize,
     count: usize,
     base: i64,
-    value_of: impl Fn(u64) -> i64,
+    mut value_of: impl FnMut(u64) -> i64,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
-    let finish = |residual: u64| base.wrapping_add(value_of(residual));
+    let mut finish = |residual: u64| base.wrapping_add(value_of(residual));
     let start = out.len();
     match plane_count {
-        0 => out.resize(start + count, finish(0)),
+        0 => out.extend((0..count).map(|_| finish(0))),
         1 => {
             let low = reader.take(Stream::Planes, count)?;
             out.extend(low.iter().map(|&byte| finish(u64::from(byte))));
@@ -299,12 +306,14 @@ fn take_planes(
 struct Entropy {
     /// `n * log2(n)`, in 1/64 bit; empty before first use.
     n_log_n: Vec<u32>,
+    /// By how much that is more than of the number before.
+    steps: [u16; SAMPLE_COUNT_MAX + 1],
     counts: [u16; 256],
 }
 
 impl Default for Entropy {
     fn default() -> Entropy {
-        Entropy { n_log_n: Vec::new(), counts: [0; 256] }
+        Entropy { n_log_n: Vec::new(), steps: [0; SAMPLE_COUNT_MAX + 1], counts: [0; 256] }
     }
 }
 
@@ -314,30 +323,40 @@ impl Entropy {
         self.cost(bytes.iter().copied(), bytes.len())
     }
 
-    fn planes_cost(&mut self, residuals: &[u64]) -> usize {
+    /// The cost of all planes, or if it is at least `limit` something from there on.
+    fn planes_cost(&mut self, residuals: &[u64], limit: usize) -> usize {
         let all = residuals.iter().fold(0, |all, residual| all | residual);
         let plane_count = (64 - all.leading_zeros()).div_ceil(8);
-        (0..plane_count)
-            .map(|plane| {
-                let bytes = residuals.iter().map(|residual| (residual >> (8 * plane)) as u8);
-                self.cost(bytes, residuals.len())
-            })
-            .sum()
+        let mut sum = 0;
+        for plane in 0..plane_count {
+            let bytes = residuals.iter().map(|residual| (residual >> (8 * plane)) as u8);
+            sum += self.cost(bytes, residuals.len());
+            if sum >= limit {
+                break;
+            }
+        }
+        sum
+    }
+
+    fn fill_tables(&mut self) {
+        let n_log_n = |n: usize| (n as f64 * (n as f64).max(1.0).log2() * 64.0).round() as u32;
+        self.n_log_n.extend((0..=SAMPLE_COUNT_MAX).map(n_log_n));
+        for (step, pair) in self.steps.iter_mut().zip(self.n_log_n.windows(2)) {
+            *step = (pair[1] - pair[0]) as u16;
+        }
     }
 
     fn cost(&mut self, bytes: impl Iterator<Item = u8>, count: usize) -> usize {
         if self.n_log_n.is_empty() {
-            let costs = (0..=SAMPLE_COUNT_MAX).map(|n| match n {
-                0 => 0,
-                _ => (n as f64 * (n as f64).log2() * 64.0).round() as u32,
-            });
-            self.n_log_n.extend(costs);
+            self.fill_tables();
         }
         self.counts.fill(0);
+        let mut used = 0;
         for byte in bytes {
-            self.counts[usize::from(byte)] += 1;
+            let count = &mut self.counts[usize::from(byte)];
+            used += u32::from(self.steps[usize::from(*count) % self.steps.len()]);
+            *count += 1;
         }
-        let used: u32 = self.counts.iter().map(|&n| self.n_log_n[usize::from(n)]).sum();
         (self.n_log_n[count].saturating_sub(used) / 64) as usize
     }
 }

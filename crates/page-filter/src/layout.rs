@@ -54,29 +54,31 @@ pub fn filtered_len_max(record_len: usize) -> usize {
     2 * record_len + 4096
 }
 
-/// The shortest serial type of an integer, from its bits without sign.
-const SERIAL_OF_BITS: [u8; 64] = {
-    let mut table = [6u8; 64];
+/// The shortest serial type of an integer, by how many bits it has without sign, and from 64 on of a negative one.
+const SERIAL_OF_BITS: [u8; 128] = {
+    let mut table = [6u8; 128];
     let mut bits = 0;
     while bits < 48 {
-        table[bits] = match bits {
+        let serial = match bits {
             0..=7 => 1,
             8..=15 => 2,
             16..=23 => 3,
             24..=31 => 4,
             _ => 5,
         };
+        table[bits] = serial;
+        table[64 + bits] = serial;
         bits += 1;
     }
+    table[0] = 8;
+    table[1] = 9;
     table
 };
 
-/// The serial type that SQLite gives an integer.
-#[inline]
+/// The serial type that SQLite gives an integer. Without a branch: in a column zeros and ones may be anywhere.
+#[inline(always)]
 pub(super) fn int_serial(value: i64) -> u32 {
-    if value as u64 <= 1 {
-        return 8 + value as u32;
-    }
-    let bits = 64 - (value ^ value >> 63).leading_zeros();
-    u32::from(SERIAL_OF_BITS[bits as usize & 63])
+    let sign = value >> 63;
+    let bits = 63 - ((value ^ sign) << 1 | 1).leading_zeros();
+    u32::from(SERIAL_OF_BITS[(bits as usize | (sign & 64) as usize) & 127])
 }

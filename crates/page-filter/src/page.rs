@@ -24,16 +24,41 @@ pub(super) const USABLE_LEN_MIN: usize = 480;
 /// Serial types are below this: SQLite has no value of 1 GiB.
 pub(super) const SERIAL_LIMIT: u32 = 1 << 31;
 
+/// Payloads are not longer, in bytes. SQLite has none of this length.
+pub(super) const PAYLOAD_LEN_MAX: u64 = 1 << 31;
+
 /// The most columns of a record that is taken apart.
 pub(super) const COLUMN_COUNT_MAX: usize = 2000;
 
 /// The lengths of bodies, in bytes, by serial type from 0 to 11. (10 and 11 are reserved: no record has them.)
 const SMALL_BODY_LEN: [u8; 16] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0];
 
+/// The lengths of bodies by the first byte of the serial type, in bytes, and a greater one than any payload's where
+/// that is not the type. So fields whose lengths add up to the payload's have types of one byte each.
+const BODY_LEN: [u32; 256] = {
+    let mut table = [1 << 20; 256];
+    let mut serial = 0;
+    while serial < 0x80 {
+        table[serial] = match serial {
+            10 | 11 => 1 << 20,
+            0..12 => SMALL_BODY_LEN[serial] as u32,
+            _ => (serial as u32 - 12) / 2,
+        };
+        serial += 1;
+    }
+    table
+};
+
+/// Whether a serial type is one of numbers. (NULL goes with strings: where it is among them cannot be foretold.)
+#[inline(always)]
+pub(super) fn is_number(serial: u32) -> bool {
+    (1..12).contains(&serial)
+}
+
 /// The length of a field's body, in bytes.
-#[inline]
+#[inline(always)]
 pub(super) fn body_len(serial: u32) -> u32 {
-    if serial < 12 { small_body_len(serial) } else { (serial - 12) / 2 }
+    if is_number(serial) { small_body_len(serial) } else { serial.saturating_sub(12) / 2 }
 }
 
 /// The same of a serial type below 12.
@@ -195,43 +220,51 @@ pub(super) fn read_cell(
     fields: &mut Vec<Field>,
 ) -> Option<usize> {
     let page = &page[..geometry.usable_len()];
-    let mut row = Row { first_field: fields.len() as u32, ..Row::default() };
     let mut next = at;
+    let mut child = 0;
     if is_interior(kind) {
         if page.len() < at + 4 {
             return None;
         }
-        row.child = u32_at(page, at);
+        child = u32_at(page, at);
         next += 4;
     }
     let mut payload_len = 0;
     if has_payload(kind) {
         (payload_len, next) = varint::read_sqlite(page, next)?;
     }
+    let mut row_id = 0;
     if has_row_id(kind) {
-        let (row_id, end) = varint::read_sqlite(page, next)?;
-        row.row_id = row_id as i64;
-        next = end;
+        (row_id, next) = varint::read_sqlite(page, next)?;
     }
+    let first_field = fields.len() as u32;
+    let mut field_count = 0;
     if has_payload(kind) {
+        if payload_len > PAYLOAD_LEN_MAX {
+            return None;
+        }
         let local_len = geometry.local_len(kind, payload_len);
         let local_end = next.checked_add(usize::try_from(local_len).ok()?)?;
         let local = page.get(..local_end)?;
         let record = RecordReader::new(local, page_at, next)?;
-        if local_len == payload_len {
-            record.read_whole(&mut row, fields)?;
-            next = local_end;
-        } else {
+        if local_len < payload_len {
+            let mut row = Row { child, row_id: row_id as i64, first_field, ..Row::default() };
             record.read_cut(payload_len, &mut row, fields)?;
             if page.len() < local_end + 4 {
                 return None;
             }
             row.has_overflow = true;
             row.overflow = u32_at(page, local_end);
-            next = local_end + 4;
+            rows.push(row);
+            return Some(local_end + 4 - at);
         }
+        field_count = record.read_whole(fields)?;
+        next = local_end;
     }
-    rows.push(row);
+    // Put together only here, so that it goes straight to the list: memory gives slowly back what was written in parts.
+    let whole_field_count = field_count;
+    let row_id = row_id as i64;
+    rows.push(Row { child, row_id, first_field, field_count, whole_field_count, ..Row::default() });
     Some(next - at)
 }
 
@@ -273,9 +306,26 @@ impl<'a> RecordReader<'a> {
         Some((serial, end))
     }
 
-    /// Reads a record that is whole in its cell.
-    #[inline]
-    fn read_whole(&self, row: &mut Row, fields: &mut Vec<Field>) -> Option<()> {
+    /// Reads a record that is whole in its cell. How many fields it has.
+    #[inline(always)]
+    fn read_whole(&self, fields: &mut Vec<Field>) -> Option<u16> {
+        let types = &self.local[self.types_at..self.types_end];
+        let mut body = self.types_end;
+        fields.extend(types.iter().map(|&serial| {
+            let field = Field { serial: u32::from(serial), at: (self.page_at + body) as u32 };
+            body += BODY_LEN[usize::from(serial)] as usize;
+            field
+        }));
+        // A byte that is no type has made it too great.
+        if body == self.local.len() && types.len() <= COLUMN_COUNT_MAX {
+            return Some(types.len() as u16);
+        }
+        fields.truncate(fields.len() - types.len());
+        self.read_long_types(fields)
+    }
+
+    fn read_long_types(&self, fields: &mut Vec<Field>) -> Option<u16> {
+        let first_field = fields.len();
         let mut next = self.types_at;
         let mut body = self.types_end;
         while next < self.types_end {
@@ -287,10 +337,8 @@ impl<'a> RecordReader<'a> {
                 return None;
             }
         }
-        let count = fields.len() - row.first_field as usize;
-        row.field_count = count as u16;
-        row.whole_field_count = count as u16;
-        (body == self.local.len() && count <= COLUMN_COUNT_MAX).then_some(())
+        let count = fields.len() - first_field;
+        (body == self.local.len() && count <= COLUMN_COUNT_MAX).then_some(count as u16)
     }
 
     /// Reads a record that continues on overflow pages.

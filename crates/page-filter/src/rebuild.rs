@@ -2,9 +2,13 @@
 //!
 //! The lengths of a page's cells say where they lie. Cells are then written from the lowest up, and what is
 //! between them as well, so that a copy of a fixed length may run over its end: what it spoils is
-//! written afterwards. Every write is checked against the record's end.
+//! written afterwards. A page is put together in a buffer and then copied into the record. One that is not wanted
+//! is left out, unless how much it takes from a stream follows from its cells.
+
+use std::ops::Range;
 
 use super::Malformed;
+use super::cells::{self, Sources};
 use super::decode::{Decoder, Plan};
 use super::layout::*;
 use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
@@ -22,18 +26,20 @@ struct Cursor {
 }
 
 impl Decoder {
-    /// Writes the pages into `out`, and what follows them.
+    /// Writes the pages into `out` that have bytes in `part`, possibly others, and what follows them.
     pub(super) fn rebuild(
         &mut self,
         plan: &Plan,
         reader: &mut Reader<'_>,
         out: &mut [u8],
+        part: &Range<usize>,
     ) -> Result<(), Malformed> {
         let page_len = plan.geometry.page_len;
         let mut cursor = Cursor::default();
         for i in 0..plan.page_count {
             let number = plan.first_page.wrapping_add(i as u64);
             let page_at = plan.head_len + i * page_len;
+            let is_wanted = page_at < part.end && part.start < page_at + page_len;
             match self.pages.kinds[i] {
                 PAGE_ZERO => out[page_at..page_at + page_len].fill(0),
                 PAGE_KEPT => {
@@ -45,6 +51,9 @@ impl Decoder {
                 }
                 kind => {
                     cursor.group = (kind - FIRST_GROUP) as usize;
+                    if !is_wanted && self.skip_page(number, &mut cursor, reader)? {
+                        continue;
+                    }
                     self.rebuild_page(plan, page_at, number, &mut cursor, reader, out)?;
                 }
             }
@@ -53,6 +62,28 @@ impl Decoder {
         let tail = reader.take(Stream::Rest, out.len() - pages_end)?;
         out[pages_end..].copy_from_slice(tail);
         if reader.is_finished() { Ok(()) } else { Err(Malformed("a stream is too long")) }
+    }
+
+    /// Passes over a b-tree page. False, and nothing done, where it has to be put together.
+    fn skip_page(
+        &mut self,
+        number: u64,
+        cursor: &mut Cursor,
+        reader: &mut Reader<'_>,
+    ) -> Result<bool, Malformed> {
+        let flags = self.pages.flags[cursor.btrees];
+        let cell_count = self.pages.cell_counts[cursor.btrees] as usize;
+        let group = &mut self.groups[cursor.group];
+        if flags & FLAG_LEFTOVER != 0 || !group.tails.is_empty() {
+            return Ok(false);
+        }
+        reader.take(Stream::Rest, if number == 1 { DATABASE_HEADER_LEN } else { 0 })?;
+        cursor.btrees += 1;
+        cursor.headers += usize::from(flags & FLAG_HEADER != 0);
+        cursor.ranks += if flags & FLAG_RANKS != 0 { cell_count } else { 0 };
+        cursor.holes += if flags & FLAG_HOLES != 0 { cell_count } else { 0 };
+        group.pass_page(cell_count);
+        Ok(true)
     }
 
     fn rebuild_page(
@@ -78,32 +109,22 @@ impl Decoder {
             return Err(Malformed("a page has more cells than room"));
         }
         let header = self.next_header(group, cell_count, lowest, flags, cursor);
-        let page = &mut out[page_at..page_at + geometry.page_len];
-        page[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
-        header.write(&mut page[btree_at..]);
-        let pointers = page[pointers_at..pointers_end].chunks_exact_mut(2);
-        for (pointer, &start) in pointers.zip(&self.starts) {
-            pointer.copy_from_slice(&(start as u16).to_be_bytes());
+        let mut buffer = self.buffer.take().unwrap_or_else(cells::new_buffer);
+        buffer[..btree_at].copy_from_slice(reader.take(Stream::Rest, btree_at)?);
+        header.write(&mut buffer[btree_at..]);
+        let (pointers, _) = buffer[pointers_at..pointers_end].as_chunks_mut();
+        for (pointer, &start) in pointers.iter_mut().zip(&self.starts) {
+            *pointer = (start as u16).to_be_bytes();
         }
-        self.cells.compose(&self.groups[group], &self.fields, &self.arena.bytes)?;
         let mut leftover = Leftover { is_zero: flags & FLAG_LEFTOVER == 0, reader };
-        let mut at = page_at + pointers_end;
-        let is_ordered = self.order.is_empty();
-        for i in (0..cell_count).rev() {
-            let row = if is_ordered { i } else { self.order[i] as usize };
-            let start = page_at + self.starts[row] as usize;
-            if at != start {
-                leftover.put(&mut out[at..start])?;
-            }
-            self.cells.copy(row, out, start);
-            at = start + self.cells.lens[row] as usize;
-        }
-        leftover.put(&mut out[at..page_at + geometry.page_len])?;
-        let group = &mut self.groups[group];
-        group.next_row += cell_count;
-        if page::is_interior(kind) {
-            group.next_child += cell_count + 1;
-        }
+        let sources =
+            Sources { group: &self.groups[group], fields: &self.fields, arena: &self.arena };
+        let cells = (&self.starts[..], &self.order[..]);
+        let end = self.cells.write(&sources, cells, pointers_end, &mut leftover, &mut buffer)?;
+        leftover.put(&mut buffer[end..geometry.page_len])?;
+        out[page_at..page_at + geometry.page_len].copy_from_slice(&buffer[..geometry.page_len]);
+        self.buffer = Some(buffer);
+        self.groups[group].pass_page(cell_count);
         Ok(())
     }
 
@@ -120,7 +141,7 @@ impl Decoder {
         const NONE: u32 = u32::MAX;
         const FULL: Malformed = Malformed("a page has more cells than room");
         let group = &mut self.groups[group];
-        self.cells.measure(group, cell_count, geometry);
+        self.cells.measure(group, cell_count, (&self.fields, &self.arena), geometry)?;
         self.starts.clear();
         self.order.clear();
         let mut end = geometry.usable_len();
@@ -193,14 +214,14 @@ impl Decoder {
 }
 
 /// What no cell covers, from the lowest address up.
-struct Leftover<'r, 'a> {
+pub(super) struct Leftover<'r, 'a> {
     is_zero: bool,
     reader: &'r mut Reader<'a>,
 }
 
 impl Leftover<'_, '_> {
     #[inline]
-    fn put(&mut self, out: &mut [u8]) -> Result<(), Malformed> {
+    pub(super) fn put(&mut self, out: &mut [u8]) -> Result<(), Malformed> {
         if out.is_empty() {
         } else if self.is_zero {
             out.fill(0);

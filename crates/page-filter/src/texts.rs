@@ -205,13 +205,24 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
         return false;
     }
     work.dictionary.clear();
+    let mut previous = Key { head: 0, tail: 0, len: u32::MAX };
     for (i, &span) in spans.iter().enumerate() {
         if i == DICTIONARY_TRIAL_COUNT && work.dictionary.entries.len() > DICTIONARY_TRIAL_MAX {
             return false;
         }
-        let value = text(record, span);
-        let slot = hash(value) as usize % dictionary::SLOT_COUNT;
-        let is_same = |entry| text(record, entry) == value;
+        let key = Key::of(record, span);
+        // Many columns have the same value in row after row.
+        if key == previous && key.len <= 16 {
+            work.dictionary.repeat();
+            continue;
+        }
+        previous = key;
+        let slot = key.hash() as usize % dictionary::SLOT_COUNT;
+        let is_same = |entry: Span| {
+            entry.len == span.len
+                && Key::of(record, entry) == key
+                && (entry.len <= 16 || text(record, entry) == text(record, span))
+        };
         if !work.dictionary.number(span, slot, count_max, is_same) {
             return false;
         }
@@ -219,18 +230,41 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
     true
 }
 
-/// A hash of the first and the last bytes and the length: enough to tell the values of a column.
-fn hash(value: &[u8]) -> u64 {
-    let (head, tail) = match (value.first_chunk::<8>(), value.last_chunk::<8>()) {
-        (Some(&head), Some(&tail)) => (u64::from_le_bytes(head), u64::from_le_bytes(tail)),
-        _ => (value.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)), 0),
-    };
-    let mixed = head.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ tail.rotate_left(29);
-    (mixed ^ value.len() as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+/// The first and the last eight bytes of a string, or its only ones: enough to tell apart the values of a column, and
+/// with the length all of those up to 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    head: u64,
+    tail: u64,
+    len: u32,
 }
 
-/// Reads `count` strings into `spans`, in place of what it holds.
-pub(super) fn decode(
+impl Key {
+    #[inline(always)]
+    fn of(record: &[u8], span: Span) -> Key {
+        let word = |at: usize| -> Option<u64> {
+            Some(u64::from_le_bytes(*record.get(at..)?.first_chunk()?))
+        };
+        let (at, len) = (span.at as usize, span.len);
+        let (head, tail) = match (word(at), len) {
+            (Some(head), 0..8) => (head & ((1 << (8 * len)) - 1), 0),
+            (Some(head), _) => (head, word(at + len as usize - 8).unwrap_or(0)),
+            (None, _) => {
+                (text(record, span).iter().rev().fold(0, |word, &b| word << 8 | u64::from(b)), 0)
+            }
+        };
+        Key { head, tail, len }
+    }
+
+    #[inline(always)]
+    fn hash(self) -> u64 {
+        let mixed = self.head.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.tail.rotate_left(29);
+        (mixed ^ u64::from(self.len)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
+    }
+}
+
+/// Reads `count` strings and puts them behind those that `spans` holds.
+pub(super) fn append(
     work: &mut Texts,
     ints: &mut Ints,
     reader: &mut Reader<'_>,
@@ -239,7 +273,6 @@ pub(super) fn decode(
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
-    spans.clear();
     if count == 0 {
         return Ok(());
     }
@@ -247,12 +280,22 @@ pub(super) fn decode(
         TERMINATED => take_terminated(reader, stream, count, arena, spans),
         LENGTHS => {
             ints::decode(ints, reader, count, &mut work.lengths)?;
-            for &len in &work.lengths {
-                let at = arena.position(reader, stream) as u32;
-                let len = usize::try_from(len).map_err(|_| Malformed("a length is negative"))?;
-                reader.take(stream, len)?;
-                spans.push(Span { at, len: len as u32 });
+            let at = arena.position(reader, stream) as u32;
+            let rest_len = reader.rest(stream).len();
+            let longest = work.lengths.iter().fold(0, |all, &len| all | len as u64);
+            if longest > u64::from(u32::MAX >> 1) {
+                return Err(Malformed("a length is negative or too great"));
             }
+            let mut end = 0usize;
+            spans.extend(work.lengths.iter().map(|&len| {
+                let span = Span { at: at.wrapping_add(end as u32), len: len as u32 };
+                end += len as usize;
+                span
+            }));
+            if end > rest_len {
+                return Err(Malformed("a text does not end"));
+            }
+            reader.take(stream, end)?;
             Ok(())
         }
         DICTIONARY => {
@@ -268,10 +311,15 @@ pub(super) fn decode(
                 arena,
                 &mut work.dictionary.entries,
             )?;
-            for &index in reader.take(Stream::Symbols, count)? {
-                let entry = work.dictionary.entries.get(usize::from(index));
-                spans.push(*entry.ok_or(Malformed("a dictionary has no such entry"))?);
+            // Every byte is then the number of an entry, and what is no entry's is found out below.
+            work.dictionary.entries.resize(dictionary::COUNT_MAX, Span::default());
+            let indices = reader.take(Stream::Symbols, count)?;
+            if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
+                return Err(Malformed("a dictionary has no such entry"));
             }
+            let entries: &[Span; dictionary::COUNT_MAX] =
+                work.dictionary.entries[..].try_into().expect("it was resized");
+            spans.extend(indices.iter().map(|&index| entries[usize::from(index)]));
             Ok(())
         }
         PREFIXED => decode_prefixed(reader, count, stream, arena, spans),
@@ -279,6 +327,7 @@ pub(super) fn decode(
     }
 }
 
+/// Finds `count` strings, and puts their places behind those that `spans` holds.
 fn take_terminated(
     reader: &mut Reader<'_>,
     stream: Stream,
@@ -286,34 +335,72 @@ fn take_terminated(
     arena: &Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
-    let start = arena.position(reader, stream);
-    let rest = reader.rest(stream);
+    let start = arena.position(reader, stream) as u32;
+    let first = spans.len();
+    let len = find_ends(reader.rest(stream), count, spans)?;
     let mut at = 0;
-    spans.resize(count, Span::default());
-    for span in spans.iter_mut() {
-        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
-        *span = Span { at: (start + at) as u32, len: (end - at) as u32 };
+    for span in &mut spans[first..] {
+        let end = span.at;
+        *span = Span { at: start + at, len: end - at };
         at = end + 1;
     }
-    reader.take(stream, at)?;
+    reader.take(stream, len)?;
     Ok(())
 }
 
-/// Where the first zero byte from `at` on is.
-#[inline]
-fn find_zero(bytes: &[u8], mut at: usize) -> Option<usize> {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    while let Some(chunk) = bytes.get(at..at + 8) {
-        let word = u64::from_le_bytes(chunk.try_into().expect("it is eight bytes long"));
-        let zeros = word.wrapping_sub(ONES) & !word & (ONES << 7);
-        if zeros != 0 {
-            return Some(at + zeros.trailing_zeros() as usize / 8);
+/// Puts spans behind those that `spans` holds, which begin at the first `count` zero bytes. Where the last one ends.
+///
+/// All zero bytes of a word are found at once, and up to two noted whether there are any or not:
+/// where short strings end cannot be foretold, so that branches would cost more.
+fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize, Malformed> {
+    const WORD_COUNT_MAX: usize = 8;
+    let start = spans.len();
+    // Words may have a few more than are wanted.
+    spans.resize(start + count + WORD_COUNT_MAX, Span::default());
+    let ends = &mut spans[start..];
+    let mut found = 0;
+    let mut at = 0;
+    while found < count {
+        let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk()) else { break };
+        let mut zeros = zero_bytes(u64::from_le_bytes(*chunk));
+        let zero_count = ((zeros >> 7).wrapping_mul(ONES) >> 56) as usize;
+        let Some(slots) = ends.get_mut(found..).and_then(|s| s.first_chunk_mut::<2>()) else {
+            break;
+        };
+        for slot in slots {
+            slot.at = at as u32 + zeros.trailing_zeros() / 8;
+            zeros &= zeros.wrapping_sub(1);
         }
+        for slot in ends[found..].iter_mut().take(zero_count).skip(2) {
+            slot.at = at as u32 + zeros.trailing_zeros() / 8;
+            zeros &= zeros.wrapping_sub(1);
+        }
+        found += zero_count;
         at += 8;
     }
-    bytes.get(at..)?.iter().position(|&byte| byte == 0).map(|found| at + found)
+    while found < count {
+        let rest = bytes.get(at..).unwrap_or(&[]);
+        let zero = rest.iter().position(|&byte| byte == 0);
+        at += zero.ok_or(Malformed("a text does not end"))?;
+        ends[found].at = at as u32;
+        found += 1;
+        at += 1;
+    }
+    let end = ends[..count].last().map_or(0, |last| last.at as usize + 1);
+    spans.truncate(start + count);
+    Ok(end)
 }
 
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// The top bits of those bytes that are zero.
+#[inline(always)]
+fn zero_bytes(word: u64) -> u64 {
+    const LOW: u64 = 0x7f * ONES;
+    !(((word & LOW) + LOW) | word | LOW)
+}
+
+/// Puts strings together that are each written without what they share with the one before.
 fn decode_prefixed(
     reader: &mut Reader<'_>,
     count: usize,
@@ -321,27 +408,44 @@ fn decode_prefixed(
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
+    const TOO_LONG: Malformed = Malformed("a prefix is too long");
     let shared = reader.take(Stream::Symbols, count)?;
     let start = arena.position(reader, stream);
-    let rest = reader.rest(stream);
+    let first = spans.len();
+    let len = find_ends(reader.rest(stream), count, spans)?;
     let mut at = 0;
-    let (mut previous_at, mut previous_len) = (0, 0);
-    spans.resize(count, Span::default());
-    for (&prefix_len, span) in shared.iter().zip(spans.iter_mut()) {
+    // A string's first bytes are kept in a register: memory gives slowly back what was just written in parts.
+    let (mut previous_at, mut previous_len, mut previous) = (0, 0, 0u128);
+    for (&prefix_len, span) in shared.iter().zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);
-        let end = find_zero(rest, at).ok_or(Malformed("a text does not end"))?;
-        let len = prefix_len + (end - at);
+        let end = span.at as usize;
+        let rest_len = end - at;
+        let len = prefix_len + rest_len;
         let to = arena.used;
         if prefix_len > previous_len || len > arena.limit - to {
-            return Err(Malformed("a prefix is too long"));
+            return Err(TOO_LONG);
         }
-        arena.copy(previous_at, prefix_len, to);
-        arena.copy(start + at, end - at, to + prefix_len);
+        if len <= 8 && prefix_len < 8 {
+            let shift = 8 * prefix_len as u32;
+            let rest = u64::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
+            let word = previous as u64 & ((1 << shift) - 1) | rest << shift;
+            *arena.chunk_mut(to).ok_or(TOO_LONG)? = word.to_le_bytes();
+            previous = u128::from(word);
+        } else if len <= SHORT_LEN && prefix_len < SHORT_LEN {
+            let shift = 8 * prefix_len as u32;
+            let rest = u128::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
+            previous = previous & ((1 << shift) - 1) | rest << shift;
+            *arena.chunk_mut(to).ok_or(TOO_LONG)? = previous.to_le_bytes();
+        } else {
+            arena.copy(previous_at, prefix_len, to);
+            arena.copy(start + at, rest_len, to + prefix_len);
+            previous = u128::from_le_bytes(*arena.chunk(to).ok_or(TOO_LONG)?);
+        }
         arena.used += len;
         *span = Span { at: to as u32, len: len as u32 };
         (previous_at, previous_len) = (to, len);
         at = end + 1;
     }
-    reader.take(stream, at)?;
+    reader.take(stream, len)?;
     Ok(())
 }

@@ -27,11 +27,23 @@ pub(super) fn sqlite_len(value: u64) -> usize {
 }
 
 /// Reads a varint of SQLite that is no longer than it needs to be: its value and where it ends.
-#[inline]
+#[inline(always)]
 pub(super) fn read_sqlite(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *bytes.get(at)?;
     if first < 0x80 {
         return Some((u64::from(first), at + 1));
+    }
+    // Most row ids have two or three bytes. The first one may not be without bits of the value.
+    if let Some(&[_, second, third]) = bytes.get(at..).and_then(|rest| rest.first_chunk())
+        && first != 0x80
+        && second & third < 0x80
+    {
+        let two = u64::from(first & 0x7f) << 7 | u64::from(second & 0x7f);
+        if second < 0x80 {
+            return Some((two, at + 2));
+        } else if third < 0x80 {
+            return Some((two << 7 | u64::from(third), at + 3));
+        }
     }
     read_sqlite_long(bytes, at)
 }
@@ -78,6 +90,19 @@ pub(super) fn sqlite_word(value: u64, len: usize) -> u64 {
     let wide = wide & 0x0000_3fff_0000_3fff | (wide & 0x0fff_c000_0fff_c000) << 2;
     let wide = wide & 0x007f_007f_007f_007f | (wide & 0x3f80_3f80_3f80_3f80) << 1;
     (wide | 0x8080_8080_8080_8000) << ((64 - 8 * len as u32) & 63)
+}
+
+/// The top bits of a varint's bytes.
+const TOP_BITS: u64 = 0x8080_8080_8080_8080;
+
+/// From the word of a varint of `len` bytes, up to 8, that of a value greater by `step`, which is below 128 and does not make it longer.
+#[inline(always)]
+pub(super) fn sqlite_word_behind(word: u64, len: usize, step: u64) -> u64 {
+    let low = 64 - 8 * len as u32;
+    // Bits that are set above each group of seven hand on what is carried.
+    let sum = (word | TOP_BITS) + (step << low);
+    let top_bits = TOP_BITS << low;
+    sum & !TOP_BITS | top_bits << 8
 }
 
 /// Writes `value` as SQLite does to `at` of `out`; returns where it ends. Nothing is written that has no room.
@@ -158,6 +183,20 @@ mod tests {
             if end - 3 <= 8 {
                 let word = sqlite_word(value, end - 3).to_be_bytes();
                 assert_eq!(&word[..end - 3], &bytes[3..end], "{value:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_stepped_through() {
+        for value in values().filter(|&value| value < 1 << 55) {
+            let len = sqlite_len(value);
+            let word = sqlite_word(value, len);
+            for step in [0, 1, 2, 99, 127] {
+                if sqlite_len(value + step) == len {
+                    let expected = sqlite_word(value + step, len);
+                    assert_eq!(sqlite_word_behind(word, len, step), expected, "{value:#x}");
+                }
             }
         }
     }

@@ -215,6 +215,8 @@ fn mutated_forms_neither_panic_nor_take_much_memory() {
             let mut decoder = PageFilter::new();
             let mut out = vec![0; record.len() + random.below(2)];
             accepted += u64::from(decoder.decode(&mutated, &mut out).is_ok());
+            let part = random.below(out.len())..random.below(out.len());
+            let _ = decoder.decode_part(&mutated, &mut out, part);
             let len = decoder.len_in_memory();
             let allowed = 200 * out.len() + (1 << 20);
             assert!(len <= allowed, "seed {seed}: {len} bytes for a record of {}", out.len());
@@ -237,6 +239,8 @@ fn any_bytes_are_refused_or_decoded() {
                 .map(|_| if small { random.below(20) as u8 } else { random.next() as u8 }),
         );
         let _ = filter.decode(&bytes, &mut out);
+        let part = random.below(16384)..random.below(16384);
+        let _ = filter.decode_part(&bytes, &mut out, part);
     }
 }
 

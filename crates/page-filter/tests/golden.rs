@@ -48,6 +48,7 @@ fn the_form_of_a_small_record_is_fixed() {
         vec![0x80],              // column 0: all NULL
         vec![0x81, 0x21, 20, 4], // column 1: all integers, delta of deltas in one plane, from 10 by 2
         vec![0x84, 0],           // column 2: all text, terminated
+        vec![0],                 // rows with overflow pages: none
     ]
     .concat();
     let planes = [vec![2, 2, 2, 6], vec![2, 2, 45]].concat();

@@ -22,5 +22,12 @@ pub fn round_trip<'a>(
     if let Some(at) = decoded.iter().zip(record).position(|(a, b)| a != b) {
         panic!("{what}: offset {offset}, page length {page_len}: differs at byte {at}");
     }
+    // Parts at several places.
+    for (i, part) in [2, 3, 5].map(|n| record.len() / n).into_iter().enumerate() {
+        let part = part..(part + [1, 512, 4096][i]).min(record.len());
+        decoded.fill(0x5A);
+        filter.decode_part(filtered, &mut decoded, part.clone()).expect("decoding of a part");
+        assert!(decoded[part.clone()] == record[part.clone()], "{what}: offset {offset}: {part:?}");
+    }
     Some(filtered)
 }
