@@ -13,6 +13,8 @@
 //! * Decoding allocates at most [`filtered_len_max`] bytes, whatever the data says.
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 
 use super::context::corrupt;
@@ -105,6 +107,49 @@ impl Codec {
         dst: &mut [u8],
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
+        let part = 0..dst.len();
+        self.decompress_filtered_part(codec, src, dst, part, dictionary)
+    }
+
+    /// Turns back the first bytes of a record of `full_len` bytes, as many as `dst_prefix` holds: its pages behind them
+    /// are not put together. What is malformed there may not be found.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Codec::decompress_filtered`], and a record that holds less than `dst_prefix`.
+    pub fn decompress_filtered_prefix(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        dst_prefix: &mut [u8],
+        full_len: usize,
+    ) -> Result<(), CodecError> {
+        let mut whole = std::mem::take(&mut self.filtering.decoded);
+        whole.resize(full_len, 0);
+        let len = dst_prefix.len();
+        let decoded = self.decompress_filtered_part(codec, src, &mut whole, 0..len, None);
+        let front = whole.get(..len);
+        let copied = decoded.and_then(|()| {
+            let found = CodecError::Length {
+                codec: CodecId::try_from(codec)?,
+                expected: len,
+                found: full_len,
+            };
+            dst_prefix.copy_from_slice(front.ok_or(found)?);
+            Ok(())
+        });
+        self.filtering.decoded = whole;
+        copied
+    }
+
+    fn decompress_filtered_part(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        dst: &mut [u8],
+        part: Range<usize>,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
         let (src, len) = src
             .split_last_chunk::<TRAILER_LEN>()
@@ -118,7 +163,7 @@ impl Codec {
         filtered.resize(len, 0);
         let decompressed = self.decompress_with(codec, src, &mut filtered, dictionary);
         let decoded = decompressed.and_then(|()| {
-            let decoded = self.filtering.filter.decode(&filtered, dst);
+            let decoded = self.filtering.filter.decode_part(&filtered, dst, part);
             decoded.map_err(|malformed| CodecError::Filtered { codec: id, malformed })
         });
         self.filtering.filtered = filtered;

@@ -164,8 +164,9 @@ impl Store {
     /// have usually left it before they are read again, no more than these is decompressed, and kept.
     pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
-        // Edits are wanted whole, and a filtered form has no front.
-        let (Some(key), true) = (pointer.extent_key(), pointer.filter == Filter::None as u8) else {
+        // Edits are wanted whole, and an unknown filter is refused there.
+        let has_front = pointer.filter == Filter::None as u8 || pointer.is_filtered();
+        let (Some(key), true) = (pointer.extent_key(), has_front) else {
             return self.read(pointer);
         };
         if let Some(extent) = self.caches.cached_data(self.cache_id, key) {
@@ -178,7 +179,8 @@ impl Store {
         self.reuse.note(false);
         let pays = pointer.dictionary == 0
             && needed as u64 * FRONT_PART <= u64::from(pointer.extent_len) * (FRONT_PART - 1)
-            && codec::has_cheap_front(pointer.codec, pointer.codec_version)
+            && (pointer.is_filtered()
+                || codec::has_cheap_front(pointer.codec, pointer.codec_version))
             && self.caches.is_full()
             && self.reuse.is_rare();
         if !pays {
@@ -187,8 +189,11 @@ impl Store {
         let stored = self.read_stored(pointer)?;
         let mut bytes = vec![0; needed];
         let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
-        codec::with_codec(|codec| codec.decompress_prefix(id, &stored, &mut bytes, whole_len))
-            .map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
+        let decoded = codec::with_codec(|codec| match pointer.is_filtered() {
+            true => codec.decompress_filtered_prefix(id, &stored, &mut bytes, whole_len),
+            false => codec.decompress_prefix(id, &stored, &mut bytes, whole_len),
+        });
+        decoded.map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
         let extent = Arc::new(bytes);
         self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
         self.front_of(pointer, extent)

@@ -228,6 +228,12 @@ fn what_is_no_filtered_form_is_refused() {
     for len in [0, 1, 4096, record.len() - 1, record.len() + 1] {
         assert!(decode(&stored, len).is_err(), "as {len} bytes");
     }
+    for len in [0, 1, PAGE + 5, record.len()] {
+        let mut front = vec![0; len];
+        let mut codec = Codec::new();
+        codec.decompress_filtered_prefix(id, &stored, &mut front, record.len()).unwrap();
+        assert!(front == record[..len], "the first {len} bytes");
+    }
     for len in 0..stored.len() {
         assert!(decode(&stored[..len], record.len()).is_err(), "cut to {len}");
     }
