@@ -118,6 +118,17 @@ fn put_planes(mode: u8, parameters: &[i64], residuals: &[u64], writer: &mut Writ
     }
 }
 
+/// About what `values` cost in the shortest form but a dictionary, in bits.
+pub(super) fn estimate(work: &mut Ints, values: &[i64]) -> usize {
+    let base = values.iter().copied().min().unwrap_or(0);
+    let cost_of = |mode| {
+        sample(&mut work.residuals, values, base, mode);
+        work.entropy.planes_cost(&work.residuals, usize::MAX) * values.len()
+            / work.residuals.len().max(1)
+    };
+    [PLAIN, DELTA, DELTA2].into_iter().map(cost_of).min().unwrap_or(0)
+}
+
 /// The form that looks shortest. Leaves the dictionary in `work` if that is it.
 fn choose(work: &mut Ints, values: &[i64], base: i64) -> u8 {
     let mut best = (usize::MAX, PLAIN);

@@ -23,7 +23,9 @@
 
 mod arena;
 mod cells;
+mod civil;
 mod columns;
+mod dates;
 mod decimal;
 mod decode;
 mod dictionary;

@@ -10,6 +10,7 @@
 
 use super::Malformed;
 use super::arena::Arena;
+use super::dates::{self, Dates};
 use super::dictionary::{self, Dictionary};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
@@ -35,6 +36,7 @@ const TERMINATED: u8 = 0;
 const LENGTHS: u8 = 1;
 const DICTIONARY: u8 = 2;
 const PREFIXED: u8 = 3;
+pub(super) const DATED: u8 = 4;
 
 /// Where a string is, in the record or the arena, and how long.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +53,7 @@ const SHORT_LEN: usize = 16;
 pub(super) struct Texts {
     dictionary: Dictionary<Span>,
     lengths: Vec<i64>,
+    dates: Dates,
 }
 
 /// Writes the strings that `spans` mark in `record`, of which the reader knows the number, into `stream` and others.
@@ -74,7 +77,9 @@ pub(super) fn encode(
             return;
         }
         writer.stream(stream).truncate(start);
-    } else if shares_prefixes(record, spans) && encode_prefixed(record, spans, stream, writer) {
+    } else if dates::encode(&mut work.dates, ints, record, spans, stream, writer)
+        || shares_prefixes(record, spans) && encode_prefixed(record, spans, stream, writer)
+    {
         return;
     }
     if !is_one_len {
@@ -131,7 +136,7 @@ fn zero_count(bytes: &[u8]) -> usize {
     bytes.chunks(usize::from(u8::MAX)).map(|chunk| usize::from(count(chunk))).sum()
 }
 
-fn text(record: &[u8], span: Span) -> &[u8] {
+pub(super) fn text(record: &[u8], span: Span) -> &[u8] {
     &record[span.at as usize..][..span.len as usize]
 }
 
@@ -323,6 +328,7 @@ pub(super) fn append(
             Ok(())
         }
         PREFIXED => decode_prefixed(reader, count, stream, arena, spans),
+        DATED => dates::append(&mut work.dates, ints, reader, count, stream, arena, spans),
         _ => Err(Malformed("a text mode is unknown")),
     }
 }
@@ -395,7 +401,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// The top bits of those bytes that are zero.
 #[inline(always)]
-fn zero_bytes(word: u64) -> u64 {
+pub(super) fn zero_bytes(word: u64) -> u64 {
     const LOW: u64 = 0x7f * ONES;
     !(((word & LOW) + LOW) | word | LOW)
 }

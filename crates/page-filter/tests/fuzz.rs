@@ -62,9 +62,25 @@ fn field(random: &mut Random) -> (u64, Vec<u8>) {
             (12 + 2 * len as u64, bytes(random, len))
         }
         _ => {
-            let text = format!("text {}", random.below(300));
+            let mut text = format!("text {}", random.below(300));
+            if random.below(5) > 0 {
+                text += &date(random);
+            }
             (13 + 2 * text.len() as u64, text.into_bytes())
         }
+    }
+}
+
+/// A date in one of a few notations. Not all exist.
+fn date(random: &mut Random) -> String {
+    let (hour, minute, second) = (random.below(12), random.below(61), random.below(60));
+    let day = 27 + random.below(4);
+    match random.below(5) {
+        0 => format!(" 2024-02-{day}"),
+        1 => format!(" 2024-02-{day} {hour:02}:{minute:02}:{second:02}"),
+        2 => format!(" 2024-02-{day}T{hour:02}:{minute:02}:{second:02}Z"),
+        3 => format!(" [{day}/Feb/2024:{hour:02}:{minute:02}:{second:02}]"),
+        _ => format!(" Feb {day:2} {hour:02}:{minute:02}:{second:02} ü"),
     }
 }
 

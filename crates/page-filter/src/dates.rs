@@ -1,0 +1,587 @@
+//! Texts with dates and times in them, whatever else they are: lines of logs, documents.
+//!
+//! Each date is taken out and a marker left in its place, so that the text around it is found again in one go; the dates
+//! become sequences of integers, which are mostly rising.
+//!
+//! Invariants:
+//!
+//! * What is taken out comes back byte for byte: of each notation only what exists and is written the one way.
+//! * Texts with bytes that are markers are left alone.
+//! * The decoder finds how many dates there are by counting the markers, so that they are no more than bytes of the form.
+
+use super::Malformed;
+use super::arena::Arena;
+use super::civil::{self, Date};
+use super::ints::{self, Ints};
+use super::streams::{Reader, Stream, Writer};
+use super::texts::{self, Span, text};
+
+pub(super) const SECONDS_PER_DAY: i64 = 86_400;
+pub(super) const SECOND_MIN: i64 = civil::DAY_MIN * SECONDS_PER_DAY;
+pub(super) const SECOND_MAX: i64 = (civil::DAY_MAX + 1) * SECONDS_PER_DAY - 1;
+
+/// Markers: `YYYY-MM-DD`, with ` HH:MM:SS`, with `THH:MM:SS`, `DD/Mon/YYYY:HH:MM:SS`, `Mon DD HH:MM:SS`.
+const DAY: u8 = 1;
+const SECOND_SPACE: u8 = 2;
+const SECOND_T: u8 = 3;
+const SECOND_SLASH: u8 = 4;
+const SECOND_NAMED: u8 = 5;
+const MARKER_MAX: u8 = 5;
+/// Texts with other bytes up to this are left alone: so many are found by their upper bits.
+const RESERVED_MAX: u8 = 7;
+
+/// The year of dates that are written without one: with a leap day.
+const YEAR_OF_NONE: u32 = 1972;
+
+/// Of each marker the first in a text, then all others.
+const SEQUENCE_COUNT: usize = 2 * MARKER_MAX as usize;
+
+/// Fewer texts are not worth the modes of the sequences.
+const TEXT_COUNT_MIN: usize = 16;
+
+/// How many texts are looked at to see whether there are dates in them.
+const GLANCE_COUNT: usize = 16;
+
+/// How many texts are looked at to see whether their dates are worth it.
+const SAMPLE_COUNT: usize = 64;
+
+/// What a date costs in a text: that a codec cannot go on where it was, and each digit that is not as before, in bits.
+const BREAK_COST: usize = 8;
+/// See [`BREAK_COST`].
+const DIGIT_COST: usize = 3;
+
+/// How many bytes are searched at once: those of a vector, and three that are looked at from there.
+const BLOCK_LEN: usize = 35;
+
+const MONTHS: &[u8; 36] = b"JanFebMarAprMayJunJulAugSepOctNovDec";
+
+/// A date in a text.
+struct Found {
+    at: usize,
+    len: usize,
+    marker: u8,
+    value: i64,
+}
+
+/// Working memory of both directions.
+#[derive(Default)]
+pub(super) struct Dates {
+    sequences: [Vec<i64>; SEQUENCE_COUNT],
+    /// Where in the stream the markers and the ends of texts are.
+    marks: Vec<u32>,
+}
+
+/// Writes the strings like [`texts::encode`]. False, and nothing, where they have no dates or those are not worth it.
+pub(super) fn encode(
+    work: &mut Dates,
+    ints: &mut Ints,
+    record: &[u8],
+    spans: &[Span],
+    stream: Stream,
+    writer: &mut Writer,
+) -> bool {
+    if spans.len() < TEXT_COUNT_MIN
+        || !has_dates_at_a_glance(record, spans)
+        || !pays(work, ints, record, spans)
+    {
+        return false;
+    }
+    work.clear();
+    let out = writer.stream(stream);
+    let start = out.len();
+    let mut marker_count = spans.len();
+    for &span in spans {
+        let bytes = text(record, span);
+        let (mut end, mut is_later) = (0, [false; MARKER_MAX as usize + 1]);
+        while let Some(found) = find(bytes, end) {
+            out.extend_from_slice(&bytes[end..found.at]);
+            out.push(found.marker);
+            end = found.at + found.len;
+            work.sequence(found.marker, &mut is_later).push(found.value);
+            marker_count += 1;
+        }
+        out.extend_from_slice(&bytes[end..]);
+        out.push(0);
+    }
+    if out[start..].iter().filter(|&&byte| byte <= RESERVED_MAX).count() != marker_count {
+        out.truncate(start);
+        return false;
+    }
+    writer.put_byte(Stream::Control, texts::DATED);
+    for sequence in &work.sequences {
+        ints::encode(ints, sequence, writer);
+    }
+    true
+}
+
+/// Whether half of a few texts have a date.
+fn has_dates_at_a_glance(record: &[u8], spans: &[Span]) -> bool {
+    let step = spans.len().div_ceil(GLANCE_COUNT);
+    let glanced = spans.iter().step_by(step);
+    let dated = glanced.clone().filter(|&&span| find(text(record, span), 0).is_some());
+    dated.count() * 2 >= glanced.len()
+}
+
+/// Whether the dates of a sample cost at most 60% of what they do as text.
+fn pays(work: &mut Dates, ints: &mut Ints, record: &[u8], spans: &[Span]) -> bool {
+    work.clear();
+    let mut text_cost = 0;
+    let mut previous: [&[u8]; MARKER_MAX as usize + 1] = [&[]; MARKER_MAX as usize + 1];
+    let start = (spans.len() - spans.len().min(SAMPLE_COUNT)) / 2;
+    for &span in spans[start..].iter().take(SAMPLE_COUNT) {
+        let bytes = text(record, span);
+        let (mut end, mut is_later) = (0, [false; MARKER_MAX as usize + 1]);
+        while let Some(found) = find(bytes, end) {
+            end = found.at + found.len;
+            work.sequence(found.marker, &mut is_later).push(found.value);
+            let date = &bytes[found.at..end];
+            let previous = &mut previous[usize::from(found.marker)];
+            let shared = date.iter().zip(*previous).take_while(|(a, b)| a == b).count();
+            if shared < date.len() {
+                text_cost += BREAK_COST + DIGIT_COST * (date.len() - shared);
+            }
+            *previous = date;
+        }
+    }
+    let costs = work.sequences.iter().map(|sequence| ints::estimate(ints, sequence));
+    costs.sum::<usize>() * 5 <= text_cost * 3
+}
+
+impl Dates {
+    fn clear(&mut self) {
+        self.sequences.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Where the next date of a text belongs; `is_later` is the text's.
+    fn sequence(
+        &mut self,
+        marker: u8,
+        is_later: &mut [bool; MARKER_MAX as usize + 1],
+    ) -> &mut Vec<i64> {
+        &mut self.sequences[sequence_index(marker, is_later)]
+    }
+}
+
+fn sequence_index(marker: u8, is_later: &mut [bool; MARKER_MAX as usize + 1]) -> usize {
+    let later = std::mem::replace(&mut is_later[usize::from(marker)], true);
+    2 * (usize::from(marker) - 1) + usize::from(later)
+}
+
+/// The first date from `from` on.
+fn find(bytes: &[u8], from: usize) -> Option<Found> {
+    let mut at = from + 4;
+    loop {
+        let block = bytes.get(at..)?;
+        // Most blocks have none, and all of a block is seen at once.
+        if let Some(block) = block.first_chunk::<BLOCK_LEN>()
+            && !has_mark(block)
+        {
+            at += BLOCK_LEN - 3;
+            continue;
+        }
+        for (i, four) in block.windows(4).take(BLOCK_LEN - 3).enumerate() {
+            if is_mark(four[0], four[3])
+                && let Some(found) = find_around(bytes, at + i, four[0])
+                && found.at >= from
+            {
+                return Some(found);
+            }
+        }
+        if block.len() < BLOCK_LEN {
+            return None;
+        }
+        at += BLOCK_LEN - 3;
+    }
+}
+
+#[inline(always)]
+fn has_mark(block: &[u8; BLOCK_LEN]) -> bool {
+    let pairs = block[..BLOCK_LEN - 3].iter().zip(&block[3..]);
+    pairs.fold(0, |any, (&byte, &third)| any | u8::from(is_mark(byte, third))) != 0
+}
+
+/// Whether two bytes, three apart, are what all notations have: twice the same with two digits between.
+#[inline(always)]
+fn is_mark(byte: u8, third: u8) -> bool {
+    (byte == third) & ((byte == b'-') | (byte == b':'))
+}
+
+/// The date that has its first such mark at `at`.
+fn find_around(bytes: &[u8], at: usize, mark: u8) -> Option<Found> {
+    if mark == b'-' {
+        return find_numeric(bytes, at - 4);
+    }
+    let slash = at.checked_sub(14).and_then(|start| find_slash(bytes, start));
+    slash.or_else(|| at.checked_sub(9).and_then(|start| find_named(bytes, start)))
+}
+
+fn find_numeric(bytes: &[u8], at: usize) -> Option<Found> {
+    let rest = &bytes[at..];
+    let value = take_day(rest.first_chunk()?)?;
+    let marker = match rest.get(10) {
+        Some(b' ') => SECOND_SPACE,
+        Some(b'T') => SECOND_T,
+        _ => return Some(Found { at, len: 10, marker: DAY, value }),
+    };
+    match rest[11..].first_chunk().and_then(take_second) {
+        Some(second) => {
+            Some(Found { at, len: 19, marker, value: value * SECONDS_PER_DAY + second })
+        }
+        None => Some(Found { at, len: 10, marker: DAY, value }),
+    }
+}
+
+fn find_slash(bytes: &[u8], at: usize) -> Option<Found> {
+    let date: &[u8; 20] = bytes[at..].first_chunk()?;
+    let &[a, b, b'/', _, _, _, b'/', c, d, e, f, b':', ..] = date else { return None };
+    let year = two_digits(c, d)? * 100 + two_digits(e, f)?;
+    let month = take_month(&date[3..6])?;
+    let day = civil::day_of(Date { year, month, day: two_digits(a, b)? })?;
+    let second = take_second(date[12..].first_chunk()?)?;
+    Some(Found { at, len: 20, marker: SECOND_SLASH, value: day * SECONDS_PER_DAY + second })
+}
+
+fn find_named(bytes: &[u8], at: usize) -> Option<Found> {
+    let date: &[u8; 15] = bytes[at..].first_chunk()?;
+    let &[_, _, _, b' ', a, b, b' ', ..] = date else { return None };
+    let day = match a {
+        b' ' => two_digits(b'0', b)?,
+        b'0' => return None,
+        _ => two_digits(a, b)?,
+    };
+    let day = civil::day_of(Date { year: YEAR_OF_NONE, month: take_month(&date[..3])?, day })?;
+    let second = take_second(date[7..].first_chunk()?)?;
+    Some(Found { at, len: 15, marker: SECOND_NAMED, value: day * SECONDS_PER_DAY + second })
+}
+
+fn take_month(name: &[u8]) -> Option<u32> {
+    MONTHS.chunks(3).position(|month| month == name).map(|month| month as u32 + 1)
+}
+
+/// The day that `YYYY-MM-DD` is.
+pub(super) fn take_day(bytes: &[u8; 10]) -> Option<i64> {
+    let &[a, b, c, d, b'-', e, f, b'-', g, h] = bytes else { return None };
+    let year = two_digits(a, b)? * 100 + two_digits(c, d)?;
+    civil::day_of(Date { year, month: two_digits(e, f)?, day: two_digits(g, h)? })
+}
+
+/// The second of the day that `HH:MM:SS` is.
+pub(super) fn take_second(bytes: &[u8; 8]) -> Option<i64> {
+    let &[a, b, b':', c, d, b':', e, f] = bytes else { return None };
+    let (hour, minute, second) = (two_digits(a, b)?, two_digits(c, d)?, two_digits(e, f)?);
+    (hour < 24 && minute < 60 && second < 60).then(|| i64::from(hour * 3600 + minute * 60 + second))
+}
+
+fn two_digits(high: u8, low: u8) -> Option<u32> {
+    let is_two = high.is_ascii_digit() && low.is_ascii_digit();
+    is_two.then(|| u32::from(high - b'0') * 10 + u32::from(low - b'0'))
+}
+
+const TOO_LONG: Malformed = Malformed("texts with dates are too long");
+const NO_DATE: Malformed = Malformed("a date is out of range");
+
+/// Reads `count` strings, from what is behind the mode on, and puts them behind those that `spans` holds.
+pub(super) fn append(
+    work: &mut Dates,
+    ints: &mut Ints,
+    reader: &mut Reader<'_>,
+    count: usize,
+    stream: Stream,
+    arena: &mut Arena,
+    spans: &mut Vec<Span>,
+) -> Result<(), Malformed> {
+    let rest = reader.rest(stream);
+    let mut start = arena.position(reader, stream);
+    let base = start;
+    work.find_marks(rest, count)?;
+    let mut counts = [0; SEQUENCE_COUNT];
+    work.each_mark(rest, |_, _, index| {
+        if let Some(index) = index {
+            counts[index] += 1;
+        }
+        Ok(())
+    })?;
+    for (sequence, &count) in work.sequences.iter_mut().zip(&counts) {
+        ints::decode(ints, reader, count, sequence)?;
+    }
+    let mut nexts = [0; SEQUENCE_COUNT];
+    let mut first = arena.used;
+    work.each_mark(rest, |at, byte, index| {
+        let len = base + at - start;
+        if len > arena.limit - arena.used {
+            return Err(TOO_LONG);
+        }
+        arena.copy(start, len, arena.used);
+        arena.used += len;
+        start += len + 1;
+        match index {
+            Some(index) => {
+                let value = work.sequences[index][nexts[index]];
+                nexts[index] += 1;
+                put_date(arena, byte, value)
+            }
+            None => {
+                spans.push(Span { at: first as u32, len: (arena.used - first) as u32 });
+                first = arena.used;
+                Ok(())
+            }
+        }
+    })?;
+    reader.take(stream, start - base)?;
+    Ok(())
+}
+
+impl Dates {
+    /// Finds where the markers and the ends of `count` texts are.
+    fn find_marks(&mut self, bytes: &[u8], count: usize) -> Result<(), Malformed> {
+        const HIGH_BITS: u64 = 0xf8f8_f8f8_f8f8_f8f8;
+        self.marks.clear();
+        let mut end_count = 0;
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [u8::MAX; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let mut marks = texts::zero_bytes(u64::from_le_bytes(word) & HIGH_BITS);
+            while marks != 0 {
+                let at = 8 * i + marks.trailing_zeros() as usize / 8;
+                self.marks.push(at as u32);
+                end_count += usize::from(bytes[at] == 0);
+                if end_count == count {
+                    return Ok(());
+                }
+                marks &= marks - 1;
+            }
+        }
+        Err(Malformed("a text does not end"))
+    }
+
+    /// Calls with the place of each mark, its byte, and the sequence of the date there; none at a text's end.
+    fn each_mark(
+        &self,
+        bytes: &[u8],
+        mut call: impl FnMut(usize, u8, Option<usize>) -> Result<(), Malformed>,
+    ) -> Result<(), Malformed> {
+        let mut is_later = [false; MARKER_MAX as usize + 1];
+        for &at in &self.marks {
+            let byte = bytes[at as usize];
+            match byte {
+                0 => {
+                    is_later = Default::default();
+                    call(at as usize, byte, None)?;
+                }
+                1..=MARKER_MAX => {
+                    call(at as usize, byte, Some(sequence_index(byte, &mut is_later)))?;
+                }
+                _ => return Err(Malformed("a text has an unknown marker")),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn put(arena: &mut Arena, bytes: &[u8]) -> Result<(), Malformed> {
+    let room = &mut arena.bytes[arena.used..arena.limit];
+    room.get_mut(..bytes.len()).ok_or(TOO_LONG)?.copy_from_slice(bytes);
+    arena.used += bytes.len();
+    Ok(())
+}
+
+fn put_date(arena: &mut Arena, marker: u8, value: i64) -> Result<(), Malformed> {
+    if marker == DAY {
+        if !(civil::DAY_MIN..=civil::DAY_MAX).contains(&value) {
+            return Err(NO_DATE);
+        }
+        let mut date = [0; 10];
+        put_day(value, &mut date);
+        return put(arena, &date);
+    }
+    if !(SECOND_MIN..=SECOND_MAX).contains(&value) {
+        return Err(NO_DATE);
+    }
+    let Date { year, month, day } = civil::date_of(value.div_euclid(SECONDS_PER_DAY));
+    let second = value.rem_euclid(SECONDS_PER_DAY) as u32;
+    let month_name = &MONTHS[3 * (month as usize - 1)..][..3];
+    match marker {
+        SECOND_SLASH => {
+            let mut date = *b"00/Jan/0000:00:00:00";
+            put_two(day, &mut date, 0);
+            date[3..6].copy_from_slice(month_name);
+            put_two(year / 100, &mut date, 7);
+            put_two(year % 100, &mut date, 9);
+            put_second(second, &mut date[12..]);
+            put(arena, &date)
+        }
+        SECOND_NAMED => {
+            let mut date = *b"Jan 00 00:00:00";
+            date[..3].copy_from_slice(month_name);
+            put_two(day, &mut date, 4);
+            if day < 10 {
+                date[4] = b' ';
+            }
+            put_second(second, &mut date[7..]);
+            put(arena, &date)
+        }
+        _ => {
+            let mut date = *b"0000-00-00 00:00:00";
+            date[10] = if marker == SECOND_T { b'T' } else { b' ' };
+            put_day_and_second(value, &mut date);
+            put(arena, &date)
+        }
+    }
+}
+
+/// Writes all but what stands between day and second.
+pub(super) fn put_day_and_second(second: i64, room: &mut [u8; 19]) {
+    put_day(second.div_euclid(SECONDS_PER_DAY), room);
+    put_second(second.rem_euclid(SECONDS_PER_DAY) as u32, &mut room[11..]);
+}
+
+pub(super) fn put_day<const LEN: usize>(day: i64, room: &mut [u8; LEN]) {
+    let Date { year, month, day } = civil::date_of(day);
+    put_two(year / 100, room, 0);
+    put_two(year % 100, room, 2);
+    room[4] = b'-';
+    put_two(month, room, 5);
+    room[7] = b'-';
+    put_two(day, room, 8);
+}
+
+fn put_second(second: u32, room: &mut [u8]) {
+    put_two(second / 3600, room, 0);
+    room[2] = b':';
+    put_two(second / 60 % 60, room, 3);
+    room[5] = b':';
+    put_two(second % 60, room, 6);
+}
+
+#[inline(always)]
+fn put_two(value: u32, room: &mut [u8], at: usize) {
+    room[at] = b'0' + (value / 10) as u8;
+    room[at + 1] = b'0' + (value % 10) as u8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The form's streams if the texts were written with their dates taken out.
+    fn encoded(values: &[String]) -> Option<Vec<u8>> {
+        let (mut record, mut spans) = (Vec::new(), Vec::new());
+        for value in values {
+            spans.push(Span { at: record.len() as u32, len: value.len() as u32 });
+            record.extend_from_slice(value.as_bytes());
+        }
+        let mut writer = Writer::default();
+        let (mut work, mut ints) = (Dates::default(), Ints::default());
+        encode(&mut work, &mut ints, &record, &spans, Stream::Text, &mut writer).then(|| {
+            let mut form = Vec::new();
+            writer.finish(&mut form);
+            form
+        })
+    }
+
+    fn decoded(form: &[u8], count: usize, out_len: usize) -> Result<Vec<String>, Malformed> {
+        let mut reader = Reader::new(form, 0)?;
+        let (mut arena, mut spans) = (Arena::default(), Vec::new());
+        arena.start(&reader, out_len);
+        assert_eq!(reader.take_byte(Stream::Control), Ok(texts::DATED));
+        let (mut work, mut ints) = (Dates::default(), Ints::default());
+        append(&mut work, &mut ints, &mut reader, count, Stream::Text, &mut arena, &mut spans)?;
+        assert!(reader.is_finished());
+        let text = |span: &Span| &arena.bytes[span.at as usize..][..span.len as usize];
+        Ok(spans.iter().map(|span| String::from_utf8_lossy(text(span)).into_owned()).collect())
+    }
+
+    fn assert_round_trip(values: &[String]) {
+        let form = encoded(values).unwrap_or_else(|| panic!("{:?} was not taken", values[0]));
+        let len = values.iter().map(String::len).sum();
+        assert_eq!(decoded(&form, values.len(), len).expect("decoding"), values);
+        assert_eq!(decoded(&form, values.len(), len - 1), Err(TOO_LONG));
+    }
+
+    fn rising(format: impl Fn(i64) -> String) -> Vec<String> {
+        (0..100).map(|i| format(i)).collect()
+    }
+
+    #[test]
+    fn every_notation_comes_back() {
+        let minute = |i: i64| (i / 60 % 24, i % 60);
+        let time = |i| format!("{:02}:{:02}:{:02}", minute(i).0, minute(i).1, i * 7 % 60);
+        // Days of February and of no month, too.
+        assert_round_trip(&rising(|i| format!("2023-02-{:02}", i % 40)));
+        assert_round_trip(&rising(|i| format!("2024-02-{:02} {}", 25 + i / 20, time(i))));
+        assert_round_trip(&rising(|i| format!("x{i} 1900-02-28T{}Z", time(i))));
+        assert_round_trip(&rising(|i| format!("a [{:02}/Feb/2024:{} +0000]", i / 3, time(i))));
+        assert_round_trip(&rising(|i| format!("Feb {:2} {} ü", i % 32, time(i))));
+        assert_round_trip(&rising(|i| format!("Feb {:02} {}", 1 + i % 30, time(i))));
+        assert_round_trip(&rising(|i| format!("{}{}", "2024-01-01".repeat(i as usize), time(i))));
+        assert_round_trip(&rising(|i| format!("9999-12-31 {0}9999-12-31T{0}", time(i))));
+        assert_round_trip(&rising(|i| format!("0000-01-01 23:{:02}:60-0000-01-01", i % 60)));
+    }
+
+    #[test]
+    fn what_only_looks_like_a_date_is_left_alone() {
+        for text in [
+            "2023-02-29",
+            "1900-02-29 00:00:00",
+            "30/Feb/2024:00:00:00",
+            "01/may/2024:00:00:00",
+            "Feb 30 00:00:00",
+            "Feb 05 00:00:00",
+            "May  1 24:00:00",
+            "May  0 00:00:00",
+            "2023-1-01 00:00:00",
+            "::::::::----------",
+        ] {
+            for pad in 0..80 {
+                let padded = format!("{}{text}", " ".repeat(pad));
+                assert!(find(padded.as_bytes(), 0).is_none(), "{padded}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_date_is_found_wherever_it_stands() {
+        for (text, len) in
+            [("2024-02-29", 10), ("29/Feb/2024:23:59:59", 20), ("Feb 29 00:00:00", 15)]
+        {
+            for pad in 0..80 {
+                let padded = format!("{}{text}{}", ":".repeat(pad), "-".repeat(pad % 40));
+                let found = find(padded.as_bytes(), 0).expect("a date");
+                assert_eq!((found.at, found.len), (pad, len), "{padded}");
+                assert!(find(padded.as_bytes(), pad + 1).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn texts_with_markers_are_not_taken() {
+        let mut values = rising(|i| format!("2024-02-{:02} and so on", 1 + i % 29));
+        assert!(encoded(&values).is_some());
+        for byte in 0..=RESERVED_MAX {
+            values[40] = format!("{}2024-02-01", char::from(byte));
+            assert!(encoded(&values).is_none());
+        }
+    }
+
+    #[test]
+    fn dates_out_of_range_are_refused() {
+        let form = |marker: u8, value: i64| {
+            let mut writer = Writer::default();
+            writer.put_byte(Stream::Control, texts::DATED);
+            writer.put_signed(value);
+            writer.put(Stream::Text, &[marker, 0]);
+            let mut form = Vec::new();
+            writer.finish(&mut form);
+            form
+        };
+        let is_date = |marker, value| decoded(&form(marker, value), 1, 100).is_ok();
+        assert!(is_date(DAY, civil::DAY_MIN) && is_date(DAY, civil::DAY_MAX));
+        assert!(!is_date(DAY, civil::DAY_MIN - 1) && !is_date(DAY, civil::DAY_MAX + 1));
+        for marker in SECOND_SPACE..=SECOND_NAMED {
+            assert!(is_date(marker, SECOND_MIN) && is_date(marker, SECOND_MAX));
+            assert!(!is_date(marker, SECOND_MIN - 1) && !is_date(marker, SECOND_MAX + 1));
+            assert!(!is_date(marker, i64::MIN) && !is_date(marker, i64::MAX));
+        }
+        assert!(!is_date(MARKER_MAX + 1, 0) && !is_date(RESERVED_MAX, 0));
+    }
+}
