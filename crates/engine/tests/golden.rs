@@ -19,8 +19,8 @@ use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
 use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
-    BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_ROOTS, SLOT_COUNT, Superblock,
-    slot_offset,
+    BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_PAGE_FILTER, FEATURE_ROOTS,
+    SLOT_COUNT, Superblock, slot_offset,
 };
 use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
@@ -409,6 +409,100 @@ fn the_golden_pool_with_a_dictionary_is_read() {
     let mut repack = pool.unfinished_repack(file.id()).unwrap().expect("a repack was begun");
     while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
     assert_eq!(pool.unfinished_repack(file.id()).unwrap(), None);
+    assert!(read_all(&file).unwrap() == content);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// What the file of the pool with filtered records holds: a database's front, and leaves of a table with rows of an
+/// integer, a double, a text with a time, and a text. Not made with [`Rng::table`], which may change.
+fn table_content(pages: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    bytes[..18].copy_from_slice(b"SQLite format 3\0\x10\0");
+    for page in 1..pages {
+        let mut leaf = vec![0; 4096];
+        let (mut end, mut count) = (4096, 0);
+        for row in 0..60_u32 {
+            // Three bytes as a varint.
+            let id = 20_000 + page as u32 * 60 + row;
+            let time = format!("2024-03-{:02} 10:{:02}:{row:02}", page % 28 + 1, id / 60 % 60);
+            let name = format!("name {}", id * 7919 % 1009);
+            let types = [4, 7, 13 + 2 * time.len() as u8, 13 + 2 * name.len() as u8];
+            let mut cell = vec![5 + 4 + 8 + (time.len() + name.len()) as u8];
+            cell.extend([(id >> 14) as u8 | 0x80, (id >> 7) as u8 | 0x80, id as u8 & 0x7f]);
+            cell.push(5);
+            cell.extend(types);
+            cell.extend((1 << 24 | id).to_be_bytes());
+            cell.extend((f64::from(id) / 100.0).to_be_bytes());
+            cell.extend(time.bytes().chain(name.bytes()));
+            end -= cell.len();
+            leaf[end..end + cell.len()].copy_from_slice(&cell);
+            leaf[8 + 2 * count..][..2].copy_from_slice(&(end as u16).to_be_bytes());
+            count += 1;
+        }
+        leaf[0] = 13;
+        leaf[4] = count as u8;
+        leaf[5..7].copy_from_slice(&(end as u16).to_be_bytes());
+        bytes.extend(leaf);
+    }
+    bytes
+}
+
+/// A pool with filtered records of two codecs, and filtered patches.
+fn write_filtered() -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let properties = [(Property::RecordSize, "32K"), (Property::Filter, "sqlite")];
+    let pool = create(&dynamic, &properties, 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let content = table_content(240);
+    let (front, back) = content.split_at(content.len() / 2);
+    file.write_at(front, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.set_property(file.id(), Property::Compression, "lz4").unwrap();
+    // Every tenth page is still another one.
+    let mut early = back.to_vec();
+    early.chunks_mut(4096).step_by(10).for_each(|page| page.fill(b'?'));
+    file.write_at(&early, front.len() as u64).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    for (at, page) in (front.len()..).step_by(4096).zip(back.chunks(4096)).step_by(10) {
+        file.write_at(page, at as u64).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    pool.close().unwrap();
+    device.image()
+}
+
+#[test]
+fn the_golden_pool_with_filtered_records_is_read() {
+    let path = golden_path().with_file_name("v2-page-filter.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        std::fs::write(&path, write_filtered()).unwrap();
+    }
+    let copy = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(copy, options(1 << 20)).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    let incompat = pool.state().superblock.incompat & !(FEATURE_ROOTS | FEATURE_DELTAS);
+    assert_eq!(incompat, FEATURE_PAGE_FILTER);
+    let file = only_file(&pool).unwrap();
+    let content = table_content(240);
+    assert!(read_all(&file).unwrap() == content);
+    let mut counts = [[0; 2]; 2];
+    for (tree, counts) in [MAP, PATCHES].into_iter().zip(&mut counts) {
+        let root = pool.state().superblock.roots[usize::from(tree)].clone().unwrap();
+        walk_tree(pool.store(), tree, &root, Txg(0), &mut |met| {
+            if let Met::Entry(_, _, value) = met {
+                let pointer = data_pointer(value)?;
+                let which = [5, 4].iter().position(|codec| *codec == pointer.codec);
+                counts[which.unwrap()] += usize::from(pointer.is_filtered());
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    let [records, patches] = counts;
+    assert!(records[0] > 10 && records[1] > 10, "{records:?} filtered records");
+    assert!(patches[1] > 10, "{patches:?} filtered patches");
+    pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
     assert!(read_all(&file).unwrap() == content);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
