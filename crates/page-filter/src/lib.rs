@@ -17,7 +17,7 @@
 //! * After warm-up nothing is allocated per page or cell.
 //!
 //! Reading order: `page` takes a page apart; `encode` divides the parts into sequences; `ints` and
-//! `texts` write a sequence; `streams` put them into one buffer; `decode` reads them back, `fields` by
+//! `texts` write a sequence, `dates` those with dates in them; `streams` put them into one buffer; `decode` reads them back, `fields` by
 //! column; `rebuild` puts pages together, `program` finds what their cells have in common, `cells` writes them. `docs/page-filter.md` gives the bytes.
 #![forbid(unsafe_code)]
 

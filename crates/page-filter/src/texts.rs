@@ -3,7 +3,7 @@
 //! Texts stand one after the other with a zero byte behind each, rather than with their lengths elsewhere:
 //! then a codec finds a repeated value and its length in one go. Few different values become a
 //! dictionary and a byte for each; sorted ones, as in an index, leave out what they share with the one
-//! before. Strings that contain a zero byte, and those of one length, have their lengths written apart.
+//! before; dates are taken out of them, see `dates`. Strings that contain a zero byte, and those of one length, have their lengths written apart.
 //!
 //! The decoder hands out spans of an arena. That begins with a copy of the streams of strings, in which most
 //! of them are; behind it are those that had to be put together.
