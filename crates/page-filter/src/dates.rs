@@ -5,33 +5,16 @@
 //!
 //! Invariants:
 //!
-//! * What is taken out comes back byte for byte: of each notation only what exists and is written the one way.
+//! * What is taken out comes back byte for byte (see `notations`).
 //! * Texts with bytes that are markers are left alone.
 //! * The decoder finds how many dates there are by counting the markers, so that they are no more than bytes of the form.
 
 use super::Malformed;
 use super::arena::Arena;
-use super::civil::{self, Date};
 use super::ints::{self, Ints};
+use super::notations::{self, MARKER_MAX, RESERVED_MAX, find};
 use super::streams::{Reader, Stream, Writer};
 use super::texts::{self, Span, text};
-
-pub(super) const SECONDS_PER_DAY: i64 = 86_400;
-pub(super) const SECOND_MIN: i64 = civil::DAY_MIN * SECONDS_PER_DAY;
-pub(super) const SECOND_MAX: i64 = (civil::DAY_MAX + 1) * SECONDS_PER_DAY - 1;
-
-/// Markers: `YYYY-MM-DD`, with ` HH:MM:SS`, with `THH:MM:SS`, `DD/Mon/YYYY:HH:MM:SS`, `Mon DD HH:MM:SS`.
-const DAY: u8 = 1;
-const SECOND_SPACE: u8 = 2;
-const SECOND_T: u8 = 3;
-const SECOND_SLASH: u8 = 4;
-const SECOND_NAMED: u8 = 5;
-const MARKER_MAX: u8 = 5;
-/// Texts with other bytes up to this are left alone: so many are found by their upper bits.
-const RESERVED_MAX: u8 = 7;
-
-/// The year of dates that are written without one: with a leap day.
-const YEAR_OF_NONE: u32 = 1972;
 
 /// Of each marker the first in a text, then all others.
 const SEQUENCE_COUNT: usize = 2 * MARKER_MAX as usize;
@@ -49,19 +32,6 @@ const SAMPLE_COUNT: usize = 64;
 const BREAK_COST: usize = 8;
 /// See [`BREAK_COST`].
 const DIGIT_COST: usize = 3;
-
-/// How many bytes are searched at once: those of a vector, and three that are looked at from there.
-const BLOCK_LEN: usize = 35;
-
-const MONTHS: &[u8; 36] = b"JanFebMarAprMayJunJulAugSepOctNovDec";
-
-/// A date in a text.
-struct Found {
-    at: usize,
-    len: usize,
-    marker: u8,
-    value: i64,
-}
 
 /// Working memory of both directions.
 #[derive(Default)]
@@ -173,116 +143,6 @@ fn sequence_index(marker: u8, is_later: &mut [bool; MARKER_MAX as usize + 1]) ->
     2 * (usize::from(marker) - 1) + usize::from(later)
 }
 
-/// The first date from `from` on.
-fn find(bytes: &[u8], from: usize) -> Option<Found> {
-    let mut at = from + 4;
-    loop {
-        let block = bytes.get(at..)?;
-        // Most blocks have none, and all of a block is seen at once.
-        if let Some(block) = block.first_chunk::<BLOCK_LEN>()
-            && !has_mark(block)
-        {
-            at += BLOCK_LEN - 3;
-            continue;
-        }
-        for (i, four) in block.windows(4).take(BLOCK_LEN - 3).enumerate() {
-            if is_mark(four[0], four[3])
-                && let Some(found) = find_around(bytes, at + i, four[0])
-                && found.at >= from
-            {
-                return Some(found);
-            }
-        }
-        if block.len() < BLOCK_LEN {
-            return None;
-        }
-        at += BLOCK_LEN - 3;
-    }
-}
-
-#[inline(always)]
-fn has_mark(block: &[u8; BLOCK_LEN]) -> bool {
-    let pairs = block[..BLOCK_LEN - 3].iter().zip(&block[3..]);
-    pairs.fold(0, |any, (&byte, &third)| any | u8::from(is_mark(byte, third))) != 0
-}
-
-/// Whether two bytes, three apart, are what all notations have: twice the same with two digits between.
-#[inline(always)]
-fn is_mark(byte: u8, third: u8) -> bool {
-    (byte == third) & ((byte == b'-') | (byte == b':'))
-}
-
-/// The date that has its first such mark at `at`.
-fn find_around(bytes: &[u8], at: usize, mark: u8) -> Option<Found> {
-    if mark == b'-' {
-        return find_numeric(bytes, at - 4);
-    }
-    let slash = at.checked_sub(14).and_then(|start| find_slash(bytes, start));
-    slash.or_else(|| at.checked_sub(9).and_then(|start| find_named(bytes, start)))
-}
-
-fn find_numeric(bytes: &[u8], at: usize) -> Option<Found> {
-    let rest = &bytes[at..];
-    let value = take_day(rest.first_chunk()?)?;
-    let marker = match rest.get(10) {
-        Some(b' ') => SECOND_SPACE,
-        Some(b'T') => SECOND_T,
-        _ => return Some(Found { at, len: 10, marker: DAY, value }),
-    };
-    match rest[11..].first_chunk().and_then(take_second) {
-        Some(second) => {
-            Some(Found { at, len: 19, marker, value: value * SECONDS_PER_DAY + second })
-        }
-        None => Some(Found { at, len: 10, marker: DAY, value }),
-    }
-}
-
-fn find_slash(bytes: &[u8], at: usize) -> Option<Found> {
-    let date: &[u8; 20] = bytes[at..].first_chunk()?;
-    let &[a, b, b'/', _, _, _, b'/', c, d, e, f, b':', ..] = date else { return None };
-    let year = two_digits(c, d)? * 100 + two_digits(e, f)?;
-    let month = take_month(&date[3..6])?;
-    let day = civil::day_of(Date { year, month, day: two_digits(a, b)? })?;
-    let second = take_second(date[12..].first_chunk()?)?;
-    Some(Found { at, len: 20, marker: SECOND_SLASH, value: day * SECONDS_PER_DAY + second })
-}
-
-fn find_named(bytes: &[u8], at: usize) -> Option<Found> {
-    let date: &[u8; 15] = bytes[at..].first_chunk()?;
-    let &[_, _, _, b' ', a, b, b' ', ..] = date else { return None };
-    let day = match a {
-        b' ' => two_digits(b'0', b)?,
-        b'0' => return None,
-        _ => two_digits(a, b)?,
-    };
-    let day = civil::day_of(Date { year: YEAR_OF_NONE, month: take_month(&date[..3])?, day })?;
-    let second = take_second(date[7..].first_chunk()?)?;
-    Some(Found { at, len: 15, marker: SECOND_NAMED, value: day * SECONDS_PER_DAY + second })
-}
-
-fn take_month(name: &[u8]) -> Option<u32> {
-    MONTHS.chunks(3).position(|month| month == name).map(|month| month as u32 + 1)
-}
-
-/// The day that `YYYY-MM-DD` is.
-pub(super) fn take_day(bytes: &[u8; 10]) -> Option<i64> {
-    let &[a, b, c, d, b'-', e, f, b'-', g, h] = bytes else { return None };
-    let year = two_digits(a, b)? * 100 + two_digits(c, d)?;
-    civil::day_of(Date { year, month: two_digits(e, f)?, day: two_digits(g, h)? })
-}
-
-/// The second of the day that `HH:MM:SS` is.
-pub(super) fn take_second(bytes: &[u8; 8]) -> Option<i64> {
-    let &[a, b, b':', c, d, b':', e, f] = bytes else { return None };
-    let (hour, minute, second) = (two_digits(a, b)?, two_digits(c, d)?, two_digits(e, f)?);
-    (hour < 24 && minute < 60 && second < 60).then(|| i64::from(hour * 3600 + minute * 60 + second))
-}
-
-fn two_digits(high: u8, low: u8) -> Option<u32> {
-    let is_two = high.is_ascii_digit() && low.is_ascii_digit();
-    is_two.then(|| u32::from(high - b'0') * 10 + u32::from(low - b'0'))
-}
-
 const TOO_LONG: Malformed = Malformed("texts with dates are too long");
 const NO_DATE: Malformed = Malformed("a date is out of range");
 
@@ -324,7 +184,9 @@ pub(super) fn append(
             Some(index) => {
                 let value = work.sequences[index][nexts[index]];
                 nexts[index] += 1;
-                put_date(arena, byte, value)
+                let mut date = [0; notations::LEN_MAX];
+                let len = notations::write(byte, value, &mut date).ok_or(NO_DATE)?;
+                put(arena, &date[..len])
             }
             None => {
                 spans.push(Span { at: first as u32, len: (arena.used - first) as u32 });
@@ -391,83 +253,11 @@ fn put(arena: &mut Arena, bytes: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn put_date(arena: &mut Arena, marker: u8, value: i64) -> Result<(), Malformed> {
-    if marker == DAY {
-        if !(civil::DAY_MIN..=civil::DAY_MAX).contains(&value) {
-            return Err(NO_DATE);
-        }
-        let mut date = [0; 10];
-        put_day(value, &mut date);
-        return put(arena, &date);
-    }
-    if !(SECOND_MIN..=SECOND_MAX).contains(&value) {
-        return Err(NO_DATE);
-    }
-    let Date { year, month, day } = civil::date_of(value.div_euclid(SECONDS_PER_DAY));
-    let second = value.rem_euclid(SECONDS_PER_DAY) as u32;
-    let month_name = &MONTHS[3 * (month as usize - 1)..][..3];
-    match marker {
-        SECOND_SLASH => {
-            let mut date = *b"00/Jan/0000:00:00:00";
-            put_two(day, &mut date, 0);
-            date[3..6].copy_from_slice(month_name);
-            put_two(year / 100, &mut date, 7);
-            put_two(year % 100, &mut date, 9);
-            put_second(second, &mut date[12..]);
-            put(arena, &date)
-        }
-        SECOND_NAMED => {
-            let mut date = *b"Jan 00 00:00:00";
-            date[..3].copy_from_slice(month_name);
-            put_two(day, &mut date, 4);
-            if day < 10 {
-                date[4] = b' ';
-            }
-            put_second(second, &mut date[7..]);
-            put(arena, &date)
-        }
-        _ => {
-            let mut date = *b"0000-00-00 00:00:00";
-            date[10] = if marker == SECOND_T { b'T' } else { b' ' };
-            put_day_and_second(value, &mut date);
-            put(arena, &date)
-        }
-    }
-}
-
-/// Writes all but what stands between day and second.
-pub(super) fn put_day_and_second(second: i64, room: &mut [u8; 19]) {
-    put_day(second.div_euclid(SECONDS_PER_DAY), room);
-    put_second(second.rem_euclid(SECONDS_PER_DAY) as u32, &mut room[11..]);
-}
-
-pub(super) fn put_day<const LEN: usize>(day: i64, room: &mut [u8; LEN]) {
-    let Date { year, month, day } = civil::date_of(day);
-    put_two(year / 100, room, 0);
-    put_two(year % 100, room, 2);
-    room[4] = b'-';
-    put_two(month, room, 5);
-    room[7] = b'-';
-    put_two(day, room, 8);
-}
-
-fn put_second(second: u32, room: &mut [u8]) {
-    put_two(second / 3600, room, 0);
-    room[2] = b':';
-    put_two(second / 60 % 60, room, 3);
-    room[5] = b':';
-    put_two(second % 60, room, 6);
-}
-
-#[inline(always)]
-fn put_two(value: u32, room: &mut [u8], at: usize) {
-    room[at] = b'0' + (value / 10) as u8;
-    room[at + 1] = b'0' + (value % 10) as u8;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::civil;
+    use crate::notations::{DAY, SECOND_MAX, SECOND_MIN, SECOND_NAMED, SECOND_SPACE};
 
     /// The form's streams if the texts were written with their dates taken out.
     fn encoded(values: &[String]) -> Option<Vec<u8>> {
@@ -522,41 +312,6 @@ mod tests {
         assert_round_trip(&rising(|i| format!("{}{}", "2024-01-01".repeat(i as usize), time(i))));
         assert_round_trip(&rising(|i| format!("9999-12-31 {0}9999-12-31T{0}", time(i))));
         assert_round_trip(&rising(|i| format!("0000-01-01 23:{:02}:60-0000-01-01", i % 60)));
-    }
-
-    #[test]
-    fn what_only_looks_like_a_date_is_left_alone() {
-        for text in [
-            "2023-02-29",
-            "1900-02-29 00:00:00",
-            "30/Feb/2024:00:00:00",
-            "01/may/2024:00:00:00",
-            "Feb 30 00:00:00",
-            "Feb 05 00:00:00",
-            "May  1 24:00:00",
-            "May  0 00:00:00",
-            "2023-1-01 00:00:00",
-            "::::::::----------",
-        ] {
-            for pad in 0..80 {
-                let padded = format!("{}{text}", " ".repeat(pad));
-                assert!(find(padded.as_bytes(), 0).is_none(), "{padded}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_date_is_found_wherever_it_stands() {
-        for (text, len) in
-            [("2024-02-29", 10), ("29/Feb/2024:23:59:59", 20), ("Feb 29 00:00:00", 15)]
-        {
-            for pad in 0..80 {
-                let padded = format!("{}{text}{}", ":".repeat(pad), "-".repeat(pad % 40));
-                let found = find(padded.as_bytes(), 0).expect("a date");
-                assert_eq!((found.at, found.len), (pad, len), "{padded}");
-                assert!(find(padded.as_bytes(), pad + 1).is_none());
-            }
-        }
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod fields;
 mod guess;
 mod ints;
 mod layout;
+mod notations;
 mod page;
 mod program;
 mod rebuild;
