@@ -154,7 +154,7 @@ impl Encoder {
             let field_count = self.fields.len();
             let group = self
                 .parse_page(page, page_at, btree_at, geometry)
-                .and_then(|header| Some((self.find_group(header.kind)?, header)));
+                .and_then(|header| Some((self.find_group(header.kind, geometry)?, header)));
             if let Some((group, header)) = group {
                 self.writer.put(Stream::Rest, &page[..btree_at]);
                 self.pages.kinds.push(FIRST_GROUP + group as i64);
@@ -231,7 +231,7 @@ impl Encoder {
     }
 
     /// The group that the page in `rows` goes into.
-    fn find_group(&mut self, kind: u8) -> Option<usize> {
+    fn find_group(&mut self, kind: u8, geometry: Geometry) -> Option<usize> {
         let column_count =
             self.rows.iter().map(|row| usize::from(row.field_count)).max().unwrap_or(0);
         let field_count = self.rows.iter().map(|row| usize::from(row.field_count)).sum();
@@ -247,7 +247,7 @@ impl Encoder {
         let is_regular = self.rows.len() * column_count == field_count
             && self.rows.iter().all(|row| !row.has_overflow);
         // Rows of very different lengths would fill the memory with fields that they lack.
-        if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * field_count {
+        if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * geometry.page_len {
             return None;
         }
         let found = self.groups[..self.group_count].iter().position(|group| {

@@ -47,7 +47,7 @@ pub(super) const CLASS_MAX: u8 = CLASS_WIDE + 6;
 pub(super) const CLASS_IS_ONE: u8 = 0x80;
 
 /// How many fields a record may have for each of its bytes, those that rows lack included.
-pub(super) const FIELDS_PER_BYTE_MAX: usize = 4;
+pub(super) const FIELDS_PER_BYTE_MAX: usize = 1;
 
 /// The longest filtered form of a record, in bytes: longer ones are not worth having.
 pub fn filtered_len_max(record_len: usize) -> usize {
