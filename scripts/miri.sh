@@ -21,5 +21,5 @@ rustup run nightly cargo miri test -p hardpack-engine --lib -- "${filters[@]}"
 if [ $# -eq 0 ]; then
     # Each case takes seconds there.
     export HARDPACK_FUZZ_COUNT=${HARDPACK_FUZZ_COUNT:-10}
-    rustup run nightly cargo miri test -p hardpack-page-filter --test golden --test fuzz
+    rustup run nightly cargo miri test -p hardpack-page-filter --lib --test golden --test fuzz
 fi
