@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what the page filter does to databases: sizes beside btrfs, zstd -19 and xz -6, and speeds with and without.
 
-usage: page_filter.py [--runs N] [--publish DOCS] DATABASE...
+usage: page_filter.py [--runs N] [--sizes] [--publish DOCS] DATABASE...
 
 Prints tables as markdown; --publish puts them, a chart and the raw data into the documentation. Needs xz and zstd, and
 for btrfs root and mkfs.btrfs; without these that column stays empty.
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -184,14 +185,15 @@ def chart(rows, described):
 
 def report(result):
     facts = result["machine"]
-    described = "%s, %s CPUs, %s; commit %s; %d runs" % (facts["cpu"], facts["cpus"], facts["kernel"],
-                                                       (facts["commit"] or "?")[:10], result["runs"])
+    described = "%s, %s CPUs, %s; commit %s" % (facts["cpu"], facts["cpus"], facts["kernel"],
+                                              (facts["commit"] or "?")[:10])
+    times = [] if result["sizes_only"] else [
+        "Time with the filter by time without, medians of runs in turn: of the clock (%d CPUs) and of the processor. `pack` includes "
+        "reading all of it back; both read from and write to the page cache." % facts["cpus"], "", time_table(result["rows"]), ""]
     text = "\n".join([
         "Sizes in MB of whole pools (`hardpack pack`), of what btrfs allocates (`compress-force=zstd:3`, metadata included), and of "
         "whole compressed files. Ratio: filtered by unfiltered.", "", size_table(result["rows"]), "",
-        "Time with the filter by time without, medians of runs in turn: of the clock (%d CPUs) and of the processor. `pack` includes "
-        "reading all of it back; both read from and write to the page cache." % facts["cpus"], "", time_table(result["rows"]), "",
-        "Measured on %s: `%s`." % (described, facts["command"])])
+        *times, "Measured on %s: `%s`." % (described, facts["command"])])
     return text, described
 
 
@@ -199,6 +201,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="page_filter.py", description=__doc__.splitlines()[0])
     parser.add_argument("databases", nargs="+", metavar="DATABASE")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each measurement (default 3)")
+    parser.add_argument("--sizes", action="store_true", help="sizes alone: no times, which need an idle machine")
     parser.add_argument("--publish", metavar="DOCS", help="also put the results into this directory")
     parser.add_argument("--work", metavar="DIR", help="where temporary files go (default: the system's)")
     options = parser.parse_args(argv)
@@ -206,8 +209,11 @@ def main(argv):
         print("page_filter: no '%s': build it with `cargo build --release`" % CLI, file=sys.stderr)
         return 2
     work = tempfile.mkdtemp(prefix="page-filter-", dir=options.work)
-    result = {"machine": machine.describe(ROOT, work), "runs": options.runs, "rows": []}
-    result["machine"]["command"] = "bench/page_filter.py --runs %d …" % options.runs
+    options.runs = 1 if options.sizes else options.runs
+    result = {"machine": machine.describe(ROOT, work), "runs": options.runs, "sizes_only": options.sizes, "rows": []}
+    given = "--sizes" if options.sizes else "--runs %d" % options.runs
+    result["machine"]["command"] = "bench/page_filter.py %s DATABASE…" % given
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     note = lambda text: print(text, file=sys.stderr)
     btrfs = None
     try:
@@ -216,6 +222,8 @@ def main(argv):
             btrfs = Btrfs(work, max(512 << 20, 2 * largest))
         for path in options.databases:
             result["rows"].append(measure(path, options.runs, work, btrfs, note))
+    except KeyboardInterrupt:
+        note("page_filter: interrupted; what was measured until then is reported")
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         print("page_filter: %s" % error, file=sys.stderr)
         return 1

@@ -244,8 +244,10 @@ impl<'p> Info<'p> {
             ("holes", size(self.hole_bytes())),
             ("embedded", records(&stats.embedded)),
             ("patches", records(&stats.patches)),
-            ("page filter", self.filtered(exact)),
         ];
+        if stats.filtered.records > 0 {
+            rows.push(("page filter", self.filtered(exact)));
+        }
         if self.wal_bytes > 0 {
             rows.push(("write-ahead log", format!("{} beside the pool", size(self.wal_bytes))));
         }
