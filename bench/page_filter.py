@@ -167,7 +167,7 @@ def time_table(rows):
 
 def chart(rows, described):
     """Sizes by database: how many times smaller than the plain file."""
-    names = [(index, row["name"][:13]) for index, row in enumerate(rows)]
+    names = [(index, row["name"][-13:]) for index, row in enumerate(rows)]
     points = []
     for key, colour, name in SERIES:
         for index, row in enumerate(rows):
