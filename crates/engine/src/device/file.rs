@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{Device, sys};
+use super::{Device, Syncs, sys};
 
 /// Where the writer lock lies: behind the bytes that SQLite locks, inside the reserved region that
 /// holds no extents.
@@ -23,6 +23,7 @@ const MARKS_OFFSET: u64 = 1 << 62;
 pub struct FileDevice {
     file: File,
     read_only: bool,
+    syncs: Syncs,
 }
 
 impl FileDevice {
@@ -54,7 +55,7 @@ impl FileDevice {
     }
 
     fn new(file: File, read_only: bool) -> FileDevice {
-        FileDevice { file, read_only }
+        FileDevice { file, read_only, syncs: Syncs::default() }
     }
 
     /// Tells the system that reads will be scattered.
@@ -134,6 +135,10 @@ impl Device for FileDevice {
 
     fn sync_data(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    fn syncs(&self) -> Option<&Syncs> {
+        Some(&self.syncs)
     }
 
     fn len(&self) -> io::Result<u64> {

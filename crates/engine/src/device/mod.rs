@@ -11,11 +11,12 @@
 //! * a sync that returns without an error has made everything before it durable. One that fails may have
 //!   done so with any part of it, and what is lost may still be read: no later sync brings it back;
 //! * of a sync that failed, every process that had the device open is told by its own next sync, as Linux
-//!   does since 4.13;
+//!   does since 4.13. It is told once: of two threads that share an open file, one (see [`Syncs`]);
 //! * nothing changes that was not written. Where it does, reads find it by its checksum.
 
 mod file;
 mod memory;
+mod syncs;
 mod sys;
 
 use std::fmt::Debug;
@@ -23,6 +24,7 @@ use std::io;
 
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+pub use syncs::Syncs;
 
 /// A flat array of bytes that survives, with one advisory lock for the writer of the pool.
 #[allow(clippy::len_without_is_empty)]
@@ -31,8 +33,19 @@ pub trait Device: Send + Sync + Debug {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all of `buf` at `offset`, growing the device where needed.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes every completed write durable.
+    /// Makes every completed write durable. Only [`Syncs::sync`] calls this where others may sync as well.
     fn sync_data(&self) -> io::Result<()>;
+    /// What the syncs of all who use this device have in common, where several stores may: it belongs to the
+    /// open file, as what the system tells of failures does. Without it each store has its own.
+    fn syncs(&self) -> Option<&Syncs> {
+        None
+    }
+    /// Lets other threads of the process go on, where the device decides which of them does (a test may),
+    /// and says whether it did. Whoever finds a lock of the process taken asks this before he sleeps, and looks
+    /// again.
+    fn cede(&self) -> bool {
+        false
+    }
     /// The length in bytes.
     fn len(&self) -> io::Result<u64>;
     /// Cuts or extends the device.

@@ -7,7 +7,7 @@
 //! 3 record what this transaction freed
 //! 4 flush the trees of free space, whose own new nodes no longer change them
 //! 5 write the tree of roots, one small node that says where all others begin
-//! 6 large commits: sync what is written so far
+//! 6 large commits, and those after them: sync what is written so far
 //! 7 write the superblock, to the slot that the one before has named for it
 //! 8 publish the state to this process
 //! 9 if asked to: sync, after which the txg is durable
@@ -31,10 +31,12 @@ use super::txn::Txn;
 use super::write_buffer::write;
 use super::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
 use crate::error::{Error, Result};
+use crate::units::Txg;
 
-/// When more than this was written since the last sync, the commit syncs before its superblock, so
-/// that opening never has to verify more.
-const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
+/// When more than this was written since the durable state, the commit syncs before its superblock, so
+/// that opening never has to verify more. Where the commit alone wrote more, its superblock says that all was
+/// synced, and the commit after it syncs as well: otherwise whoever opens that would verify both.
+pub(super) const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
 /// What a state taken over from another process counts for in unsynced bytes.
 const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
 
@@ -44,7 +46,7 @@ impl Txn {
     /// Publishes the changes as the next state of the pool, and says which that is.
     pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
         let store = Arc::clone(&self.core.store);
-        if store.fail_stop.load(Ordering::Acquire) {
+        if store.is_stopped() {
             // A sync of another thread failed since this transaction began.
             return Err(Error::FailStop);
         }
@@ -131,7 +133,7 @@ impl Txn {
                 // all others are free then.
                 store.sync_device()?;
                 let slot = base.superblock.next_slot.unwrap_or((base.slot + 1) % SLOT_COUNT);
-                (slot, base.txg(), BLOCK_LEN as u64, true)
+                (slot, base.txg(), written, written > UNVERIFIED_LEN_MAX)
             }
         };
         let mut slots = base.slots;
@@ -204,7 +206,7 @@ impl Store {
         let worth_it = !self.read_only
             && state.durable == state.txg()
             && state.superblock.durable_txg < state.txg();
-        if !worth_it || self.fail_stop.load(Ordering::Acquire) {
+        if !worth_it || self.is_stopped() {
             return Ok(());
         }
         let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
@@ -220,7 +222,13 @@ impl Store {
     }
 }
 
-/// How the unsynced bytes of a state taken over from elsewhere are counted.
-pub(super) fn foreign_unsynced(superblock: &Superblock) -> u64 {
-    if superblock.durable_txg < superblock.txg { FOREIGN_UNSYNCED_LEN } else { 0 }
+/// How the unsynced bytes of a state taken over from elsewhere are counted, `durable` being the newest txg
+/// that is.
+pub(super) fn foreign_unsynced(superblock: &Superblock, durable: Txg) -> u64 {
+    match superblock {
+        _ if durable >= superblock.txg => 0,
+        // It was large, and nobody need verify it; with what comes next, somebody would.
+        Superblock { data_synced: true, .. } => UNVERIFIED_LEN_MAX,
+        _ => FOREIGN_UNSYNCED_LEN,
+    }
 }

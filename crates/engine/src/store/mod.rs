@@ -7,7 +7,10 @@
 //! * [`Store::refresh`] takes over what another process has committed.
 //!
 //! Invariants kept here are the first four of the design: live data is never overwritten, a commit
-//! is atomic and syncs once, visible is not durable, and reads are verified.
+//! is atomic and syncs once, visible is not durable, and reads are verified. And:
+//!
+//! * Every sync goes through [`Store::sync_device`], one at a time for each open file, and that one failed
+//!   is known before the next begins or is reported (see [`Syncs`]).
 
 pub mod cache;
 pub mod checksum;
@@ -54,7 +57,7 @@ use self::superblock::{
     SLOT_COUNT, Superblock, TREE_COUNT, TXG_OFFSET, slot_offset,
 };
 use self::tree::TxnTree;
-use crate::device::Device;
+use crate::device::{Device, Syncs};
 use crate::error::{Error, Result};
 use crate::units::{Sector, Txg};
 
@@ -279,8 +282,12 @@ pub struct Store {
     cache_id: u64,
     state: RwLock<Arc<State>>,
     writer: WriterGate,
-    /// Set when a sync failed: what it covered may be lost without a trace, so nothing later may
-    /// claim to be durable.
+    /// Where the device has none of its own: see [`Store::syncs`].
+    own_syncs: Syncs,
+    /// How many syncs had failed when this was opened. Since another did, what it covered may be lost without
+    /// a trace, so nothing later may claim to be durable.
+    known_failures: u64,
+    /// Set when it cannot be known whether a state is visible to others.
     fail_stop: AtomicBool,
     /// The txg that was found when the pool was opened, as long as it may not be durable though a sync
     /// says so (see `reaffirm.rs`); 0 for none.
@@ -334,9 +341,17 @@ impl Store {
         // All slots are written, so that a full disk cannot refuse a superblock later on.
         write(&vec![0; EXTENTS_OFFSET as usize], 0)?;
         write(&superblock.encode(&guid), slot_offset(1))?;
-        device.sync_data().map_err(|error| Error::io("sync", error))?;
+        // All is written anew, whatever syncs before have lost.
+        let own = Syncs::default();
+        let syncs = device.syncs().unwrap_or(&own);
+        let known = syncs.failures();
+        let sync = || match syncs.sync(&*device, known) {
+            Some(done) => done.map_err(|error| Error::io("sync", error)),
+            None => Err(Error::FailStop),
+        };
+        sync()?;
         write(&header.encode(), 0)?;
-        device.sync_data().map_err(|error| Error::io("sync", error))?;
+        sync()?;
         Store::open(device, caches)
     }
 
@@ -466,8 +481,12 @@ impl Store {
 
     fn with_header(device: Arc<dyn Device>, caches: Arc<Caches>, header: Header) -> Store {
         let cache_id = caches.register_pool();
+        // Before anything is read: what was lost earlier is in doubt (see `reaffirm.rs`), later it stops us.
+        let known_failures = device.syncs().map_or(0, Syncs::failures);
         Store {
             read_only: device.is_read_only(),
+            own_syncs: Syncs::default(),
+            known_failures,
             device,
             header,
             caches,
@@ -588,7 +607,11 @@ impl Store {
         }
         newest.check_readable()?;
         // What this process knows to be durable stays so: the newer states are built on it.
-        *state = Arc::new(adopted_state(&ring, *slot, newest.clone(), state.durable));
+        let mut adopted = adopted_state(&ring, *slot, newest.clone(), state.durable);
+        if adopted.durable == state.durable {
+            adopted.unsynced_bytes += state.unsynced_bytes;
+        }
+        *state = Arc::new(adopted);
         Ok(true)
     }
 
@@ -631,14 +654,25 @@ impl Store {
         Ok((ring, is_sound))
     }
 
+    fn syncs(&self) -> &Syncs {
+        self.device.syncs().unwrap_or(&self.own_syncs)
+    }
+
+    /// Whether nothing may be committed any more, nor called durable, until the pool is opened anew.
+    fn is_stopped(&self) -> bool {
+        self.fail_stop.load(Ordering::Acquire) || self.syncs().failures() != self.known_failures
+    }
+
+    /// Makes all durable that was written before, or fails, for good. Every sync of the store is here.
     fn sync_device(&self) -> Result<()> {
-        if self.fail_stop.load(Ordering::Acquire) {
+        if self.is_stopped() {
             return Err(Error::FailStop);
         }
-        self.device.sync_data().map_err(|error| {
-            self.fail_stop.store(true, Ordering::Release);
-            Error::io("sync", error)
-        })
+        match self.syncs().sync(&*self.device, self.known_failures) {
+            Some(done) => done.map_err(|error| Error::io("sync", error)),
+            // One failed while this waited for its turn, and may have lost what this was about.
+            None => Err(Error::FailStop),
+        }
     }
 
     /// Makes the state that reads see now survive a loss of power. Where another process wrote it, that
@@ -646,11 +680,7 @@ impl Store {
     pub fn make_durable(self: &Arc<Self>) -> Result<()> {
         let target = self.guard_newest();
         if target.durable >= target.txg() || self.read_only {
-            return if self.fail_stop.load(Ordering::Acquire) {
-                Err(Error::FailStop)
-            } else {
-                Ok(())
-            };
+            return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
         }
         if target.foreign {
             // Whoever wrote it would not learn that it is durable, and might overwrite its superblock:
@@ -701,7 +731,7 @@ fn adopted_state(
         slots[*slot as usize] = SlotMark::of(superblock);
     }
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
-    let unsynced_bytes = commit::foreign_unsynced(&superblock);
+    let unsynced_bytes = commit::foreign_unsynced(&superblock, durable);
     let state = State::new(superblock, slot, slots, durable, guarded);
     State { foreign: true, unsynced_bytes, ..state }
 }
@@ -730,6 +760,15 @@ enum Inside {
 }
 
 impl WriterGate {
+    /// Lets the transaction inside go on, where the device has threads take turns.
+    fn let_others_go(&self, device: &dyn Device, patience: Patience) {
+        let is_working = || {
+            let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+            *inside == Inside::Working
+        };
+        while patience != Patience::None && is_working() && device.cede() {}
+    }
+
     fn enter(&self, patience: Patience) -> Result<()> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = match patience {

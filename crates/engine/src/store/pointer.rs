@@ -148,6 +148,8 @@ impl Pointer {
                     sector: *sector,
                     checksum: u64::from_le_bytes(sum),
                     codec: self.codec,
+                    filter: self.filter,
+                    dictionary: self.dictionary,
                     extent_len: self.extent_len,
                 })
             }
@@ -284,6 +286,10 @@ pub struct ExtentKey {
     pub checksum: u64,
     /// How it is encoded.
     pub codec: u8,
+    /// What was done before.
+    pub filter: u8,
+    /// The dictionary it needs.
+    pub dictionary: u32,
     /// Its decompressed length.
     pub extent_len: u32,
 }

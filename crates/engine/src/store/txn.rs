@@ -14,7 +14,7 @@ use super::checksum::ChecksumKind;
 use super::dead::{DEAD_NODES_MAX, Holds};
 use super::extent::Encoding;
 use super::node::Node;
-use super::pointer::{Filter, Inline, Place, Pointer, sectors_for};
+use super::pointer::{ExtentKey, Filter, Inline, Place, Pointer, sectors_for};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_PAGE_FILTER};
@@ -80,8 +80,8 @@ pub(super) struct TxnCore {
     pub(super) is_frozen: bool,
     /// Features that a reader must know from this transaction on.
     pub(super) incompat: u64,
-    /// Dictionaries that this transaction has added.
-    pub(super) new_dictionaries: Vec<u32>,
+    /// Dictionaries that this transaction has added, and where they are.
+    pub(super) new_dictionaries: Vec<(u32, ExtentKey)>,
     /// Where the transaction brings an older state back: what is free in that, but may be part of the
     /// newest durable one, and must not be written to.
     pub(super) set_aside: Option<Vec<Run>>,
@@ -109,9 +109,10 @@ impl Store {
         if self.read_only {
             return Err(self.refusal());
         }
-        if self.fail_stop.load(Ordering::Acquire) {
+        if self.is_stopped() {
             return Err(Error::FailStop);
         }
+        self.writer.let_others_go(&*self.device, patience);
         self.writer.enter(patience)?;
         let locked = match patience {
             Patience::None => self.device.try_lock_writer(),
@@ -151,7 +152,9 @@ impl Store {
                 return Ok(false);
             }
             let pause = left.min(LOCK_PAUSE);
-            std::thread::sleep(pause);
+            if !self.device.cede() {
+                std::thread::sleep(pause);
+            }
             left -= pause;
         }
         Ok(true)
@@ -372,7 +375,7 @@ impl Txn {
 
     /// Leaves the bytes of an extent of this transaction in the cache.
     pub fn cache(&self, pointer: &Pointer, bytes: Vec<u8>) {
-        if let Some(key) = pointer.extent_key() {
+        if let Some(key) = pointer.extent_key().filter(|_| self.may_cache(pointer)) {
             self.core.store.caches.put_data(self.core.store.cache_id, key, Arc::new(bytes));
         }
     }
@@ -408,8 +411,13 @@ impl Txn {
 
     /// The bytes of an extent; those of this transaction may still be buffered.
     pub fn read(&mut self, pointer: &Pointer) -> Result<super::ExtentBytes> {
+        let may_cache = self.may_cache(pointer);
         let core = &mut self.core;
         let is_own = pointer.birth == core.txg;
+        if !may_cache {
+            core.out.flush(&core.store)?;
+            return core.store.read_uncached(pointer);
+        }
         if is_own && !core.store.is_cached(pointer) {
             core.out.flush(&core.store)?;
         }
@@ -427,8 +435,8 @@ impl Txn {
 impl Drop for Txn {
     fn drop(&mut self) {
         self.core.store.rotor.store(self.core.space.rotor.0, Ordering::Relaxed);
-        for number in &self.core.new_dictionaries {
-            self.core.store.settle_dictionary(*number, self.core.published);
+        for (number, extent) in &self.core.new_dictionaries {
+            self.core.store.settle_dictionary(*number, *extent);
         }
         self.index_given_up();
         if !self.core.published && self.core.out.written > 0 {

@@ -3,8 +3,9 @@
 //! When a pool is opened, the superblock with the highest txg counts only if everything its txg and
 //! those since the durable one wrote is there: a loss of power may have kept the superblock and lost
 //! what it points to. Since trees are copied on write, whatever is new hangs below new nodes, so the
-//! walk skips all that is old; and large commits are synced before their superblock, so what is left
-//! to verify is small whatever the size of the pool.
+//! walk skips all that is old; and large commits are synced before their superblock, and with it before the
+//! next one, so what is left to verify is small whatever the size of the pool and of its commits: 16 MiB, or
+//! that for each process where several write in turn and none syncs.
 
 use std::collections::HashMap;
 use std::sync::PoisonError;

@@ -1,9 +1,12 @@
 //! Two processes write, and threads of one of them read meanwhile.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 use super::space::{assert_clean, put, read, store_on};
-use crate::device::{Device, MemoryDevice};
+use crate::device::{Device, MemoryDevice, Syncs};
+use crate::error::Error;
 use crate::store::cache::Caches;
 use crate::store::checksum::ChecksumKind;
 use crate::store::{Durability, Patience, Store};
@@ -37,6 +40,126 @@ fn a_transaction_builds_on_what_a_reader_took_over() {
                 assert_eq!(read(&store, n).unwrap(), bytes, "{moment:?}");
             }
             assert_clean(&below);
+        }
+    }
+}
+
+/// A device whose first sync, once armed, fails, and which tells nobody else. That sync ends only when another
+/// thread has synced meanwhile, with success, or waits for its turn.
+#[derive(Debug, Default)]
+struct ToldOnce {
+    below: MemoryDevice,
+    armed: AtomicBool,
+    is_failing: Mutex<bool>,
+    others: Mutex<u64>,
+    failing: Condvar,
+    other: Condvar,
+    syncs: Syncs,
+}
+
+impl ToldOnce {
+    fn note_other(&self) {
+        *self.others.lock().unwrap() += 1;
+        self.other.notify_all();
+    }
+
+    /// Waits until the sync that fails has begun.
+    fn wait_until_failing(&self) {
+        let failing = self.is_failing.lock().unwrap();
+        drop(self.failing.wait_while(failing, |failing| !*failing).unwrap());
+    }
+}
+
+impl Device for ToldOnce {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.below.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.below.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        if !self.armed.swap(false, Ordering::SeqCst) {
+            self.note_other();
+            return Ok(());
+        }
+        let others = self.others.lock().unwrap();
+        let before = *others;
+        *self.is_failing.lock().unwrap() = true;
+        self.failing.notify_all();
+        drop(self.other.wait_while(others, |others| *others == before).unwrap());
+        Err(io::Error::other("told to this thread alone"))
+    }
+    fn syncs(&self) -> Option<&Syncs> {
+        Some(&self.syncs)
+    }
+    fn cede(&self) -> bool {
+        if *self.is_failing.lock().unwrap() {
+            self.note_other();
+        }
+        false
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.below.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.below.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn unlock_writer(&self) {}
+}
+
+/// A sync fails in one thread while another one syncs, which the system tells of success: that one has lost
+/// what it wrote as well, and must not say that it is durable. The same of two stores on one open file.
+#[test]
+fn a_failed_sync_of_another_thread_is_no_success_of_this_one() {
+    for own_store in [false, true] {
+        for large in [false, true] {
+            let told = Arc::new(ToldOnce::default());
+            let device: Arc<dyn Device> = told.clone();
+            let store = store_on(&device, 9);
+            let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+            put(&mut txn, 0, &[1; 600]).unwrap();
+            txn.commit(Durability::Visible).unwrap();
+            let other = match own_store {
+                true => Store::open(device, Caches::new(1 << 20)).unwrap(),
+                false => Arc::clone(&store),
+            };
+            told.armed.store(true, Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                // As maintenance and imports do.
+                let failing = scope.spawn(|| store.make_durable());
+                told.wait_until_failing();
+                // A large commit syncs before its superblock, and says there that its data is safe.
+                let mut txn = other.begin(ChecksumKind::Xxh3).unwrap();
+                for n in 1..if large { 24 } else { 2 } {
+                    put(&mut txn, n, &vec![2; if large { 1 << 20 } else { 600 }]).unwrap();
+                }
+                let before = other.state().txg();
+                let done = txn.commit(Durability::Durable);
+                assert!(
+                    matches!(done, Err(Error::FailStop)),
+                    "large: {large}, another store: {own_store}: {:?}",
+                    done.map(|state| state.txg())
+                );
+                let failed = failing.join().unwrap();
+                assert!(matches!(failed, Err(Error::Io { action: "sync", .. })), "{failed:?}");
+                assert_eq!(other.state().txg() > before, !large, "a barrier that failed");
+            });
+            for store in [&store, &other] {
+                assert!(matches!(store.make_durable(), Err(Error::FailStop)));
+                assert!(matches!(store.begin(ChecksumKind::Xxh3), Err(Error::FailStop)));
+            }
+            // Who opens the pool anew goes on, as with a file opened anew.
+            let anew = Store::open(told, Caches::new(1 << 20)).unwrap();
+            let mut txn = anew.begin(ChecksumKind::Xxh3).unwrap();
+            put(&mut txn, 99, &[3; 600]).unwrap();
+            txn.commit(Durability::Durable).unwrap();
+            assert_eq!(read(&anew, 0).unwrap(), [1; 600]);
         }
     }
 }

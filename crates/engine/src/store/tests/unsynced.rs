@@ -1,0 +1,140 @@
+//! How much of what was written since the durable state there is to verify, and to write once more: bounded,
+//! whatever was committed and by whom. Bytes are counted, not time.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::space::{assert_clean, put, read, store_on};
+use crate::device::{Device, MemoryDevice};
+use crate::store::cache::Caches;
+use crate::store::checksum::ChecksumKind;
+use crate::store::commit::UNVERIFIED_LEN_MAX;
+use crate::store::{Durability, Store};
+
+/// Counts bytes, and syncs.
+#[derive(Debug, Default)]
+struct Counting {
+    below: MemoryDevice,
+    read: AtomicU64,
+    written: AtomicU64,
+    syncs: AtomicU64,
+}
+
+impl Counting {
+    /// What was read, written and synced since this was last asked.
+    fn take(&self) -> (u64, u64, u64) {
+        let take = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
+        (take(&self.read), take(&self.written), take(&self.syncs))
+    }
+}
+
+impl Device for Counting {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.below.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.written.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.below.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.below.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.below.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn unlock_writer(&self) {}
+}
+
+/// What is read and written besides: the ring, a few nodes.
+const BESIDES: u64 = 1 << 20;
+const RECORD_LEN: usize = 1 << 20;
+
+fn commit(store: &Arc<Store>, first: u64, records: u64, len: usize) {
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    (first..first + records).for_each(|n| drop(put(&mut txn, n, &vec![n as u8; len]).unwrap()));
+    txn.commit(Durability::Visible).unwrap();
+}
+
+fn open(device: &Arc<Counting>) -> Arc<Store> {
+    Store::open(device.clone(), Caches::new(1 << 20)).unwrap()
+}
+
+/// Opening a pool, and its first small commit.
+fn opening_is_bounded(device: &Arc<Counting>, bound: u64, what: &str) {
+    device.take();
+    let store = open(device);
+    let (bytes, ..) = device.take();
+    assert!(bytes <= bound + BESIDES, "{what}: {bytes} bytes read to open");
+    commit(&store, 900, 1, 4096);
+    let (_, bytes, _) = device.take();
+    assert!(bytes <= bound + BESIDES, "{what}: {bytes} bytes written by the first small commit");
+}
+
+fn start() -> (Arc<Counting>, Arc<Store>) {
+    let device = Arc::new(Counting::default());
+    let store = store_on(&(device.clone() as Arc<dyn Device>), 9);
+    commit(&store, 800, 1, 4096);
+    (device, store)
+}
+
+/// Small commits behind a large one, of the same process or of another.
+#[test]
+fn a_small_commit_after_a_large_one_leaves_little_to_verify() {
+    for count in [1, 2, 9] {
+        for theirs in [false, true] {
+            let (device, store) = start();
+            commit(&store, 0, 20, RECORD_LEN);
+            let store = if theirs { open(&device) } else { store };
+            for n in 0..count {
+                commit(&store, 100 + n, 1, 4096);
+            }
+            opening_is_bounded(&device, 0, &format!("{count} commits, another process: {theirs}"));
+            assert_eq!(read(&open(&device), 19).unwrap(), vec![19; RECORD_LEN]);
+            assert_clean(&(device as Arc<dyn Device>));
+        }
+    }
+}
+
+/// Commits that are not large, of one process or of two in turn.
+#[test]
+fn several_commits_leave_no_more_to_verify_than_one_may() {
+    for processes in [1, 2] {
+        let (device, store) = start();
+        let stores = [Arc::clone(&store), if processes == 1 { store } else { open(&device) }];
+        for n in 0..14 {
+            commit(&stores[n as usize % 2], n * 10, 7, RECORD_LEN);
+            let bound = processes * UNVERIFIED_LEN_MAX;
+            let copy =
+                Counting { below: MemoryDevice::new(device.below.image()), ..Counting::default() };
+            opening_is_bounded(&Arc::new(copy), bound, &format!("{processes} processes, {n}"));
+        }
+    }
+}
+
+/// A sync for each large commit and one for that which follows it, and no more than that for small ones,
+/// though processes take turns.
+#[test]
+fn small_commits_behind_a_large_one_need_no_syncs() {
+    let (device, store) = start();
+    let stores = [Arc::clone(&store), open(&device)];
+    commit(&store, 0, 20, RECORD_LEN);
+    device.take();
+    for n in 0..60 {
+        commit(&stores[n as usize % 2], 100 + n, 1, 4096);
+    }
+    let (_, _, syncs) = device.take();
+    // Of 8 slots, one holds the durable state.
+    assert!((1..=60 / 6 + 1).contains(&syncs), "{syncs} syncs");
+}
