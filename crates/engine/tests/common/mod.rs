@@ -10,6 +10,8 @@ pub mod meanwhile;
 pub mod mutants;
 pub mod replay;
 pub mod rewriting;
+pub mod scheduled;
+pub mod scheduler;
 pub mod shapes;
 pub mod sim_device;
 pub mod snapshotting;

@@ -1,0 +1,207 @@
+//! The simulated device as one process of several has it open, each with several threads: every call is a
+//! point of the scheduler. The writer lock belongs to the process. One that was killed does nothing any more.
+//!
+//! Of a sync that failed, each process is told once, by whichever of its threads syncs next (see `handle.rs`); and a
+//! thread stands still between what a sync did and its coming back.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hardpack_engine::device::{Device, Syncs};
+use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
+
+use super::handle::Handle;
+use super::scheduler::{choose, current, point};
+use super::sim_device::{Fault, SimDevice};
+
+/// How a world breaks its promises, to test the test.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// It keeps them.
+    None,
+    /// Each thread knows only of its own syncs.
+    SyncsOfThreads,
+    /// The writer lock keeps nobody out.
+    NoWriterLock,
+    /// A sync that failed is reported as done.
+    HiddenFailures,
+}
+
+/// What the processes share.
+#[derive(Debug)]
+pub struct World {
+    /// The medium.
+    pub sim: Arc<SimDevice>,
+    /// What goes wrong next.
+    pub wrong: Wrong,
+    mutant: Mutant,
+    writer: Mutex<Option<u64>>,
+    next_process: AtomicU64,
+}
+
+/// What is armed, until it happens.
+#[derive(Clone, Debug, Default)]
+pub struct Wrong(Arc<[AtomicBool; 2]>);
+
+impl Wrong {
+    /// The next sync fails.
+    pub fn fail_sync(&self) {
+        self.0[0].store(true, Ordering::Relaxed);
+    }
+    /// The next write of a superblock has no effect.
+    pub fn fail_superblock(&self) {
+        self.0[1].store(true, Ordering::Relaxed);
+    }
+}
+
+impl Fault for Wrong {
+    fn write(&mut self, _: &[u8], at: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let in_ring = (RING_OFFSET..EXTENTS_OFFSET).contains(&at);
+        match in_ring && self.0[1].swap(false, Ordering::Relaxed) {
+            true => Err(io::Error::other("injected")),
+            false => Ok(vec![(at, bytes.to_vec())]),
+        }
+    }
+    fn sync(&mut self, _: &[u8]) -> io::Result<bool> {
+        match self.0[0].swap(false, Ordering::Relaxed) {
+            true => Err(io::Error::other("injected")),
+            false => Ok(true),
+        }
+    }
+}
+
+impl World {
+    /// One with this medium.
+    pub fn new(sim: Arc<SimDevice>, mutant: Mutant) -> Arc<World> {
+        let wrong = Wrong::default();
+        sim.set_fault(Some(Box::new(wrong.clone())));
+        let (writer, next_process) = Default::default();
+        Arc::new(World { sim, wrong, mutant, writer, next_process })
+    }
+
+    /// The device as a new process opens it.
+    pub fn open(self: &Arc<World>) -> Arc<Scheduled> {
+        let process = self.next_process.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Scheduled {
+            world: Arc::clone(self),
+            handle: self.sim.handle(),
+            process,
+            is_dead: AtomicBool::new(false),
+            syncs: Default::default(),
+        })
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<u64>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many threads a run has at most, and one that is not scheduled.
+const THREAD_COUNT_MAX: usize = 8;
+
+/// The device of one process.
+#[derive(Debug)]
+pub struct Scheduled {
+    world: Arc<World>,
+    handle: Arc<Handle>,
+    process: u64,
+    is_dead: AtomicBool,
+    syncs: [Syncs; THREAD_COUNT_MAX + 1],
+}
+
+impl Scheduled {
+    /// The process dies here and now, and gives its lock back.
+    pub fn kill(&self) {
+        self.is_dead.store(true, Ordering::Relaxed);
+        self.unlock_writer();
+    }
+
+    /// Whether it was killed.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether a sync of it has failed.
+    pub fn has_failed(&self) -> bool {
+        self.handle.has_failed()
+    }
+
+    fn enter(&self, name: &'static str) -> io::Result<()> {
+        if !self.is_dead() {
+            point(name);
+        }
+        match self.is_dead() {
+            true => Err(io::Error::other("killed")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Device for Scheduled {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        // Of the many reads of extents some will do.
+        let counts = offset < EXTENTS_OFFSET || choose(3) == 0;
+        if counts || self.is_dead() {
+            self.enter("read")?;
+        }
+        self.handle.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.enter(if offset < EXTENTS_OFFSET { "write superblock" } else { "write" })?;
+        self.handle.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.enter("sync")?;
+        let done = self.handle.sync_data();
+        self.enter("synced")?;
+        if self.world.mutant == Mutant::HiddenFailures { Ok(()) } else { done }
+    }
+    fn syncs(&self) -> Option<&Syncs> {
+        match (self.world.mutant, current()) {
+            (Mutant::SyncsOfThreads, Some(thread)) => self.syncs.get(thread),
+            _ => self.syncs.last(),
+        }
+    }
+    fn cede(&self) -> bool {
+        point("cede")
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.enter("len")?;
+        self.handle.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.enter("set len")?;
+        self.handle.set_len(len)
+    }
+    fn punch_hole(&self, offset: u64, len: u64) {
+        if self.enter("punch").is_ok() {
+            self.handle.punch_hole(offset, len);
+        }
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        while !self.try_lock_writer()? {
+            self.enter("cede")?;
+        }
+        Ok(())
+    }
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        self.enter("lock")?;
+        let mut writer = self.world.writer();
+        let is_free = writer.is_none_or(|writer| writer == self.process);
+        if is_free || self.world.mutant == Mutant::NoWriterLock {
+            *writer = Some(self.process);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+    fn unlock_writer(&self) {
+        let mut writer = self.world.writer();
+        if *writer == Some(self.process) {
+            *writer = None;
+        }
+    }
+}

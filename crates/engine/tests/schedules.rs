@@ -1,0 +1,597 @@
+//! What several threads of several processes do to each other, one step at a time in an order that a seed
+//! chooses, against a model: what was acknowledged as durable is there after a loss of power, whatever is read was
+//! committed, and is as new as what others had committed before.
+//!
+//! Two processes with two or three threads each commit, read, sync, fold, repack, compact, make, destroy and roll
+//! back to snapshots, rewind, and add dictionaries. Syncs fail, and each process is told once; superblocks cannot
+//! be written; processes are killed.
+//!
+//! ```text
+//! HARDPACK_SCHEDULES=20000 cargo test --release -p hardpack-engine --test schedules -- --nocapture
+//! ```
+//!
+//! A failure prints its seed; `HARDPACK_SCHEDULE_SEED` sets the first.
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use common::rewriting;
+use common::scheduled::{Mutant, Scheduled, World};
+use common::scheduler::{Scheduler, point};
+use common::sim_device::{Disk, Op, SimDevice};
+use common::{Rng, create, env_number, only_file, options, problems, read_all, snapshotting};
+use hardpack_engine::Error;
+use hardpack_engine::codec::{Compression, Dictionary, with_codec};
+use hardpack_engine::device::Device;
+use hardpack_engine::pool::{File, Pool};
+use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::pointer::Pointer;
+use hardpack_engine::store::trees::MAP;
+use hardpack_engine::store::{Durability, Encoding, Owner, Store, Txn};
+
+/// Seeds in a run of the tests.
+const SEEDS_DEFAULT: u64 = 24;
+/// Losses of power that are tried after each run.
+const CRASH_COUNT: u64 = 10;
+const DIRTY_LEN_MAX: usize = 1 << 20;
+const FILE_LEN_MAX: usize = 48 << 10;
+/// Thing 0 is the file of the pool, the others are records of their own.
+const THING_COUNT: usize = 4;
+
+/// What was begun, or acknowledged as durable: a version of a thing.
+const STARTED: u64 = 1 << 56;
+const DURABLE: u64 = 2 << 56;
+
+fn note(kind: u64, thing: usize, version: usize) -> u64 {
+    kind | (thing as u64) << 40 | version as u64
+}
+
+/// What there are versions of.
+#[derive(Debug, Default)]
+struct Thing {
+    versions: Vec<Arc<[u8]>>,
+    /// Those that came to nothing.
+    aborted: HashSet<usize>,
+    /// The newest that is known to be visible.
+    visible: usize,
+    is_locked: bool,
+}
+
+impl Thing {
+    /// Which version these bytes are, from `oldest` on.
+    fn find(&self, bytes: &[u8], oldest: usize, gone: &HashSet<usize>) -> Result<usize, String> {
+        match self.versions.iter().rposition(|version| **version == *bytes) {
+            Some(version) if gone.contains(&version) => {
+                Err(format!("version {version} was given up"))
+            }
+            Some(version) if version < oldest => {
+                Err(format!("version {version}, where {oldest} is the newest"))
+            }
+            Some(version) => Ok(version),
+            None => Err(format!("{} bytes that nobody wrote", bytes.len())),
+        }
+    }
+}
+
+/// One process: opened by whichever of its threads needs it.
+#[derive(Default)]
+struct Process {
+    live: Mutex<Option<Arc<Live>>>,
+    is_opening: AtomicBool,
+}
+
+struct Live {
+    device: Arc<Scheduled>,
+    pool: Pool,
+    file: Arc<File>,
+}
+
+struct Shared {
+    world: Arc<World>,
+    processes: Vec<Process>,
+    things: Mutex<Vec<Thing>>,
+    has_records: bool,
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// Whether somebody who meets faults, and others at work, must live with it.
+fn is_excused(error: &str, live: &Live) -> bool {
+    let expected = [
+        "injected",
+        "killed",
+        "a sync of another process failed",
+        &text(Error::FailStop),
+        &text(Error::Busy),
+    ];
+    live.device.is_dead() || expected.iter().any(|part| error.contains(part))
+}
+
+impl Shared {
+    fn things(&self) -> MutexGuard<'_, Vec<Thing>> {
+        self.things.lock().unwrap()
+    }
+
+    fn live(&self, process: usize) -> Result<Arc<Live>, String> {
+        let process = &self.processes[process];
+        loop {
+            let live = process.live.lock().unwrap().clone();
+            if let Some(live) = live.filter(|live| !live.device.is_dead()) {
+                return Ok(live);
+            }
+            if process.is_opening.swap(true, Ordering::Relaxed) {
+                point("cede");
+                continue;
+            }
+            let device = self.world.open();
+            let opened = Pool::open(device.clone(), Self::options()).and_then(|pool| {
+                let file = only_file(&pool)?;
+                Ok(Live { device, pool, file })
+            });
+            let opened = opened.map(Arc::new);
+            process.is_opening.store(false, Ordering::Relaxed);
+            let opened = opened.map_err(|error| format!("cannot open: {error}"))?;
+            *process.live.lock().unwrap() = Some(Arc::clone(&opened));
+        }
+    }
+
+    fn options() -> hardpack_engine::pool::Options {
+        options(DIRTY_LEN_MAX)
+    }
+
+    /// Keeps others from writing a thing, as SQLite's locks do.
+    fn lock(&self, thing: usize) -> Lock<'_> {
+        while std::mem::replace(&mut self.things()[thing].is_locked, true) {
+            point("cede");
+        }
+        Lock(self, thing)
+    }
+
+    fn begin_version(&self, thing: usize, bytes: &[u8]) -> usize {
+        let mut things = self.things();
+        things[thing].versions.push(bytes.into());
+        let version = things[thing].versions.len() - 1;
+        self.world.sim.note(note(STARTED, thing, version));
+        version
+    }
+
+    fn committed(&self, thing: usize, version: usize, durability: Durability) {
+        self.things()[thing].visible = version;
+        if durability == Durability::Durable {
+            self.world.sim.note(note(DURABLE, thing, version));
+        }
+    }
+
+    /// What somebody who has the lock of a thing finds there is what it is: all later ones came to nothing.
+    fn settle(&self, thing: usize, bytes: &[u8]) -> Result<(), String> {
+        let mut things = self.things();
+        let it = &mut things[thing];
+        let found = it
+            .find(bytes, it.visible, &it.aborted)
+            .map_err(|error| format!("the next writer finds thing {thing} to be {error}"))?;
+        it.visible = found;
+        it.aborted.extend(found + 1..it.versions.len());
+        Ok(())
+    }
+
+    /// What is visible now, of everything.
+    fn all_visible(&self) -> Vec<usize> {
+        self.things().iter().map(|thing| thing.visible).collect()
+    }
+
+    fn note_all_durable(&self, visible: &[usize]) {
+        let notes = visible.iter().enumerate();
+        notes.for_each(|(thing, version)| self.world.sim.note(note(DURABLE, thing, *version)));
+    }
+}
+
+struct Lock<'a>(&'a Shared, usize);
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        self.0.things()[self.1].is_locked = false;
+    }
+}
+
+/// The committed bytes of the file, in one go.
+fn committed(file: &File) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0; FILE_LEN_MAX + 4096];
+    let n = file.read_committed_at(&mut bytes, 0).map_err(text)?;
+    bytes.truncate(n);
+    Ok(bytes)
+}
+
+fn record_key(thing: usize) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[7] = 99;
+    key[8..].copy_from_slice(&((thing as u64) << 24).to_be_bytes());
+    key
+}
+
+/// The committed bytes of a record; none where there is none.
+fn record(store: &Store, thing: usize) -> Result<Vec<u8>, String> {
+    store
+        .with_state(|state| {
+            let value = state.trees[usize::from(MAP)].get(&mut &*store, &record_key(thing))?;
+            let Some(pointer) = value.and_then(|value| Pointer::decode(&value)) else {
+                return Ok(Vec::new());
+            };
+            Ok(store.read(&pointer)?.as_slice().to_vec())
+        })
+        .map_err(text)
+}
+
+fn content_of(live: &Live, thing: usize) -> Result<Vec<u8>, String> {
+    if thing == 0 { committed(&live.file) } else { record(live.pool.store(), thing) }
+}
+
+/// Puts a record in its place, compressed with a dictionary of its own or not at all.
+fn put_record(txn: &mut Txn, thing: usize, rng: &mut Rng) -> Result<Vec<u8>, Error> {
+    let ashift = txn.store().ashift();
+    if let Some(value) = txn.remove(MAP, &record_key(thing))? {
+        let old = Pointer::decode(&value).expect("it was written here");
+        txn.stats_mut().count_data(&old, ashift, false, false);
+        txn.free(&old, Owner::Nobody)?;
+        if old.dictionary != 0 {
+            txn.remove_dictionary(old.dictionary)?;
+        }
+    }
+    let mut page = rng.noise(4096);
+    let mut stored = page.clone();
+    let mut encoding = Encoding::RAW;
+    if rng.one_in(2) {
+        let dictionary = Arc::new(Dictionary::new(rng.noise(6000)));
+        page = dictionary.bytes()[1000..5096].to_vec();
+        stored.clear();
+        let fits = with_codec(|codec| {
+            let lz4 = Compression::Lz4;
+            codec.compress_with(lz4, &page, &mut stored, 4096, Some(&dictionary))
+        });
+        assert_eq!(fits, Ok(true));
+        let number = txn.add_dictionary(&dictionary, ChecksumKind::Xxh3)?;
+        let codec = Compression::Lz4.codec_id();
+        encoding = Encoding { codec, dictionary: number, ..Encoding::RAW };
+    }
+    let pointer = txn.store_extent(&stored, encoding, 4096, ChecksumKind::Xxh3)?;
+    let pointer = Pointer { span_log2: 24, ..pointer };
+    txn.stats_mut().count_data(&pointer, ashift, false, true);
+    txn.insert(MAP, &record_key(thing), &pointer.to_bytes())?;
+    txn.cache(&pointer, page.clone());
+    Ok(page)
+}
+
+fn durability(rng: &mut Rng) -> Durability {
+    if rng.one_in(3) { Durability::Durable } else { Durability::Visible }
+}
+
+fn write_file(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    let _lock = shared.lock(0);
+    live.pool.refresh().map_err(text)?;
+    let mut bytes = committed(&live.file)?;
+    shared.settle(0, &bytes)?;
+    let changed = change_file(&live.file, rng, &mut bytes);
+    let version = shared.begin_version(0, &bytes);
+    let durability = durability(rng);
+    match changed.and_then(|()| live.file.commit(durability)) {
+        Ok(()) => {
+            shared.committed(0, version, durability);
+            Ok(())
+        }
+        Err(error) => {
+            live.file.discard();
+            Err(text(error))
+        }
+    }
+}
+
+fn change_file(file: &File, rng: &mut Rng, bytes: &mut Vec<u8>) -> Result<(), Error> {
+    for _ in 0..rng.pick(&[1, 2, 4]) {
+        if rng.one_in(2) {
+            rewriting::edit(file, rng, bytes)?;
+            continue;
+        }
+        let new_len = rng.pick(&[700, 4096, 20_000]);
+        let new = rng.content(new_len);
+        let at = rng.below(bytes.len() as u64 + 1).min((FILE_LEN_MAX - new.len()) as u64) as usize;
+        file.write_at(&new, at as u64)?;
+        bytes.resize(bytes.len().max(at + new.len()), 0);
+        bytes[at..at + new.len()].copy_from_slice(&new);
+    }
+    let number = rng.next().to_le_bytes();
+    file.write_at(&number, 0)?;
+    bytes.resize(bytes.len().max(8), 0);
+    bytes[..8].copy_from_slice(&number);
+    Ok(())
+}
+
+fn write_record(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    let thing = 1 + rng.below(THING_COUNT as u64 - 1) as usize;
+    let _lock = shared.lock(thing);
+    let store = live.pool.store();
+    let mut txn = store.begin(ChecksumKind::Xxh3).map_err(text)?;
+    shared.settle(thing, &record(store, thing)?)?;
+    let bytes = put_record(&mut txn, thing, rng).map_err(text)?;
+    let version = shared.begin_version(thing, &bytes);
+    if rng.one_in(6) {
+        return Ok(());
+    }
+    let durability = durability(rng);
+    txn.commit(durability).map_err(text)?;
+    shared.committed(thing, version, durability);
+    Ok(())
+}
+
+fn read(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    let thing = match shared.has_records {
+        true => rng.below(THING_COUNT as u64) as usize,
+        false => 0,
+    };
+    let (oldest, gone) = {
+        let things = shared.things();
+        (things[thing].visible, things[thing].aborted.clone())
+    };
+    live.pool.refresh().map_err(text)?;
+    let bytes = content_of(live, thing)?;
+    let things = shared.things();
+    let found = things[thing].find(&bytes, oldest, &gone);
+    found.map(drop).map_err(|error| format!("thing {thing} is read as {error}"))
+}
+
+/// Everything that anybody was told of is durable after this.
+fn sync(shared: &Shared, live: &Live) -> Result<(), String> {
+    let visible = shared.all_visible();
+    live.pool.refresh().map_err(text)?;
+    live.pool.store().make_durable().map_err(text)?;
+    shared.note_all_durable(&visible);
+    Ok(())
+}
+
+fn maintain(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    if !rng.one_in(3) {
+        return rewriting::some_steps(&live.pool, &shared.world.sim, rng);
+    }
+    let mut compaction = live.pool.compact();
+    for _ in 0..rng.pick(&[1, 4]) {
+        if !compaction.step().map_err(text)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn snapshots(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    let _lock = shared.lock(0);
+    live.pool.refresh().map_err(text)?;
+    let bytes = committed(&live.file)?;
+    shared.settle(0, &bytes)?;
+    if rng.one_in(3)
+        && let Some(snapshot) = snapshotting::any(&live.pool, rng).map_err(text)?
+    {
+        // Another process may destroy it meanwhile.
+        let Ok(content) = snapshotting::content(&live.pool, &snapshot) else { return Ok(()) };
+        let version = shared.begin_version(0, &content);
+        return match live.pool.rollback(snapshot.scope, &snapshot.name) {
+            Ok(()) => {
+                shared.committed(0, version, Durability::Durable);
+                Ok(())
+            }
+            Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(text(error)),
+        };
+    }
+    let visible = shared.all_visible();
+    match snapshotting::some_step(&live.pool, rng, &bytes) {
+        Ok(true) => shared.note_all_durable(&visible),
+        Ok(false) | Err(Error::NotFound { .. }) => {}
+        Err(error) => return Err(text(error)),
+    }
+    Ok(())
+}
+
+/// One of the states that are still there comes back.
+fn rewind(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    let _locks: Vec<_> = (0..THING_COUNT).map(|thing| shared.lock(thing)).collect();
+    live.pool.refresh().map_err(text)?;
+    for thing in 0..THING_COUNT {
+        shared.settle(thing, &content_of(live, thing)?)?;
+    }
+    let txg = hardpack_engine::Txg(live.pool.state().txg().0.saturating_sub(1 + rng.below(4)));
+    // The space of an older state may be in use again: then it is not offered.
+    let device: Arc<dyn Device> = live.device.clone();
+    let Ok(old) = Pool::open_at(device, Shared::options(), txg) else { return Ok(()) };
+    let Ok(file) = only_file(&old) else { return Ok(()) };
+    let Ok(bytes) = committed(&file) else { return Ok(()) };
+    let records: Result<Vec<_>, _> = (1..THING_COUNT).map(|n| record(old.store(), n)).collect();
+    let Ok(records) = records else { return Ok(()) };
+    let versions: Vec<usize> = std::iter::once(bytes)
+        .chain(records)
+        .enumerate()
+        .map(|(thing, bytes)| shared.begin_version(thing, &bytes))
+        .collect();
+    match live.pool.rewind(txg, &mut |_| {}) {
+        Ok(_) => {
+            let all = versions.iter().enumerate();
+            all.for_each(|(thing, it)| shared.committed(thing, *it, Durability::Durable));
+            Ok(())
+        }
+        Err(Error::NotFound { .. } | Error::Corrupt { .. } | Error::Invalid(_)) => Ok(()),
+        Err(error) => Err(text(error)),
+    }
+}
+
+/// One thread of a process.
+fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(), String> {
+    for _ in 0..7 {
+        let live = shared.live(process)?;
+        if faults && rng.one_in(8) {
+            shared.world.wrong.fail_sync();
+        }
+        if faults && rng.one_in(8) {
+            shared.world.wrong.fail_superblock();
+        }
+        if faults && rng.one_in(24) {
+            live.device.kill();
+            continue;
+        }
+        let (name, done) = match rng.below(20) {
+            0..=4 => ("write", write_file(shared, &live, &mut rng)),
+            5..=8 if shared.has_records => ("record", write_record(shared, &live, &mut rng)),
+            5..=8 => ("snapshots", snapshots(shared, &live, &mut rng)),
+            9..=12 => ("read", read(shared, &live, &mut rng)),
+            13..=15 => ("sync", sync(shared, &live)),
+            16..=18 => ("maintain", maintain(shared, &live, &mut rng)),
+            // A snapshot made since would come to nothing.
+            _ if shared.has_records => ("rewind", rewind(shared, &live, &mut rng)),
+            _ => ("read", read(shared, &live, &mut rng)),
+        };
+        match done {
+            Ok(()) => {}
+            Err(error)
+                if faults && is_excused(&error, &live) || error.contains(&text(Error::Busy)) => {}
+            Err(error) => return Err(format!("{name}: {error}")),
+        }
+        if live.device.has_failed() || live.pool.store().make_durable().is_err() {
+            // It must open the pool anew, as after its end. Others may still be at work with the old one.
+            let mut current = shared.processes[process].live.lock().unwrap();
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &live)) {
+                *current = None;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a run did.
+#[derive(PartialEq, Eq, Debug, Default)]
+struct Run {
+    steps: Vec<(usize, &'static str)>,
+    fingerprint: u64,
+}
+
+fn run(seed: u64, mutant: Mutant) -> Result<Run, String> {
+    let mut rng = Rng(seed);
+    let sim = SimDevice::new(Vec::new());
+    let start = rng.text(20_000);
+    {
+        let device: Arc<dyn Device> = sim.clone();
+        let file = only_file(&create(&device, &[], DIRTY_LEN_MAX)).map_err(text)?;
+        file.write_at(&start, 0).and_then(|()| file.commit(Durability::Durable)).map_err(text)?;
+    }
+    let base = sim.image();
+    sim.take_trace();
+    let world = World::new(Arc::clone(&sim), mutant);
+    let mut things: Vec<Thing> = (0..THING_COUNT).map(|_| Thing::default()).collect();
+    let first = |thing: usize| if thing == 0 { start.clone() } else { Vec::new() };
+    things.iter_mut().enumerate().for_each(|(n, thing)| thing.versions.push(first(n).into()));
+    let (processes, things) = ((0..2).map(|_| Process::default()).collect(), Mutex::new(things));
+    let shared = Shared { world, processes, things, has_records: seed.is_multiple_of(2) };
+    let shared = Arc::new(shared);
+    let scheduler = Scheduler::new(rng.fork());
+    let faults = !seed.is_multiple_of(5);
+    let threads: Vec<_> = (0..4 + rng.below(2) as usize)
+        .map(|thread| {
+            let (shared, rng) = (Arc::clone(&shared), rng.fork());
+            scheduler.spawn(move || work(&shared, thread % 2, rng, faults))
+        })
+        .collect();
+    let steps = scheduler.run()?;
+    for thread in threads {
+        thread.join().map_err(|_| "a thread panicked".to_string())??;
+    }
+    sim.set_fault(None);
+    let fingerprint = twox_hash::XxHash3_64::oneshot(&sim.image());
+    verify(&shared, &sim.image(), None).map_err(|error| format!("in the end {error}"))?;
+    let trace = sim.take_trace();
+    for _ in 0..CRASH_COUNT {
+        let end = rng.below(trace.len() as u64 + 1) as usize;
+        let mut disk = Disk::new(base.clone());
+        trace[..end].iter().for_each(|op| disk.apply(op));
+        let image = disk.crash(&mut rng, 512);
+        verify(&shared, &image, Some(&trace[..end]))
+            .map_err(|error| format!("after a loss of power behind operation {end} {error}"))?;
+    }
+    Ok(Run { steps, fingerprint })
+}
+
+/// Whether an image holds what it must: what is visible, or after so many operations and a loss of power what is
+/// durable or newer.
+fn verify(shared: &Shared, image: &[u8], trace: Option<&[Op]>) -> Result<(), String> {
+    let things = shared.things();
+    let pool = Pool::open(SimDevice::new(image.to_vec()).handle(), options(DIRTY_LEN_MAX))
+        .map_err(|error| format!("the pool does not open: {error}"))?;
+    let mut bounds: Vec<(usize, usize)> =
+        things.iter().map(|thing| (thing.visible, thing.versions.len() - 1)).collect();
+    if let Some(trace) = trace {
+        bounds.fill((0, 0));
+        for op in trace {
+            let Op::Note(note) = op else { continue };
+            let (kind, thing) = (*note >> 56 << 56, (*note >> 40) as usize & 0xff);
+            let version = (*note & 0xffff_ffff) as usize;
+            let (oldest, newest) = &mut bounds[thing];
+            let bound = if kind == DURABLE { oldest } else { newest };
+            *bound = version.max(*bound);
+        }
+    }
+    for (index, thing) in things.iter().enumerate() {
+        let bytes = match index {
+            0 => only_file(&pool).and_then(|file| read_all(&file)).map_err(text)?,
+            _ => record(pool.store(), index)?,
+        };
+        let (oldest, newest) = bounds[index];
+        let found = match trace {
+            Some(_) => thing.find(&bytes, oldest, &HashSet::new()),
+            None => thing.find(&bytes, oldest, &thing.aborted),
+        };
+        let found = found.map_err(|error| format!("thing {index} is {error}"))?;
+        if found > newest {
+            return Err(format!("thing {index} is version {found}; the newest begun is {newest}"));
+        }
+    }
+    let problems = problems(&pool).map_err(text)?;
+    if !problems.is_empty() {
+        return Err(format!("check finds {problems:?}"));
+    }
+    snapshotting::verify(&pool)
+}
+
+/// Every order that a seed chooses is as good as any other.
+#[test]
+fn threads_and_processes_in_any_order() {
+    let first = env_number("HARDPACK_SCHEDULE_SEED").unwrap_or(0);
+    let count = env_number("HARDPACK_SCHEDULES").unwrap_or(SEEDS_DEFAULT);
+    let mut steps = 0;
+    for seed in first..first + count {
+        match run(seed, Mutant::None) {
+            Ok(run) => steps += run.steps.len(),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    println!("{count} schedules from seed {first} on, {steps} steps");
+}
+
+/// A run depends on its seed alone.
+#[test]
+fn the_same_seed_gives_the_same_schedule() {
+    for seed in 100..103 {
+        let [one, other] = [(); 2].map(|()| run(seed, Mutant::None).unwrap());
+        let differ = one.steps.iter().zip(&other.steps).position(|(a, b)| a != b);
+        assert_eq!(differ, None, "seed {seed}: other steps");
+        assert_eq!(one, other, "seed {seed}");
+        assert_ne!(one.steps, run(seed + 50, Mutant::None).unwrap().steps);
+    }
+}
+
+/// A test that never complains proves nothing: each of these must be noticed with one of a few seeds.
+#[test]
+fn broken_worlds_are_noticed() {
+    for mutant in [Mutant::SyncsOfThreads, Mutant::NoWriterLock, Mutant::HiddenFailures] {
+        let found = (0..60).find_map(|seed| run(seed, mutant).err().map(|error| (seed, error)));
+        let (seed, error) = found.unwrap_or_else(|| panic!("nobody noticed: {mutant:?}"));
+        println!("{mutant:?}: seed {seed}: {error}");
+    }
+}
