@@ -289,8 +289,8 @@ pub struct Store {
     known_failures: u64,
     /// Set when it cannot be known whether a state is visible to others.
     fail_stop: AtomicBool,
-    /// The txg that was found when the pool was opened, as long as it may not be durable though a sync
-    /// says so (see `reaffirm.rs`); 0 for none.
+    /// The txg that was found when the pool was opened, as long as that and the next may not be durable though a
+    /// sync says so (see `reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
     read_only: bool,
     /// The state is one that was asked for, and stays.

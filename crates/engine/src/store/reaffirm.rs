@@ -12,7 +12,10 @@
 //! changes nothing.
 //!
 //! Who has the pool open while a sync of somebody else fails learns of it from his own next sync, and
-//! stops as well.
+//! stops as well. That covers what was written since he opened it, and no more: a transaction that was
+//! in progress then may have lost data to a sync that failed before, and is committed afterwards by a process that
+//! will only be told at its next sync. There is one transaction at a time, so it is the one after the state
+//! that was found, and as much in doubt.
 
 use std::sync::atomic::Ordering;
 
@@ -28,10 +31,9 @@ use crate::units::Txg;
 const FIRST_TXG: Txg = Txg(1);
 
 impl Store {
-    /// Notes that the state found at opening may not be durable.
+    /// Notes that the state found at opening, and the one that may have been under way, may not be durable.
     pub(super) fn doubt(&self, found: &Superblock) {
-        let is_durable = found.durable_txg >= found.txg && found.txg > FIRST_TXG;
-        if !is_durable && !self.read_only {
+        if !self.read_only {
             self.doubtful.store(found.txg.0, Ordering::Release);
         }
     }
@@ -41,8 +43,12 @@ impl Store {
     pub(super) fn reaffirm(&self, newest: &State) -> Result<()> {
         let superblock = &newest.superblock;
         let found = Txg(self.doubtful.load(Ordering::Acquire));
+        if found == Txg(0) {
+            return Ok(());
+        }
+        let last_in_doubt = found.next().min(newest.txg());
         // Where another process has made it durable since, it has done all this before.
-        if found > superblock.durable_txg || found == FIRST_TXG {
+        if last_in_doubt > superblock.durable_txg || found == FIRST_TXG {
             if !superblock.data_synced {
                 for_each_new(self, superblock, &mut |_, pointer| {
                     let stored = self.read_stored(pointer)?;
