@@ -7,7 +7,8 @@
 //! next one, so what is left to verify is small whatever the size of the pool and of its commits: 16 MiB, or
 //! that for each process where several write in turn and none syncs.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
 
 use super::dead::{self, Dead};
@@ -15,7 +16,7 @@ use super::node::Node;
 use super::pointer::Pointer;
 use super::superblock::{BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset};
 use super::tree::check_child;
-use super::trees::{ALL, DEAD, FREED, OF_POINTERS, REFS, SNAPSHOTS, SPACE};
+use super::trees::{ALL, DEAD, FREED, OF_POINTERS, OF_SNAPSHOTS, REFS, SNAPSHOTS, SPACE};
 use super::{State, Store, adopted_state, block_hash, refs, snapshots, space};
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
@@ -202,13 +203,15 @@ pub(crate) fn is_whole(store: &Store, superblock: &Superblock) -> Result<()> {
     })
 }
 
-/// Walks all that was written after the durable txg. `visit` is told whether it is a node.
+/// Walks all that was written after the durable txg, what only snapshots still reach included. `visit` is told
+/// whether it is a node.
 pub(super) fn for_each_new(
     store: &Store,
     superblock: &Superblock,
     visit: &mut dyn FnMut(bool, &Pointer) -> Result<()>,
 ) -> Result<()> {
     let older = superblock.durable_txg;
+    let (mut given_up, mut made) = (HashSet::new(), Vec::new());
     for (tree, _) in ALL {
         let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
         walk_tree(store, tree, root, older, &mut |met| match met {
@@ -217,6 +220,34 @@ pub(super) fn for_each_new(
             Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
                 let pointer = data_pointer(value)?;
                 if pointer.birth > older { visit(false, &pointer) } else { Ok(()) }
+            }
+            Met::Entry(DEAD, key, value) => {
+                let dead = dead::parse_dead(key, value).ok().filter(|dead| dead.birth > older);
+                given_up.extend(dead.map(|dead| (dead.run.start, dead.birth)));
+                Ok(())
+            }
+            Met::Entry(SNAPSHOTS, key, value) => {
+                let snapshot = snapshots::parse_snapshot(key, value).ok().flatten();
+                made.extend(snapshot.filter(|snapshot| snapshot.txg > older));
+                Ok(())
+            }
+            Met::Entry(..) => Ok(()),
+        })?;
+    }
+    // Of what the snapshots made since reach, the rest was met above, or is not kept.
+    let given_up = RefCell::new(given_up);
+    let is_left = |pointer: &Pointer| {
+        let run = pointer.run(store.ashift());
+        run.is_some_and(|run| given_up.borrow_mut().remove(&(run.start, pointer.birth)))
+    };
+    for (snapshot, tree) in made.iter().flat_map(|it| OF_SNAPSHOTS.map(|tree| (it, tree))) {
+        let Some(root) = snapshot.root(tree) else { continue };
+        walk_where(store, tree, root, &mut |node, _| is_left(node), &mut |met, _| match met {
+            Met::Damage(_, error) => Err(error),
+            Met::Node(_, pointer) => visit(true, pointer),
+            Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
+                let pointer = data_pointer(value)?;
+                if is_left(&pointer) { visit(false, &pointer) } else { Ok(()) }
             }
             Met::Entry(..) => Ok(()),
         })?;

@@ -5,12 +5,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::space::{assert_clean, put, read, store_on};
+use super::space::{assert_clean, key, put, read, store_on};
 use crate::device::{Device, MemoryDevice};
 use crate::store::cache::Caches;
 use crate::store::checksum::ChecksumKind;
 use crate::store::commit::UNVERIFIED_LEN_MAX;
-use crate::store::{Durability, Store};
+use crate::store::pointer::Pointer;
+use crate::store::snapshots::Scope;
+use crate::store::trees::MAP;
+use crate::store::{Durability, Owner, Store};
+use crate::test_common::sim_device::{Op, SimDevice};
+use crate::units::FileId;
 
 /// Counts bytes, and syncs.
 #[derive(Debug, Default)]
@@ -137,4 +142,42 @@ fn small_commits_behind_a_large_one_need_no_syncs() {
     let (_, _, syncs) = device.take();
     // Of 8 slots, one holds the durable state.
     assert!((1..=60 / 6 + 1).contains(&syncs), "{syncs} syncs");
+}
+
+/// What was written since the durable state, and only a snapshot still reaches, is verified when the pool is opened
+/// and written once more, like all else: a loss of power may have taken it and left the superblock.
+#[test]
+fn what_only_a_new_snapshot_reaches_is_verified_and_written_again() {
+    let sim = SimDevice::new(Vec::new());
+    let store = store_on(&(sim.clone() as Arc<dyn Device>), 9);
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    let kept = put(&mut txn, 0, &[1; 5000]).unwrap();
+    txn.commit(Durability::Visible).unwrap();
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    let scope = Scope { file: FileId(9), is_directory: false };
+    txn.create_snapshot(scope, b"kept", 0).unwrap();
+    txn.commit(Durability::Visible).unwrap();
+    // Before that is durable, another thread or process replaces it.
+    let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
+    let old = txn.remove(MAP, &key(0)).unwrap().unwrap();
+    let old = Pointer::decode(&old).unwrap();
+    let ashift = store.ashift();
+    txn.stats_mut().count_data(&old, ashift, false, false);
+    txn.free(&old, Owner::File(FileId(9))).unwrap();
+    put(&mut txn, 0, &[2; 5000]).unwrap();
+    let newest = txn.commit(Durability::Visible).unwrap().txg();
+
+    let (whole, at) = (sim.image(), store.offset_of(&kept));
+    let sim = SimDevice::new(whole.clone());
+    let store = Store::open(sim.clone(), Caches::new(1 << 20)).unwrap();
+    assert_eq!((store.state().txg(), store.recovered_from()), (newest, None));
+    commit(&store, 5, 1, 600);
+    let again =
+        |op: &Op| matches!(op, Op::Write(offset, bytes) if *offset == at && bytes.len() == 5000);
+    assert!(sim.take_trace().iter().any(again), "what may be lost is not written again");
+
+    let mut torn = whole;
+    torn[at as usize..at as usize + 5000].fill(0);
+    let store = Store::open(SimDevice::new(torn), Caches::new(1 << 20)).unwrap();
+    assert_eq!(store.recovered_from(), Some(newest), "a state that is not whole is opened");
 }
