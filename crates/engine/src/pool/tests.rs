@@ -3,6 +3,7 @@
 mod dedup;
 mod faults;
 mod filter;
+mod gone;
 mod model;
 mod namespace;
 mod rewrite;
