@@ -1,5 +1,6 @@
 //! Tests of the pool against a model of it: a vector of bytes.
 
+mod check;
 mod dedup;
 mod faults;
 mod filter;
