@@ -12,7 +12,8 @@ use hardpack_engine::pool::Pool;
 
 use crate::address::{Opened, join, os_path};
 use crate::failure::{Code, Reason};
-use crate::pool_file::{self, read_all};
+use crate::output::bytes;
+use crate::pool_file::{self, read_range};
 use crate::sqlite;
 
 /// How often to start over when the file changes while it is read.
@@ -29,8 +30,46 @@ fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
     }
 }
 
+/// Something of the content.
+pub enum Piece<'p> {
+    Bytes(&'p [u8]),
+    /// So many zeros that the pool does not store.
+    Hole(u64),
+}
+
 /// Takes what is read, in order.
-pub type Sink<'s> = dyn FnMut(&[u8]) -> Result<(), Reason> + 's;
+pub type Sink<'s> = dyn FnMut(Piece<'_>) -> Result<(), Reason> + 's;
+
+/// Holes that are shorter are read like any bytes.
+const HOLE_LEN_MIN: u64 = 64 << 20;
+/// More zeros than that are not written to where holes cannot be left. A pool of some kilobytes may claim any length.
+const ZEROS_LEN_MAX: u64 = 1 << 40;
+const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// For what takes bytes only: the zeros of holes are bytes too, unless they are too many.
+pub fn as_bytes(
+    mut write: impl FnMut(&[u8]) -> Result<(), Reason>,
+) -> impl FnMut(Piece<'_>) -> Result<(), Reason> {
+    let mut zeros = 0_u64;
+    move |piece| {
+        let mut left = match piece {
+            Piece::Bytes(bytes) => return write(bytes),
+            Piece::Hole(len) => len,
+        };
+        zeros = zeros.saturating_add(left);
+        if zeros > ZEROS_LEN_MAX {
+            let text = format!("it claims to be mostly a hole, of {} or more", bytes(zeros, false));
+            return Err(Reason::new(Code::Data, text)
+                .hint("'hardpack extract' to a file system that knows holes writes none of it"));
+        }
+        while left > 0 {
+            let n = left.min(ZEROS.len() as u64);
+            write(&ZEROS[..n as usize])?;
+            left -= n;
+        }
+        Ok(())
+    }
+}
 
 /// What the names of the log and the journal of a database begin with.
 pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
@@ -81,7 +120,7 @@ fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Res
     sqlite::begin_read(&db)?;
     let (page_len, count) = sqlite::page_size_and_count(&db)?;
     begin(u64::from(page_len) * count)?;
-    sqlite::each_page(&db, sink)
+    sqlite::each_page(&db, &mut |page| sink(Piece::Bytes(page)))
 }
 
 /// Reads a file, to which `path` leads in the pool.
@@ -120,9 +159,21 @@ fn read_once(
 ) -> Result<bool, Reason> {
     let txg = pool.state().txg();
     let file = pool.file(id)?;
-    let len = file.len()?;
+    let (mut ranges, len) = file.covered_ranges(HOLE_LEN_MIN)?;
     begin(len)?;
-    let read = read_all(&file, len, pool.options().threads, sink);
+    // What is between two of them is a hole, and so may be what is behind the last.
+    ranges.push((len, len));
+    let mut at = 0;
+    let read = ranges.into_iter().try_for_each(|(start, end)| {
+        // Short ones at the beginning and the end are not worth the distinction.
+        let start = if start - at < HOLE_LEN_MIN { at } else { start };
+        if start > at {
+            sink(Piece::Hole(start - at))?;
+        }
+        at = end;
+        let threads = pool.options().threads;
+        read_range(&file, (start, end), threads, &mut |bytes| sink(Piece::Bytes(bytes)))
+    });
     if pool.state().txg() != txg {
         return Ok(false);
     }

@@ -121,20 +121,30 @@ pub fn has_sidecar(pool: &Path) -> bool {
     len("-wal") > 0 || len("-journal") > 0
 }
 
-/// Reads a file of `len` bytes from its beginning to its end, on all cores, and hands it to `sink` in
-/// order.
+/// Reads a file of `len` bytes from its beginning to its end, see [`read_range`].
 pub fn read_all(
     file: &File,
     len: u64,
     threads: usize,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
 ) -> Result<(), Reason> {
+    read_range(file, (0, len), threads, sink)
+}
+
+/// Reads the bytes of a file from `from` to `to`, on all cores, and hands them to `sink` in order.
+pub fn read_range(
+    file: &File,
+    (from, to): (u64, u64),
+    threads: usize,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let len = to - from;
     let count = len.div_ceil(READ_LEN);
     let threads = (threads as u64).clamp(1, count.max(1));
     let read = |index: u64| {
         let start = index * READ_LEN;
         let mut bytes = vec![0; (len - start).min(READ_LEN) as usize];
-        let n = file.read_at(&mut bytes, start)?;
+        let n = file.read_at(&mut bytes, from + start)?;
         if n < bytes.len() {
             return Err(Reason::new(Code::InUse, "it became shorter while it was read"));
         }

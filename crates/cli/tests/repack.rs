@@ -315,3 +315,45 @@ fn an_estimate_counts_what_would_be_cleared() {
     let found = number(&json_of(hardpack().args(goal).arg(&pool)), "stored_after");
     assert!(found.abs_diff(told) < found / 10, "{told} was told, it is {found}");
 }
+
+/// A repack of a whole pool waits for a database, and meanwhile a file that it is still to come to is removed.
+#[test]
+fn a_repack_of_a_pool_goes_on_where_a_file_vanishes() {
+    let (directory, plain) = directory_with("a.db", b"");
+    make_database(&plain, 4096, 2000);
+    let pool = directory.path().join("many.hpk");
+    let inside = |name: &str| with_ending(&pool, name);
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["set", "clear-unused=on"]).arg(&pool).assert().success();
+    for name in ["/a.db", "/b", "/c"] {
+        hardpack().args(["put", "-q"]).args([&plain, &inside(name)]).assert().success();
+    }
+    // SQLite's lock, without which nothing is cleared.
+    let db = open_in_pool(&inside("/a.db"));
+    db.execute_batch("BEGIN; SELECT count(*) FROM t").unwrap();
+    let child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .args(["repack", "-q", "--compression", "lz4"])
+        .arg(&pool)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let began = |path: &str| {
+        let device = Arc::new(FileDevice::open_read_only(&pool).unwrap());
+        let engine = Pool::open(device, Options::new(1 << 20)).unwrap();
+        let file = engine.resolve(path.as_bytes()).unwrap().file;
+        engine.unfinished_repack(file).unwrap().is_some()
+    };
+    let start = Instant::now();
+    while !began("/a.db") {
+        assert!(start.elapsed() < PATIENCE, "it does not begin");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    hardpack().arg("rm").arg(inside("/b")).assert().success();
+    drop(db);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    let info = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+    assert!(info["codecs"]["zstd"].is_null(), "{info}");
+}

@@ -383,3 +383,63 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     hardpack().arg("put").arg("-q").arg(tree.join("good")).arg(pool.join(&odd)).assert().success();
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join(&odd))), "good\n");
 }
+
+/// What a stream gives below a name that is no directory is refused, by its path, and the rest goes in.
+#[test]
+fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
+    use tar::{Builder, EntryType, Header};
+    fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, content: &[u8]) {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(content.len() as u64);
+        header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1);
+        if !to.is_empty() {
+            header.set_link_name(to).unwrap();
+        }
+        tar.append_data(&mut header, path, content).unwrap();
+    }
+    // As one batch, and over several.
+    for long in [3, 40 << 20] {
+        let mut tar = Builder::new(Vec::new());
+        let long = random_bytes(long, 7);
+        add(&mut tar, EntryType::Directory, "dir", "", b"");
+        add(&mut tar, EntryType::Symlink, "l", "dir", b"");
+        add(&mut tar, EntryType::Regular, "f", "", b"file");
+        add(&mut tar, EntryType::Regular, "first", "", &long);
+        add(&mut tar, EntryType::Regular, "l/through", "", b"through");
+        add(&mut tar, EntryType::Regular, "l/deep/er", "", &long);
+        add(&mut tar, EntryType::Regular, "f/x", "", b"x");
+        add(&mut tar, EntryType::Directory, "f", "", b"");
+        add(&mut tar, EntryType::Regular, "dir", "", b"no file");
+        add(&mut tar, EntryType::Link, "h", "later", b"");
+        add(&mut tar, EntryType::Regular, "later", "", b"later");
+        add(&mut tar, EntryType::Regular, "later", "", b"again");
+        add(&mut tar, EntryType::Regular, "dir/last", "", b"last");
+        let (directory, path) = directory_with("in.tar", &tar.into_inner().unwrap());
+        let pool = directory.path().join("p.hpk");
+        hardpack().arg("create").arg(&pool).assert().success();
+        let done = hardpack().args(["put", "-q", "--tar"]).args([&path, &pool]).assert().failure();
+        let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+        let link = "'l' is a symbolic link, through which nothing is put";
+        for expected in [
+            format!("cannot put 'l/through': {link}"),
+            format!("cannot put 'l/deep/er': {link}"),
+            "cannot put 'f/x': 'f' is not a directory".into(),
+            "cannot put 'f': ".into(),
+            "cannot put 'dir': 'dir' is a directory".into(),
+            "cannot put 'h': no such file: later".into(),
+        ] {
+            assert!(stderr.contains(&expected), "{expected}, {}: {stderr}", long.len());
+        }
+        assert!(!stderr.contains("number") && stderr.lines().count() == 6, "{stderr}");
+        let names = stdout_of(hardpack().arg("ls").arg(&pool));
+        assert_eq!(names.lines().collect::<Vec<_>>(), ["dir", "f", "first", "l", "later"]);
+        let inside = |name: &str| with_ending(&pool, name);
+        assert_eq!(stdout_of(hardpack().arg("cat").arg(inside("/later"))), "again");
+        assert_eq!(stdout_of(hardpack().arg("cat").arg(inside("/dir/last"))), "last");
+        hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    }
+}

@@ -116,6 +116,10 @@ impl Program {
         self.type_runs.clear();
         self.cell_count = cell_count;
         (self.same_len, self.same_types_len) = (0, 0);
+        if cell_count == 0 {
+            // A form of a few bytes can have 32768 such pages, in a group of 2000 columns.
+            return Ok(());
+        }
         let row = group.next_row;
         for &shape in &fields.shapes[group.first_column..][..group.column_count] {
             match shape {
@@ -476,4 +480,24 @@ fn put<const LEN: usize>(slot: &mut Slot, at: usize, bytes: [u8; LEN]) {
 #[inline]
 fn type_len(serial: u32) -> u32 {
     if serial < SERIAL_ONE_BYTE_END { 1 } else { varint::sqlite_len(u64::from(serial)) as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a page costs is bounded by its cells: rows times columns are, by the length of the record, and columns alone
+    /// are not.
+    #[test]
+    fn a_page_without_cells_costs_nothing_however_many_columns_its_group_has() {
+        let column_count = page::COLUMN_COUNT_MAX;
+        let group = Group { column_count, ..Group::default() };
+        let mut fields = Fields::default();
+        fields.shapes.resize(column_count, Shape::Nulls);
+        let mut program = Program::default();
+        program.find(&group, 0, &fields).unwrap();
+        assert_eq!((program.template.len(), program.type_runs.len()), (0, 0));
+        program.find(&group, 1, &fields).unwrap();
+        assert_eq!(program.types_len(0), column_count);
+    }
 }

@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::unused::Clearing;
-use hardpack_engine::FileId;
 use hardpack_engine::pool::{
     Clear, Estimate, Kind, Pool, Property, Repack, Settings, Step, StepLimits,
 };
+use hardpack_engine::{Error, FileId};
 use rusqlite::Connection;
 use serde_json::json;
 
@@ -81,7 +81,10 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
     for file in files(&opened)? {
         // Of many files, a part of the sample each would say nothing: the first ones are the sample.
         let left = SAMPLE_LEN.saturating_sub(sum.sampled_len);
-        let found = estimate_file(args, &opened.pool, file, left.max(SAMPLE_LEN_MIN))?;
+        let found = match estimate_file(args, &opened.pool, file, left.max(SAMPLE_LEN_MIN)) {
+            Err(_) if is_gone(&opened.pool, file)? => continue,
+            found => found?,
+        };
         sum.rewrite_len += found.rewrite_len;
         sum.stored_now += found.stored_now;
         sum.stored_then += found.stored_then;
@@ -121,13 +124,29 @@ fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
     let files = files(&opened)?;
     let mut sum = Step::default();
     let mut goal = None;
+    let is_one_of_many = opened.file_or_entry()?.kind == Kind::Directory;
     for file in &files {
-        let (repack, done) = repack_file(args, &opened, *file, files.len() > 1)?;
-        sum.add(done);
-        goal = Some(repack.goal);
+        match repack_file(args, &opened, *file, is_one_of_many) {
+            Ok((repack, done)) => {
+                sum.add(done);
+                goal = Some(repack.goal);
+            }
+            // Somebody removed it meanwhile: there is nothing to repack.
+            Err(_) if is_one_of_many && is_gone(&opened.pool, *file)? => {}
+            Err(reason) => return Err(reason),
+        }
     }
     finish(&opened.pool)?;
     Ok((goal, sum))
+}
+
+/// Whether a file that was there is not any more.
+fn is_gone(pool: &Pool, file: FileId) -> Result<bool, Reason> {
+    pool.refresh()?;
+    match pool.attributes(file) {
+        Err(Error::NotFound { .. }) => Ok(true),
+        found => Ok(found.map(|_| false)?),
+    }
 }
 
 fn repack_file(

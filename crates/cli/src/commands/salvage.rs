@@ -186,10 +186,24 @@ fn copy(
     let mut writer = Writer::create(unfinished.path())?;
     let mut progress = Progress::new(format!("salvaging {name}"), attributes.len, args.quiet);
     let mut hurt: Vec<Stretch> = Vec::new();
-    for start in (0..attributes.len).step_by(PART_LEN as usize) {
+    writer.begin(attributes.len)?;
+    let parts = salvage.parts(file);
+    let mut start = 0;
+    while start < attributes.len {
         signals::check()?;
-        let part = salvage.read_part(file, start);
+        let mut part = salvage.read_part(file, start);
         writer.write(&part.bytes)?;
+        let end = start + part.bytes.len() as u64;
+        start = end;
+        let next = parts.get(parts.partition_point(|part| *part < end)).copied();
+        let next = next.unwrap_or(attributes.len);
+        if next - end > PART_LEN {
+            // Nothing is stored of it, so that one part of it tells of all.
+            let fate = salvage.read_part(file, end).stretches.first().map(|first| first.fate);
+            part.stretches.extend(fate.map(|fate| Stretch { start: end, end: next, fate }));
+            writer.leave(next - end)?;
+            start = next;
+        }
         for stretch in part.stretches.into_iter().filter(|s| s.fate != Fate::Right) {
             match hurt.last_mut() {
                 Some(last) if last.end == stretch.start && last.fate == stretch.fate => {
@@ -198,7 +212,7 @@ fn copy(
                 _ => hurt.push(stretch),
             }
         }
-        progress.at(writer.digest.len());
+        progress.at(writer.len());
     }
     writer.finish()?;
     progress.finish();

@@ -229,8 +229,8 @@ fn write_out(address: &Address) -> Result<(), Reason> {
     let path = if opened.path.is_empty() { entry.name.clone() } else { opened.path.clone() };
     let mut stdout = std::io::stdout().lock();
     let mut begin = contents::once();
-    contents::read(&opened, entry.file, &path, &mut begin, &mut |bytes| {
-        stdout.write_all(bytes).map_err(Reason::stdout)
-    })?;
+    let mut sink = contents::as_bytes(|bytes| stdout.write_all(bytes).map_err(Reason::stdout));
+    contents::read(&opened, entry.file, &path, &mut begin, &mut sink)?;
+    drop(sink);
     stdout.flush().map_err(Reason::stdout)
 }

@@ -18,8 +18,8 @@ use hardpack_engine::pool::Attributes;
 
 use crate::address::Opened;
 use crate::args::UnpackArgs;
-use crate::contents;
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::contents::{self, Piece};
+use crate::failure::{Cannot, Code, Failure, Reason, io_text};
 use crate::leftovers;
 use crate::output::{self, bytes};
 use crate::pool_file::Digest;
@@ -102,17 +102,17 @@ fn unpack(
     let name = text::escaped(&holding.name);
     let mut progress = Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
     let writer = RefCell::new(Writer::create(unfinished.path())?);
-    let mut begin = |_| Ok(writer.borrow_mut().restart()?);
-    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |bytes| {
+    let mut begin = |len| writer.borrow_mut().begin(len);
+    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |piece| {
         signals::check()?;
         let mut writer = writer.borrow_mut();
-        writer.write(bytes)?;
-        progress.at(writer.digest.len());
+        writer.put(piece)?;
+        progress.at(writer.len());
         Ok(())
     })?;
     progress.finish();
-    let digest = writer.into_inner().finish()?;
-    verify(args, unfinished.path(), &digest)?;
+    let written = writer.into_inner().finish()?;
+    verify(args, unfinished.path(), &written)?;
     let mode = match attributes.mode {
         0 => std::fs::metadata(input)?.mode(),
         mode => mode,
@@ -121,39 +121,78 @@ fn unpack(
     let modified = since_1970.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
     unfinished.complete(mode, modified)?;
     unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
-    Ok(digest.len())
+    Ok(written.len)
+}
+
+/// What a [`Writer`] wrote.
+#[derive(Default)]
+pub struct Written {
+    /// How long the file is.
+    pub len: u64,
+    /// What was given as bytes.
+    digest: Digest,
+    /// What was given as holes: from where to where.
+    holes: Vec<(u64, u64)>,
 }
 
 /// Writes a file from its beginning to its end, with holes for zeros.
 pub struct Writer {
     file: File,
-    pub digest: Digest,
+    written: Written,
     hole: bool,
 }
 
 impl Writer {
     pub fn create(path: &Path) -> Result<Writer, Reason> {
         let file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
-        Ok(Writer { file, digest: Digest::default(), hole: false })
+        Ok(Writer::over(file))
     }
 
     /// Writes a new file.
     pub fn over(file: File) -> Writer {
-        Writer { file, digest: Digest::default(), hole: false }
+        Writer { file, written: Written::default(), hole: false }
     }
 
-    /// Begins anew with an empty file.
-    pub fn restart(&mut self) -> std::io::Result<()> {
+    /// Begins anew with an empty file, that is to become so long. What the file system cannot hold is refused here.
+    pub fn begin(&mut self, len: u64) -> Result<(), Reason> {
         use std::io::Seek;
+        self.file.set_len(len).map_err(|error| {
+            let text = format!("it claims to be {} long: {}", bytes(len, false), io_text(&error));
+            Reason::new(Code::Cannot, text)
+        })?;
         self.file.set_len(0)?;
         self.file.rewind()?;
-        (self.digest, self.hole) = (Digest::default(), false);
+        (self.written, self.hole) = (Written::default(), false);
+        Ok(())
+    }
+
+    /// How long the file is so far.
+    pub fn len(&self) -> u64 {
+        self.written.len
+    }
+
+    pub fn put(&mut self, piece: Piece<'_>) -> Result<(), Reason> {
+        match piece {
+            Piece::Bytes(bytes) => self.write(bytes),
+            Piece::Hole(len) => self.leave(len),
+        }
+    }
+
+    /// Leaves a hole.
+    pub fn leave(&mut self, len: u64) -> Result<(), Reason> {
+        use std::io::{Seek, SeekFrom};
+        let start = self.written.len;
+        self.written.len = start.saturating_add(len);
+        self.written.holes.push((start, self.written.len));
+        self.file.seek(SeekFrom::Start(self.written.len))?;
+        self.hole = true;
         Ok(())
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Reason> {
         use std::io::{Seek, SeekFrom};
-        self.digest.update(bytes);
+        self.written.digest.update(bytes);
+        self.written.len += bytes.len() as u64;
         for piece in bytes.chunks(HOLE_LEN) {
             self.hole = piece.len() == HOLE_LEN && is_all_zero(piece);
             if self.hole {
@@ -165,29 +204,36 @@ impl Writer {
         Ok(())
     }
 
-    pub fn finish(self) -> Result<Digest, Reason> {
+    pub fn finish(self) -> Result<Written, Reason> {
         if self.hole {
-            self.file.set_len(self.digest.len())?;
+            self.file.set_len(self.written.len)?;
         }
-        Ok(self.digest)
+        Ok(self.written)
     }
 }
 
-fn verify(args: &UnpackArgs, path: &Path, digest: &Digest) -> Result<(), Reason> {
+fn verify(args: &UnpackArgs, path: &Path, written: &Written) -> Result<(), Reason> {
     let file = File::open(path)?;
     let mut found = Digest::default();
-    let mut progress = Progress::new("verifying".into(), digest.len(), args.work.quiet);
+    let mut progress = Progress::new("verifying".into(), written.len, args.work.quiet);
     let mut buf = vec![0; 2 << 20];
-    loop {
-        signals::check()?;
-        let n = read_full(&file, &mut buf, found.len())?;
-        found.update(&buf[..n]);
-        progress.at(found.len());
-        if n < buf.len() {
-            break;
+    let mut at = 0;
+    // Nothing was written to holes, in a file that was empty before.
+    for (hole, behind) in written.holes.iter().copied().chain([(written.len, written.len)]) {
+        while at < hole {
+            signals::check()?;
+            let n = read_full(&file, &mut buf[..(hole - at).min(2 << 20) as usize], at)?;
+            found.update(&buf[..n]);
+            progress.at(at);
+            at += n as u64;
+            if n == 0 {
+                break;
+            }
         }
+        at = behind;
     }
-    if found != *digest {
+    let len = file.metadata()?.len();
+    if found != written.digest || len != written.len {
         return Err(Reason::new(Code::Data, "the file does not hold what was written"));
     }
     progress.finish();

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
 
-use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, FileOwner, Import, Kind, Pool, ROOT, Xattr};
+use hardpack_engine::{Error, FileId};
 use tar::EntryType;
 
 use super::XATTR_PREFIX;
@@ -90,9 +90,15 @@ impl TarPutter<'_> {
         match kind {
             EntryType::Directory => {
                 let (known, xattrs) = described(&entry, Kind::Directory)?;
-                let made = self.import.directory(parent, name, &known, &xattrs)?;
-                self.remember(path.clone(), made);
-                self.summary.directories += 1;
+                match self.import.directory(parent, name, &known, &xattrs) {
+                    Err(Error::NotADirectory { .. }) => {
+                        self.failed(&path, "something else has its name")
+                    }
+                    made => {
+                        self.remember(path.clone(), made?);
+                        self.summary.directories += 1;
+                    }
+                }
             }
             EntryType::Symlink => {
                 let (known, _) = described(&entry, Kind::Symlink)?;
@@ -148,6 +154,11 @@ impl TarPutter<'_> {
         Ok(())
     }
 
+    fn failed(&mut self, path: &[u8], why: &str) {
+        self.summary.failed += 1;
+        self.progress.say(&format!("hardpack: cannot put '{}': {why}", text::escaped(path)));
+    }
+
     fn left_out(&mut self, path: &[u8], why: &str) {
         self.summary.left_out += 1;
         self.progress.say(&format!("note: '{}' is left out: {why}", text::escaped(path)));
@@ -178,7 +189,7 @@ impl TarPutter<'_> {
                     Some(entry) if entry.kind == Kind::Directory => entry.file,
                     _ => {
                         let like = new_attributes(Kind::Directory, DIRECTORY_MODE);
-                        self.import.directory(at.1, name, &like, &[])?
+                        self.import.directory_above(at.1, name, &like)?
                     }
                 },
             };

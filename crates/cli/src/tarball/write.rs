@@ -242,11 +242,13 @@ fn add_content<'h, W: Write>(
         len.set(n);
         writer.borrow_mut().head(&head(n))
     };
-    contents::read(opened, entry.file, path, &mut begin, &mut |bytes| {
+    let mut sink = contents::as_bytes(|bytes| {
         signals::check()?;
         done += bytes.len() as u64;
         writer.borrow_mut().write(bytes)
-    })?;
+    });
+    contents::read(opened, entry.file, path, &mut begin, &mut sink)?;
+    drop(sink);
     if done != len.get() {
         return Err(Reason::new(Code::InUse, "it became shorter while it was read"));
     }

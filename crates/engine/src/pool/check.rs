@@ -2,13 +2,20 @@
 //!
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
+//!
+//! Others may write meanwhile. What cannot be read of a state that is no longer the newest counts only if the newest one
+//! still has it (see `doubts.rs`); what follows from a walk that read everything is true of that state. So a check ends
+//! after one pass where there is damage, and after [`PASS_COUNT_MAX`] in any case.
 
+mod doubts;
 mod held;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use self::doubts::Doubt;
 use self::held::Held;
 use super::Pool;
 use super::check_names::check_names;
@@ -24,12 +31,14 @@ use crate::store::pointer::Pointer;
 use crate::store::refs::parse_refs;
 use crate::store::stats::PoolStats;
 use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
-use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_bounded};
+use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_where};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
 /// How many records are verified together.
 const BATCH_COUNT: usize = 256;
+/// How many states are gone over, where each is overtaken before all of it was read.
+const PASS_COUNT_MAX: usize = 8;
 
 /// Something that is not as it must be.
 #[derive(Clone, Debug)]
@@ -59,12 +68,42 @@ pub struct CheckReport {
     pub snapshots: u64,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
+    /// What could not be checked in any of several states, because a writer was faster each time.
+    pub overtaken: Vec<String>,
+    /// The problems that may be none, by their place among all.
+    doubts: BTreeMap<usize, Doubt>,
 }
 
 impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
+    }
+
+    /// Adds what may not be so where the pool has moved on since.
+    fn doubt(
+        &mut self,
+        doubt: Doubt,
+        file: Option<FileId>,
+        range: Option<(u64, u64)>,
+        detail: impl ToString,
+    ) {
+        self.doubts.insert(self.problems.len(), doubt);
+        self.add(file, range, detail);
+    }
+
+    /// Leaves of the problems those that the newest state has as well.
+    fn settle(&mut self, store: &Store) -> Result<()> {
+        let doubts = std::mem::take(&mut self.doubts);
+        let mut kept = Vec::new();
+        for (index, problem) in std::mem::take(&mut self.problems).into_iter().enumerate() {
+            match doubts.get(&index) {
+                Some(doubt) if !doubt.is_confirmed(store)? => self.overtaken.push(problem.detail),
+                _ => kept.push(problem),
+            }
+        }
+        self.problems = kept;
+        Ok(())
     }
 
     pub(super) fn add(
@@ -80,18 +119,26 @@ impl CheckReport {
 /// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, and the pointer.
 type Record = (Option<FileId>, u64, Pointer);
 
-/// Checks the committed state. A writer may go on meanwhile: then the check starts over on the newer
-/// state where space was reused under it.
+/// Checks the committed state. A writer may go on meanwhile: then it starts over on the newer state where all that was
+/// wrong is that space was reused under it.
 pub(super) fn check(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+    let mut passes = 0;
     loop {
         let state = pool.state();
-        let checked = check_state(pool.store(), &state, pool.options().threads, progress);
-        let moved = pool.store().adopt_newest()? || pool.state().txg() != state.txg();
-        match checked {
-            Ok(report) if moved && !report.is_clean() => {}
-            // What was read once, and was whole, is read again for what follows from it.
-            Err(error) if moved && error.is_corruption() => {}
-            checked => return checked,
+        let mut report = check_state(pool.store(), &state, pool.options().threads, progress)?;
+        passes += 1;
+        if report.is_clean() {
+            return Ok(report);
+        }
+        if pool.store().adopt_newest()? || pool.state().txg() != state.txg() {
+            report.settle(pool.store())?;
+        }
+        if !report.is_clean() {
+            // What was overtaken besides is no problem of the newest state.
+            report.overtaken.clear();
+        }
+        if !report.is_clean() || passes >= PASS_COUNT_MAX {
+            return Ok(report);
         }
     }
 }
@@ -107,7 +154,7 @@ fn check_state(
     let mut held = match Held::new(store, state) {
         Ok(held) => Some(held),
         Err(error) => {
-            report.add(None, None, error);
+            report.doubt(Doubt::Unknown, None, None, error);
             None
         }
     };
@@ -116,7 +163,12 @@ fn check_state(
     let mut counted = PoolStats::default();
     for (tree, name) in ALL {
         let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
-        walk_bounded(store, tree, root, Txg(0), &mut |met, bounds| {
+        let last = RefCell::new(None);
+        let mut wanted = |pointer: &Pointer, _: &Bounds| {
+            last.replace(Some(pointer.clone()));
+            pointer.birth > Txg(0)
+        };
+        walk_where(store, tree, root, &mut wanted, &mut |met, bounds| {
             hurt.note(&mut report, &met);
             match met {
                 Met::Node(_, pointer) => {
@@ -126,7 +178,8 @@ fn check_state(
                     held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
-                    hurt.add(&mut report, tree, bounds, &format!("{name} tree: {error}"));
+                    let doubt = Doubt::of_node(tree, bounds, last.take());
+                    hurt.add(&mut report, tree, bounds, &doubt, &format!("{name} tree: {error}"));
                 }
                 Met::Entry(tree, key, value) if OF_POINTERS.contains(&tree) => {
                     match parse_record(tree, key, value) {
@@ -148,7 +201,7 @@ fn check_state(
                     });
                     match noted {
                         Ok(problem) => problem.iter().for_each(|p| report.add(None, None, p)),
-                        Err(error) => report.add(None, None, error),
+                        Err(error) => report.doubt(Doubt::Unknown, None, None, error),
                     }
                 }
                 Met::Entry(tree, key, value) => {
@@ -179,7 +232,13 @@ fn check_state(
             report.add(None, None, problem);
         }
         check_counters(state, &counted, &mut report);
-        check_names(&mut Committed::new(store, state), &mut report)?;
+        match check_names(&mut Committed::new(store, state), &mut report) {
+            // What was read once, and was whole, is read again for what follows from it.
+            Err(error) if error.is_corruption() => {
+                report.doubt(Doubt::Unknown, None, None, error);
+            }
+            done => done?,
+        }
     }
     Ok(report)
 }
@@ -214,7 +273,14 @@ impl HurtRanges {
         }
     }
 
-    fn add(&mut self, report: &mut CheckReport, tree: u8, bounds: &Bounds, detail: &str) {
+    fn add(
+        &mut self,
+        report: &mut CheckReport,
+        tree: u8,
+        bounds: &Bounds,
+        doubt: &Doubt,
+        detail: &str,
+    ) {
         let place = |key: &[u8]| {
             let mut whole = [0; 16];
             let n = key.len().min(16);
@@ -229,14 +295,14 @@ impl HurtRanges {
                 let start = if *file == from.0 { from.1 } else { 0 };
                 let end = if *file == to.0 { to.1.min(*len) } else { *len };
                 if start < end {
-                    report.add(Some(*file), Some((start, end)), detail);
+                    report.doubt(doubt.clone(), Some(*file), Some((start, end)), detail);
                 }
             }
             self.open = report.problems.len().checked_sub(1);
         }
         if report.problems.len() == count {
             self.open = None;
-            report.add(None, None, detail);
+            report.doubt(doubt.clone(), None, None, detail);
         }
     }
 }
@@ -320,7 +386,8 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
     for (index, error) in problems {
         let (file, offset, pointer) = &batch[index];
         let range = file.map(|_| (*offset, offset + u64::from(pointer.len)));
-        report.add(*file, range, error);
+        let doubt = Doubt::of_record(*file, *offset, pointer);
+        report.doubt(doubt, *file, range, error);
     }
     batch.clear();
 }

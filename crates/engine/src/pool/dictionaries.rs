@@ -111,6 +111,7 @@ pub(super) fn adopt(
     dictionary: Option<&Arc<Dictionary>>,
     settings: &Settings,
 ) -> Result<()> {
+    names::check_there(txn, file)?;
     let number = match dictionary {
         Some(dictionary) => txn.add_dictionary(dictionary, settings.checksum)?,
         None => 0,
@@ -148,6 +149,10 @@ impl Pool {
         };
         let dictionary = train(count, &mut page, settings, self.store().ashift())?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
+        if !replace && names::dictionary(&mut txn, file)?.is_some() {
+            // Somebody was faster.
+            return Ok(false);
+        }
         adopt(&mut txn, file, dictionary.as_ref(), settings)?;
         txn.commit(Durability::Visible)?;
         Ok(dictionary.is_some())

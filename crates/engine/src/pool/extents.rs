@@ -131,6 +131,37 @@ pub(super) fn has_record_in(
     Ok(last.is_some_and(|record| record.start >= start))
 }
 
+/// How many records are looked at together where only their places matter.
+const RANGE_COUNT: usize = 1024;
+
+/// The parts of a file, up to `len`, that records cover; holes shorter than `hole_len_min` count as covered.
+/// What it takes is bounded by the records that there are, whatever the length says.
+pub(super) fn covered_ranges(
+    source: &mut impl Source,
+    file: FileId,
+    len: u64,
+    hole_len_min: u64,
+) -> Result<Vec<(u64, u64)>> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    let mut from = 0;
+    loop {
+        let records = pieces_in(source, MAP, file, from, len, RANGE_COUNT)?;
+        for record in &records {
+            let (start, end) = (record.start, record.slot_end().min(len));
+            match ranges.last_mut() {
+                Some(last) if start < last.1.saturating_add(hole_len_min) => {
+                    last.1 = end.max(last.1);
+                }
+                _ => ranges.push((start, end)),
+            }
+        }
+        match records.last() {
+            Some(last) if records.len() == RANGE_COUNT => from = last.start + 1,
+            _ => return Ok(ranges),
+        }
+    }
+}
+
 /// Up to `limit` pieces of `tree` that start in the range.
 pub(super) fn pieces_in(
     source: &mut impl Source,

@@ -147,6 +147,15 @@ impl File {
         self.read_committed_at(buf, offset)
     }
 
+    /// The parts of the committed file that are not holes of `hole_len_min` bytes or more, in order, and its length.
+    pub fn covered_ranges(&self, hole_len_min: u64) -> Result<(Vec<(u64, u64)>, u64)> {
+        self.store.with_state(|state| {
+            let len = self.len_in(state)?;
+            let source = &mut Committed::new(&self.store, state);
+            Ok((extents::covered_ranges(source, self.id, len, hole_len_min)?, len))
+        })
+    }
+
     /// Like [`File::read_at`], without uncommitted changes: whoever makes or commits some, this never
     /// waits for him.
     pub fn read_committed_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {

@@ -7,7 +7,7 @@ use super::names::ROOT;
 use super::namespace::is_reached;
 use super::rewrite::{Over, Rewrite, Step, StepLimits};
 use super::write::is_fold_due;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::trees::PATCHES;
 use crate::units::FileId;
 
@@ -56,7 +56,11 @@ impl Pool {
             }
             let mut next = Some(0);
             while let Some(from) = next {
-                let step = self.fold_step(file, which, from, limits)?;
+                let step = match self.fold_step(file, which, from, limits) {
+                    // It was removed meanwhile.
+                    Err(Error::NotFound { .. }) => break,
+                    step => step?,
+                };
                 next = step.next;
                 sum.add(step);
                 if !go_on(&sum) {

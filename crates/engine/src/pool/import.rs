@@ -7,6 +7,9 @@
 //! takes the place of the one before in the last of them: nobody ever sees half of it. What an import that was
 //! cut short left without a name goes with [`Pool::remove_nameless`].
 //!
+//! Nothing is put through a symbolic link or a file that has the name of a directory, whether it was in the pool or came
+//! with the same import: what would lie there is refused, and the report names it by its path.
+//!
 //! Identities for new directories are set aside many at a time, so that what comes later can be put into a directory
 //! before it is committed.
 
@@ -50,7 +53,7 @@ pub struct ImportReport {
     pub hard_links: u64,
     /// Bytes of content.
     pub bytes: u64,
-    /// Names that could not be used, and why. All else was done.
+    /// Paths that could not be used, and why. All else was done.
     pub refused: Vec<(Vec<u8>, String)>,
 }
 
@@ -59,6 +62,8 @@ enum Item {
     Directory {
         file: FileId,
         at: Place,
+        /// It was given itself, and not only something in it.
+        is_given: bool,
     },
     File {
         at: Place,
@@ -92,15 +97,15 @@ enum Item {
 }
 
 impl Item {
-    /// The name that it gets, which parts of a file do not have.
-    fn name(&self) -> &[u8] {
+    /// The directory and the name that it gets, which parts of a file do not have.
+    fn place(&self) -> Option<(FileId, &[u8])> {
         match self {
             Item::Directory { at, .. }
             | Item::File { at, .. }
             | Item::Symlink { at, .. }
-            | Item::End { at, .. } => &at.name,
-            Item::HardLink { name, .. } => name,
-            Item::Begin { .. } | Item::Part { .. } => &[],
+            | Item::End { at, .. } => Some((at.parent, &at.name)),
+            Item::HardLink { parent, name, .. } => Some((*parent, name)),
+            Item::Begin { .. } | Item::Part { .. } => None,
         }
     }
 }
@@ -145,6 +150,8 @@ pub struct Import<'p> {
     directories: HashMap<(FileId, Vec<u8>), FileId>,
     /// The directories above those that are only made in this batch.
     new_parents: HashMap<FileId, FileId>,
+    /// Those that could not be made, by the identity that they would have had: their paths, and what is there.
+    refused: HashMap<FileId, (Vec<u8>, String)>,
     settings: HashMap<FileId, Settings>,
     history: Arc<History>,
     /// Makes what was committed last durable, beside what comes next.
@@ -167,6 +174,7 @@ impl Pool {
             ids: 0..0,
             directories: HashMap::new(),
             new_parents: HashMap::new(),
+            refused: HashMap::new(),
             settings: HashMap::new(),
             history: Arc::default(),
             syncing: None,
@@ -215,6 +223,27 @@ impl Import<'_> {
         attributes: &Attributes,
         xattrs: &[Xattr],
     ) -> Result<FileId> {
+        self.make_directory((parent, name), attributes, xattrs, true)
+    }
+
+    /// Makes a directory that was not given itself, or takes the one that is there as it is. Where something else is there,
+    /// what is put into it is refused.
+    pub fn directory_above(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        like: &Attributes,
+    ) -> Result<FileId> {
+        self.make_directory((parent, name), like, &[], false)
+    }
+
+    fn make_directory(
+        &mut self,
+        (parent, name): (FileId, &[u8]),
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+        is_given: bool,
+    ) -> Result<FileId> {
         names::check_name(name)?;
         let key = (parent, name.to_vec());
         let known = match self.directories.get(&key) {
@@ -222,11 +251,14 @@ impl Import<'_> {
             // What lies in a directory that is only being made is being made as well.
             None if self.new_parents.contains_key(&parent) => None,
             None => match self.pool.lookup_in(parent, name)? {
-                Some(entry) if entry.kind != Kind::Directory => {
+                Some(entry) if entry.kind != Kind::Directory && is_given => {
                     let name = String::from_utf8_lossy(name).into();
                     return Err(Error::NotADirectory { name });
                 }
-                entry => entry.map(|entry| entry.file),
+                entry => {
+                    let entry = entry.filter(|entry| entry.kind == Kind::Directory);
+                    entry.map(|entry| entry.file)
+                }
             },
         };
         let file = match known {
@@ -239,7 +271,7 @@ impl Import<'_> {
         };
         self.directories.insert(key, file);
         let at = Place::new(parent, name, attributes, xattrs, Kind::Directory);
-        self.add(Item::Directory { file, at }, 0)?;
+        self.add(Item::Directory { file, at, is_given }, 0)?;
         Ok(file)
     }
 
@@ -374,8 +406,11 @@ impl Import<'_> {
         let Some(file) = self.open.take().and_then(|open| open.file) else { return Ok(()) };
         self.flush()?;
         self.pool.edit(0, |edit| {
-            let attributes = edit.attributes(file)?;
-            edit.remove_file(file, &attributes)
+            match edit.attributes(file) {
+                // It was refused.
+                Err(Error::NotFound { .. }) => Ok(()),
+                attributes => edit.remove_file(file, &attributes?),
+            }
         })
     }
 
@@ -464,6 +499,10 @@ impl Import<'_> {
         let mut at = file;
         while let Some(above) = self.new_parents.get(&at) {
             at = *above;
+        }
+        if self.refused.contains_key(&at) {
+            // Nothing will be there.
+            at = ROOT;
         }
         if let Some(settings) = self.settings.get(&at) {
             return Ok(*settings);

@@ -17,6 +17,8 @@
 //!
 //! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
 //! a file to all its names; those of the first files of old pools have none, and are looked for in that directory.
+//! What is kept for a file (kinds 3 to 12) is there only as long as the file is: whatever adds some of it asks in its own
+//! transaction whether the file is there, since `rm` may have been faster than the caller.
 //! This module reads, and changes single entries; what keeps them in step with each other is `edit.rs`.
 
 mod attributes;
@@ -28,7 +30,7 @@ use std::borrow::Cow;
 
 pub use self::attributes::{Attributes, FileOwner};
 pub(crate) use self::attributes::{
-    attributes, is_there, parse_attributes_of, set_attributes, set_len,
+    attributes, check_there, is_there, parse_attributes_of, set_attributes, set_len,
 };
 pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{

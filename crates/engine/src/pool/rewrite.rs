@@ -188,6 +188,7 @@ impl<'a> Rewrite<'a> {
         let mut batch = self.prepare(jobs, limits)?;
         store.make_durable()?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
+        names::check_there(&mut txn, self.target.file)?;
         let mut at = 0;
         for (region, (count, len)) in readable.iter().zip(counts) {
             let range = at..at + count;

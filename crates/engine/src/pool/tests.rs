@@ -1,8 +1,10 @@
 //! Tests of the pool against a model of it: a vector of bytes.
 
+mod check;
 mod dedup;
 mod faults;
 mod filter;
+mod gone;
 mod model;
 mod namespace;
 mod rewrite;

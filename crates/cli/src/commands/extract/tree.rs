@@ -251,12 +251,12 @@ impl<'t> Tree<'t> {
         self.may_replace(&task.place, &task.name)?;
         let beside = task.place.beside()?;
         let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
-        let mut begin = |_| Ok(writer.borrow_mut().restart()?);
-        contents::read(self.opened, task.file, &task.path, &mut begin, &mut |bytes| {
+        let mut begin = |len| writer.borrow_mut().begin(len);
+        contents::read(self.opened, task.file, &task.path, &mut begin, &mut |piece| {
             signals::check()?;
-            writer.borrow_mut().write(bytes)
+            writer.borrow_mut().put(piece)
         })?;
-        let len = writer.into_inner().finish()?.len();
+        let len = writer.into_inner().finish()?.len;
         let xattrs = self.opened.pool.xattrs(task.file)?;
         let lost = beside.describe(&task.attributes, &xattrs, self.set_owner)?;
         self.account.note(|done| done.xattrs_lost += lost);

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::super::names::{self, Kind};
 use super::super::source::{Committed, Source};
+use super::doubts::Doubt;
 use super::{BATCH_COUNT, CheckReport, Record, parse_record, verify_batch};
 use crate::error::Result;
 use crate::store::dead::{Dead, Holds};
@@ -139,7 +140,8 @@ impl<'a> Held<'a> {
             whole &= part.problems.is_empty();
             for problem in part.problems {
                 let detail = format!("snapshot '{name}': {}", problem.detail);
-                report.add(problem.file, problem.range, detail);
+                let doubt = Doubt::Snapshot(self.snapshots[index].number);
+                report.doubt(doubt, problem.file, problem.range, detail);
             }
             report.bytes = part.bytes;
             report.snapshots += 1;

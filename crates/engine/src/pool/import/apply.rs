@@ -37,11 +37,46 @@ impl Import<'_> {
                     | Error::IsADirectory { .. }
                     | Error::NotEmpty { .. }
                     | Error::Busy),
-                ) => self.report.refused.push((item.name().to_vec(), error.to_string())),
+                ) => self.refuse(txn, &item, &error)?,
                 done => done?,
             }
         }
         self.store(txn, contents)
+    }
+
+    /// Notes that something could not be put where it should be.
+    fn refuse(&mut self, txn: &mut Txn, item: &Item, error: &Error) -> Result<()> {
+        // Of parts of a file, the end tells.
+        let Some((parent, name)) = item.place() else { return Ok(()) };
+        let (mut path, above) = match self.refused.get(&parent) {
+            Some((path, why)) => (path.clone(), Some(why.clone())),
+            None => match names::path_of(txn, parent) {
+                Err(Error::NotFound { .. }) => (Vec::new(), None),
+                path => (path?, None),
+            },
+        };
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        let Item::Directory { file, is_given, .. } = item else {
+            self.report.refused.push((path, above.unwrap_or_else(|| error.to_string())));
+            return Ok(());
+        };
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let why = match (above, names::lookup(txn, parent, name)?.map(|there| there.kind)) {
+            (Some(why), _) => why,
+            (None, Some(Kind::Symlink)) => {
+                format!("'{shown}' is a symbolic link, through which nothing is put")
+            }
+            (None, Some(Kind::File)) => format!("'{shown}' is not a directory"),
+            (None, _) => error.to_string(),
+        };
+        self.refused.insert(*file, (path.clone(), why.clone()));
+        if *is_given {
+            self.report.refused.push((path, why));
+        }
+        Ok(())
     }
 
     fn apply_item(
@@ -52,12 +87,22 @@ impl Import<'_> {
     ) -> Result<()> {
         let now_ns = self.now_ns;
         match item {
-            Item::Directory { file, at } => {
+            Item::Directory { file, at, is_given } => {
                 let edit = &mut Edit::new(txn, 0);
-                if edit.lookup(at.parent, &at.name)?.is_none() {
+                let is_new = match edit.lookup(at.parent, &at.name)?.map(|there| there.kind) {
+                    None => true,
+                    Some(Kind::Directory) => false,
+                    Some(_) => {
+                        let name = String::from_utf8_lossy(&at.name).into_owned();
+                        return Err(Error::NotADirectory { name });
+                    }
+                };
+                if is_new {
                     edit.create_as(*file, at.parent, &at.name, &at.attributes)?;
                 }
-                describe(edit, *file, at, None, now_ns)?;
+                if is_new || *is_given {
+                    describe(edit, *file, at, None, now_ns)?;
+                }
                 self.report.directories += 1;
             }
             Item::File { at, content } => {

@@ -147,6 +147,13 @@ pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
     Ok(source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?.is_some())
 }
 
+/// Refuses where there is no such file: nothing is kept for one that is gone. To be asked in the transaction that
+/// adds something, since a file that was there before it may be gone.
+pub(crate) fn check_there(txn: &mut Txn, file: FileId) -> Result<()> {
+    let name = || format!("number {}", file.0);
+    is_there(txn, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
+}
+
 pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
     if !attributes.is_short() {
         txn.note_names();

@@ -111,6 +111,7 @@ pub(crate) fn set_xattr(txn: &mut Txn, file: FileId, name: &[u8], value: &[u8]) 
         let what = format!("an extended attribute has at most {XATTR_LEN_MAX} bytes");
         return Err(Error::Invalid(what));
     }
+    super::check_there(txn, file)?;
     txn.note_names();
     put_parts(txn, &xattr_key(file, name), value)
 }

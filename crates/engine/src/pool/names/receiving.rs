@@ -86,6 +86,9 @@ pub(crate) fn progress(source: &mut impl Source, root: FileId) -> Result<Option<
 /// Notes it; nothing where the receive is over.
 pub(crate) fn set_progress(txn: &mut Txn, root: FileId, progress: Option<&Progress>) -> Result<()> {
     let key = id_key(RECEIVE, root, &[]);
+    if progress.is_some() {
+        super::check_there(txn, root)?;
+    }
     match progress {
         Some(progress) => txn.insert(NAMES, &key, &progress.encode())?,
         None => txn.remove(NAMES, &key)?,
@@ -218,6 +221,7 @@ pub(crate) fn set_received_as(
     origin: &Origin,
     kept: Txg,
 ) -> Result<()> {
+    super::check_there(txn, scope)?;
     txn.insert(NAMES, &origin_key(scope, origin), &kept.0.to_le_bytes()).map(drop)
 }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{ROOT, attributes, id_key, malformed};
+use super::{ROOT, attributes, check_there, id_key, malformed};
 use crate::error::{Error, Result};
 use crate::pool::props::{Property, PropertySource, Settings};
 use crate::pool::source::Source;
@@ -69,6 +69,9 @@ pub(crate) fn set_property(
     text: Option<&str>,
 ) -> Result<()> {
     let key = id_key(PROPERTY, file, property.name().as_bytes());
+    if text.is_some() {
+        check_there(txn, file)?;
+    }
     match text {
         Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
         None => txn.remove(NAMES, &key)?,
@@ -84,6 +87,9 @@ pub(crate) fn repack(source: &mut impl Source, file: FileId) -> Result<Option<St
 
 pub(crate) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Result<()> {
     let key = id_key(REPACK, file, &[]);
+    if text.is_some() {
+        check_there(txn, file)?;
+    }
     match text {
         Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
         None => txn.remove(NAMES, &key)?,
@@ -100,6 +106,7 @@ pub(crate) fn dictionary(source: &mut impl Source, file: FileId) -> Result<Optio
 }
 
 pub(crate) fn set_dictionary(txn: &mut Txn, file: FileId, number: u32) -> Result<()> {
+    check_there(txn, file)?;
     txn.insert(NAMES, &id_key(DICTIONARY, file, &[]), &number.to_le_bytes())?;
     Ok(())
 }

@@ -1,12 +1,14 @@
 //! One part of a salvaged file: records and patches put together, with a fate for every byte.
 
+use std::collections::BTreeSet;
+
 use super::super::delta;
 use super::super::extents::{Piece, UNIT_LEN, parse_piece, piece_key};
 use super::{Salvage, SalvageFile};
 use crate::store::pointer::EXTENT_LEN_MAX;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::verify::{Bounds, Within, entries_within};
-use crate::units::Txg;
+use crate::units::{FileId, Txg};
 
 /// Files are read in parts of this length: no slot of a record lies in two.
 pub const PART_LEN: u64 = EXTENT_LEN_MAX as u64;
@@ -146,6 +148,42 @@ impl Salvage {
         canvas.finish()
     }
 
+    /// Where the parts of a file begin that may hold anything, or at whose beginning or end fates may change, in order.
+    /// All of what is between two of them is a hole of one fate: that of its first part.
+    pub fn parts(&self, file: &SalvageFile) -> Vec<u64> {
+        let len = file.attributes.len;
+        let last = len.saturating_sub(1);
+        let mut starts: BTreeSet<u64> = [0, last].map(|at| at / PART_LEN * PART_LEN).into();
+        starts.extend(file.known_len.map(|known| known.min(last) / PART_LEN * PART_LEN));
+        let whole =
+            Bounds { from: piece_key(file.id, 0).to_vec(), to: Some(next_file_key(file.id)) };
+        let state = self.state();
+        for tree in [MAP, PATCHES] {
+            let root = state.superblock.roots[usize::from(tree)].as_ref();
+            let Within { entries, lost } = entries_within(&self.store, tree, root, &whole);
+            let mut keys: Vec<Vec<u8>> = entries.into_iter().map(|(key, _)| key).collect();
+            if !lost.is_empty() {
+                keys.extend(self.found_entries(tree, &whole).into_iter().map(|entry| entry.key));
+            }
+            keys.extend(
+                lost.into_iter().flat_map(|bounds| [Some(bounds.from), bounds.to]).flatten(),
+            );
+            for key in keys {
+                let Some((owner, offset)) = key.split_first_chunk::<8>() else { continue };
+                if *owner != file.id.0.to_be_bytes() {
+                    continue;
+                }
+                let mut at = [0; 8];
+                let n = offset.len().min(8);
+                at[..n].copy_from_slice(&offset[..n]);
+                let start = u64::from_be_bytes(at).min(last) / PART_LEN * PART_LEN;
+                // What is lost may reach to the end of a record that begins before.
+                starts.extend([start, start + PART_LEN].into_iter().filter(|start| *start < len));
+            }
+        }
+        starts.into_iter().filter(|start| *start < len).collect()
+    }
+
     fn pieces(&self, tree: u8, file: &SalvageFile, start: u64) -> Pieces {
         let end = start + PART_LEN;
         let from = piece_key(file.id, start).to_vec();
@@ -263,6 +301,11 @@ impl Salvage {
             None => Fate::Lost,
         }
     }
+}
+
+/// A key behind all those of a file.
+fn next_file_key(file: FileId) -> Vec<u8> {
+    [&file.0.to_be_bytes()[..], &[0xff; 9]].concat()
 }
 
 /// Whether a patch was made before the record below it: then it is left from before that was written,

@@ -1,0 +1,104 @@
+//! Files that are nearly all hole, of lengths that nobody could read through: what takes holes gets them at once, what
+//! cannot is refused.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::*;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{Attributes, Kind, Options, Pool, ROOT};
+use hardpack_engine::store::Durability;
+
+/// Within the limits of every usual file system.
+const LONG_LEN: u64 = 1 << 43;
+/// As long as a file of a pool can be.
+const LONGEST_LEN: u64 = 1 << 60;
+
+/// A pool with a file of this length: some bytes at its beginning, in the middle and near its end.
+fn pool_with(len: u64) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("holes.hpk");
+    hardpack().arg("create").arg(&path).assert().success();
+    let device = Arc::new(FileDevice::open(&path).unwrap());
+    let pool = Pool::open(device, Options::new(1 << 20)).unwrap();
+    let like = Attributes::new(Kind::File, ROOT);
+    let file = pool.edit(0, |edit| edit.create(ROOT, b"long", &like)).unwrap();
+    let file = pool.file(file).unwrap();
+    for at in [0, len / 2 + 5, len - 100_000] {
+        file.write_at(b"here", at).unwrap();
+    }
+    file.set_len(len).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.close().unwrap();
+    (directory, path)
+}
+
+fn assert_long(path: &Path, len: u64) {
+    let file = fs::File::open(path).unwrap();
+    let stat = file.metadata().unwrap();
+    assert_eq!(stat.len(), len);
+    assert!(stat.blocks() << 9 < 8 << 20, "{} blocks", stat.blocks());
+    for at in [0, len / 2 + 5, len - 100_000] {
+        let mut bytes = [1; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        assert_eq!(&bytes, b"here\0\0\0\0", "byte {at}");
+    }
+}
+
+#[test]
+fn holes_of_any_length_are_left_and_not_written() {
+    let (directory, pool) = pool_with(LONG_LEN);
+    let out = directory.path().join("out");
+    let inside = with_ending(&pool, "/long");
+    hardpack().args(["extract", "-q"]).args([&inside, &out]).assert().success();
+    assert_long(&out, LONG_LEN);
+    fs::remove_file(&out).unwrap();
+    hardpack().args(["unpack", "-q"]).args([&inside, &out]).assert().success();
+    assert_long(&out, LONG_LEN);
+    fs::remove_file(&out).unwrap();
+    let report = json_of(hardpack().args(["salvage", "-q", "--json"]).args([&pool, &out]));
+    assert_eq!(report["ok"], true, "{report}");
+    assert_eq!(report["files"][0]["right_bytes"], LONG_LEN);
+    assert_long(&out, LONG_LEN);
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+}
+
+#[test]
+fn a_stream_of_more_zeros_than_anybody_takes_is_refused() {
+    for len in [LONG_LEN, LONGEST_LEN] {
+        let (directory, pool) = pool_with(len);
+        let inside = with_ending(&pool, "/long");
+        let tar = directory.path().join("out.tar");
+        for arguments in [vec!["cat"], vec!["extract", "-q", "--tar", "-f"]] {
+            let mut command = hardpack();
+            command.args(&arguments).arg(&inside);
+            if arguments.len() > 1 {
+                command.arg(&tar);
+            }
+            let done = command.assert().failure();
+            let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+            assert!(stderr.contains("mostly a hole"), "{arguments:?}: {stderr}");
+        }
+    }
+}
+
+/// Whether the file system takes it or not, nothing goes on for ever.
+#[test]
+fn the_longest_file_is_written_or_refused_at_once() {
+    let (directory, pool) = pool_with(LONGEST_LEN);
+    let inside = with_ending(&pool, "/long");
+    for (command, from) in [("extract", &inside), ("unpack", &inside), ("salvage", &pool)] {
+        let out = directory.path().join(command);
+        let done = hardpack().args([command, "-q"]).args([from, &out]).assert();
+        let done = done.get_output();
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        match done.status.success() {
+            true => assert_long(&out, LONGEST_LEN),
+            false => assert!(stderr.contains("it claims to be 1.00 EiB long"), "{stderr}"),
+        }
+    }
+}

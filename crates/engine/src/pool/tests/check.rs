@@ -1,0 +1,87 @@
+//! A check beside a writer that commits at every one of its reads: it ends, tells what is damaged, and takes nothing
+//! for damage that was only overtaken.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::device::{Device, MemoryDevice};
+use crate::pool::extents::pieces_in;
+use crate::pool::source::Committed;
+use crate::pool::{File, Pool, Property};
+use crate::store::Durability;
+use crate::store::pointer::Place;
+use crate::store::trees::{MAP, NAMES};
+use crate::test_common::meanwhile::{Meanwhile, Moment};
+use crate::test_common::{Rng, create, only_file, options};
+
+/// No check of these pools reads so often.
+const READ_COUNT_MAX: usize = 5_000;
+
+/// A pool of one file, of 40 records of 16 KiB.
+fn fixture() -> (Arc<dyn Device>, Pool, Arc<File>) {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = create(&device, &[(Property::RecordSize, "16K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&Rng(8).noise(40 * (16 << 10)), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    // Or what is spoilt would pass for lost with the power.
+    pool.store().seal().unwrap();
+    (device, pool, file)
+}
+
+/// Has a record written anew at every read of the other, durably, so that space is reused at once.
+fn write_at_each_read(between: &Arc<Meanwhile>, file: &Arc<File>, reads: &Arc<AtomicUsize>) {
+    let (again, file, reads) = (Arc::clone(between), Arc::clone(file), Arc::clone(reads));
+    between.at(Moment::Read, move || {
+        let number = reads.fetch_add(1, Ordering::Relaxed);
+        assert!(number < READ_COUNT_MAX, "the check does not end");
+        let at = 10 + number as u64 % 20;
+        file.write_at(&Rng(number as u64).noise(16 << 10), at * (16 << 10)).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        write_at_each_read(&again, &file, &reads);
+    });
+}
+
+/// Spoils a byte of a stored record, or of the root of a tree.
+fn spoil(device: &Arc<dyn Device>, pool: &Pool, file: &File, record: Option<u64>) {
+    let state = pool.state();
+    let pointer = match record {
+        Some(start) => {
+            let mut source = Committed::new(pool.store(), &state);
+            let found = pieces_in(&mut source, MAP, file.id(), start, start + 1, 1).unwrap();
+            found[0].pointer.clone()
+        }
+        None => state.superblock.roots[usize::from(NAMES)].clone().unwrap(),
+    };
+    let Place::Extent { sector, .. } = pointer.place else { panic!("it is in its pointer") };
+    device.write_at(&[0x55, 0xaa, 0x55], (sector.0 << 9) + 40).unwrap();
+}
+
+#[test]
+fn a_check_of_a_damaged_pool_ends_though_it_is_written_to() {
+    for record in [Some(0), Some(39 * (16 << 10)), None] {
+        let (device, pool, file) = fixture();
+        spoil(&device, &pool, &file, record);
+        let between = Meanwhile::on(Arc::clone(&device));
+        let checked = Pool::open(between.clone(), options(1 << 20)).unwrap();
+        let reads = Arc::default();
+        write_at_each_read(&between, &file, &reads);
+        let report = checked.check(&mut |_| {}).unwrap();
+        let problems = &report.problems;
+        assert_eq!(problems.len(), 1, "{record:?}: {report:?}");
+        let range = record.map(|start| (start, start + (16 << 10)));
+        assert_eq!((problems[0].range, problems[0].file), (range, record.map(|_| file.id())));
+    }
+}
+
+#[test]
+fn nothing_that_was_overtaken_is_taken_for_damage() {
+    let (device, _pool, file) = fixture();
+    let between = Meanwhile::on(Arc::clone(&device));
+    let checked = Pool::open(between.clone(), options(1 << 20)).unwrap();
+    let reads = Arc::default();
+    write_at_each_read(&between, &file, &reads);
+    let report = checked.check(&mut |_| {}).unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+    assert!(!report.overtaken.is_empty(), "nothing was overtaken");
+}

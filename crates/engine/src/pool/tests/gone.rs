@@ -1,0 +1,111 @@
+//! A file is removed between the moment something looks at it and the moment that takes the lock: nothing is kept
+//! for it then, and who asked is told that it is gone.
+
+use std::sync::Arc;
+
+use crate::device::{Device, MemoryDevice};
+use crate::error::{Error, Result};
+use crate::pool::edit::Edit;
+use crate::pool::{Attributes, Fold, Kind, Pool, Property, ROOT, Settings, StepLimits, names};
+use crate::store::{Durability, Patience};
+use crate::test_common::meanwhile::{Meanwhile, Moment};
+use crate::test_common::{Rng, create, options, problems};
+use crate::units::FileId;
+
+const PATIENCE: Patience = Patience::None;
+
+/// Settings with which a file gets a dictionary.
+fn with_dictionary() -> Settings {
+    let mut settings = Settings::default();
+    settings.set(Property::RecordSize, "4K").unwrap();
+    settings.set(Property::Compression, "zstd-3").unwrap();
+    settings
+}
+
+fn limits() -> StepLimits {
+    StepLimits { patience: PATIENCE, ..StepLimits::default() }
+}
+
+/// What is done to a file.
+type Call = (&'static str, fn(&Pool, FileId) -> Result<()>);
+
+const CALLS: [Call; 12] = [
+    ("begin_repack", |pool, file| pool.begin_repack(file, Settings::default(), PATIENCE).map(drop)),
+    ("begin_repack with a dictionary", |pool, file| {
+        pool.begin_repack(file, with_dictionary(), PATIENCE).map(drop)
+    }),
+    ("repack_step", |pool, file| {
+        let goal = Settings { record_len: 32 << 10, ..Settings::default() };
+        let mut repack = crate::pool::Repack { file, goal, position: 0 };
+        pool.repack_step(&mut repack, &limits(), None).map(drop)
+    }),
+    ("fold_step", |pool, file| pool.fold_step(file, Fold::All, 0, &limits()).map(drop)),
+    ("train_dictionary", |pool, file| {
+        pool.train_dictionary(file, &with_dictionary(), false, PATIENCE).map(drop)
+    }),
+    ("set_property", |pool, file| pool.set_property(file, Property::Compression, "lz4")),
+    ("set_attributes", |pool, file| pool.set_attributes(file, 0o600, 1)),
+    ("set_xattr", |pool, file| pool.edit(0, |edit| edit.set_xattr(file, b"user.a", b"b"))),
+    ("create_snapshot", |pool, file| pool.create_snapshot(file, b"s", 0).map(drop)),
+    ("clone_file", |pool, file| pool.clone_file(file, ROOT, b"clone", 0).map(drop)),
+    ("link", |pool, file| pool.edit(0, |edit| edit.link(file, ROOT, b"other"))),
+    ("write", |pool, file| {
+        let file = pool.file(file)?;
+        file.write_at(b"late", 5)?;
+        file.commit(Durability::Visible)
+    }),
+];
+
+/// A pool with a file of pages, which has patches.
+fn fixture() -> (Arc<dyn Device>, FileId) {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = create(&device, &[(Property::RecordSize, "64K")], 32 << 20);
+    let file = pool.file(pool.only_file().unwrap().file).unwrap();
+    file.write_at(&Rng(4).text(9 << 20), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file.write_at(&Rng(5).noise(300), 70_000).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    (device, file.id())
+}
+
+#[test]
+fn nothing_is_kept_for_a_file_that_was_removed_before_the_lock() {
+    for (name, call) in CALLS {
+        let (device, file) = fixture();
+        let between = Meanwhile::on(Arc::clone(&device));
+        let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
+        between.at(Moment::Lock, move || {
+            let other = Pool::open(device, options(1 << 20)).unwrap();
+            other.edit(0, |edit| edit.unlink(ROOT, b"main")).unwrap();
+        });
+        let done = call(&pool, file);
+        assert!(between.is_done(), "{name}: no transaction");
+        assert!(matches!(done, Err(Error::NotFound { what: "file", .. })), "{name}: {done:?}");
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{name}");
+    }
+}
+
+/// Folding all of a pool goes on where a file is removed meanwhile.
+#[test]
+fn folding_a_pool_goes_on_where_a_file_vanishes() {
+    let (device, file) = fixture();
+    let pool = Pool::open(Arc::clone(&device), options(32 << 20)).unwrap();
+    let like = Attributes::new(Kind::File, ROOT);
+    let second = pool.edit(0, |edit: &mut Edit<'_>| edit.create(ROOT, b"second", &like)).unwrap();
+    let second = pool.file(second).unwrap();
+    second.write_at(&Rng(6).text(64 << 10), 0).unwrap();
+    second.commit(Durability::Durable).unwrap();
+    second.write_at(&Rng(7).noise(300), 20_000).unwrap();
+    second.commit(Durability::Durable).unwrap();
+    let between = Meanwhile::on(Arc::clone(&device));
+    let pool = Pool::open(between.clone(), options(32 << 20)).unwrap();
+    between.at(Moment::Lock, move || {
+        let other = Pool::open(device, options(1 << 20)).unwrap();
+        other.edit(0, |edit| edit.unlink(ROOT, b"main")).unwrap();
+    });
+    let step = pool.fold(Fold::All, &limits(), &mut |_| true).unwrap();
+    assert!(between.is_done());
+    assert_eq!(step.rewritten, 1, "{step:?}");
+    assert!(pool.read(|source| Ok(!names::is_there(source, file)?)).unwrap());
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
