@@ -11,7 +11,9 @@ use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
 use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
 use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot};
 use crate::store::stats::{CodecStats, PoolStats};
-use crate::store::superblock::{BLOCK_LEN, FORMAT_VERSION, Header, MAGIC, Superblock, TREE_COUNT};
+use crate::store::superblock::{
+    BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock, TREE_COUNT,
+};
 use crate::units::{FileId, Run, Sector, Txg};
 
 const GUID: [u8; 16] = *b"0123456789abcdef";
@@ -286,6 +288,23 @@ fn node_is_as_documented() {
     ]);
     compare("node", &encoded[..encoded.len() - payload.len()], expected);
     assert!(encoded.ends_with(&payload));
+}
+
+#[test]
+fn every_feature_is_named() {
+    let superblock =
+        Superblock { incompat: KNOWN_INCOMPAT, ..Superblock::empty(Txg(1), Sector(80)) };
+    let encoded = superblock.encode(&GUID);
+    let fields = table("superblock");
+    let (offset, len, _) =
+        fields.iter().find(|(.., name)| name == "feature_names").expect("the field is there");
+    let names = String::from_utf8(encoded[*offset..offset + len].to_vec()).expect("it is text");
+    let names: Vec<&str> = names.trim_end_matches('\0').split(' ').collect();
+    assert_eq!(names.len(), KNOWN_INCOMPAT.count_ones() as usize, "{names:?}");
+    let text = include_str!("../../../docs/format.md");
+    for name in names {
+        assert!(text.contains(&format!("`{name}`")), "docs/format.md does not name `{name}`");
+    }
 }
 
 #[test]

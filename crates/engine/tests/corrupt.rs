@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use common::limits::{CountingAllocator, begin_counting};
 use common::live::newest_superblock;
-use common::{Rng, create, only_file, options, problems, read_all};
+use common::{Rng, create, create_options, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::pointer::Pointer;
 use hardpack_engine::store::superblock::{BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, slot_offset};
-use hardpack_engine::store::trees::{ALL, MAP, PATCHES};
+use hardpack_engine::store::trees::{ALL, MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::{Error, Txg};
 
@@ -175,6 +175,89 @@ fn a_flipped_bit_hurts_only_what_it_is_in() {
             assert_eq!(report.problems[0].file, Some(pool.only_file().unwrap().file));
         }
     }
+}
+
+/// Nothing reads the zeros that fill the last sector of an extent, and yet a check finds a bit that flips there.
+#[test]
+fn a_flipped_bit_behind_the_stored_bytes_is_found_by_a_check() {
+    let sample = sample(true);
+    let (nodes, records) = layout(&sample.image);
+    let places: Vec<_> = nodes.into_iter().chain(records.into_iter().map(|r| r.0)).collect();
+    let is_padded = |place: &&Range<u64>| !place.end.is_multiple_of(512);
+    let padded: Vec<_> = places.iter().filter(is_padded).collect();
+    assert!(padded.len() > 20, "{} extents do not fill their sectors", padded.len());
+    let mut rng = Rng(4);
+    for place in padded {
+        let end = place.end.next_multiple_of(512);
+        for at in [place.end, place.end + rng.below(end - place.end), end - 1] {
+            let mut image = sample.image.clone();
+            image[at as usize] ^= 1 << rng.below(8);
+            let label = format!("a bit of byte {at}, behind {place:?}");
+            let (pool, unreadable) = examine(&sample, image, &label).expect("it opens");
+            assert_eq!(pool.store().recovered_from(), None, "{label}");
+            assert!(unreadable.is_empty(), "{label}: {unreadable:?} cannot be read");
+            let report = pool.check(&mut |_| {}).unwrap();
+            let [problem] = &report.problems[..] else { panic!("{label}: {:?}", report.problems) };
+            assert!(problem.detail.contains(&format!("but byte {at} is")), "{label}: {problem:?}");
+            assert_eq!((problem.file, problem.range), (None, None), "{label}");
+        }
+    }
+}
+
+/// A loss of power may tear a sector of the pool where the device's are shorter, and keep the stored bytes without
+/// the zeros behind them. That state is whole. Whoever writes next writes the zeros again, before a check counts on them.
+#[test]
+fn zeros_that_a_loss_of_power_took_come_back() {
+    const SECTOR_LEN: u64 = 4096;
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let create = create_options(12, &[(Property::RecordSize, "16K")]);
+    let pool = Pool::create(dynamic, &create, options(32 << 20)).unwrap();
+    let file = only_file(&pool).unwrap();
+    let (mut rng, old) = (Rng(6), device.image().len());
+    for durability in [Durability::Durable, Durability::Visible] {
+        let bytes = rng.text(60_000);
+        file.write_at(&bytes, 0).unwrap();
+        file.commit(durability).unwrap();
+    }
+    let expected = read_all(&file).unwrap();
+    let mut image = device.image();
+    let (_, newest) = newest_superblock(&image).unwrap();
+    assert!(newest.durable_txg < newest.txg && !newest.data_synced && image.len() > old);
+    let mut torn = 0;
+    for tree in [MAP, ROOTS] {
+        let root = newest.roots[usize::from(tree)].as_ref().unwrap();
+        walk_tree(pool.store(), tree, root, newest.durable_txg, &mut |met| {
+            let pointer = match met {
+                Met::Node(_, pointer) => pointer.clone(),
+                Met::Entry(MAP, _, value) => data_pointer(value)?,
+                _ => return Ok(()),
+            };
+            let stored_end = pool.store().offset_of(&pointer) + u64::from(pointer.stored_len);
+            let kept = stored_end.next_multiple_of(512) as usize;
+            let end = stored_end.next_multiple_of(SECTOR_LEN) as usize;
+            image[kept..end].fill(0x5a);
+            torn += u64::from(kept < end);
+            Ok(())
+        })
+        .unwrap();
+    }
+    assert!(torn > 3, "{torn} sectors are torn");
+    drop((file, pool));
+
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
+    let pool = Pool::open(Arc::clone(&device), options(1 << 20)).unwrap();
+    assert_eq!(pool.store().recovered_from(), None);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    let file = only_file(&pool).unwrap();
+    assert!(read_all(&file).unwrap() == expected);
+    // The second commit says that the first is durable, and with it all that was before.
+    for at in [0, 4096] {
+        file.write_at(b"and on it goes", at).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    assert!(pool.state().superblock.durable_txg >= newest.txg);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
 #[test]

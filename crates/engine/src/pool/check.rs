@@ -1,4 +1,4 @@
-//! Checking a whole pool: every byte that is reachable, and that nothing else is in use.
+//! Checking a whole pool: every byte that is reachable, the zeros behind it, and that nothing else is in use.
 //!
 //! Damage does not stop the check: it is collected with the file and the place it belongs to. The
 //! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
@@ -9,14 +9,16 @@
 
 mod doubts;
 mod held;
+mod padding;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use self::doubts::Doubt;
 use self::held::Held;
+use self::padding::Padding;
 use super::Pool;
 use super::check_names::check_names;
 use super::delta;
@@ -151,6 +153,7 @@ fn check_state(
 ) -> Result<CheckReport> {
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
     let mut space = Space::new(store, state);
+    let padding = Padding::new(store, state);
     let mut held = match Held::new(store, state) {
         Ok(held) => Some(held),
         Err(error) => {
@@ -174,6 +177,7 @@ fn check_state(
                 Met::Node(_, pointer) => {
                     report.nodes += 1;
                     report.bytes += u64::from(pointer.stored_len);
+                    padding.check(pointer);
                     space.add_used(pointer);
                     held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
@@ -187,7 +191,7 @@ fn check_state(
                             space.add_used(&record.2);
                             batch.push(record);
                             if batch.len() >= BATCH_COUNT {
-                                verify_batch(store, &mut batch, threads, &mut report);
+                                verify_batch(&padding, &mut batch, threads, &mut report);
                                 progress(report.bytes);
                             }
                         }
@@ -218,10 +222,10 @@ fn check_state(
             Ok(())
         })?;
     }
-    verify_batch(store, &mut batch, threads, &mut report);
+    verify_batch(&padding, &mut batch, threads, &mut report);
     progress(report.bytes);
     if let Some(held) = &mut held {
-        held.check(threads, &mut report, progress)?;
+        held.check(&padding, threads, &mut report, progress)?;
     }
     let walk_was_whole = report.is_clean();
     let (free, problems) = space.settle();
@@ -240,6 +244,7 @@ fn check_state(
             done => done?,
         }
     }
+    padding.report(&mut report);
     Ok(report)
 }
 
@@ -354,7 +359,12 @@ fn verify(store: &Store, pointer: &Pointer) -> Result<()> {
 }
 
 /// Reads, verifies and decompresses records on all cores.
-fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: &mut CheckReport) {
+fn verify_batch(
+    padding: &Padding<'_>,
+    batch: &mut Vec<Record>,
+    threads: usize,
+    report: &mut CheckReport,
+) {
     let next = AtomicUsize::new(0);
     let bytes = AtomicU64::new(0);
     let problems: Mutex<Vec<(usize, Error)>> = Mutex::default();
@@ -364,10 +374,11 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
             batch.get(index).map(|record| (index, record))
         } {
             bytes.fetch_add(u64::from(pointer.stored_len), Ordering::Relaxed);
-            if let Err(error) = verify(store, pointer)
-                && let Ok(mut problems) = problems.lock()
-            {
-                problems.push((index, error));
+            match verify(padding.store, pointer) {
+                Ok(()) => padding.check(pointer),
+                Err(error) => {
+                    problems.lock().unwrap_or_else(PoisonError::into_inner).push((index, error));
+                }
             }
         }
     };
@@ -381,7 +392,7 @@ fn verify_batch(store: &Store, batch: &mut Vec<Record>, threads: usize, report: 
     report.nodes += others;
     report.records += batch.len() as u64 - others;
     report.bytes += bytes.into_inner();
-    let mut problems = problems.into_inner().unwrap_or_default();
+    let mut problems = problems.into_inner().unwrap_or_else(PoisonError::into_inner);
     problems.sort_by_key(|(index, _)| *index);
     for (index, error) in problems {
         let (file, offset, pointer) = &batch[index];

@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 
 /// Only the front of an extent is decompressed where that spares at least one part in so many.
 const FRONT_PART: u64 = 4;
+/// The shortest sector of any device, in bytes: no loss of power tears it.
+const DEVICE_SECTOR_LEN: u64 = 512;
 /// Reads in favour of one side before the other is given up.
 const REUSE_SCORE_MAX: i32 = 64;
 
@@ -107,6 +109,38 @@ impl Store {
         }
         verify_checksum(checksum_kind, checksum, &stored, offset)?;
         Ok(stored)
+    }
+
+    /// Compares what fills the last sector of an extent with the zeros that a writer leaves there. Where it is not known
+    /// to be durable, only as far as a device writes it together with the stored bytes.
+    pub fn check_padding(&self, pointer: &Pointer, is_durable: bool) -> Result<()> {
+        let Some(run) = pointer.run(self.ashift()) else { return Ok(()) };
+        let stored_end = self.offset_of(pointer) + u64::from(pointer.stored_len);
+        let end = match is_durable {
+            true => run.end().0 << self.ashift(),
+            false => stored_end.next_multiple_of(DEVICE_SECTOR_LEN),
+        };
+        if end == stored_end {
+            return Ok(());
+        }
+        let mut padding = vec![0; (end - stored_end) as usize];
+        let n = self
+            .device()
+            .read_at(&mut padding, stored_end)
+            .map_err(|error| Error::io("read", error))?;
+        if n < padding.len() {
+            let what = format!("the pool ends {} bytes before byte {end}", padding.len() - n);
+            return Err(Error::corrupt("extent", self.offset_of(pointer), what));
+        }
+        let Some(at) = padding.iter().position(|byte| *byte != 0) else { return Ok(()) };
+        let what = format!(
+            "zeros fill its last sector from byte {stored_end} on, but byte {} is {:#04x}; its \
+             {} stored bytes are whole",
+            stored_end + at as u64,
+            padding[at],
+            pointer.stored_len
+        );
+        Err(Error::corrupt("extent", self.offset_of(pointer), what))
     }
 
     fn decompress(&self, pointer: &Pointer) -> Result<Bytes> {

@@ -8,8 +8,12 @@
 //! So the first transaction of a store writes all that the newest state has and the durable one has not
 //! once more, the same bytes at the same places, and the sync of the next commit covers them. That is
 //! as little as opening the pool had to verify, and where the pool was closed politely the
-//! superblock alone. A sector holds the same before and after, so a loss of power in between
+//! superblock alone. The stored bytes are the same before and after, so a loss of power in between
 //! changes nothing.
+//!
+//! Invariant: extents are written as whole sectors here, too. A device may tear a sector of the pool that is longer
+//! than its own, and keep the stored bytes without the zeros behind them. Nothing that a state needs is lost then, so
+//! opening does not look at them; here they are written again, and from then on `check` relies on them.
 //!
 //! Who has the pool open while a sync of somebody else fails learns of it from his own next sync, and
 //! stops as well. That covers what was written since he opened it, and no more: a transaction that was
@@ -19,7 +23,6 @@
 
 use std::sync::atomic::Ordering;
 
-use super::pointer::Place;
 use super::superblock::{BLOCK_LEN, Header, Superblock, slot_offset};
 use super::verify::for_each_new;
 use super::write_buffer::write;
@@ -51,11 +54,10 @@ impl Store {
         if last_in_doubt > superblock.durable_txg || found == FIRST_TXG {
             if !superblock.data_synced {
                 for_each_new(self, superblock, &mut |_, pointer| {
-                    let stored = self.read_stored(pointer)?;
-                    match pointer.place {
-                        Place::Extent { .. } => write(self, &stored, self.offset_of(pointer)),
-                        Place::Embedded(_) | Place::Zero => Ok(()),
-                    }
+                    let Some(run) = pointer.run(self.ashift()) else { return Ok(()) };
+                    let mut sectors = self.read_stored(pointer)?;
+                    sectors.resize((run.sectors << self.ashift()) as usize, 0);
+                    write(self, &sectors, self.offset_of(pointer))
                 })?;
             }
             self.rewrite_block(slot_offset(newest.slot), &|block| {

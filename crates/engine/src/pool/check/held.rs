@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::super::names::{self, Kind};
 use super::super::source::{Committed, Source};
 use super::doubts::Doubt;
+use super::padding::Padding;
 use super::{BATCH_COUNT, CheckReport, Record, parse_record, verify_batch};
 use crate::error::Result;
 use crate::store::dead::{Dead, Holds};
@@ -126,6 +127,7 @@ impl<'a> Held<'a> {
     /// Reads all that snapshots have and the pool itself has not. `progress` gets the stored bytes read.
     pub fn check(
         &mut self,
+        padding: &Padding<'_>,
         threads: usize,
         report: &mut CheckReport,
         progress: &mut dyn FnMut(u64),
@@ -133,7 +135,7 @@ impl<'a> Held<'a> {
         let mut whole = report.problems.is_empty();
         for index in 0..self.snapshots.len() {
             let mut part = CheckReport { bytes: report.bytes, ..CheckReport::default() };
-            if let Err(error) = self.check_one(index, threads, &mut part, progress) {
+            if let Err(error) = self.check_one(index, padding, threads, &mut part, progress) {
                 part.add(None, None, error);
             }
             let name = self.snapshots[index].name.escape_ascii().to_string();
@@ -176,6 +178,7 @@ impl<'a> Held<'a> {
     fn check_one(
         &mut self,
         index: usize,
+        padding: &Padding<'_>,
         threads: usize,
         report: &mut CheckReport,
         progress: &mut dyn FnMut(u64),
@@ -208,6 +211,7 @@ impl<'a> Held<'a> {
                     Met::Damage(_, error) => report.add(None, None, error),
                     Met::Node(_, pointer) if pointer.birth > before => {
                         bytes += u64::from(pointer.stored_len);
+                        padding.check(pointer);
                         self.meet_node(pointer, snapshot.txg, report);
                     }
                     Met::Node(..) | Met::Entry(NAMES, ..) => {}
@@ -219,7 +223,7 @@ impl<'a> Held<'a> {
                             batch.push(record);
                         }
                         if batch.len() >= BATCH_COUNT {
-                            verify_batch(store, &mut batch, threads, report);
+                            verify_batch(padding, &mut batch, threads, report);
                             progress(report.bytes);
                         }
                     }
@@ -228,7 +232,7 @@ impl<'a> Held<'a> {
             })?;
             report.bytes += bytes;
         }
-        verify_batch(self.store, &mut batch, threads, report);
+        verify_batch(padding, &mut batch, threads, report);
         progress(report.bytes);
         Ok(())
     }

@@ -1,0 +1,532 @@
+#!/usr/bin/env python3
+"""A second reader of pools, to prove docs/format.md and docs/page-filter.md: it relies on nothing but their text, and
+shares nothing with the engine. It is slow, strict, and never writes to a pool.
+
+    read_pool.py list POOL[@SNAPSHOT]            names, kinds and lengths
+    read_pool.py extract POOL[@SNAPSHOT] DIR     every directory, file and symbolic link
+    read_pool.py verify POOL...                  every checksum, every rule of the document that can be checked
+    read_pool.py self-test                       verifies the golden pools, and compares what is in them with the
+                                                 digests in golden.json; with HARDPACK=path/of/hardpack also with
+                                                 what that extracts, and of a fresh pool (see self_test.py)
+
+It needs `pip install zstandard lz4 xxhash blake3`.
+"""
+
+import hashlib
+import os
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import blake3
+import lz4.block
+import xxhash
+import zstandard
+
+import page_filter
+
+BLOCK, RING, SLOTS, EXTENTS = 4096, 8192, 8, 40960
+RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
+NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
+OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
+FEATURES = "deltas dictionaries roots snapshots shared-extents names page-filter".split()
+EXTENT, EMBEDDED, ZEROS = 1, 2, 3
+DELTA, PAGE_FILTER = 1, 2
+KINDS = {1: "file", 2: "directory", 3: "link"}
+PAGE_LEN = 4096
+
+
+class Damaged(Exception):
+    """The pool is not as the document says."""
+
+
+def need(condition, what):
+    if not condition:
+        raise Damaged(what)
+
+
+def u64be(key, at=0):
+    return int.from_bytes(key[at : at + 8], "big")
+
+
+def is_zero(data):
+    return not any(data)
+
+
+CHECKSUMS = {
+    1: (16, lambda data: xxhash.xxh3_128_intdigest(data).to_bytes(16, "little")),
+    2: (32, lambda data: blake3.blake3(data).digest()),
+    3: (32, lambda data: hashlib.sha256(data).digest()),
+}
+HASHES = {1: CHECKSUMS[2][1], 2: CHECKSUMS[3][1]}
+
+
+# Codecs: the stored bytes, the length of what they decode to, and a dictionary or b"".
+
+
+def raw(data, length, _):
+    return data
+
+
+def lzjb(data, length, _):
+    out, at = bytearray(), 0
+    while at < len(data):
+        group, at = data[at], at + 1
+        need(at < len(data), "lzjb: a group has no items")
+        for bit in range(8):
+            if at == len(data):
+                break
+            if group >> bit & 1 == 0:
+                out.append(data[at])
+                at += 1
+                continue
+            need(at + 2 <= len(data), "lzjb: a match is cut short")
+            count, distance = (data[at] >> 2) + 3, (data[at] & 3) << 8 | data[at + 1]
+            at += 2
+            need(0 < distance <= len(out) and len(out) + count <= length, "lzjb: a match lies outside")
+            for _ in range(count):
+                out.append(out[-distance])
+    return bytes(out)
+
+
+def zle(data, length, _):
+    out, at = bytearray(), 0
+    while at < len(data):
+        count, at = data[at] + 1, at + 1
+        if count <= 64:
+            need(at + count <= len(data), "zle: literals are cut short")
+            out += data[at : at + count]
+            at += count
+        else:
+            out += bytes(count - 64)
+        need(len(out) <= length, "zle: too long")
+    return bytes(out)
+
+
+def gzip(data, length, _):
+    stream = zlib.decompressobj(-15)
+    out = stream.decompress(data, length + 1)
+    need(stream.eof and not stream.unused_data, "deflate: the stream does not end with the bytes")
+    return out
+
+
+def lz4_block(data, length, dictionary):
+    if length == 0:
+        return b""
+    return lz4.block.decompress(data, uncompressed_size=length, dict=dictionary[-65536:] or None)
+
+
+def zstd(data, length, dictionary):
+    dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+    decoder = zstandard.ZstdDecompressor(dict_data=dictionary, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+    return decoder.decompress(data, max_output_size=max(length, 1))
+
+
+CODECS = {0: raw, 1: lzjb, 2: zle, 3: gzip, 4: lz4_block, 5: zstd}
+
+
+def decompress(codec, data, length, dictionary=b""):
+    need(codec in CODECS, f"codec {codec} is unknown")
+    try:
+        out = CODECS[codec](data, length, dictionary)
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, zlib.error) as error:
+        raise Damaged(f"codec {codec}: {error}") from error
+    need(len(out) == length, f"codec {codec}: {len(out)} bytes, {length} expected")
+    return out
+
+
+class Pointer:
+    """How an entry of a tree says where bytes are, and what was done to them."""
+
+    FRONT = struct.Struct("<BBhBBBBQIIIIB3sIQ")
+
+    def __init__(self, data):
+        need(len(data) >= 48, "a pointer is cut short")
+        (self.kind, self.codec, self.level, _, self.filter, checksum_kind, self.gain, self.birth, self.len,
+         self.stored_len, self.extent_len, self.part_offset, self.span_log2, reserved, self.dictionary,
+         self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
+        self.behind = data[48:]
+        need(is_zero(reserved), "reserved bytes of a pointer are not zero")
+        need(self.filter in (0, DELTA, PAGE_FILTER), "a filter is unknown")
+        need(self.gain == 0 or self.filter == PAGE_FILTER, "a gain without a filter")
+        need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
+        if self.kind == EXTENT:
+            need(checksum_kind in CHECKSUMS, "the kind of a checksum is unknown")
+            width, self.sum = CHECKSUMS[checksum_kind]
+            need(len(self.behind) == width and self.stored_len > 0, "a pointer has another length")
+        else:
+            need(checksum_kind == 0 and self.sector == 0, "a pointer without extent names one")
+            need(self.kind in (EMBEDDED, ZEROS), "the kind of a pointer is unknown")
+            need(len(self.behind) == self.stored_len <= 112, "an embedded pointer has another length")
+            need(self.kind == EMBEDDED or self.filter == 0 and self.stored_len == 0, "zeros are stored")
+        if self.filter == DELTA:
+            need(self.part_offset == 0 and self.len <= 65536, "a delta is of a part, or too long")
+        else:
+            need(self.part_offset + self.len <= self.extent_len, "a pointer goes beyond its extent")
+
+    def run(self, pool):
+        """Its first sector, and how many there are; None where it has no extent."""
+        return (self.sector, -(-self.stored_len // pool.sector)) if self.kind == EXTENT else None
+
+
+class Superblock:
+    """One committed state."""
+
+    def __init__(self, block, guid):
+        """Raises Damaged where the slot is not valid."""
+        need(block[:8] == b"HPKsuper" and block[8:24] == guid, "not a superblock of this pool")
+        need(CHECKSUMS[1][1](block[:4080]) == block[4080:], "the checksum of a superblock is wrong")
+        self.compat, self.read_only, self.incompat, self.txg, self.durable = struct.unpack_from("<5Q", block, 24)
+        self.names = block[2416:2928].rstrip(b"\0").decode("ascii", "replace")
+        self.unknown = self.incompat >> len(FEATURES)
+        if self.unknown:
+            return
+        self.flags, self.next_slot = struct.unpack_from("<II", block, 64)
+        (self.end, self.freed_count, self.freed_sectors, self.space_sectors, self.next_file_id,
+         window_count) = struct.unpack_from("<6Q", block, 72)  # fmt: skip
+        runs = list(struct.iter_unpack("<QQ", block[120:504]))
+        need(window_count <= 24 and not any(map(any, runs[window_count:])), "windows are malformed")
+        self.windows = runs[:window_count]
+        self.roots = {}
+        for tree in range(15):
+            at = 504 + 162 * tree if tree < 8 else 2928 + 162 * (tree - 8)
+            length, data = struct.unpack_from("<H", block, at)[0], block[at + 2 : at + 162]
+            need(length <= 160 and is_zero(data[length:]), "a root is malformed")
+            if length:
+                self.roots[tree] = Pointer(data[:length])
+        stats = struct.unpack_from("<77Q", block, 1800)
+        self.file_bytes, self.stats = stats[0], [stats[at : at + 4] for at in range(1, 77, 4)]
+        need(is_zero(block[4062:4080]), "reserved bytes of a superblock are not zero")
+        need(all(tree < 11 for tree in self.roots), "a root is of an unknown tree")
+        need(self.durable <= self.txg < 1 << 62 and self.next_file_id < 1 << 62, "a number is too great")
+        need(self.flags < 4 and self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
+        inside = [self.freed_sectors, self.space_sectors, *map(sum, self.windows)]
+        need(self.freed_count <= self.freed_sectors and max(inside) <= self.end, "space lies behind the end")
+
+
+class State:
+    """The trees of a committed state, or of a snapshot."""
+
+    def __init__(self, pool, roots):
+        self.pool, self.roots, self.loaded = pool, roots, {}
+
+    def entries(self, tree, visit=lambda pointer: None, newer=0):
+        """The keys and values of a tree, in order. With `newer`, without what hangs below older nodes."""
+        if tree in self.roots:
+            yield from self._below(tree, self.roots[tree], None, (b"", None), visit, newer)
+
+    def _below(self, tree, pointer, level, bounds, visit, newer):
+        if pointer.birth <= newer:
+            return
+        node_level, entries = self.pool.node(tree, pointer)
+        need(level is None or node_level == level, "a child has another level")
+        visit(pointer)
+        for n, (key, value) in enumerate(entries):
+            need(bounds[0] <= key and (bounds[1] is None or key < bounds[1]), "a key is outside of its node's bounds")
+            if node_level == 0:
+                yield key, value
+                continue
+            above = entries[n + 1][0] if n + 1 < len(entries) else bounds[1]
+            yield from self._below(tree, Pointer(value), node_level - 1, (key, above), visit, newer)
+
+    def tree(self, tree):
+        """A whole tree in memory."""
+        if tree not in self.loaded:
+            self.loaded[tree] = dict(self.entries(tree))
+        return self.loaded[tree]
+
+    def extent(self, pointer):
+        """The whole extent of a pointer, decompressed. Dictionaries are this state's own."""
+        if pointer.kind == ZEROS:
+            return bytes(pointer.extent_len)
+        data, dictionary = self.pool.stored(pointer), b""
+        if pointer.dictionary:
+            value = self.tree(DICTIONARIES).get(struct.pack(">I", pointer.dictionary))
+            need(value is not None, f"there is no dictionary {pointer.dictionary}")
+            found = Pointer(value)
+            need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary cannot be one")
+            dictionary = self.content(found)
+        if pointer.filter != PAGE_FILTER:
+            return decompress(pointer.codec, data, pointer.extent_len, dictionary)
+        need(len(data) >= 4, "a filtered record is too short")
+        length = int.from_bytes(data[-4:], "little")
+        need(length <= 2 * pointer.extent_len + 4096, "a filtered form is too long")
+        form = decompress(pointer.codec, data[:-4], length, dictionary)
+        return page_filter.decode(form, pointer.extent_len)
+
+    def content(self, pointer):
+        """The bytes that a pointer other than a delta stands for."""
+        return self.extent(pointer)[pointer.part_offset : pointer.part_offset + pointer.len]
+
+    def pieces(self, tree):
+        """The records or patches of all files: (file, offset) and pointer."""
+        for key, value in self.entries(tree):
+            file, offset, pointer = u64be(key), u64be(key, 8), Pointer(value)
+            span = 1 << pointer.span_log2
+            need(len(key) == 16 and pointer.len > 0, "a record is malformed")
+            if tree == MAP:
+                need(pointer.filter != DELTA and offset % span == 0, "a record is not in its slot")
+                need(pointer.len <= span and span >= PAGE_LEN, "a record is longer than its slot")
+            yield file, offset, pointer
+
+    def read(self, wanted, length):
+        """The runs of a file that are not zeros: offset and bytes."""
+        patches = [(at, pointer) for file, at, pointer in self.by_file(PATCHES).get(wanted, [])]
+        for _, at, pointer in self.by_file(MAP).get(wanted, []):
+            slot = bytearray(1 << pointer.span_log2)
+            slot[: pointer.len] = self.content(pointer)
+            while patches and patches[0][0] < at + len(slot):
+                start, patch = patches.pop(0)
+                start -= at
+                need(0 <= start and start + patch.len <= len(slot), "a patch lies outside of a slot")
+                if patch.filter == DELTA:
+                    part = apply_delta(self.extent(patch), bytes(slot[start : start + patch.len]))
+                else:
+                    part = self.content(patch)
+                slot[start : start + patch.len] = part
+            yield at, bytes(slot[: max(length - at, 0)])
+        need(not patches, "a patch lies over no record")
+
+    def by_file(self, tree):
+        if ("files", tree) not in self.loaded:
+            files = self.loaded["files", tree] = {}
+            for piece in self.pieces(tree):
+                files.setdefault(piece[0], []).append(piece)
+        return self.loaded["files", tree]
+
+    # Names.
+
+    def attributes(self, file):
+        value = self.tree(NAMES).get(b"\2" + struct.pack(">Q", file))
+        need(value is not None and len(value) in (32, 80), f"file {file} has no attributes")
+        kind, reserved, mode, length, modified, parent = struct.unpack("<B3sIQqQ", value[:32])
+        need(kind in KINDS and is_zero(reserved) and (len(value) == 80 or parent == 0), "attributes are malformed")
+        return kind, mode, length
+
+    def names(self):
+        """All names: path, kind and file, each directory before what is in it."""
+        directories = {}
+        for key, value in self.tree(NAMES).items():
+            if key[:1] == b"\1":
+                need(len(value) == 9, "a directory entry is malformed")
+                entry = key[9:], value[0], int.from_bytes(value[1:], "little")
+                directories.setdefault(u64be(key, 1), []).append(entry)
+        ahead = [(b"", 1)]
+        while ahead:
+            path, directory = ahead.pop()
+            for name, kind, file in directories.get(directory, []):
+                need(0 < len(name) < 256 and b"/" not in name and b"\0" not in name, "a name is malformed")
+                yield path + name, kind, file
+                if kind == 2:
+                    ahead.append((path + name + b"/", file))
+
+    def target(self, link):
+        prefix = b"\7" + struct.pack(">Q", link)
+        return b"".join(value for key, value in self.tree(NAMES).items() if key[:-1] == prefix)
+
+
+def apply_delta(edits, below):
+    out, at, to = bytearray(below), 0, 0
+
+    def number():
+        nonlocal at
+        value = 0
+        for shift in (0, 7, 14):
+            need(at < len(edits), "a delta is cut short")
+            value |= (edits[at] & 0x7F) << shift
+            at += 1
+            if edits[at - 1] < 0x80:
+                return value
+        raise Damaged("a number of a delta is too long")
+
+    while at < len(edits):
+        to += number()
+        count = number()
+        need(0 < count and to + count <= len(out) and at + count <= len(edits), "an edit lies outside")
+        out[to : to + count] = edits[at : at + count]
+        to, at = to + count, at + count
+    return bytes(out)
+
+
+class Pool:
+    """A pool, opened in its newest state that is whole."""
+
+    def __init__(self, path):
+        self.path, self.file = Path(path), open(path, "rb")
+        header = self.bytes(0, BLOCK)
+        need(header[:16] == b"Hardpack pool\x1a\r\n", "not a pool")
+        self.version, ashift, reserved, self.guid = struct.unpack_from("<IB3s16s", header, 16)
+        need(self.version in (1, 2), f"version {self.version} is unknown")
+        need(CHECKSUMS[1][1](header[:4080]) == header[4080:], "the checksum of the header is wrong")
+        need(9 <= ashift <= 12 and is_zero(reserved + header[40:4080]), "the header is malformed")
+        self.sector, self.damaged_slots = 1 << ashift, 0
+        states = []
+        for slot in range(SLOTS):
+            block = self.bytes(RING + slot * BLOCK, BLOCK)
+            try:
+                states.append(Superblock(block, self.guid))
+            except Damaged:
+                self.damaged_slots += not is_zero(block)
+        states.sort(key=lambda superblock: superblock.txg, reverse=True)
+        need(states, "no superblock is valid")
+        need(not states[0].unknown, f"it has features that this reader does not know, among {states[0].names}")
+        states = [state for state in states if not state.unknown]
+        for self.superblock in states:
+            self.live = State(self, self.superblock.roots)
+            try:
+                self.check_new()
+                return
+            except Damaged:
+                continue
+        raise Damaged("no state is whole")
+
+    def check_new(self):
+        """Reads all that the state has and the durable one before it has not."""
+        superblock = self.superblock
+        if superblock.flags & 1 or superblock.durable == superblock.txg:
+            return
+        for tree in superblock.roots:
+            for _, value in self.live.entries(tree, newer=superblock.durable):
+                if tree in (MAP, PATCHES, DICTIONARIES, INDEX) and Pointer(value).birth > superblock.durable:
+                    self.stored(Pointer(value))
+
+    def bytes(self, offset, length):
+        return os.pread(self.file.fileno(), length, offset)
+
+    def stored(self, pointer):
+        """The stored bytes, which are what their checksum says."""
+        if pointer.kind != EXTENT:
+            return pointer.behind
+        data = self.bytes(pointer.sector * self.sector, pointer.stored_len)
+        need(len(data) == pointer.stored_len, "the pool ends within an extent")
+        need(pointer.sum(data) == pointer.behind, f"the checksum at sector {pointer.sector} is wrong")
+        return data
+
+    def node(self, tree, pointer):
+        """The level and the entries of a node."""
+        need((pointer.kind, pointer.codec, pointer.filter, pointer.dictionary) == (EXTENT, 0, 0, 0), "not of a node")
+        data = self.stored(pointer)
+        magic, found, level, codec, reserved, birth, payload_len, stored_len, guid, digest = struct.unpack(
+            "<4sBBBBQII8sQ", data[:40]
+        )
+        need(magic == b"HPKN" and found == tree and reserved == 0 and guid == self.guid[:8], "not a node of the tree")
+        need(birth == pointer.birth and 2 <= payload_len <= 61440 and level <= 24, "a node is malformed")
+        need(len(data) == 40 + stored_len and xxhash.xxh3_64_intdigest(data[40:]) == digest, "a node is damaged")
+        need(pointer.len == pointer.extent_len == payload_len, "the pointer to a node has another length")
+        payload = decompress(codec, data[40:], payload_len)
+        entries, at = [], 2
+        for _ in range(int.from_bytes(payload[:2], "little")):
+            need(at + 4 <= payload_len, "the entries of a node overrun it")
+            key_len, value_len = struct.unpack_from("<HH", payload, at)
+            need(key_len <= 512 and value_len <= 1024, "an entry is too long")
+            at += 4 + key_len + value_len
+            entry = payload[at - value_len - key_len : at - value_len], payload[at - value_len : at]
+            need(not entries or entries[-1][0] < entry[0], "the keys of a node do not ascend")
+            entries.append(entry)
+        need(entries and at == payload_len, "the entries of a node do not fill it")
+        return level, entries
+
+    def snapshots(self):
+        """Number, scope, flags, name and trees of each snapshot."""
+        for key, value in self.live.entries(SNAPSHOTS):
+            if key[:1] == b"\x80":
+                continue
+            scope, txg, _, flags, name_len, reserved = struct.unpack_from("<QQqIHH", value)
+            name, at, roots = value[104 : 104 + name_len], 104 + name_len, {}
+            for tree in OF_SNAPSHOTS:
+                length = int.from_bytes(value[at : at + 2], "little")
+                if length:
+                    roots[tree] = Pointer(value[at + 2 : at + 2 + length])
+                    need(roots[tree].birth <= txg, "the root of a snapshot is younger than it is")
+                at += 2 + length
+            need(at == len(value) and reserved == 0 and flags < 4, "a snapshot is malformed")
+            yield u64be(key), scope, txg, flags, name, State(self, roots)
+
+    def state(self, name):
+        """The state of a snapshot of the whole pool; the pool's own without a name."""
+        if not name:
+            return self.live
+        found = [state for _, scope, _, _, own, state in self.snapshots() if scope == 1 and own == name.encode()]
+        need(found, f"there is no snapshot '{name}' of the whole pool")
+        return found[0]
+
+    def beside(self):
+        """Logs and journals without which databases in the pool may not be what SQLite would read."""
+        for _, kind, file in self.live.names():
+            base = f"{self.path}" if file == 2 else f"{self.path}-db{file}"
+            for path in (base + "-wal", base + "-journal") if kind == 1 else ():
+                if os.path.exists(path) and os.path.getsize(path):
+                    yield path
+
+
+def list_names(pool, state):
+    for path, kind, file in sorted(state.names()):
+        length = state.attributes(file)[2]
+        print(f"{KINDS[kind]:9} {length:12} {file:6} {path.decode(errors='surrogateescape')}")
+
+
+def digests(state):
+    """SHA-256 of every file, and the targets of links, by path."""
+    found = {}
+    for path, kind, file in state.names():
+        length, digest, at = state.attributes(file)[2], hashlib.sha256(), 0
+        if kind == 1:
+            for offset, data in state.read(file, length):
+                digest.update(bytes(offset - at) + data)
+                at = offset + len(data)
+            digest.update(bytes(length - at))
+        found[os.fsdecode(path)] = {1: digest.hexdigest(), 2: "directory", 3: "link"}[kind]
+        if kind == 3:
+            found[os.fsdecode(path)] = os.fsdecode(state.target(file))
+    return found
+
+
+def extract(state, directory):
+    os.makedirs(directory, exist_ok=True)
+    for path, kind, file in state.names():
+        to = os.path.join(os.fsencode(directory), path)
+        if kind == 2:
+            os.mkdir(to)
+        elif kind == 3:
+            os.symlink(state.target(file), to)
+        else:
+            with open(to, "xb") as out:
+                length = state.attributes(file)[2]
+                for offset, data in state.read(file, length):
+                    out.seek(offset)
+                    out.write(data)
+                out.truncate(length)
+
+
+def main(arguments):
+    command, operands = (arguments + [""])[0], arguments[1:]
+    if command == "self-test" and not operands:
+        import self_test
+
+        return self_test.main()
+    if command == "verify" and operands:
+        import verify
+
+        return verify.main(operands)
+    if (command, len(operands)) not in (("list", 1), ("extract", 2)):
+        print(__doc__, file=sys.stderr)
+        return 2
+    path, _, name = operands[0].partition("@") if not os.path.exists(operands[0]) else (operands[0], "", "")
+    pool = Pool(path)
+    if command == "list":
+        list_names(pool, pool.state(name))
+    else:
+        extract(pool.state(name), operands[1])
+    for path in pool.beside():
+        print(f"beside the pool: {path}, which a database in it may need", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    import read_pool  # So that there is one class of each kind, whoever imports it.
+
+    try:
+        sys.exit(read_pool.main(sys.argv[1:]))
+    except (read_pool.Damaged, page_filter.Malformed, OSError) as error:
+        sys.exit(f"read_pool.py: {error}")
