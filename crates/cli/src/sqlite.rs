@@ -20,6 +20,8 @@ use crate::sys;
 pub const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// How long to wait before asking again for a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait before asking again for a checkpoint.
+const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
 
@@ -150,22 +152,24 @@ pub fn settle(db: &Connection) -> rusqlite::Result<bool> {
 }
 
 /// Has every transaction that was committed until now put from the log into the database itself, or a hot journal rolled
-/// back, without waiting for those who read or write. Whether all of it is.
-pub fn bring_in(db: &Connection) -> rusqlite::Result<bool> {
+/// back, while others go on reading and writing. Whether all of it is: a reader may keep it from that for longer
+/// than `patience`.
+pub fn bring_in(db: &Connection, patience: Duration) -> rusqlite::Result<bool> {
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
     if !is_wal(db)? {
         return Ok(true);
     }
-    for kind in ["PASSIVE", "FULL"] {
-        let done = db.query_row(&format!("PRAGMA wal_checkpoint({kind})"), [], |row| {
+    let end = Instant::now() + patience;
+    loop {
+        let is_done = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
             let (in_log, copied): (i64, i64) = (row.get(1)?, row.get(2)?);
             Ok(in_log >= 0 && in_log == copied)
         })?;
-        if done {
-            return Ok(true);
+        if is_done || Instant::now() >= end {
+            return Ok(is_done);
         }
+        std::thread::sleep(CHECKPOINT_PAUSE);
     }
-    Ok(false)
 }
 
 /// The URI under which SQLite opens a pool through the VFS.

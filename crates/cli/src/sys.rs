@@ -152,7 +152,9 @@ pub fn lock_database_file(db: &Connection) -> libc::c_int {
         let (Some(lock), Some(unlock)) = (methods.xLock, methods.xUnlock) else {
             return ffi::SQLITE_CANTOPEN;
         };
-        for level in [ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_RESERVED, ffi::SQLITE_LOCK_EXCLUSIVE] {
+        for level in
+            [ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_RESERVED, ffi::SQLITE_LOCK_EXCLUSIVE]
+        {
             let code = lock(file, level);
             if code != ffi::SQLITE_OK {
                 unlock(file, ffi::SQLITE_LOCK_NONE);

@@ -137,9 +137,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// removed is found by the next to come, and does no harm.
 fn remove_unless_needed(path: &Path, generation: u64) {
     let ending = generation_suffix(generation);
-    let is_kept = |suffix| {
-        fs::symlink_metadata(with_suffix(path, &format!("{suffix}{ending}"))).is_ok()
-    };
+    let is_kept =
+        |suffix| fs::symlink_metadata(with_suffix(path, &format!("{suffix}{ending}"))).is_ok();
     let is_ours =
         fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0);
     if is_ours && !KEPT_SUFFIXES.into_iter().any(is_kept) {

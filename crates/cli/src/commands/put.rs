@@ -10,7 +10,7 @@
 mod delivery;
 mod existing;
 mod readers;
-mod source;
+pub mod source;
 mod walk;
 
 use std::ffi::OsString;

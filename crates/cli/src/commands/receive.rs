@@ -56,12 +56,12 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     let kept_out = RefCell::new(None);
     let refusal = RefCell::new(None);
     let before_change = |scope: FileId| {
-        keep_out(&args.target.pool, pool, scope).map(|users| *kept_out.borrow_mut() = Some(users)).map_err(
-            |reason| {
+        keep_out(&args.target.pool, pool, scope)
+            .map(|users| *kept_out.borrow_mut() = Some(users))
+            .map_err(|reason| {
                 *refusal.borrow_mut() = Some(reason);
                 Error::Busy
-            },
-        )
+            })
     };
     let options = ReceiveOptions {
         force: args.force,

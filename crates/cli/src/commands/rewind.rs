@@ -34,6 +34,8 @@ fn rewind(args: &RewindArgs) -> Result<(Txg, Txg), Reason> {
     // Its descriptor is closed before SQLite could hold any lock: nothing here opens a connection.
     publish::refuse_open_elsewhere(&std::fs::File::open(&args.pool)?)?;
     let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
+    // Before a connection is opened that would settle one, and once more when nobody can leave another.
+    refuse_logs(args, &pool)?;
     let kept_out = Users::of(&args.pool)?.keep_out_of_all(&pool)?;
     refuse_logs(args, &pool)?;
     let before = pool.state();

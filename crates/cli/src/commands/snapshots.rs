@@ -22,6 +22,8 @@ use crate::{pool_file, signals, sqlite, text};
 
 /// How long a database is waited for whose log is to be settled.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
+/// How long readers are waited for that keep a log from being copied.
+const COPY_WAIT: Duration = Duration::from_secs(2);
 
 pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
     for address in &args.snapshots {
@@ -50,11 +52,7 @@ pub enum Settling {
 
 /// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot or a clone
 /// keeps nothing that is not.
-pub fn settle_databases(
-    pool_path: &Path,
-    path: &[u8],
-    settling: Settling,
-) -> Result<(), Reason> {
+pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Result<(), Reason> {
     let logs = logs_beside(pool_path)?;
     if logs.is_empty() {
         return Ok(());
@@ -82,7 +80,7 @@ pub fn settle_databases(
 fn settle(pool_path: &Path, inner: &[u8], settling: Settling) -> Result<(), Reason> {
     let db = sqlite::open_any(&database_path(pool_path, inner), SETTLE_WAIT)?;
     let settled = match settling {
-        Settling::Copied => sqlite::bring_in(&db),
+        Settling::Copied => sqlite::bring_in(&db, COPY_WAIT),
         Settling::Emptied => sqlite::settle(&db),
     };
     match settled {
