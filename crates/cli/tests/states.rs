@@ -408,3 +408,22 @@ fn a_schema_that_is_malformed_is_rolled_back() {
     run(&["rollback"], &[&snapshot]);
     assert_eq!(rows(&pool), 1000);
 }
+
+#[test]
+fn a_connection_to_other_content_neither_reads_nor_writes_any_more() {
+    let (_directory, pool, database) = pool();
+    run(&["snapshot"], &[&pool.join("d@full")]);
+    let db = open_in_pool(&database);
+    db.execute_batch("PRAGMA journal_mode = wal; PRAGMA wal_autocheckpoint = 0").unwrap();
+    db.execute_batch("DELETE FROM t WHERE a > 1500; PRAGMA wal_checkpoint").unwrap();
+    db.execute_batch("DELETE FROM t WHERE a > 1200").unwrap();
+    // As a program does that asks nobody.
+    let device = FileDevice::open(&pool).unwrap();
+    let engine = Pool::open(Arc::new(device), Options::new(8 << 20)).unwrap();
+    engine.rollback(engine.resolve(b"d").unwrap().file, b"full").unwrap();
+    engine.close().unwrap();
+    assert!(db.execute_batch("DELETE FROM t WHERE a > 1000").is_err());
+    assert!(db.execute_batch("PRAGMA cache_size = 0; SELECT sum(length(b)) FROM t").is_err());
+    drop(db);
+    assert_eq!(rows(&database), ROWS);
+}

@@ -47,6 +47,8 @@ use crate::wal_index::WalIndex;
 use locks::Locks;
 use open::note_page_len;
 
+/// The slot of the WAL index lock that a writer holds exclusively.
+const SHM_WRITE_SLOT: c_int = 0;
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
 const SHM_CHECKPOINT_SLOT: c_int = 1;
 /// The slot of readers that use the database alone; a checkpoint holds it while it copies.
@@ -481,7 +483,21 @@ impl MainFile {
             self.finish();
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
-        self.host_file.shm_lock(offset, count, flags)
+        let code = self.host_file.shm_lock(offset, count, flags);
+        let begins_to_write =
+            offset == SHM_WRITE_SLOT && flags == SQLITE_SHM_LOCK | SQLITE_SHM_EXCLUSIVE;
+        if code == SQLITE_OK
+            && begins_to_write
+            && !self.is_plain()
+            && let Err(code) = self.refresh()
+        {
+            // What is written to the log of other content would be lost, and no page of the database may be read
+            // before.
+            self.host_file.shm_lock(offset, count, SQLITE_SHM_UNLOCK | SQLITE_SHM_EXCLUSIVE);
+            self.stale = true;
+            return code;
+        }
+        code
     }
 
     /// xShmBarrier. Behind it SQLite looks at how far the log has been copied back, and relies on the

@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hardpack_engine::Txg;
 use hardpack_engine::pool::Pool;
+use hardpack_engine::{Error, Txg};
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, RewindArgs};
@@ -56,7 +56,8 @@ fn rewind(args: &RewindArgs) -> Result<(Txg, Txg), Reason> {
 /// played onto the older state, see `generation.rs` of the engine.
 fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
     for (sidecar, path, _) in contents::logs_beside(&args.pool)? {
-        if sidecar.generation == pool.generation(sidecar.file).ok() {
+        let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
+        if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
             let text = format!("there is a log or journal beside it, '{}'", path.display());
             return Err(Reason::new(Code::InUse, text).hint(
                 "it belongs to the newest state: open and close the database, or move it away",
