@@ -4,11 +4,12 @@
 //! Otherwise the pool is all there is, and is read directly; where somebody writes to the file meanwhile, it
 //! is read again.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hardpack_engine::FileId;
 use hardpack_engine::pool::Pool;
+use hardpack_engine::{Error, FileId};
 
 use crate::address::{Opened, join, os_path};
 use crate::failure::{Code, Reason};
@@ -21,6 +22,10 @@ pub const TRIES_MAX: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The file of a pool whose log and journal are named after the pool itself.
 pub const FIRST_FILE: FileId = FileId(2);
+/// Of a log and a journal; what follows is the generation.
+const LOG_SUFFIXES: [&str; 2] = ["-wal", "-journal"];
+/// In hexadecimal digits, where it is not 0.
+const GENERATION_LEN: usize = 16;
 
 /// The same, where the only file of a pool goes by the pool's own name.
 fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
@@ -79,26 +84,82 @@ pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
     }
 }
 
-/// What a name beside a pool is of: something that lies there for the database with this number.
-pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<FileId> {
+/// Something that lies beside a pool for a database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sidecar {
+    /// Its number.
+    pub file: FileId,
+    /// The generation of the content that it belongs to, where it is a log or a journal.
+    pub generation: Option<u64>,
+}
+
+/// What a name beside a pool is, where it is of something that lies there for one of its databases.
+pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<Sidecar> {
     let rest = name.strip_prefix(pool_name)?;
-    let suffix = [&b"-wal"[..], b"-journal", b"-shm"].into_iter().find(|s| rest.ends_with(s));
-    let base = &rest[..rest.len() - suffix.map_or(0, <[u8]>::len)];
-    match (base.strip_prefix(b"-db"), suffix) {
-        (None, Some(_)) if base.is_empty() => Some(FIRST_FILE),
-        (Some(number), _) => std::str::from_utf8(number).ok()?.parse().ok().map(FileId),
-        _ => None,
+    let (file, suffix) = match rest.strip_prefix(b"-db") {
+        None => (FIRST_FILE, rest),
+        Some(rest) => {
+            let end = rest.iter().position(|byte| *byte == b'-').unwrap_or(rest.len());
+            let (number, suffix) = rest.split_at(end);
+            (FileId(std::str::from_utf8(number).ok()?.parse().ok()?), suffix)
+        }
+    };
+    match (suffix, file) {
+        (b"", FIRST_FILE) => return None,
+        (b"" | b"-shm", _) => return Some(Sidecar { file, generation: None }),
+        _ => {}
     }
+    let found = LOG_SUFFIXES.iter().find_map(|known| suffix.strip_prefix(known.as_bytes()));
+    let generation = match found? {
+        b"" => 0,
+        digits if digits.len() == GENERATION_LEN => {
+            u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
+        }
+        _ => return None,
+    };
+    Some(Sidecar { file, generation: Some(generation) })
+}
+
+/// The logs and journals beside a pool that hold anything: of which database, where, and how many bytes.
+pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>> {
+    let name = pool.file_name().unwrap_or_default().as_bytes();
+    let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let paths: Vec<PathBuf> = match std::fs::read_dir(directory.unwrap_or(Path::new("."))) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?,
+        // A directory that is not there yet, or whose names we may not see.
+        Err(_) => LOG_SUFFIXES.iter().map(|suffix| sqlite::beside(pool, suffix)).collect(),
+    };
+    let mut found = Vec::new();
+    for path in paths {
+        let sidecar = sidecar_of(name, path.file_name().unwrap_or_default().as_bytes());
+        let Some(sidecar) = sidecar.filter(|sidecar| sidecar.generation.is_some()) else {
+            continue;
+        };
+        let len = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        if len > 0 {
+            found.push((sidecar, path, len));
+        }
+    }
+    found.sort_by(|(_, one, _), (_, other, _)| one.cmp(other));
+    Ok(found)
 }
 
 /// Whether a database is in use, or was, so that there is more of it than the pool holds.
-pub fn has_sidecar(pool: &Path, file: FileId) -> bool {
-    pool_file::has_sidecar(&sidecar_base(pool, file))
+pub fn has_sidecar(path: &Path, pool: &Pool, file: FileId) -> Result<bool, Error> {
+    let base = sidecar_base(path, file);
+    let ending = match pool.generation(file)? {
+        0 => String::new(),
+        generation => format!("{generation:016x}"),
+    };
+    let len = |suffix| {
+        let path = sqlite::beside(&base, &format!("{suffix}{ending}"));
+        std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+    };
+    Ok(LOG_SUFFIXES.into_iter().any(|suffix| len(suffix) > 0))
 }
 
 /// The path under which SQLite finds a file of a pool.
 pub fn database_path(pool: &Path, path: &[u8]) -> PathBuf {
-    use std::os::unix::ffi::OsStrExt;
     os_path(join(pool.as_os_str().as_bytes(), path))
 }
 
@@ -135,7 +196,7 @@ pub fn read(
         if let Some(pool) = opened.live()
             && pool_file::is_database(&*opened.pool.file(file)?)?
         {
-            if has_sidecar(pool, file) {
+            if has_sidecar(pool, &opened.pool, file)? {
                 return read_database(&database_of(opened, pool, path), begin, sink);
             }
             // A state from before the log was gone may lack what was in it.
@@ -178,4 +239,25 @@ fn read_once(
         return Ok(false);
     }
     read.map(|()| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_beside_a_pool_are_understood() {
+        let of = |name: &str| sidecar_of(b"p.hpk", name.as_bytes());
+        let is = |file, generation| Some(Sidecar { file: FileId(file), generation });
+        assert_eq!(of("p.hpk-wal"), is(2, Some(0)));
+        assert_eq!(of("p.hpk-journal00000000000000ff"), is(2, Some(255)));
+        assert_eq!(of("p.hpk-shm"), is(2, None));
+        assert_eq!(of("p.hpk-db7"), is(7, None));
+        assert_eq!(of("p.hpk-db7-shm"), is(7, None));
+        assert_eq!(of("p.hpk-db7-wal"), is(7, Some(0)));
+        assert_eq!(of("p.hpk-db7-wal00000000000000ff"), is(7, Some(255)));
+        for other in ["p.hpk", "p.hpk-dbx", "p.hpk-db7-walff", "p.hpk-mj012345911", "q.hpk-wal"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
 }

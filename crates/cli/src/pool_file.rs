@@ -115,12 +115,6 @@ pub fn is_database(file: &File) -> Result<bool, Reason> {
     Ok(n == head.len() && head == *sqlite::MAGIC)
 }
 
-/// Whether a database in the pool is, or was, in use, so that files beside the pool may belong to it.
-pub fn has_sidecar(pool: &Path) -> bool {
-    let len = |ending| std::fs::metadata(sqlite::beside(pool, ending)).map_or(0, |m| m.len());
-    len("-wal") > 0 || len("-journal") > 0
-}
-
 /// Reads a file of `len` bytes from its beginning to its end, see [`read_range`].
 pub fn read_all(
     file: &File,

@@ -10,6 +10,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::contents::logs_beside;
 use crate::failure::{Code, Reason};
 use crate::leftovers;
 use crate::pool_file::Digest;
@@ -163,17 +164,14 @@ pub fn refuse_existing(target: &Path) -> Result<(), Reason> {
 
 /// An error if there is a log or journal that SQLite would apply to the file that is to come.
 pub fn refuse_sidecars(target: &Path) -> Result<(), Reason> {
-    for ending in ["-wal", "-journal"] {
-        let path = beside(target, ending);
-        if fs::metadata(&path).is_ok_and(|metadata| metadata.len() > 0) {
-            return Err(Reason::new(
-                Code::Cannot,
-                format!("'{}' exists, and SQLite would apply it", path.display()),
-            )
-            .hint("it belongs to another database; move it away first"));
-        }
+    match logs_beside(target)?.first() {
+        None => Ok(()),
+        Some((_, path, _)) => Err(Reason::new(
+            Code::Cannot,
+            format!("'{}' exists, and SQLite would apply it", path.display()),
+        )
+        .hint("it belongs to another database; move it away first")),
     }
-    Ok(())
 }
 
 /// Removes what SQLite left beside a database; an error if any of it still matters.
@@ -214,7 +212,7 @@ fn in_use(by: Option<(u32, String)>) -> Reason {
 
 /// An error if another process has the file open, as far as can be told.
 pub fn refuse_open_elsewhere(file: &File) -> Result<(), Reason> {
-    match opener(file)? {
+    match opener(&file.metadata()?)? {
         Some(by) => Err(in_use(Some(by))),
         None => Ok(()),
     }
@@ -238,8 +236,7 @@ fn refuse_opened_since(file: &File, lease: Option<&Lease<'_>>) -> Result<(), Rea
 }
 
 /// Another process that has the file open, among those whose descriptors we may see.
-fn opener(file: &File) -> Result<Option<(u32, String)>, Reason> {
-    let wanted = file.metadata()?;
+pub fn opener(wanted: &fs::Metadata) -> Result<Option<(u32, String)>, Reason> {
     let Ok(processes) = fs::read_dir("/proc") else { return Ok(None) };
     for process in processes.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())

@@ -9,15 +9,19 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, OpenFlags, ffi};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 
 use crate::failure::{Code, Reason};
 use crate::sys;
 
 /// What a database begins with.
 pub const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// How long to wait before asking again for a lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// How long to wait before asking again for a checkpoint.
+const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
 
@@ -72,6 +76,47 @@ pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::R
     Ok(db)
 }
 
+/// Opens the database in a pool, whatever can be understood of it.
+pub fn open_any(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
+    let db = open_pool(path, false, timeout)?;
+    // What is to be brought back or replaced may be just what nobody can understand.
+    db.execute_batch("PRAGMA writable_schema = ON")?;
+    Ok(db)
+}
+
+/// Whether SQLite can make nothing of a database: it is spoilt, encrypted, or none.
+pub fn is_unreadable(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
+}
+
+/// Keeps everybody else out of a database in a pool until the connection is closed, and settles it; where SQLite can
+/// make nothing of it, that is left out. Nothing where somebody has it open.
+pub fn lock_any(path: &Path, timeout: Duration) -> rusqlite::Result<Option<Connection>> {
+    let is_busy = |error: &rusqlite::Error| {
+        let code = error.sqlite_error_code();
+        matches!(code, Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    };
+    let db = open_any(path, timeout)?;
+    match take_exclusive(&db) {
+        Ok(()) => return Ok(Some(db)),
+        Err(error) if is_busy(&error) => return Ok(None),
+        Err(error) if is_unreadable(&error) => {}
+        Err(error) => return Err(error),
+    }
+    drop(db);
+    let db = open_any(path, timeout)?;
+    let end = Instant::now() + timeout;
+    loop {
+        match sys::lock_database_file(&db) {
+            ffi::SQLITE_OK => return Ok(Some(db)),
+            ffi::SQLITE_BUSY if Instant::now() < end => std::thread::sleep(LOCK_PAUSE),
+            ffi::SQLITE_BUSY => return Ok(None),
+            code => return Err(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)),
+        }
+    }
+}
+
 /// Opens the database in a pool, settles it and keeps everybody else out until the connection is closed.
 pub fn lock_pool(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
     let db = open_pool(path, false, timeout)?;
@@ -104,6 +149,27 @@ pub fn settle(db: &Connection) -> rusqlite::Result<bool> {
     }
     let busy: i64 = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
     Ok(busy == 0)
+}
+
+/// Has every transaction that was committed until now put from the log into the database itself, or a hot journal rolled
+/// back, while others go on reading and writing. Whether all of it is: a reader may keep it from that for longer
+/// than `patience`.
+pub fn bring_in(db: &Connection, patience: Duration) -> rusqlite::Result<bool> {
+    db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
+    if !is_wal(db)? {
+        return Ok(true);
+    }
+    let end = Instant::now() + patience;
+    loop {
+        let is_done = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+            let (in_log, copied): (i64, i64) = (row.get(1)?, row.get(2)?);
+            Ok(in_log >= 0 && in_log == copied)
+        })?;
+        if is_done || Instant::now() >= end {
+            return Ok(is_done);
+        }
+        std::thread::sleep(CHECKPOINT_PAUSE);
+    }
 }
 
 /// The URI under which SQLite opens a pool through the VFS.

@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rusqlite::{Connection, ffi};
+
 const ENDING_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 fn ending_signals() -> libc::sigset_t {
@@ -128,6 +130,39 @@ pub fn is_complete_sql(sql: &str) -> bool {
 /// Registers the VFS "hardpack" with the SQLite linked into this program.
 pub fn register_vfs() -> Result<(), &'static str> {
     hardpack::register(hardpack::api_from!(rusqlite::ffi)?, false)
+}
+
+/// Locks the main database of a connection exclusively, as SQLite does, without a look at what is in it. The lock is
+/// given back with the connection. Returns a code of SQLite's.
+pub fn lock_database_file(db: &Connection) -> libc::c_int {
+    let mut file: *mut ffi::sqlite3_file = std::ptr::null_mut();
+    // SAFETY: the connection is open, and this operation fills the pointer it gets, with a file that lives as long as the
+    // connection. Its methods are called as SQLite does; nobody else uses the connection meanwhile.
+    unsafe {
+        let code = ffi::sqlite3_file_control(
+            db.handle(),
+            c"main".as_ptr(),
+            ffi::SQLITE_FCNTL_FILE_POINTER,
+            (&raw mut file).cast(),
+        );
+        if code != ffi::SQLITE_OK || file.is_null() || (*file).pMethods.is_null() {
+            return ffi::SQLITE_CANTOPEN;
+        }
+        let methods = &*(*file).pMethods;
+        let (Some(lock), Some(unlock)) = (methods.xLock, methods.xUnlock) else {
+            return ffi::SQLITE_CANTOPEN;
+        };
+        for level in
+            [ffi::SQLITE_LOCK_SHARED, ffi::SQLITE_LOCK_RESERVED, ffi::SQLITE_LOCK_EXCLUSIVE]
+        {
+            let code = lock(file, level);
+            if code != ffi::SQLITE_OK {
+                unlock(file, ffi::SQLITE_LOCK_NONE);
+                return code;
+            }
+        }
+        ffi::SQLITE_OK
+    }
 }
 
 /// A moment as the clock on the wall shows it.

@@ -47,8 +47,11 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Su
             Box::new(File::open(source).cannot("open", &shown)?)
         };
         let stream = BufReader::with_capacity(BUFFER_LEN, stream);
-        let done = read::put_stream(args, pool, top, stream, &mut summary);
+        let done = read::put_stream(args, (pool, &users), top, stream, &mut summary);
         done.cannot("put", &shown)?;
+    }
+    if users.has_held() {
+        users.finish(pool).cannot("put into", address)?;
     }
     pool.close().cannot("close", address)?;
     Ok(summary)

@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -242,4 +242,42 @@ fn openers_meet_the_database_or_the_pool() {
         stop.store(true, Ordering::Relaxed);
     });
     println!("replaced {replaced} times of 20");
+}
+
+/// An access control list as Linux keeps it: user 1234 may read, and the mask allows that.
+fn access_control_list() -> Vec<u8> {
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    let nobody = u32::MAX;
+    for (tag, rights, id) in
+        [(1_u16, 6_u16, nobody), (2, 4, 1234), (4, 0, nobody), (0x10, 4, nobody), (0x20, 0, nobody)]
+    {
+        list.extend(tag.to_le_bytes());
+        list.extend(rights.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    list
+}
+
+#[test]
+fn extended_attributes_and_access_control_lists_stay() {
+    let (_directory, path) = directory_with("data.db", b"");
+    make_database(&path, 4096, 100);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let wanted =
+        [("user.what", b"a database".to_vec()), ("system.posix_acl_access", access_control_list())];
+    let set = |(name, value): &(&str, Vec<u8>)| {
+        rustix::fs::setxattr(&path, *name, value, rustix::fs::XattrFlags::empty()).is_ok()
+    };
+    let kept: Vec<_> = wanted.into_iter().filter(set).collect();
+    if kept.is_empty() {
+        eprintln!("not tested: this file system has no extended attributes");
+    }
+    let mode = fs::metadata(&path).unwrap().mode();
+    hardpack().args(["pack", "-q", "--in-place"]).arg(&path).assert().success();
+    for (name, value) in kept {
+        let mut found = vec![0; 1024];
+        let len = rustix::fs::getxattr(&path, name, &mut found[..]).unwrap();
+        assert_eq!(found[..len], value, "{name}");
+    }
+    assert_eq!(fs::metadata(&path).unwrap().mode(), mode);
 }

@@ -443,3 +443,28 @@ fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
         hardpack().args(["check", "-q"]).arg(&pool).assert().success();
     }
 }
+
+#[test]
+fn capabilities_are_not_given_without_owners() {
+    let (directory, file) = directory_with("program", b"does something");
+    // Version 2, with the right to bind to low ports.
+    let capability =
+        [&0x0200_0001_u32.to_le_bytes()[..], &0x400_u32.to_le_bytes(), &[0; 12]].concat();
+    let flags = XattrFlags::empty();
+    let can_be_set = lsetxattr(&file, "security.capability", &capability, flags).is_ok();
+    let has_own = lsetxattr(&file, "user.own", b"value", flags).is_ok();
+    let pool = directory.path().join("p.hpk");
+    hardpack().args(["put", "-q"]).args([&file, &pool.join("program")]).assert().success();
+    if !can_be_set {
+        eprintln!("not tested whether they are given: nobody may here");
+    }
+    for (owner, is_given) in [("--no-owner", false), ("--owner", can_be_set)] {
+        let out = directory.path().join(owner);
+        let mut command = hardpack();
+        command.args(["extract", "-q", owner]).args([&pool.join("program"), &out]);
+        command.assert().success();
+        let names: Vec<Vec<u8>> = xattrs(&out).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.contains(&b"security.capability".to_vec()), is_given, "{owner}");
+        assert_eq!(names.contains(&b"user.own".to_vec()), has_own, "{owner}");
+    }
+}

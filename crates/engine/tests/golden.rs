@@ -19,8 +19,8 @@ use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
 use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
-    BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_PAGE_FILTER, FEATURE_ROOTS,
-    SLOT_COUNT, Superblock, slot_offset,
+    BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_PAGE_FILTER,
+    FEATURE_ROOTS, SLOT_COUNT, Superblock, slot_offset,
 };
 use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
@@ -505,4 +505,56 @@ fn the_golden_pool_with_filtered_records_is_read() {
     pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
     assert!(read_all(&file).unwrap() == content);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// The generations of the file of the pool with generations.
+const GENERATION_ROLLED_BACK: u64 = 0xc18b_feaf_4a2d_0fee;
+const GENERATION_REWOUND: u64 = 0x497e_c4ec_ddaa_94aa;
+/// What that file holds at first.
+const GENERATION_CONTENT: [u8; 40_000] = [b'g'; 40_000];
+
+/// A pool that was rolled back, and then rewound to what it was after that. Returns it with the generations of its
+/// file after each.
+fn write_generations() -> (Vec<u8>, [u64; 2]) {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&GENERATION_CONTENT, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.create_snapshot(file.id(), b"kept", 1).unwrap();
+    file.write_at(b"something else", 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.rollback(file.id(), b"kept").unwrap();
+    let (back, rolled_back) = (pool.state().txg(), pool.generation(file.id()).unwrap());
+    file.write_at(b"something new", 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.rewind(back, &mut |_| {}).unwrap();
+    let rewound = pool.generation(file.id()).unwrap();
+    pool.close().unwrap();
+    (device.image(), [rolled_back, rewound])
+}
+
+#[test]
+fn the_golden_pool_with_generations_is_read() {
+    let path = golden_path().with_file_name("v2-generations.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (image, generations) = write_generations();
+        println!("{generations:#x?}");
+        std::fs::write(&path, image).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(Arc::clone(&device) as _, options(1 << 20)).unwrap();
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert_ne!(pool.state().superblock.incompat & FEATURE_GENERATIONS, 0);
+    let file = only_file(&pool).unwrap();
+    assert!(read_all(&file).unwrap() == GENERATION_CONTENT);
+    let snapshot = pool.open_snapshot(file.id(), b"kept").unwrap();
+    assert!(read_all(&only_file(&snapshot).unwrap()).unwrap() == GENERATION_CONTENT);
+    // By these, logs beside a pool are found: they stay what they are.
+    let [rolled_back, rewound] = [GENERATION_ROLLED_BACK, GENERATION_REWOUND];
+    assert_eq!(pool.generation(file.id()).unwrap(), rewound);
+    let older = pool.state().txg().0 - 2;
+    let older = Pool::open_at(device, options(1 << 20), Txg(older)).unwrap();
+    assert_eq!(older.generation(file.id()).unwrap(), rolled_back);
 }

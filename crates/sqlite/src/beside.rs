@@ -4,7 +4,9 @@
 //! SQLite makes their names of the database's, so each is translated here: `pool.hpk/dir/app.db-journal` is
 //! `pool.hpk-db7-journal`, 7 being the number of the file, which it keeps under any name. The pool's first file,
 //! which is what a lone database is, needs no number: its journal is `pool.hpk-journal`, by whichever path it was
-//! opened. A super-journal has a random name, and lies beside the pool without a number: that it exists decides
+//! opened. Behind the names of a log and a journal stands the generation of the content, where that is not 0: what
+//! belongs to other content, from before a rollback or a rewind, is never found and so never played.
+//! A super-journal has a random name, and lies beside the pool without a number: that it exists decides
 //! what happens to the databases that name it, whatever has become of the one it was named after.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -17,17 +19,19 @@ use hardpack_engine::FileId;
 use crate::codes::code;
 use crate::ffi::SQLITE_IOERR_ACCESS;
 use crate::host::Host;
-use crate::host_name::{HostName, JOURNAL_SUFFIX, LOG_SUFFIX};
+use crate::host_name::{HostName, JOURNAL_SUFFIX, LOG_SUFFIX, generation_suffix};
 use crate::inside::{Found, find};
-use crate::locate::{Location, locate};
+use crate::locate::{Location, is_pool, locate};
 use crate::registry::{self, Beside};
 
 /// The file of a pool that uses the pool's own locks and names.
 pub const FIRST_FILE: FileId = FileId(2);
 /// The longest of what follows the name of a database.
-pub const SUFFIX_LEN_MAX: usize = SUPER_JOURNAL_LEN;
+pub const SUFFIX_LEN_MAX: usize = JOURNAL_SUFFIX.len() + GENERATION_LEN;
 /// `-mj`, six digits, a 9 and two more digits; all of them hexadecimal.
 const SUPER_JOURNAL_LEN: usize = 12;
+/// A generation in a name, in hexadecimal digits.
+const GENERATION_LEN: usize = 16;
 
 /// What a name is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,29 +122,65 @@ pub unsafe fn companion(host: Host, name: *const c_char) -> Result<Companion, c_
         }
         _ => {}
     }
-    let Some(location) = locate(host, name) else { return Ok(Companion::Hosts) };
     let suffix = &name[database.len()..];
-    let base = match kind {
-        Kind::SuperJournal => Some(location.pool),
-        _ => base_of_closed(location, suffix.len())?,
+    let base = match locate(host, name) {
+        Some(location) if kind == Kind::SuperJournal => Some((location.pool, 0)),
+        Some(location) => base_of_closed(location, suffix.len())?,
+        None if kind == Kind::SuperJournal => return Ok(Companion::Hosts),
+        None => match generation_of_closed(host, database)? {
+            0 => return Ok(Companion::Hosts),
+            generation => Some((database.to_vec(), generation)),
+        },
     };
-    let Some(base) = base else { return Ok(Companion::Nowhere) };
-    let name = Arc::new(HostName::new(&[&base, suffix].concat()));
+    let Some((base, generation)) = base else { return Ok(Companion::Nowhere) };
+    let ending = generation_suffix(generation);
+    let name = Arc::new(HostName::new(&[&base, suffix, ending.as_bytes()].concat()));
     Ok(Companion::There(Translated { kind, name, is_kept: false }))
 }
 
-/// The same for a database that this process has not open, as a super-journal may name one.
-fn base_of_closed(mut location: Location, suffix_len: usize) -> Result<Option<Vec<u8>>, c_int> {
+/// The file that stands for a database which this process has not open, as a super-journal may name one, and the
+/// generation of its content.
+fn base_of_closed(
+    mut location: Location,
+    suffix_len: usize,
+) -> Result<Option<(Vec<u8>, u64)>, c_int> {
     location.rest.truncate(location.rest.len().saturating_sub(suffix_len));
     let path = Path::new(OsStr::from_bytes(&location.pool));
     let found = registry::open(path).and_then(|pool| {
         pool.pool().refresh()?;
-        find(pool.pool(), &location.rest)
+        match find(pool.pool(), &location.rest)? {
+            Found::File(file) => {
+                let generation = pool.pool().generation(file)?;
+                Ok(Some((base_path(&location.pool, file), generation)))
+            }
+            _ => Ok(None),
+        }
     });
-    match found {
-        Ok(Found::File(file)) => Ok(Some(base_path(&location.pool, file))),
-        Ok(_) => Ok(None),
-        Err(error) => Err(code(&error, SQLITE_IOERR_ACCESS, path)),
+    found.map_err(|error| code(&error, SQLITE_IOERR_ACCESS, path))
+}
+
+/// The generation of a database that goes by the name of its pool, which this process has not open; 0 for one that is
+/// in no pool.
+fn generation_of_closed(host: Host, database: &[u8]) -> Result<u64, c_int> {
+    let path = Path::new(OsStr::from_bytes(database));
+    if registry::is_plain(database) || !path.is_file() || !is_pool(host, database) {
+        return Ok(0);
+    }
+    let found = registry::open(path).and_then(|pool| {
+        pool.pool().refresh()?;
+        pool.pool().generation(FIRST_FILE)
+    });
+    found.map_err(|error| code(&error, SQLITE_IOERR_ACCESS, path))
+}
+
+/// Where the host has what SQLite keeps beside a file of a pool, of which the content is of this generation.
+pub fn beside_of(pool: &[u8], file: FileId, generation: u64) -> Beside {
+    match (file, generation) {
+        (FIRST_FILE, 0) => Beside::Here,
+        _ => {
+            let base = base_path(pool, file);
+            Beside::There(Arc::new(HostName::of_generation(&base, generation)))
+        }
     }
 }
 

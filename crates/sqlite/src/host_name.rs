@@ -16,11 +16,20 @@ pub const LOG_SUFFIX: &[u8] = b"-wal";
 /// NUL bytes before the name, by which SQLite finds its beginning, and at the end.
 const PADDING: usize = 4;
 
+/// What follows the names of a journal and a log for a generation of the content, which binds them to it.
+///
+/// It comes last and holds no `-`: a host finds the database, and with it the permissions of a new log, by what is
+/// before the last one.
+pub fn generation_suffix(generation: u64) -> String {
+    if generation == 0 { String::new() } else { format!("{generation:016x}") }
+}
+
 /// The names of a database and of what belongs to it.
 #[derive(Debug)]
 pub struct HostName {
     bytes: Box<[u8]>,
     path_len: usize,
+    generation: u64,
     journal: usize,
     log: usize,
 }
@@ -28,7 +37,12 @@ pub struct HostName {
 impl HostName {
     /// Names for a database at `path`, which holds no NUL byte, without parameters.
     pub fn new(path: &[u8]) -> HostName {
-        HostName::build(path, &[])
+        HostName::build(path, &[], 0)
+    }
+
+    /// Names for a database whose content is of this generation, which the names of journal and log end with.
+    pub fn of_generation(path: &[u8], generation: u64) -> HostName {
+        HostName::build(path, &[], generation)
     }
 
     /// The same with the parameters of another.
@@ -49,10 +63,11 @@ impl HostName {
                 }
             }
         }
-        HostName::build(path, &parameters)
+        HostName::build(path, &parameters, 0)
     }
 
-    fn build(path: &[u8], parameters: &[u8]) -> HostName {
+    fn build(path: &[u8], parameters: &[u8], generation: u64) -> HostName {
+        let ending = generation_suffix(generation);
         let mut bytes = vec![0; PADDING];
         bytes.extend_from_slice(path);
         bytes.push(0);
@@ -61,12 +76,20 @@ impl HostName {
         let journal = bytes.len();
         bytes.extend_from_slice(path);
         bytes.extend_from_slice(JOURNAL_SUFFIX);
+        bytes.extend_from_slice(ending.as_bytes());
         bytes.push(0);
         let log = bytes.len();
         bytes.extend_from_slice(path);
         bytes.extend_from_slice(LOG_SUFFIX);
+        bytes.extend_from_slice(ending.as_bytes());
         bytes.extend_from_slice(&[0; PADDING]);
-        HostName { bytes: bytes.into_boxed_slice(), path_len: path.len(), journal, log }
+        let bytes = bytes.into_boxed_slice();
+        HostName { bytes, path_len: path.len(), generation, journal, log }
+    }
+
+    /// The generation that journal and log are of.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The path of the database.
@@ -106,5 +129,9 @@ mod tests {
             .map(|text| unsafe { CStr::from_ptr(text) }.to_bytes());
         assert_eq!(texts, [&b"/b/c"[..], b"/b/c-journal", b"/b/c-wal"]);
         assert_eq!(name.path(), b"/b/c");
+        let name = HostName::of_generation(b"/b/c", 0x1f);
+        // SAFETY: both end with a NUL byte.
+        let texts = [name.journal(), name.log()].map(|t| unsafe { CStr::from_ptr(t) }.to_bytes());
+        assert_eq!(texts, [&b"/b/c-journal000000000000001f"[..], b"/b/c-wal000000000000001f"]);
     }
 }

@@ -126,9 +126,11 @@ pub fn remove(host: Host, path: &[u8]) -> Option<c_int> {
     let done = registry::open(pool_path).and_then(|pool| {
         pool.pool().refresh()?;
         let entry = pool.pool().resolve(&location.rest)?;
+        let generation = pool.pool().generation(entry.file)?;
         pool.pool().remove_at(&location.rest, now_ns())?;
         if matches!(pool.pool().attributes(entry.file), Err(Error::NotFound { .. })) {
-            side::remove_all(&pool, entry.file, &base_path(&location.pool, entry.file));
+            let base = base_path(&location.pool, entry.file);
+            side::remove_all(&pool, entry.file, &base, generation);
         }
         Ok(())
     });

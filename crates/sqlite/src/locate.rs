@@ -92,7 +92,8 @@ fn normalise(rest: &[u8]) -> Option<Vec<u8>> {
     Some(normal)
 }
 
-fn is_pool(host: Host, path: &[u8]) -> bool {
+/// Whether a file begins like a pool.
+pub fn is_pool(host: Host, path: &[u8]) -> bool {
     if registry::is_open(Path::new(OsStr::from_bytes(path))) {
         return true;
     }

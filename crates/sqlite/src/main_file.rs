@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::Durability;
-use hardpack_engine::{Error, FileId};
+use hardpack_engine::{Error, FileId, Txg};
 
 use crate::api;
 use crate::codes::code;
@@ -42,15 +42,20 @@ use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
 use crate::pragma;
-use crate::registry::{self, PoolName, PoolUse};
+use crate::registry::{self, PlainName, PoolName, PoolUse};
 use crate::wal_index::WalIndex;
 use locks::Locks;
 use open::note_page_len;
 
+/// The slot of the WAL index lock that a writer holds exclusively.
+const SHM_WRITE_SLOT: c_int = 0;
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
 const SHM_CHECKPOINT_SLOT: c_int = 1;
 /// The slot of readers that use the database alone; a checkpoint holds it while it copies.
 const SHM_READ_DATABASE_SLOT: c_int = 3;
+
+/// What SQLite reads, from where and how much, to see whether others have changed the database.
+const CHANGE_COUNTER: (u64, usize) = (24, 16);
 
 /// An open main database file.
 #[derive(Debug)]
@@ -68,6 +73,13 @@ pub struct MainFile {
     inner_path: Option<Vec<u8>>,
     /// Whose properties the connection shows and sets: the pool's, or the file's where it was named.
     owner: FileId,
+    /// Notes the name of a database that is in no pool.
+    #[allow(dead_code, reason = "notes the name as long as it lives")]
+    plain_name: Option<PlainName>,
+    /// The generation of the content that this connection knows, and the state for which that was found.
+    generation: (Txg, u64),
+    /// The content was exchanged since SQLite last looked, and what it has in its cache is of no use.
+    is_exchanged: bool,
     properties: Vec<(Property, String)>,
     read_only: bool,
     lock: c_int,
@@ -186,11 +198,38 @@ impl MainFile {
         match &self.backing {
             Backing::Plain | Backing::Snapshot(..) => Ok(()),
             Backing::Pool(pool, _) => {
-                pool.pool().refresh().map(drop).map_err(|e| self.code(&e, SQLITE_IOERR_READ))
+                pool.pool().refresh().map_err(|e| self.code(&e, SQLITE_IOERR_READ))?;
+                self.follow_generation()
             }
             Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(),
             Backing::Unborn(..) => Ok(()),
         }
+    }
+
+    /// Looks whether the content was exchanged since this connection last did. What belongs to it is looked for by
+    /// another name then; a connection that uses the log of the content before, or changes that, has to end.
+    fn follow_generation(&mut self) -> Result<(), c_int> {
+        let (Backing::Pool(pool, name), Some(file)) = (&self.backing, &self.file) else {
+            return Ok(());
+        };
+        let txg = pool.pool().state().txg();
+        if txg == self.generation.0 {
+            return Ok(());
+        }
+        let found = pool.pool().generation(file.id());
+        let generation = found.map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
+        if generation != self.generation.1 {
+            if self.wal_index.is_some() || self.wrote || self.lock > SQLITE_LOCK_SHARED {
+                let path = self.path.display();
+                let text = format!("hardpack: {path}: its content was exchanged; open it again");
+                api::log(SQLITE_IOERR_READ, &text);
+                return Err(SQLITE_IOERR_READ);
+            }
+            name.exchange_generation(generation);
+            self.is_exchanged = true;
+        }
+        self.generation = (txg, generation);
+        Ok(())
     }
 
     /// xRead.
@@ -213,11 +252,22 @@ impl MainFile {
                     false => file.read_at(buf, offset),
                 };
                 match read {
-                    Ok(n) if n == buf.len() => SQLITE_OK,
+                    Ok(n) if n == buf.len() => {
+                        self.spoil_change_counter(buf, offset);
+                        SQLITE_OK
+                    }
                     Ok(_) => SQLITE_IOERR_SHORT_READ,
                     Err(error) => self.code(&error, SQLITE_IOERR_READ),
                 }
             }
+        }
+    }
+
+    /// Makes SQLite drop its cache when the content was exchanged: it compares these bytes with what it has seen, and
+    /// the change counter in them may be the same by chance. It uses them for nothing else.
+    fn spoil_change_counter(&mut self, buf: &mut [u8], offset: u64) {
+        if (offset, buf.len()) == CHANGE_COUNTER && std::mem::take(&mut self.is_exchanged) {
+            buf.iter_mut().for_each(|byte| *byte = !*byte);
         }
     }
 
@@ -346,6 +396,7 @@ impl MainFile {
 
     /// xLock.
     pub fn lock(&mut self, level: c_int) -> c_int {
+        let was_unlocked = self.lock == SQLITE_LOCK_NONE;
         let code = self.take_lock(level);
         if code == SQLITE_OK {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
@@ -353,7 +404,21 @@ impl MainFile {
             self.journal_on_disk |=
                 level == SQLITE_LOCK_EXCLUSIVE && self.lock == SQLITE_LOCK_SHARED;
             self.lock = self.lock.max(level);
+            // Before SQLite looks for a journal or a log, which may be those of other content.
+            if was_unlocked && matches!(self.backing, Backing::Pool(..)) {
+                return self.look_again();
+            }
         }
+        code
+    }
+
+    /// Takes over what others have done under a lock just taken, which is given back where that fails.
+    fn look_again(&mut self) -> c_int {
+        let Err(code) = self.refresh() else { return SQLITE_OK };
+        self.stale = true;
+        self.give_lock(SQLITE_LOCK_NONE);
+        self.lock = SQLITE_LOCK_NONE;
+        self.journal_on_disk = false;
         code
     }
 
@@ -418,7 +483,21 @@ impl MainFile {
             self.finish();
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
-        self.host_file.shm_lock(offset, count, flags)
+        let code = self.host_file.shm_lock(offset, count, flags);
+        let begins_to_write =
+            offset == SHM_WRITE_SLOT && flags == SQLITE_SHM_LOCK | SQLITE_SHM_EXCLUSIVE;
+        if code == SQLITE_OK
+            && begins_to_write
+            && !self.is_plain()
+            && let Err(code) = self.refresh()
+        {
+            // What is written to the log of other content would be lost, and no page of the database may be read
+            // before.
+            self.host_file.shm_lock(offset, count, SQLITE_SHM_UNLOCK | SQLITE_SHM_EXCLUSIVE);
+            self.stale = true;
+            return code;
+        }
+        code
     }
 
     /// xShmBarrier. Behind it SQLite looks at how far the log has been copied back, and relies on the

@@ -58,6 +58,8 @@ struct Registry {
     pools: HashMap<FileKey, Entry>,
     /// Databases that are in pools, by the name SQLite knows them by: their journals are kept in memory.
     names: HashMap<Vec<u8>, Name>,
+    /// Databases that are in no pool, by the name SQLite knows them by, with how often each is open.
+    plain: HashMap<Vec<u8>, usize>,
     /// Super-journals that are being written.
     super_journals: HashSet<Vec<u8>>,
 }
@@ -66,9 +68,19 @@ struct Registry {
 struct Name {
     users: usize,
     beside: Beside,
+    /// What it was before. A host keeps pointers into it.
+    retired: Vec<Beside>,
     /// The descriptor of a pool that could not be created. It may not be closed while SQLite holds
     /// locks on the file, as it does then.
     spare: Option<Arc<FileDevice>>,
+}
+
+impl Name {
+    fn exchange(&mut self, beside: Beside) {
+        if !self.beside.is_same(&beside) {
+            self.retired.push(std::mem::replace(&mut self.beside, beside));
+        }
+    }
 }
 
 /// Where the host has what SQLite keeps beside a database.
@@ -86,9 +98,21 @@ impl Beside {
     fn is_same(&self, other: &Beside) -> bool {
         match (self, other) {
             (Beside::Here, Beside::Here) | (Beside::Nowhere, Beside::Nowhere) => true,
-            (Beside::There(one), Beside::There(other)) => one.path() == other.path(),
+            (Beside::There(one), Beside::There(other)) => {
+                (one.path(), one.generation()) == (other.path(), other.generation())
+            }
             _ => false,
         }
+    }
+
+    /// Whether it is the same but for the generation of the content. `name` is the database's.
+    fn is_of_same_file(&self, name: &[u8], other: &Beside) -> bool {
+        let path = |beside: &Beside| match beside {
+            Beside::Here => Some(name.to_vec()),
+            Beside::There(there) => Some(there.path().to_vec()),
+            Beside::Nowhere => None,
+        };
+        path(self) == path(other)
     }
 }
 
@@ -239,6 +263,7 @@ impl Registry {
             options: Options::new(cache_len()),
             pools: HashMap::new(),
             names: HashMap::new(),
+            plain: HashMap::new(),
             super_journals: HashSet::new(),
         }
     }
@@ -363,11 +388,30 @@ impl PoolName {
     pub fn new(name: &[u8], beside: Beside) -> Option<PoolName> {
         let mut registry = registry();
         let known = registry.names.entry(name.to_vec());
-        let known = known.or_insert_with(|| Name { users: 0, beside: beside.clone(), spare: None });
-        known.beside.is_same(&beside).then(|| {
+        let known = known.or_insert_with(|| Name {
+            users: 0,
+            beside: beside.clone(),
+            retired: Vec::new(),
+            spare: None,
+        });
+        known.beside.is_of_same_file(name, &beside).then(|| {
+            known.exchange(beside);
             known.users += 1;
             PoolName(name.to_vec())
         })
+    }
+
+    /// Notes that the content is of another generation.
+    pub fn exchange_generation(&self, generation: u64) {
+        let mut registry = registry();
+        let Some(known) = registry.names.get_mut(&self.0) else { return };
+        let path = match &known.beside {
+            Beside::Here => &self.0[..],
+            Beside::There(there) => there.path(),
+            Beside::Nowhere => return,
+        };
+        let beside = Beside::There(Arc::new(HostName::of_generation(path, generation)));
+        known.exchange(beside);
     }
 }
 
@@ -381,6 +425,35 @@ impl Drop for PoolName {
             }
         }
     }
+}
+
+/// Notes that the database SQLite knows by this name is in no pool, as long as the value lives.
+#[derive(Debug)]
+pub struct PlainName(Vec<u8>);
+
+impl PlainName {
+    /// Notes the name.
+    pub fn new(name: &[u8]) -> PlainName {
+        *registry().plain.entry(name.to_vec()).or_default() += 1;
+        PlainName(name.to_vec())
+    }
+}
+
+impl Drop for PlainName {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        if let Some(users) = registry.plain.get_mut(&self.0) {
+            *users -= 1;
+            if *users == 0 {
+                registry.plain.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// Whether this process has a database of this name open that is in no pool.
+pub fn is_plain(name: &[u8]) -> bool {
+    registry().plain.contains_key(name)
 }
 
 /// Where what SQLite keeps beside a database is, if one of this name is open from a pool.

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use hardpack_engine::{Error, FileId, Result};
 
+use crate::host_name::generation_suffix;
 use crate::registry::PoolUse;
 
 /// What is behind the name of the file where something must be kept.
@@ -120,7 +121,9 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        self.pool.unshare(self.number, || remove_unless_needed(&self.path));
+        // Nobody exchanges the content of a database that somebody has open.
+        let generation = self.pool.pool().generation(FileId(self.number)).unwrap_or(0);
+        self.pool.unshare(self.number, || remove_unless_needed(&self.path, generation));
     }
 }
 
@@ -132,8 +135,10 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 /// Removes the file of a database that nobody has open, with the shared memory that a crash left. What cannot be
 /// removed is found by the next to come, and does no harm.
-fn remove_unless_needed(path: &Path) {
-    let is_kept = |suffix| fs::symlink_metadata(with_suffix(path, suffix)).is_ok();
+fn remove_unless_needed(path: &Path, generation: u64) {
+    let ending = generation_suffix(generation);
+    let is_kept =
+        |suffix| fs::symlink_metadata(with_suffix(path, &format!("{suffix}{ending}"))).is_ok();
     let is_ours =
         fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0);
     if is_ours && !KEPT_SUFFIXES.into_iter().any(is_kept) {
@@ -142,14 +147,16 @@ fn remove_unless_needed(path: &Path) {
     }
 }
 
-/// Removes what lies beside the pool for a database that is no longer in it, where nobody has that open.
-pub fn remove_all(pool: &PoolUse, file: FileId, path: &[u8]) {
+/// Removes what lies beside the pool for a database that is no longer in it, of its last generation, where nobody has that open.
+pub fn remove_all(pool: &PoolUse, file: FileId, path: &[u8], generation: u64) {
     if matches!(pool.try_claim(file.0), Ok(true)) {
         let path = Path::new(OsStr::from_bytes(path));
-        for suffix in KEPT_SUFFIXES.into_iter().chain([SHARED_MEMORY_SUFFIX]) {
-            let _ = fs::remove_file(with_suffix(path, suffix));
+        let ending = generation_suffix(generation);
+        for suffix in KEPT_SUFFIXES {
+            let _ = fs::remove_file(with_suffix(path, &format!("{suffix}{ending}")));
         }
-        remove_unless_needed(path);
+        let _ = fs::remove_file(with_suffix(path, SHARED_MEMORY_SUFFIX));
+        remove_unless_needed(path, generation);
         pool.unclaim(file.0);
     }
 }

@@ -109,7 +109,8 @@ pub struct ExtractArgs {
     /// Set owners even where the user is not root
     #[arg(long, conflicts_with = "no_owner")]
     pub owner: bool,
-    /// Leave owners alone even where the user is root
+    /// Leave owners alone even where the user is root, and with them rights: set-user-id bits, and
+    /// extended attributes such as capabilities
     #[arg(long)]
     pub no_owner: bool,
     /// Name each file, on standard error

@@ -189,7 +189,10 @@ fn report(args: &ExtractArgs, dest: &Path, done: &Summary, began: Instant) -> Re
         (done.symlinks, "symbolic links"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
-        (done.xattrs_lost, "extended attributes that the file system does not take"),
+        (
+            done.xattrs_lost,
+            "extended attributes that the file system does not take, or that give rights",
+        ),
         (done.failed, "failed"),
     ];
     for (number, what) in parts.into_iter().filter(|(number, _)| *number > 0) {

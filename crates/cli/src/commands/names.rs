@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{Attributes, CreateOptions, FileOwner, Kind, Pool, ROOT};
+use hardpack_engine::pool::{
+    Attributes, CreateOptions, DirEntry, Edit, FileOwner, Kind, Pool, ROOT,
+};
 use hardpack_engine::{Error, FileId};
 
 use crate::address::{Address, Opened, join, last_name};
@@ -154,21 +156,46 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
         Err(_) if args.force && is_missing(pool, &opened.path) => return Ok(pool.close()?),
         found => found?,
     };
+    let users = Users::of(&address.pool)?;
     if entry.kind != Kind::Directory {
-        pool.edit(now_ns(), |edit| edit.unlink(parent, &name))?;
-        Users::of(&address.pool)?.remove_leftovers(pool)?;
+        hold_last_name(&users, pool, &entry)?;
+        pool.edit(now_ns(), |edit| {
+            is_still(edit, parent, &name, Some(&entry))?;
+            edit.unlink(parent, &name)
+        })?;
+        users.finish(pool)?;
         return Ok(pool.close()?);
     }
     if !args.recursive {
         return Err(Reason::new(Code::Cannot, "it is a directory")
             .hint("-r removes it with all that is in it"));
     }
+    users.hold_all(pool, entry.file)?;
     let spinner = Spinner::new("removing", args.quiet);
     pool.remove_tree(parent, &name, now_ns(), &mut |_| !signals::is_interrupted())?;
     drop(spinner);
-    Users::of(&address.pool)?.remove_leftovers(pool)?;
+    users.finish(pool)?;
     pool.close()?;
     signals::check().map_err(|reason| reason.hint("what was removed until now stays so"))
+}
+
+/// Keeps everybody out of a file whose name is to go, where that is its last.
+fn hold_last_name(users: &Users, pool: &Pool, entry: &DirEntry) -> Result<(), Reason> {
+    let attributes = pool.attributes(entry.file)?;
+    let is_kept = attributes.kind == Kind::File && attributes.link_count > 1;
+    if is_kept { Ok(()) } else { users.hold_all(pool, entry.file) }
+}
+
+/// Refuses where a name no longer stands for what others were kept out of.
+fn is_still(
+    edit: &mut Edit<'_>,
+    directory: FileId,
+    name: &[u8],
+    old: Option<&DirEntry>,
+) -> hardpack_engine::Result<()> {
+    let now = edit.lookup(directory, name)?;
+    let is_same = now.map(|now| now.file) == old.map(|old| old.file);
+    if is_same { Ok(()) } else { Err(Error::Busy) }
 }
 
 fn is_missing(pool: &Pool, path: &[u8]) -> bool {
@@ -209,10 +236,22 @@ fn rename(
     } else {
         named(target)?
     };
-    if args.no_clobber && pool.lookup_in(new.0, &new.1)?.is_some() {
+    let old = pool.lookup_in(new.0, &new.1)?;
+    if args.no_clobber && old.is_some() {
         return Ok(());
     }
-    Ok(pool.edit(now_ns(), |edit| edit.rename((directory, name), (new.0, &new.1)))?)
+    let users = Users::of(&to.pool)?;
+    let moved = pool.lookup_in(directory, name)?;
+    if let Some(old) = old.as_ref().filter(|old| old.kind != Kind::Directory)
+        && moved.is_none_or(|moved| moved.file != old.file)
+    {
+        hold_last_name(&users, pool, old)?;
+    }
+    pool.edit(now_ns(), |edit| {
+        is_still(edit, new.0, &new.1, old.as_ref())?;
+        edit.rename((directory, name), (new.0, &new.1))
+    })?;
+    if old.is_some() { users.finish(pool) } else { Ok(()) }
 }
 
 pub fn ln(args: &LnArgs) -> Result<ExitCode, Failure> {
@@ -242,8 +281,20 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
         }
         Some(pool.resolve_link(&target.path)?.file)
     };
+    let users = Users::of(&args.path.pool)?;
+    let there = pool.lookup_in(parent, &name)?.filter(|old| old.kind != Kind::Directory);
+    let replaced = there.as_ref().filter(|old| args.force && existing != Some(old.file));
+    if let Some(old) = replaced {
+        hold_last_name(&users, pool, old)?;
+    }
     pool.edit(now, |edit| {
+        if replaced.is_some() {
+            is_still(edit, parent, &name, replaced)?;
+        }
         let old = edit.lookup(parent, &name)?.filter(|old| old.kind != Kind::Directory);
+        if args.force && old.is_some() && there.is_none() {
+            return Err(Error::Busy);
+        }
         if let Some(old) = old.filter(|_| args.force) {
             if existing == Some(old.file) {
                 return Ok(());
@@ -258,5 +309,8 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
             }
         }
     })?;
+    if replaced.is_some() {
+        users.finish(pool)?;
+    }
     Ok(pool.close()?)
 }

@@ -13,7 +13,9 @@ use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{CreateOptions, Pool, Settings};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::MAGIC;
+use rustix::fs::XattrFlags;
 
+use super::put::source::xattrs_of;
 use crate::address::Address;
 use crate::args::PackArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
@@ -22,9 +24,9 @@ use crate::output::{self, bytes, json_ratio, quotient, ratio};
 use crate::pool_file::{self, Digest, read_all};
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
-use crate::signals;
 use crate::snapshot::{Snapshot, read_full};
 use crate::sqlite::beside;
+use crate::{signals, text};
 
 /// Sectors of 512 bytes.
 const ASHIFT: u8 = 9;
@@ -74,6 +76,7 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
     let packed = verify(args, unfinished.path(), &digest)?;
     if let Some(snapshot) = held {
         keep_owner(unfinished.path(), &metadata);
+        keep_xattrs(input, unfinished.path())?;
         unfinished.complete(metadata.mode(), None)?;
         let file = snapshot.into_file()?;
         unfinished.replace(input, &file, &digest, is_database)?;
@@ -251,4 +254,22 @@ fn refuse_in_place(input: &Path) -> Result<(), Reason> {
 /// Best effort: only root may give files away.
 fn keep_owner(path: &Path, metadata: &Metadata) {
     let _ = chown(path, Some(metadata.uid()), Some(metadata.gid()));
+}
+
+/// Gives the pool the extended attributes of what it replaces, and with them its access control list. Its mode comes
+/// after that, and says again what the list has as its mask.
+fn keep_xattrs(from: &Path, to: &Path) -> Result<(), Reason> {
+    for (name, value) in xattrs_of(from)? {
+        let set = rustix::fs::lsetxattr(to, &name, &value, XattrFlags::empty());
+        // Labels and the like are set by the system, or by those who may.
+        let is_systems = name.starts_with(b"security.") || name.starts_with(b"trusted.");
+        if let Err(error) = set
+            && !is_systems
+        {
+            let name = text::escaped(&name);
+            let what = format!("its extended attribute '{name}' cannot be kept: {error}");
+            return Err(Reason::new(Code::Cannot, what));
+        }
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@
 mod delivery;
 mod existing;
 mod readers;
-mod source;
+pub mod source;
 mod walk;
 
 use std::ffi::OsString;
@@ -110,8 +110,10 @@ fn put(
         });
         done.cannot("put", &shown)?;
     }
-    if let (Some(users), Some(pool), true) = (&users, pool, summary.removed > 0) {
-        users.remove_leftovers(pool).cannot("put into", address)?;
+    if let (Some(users), Some(pool)) = (users, pool)
+        && (summary.removed > 0 || users.has_held())
+    {
+        users.finish(pool).cannot("put into", address)?;
     }
     Ok(summary)
 }

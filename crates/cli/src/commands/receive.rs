@@ -1,15 +1,19 @@
 //! `hardpack receive`: takes a snapshot, or what changed since another, from standard input.
 
+use std::cell::RefCell;
 use std::io::{BufReader, IsTerminal};
+use std::path::Path;
 use std::process::ExitCode;
 
-use hardpack_engine::pool::ReceiveOptions;
+use hardpack_engine::pool::{Pool, ReceiveOptions};
 use hardpack_engine::{Error, FileId};
 
+use super::snapshots::{Settling, settle_databases};
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output;
 use crate::progress::Spinner;
+use crate::users::Users;
 
 /// So much is read at a time.
 const READ_LEN: usize = 1 << 20;
@@ -48,12 +52,27 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     }
     let _spinner = Spinner::new("receiving", args.quiet);
     let mut input = BufReader::with_capacity(READ_LEN, stdin.lock());
-    let options = ReceiveOptions { force: args.force, ..ReceiveOptions::default() };
+    // Until all is committed, and the pool's descriptor is closed behind it.
+    let kept_out = RefCell::new(None);
+    let refusal = RefCell::new(None);
+    let before_change = |scope: FileId| {
+        keep_out(&args.target.pool, pool, scope)
+            .map(|users| *kept_out.borrow_mut() = Some(users))
+            .map_err(|reason| {
+                *refusal.borrow_mut() = Some(reason);
+                Error::Busy
+            })
+    };
+    let options = ReceiveOptions {
+        force: args.force,
+        before_change: Some(&before_change),
+        ..ReceiveOptions::default()
+    };
     let received = pool.receive(directory, name, &mut input, &options, &mut |_| {});
     received.map_err(|error| {
         let is_of_stream =
             matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. });
-        let mut reason = Reason::from(error);
+        let mut reason = refusal.take().unwrap_or_else(|| Reason::from(error));
         if is_of_stream {
             // The pool is sound.
             reason.hint = None;
@@ -67,5 +86,15 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
             _ => reason,
         }
     })?;
+    if let Some(users) = kept_out.take() {
+        users.finish(pool)?;
+    }
     Ok(pool.close()?)
+}
+
+/// Has what is in logs of the databases that may change put into them, and keeps everybody out.
+fn keep_out(path: &Path, pool: &Pool, scope: FileId) -> Result<Users, Reason> {
+    settle_databases(path, &pool.path_of(scope)?, Settling::Emptied)?;
+    pool.refresh()?;
+    Users::of(path)?.keep_out(pool, scope)
 }

@@ -4,14 +4,16 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hardpack_engine::Txg;
+use hardpack_engine::pool::Pool;
+use hardpack_engine::{Error, Txg};
 use serde_json::{Value, json};
 
 use crate::args::{CheckArgs, RewindArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes};
 use crate::progress::Progress;
-use crate::{pool_file, publish, signals};
+use crate::users::Users;
+use crate::{contents, pool_file, publish, signals};
 
 pub fn run(args: &RewindArgs) -> Result<ExitCode, Failure> {
     signals::catch();
@@ -29,13 +31,13 @@ fn stop_if_interrupted() {
 }
 
 fn rewind(args: &RewindArgs) -> Result<(Txg, Txg), Reason> {
-    if pool_file::has_sidecar(&args.pool) {
-        return Err(Reason::new(Code::InUse, "there is a log or journal beside it")
-            .hint("it belongs to the newest state: open and close the database, or move it away"));
-    }
     // Its descriptor is closed before SQLite could hold any lock: nothing here opens a connection.
     publish::refuse_open_elsewhere(&std::fs::File::open(&args.pool)?)?;
     let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
+    // Before a connection is opened that would settle one, and once more when nobody can leave another.
+    refuse_logs(args, &pool)?;
+    let kept_out = Users::of(&args.pool)?.keep_out_of_all(&pool)?;
+    refuse_logs(args, &pool)?;
     let before = pool.state();
     let total = before.stats().data().stored + before.stats().nodes.stored;
     let mut progress = Progress::new("verifying".into(), total, args.work.quiet);
@@ -44,8 +46,25 @@ fn rewind(args: &RewindArgs) -> Result<(Txg, Txg), Reason> {
         stop_if_interrupted();
     })?;
     progress.finish();
+    pool.refresh()?;
+    kept_out.finish(&pool)?;
     pool.close()?;
     Ok((before.txg(), after))
+}
+
+/// Refuses where the log or journal of a database holds what is not in the pool: it would be lost. It would not be
+/// played onto the older state, see `generation.rs` of the engine.
+fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
+    for (sidecar, path, _) in contents::logs_beside(&args.pool)? {
+        let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
+        if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
+            let text = format!("there is a log or journal beside it, '{}'", path.display());
+            return Err(Reason::new(Code::InUse, text).hint(
+                "it belongs to the newest state: open and close the database, or move it away",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn report(args: &RewindArgs, before: Txg, after: Txg, began: Instant) -> Result<(), Reason> {

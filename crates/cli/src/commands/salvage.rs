@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::unpack::Writer;
 use crate::args::SalvageArgs;
+use crate::contents;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, quotient};
 use crate::progress::Progress;
@@ -94,7 +95,7 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
         let (len, known_len) = (file.attributes.len, file.known_len);
         files.push(Saved { name, output, len, known_len, hurt });
     }
-    Ok(Done { salvage, files, has_sidecar: pool_file::has_sidecar(&args.pool) })
+    Ok(Done { salvage, files, has_sidecar: !contents::logs_beside(&args.pool)?.is_empty() })
 }
 
 /// A name and a place for each file.

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 use super::names::now_ns;
 use crate::address::{Address, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
-use crate::contents::{database_path, has_sidecar, sidecar_of};
+use crate::contents::{database_path, logs_beside};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
 use crate::users::Users;
@@ -23,6 +22,8 @@ use crate::{pool_file, signals, sqlite, text};
 
 /// How long a database is waited for whose log is to be settled.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
+/// How long readers are waited for that keep a log from being copied.
+const COPY_WAIT: Duration = Duration::from_secs(2);
 
 pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
     for address in &args.snapshots {
@@ -33,44 +34,71 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
 
 fn make(address: &Address) -> Result<(), Reason> {
     let (path, name) = address.snapshot_name()?;
-    settle_databases(&address.pool, &path)?;
+    settle_databases(&address.pool, &path, Settling::Copied)?;
     let pool = pool_file::open_writable(&address.pool, Some(1))?;
     pool.create_snapshot(pool.resolve(&path)?.file, &name, now_ns())?;
     Ok(pool.close()?)
 }
 
-/// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot keeps nothing
-/// that is not.
-fn settle_databases(pool_path: &Path, path: &[u8]) -> Result<(), Reason> {
-    let pool_name = pool_path.file_name().unwrap_or_default().as_bytes().to_vec();
-    let directory = pool_path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let mut found: Vec<FileId> = Vec::new();
-    for entry in fs::read_dir(directory.unwrap_or(Path::new(".")))? {
-        let entry = entry?;
-        let of = sidecar_of(&pool_name, entry.file_name().as_bytes());
-        found.extend(of.filter(|file| has_sidecar(pool_path, *file)));
-    }
-    found.sort_unstable();
-    found.dedup();
-    if found.is_empty() {
+/// What is to be true of the logs beside a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settling {
+    /// What was committed until now is in the pool, too. Others may go on reading and writing.
+    Copied,
+    /// Nothing is left in them. A database that SQLite can make nothing of is left alone: nothing will be played onto what
+    /// takes its place.
+    Emptied,
+}
+
+/// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot or a clone
+/// keeps nothing that is not.
+pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Result<(), Reason> {
+    let logs = logs_beside(pool_path)?;
+    if logs.is_empty() {
         return Ok(());
     }
     let pool = pool_file::open_read_only(pool_path, Some(1))?;
     let scope = pool.resolve(path)?.file;
-    for file in found {
-        // It may be left over from one that is gone.
-        let Ok(inner) = pool.path_of(file) else { continue };
+    let mut files: Vec<FileId> = Vec::new();
+    for (sidecar, ..) in logs {
+        // It may be left over from one that is gone, or of other content.
+        let is_there = pool.path_of(sidecar.file).is_ok();
+        if is_there && sidecar.generation == Some(pool.generation(sidecar.file)?) {
+            files.push(sidecar.file);
+        }
+    }
+    files.dedup();
+    for file in files {
         if pool.is_below(file, scope)? {
-            let db = sqlite::open_pool(&database_path(pool_path, &inner), false, SETTLE_WAIT)?;
-            if !sqlite::settle(&db)? {
-                let shown = text::escaped(&inner);
-                let what =
-                    format!("the database '{shown}' is in use, and part of it is in its log");
-                return Err(Reason::new(Code::InUse, what).hint("try again when it is less busy"));
-            }
+            let inner = pool.path_of(file)?;
+            settle(pool_path, &inner, settling)?;
         }
     }
     Ok(())
+}
+
+fn settle(pool_path: &Path, inner: &[u8], settling: Settling) -> Result<(), Reason> {
+    let db = sqlite::open_any(&database_path(pool_path, inner), SETTLE_WAIT)?;
+    let settled = match settling {
+        Settling::Copied => sqlite::bring_in(&db, COPY_WAIT),
+        Settling::Emptied => sqlite::settle(&db),
+    };
+    match settled {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let shown = text::escaped(inner);
+            let what = format!("the database '{shown}' is in use, and part of it is in its log");
+            Err(Reason::new(Code::InUse, what).hint("try again when it is less busy"))
+        }
+        Err(error) if settling == Settling::Emptied && sqlite::is_unreadable(&error) => Ok(()),
+        Err(error) => {
+            let mut reason = Reason::from(error);
+            let shown = text::escaped(inner);
+            let why = reason.text;
+            reason.text = format!("part of the database '{shown}' is in its log: {why}");
+            Err(reason)
+        }
+    }
 }
 
 /// Where each snapshot is of, by path; of what is gone, the path it had.
@@ -177,13 +205,13 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
     let change = || {
         let (path, name) = address.snapshot_name()?;
         // A log that is newer than what the pool comes to hold would be applied to it.
-        settle_databases(&address.pool, &path)?;
+        settle_databases(&address.pool, &path, Settling::Emptied)?;
         let pool = pool_file::open_writable(&address.pool, None)?;
         let scope = pool.resolve(&path)?.file;
         // And what a program has read of a database would go with what the pool comes to hold.
         let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope)?;
         pool.rollback(scope, &name)?;
-        drop(kept_out);
+        kept_out.finish(&pool)?;
         Ok::<_, Reason>(pool.close()?)
     };
     change().cannot("go back to", address)?;
@@ -201,7 +229,12 @@ fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
         return Err(Reason::new(Code::Cannot, "a clone is made within one pool")
             .hint("'hardpack send' and 'receive' copy from pool to pool"));
     }
-    let pool = pool_file::open_writable(&source.pool, Some(1))?;
+    let mut pool = pool_file::open_writable(&source.pool, Some(1))?;
+    if source.find_snapshot(&pool)?.is_none() {
+        drop(pool);
+        settle_databases(&source.pool, &source.path, Settling::Copied)?;
+        pool = pool_file::open_writable(&source.pool, Some(1))?;
+    }
     let (directory, name) = pool.resolve_parent(&target.path)?;
     match source.find_snapshot(&pool)? {
         Some(found) => {
@@ -236,6 +269,11 @@ fn compare(args: &DiffArgs) -> Result<(), Reason> {
             Some(new)
         }
     };
+    if new.is_none()
+        && let Err(reason) = settle_databases(&args.from.pool, &path, Settling::Copied)
+    {
+        eprintln!("note: what is not in the pool yet is not compared: {}", reason.text);
+    }
     let pool = pool_file::open_read_only(&args.from.pool, None)?;
     let found = pool.diff(pool.resolve(&path)?.file, &old, new.as_deref())?;
     if args.json {

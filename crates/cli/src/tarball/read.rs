@@ -15,6 +15,7 @@ use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
 use crate::commands::put::Summary;
 use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
+use crate::users::Users;
 use crate::{output, signals, text};
 
 const CHUNK_LEN: usize = 1 << 20;
@@ -24,6 +25,7 @@ const KNOWN_COUNT_MAX: usize = 1 << 16;
 struct TarPutter<'p> {
     args: &'p PutArgs,
     pool: &'p Pool,
+    users: &'p Users,
     import: Import<'p>,
     top: FileId,
     directories: HashMap<Vec<u8>, FileId>,
@@ -34,7 +36,7 @@ struct TarPutter<'p> {
 /// Puts all entries of a stream below `top`.
 pub fn put_stream(
     args: &PutArgs,
-    pool: &Pool,
+    (pool, users): (&Pool, &Users),
     top: FileId,
     stream: impl Read,
     summary: &mut Summary,
@@ -42,7 +44,7 @@ pub fn put_stream(
     let progress = FilesProgress::new("putting", args.work.quiet);
     let import = pool.import(now_ns());
     let directories = HashMap::new();
-    let mut putter = TarPutter { args, pool, import, top, directories, summary, progress };
+    let mut putter = TarPutter { args, pool, users, import, top, directories, summary, progress };
     let mut stream = TarStream::new(stream);
     let done = putter.entries(&mut stream);
     if done.is_err() {
@@ -86,6 +88,9 @@ impl TarPutter<'_> {
         if self.args.verbose {
             let shown = text::for_stdout(&path, false);
             output::print_bytes(&[b"put ", &shown[..], b"\n"].concat())?;
+        }
+        if kind != EntryType::Directory && !self.hold(&path, parent, name)? {
+            return Ok(());
         }
         match kind {
             EntryType::Directory => {
@@ -152,6 +157,19 @@ impl TarPutter<'_> {
         self.summary.files += 1;
         self.progress.add(1, 0);
         Ok(())
+    }
+
+    /// Keeps others out of the file that has a name in the pool, until all is done. False where somebody has it open as a
+    /// database, which is told.
+    fn hold(&mut self, path: &[u8], parent: FileId, name: &[u8]) -> Result<bool, Reason> {
+        let old = self.pool.lookup_in(parent, name)?.filter(|old| old.kind == Kind::File);
+        match old.map_or(Ok(()), |old| self.users.hold(self.pool, old.file)) {
+            Err(reason) if reason.code == Code::InUse => {
+                self.failed(path, &reason.text);
+                Ok(false)
+            }
+            held => held.map(|()| true),
+        }
     }
 
     fn failed(&mut self, path: &[u8], why: &str) {

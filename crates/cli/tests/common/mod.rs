@@ -101,3 +101,57 @@ pub fn stdout_of(command: &mut Command) -> String {
 pub fn json_of(command: &mut Command) -> serde_json::Value {
     serde_json::from_str(&stdout_of(command)).unwrap()
 }
+
+/// Another process that has a database of a pool open.
+pub struct Session {
+    child: std::process::Child,
+    answers: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl Session {
+    pub fn open(path: &Path) -> Session {
+        let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+            .arg("sql")
+            .arg(path)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = std::io::BufReader::new(child.stdout.take().unwrap());
+        Session { child, answers }
+    }
+
+    /// The lines that statements answer with.
+    pub fn run(&mut self, sql: &str) -> Vec<String> {
+        use std::io::{BufRead, Write};
+        let input = self.child.stdin.as_mut().unwrap();
+        input.write_all(format!("{sql};\nSELECT '(end)';\n").as_bytes()).unwrap();
+        let lines = (&mut self.answers).lines().map(Result::unwrap);
+        let lines: Vec<String> = lines.take_while(|line| line != "(end)").collect();
+        assert!(self.child.try_wait().unwrap().is_none(), "it ended: {sql}");
+        lines
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it as it would by itself.
+    pub fn close(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Ends it as a crash does.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

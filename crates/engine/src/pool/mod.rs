@@ -84,6 +84,7 @@ use crate::error::{Error, Result};
 use crate::store::cache::Caches;
 use crate::store::index::IndexStats;
 use crate::store::snapshots::Scope;
+use crate::store::superblock::FEATURE_GENERATIONS;
 use crate::store::trees::NAMES;
 use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::FileId;
@@ -237,6 +238,15 @@ impl Pool {
     /// Takes over what other processes have committed.
     pub fn refresh(&self) -> Result<bool> {
         self.store().refresh()
+    }
+
+    /// The generation of a file's content, which is another one after the content was exchanged by anything but writes
+    /// to the file: logs and journals from before do not belong to it. 0 where it never was.
+    pub fn generation(&self, file: FileId) -> Result<u64> {
+        if self.state().superblock.incompat & FEATURE_GENERATIONS == 0 {
+            return Ok(0);
+        }
+        self.read(|source| names::generation(source, file))
     }
 
     fn read<R>(&self, read: impl Fn(&mut Committed<'_>) -> Result<R>) -> Result<R> {

@@ -13,6 +13,7 @@
 //! 10, root u64 BE                     -> how far a receive from another pool has come (see `receiving.rs`)
 //! 11, root u64 BE, class u8, u64 BE   -> u64: what a number of its stream is here
 //! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one
+//! 13, file u64 BE                     -> u64: the generation of its content (see `generation.rs`)
 //! ```
 //!
 //! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
@@ -23,6 +24,7 @@
 
 mod attributes;
 mod extra;
+mod generation;
 mod receiving;
 mod settings;
 
@@ -36,6 +38,7 @@ pub use self::extra::{TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr};
 pub(crate) use self::extra::{
     parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
 };
+pub(crate) use self::generation::{generation, renew_generation};
 #[cfg(test)]
 pub(crate) use self::receiving::PROGRESS_FRONT_LEN;
 pub(crate) use self::receiving::{
@@ -273,7 +276,7 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
             let (directory, name) = rest.split_first_chunk::<8>()?;
             Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
         }
-        settings::PROPERTY..=receiving::ORIGIN => Some(Owned::Other(file)),
+        settings::PROPERTY..=generation::GENERATION => Some(Owned::Other(file)),
         _ => None,
     }
 }
@@ -382,6 +385,7 @@ pub(super) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
     extra::remove(txn, file)?;
     receiving::forget_receive(txn, file)?;
     receiving::remove_origins(txn, file)?;
+    generation::remove(txn, file)?;
     set_nameless(txn, file, false)?;
     attributes::remove_attributes(txn, file)
 }

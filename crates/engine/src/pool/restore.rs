@@ -113,15 +113,22 @@ impl Source for Reader<'_> {
 }
 
 /// Makes file `to`, which is there, what `from` is in the origin: bytes, attributes, properties and all; only
-/// its names stay what they are.
+/// its names stay what they are. A file that is made what it was itself, and was not any more, gets another generation.
 pub(super) fn restore(txn: &mut Txn, origin: &Origin, from: FileId, to: FileId) -> Result<()> {
     let theirs = names::attributes(&mut origin.read(txn), from)?;
     let ours = names::attributes(txn, to)?;
     if theirs.kind == Kind::File {
+        let mut is_changed = ours.len != theirs.len;
         for tree in [PATCHES, MAP] {
-            restore_pieces(txn, origin, tree, from, to)?;
+            is_changed |= restore_pieces(txn, origin, tree, from, to)?;
         }
         txn.stats_mut().change_file_len(ours.len, theirs.len);
+        if let Origin::Kept(_, state) = origin
+            && from == to
+            && is_changed
+        {
+            names::renew_generation(txn, to, state.txg().0)?;
+        }
     }
     let own = names::own_entries(&mut origin.read(txn), from)?;
     if let Some(number) = names::dictionary(&mut origin.read(txn), from)? {
@@ -141,20 +148,20 @@ fn is_same(a: &Pointer, b: &Pointer) -> bool {
     Pointer { birth: Txg(0), ..a.clone() } == Pointer { birth: Txg(0), ..b.clone() }
 }
 
-/// Exchanges the records or patches that differ.
+/// Exchanges the records or patches that differ; whether there were any.
 fn restore_pieces(
     txn: &mut Txn,
     origin: &Origin,
     tree: u8,
     from: FileId,
     to: FileId,
-) -> Result<()> {
+) -> Result<bool> {
     let ashift = txn.store().ashift();
     let limit = |pieces: &[Piece]| match pieces {
         [.., last] if pieces.len() == PIECE_COUNT => last.start + 1,
         _ => u64::MAX,
     };
-    let mut at = 0;
+    let (mut at, mut is_changed) = (0, false);
     loop {
         let theirs = pieces_in(&mut origin.read(txn), tree, from, at, u64::MAX, PIECE_COUNT)?;
         let ours = pieces_in(txn, tree, to, at, u64::MAX, PIECE_COUNT)?;
@@ -165,12 +172,14 @@ fn restore_pieces(
         };
         for piece in ours.iter().filter(|piece| piece.start < until) {
             if !has(&theirs, piece) {
+                is_changed = true;
                 txn.remove(tree, &piece_key(to, piece.start))?;
                 give_up(txn, &piece.pointer, to, tree == PATCHES)?;
             }
         }
         for piece in theirs.iter().filter(|piece| piece.start < until) {
             if !has(&ours, piece) {
+                is_changed = true;
                 bring_dictionary(txn, origin, piece.pointer.dictionary)?;
                 let pointer = share(txn, &piece.pointer)?;
                 txn.stats_mut().count_data(&pointer, ashift, tree == PATCHES, true);
@@ -178,7 +187,7 @@ fn restore_pieces(
             }
         }
         if until == u64::MAX {
-            return Ok(());
+            return Ok(is_changed);
         }
         at = until;
     }

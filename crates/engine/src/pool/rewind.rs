@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::names::{self, ROOT};
 use super::{Options, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -67,6 +68,10 @@ impl Pool {
             return Err(Error::Invalid(format!("the state of txg {txg} is not whole: {problem}")));
         }
         txn.rewind_to(txg)?;
+        // Where the creation of the pool was cut short, there is no root yet.
+        if names::is_there(&mut txn, ROOT)? {
+            names::renew_generation(&mut txn, ROOT, txg.0)?;
+        }
         let state = txn.commit(Durability::Durable)?;
         Ok(state.txg())
     }

@@ -8,8 +8,8 @@
 //! The bits decide; the names are for messages only. What does not look like that is passed over.
 
 use super::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_ROOTS,
-    FEATURE_SHARED, FEATURE_SNAPSHOTS,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
+    FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOTS,
 };
 
 /// The length of the field in a superblock.
@@ -38,7 +38,7 @@ impl Set {
 }
 
 /// The features of this version.
-const KNOWN: [(Set, u64, &str); 7] = [
+const KNOWN: [(Set, u64, &str); 8] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -46,6 +46,7 @@ const KNOWN: [(Set, u64, &str); 7] = [
     (Set::Incompat, FEATURE_SHARED, "shared-extents"),
     (Set::Incompat, FEATURE_NAMES, "names"),
     (Set::Incompat, FEATURE_PAGE_FILTER, "page-filter"),
+    (Set::Incompat, FEATURE_GENERATIONS, "generations"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {
@@ -111,10 +112,10 @@ mod tests {
 
     #[test]
     fn names_of_unknown_features_come_through() {
-        let mine = encode(FEATURE_DELTAS, "i7=column-filter r3=quotas");
-        assert!(mine.starts_with(b"i0=deltas i7=column-filter r3=quotas\0"));
-        assert_eq!(foreign(&mine), "i7=column-filter r3=quotas");
-        assert_eq!(describe(Set::Incompat, 0x280, &foreign(&mine)), "column-filter (bit 7), bit 9");
+        let mine = encode(FEATURE_DELTAS, "i8=column-filter r3=quotas");
+        assert!(mine.starts_with(b"i0=deltas i8=column-filter r3=quotas\0"));
+        assert_eq!(foreign(&mine), "i8=column-filter r3=quotas");
+        assert_eq!(describe(Set::Incompat, 0x300, &foreign(&mine)), "column-filter (bit 8), bit 9");
         assert_eq!(describe(Set::ReadOnlyCompat, 8, &foreign(&mine)), "quotas (bit 3)");
         assert_eq!(describe(Set::ReadOnlyCompat, 0x80, &foreign(&mine)), "bit 7");
         assert!(describe(Set::Incompat, u64::MAX, "").ends_with(", bit 7 and 56 more"));
@@ -124,12 +125,12 @@ mod tests {
     #[test]
     fn what_is_no_name_is_passed_over() {
         for text in
-            ["", "x7=name", "i=name", "i64=name", "i7", "i7=", "i7=\u{1b}[2J", "i-1=a", "\u{e9}"]
+            ["", "x7=name", "i=name", "i64=name", "i8", "i8=", "i8=\u{1b}[2J", "i-1=a", "\u{e9}"]
         {
             assert_eq!(foreign(text.as_bytes()), "", "{text:?}");
         }
         assert_eq!(foreign(&[0xff; 512]), "");
-        assert_eq!(foreign(format!("i7={}", "a".repeat(41)).as_bytes()), "");
-        assert_eq!(foreign(b"i7=a i0=deltas junk r1=b"), "i7=a r1=b");
+        assert_eq!(foreign(format!("i8={}", "a".repeat(41)).as_bytes()), "");
+        assert_eq!(foreign(b"i8=a i0=deltas junk r1=b"), "i8=a r1=b");
     }
 }

@@ -71,6 +71,8 @@ pub const FEATURE_SHARED: u64 = 1 << 4;
 pub const FEATURE_NAMES: u64 = 1 << 5;
 /// Some pointer says that pages of a SQLite database were rearranged (see [`super::pointer::Filter`]).
 pub const FEATURE_PAGE_FILTER: u64 = 1 << 6;
+/// Content of some file was exchanged, so that logs beside the pool are named after its generation.
+pub const FEATURE_GENERATIONS: u64 = 1 << 7;
 /// Features a reader must know to read anything.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -78,7 +80,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_SNAPSHOTS
     | FEATURE_SHARED
     | FEATURE_NAMES
-    | FEATURE_PAGE_FILTER;
+    | FEATURE_PAGE_FILTER
+    | FEATURE_GENERATIONS;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

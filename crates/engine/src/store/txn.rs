@@ -17,7 +17,9 @@ use super::node::Node;
 use super::pointer::{ExtentKey, Filter, Inline, Place, Pointer, sectors_for};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
-use super::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_NAMES, FEATURE_PAGE_FILTER};
+use super::superblock::{
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
+};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
@@ -231,6 +233,16 @@ impl Txn {
     /// Notes that the pool is one of several files, of which more is known than their length.
     pub fn note_names(&mut self) {
         self.core.incompat |= FEATURE_NAMES;
+    }
+
+    /// Notes that content was exchanged, and files have generations.
+    pub fn note_generations(&mut self) {
+        self.core.incompat |= FEATURE_GENERATIONS;
+    }
+
+    /// The superblock of the state that is changed, which no other state of any pool has.
+    pub fn base_image(&self) -> Vec<u8> {
+        self.core.base.superblock.encode(&self.core.store.guid())
     }
 
     /// Sets `count` identities aside, and says which is the first.

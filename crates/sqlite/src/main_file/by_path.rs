@@ -6,12 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hardpack_engine::pool::Pool;
-use hardpack_engine::{Error, FileId, Result};
+use hardpack_engine::{Error, FileId, Result, Txg};
 
 use super::locks::Locks;
 use super::{Backing, MainFile};
 use crate::api;
-use crate::beside::{FIRST_FILE, SUFFIX_LEN_MAX, base_path};
+use crate::beside::{FIRST_FILE, SUFFIX_LEN_MAX, base_path, beside_of};
 use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
@@ -92,8 +92,17 @@ impl MainFile {
             self.backing = Backing::Snapshot(snapshot, pool, name);
             return Ok(());
         }
-        let base = HostName::new(&base_path(&location.pool, id));
-        let name = self.note_name(Beside::There(Arc::new(base)))?;
+        // Nobody exchanges the content from here on, but of the first file's until SQLite has its lock.
+        pool.pool().refresh()?;
+        let generation = pool.pool().generation(id)?;
+        let name = match (id, generation) {
+            (FIRST_FILE, 0) => {
+                let base = HostName::new(&location.pool);
+                self.note_name(Beside::There(Arc::new(base)))?
+            }
+            _ => self.note_name(beside_of(&location.pool, id, generation))?,
+        };
+        self.generation = (Txg(0), generation);
         self.use_file(pool.pool().file(id)?)?;
         self.inner_path = Some(location.rest.clone());
         self.backing = Backing::Pool(pool, name);

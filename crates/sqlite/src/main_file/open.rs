@@ -7,17 +7,16 @@ use std::sync::Arc;
 
 use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
-use hardpack_engine::{Error, Result};
+use hardpack_engine::{Error, Result, Txg};
 
 use super::locks::Locks;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
-use crate::beside::{FIRST_FILE, base_path};
+use crate::beside::{FIRST_FILE, base_path, beside_of};
 use crate::ffi::{SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY};
 use crate::host::{Host, HostFile};
-use crate::host_name::HostName;
 use crate::locate::locate;
-use crate::registry::{self, Beside, PoolName, PoolUse};
+use crate::registry::{self, Beside, PlainName, PoolName, PoolUse};
 
 /// What a plain database begins with.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -50,6 +49,7 @@ impl MainFile {
             unsafe { file.take_properties(name)? };
             file.probe()?;
         }
+        file.plain_name = file.is_plain().then(|| PlainName::new(path));
         Ok((file, out_flags))
     }
 
@@ -65,6 +65,9 @@ impl MainFile {
             path: PathBuf::from(OsStr::from_bytes(path)),
             inner_path: None,
             owner: ROOT,
+            plain_name: None,
+            generation: (Txg(0), 0),
+            is_exchanged: false,
             properties: Vec::new(),
             read_only: false,
             lock: SQLITE_LOCK_NONE,
@@ -162,16 +165,14 @@ impl MainFile {
             error => Error::Invalid(format!("{error}; as in {}/app.db", self.path.display())),
         })?;
         let pool_path = self.path.as_os_str().as_bytes().to_vec();
-        let base = base_path(&pool_path, entry.file);
-        let beside = if entry.file == FIRST_FILE {
-            Beside::Here
-        } else {
-            Beside::There(Arc::new(HostName::new(&base)))
-        };
-        let name = self.note_name(beside)?;
+        let generation = pool.pool().generation(entry.file)?;
+        let name = self.note_name(beside_of(&pool_path, entry.file, generation))?;
         if entry.file != FIRST_FILE {
+            let base = base_path(&pool_path, entry.file);
             self.move_beside(&pool_path, entry.file, &base)?;
         }
+        // It may be another one until here, which shows before SQLite looks for a journal or a log.
+        self.generation = (Txg(0), generation);
         self.use_file(pool.pool().file(entry.file)?)?;
         self.backing = Backing::Pool(pool, name);
         self.log_recovery();

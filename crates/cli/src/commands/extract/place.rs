@@ -23,6 +23,9 @@ const DIRECTORY_MODE: u32 = 0o755;
 /// The permissions of what is not complete.
 const UNFINISHED_MODE: Mode = Mode::RWXU;
 
+/// Extended attributes by which a program or a user gets rights, such as `security.capability`.
+const PRIVILEGED: [&[u8]; 2] = [b"security.", b"trusted."];
+
 /// An open directory.
 pub struct Place {
     fd: OwnedFd,
@@ -246,6 +249,11 @@ fn describe(fd: impl AsFd, known: &Attributes, xattrs: &[Xattr], owner: bool) ->
     }
     let mut lost = 0;
     for (name, value) in xattrs {
+        // Like the bits of the mode above: capabilities and labels are rights, which root could set.
+        if !owner && PRIVILEGED.iter().any(|prefix| name.starts_with(prefix)) {
+            lost += 1;
+            continue;
+        }
         match rustix::fs::fsetxattr(&fd, name, value, XattrFlags::empty()) {
             Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::NOSPC) => {
                 lost += 1;

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{DEPTH_MAX, Kind, Pool};
+use hardpack_engine::pool::{DEPTH_MAX, DirEntry, Kind, Pool};
 
 use super::Target;
 use super::delivery::{Delivery, Item};
@@ -146,20 +146,33 @@ impl<'p> Putter<'p> {
             return Ok(());
         };
         for (entry, _) in gone.drain(..) {
-            self.delivery.tell("remove", &path.join(OsStr::from_bytes(&entry.name)))?;
-            self.remove(directory, &entry.name)?;
+            let path = path.join(OsStr::from_bytes(&entry.name));
+            self.delivery.tell("remove", &path)?;
+            self.remove(&path, directory, &entry)?;
         }
         Ok(())
     }
 
-    fn remove(&mut self, directory: FileId, name: &[u8]) -> Result<(), Reason> {
+    /// Removes what the pool has, unless somebody has a database there open, which is told. Whether it is gone.
+    fn remove(&mut self, path: &Path, directory: FileId, old: &DirEntry) -> Result<bool, Reason> {
+        let Some(pool) = self.pool.filter(|_| !self.args.dry_run) else {
+            self.delivery.summary.removed += 1;
+            return Ok(true);
+        };
+        match self.users.map_or(Ok(()), |users| users.hold_all(pool, old.file)) {
+            Err(reason) if reason.code == Code::InUse => {
+                self.delivery.failed(path, &reason);
+                return Ok(false);
+            }
+            held => held?,
+        }
         self.delivery.summary.removed += 1;
-        let Some(pool) = self.pool.filter(|_| !self.args.dry_run) else { return Ok(()) };
         // What was given under names in it must not come later.
         self.delivery.settle()?;
         // Times stay what the source says.
-        pool.remove_tree(directory, name, 0, &mut |_| !signals::is_interrupted())?;
-        signals::check()
+        pool.remove_tree(directory, &old.name, 0, &mut |_| !signals::is_interrupted())?;
+        signals::check()?;
+        Ok(true)
     }
 
     /// Puts one name. `siblings` are all names of its directory, in order.
@@ -201,8 +214,10 @@ impl<'p> Putter<'p> {
                 self.delivery.failed(path, &Reason::new(Code::Cannot, text));
                 return Ok(());
             }
-            if let Some(directory) = into.directory {
-                self.remove(directory, name)?;
+            if let Some(directory) = into.directory
+                && !self.remove(path, directory, entry)?
+            {
+                return Ok(());
             }
             old = None;
         }
@@ -280,6 +295,10 @@ impl<'p> Putter<'p> {
             self.delivery.unchanged(0);
             return Ok(());
         }
+        let replaced = old.filter(|(entry, _)| entry.kind == Kind::File);
+        if !self.hold(path, replaced.map(|(entry, _)| entry.file))? {
+            return Ok(());
+        }
         self.delivery.tell("put", path)?;
         match into.directory {
             Some(parent) => self.delivery.symlink(parent, name, &attributes, &target),
@@ -338,10 +357,7 @@ impl<'p> Putter<'p> {
         if self.args.dry_run {
             self.delivery.tell("put", path)?;
         }
-        if let (Some(replaced), Some(users), Some(pool)) = (replaced, self.users, self.pool)
-            && let Err(reason) = users.check_unused(pool, replaced)
-        {
-            self.delivery.failed(path, &reason);
+        if !self.hold(path, replaced)? {
             return Ok(());
         }
         let compare_with = old.filter(|_| self.args.compare).map(|(entry, _)| entry.file);
@@ -349,6 +365,22 @@ impl<'p> Putter<'p> {
         // In a dry run there may be no directory, and nothing is put into it.
         let parent = into.directory.unwrap_or(FileId(0));
         self.delivery.file(Item { parent, name, path, attributes, xattrs, compare_with })
+    }
+
+    /// Keeps others out of a file that is to be replaced, until all is done. False where that is not possible, which
+    /// is told.
+    fn hold(&mut self, path: &Path, replaced: Option<FileId>) -> Result<bool, Reason> {
+        let (Some(replaced), Some(users), Some(pool)) = (replaced, self.users, self.pool) else {
+            return Ok(true);
+        };
+        match users.hold(pool, replaced) {
+            Ok(()) => Ok(true),
+            Err(reason) if reason.code == Code::InUse => {
+                self.delivery.failed(path, &reason);
+                Ok(false)
+            }
+            Err(reason) => Err(reason),
+        }
     }
 
     /// A further name of a file that was met before.
@@ -366,6 +398,9 @@ impl<'p> Putter<'p> {
                 .is_some_and(|first| first.file == entry.file)
         {
             self.delivery.unchanged(0);
+            return Ok(());
+        }
+        if !self.hold(path, old.map(|(entry, _)| entry.file))? {
             return Ok(());
         }
         self.delivery.tell("link", path)?;

@@ -172,6 +172,7 @@ impl Import<'_> {
                     settings => settings?,
                 };
                 prepare_slots(txn, old.file, &settings, len)?;
+                names::renew_generation(txn, old.file, 0)?;
                 return Ok((old.file, settings));
             }
         }

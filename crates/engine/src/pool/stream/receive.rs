@@ -35,12 +35,15 @@ const BATCH_LEN: usize = 16 << 20;
 const BATCH_COUNT: usize = 65_536;
 
 /// How to receive.
-#[derive(Clone, Debug, Default)]
-pub struct ReceiveOptions {
+#[derive(Clone, Copy, Default)]
+pub struct ReceiveOptions<'a> {
     /// Brings the target back to the base first, where it was changed since.
     pub force: bool,
     /// So many bytes of frames are applied in one transaction; 0 for the usual number.
     pub batch_len: usize,
+    /// Is called with what is about to change, where something was there before: who has that open must be kept out
+    /// from then on, until the receive returns. What it fails with, the receive fails with.
+    pub before_change: Option<&'a dyn Fn(FileId) -> Result<()>>,
 }
 
 /// What was received.
@@ -82,13 +85,14 @@ impl Pool {
         directory: FileId,
         name: &[u8],
         input: &mut dyn Read,
-        options: &ReceiveOptions,
+        options: &ReceiveOptions<'_>,
         told: &mut dyn FnMut(u64),
     ) -> Result<ReceiveReport> {
         let mut reader = FrameReader::new(input);
         let header = reader.header()?;
         let mut receive = Receive::begin(self, directory, name, header, options)?;
         let end = receive.take_frames(&mut reader, told)?;
+        receive.announce(options)?;
         let file = receive.finish()?;
         Ok(ReceiveReport {
             file,
@@ -153,7 +157,7 @@ impl<'p> Receive<'p> {
         directory: FileId,
         name: &[u8],
         header: Header,
-        options: &ReceiveOptions,
+        options: &ReceiveOptions<'_>,
     ) -> Result<Receive<'p>> {
         names::check_name(name)?;
         if pool.attributes(directory)?.kind != Kind::Directory {
@@ -325,6 +329,17 @@ impl<'p> Receive<'p> {
             is_exact: false,
         };
         store_batch(txn, &target, jobs).map(drop)
+    }
+
+    /// Tells what is about to change, before the lock is taken: what is in logs may have to be committed first.
+    fn announce(&self, options: &ReceiveOptions<'_>) -> Result<()> {
+        let Some(before_change) = options.before_change.filter(|_| self.header.base.0 != 0) else {
+            return Ok(());
+        };
+        match self.pool.lookup_in(self.progress.parent, &self.progress.name)? {
+            Some(entry) => before_change(entry.file),
+            None => Ok(()),
+        }
     }
 
     /// Makes what was received seen, all at once.

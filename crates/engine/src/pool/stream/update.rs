@@ -96,9 +96,22 @@ impl Apply {
             Body::Attributes { file, parent, attributes } => {
                 self.set_attributes(txn, file, parent, &attributes)
             }
-            Body::RemovePiece { at } => self.remove_piece(txn, at),
+            Body::RemovePiece { at } => {
+                self.renew(txn, at.file)?;
+                self.remove_piece(txn, at)
+            }
+            Body::Piece { at, .. } | Body::Shared { at, .. } => {
+                self.renew(txn, at.file)?;
+                self.common(txn, body)
+            }
             body => self.common(txn, body),
         }
+    }
+
+    /// Notes that the content of a file is exchanged.
+    fn renew(&self, txn: &mut Txn, there: FileId) -> Result<()> {
+        let file = self.file(txn, there)?;
+        names::renew_generation(txn, file, 0)
     }
 
     fn add_name(&self, txn: &mut Txn, directory: FileId, file: FileId, name: &[u8]) -> Result<()> {
@@ -135,6 +148,9 @@ impl Apply {
         let keeps_len = old.kind != Kind::File;
         if attributes.kind != old.kind || keeps_len && attributes.len != old.len {
             return Err(refused("something becomes what it cannot be"));
+        }
+        if attributes.len != old.len {
+            names::renew_generation(txn, file, 0)?;
         }
         names::set_len(txn, file, attributes.len)?;
         let mut home = old.parent;

@@ -192,7 +192,8 @@ fn a_target_that_was_changed_is_refused_unless_forced() {
         let refused = take(&pool, &stream);
         assert!(matches!(refused, Err(Error::Invalid(_))), "seed {seed}: {refused:?}");
         assert_eq!(pool.receive_token(ROOT, b"copy").unwrap(), None, "seed {seed}");
-        receive(&pool, &stream, &ReceiveOptions { force: true, batch_len: 0 }).unwrap();
+        receive(&pool, &stream, &ReceiveOptions { force: true, ..ReceiveOptions::default() })
+            .unwrap();
         assert_same(&chain.open(1), chain.scope, &pool, file, seed);
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "seed {seed}");
     }
