@@ -31,7 +31,7 @@ use super::{Pool, ROOT};
 use crate::error::Result;
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::Sector;
+use crate::units::{Sector, Txg};
 
 /// How long a step waits for the transactions of others.
 const STEP_WAIT: Duration = Duration::from_secs(2);
@@ -175,7 +175,12 @@ impl Pool {
         let mut cursor = Some(Cursor::default());
         while let Some(at) = cursor {
             let found = store
-                .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
+                .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false));
+            let found = match found {
+                // Compacting gives up an index that is damaged: there is nothing to move of it.
+                Err(error) if error.is_corruption() && at.is_in_index() => break,
+                found => found?,
+            };
             estimate.move_bytes += found.sectors << ashift;
             cursor = found.next;
         }
@@ -242,6 +247,15 @@ impl Compaction {
         }
         if !self.has_settled {
             self.has_settled = true;
+            // What cannot be walked cannot be moved, and this is a hint that can be built anew.
+            if !self
+                .pool
+                .store()
+                .with_state(|state| self.pool.store().index_is_sound(state, Txg(0)))?
+            {
+                self.pool.drop_index(Patience::Within(STEP_WAIT))?;
+                return Ok(());
+            }
             self.begin_settling(&state);
             return Ok(());
         }

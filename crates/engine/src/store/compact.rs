@@ -16,7 +16,7 @@
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, OF_POINTERS, OF_SNAPSHOTS, SPACE};
+use super::trees::{ALL, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
@@ -77,6 +77,11 @@ impl Cursor {
     pub fn of_space() -> Cursor {
         let index = ALL.iter().position(|(tree, _)| *tree == SPACE).unwrap_or(0);
         Cursor { index, key: Vec::new() }
+    }
+
+    /// Whether it has come to the index of content, the last of all.
+    pub fn is_in_index(&self) -> bool {
+        self.tree() == Some(INDEX)
     }
 
     fn tree(&self) -> Option<u8> {
