@@ -175,12 +175,7 @@ impl Pool {
         let mut cursor = Some(Cursor::default());
         while let Some(at) = cursor {
             let found = store
-                .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false));
-            let found = match found {
-                // Compacting gives up an index that is damaged: there is nothing to move of it.
-                Err(error) if error.is_corruption() && at.is_in_index() => break,
-                found => found?,
-            };
+                .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
             estimate.move_bytes += found.sectors << ashift;
             cursor = found.next;
         }

@@ -79,11 +79,6 @@ impl Cursor {
         Cursor { index, key: Vec::new() }
     }
 
-    /// Whether it has come to the index of content, the last of all.
-    pub fn is_in_index(&self) -> bool {
-        self.tree() == Some(INDEX)
-    }
-
     fn tree(&self) -> Option<u8> {
         ALL.get(self.index).map(|(tree, _)| *tree)
     }
@@ -168,7 +163,11 @@ impl Store {
         let mut above: Vec<Option<Pointer>> = Vec::new();
         for _ in 0..leaf_count {
             let Some(tree) = at.tree() else { return Ok(found) };
-            let path = state.trees[usize::from(tree)].path_to(&mut &*self, &at.key)?;
+            let path = match state.trees[usize::from(tree)].path_to(&mut &*self, &at.key) {
+                // A hint, of which nothing need be moved.
+                Err(error) if tree == INDEX && error.is_corruption() => None,
+                path => path?,
+            };
             if let Some(path) = &path {
                 let is_new = |depth: usize| path.places.get(depth) != above.get(depth);
                 let held = held_in(tree, newest);
