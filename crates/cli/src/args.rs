@@ -309,6 +309,10 @@ pub struct CheckArgs {
     /// List the states whose superblocks are there, and verify each
     #[arg(long, conflicts_with = "txg")]
     pub states: bool,
+    /// First remove what only confuses, and loses nothing: what is kept for files that are gone, and a damaged index of
+    /// content, which is built anew
+    #[arg(long, visible_alias = "rebuild-index", conflicts_with_all = ["txg", "states"])]
+    pub repair: bool,
     #[command(flatten)]
     pub work: WorkArgs,
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use hardpack::owners::{self, OwnedPages, Owners};
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT};
+use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT, RepairReport};
+use hardpack_engine::store::Patience;
 use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
@@ -47,6 +48,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
 
 /// What came out.
 struct Findings {
+    repaired: Option<RepairReport>,
     report: CheckReport,
     names: HashMap<FileId, String>,
     /// The pages of databases that are hurt, by file.
@@ -64,7 +66,21 @@ struct Database {
     path: PathBuf,
 }
 
+/// How long a repair waits for others.
+const PATIENCE: Patience = Patience::Within(TIMEOUT);
+
+fn repair(args: &CheckArgs) -> Result<RepairReport, Reason> {
+    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
+    let _spinner = Spinner::new("repairing", args.work.quiet);
+    let done = pool.repair(PATIENCE, &mut || !signals::is_interrupted())?;
+    signals::check()?;
+    pool.store().make_durable()?;
+    pool.close()?;
+    Ok(done)
+}
+
 fn check(args: &CheckArgs) -> Result<Findings, Reason> {
+    let repaired = if args.repair { Some(repair(args)?) } else { None };
     let pool = pool_file::open_state(&args.pool, args.rewind.txg, args.work.threads)?;
     let (report, names) = check_pool(args, &pool)?;
     let hurt_pages = find_hurt_pages(&pool, &report, &names);
@@ -82,7 +98,7 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
         let lines = check_integrity(args, &database.path)?;
         integrity.extend(lines.into_iter().map(|line| prefix.clone() + &line));
     }
-    Ok(Findings { report, names, hurt_pages, databases: databases.len(), integrity })
+    Ok(Findings { repaired, report, names, hurt_pages, databases: databases.len(), integrity })
 }
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
@@ -197,6 +213,15 @@ impl Findings {
 
     fn text(&self, args: &CheckArgs, seconds: f64) -> String {
         let mut text = String::new();
+        if let Some(done) = self.repaired.filter(|_| !args.work.quiet) {
+            if done.removed > 0 {
+                let count = count(done.removed, false);
+                text.push_str(&format!("removed {count} entries of files that are gone\n"));
+            }
+            if done.index_rebuilt {
+                text.push_str("the index of content was damaged, and is built anew\n");
+            }
+        }
         for problem in &self.report.problems {
             let place = match (self.name(problem), problem.range) {
                 (Some(name), Some((from, to))) => format!("{name}, bytes {from} to {to}: "),
@@ -215,6 +240,12 @@ impl Findings {
         }
         for line in &self.integrity {
             text.push_str(&format!("integrity_check: {line}\n"));
+        }
+        if self.report.repairable > 0 {
+            text.push_str(&format!(
+                "'hardpack check --repair' mends {} of this, and nothing is lost by it\n",
+                count(self.report.repairable, false)
+            ));
         }
         if self.is_clean() && args.work.quiet {
             return text;
@@ -258,6 +289,10 @@ impl Findings {
             "seconds": (seconds * 1000.0).round() / 1000.0,
             "problems": problems.collect::<Value>(),
             "overtaken": report.overtaken,
+            "repairable": report.repairable,
+            "repaired": self.repaired.map(|done| {
+                json!({ "removed": done.removed, "index_rebuilt": done.index_rebuilt })
+            }),
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "databases": self.databases,
             "integrity_check": (self.databases > 0).then_some(&self.integrity),

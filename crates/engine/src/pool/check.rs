@@ -70,6 +70,8 @@ pub struct CheckReport {
     pub snapshots: u64,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
+    /// How many problems were met that [`Pool::repair`] mends, without losing anything.
+    pub repairable: u64,
     /// What could not be checked in any of several states, because a writer was faster each time.
     pub overtaken: Vec<String>,
     /// The problems that may be none, by their place among all.
@@ -118,7 +120,8 @@ impl CheckReport {
     }
 }
 
-/// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, and the pointer.
+/// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, or else in which tree, and
+/// the pointer.
 type Record = (Option<FileId>, u64, Pointer);
 
 /// Checks the committed state. A writer may go on meanwhile: then it starts over on the newer state where all that was
@@ -182,6 +185,7 @@ fn check_state(
                     held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
+                    report.repairable += u64::from(tree == INDEX);
                     let doubt = Doubt::of_node(tree, bounds, last.take());
                     hurt.add(&mut report, tree, bounds, &doubt, &format!("{name} tree: {error}"));
                 }
@@ -321,7 +325,7 @@ fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
             return Ok((Some(file), piece.start, piece.pointer));
         }
     }
-    Ok((None, 0, data_pointer(value)?))
+    Ok((None, u64::from(tree), data_pointer(value)?))
 }
 
 /// The counters of the superblock against what was met.
@@ -397,6 +401,7 @@ fn verify_batch(
     for (index, error) in problems {
         let (file, offset, pointer) = &batch[index];
         let range = file.map(|_| (*offset, offset + u64::from(pointer.len)));
+        report.repairable += u64::from(file.is_none() && *offset == u64::from(INDEX));
         let doubt = Doubt::of_record(*file, *offset, pointer);
         report.doubt(doubt, *file, range, error);
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::check::CheckReport;
 use super::extents::next_file;
 use super::names::{self, Kind, Owned, ROOT};
+use super::repair::is_of_a_file_that_is_gone;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::store::trees::{MAP, NAMES, PATCHES};
@@ -25,6 +26,7 @@ pub(super) fn check_names(source: &mut impl Source, report: &mut CheckReport) ->
         let entries = source.range(NAMES, &from, &[0xff], ENTRY_COUNT)?;
         for (key, value) in &entries {
             if let Some((file, problem)) = check_entry(source, key, value)? {
+                report.repairable += u64::from(is_of_a_file_that_is_gone(source, key)?);
                 report.add(file, None, problem);
             }
         }

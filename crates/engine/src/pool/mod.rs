@@ -35,6 +35,7 @@ mod namespace;
 mod props;
 mod readahead;
 mod repack;
+mod repair;
 mod restore;
 mod rewind;
 mod rewrite;
@@ -69,6 +70,7 @@ pub use self::names::{
 };
 pub use self::props::{Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings};
 pub use self::repack::{Estimate, Repack};
+pub use self::repair::RepairReport;
 pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};
 pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};

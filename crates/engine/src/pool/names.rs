@@ -168,14 +168,7 @@ pub(super) fn lookup(
 
 /// The directories that a file has names in, with the names. Empty for the root.
 pub(super) fn names_of(source: &mut impl Source, file: FileId) -> Result<Vec<(FileId, Vec<u8>)>> {
-    let (from, to) = (id_key(NAME, file, &[]), id_key(NAME, FileId(file.0 + 1), &[]));
-    let parse = |(key, _): (Vec<u8>, Vec<u8>)| {
-        let (directory, name) = key[from.len()..].split_first_chunk::<8>()?;
-        Some((FileId(u64::from_be_bytes(*directory)), name.to_vec()))
-    };
-    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
-    let parsed = entries.into_iter().map(|entry| parse(entry).ok_or_else(|| malformed("a name")));
-    let mut names: Vec<_> = parsed.collect::<Result<_>>()?;
+    let mut names = noted_names(source, file)?;
     let parent = attributes(source, file)?.parent;
     if file != ROOT && !names.iter().any(|(directory, _)| *directory == parent) {
         let unnoted = unnoted_name(source, parent, file)?;
@@ -184,8 +177,23 @@ pub(super) fn names_of(source: &mut impl Source, file: FileId) -> Result<Vec<(Fi
     Ok(names)
 }
 
+/// Those of them that are noted.
+pub(super) fn noted_names(
+    source: &mut impl Source,
+    file: FileId,
+) -> Result<Vec<(FileId, Vec<u8>)>> {
+    let (from, to) = (id_key(NAME, file, &[]), id_key(NAME, FileId(file.0 + 1), &[]));
+    let parse = |(key, _): (Vec<u8>, Vec<u8>)| {
+        let (directory, name) = key[from.len()..].split_first_chunk::<8>()?;
+        Some((FileId(u64::from_be_bytes(*directory)), name.to_vec()))
+    };
+    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+    let parsed = entries.into_iter().map(|entry| parse(entry).ok_or_else(|| malformed("a name")));
+    parsed.collect()
+}
+
 /// The name of one of the first files of an old pool.
-fn unnoted_name(
+pub(super) fn unnoted_name(
     source: &mut impl Source,
     directory: FileId,
     file: FileId,

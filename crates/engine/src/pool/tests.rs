@@ -7,4 +7,5 @@ mod filter;
 mod gone;
 mod model;
 mod namespace;
+mod repair;
 mod rewrite;

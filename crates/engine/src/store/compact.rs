@@ -16,7 +16,7 @@
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, OF_POINTERS, OF_SNAPSHOTS, SPACE};
+use super::trees::{ALL, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
@@ -163,7 +163,11 @@ impl Store {
         let mut above: Vec<Option<Pointer>> = Vec::new();
         for _ in 0..leaf_count {
             let Some(tree) = at.tree() else { return Ok(found) };
-            let path = state.trees[usize::from(tree)].path_to(&mut &*self, &at.key)?;
+            let path = match state.trees[usize::from(tree)].path_to(&mut &*self, &at.key) {
+                // A hint, of which nothing need be moved.
+                Err(error) if tree == INDEX && error.is_corruption() => None,
+                path => path?,
+            };
             if let Some(path) = &path {
                 let is_new = |depth: usize| path.places.get(depth) != above.get(depth);
                 let held = held_in(tree, newest);

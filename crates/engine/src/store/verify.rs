@@ -442,6 +442,31 @@ impl Space {
         }
     }
 
+    /// What is neither used nor free; an error where anything is both, or used twice.
+    pub(super) fn gaps(mut self) -> Result<Vec<Run>> {
+        self.used.extend(self.dead.keys());
+        self.used.sort_unstable();
+        self.used.dedup();
+        self.used.append(&mut self.free);
+        self.used.sort_unstable();
+        let (mut gaps, mut at) = (Vec::new(), 0);
+        for run in self.used {
+            if run.start.0 < at {
+                let offset = run.start.0 << self.ashift;
+                return Err(Error::corrupt("free space", offset, "it is used or free twice"));
+            }
+            gaps.push(Run { start: Sector(at), sectors: run.start.0 - at });
+            at = run.end().0;
+        }
+        if at > self.end {
+            let what = "an extent lies behind the end of the pool";
+            return Err(Error::corrupt("free space", self.end << self.ashift, what));
+        }
+        gaps.push(Run { start: Sector(at), sectors: self.end - at });
+        gaps.retain(|gap| gap.sectors > 0);
+        Ok(gaps)
+    }
+
     /// The free sectors, and everything that does not add up.
     pub fn settle(mut self) -> (u64, Vec<String>) {
         let mut problems = Vec::new();

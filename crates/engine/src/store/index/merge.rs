@@ -90,6 +90,11 @@ impl Index {
 impl Txn {
     /// Writes the table as a run, and merges some.
     pub(super) fn flush_table(&mut self, index: &mut Index) -> Result<()> {
+        if index.is_damaged {
+            // What it knows is found by catching up, as far as that is in memory.
+            index.table.take_sorted();
+            return Ok(());
+        }
         let budget = (index.table.len() * MERGE_PART).max(MERGE_COUNT_MIN);
         self.write_table(index)?;
         self.merge_some(index, budget)
@@ -97,6 +102,9 @@ impl Txn {
 
     /// Writes the table as a run.
     pub(super) fn write_table(&mut self, index: &mut Index) -> Result<()> {
+        if index.is_damaged {
+            return Ok(());
+        }
         self.core.index_changed = true;
         let entries = index.table.take_sorted();
         let number = self.begin_run(index, index.known)?;
@@ -254,6 +262,9 @@ impl Store {
     /// Removes the index. What is stored stays as it is; what is equal to it is found again once the index
     /// was built anew, which the next look-up does.
     pub fn drop_index(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<()> {
+        if !self.with_state(|state| self.index_is_sound(state, Txg(0)))? {
+            return self.discard_index(checksum, patience);
+        }
         loop {
             let mut txn = self.begin_with(checksum, patience)?;
             let found = txn.range(INDEX, &[], &[0xff; 16], REMOVE_COUNT)?;
@@ -291,6 +302,9 @@ impl Store {
                     return Ok(());
                 }
                 is_last = true;
+                if index.is_damaged {
+                    return Ok(());
+                }
                 if index.table.len() > 0 {
                     txn.write_table(&mut index)?;
                 }

@@ -18,9 +18,14 @@
 //! process ended or another one wrote it, is caught up with from the refs tree: of that, all nodes that are newer
 //! than what the runs cover are walked, when a transaction first looks something up. Opening a pool costs nothing.
 //!
+//! Where a node of the index cannot be read it is left as it is: nothing is written to it, what is looked for is mostly not
+//! found, and no transaction fails for it. What goes over the whole pool, compaction and repair, gives it up (see
+//! `discard.rs`).
+//!
 //! A transaction that is given up may leave entries in the table, which are stale; of the runs, what is in memory is
 //! forgotten then and read again.
 
+mod discard;
 mod filter;
 mod merge;
 mod runs;
@@ -123,6 +128,10 @@ pub(super) struct Index {
     known: Txg,
     /// It is being built anew: nobody else is to catch up.
     is_rebuilding: bool,
+    /// A node of it cannot be read: nothing is written to it.
+    is_damaged: bool,
+    /// The nodes up to this txg were read.
+    sound: Txg,
     counts: stats::Counts,
 }
 
@@ -136,6 +145,8 @@ impl Default for Index {
             root: None,
             known: Txg(0),
             is_rebuilding: false,
+            is_damaged: false,
+            sound: Txg(0),
             counts: stats::Counts::default(),
         }
     }
@@ -409,6 +420,8 @@ impl Txn {
         let base = Arc::clone(&self.core.base);
         let root = base.superblock.roots[usize::from(INDEX)].clone();
         if index.root.as_ref() != Some(&root) {
+            index.is_damaged = !store.index_is_sound(&base, index.sound)?;
+            index.sound = if index.is_damaged { Txg(0) } else { base.txg() };
             index.load(self, root)?;
         }
         if !index.is_rebuilding {

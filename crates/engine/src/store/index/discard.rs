@@ -1,0 +1,111 @@
+//! Giving up an index that is damaged. It is a hint, so nothing is lost but what it takes; but where a node of it cannot be
+//! read, nothing says where the rest of it lies. So all others are gone over, and what nobody has was its.
+
+use std::sync::Arc;
+
+use super::Index;
+use crate::error::Result;
+use crate::store::checksum::ChecksumKind;
+use crate::store::dead::parse_dead;
+use crate::store::index::parse_index_key;
+use crate::store::stats::PoolStats;
+use crate::store::tree::TxnTree;
+use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, OF_POINTERS};
+use crate::store::txn::Txn;
+use crate::store::verify::{Met, Space, data_pointer, walk_tree};
+use crate::store::{Durability, Patience, State, Store};
+use crate::units::{Run, Txg};
+
+impl Store {
+    /// Whether every node of the index, as a state has it, can be read and says what it should; those up to `older` are
+    /// not looked at.
+    pub(crate) fn index_is_sound(&self, state: &State, older: Txg) -> Result<bool> {
+        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(true) };
+        let mut is_sound = true;
+        walk_tree(self, INDEX, root, older, &mut |met| {
+            is_sound &= match met {
+                Met::Node(..) => true,
+                Met::Entry(_, key, value) => {
+                    parse_index_key(key).is_ok() && data_pointer(value).is_ok()
+                }
+                Met::Damage(..) => false,
+            };
+            Ok(())
+        })?;
+        Ok(is_sound)
+    }
+
+    /// Whether every byte of the index can be read.
+    pub(crate) fn index_is_whole(&self, state: &State) -> Result<bool> {
+        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(true) };
+        let mut is_whole = self.index_is_sound(state, Txg(0))?;
+        walk_tree(self, INDEX, root, Txg(0), &mut |met| {
+            if let Met::Entry(_, _, value) = met
+                && is_whole
+            {
+                match data_pointer(value).and_then(|pointer| self.read_uncached(&pointer)) {
+                    Err(error) if error.is_corruption() => is_whole = false,
+                    read => drop(read?),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(is_whole)
+    }
+
+    /// Gives up the whole index, without reading any of it, in one transaction: others wait while the rest of
+    /// the pool's trees is walked. That must be whole.
+    pub(super) fn discard_index(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+    ) -> Result<()> {
+        let mut txn = self.begin_with(checksum, patience)?;
+        let (gaps, counted) = all_but_the_index(&txn)?;
+        txn.trees[usize::from(INDEX)] = TxnTree::new(INDEX, None);
+        txn.core.stats.nodes = counted.nodes;
+        for gap in gaps {
+            txn.free_extent(gap, Txg(0))?;
+        }
+        txn.core.changed = true;
+        txn.core.index_changed = true;
+        let mut index = self.index();
+        let (memory, counts, is_rebuilding) = (index.memory, index.counts, index.is_rebuilding);
+        *index = Index { memory, counts, is_rebuilding, ..Index::default() };
+        drop(index);
+        txn.commit(Durability::Visible).map(drop)
+    }
+}
+
+/// What no other tree has, and the count of nodes without those of the index.
+fn all_but_the_index(txn: &Txn) -> Result<(Vec<Run>, PoolStats)> {
+    let (store, state) = (&txn.core.store, &txn.core.base);
+    let mut space = Space::new(store, state);
+    let mut counted = PoolStats::default();
+    for (tree, _) in ALL {
+        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        if tree == INDEX {
+            continue;
+        }
+        walk_tree(store, tree, root, Txg(0), &mut |met| {
+            match met {
+                Met::Damage(_, error) => return Err(error),
+                Met::Node(_, pointer) => {
+                    space.add_used(pointer);
+                    counted.count_node(pointer, store.ashift(), true);
+                }
+                Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
+                    let pointer = data_pointer(value)?;
+                    space.add_used(&pointer);
+                    if tree == DICTIONARIES {
+                        counted.count_node(&pointer, store.ashift(), true);
+                    }
+                }
+                Met::Entry(DEAD, key, value) => space.add_dead(&parse_dead(key, value)?),
+                Met::Entry(tree, key, value) => space.add_entry(tree, key, value)?,
+            }
+            Ok(())
+        })?;
+    }
+    Ok((space.gaps()?, counted))
+}
