@@ -99,7 +99,7 @@ def shop(path, rng, rows):
         db.execute("CREATE TABLE keys (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
         db.executemany("INSERT INTO keys VALUES (?, ?)", ((f"key {n * 7919 % 100003:06}", n) for n in range(rows // 2)))
         db.execute("DELETE FROM orders WHERE id % 11 = 3")
-        log(db, rng, rows // 2)
+        log(db, rng, min(rows // 2, 1500))
     db.close()
 
 
@@ -165,7 +165,7 @@ def fresh(hardpack, scratch, rng):
     run(hardpack, "put", "-q", source / "noise", f"{pool}/short")
     run(hardpack, "repack", "-q", "--restart", "--compression", "zstd-4", f"{pool}/short/pages.db")
     run(hardpack, "snapshot", f"{pool}@before")
-    for n in range(40):
+    for n in range(10):
         for db in ("shop.db", "deep/other.db", "zle/other.db"):
             update = f"UPDATE orders SET n = n + {n} WHERE id % 97 = {n}"
             run(hardpack, "sql", f"{pool}/{db}", update)
