@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use hardpack_engine::pool::{Attributes, DirEntry, Kind, Pool};
+use hardpack_engine::pool::{Attributes, DirEntry, InSnapshot, Kind, Pool};
 use hardpack_engine::{Error, FileId};
 
 use crate::failure::{Code, Reason};
@@ -114,18 +114,11 @@ impl Address {
     pub fn open(&self, threads: Option<u16>) -> Result<Opened, Reason> {
         let pool = pool_file::open_read_only(&self.pool, threads)?;
         let mut shown = self.pool.as_os_str().as_bytes().to_vec();
-        if let Some(name) = &self.snapshot {
+        if let Some(found) = self.find_snapshot(&pool)? {
             shown.push(b'@');
-            shown.extend_from_slice(name);
-            let pool = open_snapshot(&pool, b"", name)?;
-            return Ok(Opened { pool, path: self.path.clone(), shown, live: None });
-        }
-        if let Some((head, name, tail)) = self.snapshot_in_path(&pool)? {
-            let path = [&head[..], &tail[..]].concat();
-            shown.push(b'@');
-            shown.extend_from_slice(&name);
-            let pool = open_snapshot(&pool, &head, &name)?;
-            return Ok(Opened { pool, path, shown, live: None });
+            shown.extend_from_slice(&found.name);
+            let pool = pool.open_snapshot(found.scope, &found.name)?;
+            return Ok(Opened { pool, path: found.path, shown, live: None });
         }
         Ok(Opened { pool, path: self.path.clone(), shown, live: Some(self.pool.clone()) })
     }
@@ -150,7 +143,7 @@ impl Address {
         Ok(Opened { pool, path: self.path.clone(), shown, live: Some(self.pool.clone()) })
     }
 
-    /// The path and the name of a snapshot, where the address is that of one.
+    /// The path and the name of a snapshot that is to be made, where the address is that of one.
     pub fn snapshot_name(&self) -> Result<(Vec<u8>, Vec<u8>), Reason> {
         let split = match &self.snapshot {
             Some(name) if self.path.iter().all(|byte| *byte == b'/') => Some((&b""[..], &name[..])),
@@ -159,66 +152,54 @@ impl Address {
                 split_snapshot(&self.path).or(self.path.strip_prefix(b"@").map(|n| (&b""[..], n)))
             }
         };
-        split.map(|(path, name)| (path.to_vec(), name.to_vec())).ok_or_else(|| {
-            Reason::new(Code::Cannot, "it names no snapshot")
-                .hint("a snapshot is named POOL@NAME or POOL/PATH@NAME")
-        })
+        split.map(|(path, name)| (path.to_vec(), name.to_vec())).ok_or_else(no_snapshot_named)
+    }
+
+    /// The address within the pool, as the engine takes it.
+    fn inner(&self) -> Vec<u8> {
+        match &self.snapshot {
+            Some(name) if self.path.is_empty() => [b"@", &name[..]].concat(),
+            Some(name) => [b"@", &name[..], b"/", &self.path].concat(),
+            None => self.path.clone(),
+        }
+    }
+
+    /// The snapshot that the address names, as what it is of and its name; not one of a directory above.
+    pub fn exact_snapshot(&self, pool: &Pool) -> Result<(FileId, Vec<u8>), Reason> {
+        let inner = self.inner();
+        if !inner.contains(&b'@') {
+            return Err(no_snapshot_named());
+        }
+        pool.snapshot_at(&inner)?.ok_or_else(|| missing(&inner))
     }
 
     /// The snapshot that the address leads into, if it does.
     pub fn find_snapshot(&self, pool: &Pool) -> Result<Option<InSnapshot>, Reason> {
-        let found = match &self.snapshot {
-            Some(name) => Some((Vec::new(), name.clone(), self.path.clone())),
-            None => self.snapshot_in_path(pool)?,
-        };
-        let Some((head, name, tail)) = found else { return Ok(None) };
-        let scope = scope_of(pool, &head, &name)?;
-        Ok(Some(InSnapshot { scope, name, path: [head, tail].concat() }))
-    }
-
-    /// The path to what a snapshot was made of, the snapshot, and the rest of the path, where the path itself names one.
-    #[allow(clippy::type_complexity)]
-    fn snapshot_in_path(&self, pool: &Pool) -> Result<Option<(Vec<u8>, Vec<u8>, Vec<u8>)>, Reason> {
-        if !self.path.contains(&b'@') {
+        let inner = self.inner();
+        if !inner.contains(&b'@') {
             return Ok(None);
         }
-        match pool.resolve_link(&self.path) {
-            Err(Error::NotFound { .. }) => {}
-            found => return found.map(|_| None).map_err(Reason::from),
+        if self.snapshot.is_none() {
+            match pool.resolve_link(&self.path) {
+                Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => {}
+                found => return found.map(|_| None).map_err(Reason::from),
+            }
         }
-        let ends =
-            (1..=self.path.len()).filter(|at| self.path.get(*at).is_none_or(|byte| *byte == b'/'));
-        for end in ends {
-            let (head, tail) = self.path.split_at(end);
-            let Some((head, name)) = split_snapshot(head) else { continue };
-            // What the snapshot holds may be gone by now, but for the directory it was in.
-            return Ok(Some((head.to_vec(), name.to_vec(), tail.to_vec())));
-        }
-        Ok(None)
+        pool.in_snapshot(&inner)?.map(Some).ok_or_else(|| missing(&inner))
     }
 }
 
-/// What the snapshot is of that `path` and `name` together mean.
-fn scope_of(pool: &Pool, path: &[u8], name: &[u8]) -> Result<FileId, Reason> {
-    pool.find_scope(path, name)?.ok_or_else(|| {
-        let text = format!("no such file or snapshot: {}", text::escaped(name));
-        Reason::new(Code::Cannot, text).hint("'hardpack list' shows the snapshots there are")
-    })
+fn no_snapshot_named() -> Reason {
+    Reason::new(Code::Cannot, "it names no snapshot")
+        .hint("a snapshot is named POOL@NAME or POOL/PATH@NAME")
 }
 
-/// Something in a snapshot.
-pub struct InSnapshot {
-    /// What the snapshot is of.
-    pub scope: FileId,
-    /// Its name.
-    pub name: Vec<u8>,
-    /// The path in it, from the root of the pool.
-    pub path: Vec<u8>,
-}
-
-/// Opens a snapshot of what is at `path`, or of a directory above it.
-fn open_snapshot(pool: &Pool, path: &[u8], name: &[u8]) -> Result<Pool, Reason> {
-    Ok(pool.open_snapshot(scope_of(pool, path, name)?, name)?)
+/// Says that there is no snapshot of this address, nor a file.
+fn missing(address: &[u8]) -> Reason {
+    let mark = address.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1);
+    let name = address[mark..].split(|byte| *byte == b'/').next().unwrap_or_default();
+    Reason::new(Code::Cannot, format!("no such file or snapshot: {}", text::escaped(name)))
+        .hint("'hardpack list' shows the snapshots there are")
 }
 
 /// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a

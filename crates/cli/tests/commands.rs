@@ -37,6 +37,36 @@ fn info_shows_what_is_there() {
     }
 }
 
+/// What only snapshots hold is neither data nor header, whoever shares it.
+#[test]
+fn info_tells_what_only_snapshots_hold() {
+    let (_directory, path) = directory_with("data", &random_bytes(500_000, 1));
+    let pool = pack(&path);
+    let parts = || {
+        let json = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+        let names = ["data_bytes", "metadata_bytes", "free_bytes", "snapshot_bytes", "fixed_bytes"];
+        names.map(|name| json[name].as_u64().unwrap())
+    };
+    let run = |arguments: &[&str], paths: &[&std::path::Path]| {
+        hardpack().args(arguments).args(paths).assert().success();
+    };
+    let fixed = parts()[4];
+    let (file, clone) = (pool.join("data"), pool.join("clone"));
+    run(&["snapshot"], &[&pool.join("data@one")]);
+    run(&["clone"], &[&file, &clone]);
+    run(&["snapshot"], &[&pool.join("data@two")]);
+    assert_eq!(parts()[4], fixed);
+    // One more has it than the snapshots.
+    run(&["rm"], &[&file]);
+    let [_, _, _, held, header] = parts();
+    assert!(held < 100_000 && header == fixed, "{held}, {header}");
+    run(&["rm"], &[&clone]);
+    let [_, _, _, held, header] = parts();
+    assert!((500_000..600_000).contains(&held) && header == fixed, "{held}, {header}");
+    let text = stdout_of(hardpack().arg("info").arg(&pool));
+    assert!(text.contains("snapshots"), "{text}");
+}
+
 #[test]
 fn properties_are_shown_set_and_inherited() {
     let (_directory, path) = directory_with("a", b"content");

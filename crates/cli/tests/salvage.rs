@@ -200,3 +200,28 @@ fn check_names_the_pages_and_tables_that_are_hurt() {
         assert!(seen.contains(owner), "{owner} was never hurt: {seen:?}");
     }
 }
+
+/// A file comes out under all its names, and a directory with nothing in it as well.
+#[test]
+fn all_names_and_empty_directories_come_out() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("tree");
+    fs::create_dir_all(tree.join("sub/empty")).unwrap();
+    fs::write(tree.join("one"), "three names").unwrap();
+    fs::hard_link(tree.join("one"), tree.join("sub/two")).unwrap();
+    fs::hard_link(tree.join("one"), tree.join("three")).unwrap();
+    let pool = directory.path().join("pool.hpk");
+    hardpack().args(["put", "-q"]).args([&tree, &pool]).assert().success();
+    let out = directory.path().join("out");
+    let report = salvage(&pool, &out, 0);
+    assert_eq!(report["files"][0]["links"].as_array().unwrap().len(), 2);
+    let number = |name: &str| fs::metadata(out.join("tree").join(name)).unwrap().ino();
+    assert_eq!(fs::read(out.join("tree/sub/two")).unwrap(), b"three names");
+    assert!(number("one") == number("sub/two") && number("one") == number("three"));
+    assert!(out.join("tree/sub/empty").is_dir());
+    // Over what is there only where that is asked for.
+    hardpack().args(["salvage", "-q"]).arg(&pool).arg(&out).assert().code(3);
+    hardpack().args(["salvage", "-q", "--force"]).arg(&pool).arg(&out).assert().success();
+    assert!(number("one") == number("three"));
+}

@@ -102,8 +102,101 @@ fn what_is_given_up_is_gone() {
     receive(&to, &[], &stream[..stream.len() - 20]).code(1);
     receive(&to, &["--abort"], b"").success();
     receive(&to, &["--abort"], b"").code(3);
-    receive(&to, &[], b"no stream at all").code(1);
+    receive(&to, &[], b"no stream at all").code(3);
     receive(&to, &[], &stream).success();
     hardpack().args(["receive"]).arg(&to).assert().code(3);
     hardpack().args(["send", "-q"]).arg(from.join("a")).assert().code(3);
+}
+
+/// Of a nightly `send -i` whose pool was put back from a copy and went on: the txgs are the same again, and what they
+/// stand for is not.
+#[test]
+fn a_stream_from_a_pool_that_was_put_back_is_not_taken_for_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    let (from, to) = (directory.path().join("from.hpk"), directory.path().join("to.hpk"));
+    let copy = directory.path().join("copy.hpk");
+    let night = |content: &[u8], name: &str| {
+        fs::write(&file, content).unwrap();
+        hardpack().args(["put", "-q"]).arg(&file).arg(from.join("a")).assert().success();
+        snapshot(&from, &format!("a@{name}"));
+    };
+    hardpack().arg("create").arg(&from).assert().success();
+    hardpack().arg("create").arg(&to).assert().success();
+    hardpack().arg("mkdir").arg(from.join("a")).assert().success();
+    night(&random_bytes(50_000, 1), "first");
+    receive(&to, &[], &send(&from, &[], "a@first")).success();
+    fs::copy(&from, &copy).unwrap();
+    night(&random_bytes(50_000, 2), "second");
+    receive(&to, &[], &send(&from, &["-i", "@first"], "a@second")).success();
+    let cut = send(&from, &[], "a@second");
+    let to_part = directory.path().join("part.hpk");
+    hardpack().arg("create").arg(&to_part).assert().success();
+    receive(&to_part, &[], &cut[..cut.len() / 2]).code(1);
+    let token = stdout_of(hardpack().args(["receive", "--resume-token"]).arg(to_part.join("copy")));
+
+    fs::copy(&copy, &from).unwrap();
+    night(&random_bytes(50_000, 3), "second");
+    night(&random_bytes(50_000, 4), "third");
+    let wrong = send(&from, &["-i", "@second"], "a@third");
+    receive(&to, &[], &wrong).code(3);
+    receive(&to, &["-F"], &wrong).code(3);
+    let kept = hardpack().arg("cat").arg(to.join("copy/file")).assert().success();
+    assert_eq!(kept.get_output().stdout, random_bytes(50_000, 2));
+    let resume = ["send", "-q", "--resume", token.trim()];
+    hardpack().args(resume).arg(from.join("a@second")).assert().code(3);
+
+    // From what both have it goes on, where nothing came after that.
+    hardpack().args(["rollback"]).arg(to.join("copy@first")).assert().success();
+    receive(&to, &[], &send(&from, &["-i", "@first"], "a@third")).success();
+    let kept = hardpack().arg("cat").arg(to.join("copy/file")).assert().success();
+    assert_eq!(kept.get_output().stdout, random_bytes(50_000, 4));
+    hardpack().args(["check", "-q"]).arg(&to).assert().success();
+}
+
+#[test]
+fn streams_in_one_input_are_received_one_after_the_other() {
+    let (_directory, from, to) = pools();
+    let (whole, part) = (send(&from, &[], "a@old"), send(&from, &["-i", "@old"], "a@new"));
+    let error_of = |assert: assert_cmd::assert::Assert| {
+        String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+    };
+    let error = error_of(receive(&to, &[], &[&whole[..], b"something else"].concat()).code(1));
+    assert!(error.contains(&format!("byte {}", whole.len())), "{error}");
+    hardpack().arg("ls").arg(to.join("copy")).assert().code(3);
+    receive(&to, &["--abort"], b"").success();
+
+    receive(&to, &[], &[&whole[..], &part].concat()).success().stderr("");
+    assert_eq!(list(to.join("copy@old")), list(from.join("a@old")));
+    assert_eq!(list(to.join("copy@new")), list(from.join("a@new")));
+    hardpack().arg("rm").args(["-r"]).arg(to.join("copy")).assert().success();
+
+    let error = error_of(receive(&to, &[], &[&whole[..], &part, &part[..99]].concat()).code(1));
+    assert!(error.contains("the 2 streams before it are received"), "{error}");
+    assert_eq!(list(to.join("copy@new")), list(from.join("a@new")));
+}
+
+#[test]
+fn a_target_that_was_renamed_takes_what_follows() {
+    let (_directory, from, to) = pools();
+    receive(&to, &[], &send(&from, &[], "a@old")).success();
+    hardpack().arg("mkdir").arg(to.join("deep")).assert().success();
+    hardpack().arg("mv").arg(to.join("copy")).arg(to.join("deep/other")).assert().success();
+    let mut command = hardpack();
+    command.args(["receive", "-q"]).arg(to.join("deep/other"));
+    command.write_stdin(send(&from, &["-i", "@old"], "a@new")).assert().success();
+    let found = list(to.join("deep/other")).replace("/deep/other", "/a");
+    assert_eq!(found, list(from.join("a")));
+}
+
+/// The reader of a stream has gone before its end: that is no success.
+#[test]
+fn a_stream_that_nobody_takes_is_not_sent() {
+    let (_directory, from, _) = pools();
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+    command.args(["send", "-q"]).arg(from.join("a@old"));
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(3));
 }

@@ -9,7 +9,7 @@ use crate::store::dead::DEAD_KEY_LEN;
 use crate::store::node::Node;
 use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
 use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
-use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot};
+use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::store::stats::{CodecStats, PoolStats};
 use crate::store::superblock::{
     BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock, TREE_COUNT,
@@ -212,10 +212,11 @@ fn snapshot_is_as_documented() {
 
 #[test]
 fn stream_is_as_documented() {
-    let origin = Origin { guid: GUID, txg: Txg(0x0102_0304) };
+    let origin = Origin { guid: GUID, txg: Txg(0x0102_0304), id: StateId([3; 16]) };
     let header = stream::Header {
         origin,
         base: Txg(7),
+        base_id: StateId([4; 16]),
         first: 8,
         scope: FileId(9),
         created_ns: -5,
@@ -225,7 +226,9 @@ fn stream_is_as_documented() {
     let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
     let expected = HashMap::from([
         ("magic", b"hpkstrm\n".to_vec()),
-        ("version", vec![1, 0, 0, 0]),
+        ("version", vec![2, 0, 0, 0]),
+        ("id", vec![3; 16]),
+        ("base_id", vec![4; 16]),
         ("guid", GUID.to_vec()),
         ("txg", u64_bytes(0x0102_0304)),
         ("base", u64_bytes(7)),
@@ -246,8 +249,9 @@ fn stream_is_as_documented() {
 #[test]
 fn receive_is_as_documented() {
     let progress = Progress {
-        origin: Origin { guid: GUID, txg: Txg(0x0102_0304) },
+        origin: Origin { guid: GUID, txg: Txg(0x0102_0304), id: StateId([3; 16]) },
         base: Txg(7),
+        base_id: StateId([4; 16]),
         frames: 8,
         spooled: 9,
         parent: FileId(10),
@@ -262,6 +266,9 @@ fn receive_is_as_documented() {
         ("spooled", u64_bytes(9)),
         ("parent", u64_bytes(10)),
         ("name_len", vec![4, 0]),
+        ("form", vec![1]),
+        ("id", vec![3; 16]),
+        ("base_id", vec![4; 16]),
     ]);
     let encoded = progress.encode();
     compare("receive", &encoded[..PROGRESS_FRONT_LEN], expected);

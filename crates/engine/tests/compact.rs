@@ -12,7 +12,7 @@ use common::sim_device::SimDevice;
 use common::{Rng, create, create_options, only_file, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::{Device, FileDevice};
-use hardpack_engine::pool::{CompactReport, File, Pool, Property};
+use hardpack_engine::pool::{CompactReport, File, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
 
 /// A pool is short that is no longer than what it holds, and this. Where all of it is a few large
@@ -158,6 +158,36 @@ fn a_long_hole_is_filled_without_detours() {
         estimate.move_bytes.abs_diff(report.moved_bytes) < 256 << 10,
         "{estimate:?} {report:?}"
     );
+}
+
+/// What a snapshot holds stays where it is, so that the end of the pool does.
+#[test]
+fn an_estimate_promises_nothing_of_what_cannot_be_moved() {
+    for is_given_up in [false, true] {
+        let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+        let pool = create(&device, &[], 32 << 20);
+        let mut model = Model { file: only_file(&pool).unwrap(), bytes: Vec::new(), rng: Rng(9) };
+        let junk = model.rng.noise(4 << 20);
+        model.write(2 << 20, &junk);
+        model.file.commit(Durability::Durable).unwrap();
+        let kept = model.rng.noise(2 << 20);
+        model.write(0, &kept);
+        model.file.commit(Durability::Durable).unwrap();
+        model.file.set_len(2 << 20).unwrap();
+        model.file.commit(Durability::Durable).unwrap();
+        pool.create_snapshot(ROOT, b"kept", 0).unwrap();
+        if is_given_up {
+            model.file.set_len(4096).unwrap();
+            model.file.commit(Durability::Durable).unwrap();
+        }
+        let estimate = pool.compact_estimate().unwrap();
+        let report = compact(&pool, &mut || {});
+        let gained = report.before_bytes.saturating_sub(report.after_bytes);
+        assert!(estimate.gain_bytes <= gained + (256 << 10), "{estimate:?} {report:?}");
+        pool.destroy_snapshot(ROOT, b"kept").unwrap();
+        let estimate = pool.compact_estimate().unwrap();
+        assert!(estimate.gain_bytes > 3 << 20, "{estimate:?}");
+    }
 }
 
 /// Ends the others when one of several threads ends, a failed assertion included.

@@ -16,16 +16,18 @@ use std::sync::Arc;
 use common::live::newest_superblock;
 use common::{GUID, Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
-use hardpack_engine::pool::{Fold, Pool, Property, Settings, StepLimits};
+use hardpack_engine::pool::{
+    Fold, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SendPlan, Settings, StepLimits,
+};
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_PAGE_FILTER,
-    FEATURE_ROOTS, SLOT_COUNT, Superblock, slot_offset,
+    FEATURE_ROOTS, FEATURE_SNAPSHOT_IDS, SLOT_COUNT, Superblock, slot_offset,
 };
 use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
 use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
 use hardpack_engine::store::{Durability, Patience};
-use hardpack_engine::{Error, Txg};
+use hardpack_engine::{Error, FileId, Txg};
 
 /// Each takes a part of the file.
 const COMPRESSIONS: [&str; 8] =
@@ -557,4 +559,82 @@ fn the_golden_pool_with_generations_is_read() {
     let older = pool.state().txg().0 - 2;
     let older = Pool::open_at(device, options(1 << 20), Txg(older)).unwrap();
     assert_eq!(older.generation(file.id()).unwrap(), rolled_back);
+}
+
+/// A pool with two snapshots of its one file.
+fn write_sent() -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "8K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    for (name, content) in [(b"s0", plain_content()), (b"s1", edited_content())] {
+        file.write_at(&content, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        pool.create_snapshot(file.id(), name, 5).unwrap();
+    }
+    pool.close().unwrap();
+    device.image()
+}
+
+fn open_image(image: Vec<u8>) -> Pool {
+    Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)).unwrap()
+}
+
+/// What changed from the first snapshot of that pool to the second, or all of the first.
+fn sent(pool: &Pool, is_second: bool, resume: Option<ResumeToken>) -> Vec<u8> {
+    let scope = pool.only_file().unwrap().file;
+    let open = |name: &[u8]| pool.open_snapshot(scope, name).unwrap();
+    let (first, second) = (open(b"s0"), open(b"s1"));
+    let (name, snapshot) = if is_second { (&b"s1"[..], &second) } else { (&b"s0"[..], &first) };
+    let base = is_second.then_some(&first);
+    let plan = SendPlan { snapshot, base, scope, name, created_ns: 5, resume };
+    let mut out = Vec::new();
+    pool.send(&plan, &mut out, &mut |_| {}).unwrap();
+    out
+}
+
+fn receive(pool: &Pool, mut stream: &[u8]) -> hardpack_engine::Result<FileId> {
+    let options = ReceiveOptions { batch_len: 1, ..ReceiveOptions::default() };
+    pool.receive(ROOT, b"copy", &mut stream, &options, &mut |_| {}).map(|report| report.file)
+}
+
+/// A pool that received the first of these snapshots, and a part of the second.
+fn write_received(source: Vec<u8>) -> Vec<u8> {
+    let device = Arc::new(MemoryDevice::default());
+    let dynamic: Arc<dyn Device> = device.clone();
+    let pool = create(&dynamic, &[(Property::RecordSize, "8K")], 32 << 20);
+    let source = open_image(source);
+    receive(&pool, &sent(&source, false, None)).unwrap();
+    let part = sent(&source, true, None);
+    receive(&pool, &part[..part.len() / 2]).unwrap_err();
+    pool.close().unwrap();
+    device.image()
+}
+
+/// What identifies a snapshot stays what it is: what was sent long ago can be gone on with.
+#[test]
+fn the_golden_pool_that_received_goes_on_from_the_one_that_sent() {
+    let [from, to] = ["v2-sent.hpk", "v2-received.hpk"].map(|n| golden_path().with_file_name(n));
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !from.exists() {
+        let image = write_sent();
+        std::fs::write(&from, &image).unwrap();
+        std::fs::write(&to, write_received(image)).unwrap();
+    }
+    let [from, to] = [from, to].map(|path| std::fs::read(path).unwrap());
+    let source = open_image(from);
+    for resumes in [true, false] {
+        let pool = open_image(to.clone());
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+        assert!(pool.state().superblock.incompat & FEATURE_SNAPSHOT_IDS != 0);
+        let token = pool.receive_token(ROOT, b"copy").unwrap().expect("a part was received");
+        assert!(token.frames > 0);
+        if !resumes {
+            assert!(pool.abort_receive(ROOT, b"copy").unwrap());
+        }
+        let file = receive(&pool, &sent(&source, true, resumes.then_some(token))).unwrap();
+        assert!(read_all(&pool.file(file).unwrap()).unwrap() == edited_content());
+        let first = pool.open_snapshot(file, b"s0").unwrap();
+        assert!(read_all(&first.file(file).unwrap()).unwrap() == plain_content());
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
 }

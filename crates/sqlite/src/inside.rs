@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hardpack_engine::pool::{DirEntry, Kind, Pool, ROOT};
+use hardpack_engine::pool::{DirEntry, InSnapshot, Kind, Pool, ROOT};
 use hardpack_engine::{Error, FileId, Result};
 
 use crate::beside::base_path;
@@ -41,38 +41,23 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<Found> {
         Some(entry) => return Ok(Found::File(entry.file)),
         None => {}
     }
-    for at in (0..path.len()).rev().filter(|at| path[*at] == SNAPSHOT_MARK) {
-        let (head, rest) = (&path[..at], &path[at + 1..]);
-        let name_len = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
-        let (name, below) = rest.split_at(name_len);
-        if let Some(scope) = pool.find_scope(head, name)? {
-            return match pool.open_snapshot(scope, name) {
-                Ok(snapshot) => find_in_snapshot(pool, snapshot, scope, head, below),
-                // It was destroyed just now.
-                Err(Error::NotFound { .. }) => Ok(Found::Nothing),
-                Err(error) => Err(error),
-            };
-        }
+    if !path.contains(&SNAPSHOT_MARK) {
+        return Ok(Found::Nothing);
     }
-    Ok(Found::Nothing)
-}
-
-/// What `head` and `below` together stood for when a snapshot was made.
-fn find_in_snapshot(
-    pool: &Pool,
-    snapshot: Pool,
-    scope: FileId,
-    head: &[u8],
-    below: &[u8],
-) -> Result<Found> {
-    if scope == ROOT && head.is_empty() && below.is_empty() {
+    let Some(InSnapshot { scope, name, path }) = pool.in_snapshot(path)? else {
+        return Ok(Found::Nothing);
+    };
+    let snapshot = match pool.open_snapshot(scope, &name) {
+        Ok(snapshot) => snapshot,
+        // It was destroyed just now.
+        Err(Error::NotFound { .. }) => return Ok(Found::Nothing),
+        Err(error) => return Err(error),
+    };
+    if scope == ROOT && path.is_empty() {
         let only = snapshot.only_file()?.file;
         return Ok(Found::InSnapshot(snapshot, only));
     }
-    // What the snapshot is of may have had another name then.
-    let is_scope = resolve(pool, head)?.is_some_and(|entry| entry.file == scope);
-    let start = if is_scope { snapshot.path_of(scope)? } else { head.to_vec() };
-    Ok(match resolve(&snapshot, &[&start[..], below].concat())? {
+    Ok(match resolve(&snapshot, &path)? {
         None => Found::Nothing,
         Some(entry) if entry.kind == Kind::Directory => Found::Directory,
         Some(entry) => Found::InSnapshot(snapshot, entry.file),

@@ -9,7 +9,9 @@ A snapshot keeps a file, a directory with all below it, or the whole pool as it 
 first no space; what is changed or removed later stays in the pool as long as a snapshot has it. Databases whose
 transactions are partly in a write-ahead log are settled first.
 
-What it holds is read by path, also as a database: POOL/PATH@NAME, POOL@NAME/PATH.
+What it holds is read by path, also as a database: POOL/PATH@NAME, POOL@NAME/PATH. PATH is where something is now,
+or where it was when the snapshot was made; where that was said of several, POOL/PATH@NAME@TXG tells them apart, as
+'hardpack list' shows it.
 
 Examples:
   hardpack snapshot archive.hpk@monday            the whole pool

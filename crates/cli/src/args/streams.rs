@@ -10,7 +10,7 @@ use crate::address::Address;
 const SEND_HELP: &str = "\
 The stream goes to standard output: a file, or a pipe to 'hardpack receive'. What is stored compressed goes
 as it is, and what is shared within it goes once. With -i only what changed since an older snapshot goes, which
-the receiver must have received before.
+the receiver must have received before: that very one, known by its content.
 
 Examples:
   hardpack send apps.hpk@monday | ssh other hardpack receive backup.hpk/apps
@@ -41,6 +41,11 @@ const RECEIVE_HELP: &str = "\
 A complete stream makes POOL/PATH, which must not be there; it is seen when all of it is there. An incremental one
 brings what was received as its base up to date, all at once. Both leave a snapshot with the name it has where
 it was sent. When the stream is cut, what came stays in the pool, unseen, until it goes on or is given up.
+The target may be renamed and moved between two streams. Several streams may follow each other in one input; anything
+else behind the end of one is an error.
+
+A stream goes only onto the very snapshot that it starts from: one of a pool that was put back from a copy and went
+on is another, even where it has the same name and txg.
 
 Examples:
   hardpack receive backup.hpk/apps < apps.stream

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use hardpack_engine::FileId;
 use hardpack_engine::codec::CodecId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind, Pool, Property, ROOT, Repack};
+use hardpack_engine::store::dead::Held;
 use hardpack_engine::store::stats::{CodecStats, PoolStats};
 use serde_json::{Value, json};
 
@@ -42,6 +43,8 @@ struct Info<'p> {
     durable_txg: u64,
     pool_bytes: u64,
     free_bytes: u64,
+    /// What only snapshots hold.
+    held: Held,
     wal_bytes: u64,
     /// One that was begun and not finished.
     repack: Option<Repack>,
@@ -92,6 +95,7 @@ impl<'p> Info<'p> {
             durable_txg: state.durable_txg().0,
             pool_bytes: std::fs::metadata(path)?.len(),
             free_bytes: state.free_bytes(pool.store().ashift()),
+            held: pool.held_by_snapshots()?,
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,
         })
@@ -112,11 +116,12 @@ impl<'p> Info<'p> {
         self.stats.file_bytes.saturating_sub(records)
     }
 
-    /// What is neither data nor metadata nor free: header and superblocks.
+    /// What is neither data nor metadata nor held by snapshots nor free: header and superblocks.
     fn fixed_bytes(&self) -> u64 {
-        let shared = self.stats.shared.allocated;
+        let shared = self.stats.shared.allocated.saturating_sub(self.held.shared);
         let data = self.stats.data().allocated.saturating_sub(shared);
-        self.pool_bytes.saturating_sub(data + self.stats.nodes.allocated + self.free_bytes)
+        let known = [data, self.stats.nodes.allocated, self.held.only, self.free_bytes];
+        known.into_iter().fold(self.pool_bytes, u64::saturating_sub)
     }
 
     /// What each codec stores, and what is inside pointers.
@@ -162,6 +167,7 @@ impl<'p> Info<'p> {
             "stored_bytes": self.stats.data().stored,
             "data_bytes": self.stats.data().allocated,
             "metadata_bytes": self.stats.nodes.allocated,
+            "snapshot_bytes": self.held.only,
             "free_bytes": self.free_bytes,
             "fixed_bytes": self.fixed_bytes(),
             "hole_bytes": self.hole_bytes(),
@@ -245,6 +251,10 @@ impl<'p> Info<'p> {
             ("embedded", records(&stats.embedded)),
             ("patches", records(&stats.patches)),
         ];
+        if self.held.only > 0 {
+            let at = rows.iter().position(|(name, _)| *name == "free").unwrap_or(rows.len());
+            rows.insert(at, ("snapshots", format!("{} that only they hold", size(self.held.only))));
+        }
         if stats.filtered.records > 0 {
             rows.push(("page filter", self.filtered(exact)));
         }

@@ -1,11 +1,11 @@
 //! `hardpack receive`: takes a snapshot, or what changed since another, from standard input.
 
 use std::cell::RefCell;
-use std::io::{BufReader, IsTerminal};
+use std::io::{BufReader, IsTerminal, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
-use hardpack_engine::pool::{Pool, ReceiveOptions};
+use hardpack_engine::pool::{Pool, ReceiveOptions, ReceiveReport};
 use hardpack_engine::{Error, FileId};
 
 use super::snapshots::{Settling, settle_databases};
@@ -52,7 +52,28 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     }
     let _spinner = Spinner::new("receiving", args.quiet);
     let mut input = BufReader::with_capacity(READ_LEN, stdin.lock());
-    // Until all is committed, and the pool's descriptor is closed behind it.
+    // Streams may follow each other.
+    let (mut count, mut behind) = (0_u64, None);
+    loop {
+        let report = receive_one(args, pool, (directory, name), &mut input, behind)
+            .map_err(|reason| behind_others(reason, count))?;
+        count += 1;
+        behind = report.next;
+        if behind.is_none() {
+            return Ok(pool.close()?);
+        }
+    }
+}
+
+/// Receives one stream, which begins behind so many bytes; another may follow.
+fn receive_one(
+    args: &ReceiveArgs,
+    pool: &Pool,
+    (directory, name): (FileId, &[u8]),
+    input: &mut dyn Read,
+    behind: Option<u64>,
+) -> Result<ReceiveReport, Reason> {
+    // Until all of the stream is committed. The next one may change what this one made.
     let kept_out = RefCell::new(None);
     let refusal = RefCell::new(None);
     let before_change = |scope: FileId| {
@@ -65,11 +86,12 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     };
     let options = ReceiveOptions {
         force: args.force,
+        behind,
         before_change: Some(&before_change),
         ..ReceiveOptions::default()
     };
-    let received = pool.receive(directory, name, &mut input, &options, &mut |_| {});
-    received.map_err(|error| {
+    let received = pool.receive(directory, name, input, &options, &mut |_| {});
+    let report = received.map_err(|error| {
         let is_of_stream =
             matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. });
         let mut reason = refusal.take().unwrap_or_else(|| Reason::from(error));
@@ -89,7 +111,16 @@ fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
     if let Some(users) = kept_out.take() {
         users.finish(pool)?;
     }
-    Ok(pool.close()?)
+    Ok(report)
+}
+
+/// Says that what came before is received.
+fn behind_others(mut reason: Reason, count: u64) -> Reason {
+    if count > 0 {
+        let streams = if count == 1 { "stream before it is" } else { "streams before it are" };
+        reason.text = format!("{}; the {count} {streams} received", reason.text);
+    }
+    reason
 }
 
 /// Has what is in logs of the databases that may change put into them, and keeps everybody out.

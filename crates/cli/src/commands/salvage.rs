@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use hardpack_engine::Txg;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Fate, FoundBy, PART_LEN, Salvage, SalvageFile, Stretch};
+use hardpack_engine::{FileId, Txg};
 use serde_json::{Value, json};
 
 use super::unpack::Writer;
@@ -46,9 +46,13 @@ pub fn run(args: &SalvageArgs) -> Result<ExitCode, Failure> {
 struct Saved {
     name: String,
     output: PathBuf,
+    /// Its other names.
+    links: Vec<PathBuf>,
     len: u64,
     /// Its length is lost, and may be another from this byte on.
     known_len: Option<u64>,
+    /// None of its names is lost.
+    has_all_names: bool,
     /// What is not right, in order.
     hurt: Vec<Stretch>,
 }
@@ -78,13 +82,13 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
     if salvage.files().is_empty() {
         return Err(Reason::new(Code::Data, "nothing is left of any file"));
     }
-    let targets = targets(args, &input, &salvage)?;
+    let places = places(args, &input, &salvage)?;
     let mut files = Vec::new();
-    let pairs: Vec<_> = salvage.files().iter().zip(targets).collect();
+    let pairs: Vec<_> = salvage.files().iter().zip(places).collect();
     // Links last, so that nothing is written through one.
     let (links, plain): (Vec<_>, Vec<_>) =
         pairs.into_iter().partition(|(file, _)| file.target.is_some());
-    for (file, (name, output)) in plain.into_iter().chain(links) {
+    for (file, Place { name, output, links }) in plain.into_iter().chain(links) {
         let hurt = match &file.target {
             Some(target) => {
                 link(args, target, &output).map_err(|reason| reason.about(&output))?;
@@ -92,27 +96,37 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
             }
             None => copy(args, &salvage, file, &name, &output)?,
         };
+        for link in &links {
+            give_name(args, &output, link).map_err(|reason| reason.about(link))?;
+        }
         let (len, known_len) = (file.attributes.len, file.known_len);
-        files.push(Saved { name, output, len, known_len, hurt });
+        let has_all_names = file.has_all_names;
+        files.push(Saved { name, output, links, len, known_len, has_all_names, hurt });
     }
     Ok(Done { salvage, files, has_sidecar: !contents::logs_beside(&args.pool)?.is_empty() })
 }
 
-/// A name and a place for each file.
-fn targets(
-    args: &SalvageArgs,
-    input: &Path,
-    salvage: &Salvage,
-) -> Result<Vec<(String, PathBuf)>, Reason> {
+/// Where a file goes.
+struct Place {
+    name: String,
+    output: PathBuf,
+    /// The other names of the same file.
+    links: Vec<PathBuf>,
+}
+
+/// Places for all files, and the directories above them and all others.
+fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Place>, Reason> {
     let files = salvage.files();
-    let is_directory = args.output.is_dir() || files.len() > 1 || files[0].path.len() > 1;
+    let is_single = |file: &SalvageFile| file.path.len() <= 1 && file.other_paths.is_empty();
+    let has_directories = salvage.directories().iter().any(|directory| !directory.path.is_empty());
+    let is_directory =
+        args.output.is_dir() || files.len() != 1 || has_directories || !is_single(&files[0]);
     let mut taken = HashSet::new();
-    let mut targets = Vec::new();
-    for file in files {
-        let mut path = path_of(file);
+    let mut place = |path: &[Vec<u8>], id: FileId| {
+        let mut path = path_of(path, id);
         if !taken.insert(path.clone()) {
             let last = path.pop().unwrap_or_default();
-            path.push([&last[..], format!("-{}", file.id.0).as_bytes()].concat());
+            path.push([&last[..], format!("-{}", id.0).as_bytes()].concat());
         }
         let mut output = args.output.clone();
         if is_directory {
@@ -132,22 +146,36 @@ fn targets(
         if is_directory {
             make_directories(&args.output, &path)?;
         }
-        targets.push((text::escaped(&path.join(&b'/')), output));
+        Ok::<_, Reason>((text::escaped(&path.join(&b'/')), output))
+    };
+    let mut places = Vec::new();
+    for file in files {
+        let (name, output) = place(&file.path, file.id)?;
+        let mut links = Vec::new();
+        for path in &file.other_paths {
+            links.push(place(path, file.id)?.1);
+        }
+        places.push(Place { name, output, links });
     }
-    Ok(targets)
+    for directory in salvage.directories().iter().filter(|directory| !directory.path.is_empty()) {
+        let mut path = path_of(&directory.path, directory.id);
+        path.push(Vec::new());
+        make_directories(&args.output, &path)?;
+    }
+    Ok(places)
 }
 
 /// The names from the directory of all down to a file. They come from the pool, which may come from anybody.
-fn path_of(file: &SalvageFile) -> Vec<Vec<u8>> {
+fn path_of(path: &[Vec<u8>], id: FileId) -> Vec<Vec<u8>> {
     let is_plain = |name: &Vec<u8>| {
         !name.is_empty()
             && !name.iter().any(|byte| matches!(byte, b'/' | 0))
             && name != b"."
             && name != b".."
     };
-    match file.path.iter().all(is_plain) && !file.path.is_empty() {
-        true => file.path.clone(),
-        false => vec![format!("file-{}", file.id.0).into_bytes()],
+    match path.iter().all(is_plain) && !path.is_empty() {
+        true => path.to_vec(),
+        false => vec![format!("file-{}", id.0).into_bytes()],
     }
 }
 
@@ -172,6 +200,14 @@ fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> 
         std::fs::remove_file(output)?;
     }
     Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), output)?)
+}
+
+/// Gives a file that was written another name.
+fn give_name(args: &SalvageArgs, output: &Path, link: &Path) -> Result<(), Reason> {
+    if args.force && std::fs::symlink_metadata(link).is_ok() {
+        std::fs::remove_file(link)?;
+    }
+    Ok(std::fs::hard_link(output, link)?)
 }
 
 /// Copies one file, and returns what of it is not right.
@@ -243,7 +279,7 @@ impl Saved {
     }
 
     fn is_whole(&self) -> bool {
-        self.hurt.is_empty() && self.known_len.is_none()
+        self.hurt.is_empty() && self.known_len.is_none() && self.has_all_names
     }
 }
 
@@ -258,6 +294,8 @@ fn fate_text(fate: Fate) -> String {
 impl Done {
     fn is_whole(&self) -> bool {
         self.files.iter().all(Saved::is_whole)
+            && self.salvage.directories().iter().all(|directory| directory.has_all_names)
+            && !self.salvage.may_lack_files()
     }
 
     fn source(&self) -> &'static str {
@@ -315,6 +353,15 @@ impl Done {
             if saved.known_len.is_some() {
                 text.push_str("its length is lost: it may be shorter or longer\n");
             }
+            if !saved.has_all_names {
+                text.push_str("a name of it, or of a directory above it, is lost\n");
+            }
+            for link in &saved.links {
+                text.push_str(&format!("{}: another name of the same\n", link.display()));
+            }
+        }
+        if self.salvage.may_lack_files() {
+            text.push_str("a part of the names cannot be read: files may be missing\n");
         }
         if self.has_sidecar {
             text.push_str("a log or journal beside the pool was not read; see --help\n");
@@ -338,6 +385,8 @@ impl Done {
                 "output": saved.output.to_string_lossy(),
                 "logical_bytes": saved.len,
                 "length_known": saved.known_len.is_none(),
+                "names_known": saved.has_all_names,
+                "links": saved.links.iter().map(|link| link.to_string_lossy()).collect::<Value>(),
                 "right_bytes": saved.len - saved.lost() - saved.older(),
                 "older_bytes": saved.older(),
                 "lost_bytes": saved.lost(),
@@ -353,6 +402,7 @@ impl Done {
             "found_by": self.source(),
             "header": self.salvage.has_header(),
             "superblocks": self.salvage.superblock_count(),
+            "may_lack_files": self.salvage.may_lack_files(),
             "lost_nodes": self.salvage.lost_node_count(),
             "refused_bytes": self.salvage.refused_bytes(),
             "files": files.collect::<Value>(),

@@ -5,10 +5,10 @@ use std::io::{BufWriter, IsTerminal};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use hardpack_engine::pool::{Pool, ResumeToken, SendPlan, SnapshotInfo};
+use hardpack_engine::pool::{InSnapshot, Pool, ResumeToken, SendPlan, SnapshotInfo};
 use hardpack_engine::{Error, FileId};
 
-use crate::address::{Address, InSnapshot};
+use crate::address::Address;
 use crate::args::SendArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Progress;
@@ -65,11 +65,14 @@ fn base_named(pool: &Pool, args: &SendArgs, text: &OsString) -> Result<Found, Re
 
 /// The base that a stream which was cut has.
 fn base_of(pool: &Pool, token: &ResumeToken, file: FileId) -> Result<Option<Found>, Reason> {
-    if token.base.0 == 0 {
+    if token.base.is_none() {
         return Ok(None);
     }
-    for info in pool.snapshots()?.into_iter().filter(|info| info.txg == token.base) {
+    for info in pool.snapshots()? {
         let opened = pool.open_snapshot(info.scope, &info.name)?;
+        if opened.state_id(file) != token.base {
+            continue;
+        }
         match opened.is_below(file, info.scope) {
             Ok(true) => return Ok(Some(Found { pool: opened, info, file })),
             Ok(false) | Err(Error::NotFound { .. }) => {}
@@ -111,7 +114,9 @@ fn send(args: &SendArgs) -> Result<(), Reason> {
     let mut progress = Progress::new(format!("sending {}", args.snapshot), total, !shows);
     let mut out = BufWriter::with_capacity(WRITE_LEN, stdout.lock());
     pool.send(&plan, &mut out, &mut |done| progress.at(done)).map_err(|error| match error {
-        Error::Stream { source, .. } => Reason::stdout(source),
+        // A reader that has seen enough is no failure elsewhere; a stream is nothing without its end.
+        Error::Stream { source, .. } => Reason::from(source)
+            .hint("the stream was not taken to its end; 'hardpack receive --resume-token' on the other side says what was"),
         error => error.into(),
     })?;
     progress.finish();

@@ -1,18 +1,17 @@
 //! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: older states of files, directories and
 //! pools that are kept as long as they are wanted.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo, UsageBelow};
+use hardpack_engine::pool::{Change, Difference, Kind, ROOT, SnapshotInfo, UsageBelow};
 use serde_json::{Value, json};
 
 use super::names::now_ns;
-use crate::address::{Address, join};
+use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
 use crate::contents::{database_path, logs_beside};
 use crate::failure::{Cannot, Code, Failure, Reason};
@@ -101,12 +100,6 @@ fn settle(pool_path: &Path, inner: &[u8], settling: Settling) -> Result<(), Reas
     }
 }
 
-/// Where each snapshot is of, by path; of what is gone, the path it had.
-fn scope_path(pool: &Pool, info: &SnapshotInfo) -> Vec<u8> {
-    let then = || pool.open_snapshot(info.scope, &info.name)?.path_of(info.scope);
-    pool.path_of(info.scope).or_else(|_| then()).unwrap_or_default()
-}
-
 pub fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
     show(args).cannot("list", &args.path)?;
     Ok(ExitCode::SUCCESS)
@@ -138,7 +131,6 @@ fn show(args: &ListArgs) -> Result<(), Reason> {
         }
     }
     for info in pool.snapshots()? {
-        let path = scope_path(pool, &info);
         let is_inside = pool.is_below(info.scope, top.file).unwrap_or(top.file == ROOT);
         if !is_inside {
             continue;
@@ -149,13 +141,22 @@ fn show(args: &ListArgs) -> Result<(), Reason> {
         };
         let usage = pool.open_snapshot(info.scope, &info.name)?.usage_below(info.scope)?;
         rows.push(Row {
-            name: [&opened.shown_at(&path)[..], b"@", &info.name].concat(),
+            name: shown_snapshot(&opened, &info)?,
             used: space.map(|space| space.used),
             usage,
             created_ns: info.created_ns,
         });
     }
     print_rows(args, &rows)
+}
+
+/// The address of a snapshot, which every command takes.
+fn shown_snapshot(opened: &Opened, info: &SnapshotInfo) -> Result<Vec<u8>, Reason> {
+    let address = opened.pool.snapshot_address(info)?;
+    Ok(match address.starts_with(b"@") {
+        true => [&opened.shown[..], &address].concat(),
+        false => opened.shown_at(&address),
+    })
 }
 
 fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
@@ -203,11 +204,15 @@ fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
 pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
     let address = &args.snapshot;
     let change = || {
-        let (path, name) = address.snapshot_name()?;
-        // A log that is newer than what the pool comes to hold would be applied to it.
-        settle_databases(&address.pool, &path, Settling::Emptied)?;
+        let pool = pool_file::open_read_only(&address.pool, Some(1))?;
+        let (scope, name) = address.exact_snapshot(&pool)?;
+        let path = pool.path_of(scope);
+        drop(pool);
+        // A log that is newer than what the pool comes to hold would be applied to it. What is gone has none.
+        if let Ok(path) = path {
+            settle_databases(&address.pool, &path, Settling::Emptied)?;
+        }
         let pool = pool_file::open_writable(&address.pool, None)?;
-        let scope = pool.resolve(&path)?.file;
         // And what a program has read of a database would go with what the pool comes to hold.
         let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope)?;
         pool.rollback(scope, &name)?;
@@ -256,26 +261,41 @@ pub fn diff(args: &DiffArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Brings what is in logs of what a snapshot is compared with into the pool, where that is possible.
+fn settle_for_diff(args: &DiffArgs) -> Result<(), Reason> {
+    let pool = pool_file::open_read_only(&args.from.pool, Some(1))?;
+    let (scope, _) = args.from.exact_snapshot(&pool)?;
+    // What is gone has no log.
+    let Ok(path) = pool.path_of(scope) else { return Ok(()) };
+    drop(pool);
+    if let Err(reason) = settle_databases(&args.from.pool, &path, Settling::Copied) {
+        eprintln!("note: what is not in the pool yet is not compared: {}", reason.text);
+    }
+    Ok(())
+}
+
 fn compare(args: &DiffArgs) -> Result<(), Reason> {
-    let (path, old) = args.from.snapshot_name()?;
+    if args.to.is_none() {
+        settle_for_diff(args)?;
+    }
+    let pool = pool_file::open_read_only(&args.from.pool, None)?;
+    let (scope, old) = args.from.exact_snapshot(&pool)?;
     let new = match &args.to {
         None => None,
         Some(to) => {
-            let (other, new) = to.snapshot_name()?;
-            if other != path {
+            if fs::canonicalize(&to.pool)? != fs::canonicalize(&args.from.pool)? {
+                let what = "the two must be snapshots of the same pool";
+                return Err(Reason::new(Code::Cannot, what));
+            }
+            let (other, new) = to.exact_snapshot(&pool)?;
+            if other != scope {
                 let what = "the two must be snapshots of the same file or directory";
                 return Err(Reason::new(Code::Cannot, what));
             }
             Some(new)
         }
     };
-    if new.is_none()
-        && let Err(reason) = settle_databases(&args.from.pool, &path, Settling::Copied)
-    {
-        eprintln!("note: what is not in the pool yet is not compared: {}", reason.text);
-    }
-    let pool = pool_file::open_read_only(&args.from.pool, None)?;
-    let found = pool.diff(pool.resolve(&path)?.file, &old, new.as_deref())?;
+    let found = pool.diff(scope, &old, new.as_deref())?;
     if args.json {
         let values: Vec<Value> = found.iter().map(difference_json).collect();
         return output::print_json(&Value::Array(values));
@@ -325,22 +345,8 @@ pub fn destroy(args: &DestroyArgs) -> Result<ExitCode, Failure> {
 }
 
 fn remove(address: &Address) -> Result<(), Reason> {
-    let (path, name) = address.snapshot_name()?;
     let pool = pool_file::open_writable(&address.pool, Some(1))?;
-    // The snapshot of something that is gone has no path but the one it had.
-    let named = pool.snapshots()?.into_iter().filter(|info| info.name == name);
-    let paths: HashMap<Vec<u8>, FileId> =
-        named.map(|info| (scope_path(&pool, &info), info.scope)).collect();
-    let scope = match paths.get(&clean(&path)) {
-        Some(scope) => *scope,
-        None => pool.resolve(&path)?.file,
-    };
+    let (scope, name) = address.exact_snapshot(&pool)?;
     pool.destroy_snapshot(scope, &name)?;
     Ok(pool.close()?)
-}
-
-/// A path without what changes nothing.
-fn clean(path: &[u8]) -> Vec<u8> {
-    let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
-    parts.collect::<Vec<_>>().join(&b'/')
 }

@@ -64,9 +64,10 @@ pub struct CompactEstimate {
     pub pool_bytes: u64,
     /// What of it is in use.
     pub used_bytes: u64,
-    /// About how much shorter it would be.
+    /// About how much shorter it would be: no more than up to the last of what snapshots hold or several files
+    /// share, which stays where it is.
     pub gain_bytes: u64,
-    /// About how much would have to be moved; more where holes are small.
+    /// About how much would have to be moved for that; more where holes are small.
     pub move_bytes: u64,
 }
 
@@ -170,14 +171,18 @@ impl Pool {
         if is_short(&state, ashift) {
             return Ok(estimate);
         }
-        estimate.gain_bytes = (state.superblock.end.0 - goal.0) << ashift;
         let aim = tail_from(goal, goal);
-        let mut cursor = Some(Cursor::default());
+        let (mut stuck_end, mut cursor) = (goal, Some(Cursor::default()));
         while let Some(at) = cursor {
             let found = store
                 .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
             estimate.move_bytes += found.sectors << ashift;
+            stuck_end = stuck_end.max(found.stuck_end);
             cursor = found.next;
+        }
+        estimate.gain_bytes = state.superblock.end.0.saturating_sub(stuck_end.0) << ashift;
+        if estimate.gain_bytes == 0 {
+            estimate.move_bytes = 0;
         }
         Ok(estimate)
     }

@@ -66,6 +66,8 @@ struct Pair<'a> {
     old: &'a State,
     new: &'a State,
     scope: FileId,
+    /// The names of the scope itself count: where it lies, how it is called, how many names it has.
+    with_its_names: bool,
 }
 
 impl Pool {
@@ -76,7 +78,7 @@ impl Pool {
         let old: Snapshot = find(from)?;
         let compare = |new: &State| {
             let old = old.state();
-            Pair { store: self.store(), old: &old, new, scope }.run()
+            Pair { store: self.store(), old: &old, new, scope, with_its_names: true }.run()
         };
         let mut found = match to {
             Some(to) => {
@@ -94,6 +96,16 @@ impl Pool {
         }?;
         found.sort_by(|a, b| (&a.path, a.file).cmp(&(&b.path, b.file)));
         Ok(found)
+    }
+
+    /// Whether what a snapshot keeps is not the same any more, but for the names of the scope itself.
+    pub(super) fn is_changed_within(&self, snapshot: &Snapshot) -> Result<bool> {
+        self.refresh()?;
+        let (old, scope) = (snapshot.state(), snapshot.scope.file);
+        self.store().with_state(|new| {
+            let pair = Pair { store: self.store(), old: &old, new, scope, with_its_names: false };
+            Ok(!pair.run()?.is_empty())
+        })
     }
 }
 
@@ -184,8 +196,9 @@ impl Pair<'_> {
                 let kind = kind(self.new)?;
                 let from = if of.has_other_names { path(self.old)? } else { Vec::new() };
                 let to = path(self.new)?;
-                let is_renamed = of.has_other_names && from != to;
-                if is_renamed {
+                let passes_over = file == self.scope && !self.with_its_names;
+                let is_renamed = passes_over || of.has_other_names && from != to;
+                if is_renamed && !passes_over {
                     add(to.clone(), kind, Change::Renamed { from }, Vec::new());
                 }
                 let ranges = self.differing(file, of.pieces)?;
@@ -207,6 +220,9 @@ impl Pair<'_> {
         let mut after = names::attributes(&mut new, file)?;
         if is_renamed {
             (after.parent, after.changed_ns) = (before.parent, before.changed_ns);
+        }
+        if file == self.scope && !self.with_its_names {
+            after.link_count = before.link_count;
         }
         Ok(after != before)
     }

@@ -29,6 +29,7 @@ mod fold;
 pub mod fuzzing;
 mod history;
 mod import;
+mod in_snapshot;
 mod jobs;
 mod names;
 mod namespace;
@@ -64,6 +65,7 @@ pub use self::edit::Edit;
 pub use self::file::File;
 pub use self::fold::Fold;
 pub use self::import::{Import, ImportReport};
+pub use self::in_snapshot::InSnapshot;
 pub use self::names::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,
@@ -73,7 +75,9 @@ pub use self::repack::{Estimate, Repack};
 pub use self::repair::RepairReport;
 pub use self::rewind::StateReport;
 pub use self::rewrite::{Clear, Step, StepLimits};
-pub use self::salvage::{Fate, FoundBy, PART_LEN, Part, Salvage, SalvageFile, Stretch};
+pub use self::salvage::{
+    Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
+};
 pub use self::sink::SINK_COMPRESSION;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 use self::source::Committed;

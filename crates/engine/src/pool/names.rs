@@ -12,8 +12,9 @@
 //! 9, file u64 BE                      -> nothing                a file without a name, being filled
 //! 10, root u64 BE                     -> how far a receive from another pool has come (see `receiving.rs`)
 //! 11, root u64 BE, class u8, u64 BE   -> u64: what a number of its stream is here
-//! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one
+//! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one, in old pools
 //! 13, file u64 BE                     -> u64: the generation of its content (see `generation.rs`)
+//! 14, file u64 BE, state 16           -> u64: the txg of the snapshot that was received as this one
 //! ```
 //!
 //! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
@@ -43,7 +44,7 @@ pub(crate) use self::generation::{generation, renew_generation};
 pub(crate) use self::receiving::PROGRESS_FRONT_LEN;
 pub(crate) use self::receiving::{
     Identity, Origin, Progress, find_progress, forget_receive, identities, identity, progress,
-    received_as, set_identity, set_progress, set_received_as,
+    received_as, received_by_txg, set_identity, set_progress, set_received_as,
 };
 pub use self::settings::DEPTH_MAX;
 pub(crate) use self::settings::{
@@ -284,7 +285,7 @@ pub(super) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
             let (directory, name) = rest.split_first_chunk::<8>()?;
             Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
         }
-        settings::PROPERTY..=generation::GENERATION => Some(Owned::Other(file)),
+        settings::PROPERTY..=receiving::RECEIVED => Some(Owned::Other(file)),
         _ => None,
     }
 }

@@ -27,6 +27,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::scan::{self, Identity, Scan};
 use crate::store::superblock::Superblock;
+use crate::store::trees::NAMES;
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
@@ -42,6 +43,10 @@ pub struct SalvageFile {
     pub name: Option<String>,
     /// The names from the root down to its own, as far up as they are known.
     pub path: Vec<Vec<u8>>,
+    /// The same for each other name that it has.
+    pub other_paths: Vec<Vec<Vec<u8>>>,
+    /// All its names are known, and lead down from the root.
+    pub has_all_names: bool,
     /// Where it leads, if it is a symbolic link.
     pub target: Option<Vec<u8>>,
     /// What else is known of it. The length, where it is lost, is that of what is left.
@@ -49,6 +54,17 @@ pub struct SalvageFile {
     /// What is behind this byte may not belong to the file, or may be missing: its length is lost.
     /// `None` where it is known.
     pub known_len: Option<u64>,
+}
+
+/// A directory that can be salvaged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SalvageDirectory {
+    /// Its identity.
+    pub id: FileId,
+    /// The names from the root down to its own, as far up as they are known.
+    pub path: Vec<Vec<u8>>,
+    /// It leads down from the root.
+    pub has_all_names: bool,
 }
 
 /// How the state was found.
@@ -73,6 +89,7 @@ pub struct Salvage {
     lost: Lost,
     leaves: Vec<Leaf>,
     files: Vec<SalvageFile>,
+    directories: Vec<SalvageDirectory>,
 }
 
 impl Salvage {
@@ -140,6 +157,7 @@ impl Salvage {
             lost: Lost::default(),
             leaves: Vec::new(),
             files: Vec::new(),
+            directories: Vec::new(),
         };
         salvage.look_for_the_rest(searched, progress)?;
         Ok(salvage)
@@ -184,6 +202,16 @@ impl Salvage {
     /// What there is.
     pub fn files(&self) -> &[SalvageFile] {
         &self.files
+    }
+
+    /// The directories there are, each behind the one it is in.
+    pub fn directories(&self) -> &[SalvageDirectory] {
+        &self.directories
+    }
+
+    /// Whether names may be lost together with all that leads to their files, so that nobody knows of them.
+    pub fn may_lack_files(&self) -> bool {
+        !self.is_certain() || self.lost.has_any(NAMES)
     }
 
     fn is_certain(&self) -> bool {

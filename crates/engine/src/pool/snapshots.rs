@@ -12,7 +12,7 @@ use super::namespace::is_below;
 use super::source::Committed;
 use super::{Pool, Shared};
 use crate::error::{Error, Result};
-use crate::store::dead::RELEASE_COUNT_MAX;
+use crate::store::dead::{Held, RELEASE_COUNT_MAX};
 use crate::store::snapshots::{Scope, Snapshot, WHOLE_POOL};
 use crate::store::stats::CodecStats;
 use crate::store::{State, Store};
@@ -96,35 +96,6 @@ impl Pool {
         Ok(there.map(info).collect())
     }
 
-    /// What the snapshot is of that `path` and `name` together mean: of what is at the path, or else of the nearest
-    /// directory above it; or of what was at the path when it was made, and is gone or somewhere else now.
-    pub fn find_scope(&self, path: &[u8], name: &[u8]) -> Result<Option<FileId>> {
-        let named = self.snapshots()?.into_iter().filter(|info| info.name == name);
-        let scopes: Vec<FileId> = named.map(|info| info.scope).collect();
-        if scopes.is_empty() {
-            return Ok(None);
-        }
-        let mut at = path;
-        loop {
-            match self.resolve(at) {
-                Ok(entry) if scopes.contains(&entry.file) => return Ok(Some(entry.file)),
-                Ok(_) | Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            if at.is_empty() {
-                break;
-            }
-            at = &at[..at.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
-        }
-        for scope in scopes {
-            let then = self.open_snapshot(scope, name)?;
-            if then.resolve(path).is_ok_and(|entry| entry.file == scope) {
-                return Ok(Some(scope));
-            }
-        }
-        Ok(None)
-    }
-
     pub(super) fn find_snapshot(&self, scope: FileId, name: &[u8]) -> Result<Snapshot> {
         let store = self.store();
         let found = store.with_state(|state| store.find_snapshot(state, scope, name))?;
@@ -145,6 +116,12 @@ impl Pool {
             scope => self.open_snapshot(scope, name)?.allocated_below(scope)?,
         };
         Ok(SnapshotSpace { used, referenced })
+    }
+
+    /// What only snapshots hold. Looks at all that was given up while there were any.
+    pub fn held_by_snapshots(&self) -> Result<Held> {
+        let store = self.store();
+        store.with_state(|state| store.held_by_snapshots(state))
     }
 
     /// Gives a snapshot another name, durably.

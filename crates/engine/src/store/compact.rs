@@ -13,10 +13,11 @@
 //! The old place is freed as by any other change, so readers of older states, and a loss of power,
 //! find it untouched until the move is durable. A step that fails leaves the state before.
 
+use super::dead::parse_dead;
 use super::pointer::{Place, Pointer};
 use super::space::{self, reserved_run};
 use super::tree::Path;
-use super::trees::{ALL, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
+use super::trees::{ALL, DEAD, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use super::txn::{Owner, Txn};
 use super::{State, Store};
 use crate::error::{Error, Result};
@@ -126,6 +127,8 @@ impl Moved {
 pub struct Found {
     /// Sectors of extents and nodes that are in the way.
     pub sectors: u64,
+    /// Where the last of what is in the way and has to stay ends.
+    pub stuck_end: Sector,
     /// Where the walk goes on, or the first leaf with something to move; `None` behind the last tree.
     pub next: Option<Cursor>,
 }
@@ -175,8 +178,15 @@ impl Store {
                 let nodes = nodes.filter(|(depth, _)| is_new(*depth));
                 found.sectors += nodes.map(|(_, run)| run.sectors).sum::<u64>();
                 for one in movable(aim, tree, path, &at.key, held, self.ashift())? {
-                    let is_shared = self.is_shared(state, one.run.start)?;
-                    found.sectors += if is_shared { 0 } else { one.run.sectors };
+                    match self.is_shared(state, one.run.start)? {
+                        true => found.stuck_end = found.stuck_end.max(one.run.end()),
+                        false => found.sectors += one.run.sectors,
+                    }
+                }
+                for run in held_by_snapshots(tree, path, &at.key, held, self.ashift())? {
+                    if aim.touches(run) {
+                        found.stuck_end = found.stuck_end.max(run.end());
+                    }
                 }
                 if only_first && found.sectors > 0 {
                     break;
@@ -257,6 +267,28 @@ fn movable(
             continue;
         }
         found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
+    }
+    Ok(found)
+}
+
+/// What a leaf says of extents, and the nodes above it, that snapshots have or may have.
+fn held_by_snapshots(
+    tree: u8,
+    path: &Path,
+    from: &[u8],
+    held: Txg,
+    ashift: u8,
+) -> Result<Vec<Run>> {
+    let places = path.places.iter().flatten().filter(|place| place.birth <= held);
+    let mut found: Vec<Run> = places.filter_map(|place| place.run(ashift)).collect();
+    let leaf = &path.leaf;
+    for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
+        if tree == DEAD {
+            found.push(parse_dead(leaf.key(index), leaf.value(index))?.run);
+        } else if OF_POINTERS.contains(&tree) {
+            let pointer = super::verify::data_pointer(leaf.value(index))?;
+            found.extend(pointer.run(ashift).filter(|_| pointer.birth <= held));
+        }
     }
     Ok(found)
 }

@@ -94,6 +94,15 @@ pub fn parse_dead(key: &[u8], value: &[u8]) -> Result<Dead> {
     parsed.ok_or_else(|| Error::corrupt("dead tree", 0, "an entry is malformed"))
 }
 
+/// What snapshots hold and the pool itself does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Held {
+    /// What extents and nodes take that only snapshots have, in bytes.
+    pub only: u64,
+    /// What the counters of a pool count as shared, in bytes, only because snapshots have it as well.
+    pub shared: u64,
+}
+
 /// What snapshots hold, for whoever asks often.
 #[derive(Debug, Default)]
 pub struct Holds {
@@ -331,6 +340,46 @@ impl Store {
             }
         }
         Ok(bytes)
+    }
+
+    /// What only the snapshots of a state hold, those that are being destroyed included. Looks at all that was
+    /// given up while there were snapshots.
+    pub fn held_by_snapshots(&self, state: &State) -> Result<Held> {
+        let (dead_tree, refs_tree) =
+            (&state.trees[usize::from(DEAD)], &state.trees[usize::from(REFS)]);
+        let (mut held, mut from) = (Held::default(), Vec::new());
+        let mut shared: HashMap<Sector, (u32, u64)> = HashMap::new();
+        loop {
+            let entries = dead_tree.range(&mut &*self, &from, &[0xff], RELEASE_COUNT_MAX)?;
+            for (key, value) in &entries {
+                let dead = parse_dead(key, value)?;
+                let is_counted = !refs_tree.is_empty()
+                    && refs_tree.get(&mut &*self, &space_key(dead.run.start))?.is_some();
+                if is_counted {
+                    let (count, _) = shared.entry(dead.run.start).or_insert((0, dead.run.sectors));
+                    *count = count.saturating_add(dead.count);
+                } else {
+                    held.only = held.only.saturating_add(dead.run.sectors << self.ashift());
+                }
+            }
+            let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
+            else {
+                break;
+            };
+            from.clone_from(last);
+            from.push(0);
+        }
+        for (sector, (count, sectors)) in shared {
+            let value = refs_tree.get(&mut &*self, &space_key(sector))?;
+            let refs = value.and_then(|value| Refs::decode(&value));
+            let (bytes, mut beyond) = (sectors << self.ashift(), u64::from(count));
+            if refs.is_some_and(|refs| refs.count == count) {
+                held.only = held.only.saturating_add(bytes);
+                beyond -= 1;
+            }
+            held.shared = held.shared.saturating_add(bytes.saturating_mul(beyond));
+        }
+        Ok(held)
     }
 
     /// Whether a snapshot of a state is there, and not being destroyed.

@@ -9,7 +9,7 @@
 
 use super::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
-    FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOTS,
+    FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
 };
 
 /// The length of the field in a superblock.
@@ -38,7 +38,7 @@ impl Set {
 }
 
 /// The features of this version.
-const KNOWN: [(Set, u64, &str); 8] = [
+const KNOWN: [(Set, u64, &str); 9] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -47,6 +47,7 @@ const KNOWN: [(Set, u64, &str); 8] = [
     (Set::Incompat, FEATURE_NAMES, "names"),
     (Set::Incompat, FEATURE_PAGE_FILTER, "page-filter"),
     (Set::Incompat, FEATURE_GENERATIONS, "generations"),
+    (Set::Incompat, FEATURE_SNAPSHOT_IDS, "snapshot-ids"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -12,6 +12,10 @@
 //! Its scope says of which files it keeps the bytes: of one, of those below a directory, or of all.
 //! It keeps the nodes of the whole trees in any case.
 //!
+//! **A snapshot is identified by what it keeps** ([`StateId`]), not by its txg: two copies of a pool file that
+//! went on apart have the same guid and the same txgs. Nothing that a snapshot has is ever moved or written
+//! anew, so its roots stay what they are; whoever changes that must store the identity first.
+//!
 //! To destroy one takes as many transactions as there is to release. The first condemns it: it has no
 //! name any more and holds nothing that is given up from then on. Whoever comes by later, after a
 //! crash too, goes on where it says.
@@ -45,6 +49,45 @@ const FLAG_CONDEMNED: u32 = 1;
 const FLAG_DIRECTORY: u32 = 2;
 /// The length of what stands before name and roots.
 pub(crate) const SNAPSHOT_FRONT_LEN: usize = 104;
+
+/// Identifies a state of a file or directory among all states of all pools, copies of one pool included: a hash
+/// of the pool, the txg, the file or directory, and the roots, whose checksums cover all that the state holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StateId(pub [u8; STATE_ID_LEN]);
+
+/// The length of a [`StateId`], in bytes.
+pub const STATE_ID_LEN: usize = 16;
+/// Begins what is hashed for a [`StateId`].
+const STATE_ID_CONTEXT: &[u8; 16] = b"hardpack state 1";
+
+impl StateId {
+    /// No state.
+    pub const NONE: StateId = StateId([0; STATE_ID_LEN]);
+
+    /// Identifies what `scope` is in the state of this superblock.
+    pub fn of(guid: &[u8; 16], superblock: &Superblock, scope: FileId) -> StateId {
+        let mut bytes = Vec::new();
+        let mut f = FieldWriter(&mut bytes);
+        f.bytes(STATE_ID_CONTEXT);
+        f.bytes(guid);
+        f.u64(superblock.txg.0);
+        f.u64(scope.0);
+        for tree in OF_SNAPSHOTS {
+            let root = superblock.roots[usize::from(tree)].as_ref();
+            let root = root.map_or(Vec::new(), Pointer::to_bytes);
+            f.u16(root.len() as u16);
+            f.bytes(&root);
+        }
+        let mut id = [0; STATE_ID_LEN];
+        id.copy_from_slice(&blake3::hash(&bytes).as_bytes()[..STATE_ID_LEN]);
+        StateId(id)
+    }
+
+    /// Whether this is [`StateId::NONE`].
+    pub fn is_none(&self) -> bool {
+        *self == StateId::NONE
+    }
+}
 
 /// What a snapshot keeps the bytes of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

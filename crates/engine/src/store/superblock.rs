@@ -73,6 +73,8 @@ pub const FEATURE_NAMES: u64 = 1 << 5;
 pub const FEATURE_PAGE_FILTER: u64 = 1 << 6;
 /// Content of some file was exchanged, so that logs beside the pool are named after its generation.
 pub const FEATURE_GENERATIONS: u64 = 1 << 7;
+/// What was received names the snapshot it came from by its content (see [`super::snapshots::StateId`]).
+pub const FEATURE_SNAPSHOT_IDS: u64 = 1 << 8;
 /// Features a reader must know to read anything.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -81,7 +83,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_SHARED
     | FEATURE_NAMES
     | FEATURE_PAGE_FILTER
-    | FEATURE_GENERATIONS;
+    | FEATURE_GENERATIONS
+    | FEATURE_SNAPSHOT_IDS;
 /// Features a writer must know to write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

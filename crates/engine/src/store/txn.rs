@@ -19,6 +19,7 @@ use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::stats::PoolStats;
 use super::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
+    FEATURE_SNAPSHOT_IDS,
 };
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
@@ -243,6 +244,11 @@ impl Txn {
     /// The superblock of the state that is changed, which no other state of any pool has.
     pub fn base_image(&self) -> Vec<u8> {
         self.core.base.superblock.encode(&self.core.store.guid())
+    }
+
+    /// Notes that something received names the snapshot it came from by its content.
+    pub fn note_snapshot_ids(&mut self) {
+        self.core.incompat |= FEATURE_SNAPSHOT_IDS;
     }
 
     /// Sets `count` identities aside, and says which is the first.

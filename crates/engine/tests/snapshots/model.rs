@@ -306,7 +306,12 @@ impl Run {
                 (None, Ok(())) => drop(self.files.insert(scope, then.clone())),
                 (None, Err(Error::NotFound { .. })) => {
                     let is_there = |id| id == ROOT || self.parents.contains_key(&id);
-                    assert!(!is_there(then.directory), "it had a place");
+                    // What was rolled back around it may have come back as a copy, under that very name.
+                    let has_name = |file: &ModelFile| {
+                        (file.directory, &file.name) == (then.directory, &then.name)
+                    };
+                    let is_taken = self.files.values().any(has_name);
+                    assert!(!is_there(then.directory) || is_taken, "it had a place");
                 }
                 (_, done) => panic!("{done:?}"),
             }
@@ -417,19 +422,28 @@ fn count_files(pool: &Pool) -> usize {
     count
 }
 
+fn run(seed: u64) {
+    let mut run = Run::new(seed);
+    for step in 0..STEP_COUNT {
+        run.step();
+        let count = run.files.len();
+        assert_eq!(count_files(&run.pool), count, "seed {seed}, step {step}");
+        if step % 8 == 7 {
+            run.verify(&format!("seed {seed}, step {step}"));
+        }
+    }
+    run.end(&format!("seed {seed}, at the end"));
+}
+
 #[test]
 fn random_operations_against_the_model() {
     let first = env_number("HARDPACK_SNAPSHOT_SEED").unwrap_or(0);
-    for seed in first..first + 3 {
-        let mut run = Run::new(seed);
-        for step in 0..STEP_COUNT {
-            run.step();
-            let count = run.files.len();
-            assert_eq!(count_files(&run.pool), count, "seed {seed}, step {step}");
-            if step % 8 == 7 {
-                run.verify(&format!("seed {seed}, step {step}"));
-            }
-        }
-        run.end(&format!("seed {seed}, at the end"));
-    }
+    (first..first + 3).for_each(run);
+}
+
+/// A file was moved out of a directory, which was rolled back: a copy came back in its old place. Then the file was
+/// removed. Its own snapshot cannot bring it back to a name that the copy has.
+#[test]
+fn a_name_that_a_copy_took_is_no_place_to_come_back_to() {
+    (77363..77366).for_each(run);
 }

@@ -9,20 +9,24 @@ use crate::error::Result;
 use crate::pool::source::Source;
 use crate::store::Txn;
 use crate::store::fields::{FieldReader, FieldWriter};
+use crate::store::snapshots::{STATE_ID_LEN, StateId};
 use crate::store::trees::NAMES;
 use crate::units::{FileId, Txg};
 
 const RECEIVE: u8 = 10;
 const IDENTITY: u8 = 11;
-pub(super) const ORIGIN: u8 = 12;
+const ORIGIN: u8 = 12;
+pub(super) const RECEIVED: u8 = 14;
 
-/// What identifies a snapshot among all of all pools.
+/// A snapshot among all of all pools: guid and txg say it to people, the id identifies it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     /// The pool.
     pub guid: [u8; 16],
     /// The state that the snapshot keeps.
     pub txg: Txg,
+    /// What identifies it; none in what an earlier version noted.
+    pub id: StateId,
 }
 
 /// How far a receive has come.
@@ -32,6 +36,8 @@ pub(crate) struct Progress {
     pub origin: Origin,
     /// The state that it starts from; 0 where it is complete in itself.
     pub base: Txg,
+    /// What identifies the base; none where there is none.
+    pub base_id: StateId,
     /// How many frames were applied, or gathered.
     pub frames: u64,
     /// How many bytes were gathered.
@@ -43,7 +49,9 @@ pub(crate) struct Progress {
 }
 
 /// The length of what stands before the name.
-pub(crate) const PROGRESS_FRONT_LEN: usize = 64;
+pub(crate) const PROGRESS_FRONT_LEN: usize = 64 + 2 * STATE_ID_LEN;
+/// Says that the two ids are there, which the notes of earlier versions lack.
+const FORM_WITH_IDS: u8 = 1;
 
 impl Progress {
     /// The value of its entry.
@@ -57,7 +65,10 @@ impl Progress {
         f.u64(self.spooled);
         f.u64(self.parent.0);
         f.u16(self.name.len() as u16);
-        f.zeros(6);
+        f.u8(FORM_WITH_IDS);
+        f.zeros(5);
+        f.bytes(&self.origin.id.0);
+        f.bytes(&self.base_id.0);
         f.bytes(&self.name);
         out
     }
@@ -65,15 +76,27 @@ impl Progress {
     pub(crate) fn decode(value: &[u8]) -> Option<Progress> {
         let mut f = FieldReader(value);
         let guid = f.bytes(16)?.try_into().ok()?;
-        let origin = Origin { guid, txg: Txg(f.u64()?) };
+        let txg = Txg(f.u64()?);
         let base = Txg(f.u64()?);
         let (frames, spooled) = (f.u64()?, f.u64()?);
         let parent = FileId(f.u64()?);
         let name_len = usize::from(f.u16()?);
-        f.zeros(6)?;
+        let (mut id, mut base_id) = (StateId::NONE, StateId::NONE);
+        let form = f.u8()?;
+        f.zeros(5)?;
+        match form {
+            0 => {}
+            FORM_WITH_IDS => {
+                id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
+                base_id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
+                (!id.is_none()).then_some(())?;
+            }
+            _ => return None,
+        }
+        let origin = Origin { guid, txg, id };
         let name = f.bytes(name_len)?.to_vec();
         (f.0.is_empty() && name_len <= NAME_LEN_MAX).then_some(())?;
-        Some(Progress { origin, base, frames, spooled, parent, name })
+        Some(Progress { origin, base, base_id, frames, spooled, parent, name })
     }
 }
 
@@ -90,7 +113,10 @@ pub(crate) fn set_progress(txn: &mut Txn, root: FileId, progress: Option<&Progre
         super::check_there(txn, root)?;
     }
     match progress {
-        Some(progress) => txn.insert(NAMES, &key, &progress.encode())?,
+        Some(progress) => {
+            txn.note_snapshot_ids();
+            txn.insert(NAMES, &key, &progress.encode())?
+        }
         None => txn.remove(NAMES, &key)?,
     };
     Ok(())
@@ -198,38 +224,46 @@ pub(crate) fn forget_receive(txn: &mut Txn, root: FileId) -> Result<()> {
     }
 }
 
-fn origin_key(scope: FileId, origin: &Origin) -> Vec<u8> {
-    let rest = [&origin.guid[..], &origin.txg.0.to_be_bytes()].concat();
-    id_key(ORIGIN, scope, &rest)
+fn received_key(scope: FileId, id: StateId) -> Vec<u8> {
+    id_key(RECEIVED, scope, &id.0)
 }
 
 /// The state that a snapshot of `scope` keeps which was received as this one.
 pub(crate) fn received_as(
     source: &mut impl Source,
     scope: FileId,
-    origin: &Origin,
+    id: StateId,
 ) -> Result<Option<Txg>> {
-    let value = source.get(NAMES, &origin_key(scope, origin))?;
+    let value = source.get(NAMES, &received_key(scope, id))?;
     let parse = |value: Vec<u8>| value.try_into().map(|txg| Txg(u64::from_le_bytes(txg)));
     value.map(|value| parse(value).map_err(|_| malformed("an origin"))).transpose()
 }
 
-/// Notes it.
-pub(crate) fn set_received_as(
-    txn: &mut Txn,
+/// Whether an earlier version received a snapshot of this txg of that pool, and so did not note which one it was.
+pub(crate) fn received_by_txg(
+    source: &mut impl Source,
     scope: FileId,
-    origin: &Origin,
-    kept: Txg,
-) -> Result<()> {
+    guid: &[u8; 16],
+    txg: Txg,
+) -> Result<bool> {
+    let rest = [&guid[..], &txg.0.to_be_bytes()].concat();
+    Ok(source.get(NAMES, &id_key(ORIGIN, scope, &rest))?.is_some())
+}
+
+/// Notes it.
+pub(crate) fn set_received_as(txn: &mut Txn, scope: FileId, id: StateId, kept: Txg) -> Result<()> {
     super::check_there(txn, scope)?;
-    txn.insert(NAMES, &origin_key(scope, origin), &kept.0.to_le_bytes()).map(drop)
+    txn.note_snapshot_ids();
+    txn.insert(NAMES, &received_key(scope, id), &kept.0.to_le_bytes()).map(drop)
 }
 
 /// Forgets where a file or directory came from.
 pub(super) fn remove_origins(txn: &mut Txn, scope: FileId) -> Result<()> {
-    let (from, to) = (id_key(ORIGIN, scope, &[]), id_key(ORIGIN, FileId(scope.0 + 1), &[]));
-    for (key, _) in txn.range(NAMES, &from, &to, usize::MAX)? {
-        txn.remove(NAMES, &key)?;
+    for kind in [ORIGIN, RECEIVED] {
+        let (from, to) = (id_key(kind, scope, &[]), id_key(kind, FileId(scope.0 + 1), &[]));
+        for (key, _) in txn.range(NAMES, &from, &to, usize::MAX)? {
+            txn.remove(NAMES, &key)?;
+        }
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::extents::parse_piece;
 use super::super::names::{self, Attributes, Kind, ROOT};
-use super::{Salvage, SalvageFile};
+use super::{Salvage, SalvageDirectory, SalvageFile};
 use crate::error::Result;
 use crate::store::Store;
 use crate::store::dead::parse_dead;
@@ -30,6 +30,11 @@ impl Lost {
 
     fn of(&self, tree: u8) -> &[Bounds] {
         self.0.get(&tree).map_or(&[], |lost| &lost[..])
+    }
+
+    /// Whether any part of a tree is lost.
+    pub fn has_any(&self, tree: u8) -> bool {
+        !self.of(tree).is_empty()
     }
 
     /// Whether an entry with this key may have been lost.
@@ -181,11 +186,12 @@ impl Salvage {
             note_end(&mut ends, &entry.key, &entry.value);
         }
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
-        let mut places: BTreeMap<FileId, (FileId, Vec<u8>)> = BTreeMap::new();
+        let mut places: Places = BTreeMap::new();
         for (key, (value, is_current)) in &names {
             if let Some((directory, entry)) = names::parse_entry_of(key, value) {
-                files.entry(entry.file).or_default().name = Some(entry.display_name().into());
-                places.insert(entry.file, (directory, entry.name));
+                let name = &mut files.entry(entry.file).or_default().name;
+                name.get_or_insert_with(|| entry.display_name().into());
+                places.entry(entry.file).or_default().push((directory, entry.name));
             } else if let Some(link) = names::parse_target_of(key) {
                 // The parts come in order.
                 let target = &mut files.entry(link).or_default().target;
@@ -203,30 +209,56 @@ impl Salvage {
             let end = ends.get(&id).copied().unwrap_or(0);
             let nothing = Attributes { len: end, ..Attributes::new(Kind::File, ROOT) };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
+            let mut paths = paths_of(&places, id);
+            let is_led_to = paths.iter().all(|(_, is_from_root)| *is_from_root);
+            // What is still being received has none.
+            let has_all_names = is_led_to && paths.len() >= attributes.link_count as usize;
+            let (path, _) = if paths.is_empty() { Default::default() } else { paths.remove(0) };
             if attributes.kind == Kind::Directory {
+                let has_all_names = is_led_to && (id == ROOT || !path.is_empty());
+                self.directories.push(SalvageDirectory { id, path, has_all_names });
                 continue;
             }
+            let other_paths = paths.into_iter().map(|(path, _)| path).collect();
             let known_len = (!is_current).then_some(end);
             if !is_current {
                 attributes.len = attributes.len.max(end);
             }
-            let path = path_in(&places, id);
             let target = target.filter(|_| attributes.kind == Kind::Symlink);
-            self.files.push(SalvageFile { id, name, path, target, attributes, known_len });
+            self.files.push(SalvageFile {
+                id,
+                name,
+                path,
+                other_paths,
+                has_all_names,
+                target,
+                attributes,
+                known_len,
+            });
         }
+        self.directories.sort_by_key(|directory| directory.path.len());
     }
 }
 
-/// The names from the root down to a file, as far up as they are known.
-fn path_in(places: &BTreeMap<FileId, (FileId, Vec<u8>)>, file: FileId) -> Vec<Vec<u8>> {
-    let mut path = Vec::new();
-    let mut at = file;
-    while let Some((directory, name)) = places.get(&at).filter(|_| path.len() <= names::DEPTH_MAX) {
-        path.push(name.clone());
-        at = *directory;
-    }
-    path.reverse();
-    path
+/// The directories that files and directories have names in, with these.
+type Places = BTreeMap<FileId, Vec<(FileId, Vec<u8>)>>;
+
+/// For each name of a file the names from the root down to it, as far up as they are known, and whether that is
+/// up to the root.
+fn paths_of(places: &Places, file: FileId) -> Vec<(Vec<Vec<u8>>, bool)> {
+    let of_name = |(directory, name): &(FileId, Vec<u8>)| {
+        let (mut path, mut at) = (vec![name.clone()], *directory);
+        while at != ROOT
+            && let Some((above, name)) = places.get(&at).and_then(|names| names.first())
+            && path.len() <= names::DEPTH_MAX
+        {
+            path.push(name.clone());
+            at = *above;
+        }
+        path.reverse();
+        (path, at == ROOT)
+    };
+    places.get(&file).map_or(Vec::new(), |names| names.iter().map(of_name).collect())
 }
 
 /// What was found of a file besides its records.

@@ -10,15 +10,18 @@ use crate::error::{Error, Result};
 use crate::pool::names::{Kind, Origin};
 use crate::store::fields::{FieldReader, FieldWriter};
 use crate::store::pointer::EXTENT_LEN_MAX;
+use crate::store::snapshots::{STATE_ID_LEN, StateId};
 use crate::store::superblock::NUMBER_MAX;
 use crate::units::{FileId, Txg};
 
 /// The first bytes of a stream.
 pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
 /// The version of the stream. Another order of frames is another version.
-pub(crate) const STREAM_VERSION: u32 = 1;
+pub(crate) const STREAM_VERSION: u32 = 2;
 /// The length of what stands before the name of the snapshot.
-pub(crate) const HEADER_FRONT_LEN: usize = 80;
+pub(crate) const HEADER_FRONT_LEN: usize = 112;
+/// Magic and version, which every version has.
+const VERSION_END: usize = 12;
 /// The longest name of a snapshot, in bytes.
 const SNAPSHOT_NAME_LEN_MAX: usize = 255;
 /// The longest payload, in bytes: that of an extent with what is said of it.
@@ -37,6 +40,8 @@ pub(crate) struct Header {
     pub origin: Origin,
     /// 0 for a stream that is complete in itself.
     pub base: Txg,
+    /// What identifies the base; none where there is none.
+    pub base_id: StateId,
     /// The number of its first frame.
     pub first: u64,
     /// The file or directory in the source.
@@ -61,6 +66,8 @@ impl Header {
         f.u64(self.first);
         f.u64(self.scope.0);
         f.u64(self.created_ns as u64);
+        f.bytes(&self.origin.id.0);
+        f.bytes(&self.base_id.0);
         f.u8(self.kind as u8);
         f.zeros(5);
         f.u16(self.name.len() as u16);
@@ -73,15 +80,31 @@ impl Header {
     fn decode(front: &[u8], name: &[u8]) -> Option<Header> {
         let mut f = FieldReader(front.get(16..)?);
         let guid = f.bytes(16)?.try_into().ok()?;
-        let origin = Origin { guid, txg: Txg(f.u64()?) };
+        let txg = Txg(f.u64()?);
         let base = Txg(f.u64()?);
         let first = f.u64()?;
         let scope = FileId(f.u64()?);
         let created_ns = f.u64()? as i64;
+        let id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
+        let base_id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
+        let origin = Origin { guid, txg, id };
         let kind = Kind::from_stored(f.u8()?).filter(|kind| *kind != Kind::Symlink)?;
         f.zeros(5)?;
-        let sound = origin.txg.0 < NUMBER_MAX && base < origin.txg && first < NUMBER_MAX;
-        sound.then_some(Header { origin, base, first, scope, created_ns, kind, name: name.into() })
+        let sound = txg.0 < NUMBER_MAX
+            && base < txg
+            && first < NUMBER_MAX
+            && !id.is_none()
+            && base_id.is_none() == (base.0 == 0);
+        sound.then_some(Header {
+            origin,
+            base,
+            base_id,
+            first,
+            scope,
+            created_ns,
+            kind,
+            name: name.into(),
+        })
     }
 }
 
@@ -155,13 +178,38 @@ pub(crate) struct FrameReader<'r> {
     next: u64,
     /// The hash of what came before the last frame.
     before: Option<[u8; 32]>,
-    /// Bytes read.
+    /// The magic was read by somebody else.
+    has_magic: bool,
+    /// Bytes read, with those of the streams before this one.
     pub len: u64,
 }
 
 impl<'r> FrameReader<'r> {
     pub(crate) fn new(input: &'r mut dyn Read) -> FrameReader<'r> {
-        FrameReader { input, hasher: blake3::Hasher::new(), next: 0, before: None, len: 0 }
+        let hasher = blake3::Hasher::new();
+        FrameReader { input, hasher, next: 0, before: None, has_magic: false, len: 0 }
+    }
+
+    /// A reader for a stream that begins at this byte of the input, whose magic was read already (see
+    /// [`FrameReader::next_stream`]).
+    pub(crate) fn behind(input: &'r mut dyn Read, at: u64) -> FrameReader<'r> {
+        FrameReader { has_magic: true, len: at, ..FrameReader::new(input) }
+    }
+
+    /// Whether another stream follows the end of this one; then its magic is read. An error where
+    /// something else follows.
+    pub(crate) fn next_stream(&mut self) -> Result<bool> {
+        let mut magic = Vec::new();
+        let mut rest = (&mut *self.input).take(STREAM_MAGIC.len() as u64);
+        let read = rest.read_to_end(&mut magic);
+        read.map_err(|source| Error::Stream { action: "read", source })?;
+        match magic.is_empty() || magic == STREAM_MAGIC {
+            true => Ok(!magic.is_empty()),
+            false => Err(self.damage(format!(
+                "it ends before byte {}, and what follows from there on is no stream",
+                self.len
+            ))),
+        }
     }
 
     /// The same for frames that stand alone, from this number on.
@@ -177,6 +225,10 @@ impl<'r> FrameReader<'r> {
     /// Reads exactly so many bytes, in steps, so that what is only claimed takes no memory.
     fn take(&mut self, count: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
+        if std::mem::take(&mut self.has_magic) {
+            bytes.extend_from_slice(STREAM_MAGIC);
+            self.len += bytes.len() as u64;
+        }
         while bytes.len() < count {
             let start = bytes.len();
             let step = (count - start).min(READ_LEN.max(start));
@@ -192,7 +244,7 @@ impl<'r> FrameReader<'r> {
 
     /// Reads the header, which tells the number of the first frame.
     pub(crate) fn header(&mut self) -> Result<Header> {
-        let front = self.take(HEADER_FRONT_LEN)?;
+        let mut front = self.take(VERSION_END)?;
         let mut f = FieldReader(&front);
         if f.bytes(8) != Some(STREAM_MAGIC) {
             return Err(Error::Invalid("this is no stream that 'send' wrote".into()));
@@ -200,12 +252,18 @@ impl<'r> FrameReader<'r> {
         let version = f.u32();
         if version != Some(STREAM_VERSION) {
             let version = version.unwrap_or(0);
-            return Err(Error::Unsupported(format!("the stream is of version {version}")));
+            let why = match version {
+                1 => ", which does not say for certain what it starts from; send it once more",
+                _ => "",
+            };
+            return Err(Error::Unsupported(format!("the stream is of version {version}{why}")));
         }
+        front.extend(self.take(HEADER_FRONT_LEN - VERSION_END)?);
+        let mut f = FieldReader(&front[VERSION_END..]);
         if f.u32() != Some(0) {
             return Err(Error::Unsupported("the stream has features that are unknown".into()));
         }
-        let name_len = usize::from(u16::from_le_bytes([front[78], front[79]]));
+        let name_len = usize::from(u16::from_le_bytes([front[110], front[111]]));
         if name_len > SNAPSHOT_NAME_LEN_MAX {
             return Err(self.damage("the name of its snapshot is too long"));
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! header
 //!     magic 8, version u32, reserved 4, guid 16, txg u64, base u64, first u64, scope u64, created i64,
-//!     kind u8, reserved 5, name_len u16, name of the snapshot, XXH3-64 of all of this
+//!     id of the snapshot 16, id of the base 16, kind u8, reserved 5, name_len u16, name of the snapshot, XXH3-64 of all of this
 //! frames, each
 //!     type u8, length u32, payload, XXH3-64 of: its number u64, type u8, payload
 //! ```
@@ -14,6 +14,13 @@
 //!
 //! **Which frames there are, and in which order, depends on nothing but the content of the snapshots.** So a stream
 //! that was cut is made again from frame `first` on, without reading what comes before.
+//!
+//! **What a stream is of, and what it starts from, is known by what these states hold** ([`StateId`]): a pool file that was
+//! copied and went on has the guid and the txgs of the other, and other bytes. So the header, the notes of what was
+//! received, and the token to go on with all name the two ids, and nothing is applied to, or sent for, any other state.
+//!
+//! Streams may follow each other in one input; each is received for itself. Anything else behind an end is an error, before
+//! anything of that stream is seen.
 //!
 //! The reader: verify the header; take each frame up to its limit, verify its hash, then what it says against what is there
 //! already; never believe a length before so many bytes have come. Objects are known by their numbers in the
@@ -46,9 +53,8 @@ use std::str::FromStr;
 
 pub use self::receive::{ReceiveOptions, ReceiveReport};
 pub use self::send::{SendPlan, SendReport};
-use super::names::Origin;
 use crate::error::{Error, Result};
-use crate::units::Txg;
+use crate::store::snapshots::{STATE_ID_LEN, StateId};
 
 /// What the format's document is compared with.
 #[cfg(test)]
@@ -60,30 +66,34 @@ pub(crate) mod format {
 /// A place in a stream, from which it can be made again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResumeToken {
-    /// The pool that sends.
-    pub guid: [u8; 16],
-    /// The state that the snapshot keeps.
-    pub txg: Txg,
-    /// The state that the receiver has already; 0 for none.
-    pub base: Txg,
+    /// The snapshot that is sent.
+    pub id: StateId,
+    /// The one that the receiver has already, if any.
+    pub base: StateId,
     /// How many frames were received.
     pub frames: u64,
 }
 
-impl ResumeToken {
-    pub(super) fn origin(&self) -> Origin {
-        Origin { guid: self.guid, txg: self.txg }
+/// `id-base-frames`, the first two in hexadecimal digits.
+impl fmt::Display for ResumeToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in [self.id, self.base] {
+            for byte in id.0 {
+                write!(f, "{byte:02x}")?;
+            }
+            f.write_str("-")?;
+        }
+        write!(f, "{}", self.frames)
     }
 }
 
-/// `guid-txg-base-frames`, the guid in hexadecimal digits.
-impl fmt::Display for ResumeToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.guid {
-            write!(f, "{byte:02x}")?;
-        }
-        write!(f, "-{}-{}-{}", self.txg, self.base, self.frames)
+fn parse_id(digits: &str) -> Option<StateId> {
+    (digits.len() == 2 * STATE_ID_LEN && digits.is_ascii()).then_some(())?;
+    let mut id = StateId::NONE;
+    for (byte, at) in id.0.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
     }
+    Some(id)
 }
 
 impl FromStr for ResumeToken {
@@ -92,14 +102,10 @@ impl FromStr for ResumeToken {
     fn from_str(text: &str) -> Result<ResumeToken> {
         let parse = || {
             let mut parts = text.trim().split('-');
-            let digits = parts.next().filter(|digits| digits.len() == 32 && digits.is_ascii())?;
-            let mut guid = [0; 16];
-            for (byte, at) in guid.iter_mut().zip((0..32).step_by(2)) {
-                *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
-            }
-            let mut number = || parts.next()?.parse::<u64>().ok();
-            let (txg, base, frames) = (Txg(number()?), Txg(number()?), number()?);
-            parts.next().is_none().then_some(ResumeToken { guid, txg, base, frames })
+            let (id, base) = (parse_id(parts.next()?)?, parse_id(parts.next()?)?);
+            let frames = parts.next()?.parse().ok()?;
+            let is_whole = parts.next().is_none() && !id.is_none();
+            is_whole.then_some(ResumeToken { id, base, frames })
         };
         parse().ok_or_else(|| Error::Invalid(format!("'{text}' is no token to resume from")))
     }

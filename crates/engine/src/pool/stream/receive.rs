@@ -17,7 +17,7 @@ use crate::pool::batch::store_batch;
 use crate::pool::edit::Edit;
 use crate::pool::extents::{parse_piece_key, read_range};
 use crate::pool::jobs::{Job, Target};
-use crate::pool::names::{self, Attributes, Identity, Kind, Origin, Progress};
+use crate::pool::names::{self, Attributes, Identity, Kind, Progress};
 use crate::pool::namespace::is_reached;
 use crate::pool::props::{Dedup, Settings};
 use crate::pool::rollback::roll_back;
@@ -44,6 +44,8 @@ pub struct ReceiveOptions<'a> {
     /// Is called with what is about to change, where something was there before: who has that open must be kept out
     /// from then on, until the receive returns. What it fails with, the receive fails with.
     pub before_change: Option<&'a dyn Fn(FileId) -> Result<()>>,
+    /// The stream begins at this byte of the input, as [`ReceiveReport::next`] said of the one before.
+    pub behind: Option<u64>,
 }
 
 /// What was received.
@@ -59,6 +61,9 @@ pub struct ReceiveReport {
     pub frames: u64,
     /// It had a base.
     pub is_incremental: bool,
+    /// Another stream follows from this byte of the input on. Its first bytes were read:
+    /// [`ReceiveOptions::behind`] says so to the next call.
+    pub next: Option<u64>,
 }
 
 /// A receive in progress.
@@ -88,30 +93,38 @@ impl Pool {
         options: &ReceiveOptions<'_>,
         told: &mut dyn FnMut(u64),
     ) -> Result<ReceiveReport> {
-        let mut reader = FrameReader::new(input);
+        let mut reader = match options.behind {
+            Some(at) => FrameReader::behind(input, at),
+            None => FrameReader::new(input),
+        };
+        let began = reader.len;
         let header = reader.header()?;
         let mut receive = Receive::begin(self, directory, name, header, options)?;
         let end = receive.take_frames(&mut reader, told)?;
+        // Garbage is noticed before anything is seen of what it follows.
+        let next = reader.next_stream()?.then_some(reader.len);
         receive.announce(options)?;
         let file = receive.finish()?;
         Ok(ReceiveReport {
             file,
             snapshot: receive.header.name,
-            bytes: reader.len,
+            bytes: reader.len - began,
             frames: end,
             is_incremental: receive.header.base.0 != 0,
+            next,
         })
     }
 
     /// From where a stream goes on that is not received to its end under this name.
     pub fn receive_token(&self, directory: FileId, name: &[u8]) -> Result<Option<ResumeToken>> {
         let found = self.read(|source| names::find_progress(source, directory, name))?;
-        Ok(found.map(|(_, progress)| ResumeToken {
-            guid: progress.origin.guid,
-            txg: progress.origin.txg,
-            base: progress.base,
-            frames: progress.frames,
-        }))
+        let Some((_, Progress { origin, base_id, frames, .. })) = found else { return Ok(None) };
+        if origin.id.is_none() {
+            let what = "an earlier version received a part of a stream there, and it cannot go on; \
+                        give it up and send all of it again";
+            return Err(Error::Invalid(what.into()));
+        }
+        Ok(Some(ResumeToken { id: origin.id, base: base_id, frames }))
     }
 
     /// Gives up a stream that is not received to its end under this name, and what came of it; whether there was one.
@@ -167,6 +180,7 @@ impl<'p> Receive<'p> {
         let fresh = Progress {
             origin: header.origin,
             base: header.base,
+            base_id: header.base_id,
             frames: 0,
             spooled: 0,
             parent: directory,
@@ -176,7 +190,7 @@ impl<'p> Receive<'p> {
             Some((key, progress)) => (Some(key), progress),
             None => (None, fresh.clone()),
         };
-        if (progress.origin, progress.base) != (fresh.origin, fresh.base) {
+        if (progress.origin, progress.base_id) != (fresh.origin, fresh.base_id) {
             let what = "another stream is not received to its end there; give it up first";
             return Err(Error::Invalid(what.into()));
         }
@@ -194,7 +208,7 @@ impl<'p> Receive<'p> {
             (_, Some(entry)) => {
                 let base = pool.read(|source| received_base(source, entry.file, &header));
                 let snapshot = pool.kept_as(entry.file, base?)?;
-                if !options.force && pool.is_changed(entry.file, &snapshot)? {
+                if !options.force && pool.is_changed_within(&snapshot)? {
                     return Err(changed_since());
                 }
             }
@@ -357,7 +371,7 @@ impl<'p> Receive<'p> {
         };
         let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
         let kept = txn.txg();
-        names::set_received_as(&mut txn, root, &self.progress.origin, kept)?;
+        names::set_received_as(&mut txn, root, self.progress.origin.id, kept)?;
         txn.create_snapshot_after(scope, &self.header.name, self.header.created_ns)?;
         txn.commit(Durability::Durable)?;
         Ok(root)
@@ -376,7 +390,7 @@ impl<'p> Receive<'p> {
         let snapshot = self.pool.kept_as(root, received_base(txn, root, &self.header)?)?;
         self.pool.check_settled(root, entry.kind == Kind::Directory)?;
         // Under the lock the newest state stays so.
-        if !self.force && self.pool.is_changed(root, &snapshot)? {
+        if !self.force && self.pool.is_changed_within(&snapshot)? {
             return Err(changed_since());
         }
         if self.force || self.pool.is_laid_out_anew(&snapshot)? {
@@ -406,17 +420,26 @@ fn decode(frame: &Frame) -> Result<Body> {
 
 /// The state that was kept here when the base of a stream was received.
 fn received_base(source: &mut impl Source, scope: FileId, header: &Header) -> Result<Txg> {
-    let base = Origin { txg: header.base, ..header.origin };
-    if names::received_as(source, scope, &header.origin)?.is_some() {
+    if names::received_as(source, scope, header.origin.id)?.is_some() {
         let name = String::from_utf8_lossy(&header.name).into_owned();
         return Err(Error::Exists { name });
     }
-    let kept = names::received_as(source, scope, &base)?;
-    kept.ok_or_else(|| no_base(header.base))
+    if let Some(kept) = names::received_as(source, scope, header.base_id)? {
+        return Ok(kept);
+    }
+    if names::received_by_txg(source, scope, &header.origin.guid, header.base)? {
+        let what = "an earlier version received what the stream starts from, and did not note \
+                    which snapshot that was: send all of it again, to another name";
+        return Err(Error::Invalid(what.into()));
+    }
+    Err(no_base(header.base))
 }
 
 fn no_base(txg: Txg) -> Error {
-    let name = format!("of txg {txg} of the sender, from which the stream starts");
+    let name = format!(
+        "of txg {txg} of the sender, from which the stream starts; one of the same number from a copy \
+         of that pool is another"
+    );
     Error::NotFound { what: "snapshot", name }
 }
 
@@ -428,11 +451,6 @@ impl Pool {
         those
             .find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg))
             .ok_or_else(|| no_base(txg))
-    }
-
-    /// Whether what a snapshot keeps is not the same any more.
-    fn is_changed(&self, scope: FileId, snapshot: &Snapshot) -> Result<bool> {
-        Ok(!self.diff(scope, &snapshot.name, None)?.is_empty())
     }
 
     /// Whether any record in the scope of a snapshot is another one since, though its bytes may be the same.

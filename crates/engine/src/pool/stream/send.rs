@@ -26,6 +26,7 @@ use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT
 use crate::pool::namespace::is_below;
 use crate::pool::source::Source;
 use crate::store::pointer::{Place, Pointer};
+use crate::store::snapshots::StateId;
 use crate::store::space_key;
 use crate::store::superblock::FEATURE_SHARED;
 use crate::store::trees::{MAP, PATCHES, REFS};
@@ -123,6 +124,11 @@ impl Pool {
         Sender::new(self, plan, Some(FrameWriter::new(out)), told)?.run(plan)
     }
 
+    /// What identifies a file or directory in this state.
+    pub fn state_id(&self, scope: FileId) -> StateId {
+        StateId::of(&self.store().guid(), &self.state().superblock, scope)
+    }
+
     /// How long that stream is. Looks at names and maps only.
     pub fn measure_send(&self, plan: &SendPlan<'_>) -> Result<SendReport> {
         Sender::new(self, plan, None, &mut |_| {})?.run(plan)
@@ -139,6 +145,9 @@ impl<'a> Sender<'a> {
         if !plan.snapshot.store().is_pinned() {
             return Err(Error::Invalid("only a snapshot can be sent".into()));
         }
+        // Of what is outside a snapshot knows the names, and does not keep the bytes.
+        plan.snapshot.check_in_scope(plan.scope)?;
+        plan.base.map_or(Ok(()), |base| base.check_in_scope(plan.scope))?;
         Ok(Sender {
             live,
             snapshot: plan.snapshot,
@@ -160,8 +169,13 @@ impl<'a> Sender<'a> {
         let store = self.snapshot.store();
         let attributes = self.snapshot.attributes(self.scope)?;
         let header = Header {
-            origin: Origin { guid: store.guid(), txg: self.snapshot.state().txg() },
+            origin: Origin {
+                guid: store.guid(),
+                txg: self.snapshot.state().txg(),
+                id: self.snapshot.state_id(self.scope),
+            },
             base: plan.base.map_or(Txg(0), |base| base.state().txg()),
+            base_id: plan.base.map_or(StateId::NONE, |base| base.state_id(self.scope)),
             first: self.first,
             scope: self.scope,
             created_ns: plan.created_ns,
@@ -169,7 +183,7 @@ impl<'a> Sender<'a> {
             name: plan.name.to_vec(),
         };
         let is_of_this =
-            |token: ResumeToken| token.origin() == header.origin && token.base == header.base;
+            |token: ResumeToken| (token.id, token.base) == (header.origin.id, header.base_id);
         if !plan.resume.is_none_or(is_of_this) {
             let what = "the token is of another snapshot, or of another base";
             return Err(Error::Invalid(what.into()));

@@ -2,16 +2,19 @@
 
 mod chains;
 mod crash;
+mod diverged;
 mod trees;
 
 use std::io::Read;
 use std::sync::Arc;
 
 use self::trees::{Tree, assert_same, grow, new_pool};
+use super::frame::HEADER_FRONT_LEN;
 use super::{ReceiveOptions, ResumeToken, SendPlan};
 use crate::device::{Device, MemoryDevice};
 use crate::error::{Error, Result};
 use crate::pool::{Pool, ROOT, ReceiveReport};
+use crate::store::snapshots::StateId;
 use crate::test_common::{Rng, options, problems};
 use crate::units::FileId;
 
@@ -176,8 +179,11 @@ fn a_flipped_bit_anywhere_is_noticed() {
 
 /// Where the frames of a stream begin.
 fn frame_starts(stream: &[u8]) -> Vec<usize> {
-    let name_len = usize::from(u16::from_le_bytes([stream[78], stream[79]]));
-    let mut starts = vec![80 + name_len + 8];
+    let name_len = usize::from(u16::from_le_bytes([
+        stream[HEADER_FRONT_LEN - 2],
+        stream[HEADER_FRONT_LEN - 1],
+    ]));
+    let mut starts = vec![HEADER_FRONT_LEN + name_len + 8];
     while let Some(front) = stream.get(starts[starts.len() - 1]..).filter(|rest| rest.len() > 5) {
         let len = u32::from_le_bytes([front[1], front[2], front[3], front[4]]) as usize;
         starts.push(starts[starts.len() - 1] + 5 + len + 8);
@@ -284,9 +290,10 @@ fn what_is_no_stream_is_refused() {
     let source = source(51);
     let stream = source.stream(&source.plan(ROOT));
     let mut newer = stream.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     assert!(matches!(receive(&pool, &newer, 0), Err(Error::Unsupported(_))));
-    let token = ResumeToken { guid: [1; 16], txg: crate::Txg(1), base: crate::Txg(0), frames: 1 };
+    let (id, base) = (StateId([1; 16]), StateId::NONE);
+    let token = ResumeToken { id, base, frames: 1 };
     let plan = SendPlan { resume: Some(token), ..source.plan(ROOT) };
     assert!(source.pool.send(&plan, &mut Vec::new(), &mut |_| {}).is_err());
     for bad in ["", "0-1-2-3", "zz", "00112233445566778899aabbccddeeff-1-2", &format!("{token}-1")]
