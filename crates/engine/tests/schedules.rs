@@ -32,8 +32,9 @@ use hardpack_engine::store::pointer::Pointer;
 use hardpack_engine::store::trees::MAP;
 use hardpack_engine::store::{Durability, Encoding, Owner, Store, Txn};
 
-/// Seeds in a run of the tests.
-const SEEDS_DEFAULT: u64 = 24;
+/// Seeds in a run of the tests: enough to find syncs of threads that do not take turns (62), and a dictionary that
+/// outlives its transaction (12).
+const SEEDS_DEFAULT: u64 = 80;
 /// Losses of power that are tried after each run.
 const CRASH_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;

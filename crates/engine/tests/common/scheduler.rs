@@ -7,7 +7,7 @@
 //! same seed makes the same run.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -202,7 +202,7 @@ impl Scheduler {
 }
 
 /// Whether a thread sleeps until somebody wakes it.
-fn is_asleep(stat: &PathBuf) -> bool {
+fn is_asleep(stat: &Path) -> bool {
     let text = std::fs::read_to_string(stat).unwrap_or_default();
     // The name before it may have anything in it, but for what ends it.
     text.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))

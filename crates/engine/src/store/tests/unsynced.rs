@@ -68,7 +68,9 @@ const RECORD_LEN: usize = 1 << 20;
 
 fn commit(store: &Arc<Store>, first: u64, records: u64, len: usize) {
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    (first..first + records).for_each(|n| drop(put(&mut txn, n, &vec![n as u8; len]).unwrap()));
+    for n in first..first + records {
+        put(&mut txn, n, &vec![n as u8; len]).unwrap();
+    }
     txn.commit(Durability::Visible).unwrap();
 }
 
