@@ -49,7 +49,7 @@ pub type Sink<'s> = dyn FnMut(Piece<'_>) -> Result<(), Reason> + 's;
 const HOLE_LEN_MIN: u64 = 64 << 20;
 /// More zeros than that are not written to where holes cannot be left. A pool of some kilobytes may claim any length.
 const ZEROS_LEN_MAX: u64 = 1 << 40;
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// For what takes bytes only: the zeros of holes are bytes too, unless they are too many.
 pub fn as_bytes(

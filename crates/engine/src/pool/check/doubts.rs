@@ -22,7 +22,7 @@ const LOOK_COUNT_MAX: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) enum Doubt {
     /// A node or an extent that could not be read, and where it hung.
-    Unread { trees: Vec<u8>, bounds: Bounds, pointer: Pointer },
+    Unread { trees: Vec<u8>, bounds: Bounds, pointer: Box<Pointer> },
     /// Something of the snapshot with this number could not be read.
     Snapshot(u64),
     /// It is not known what.
@@ -33,14 +33,17 @@ impl Doubt {
     /// About a node of a tree.
     pub fn of_node(tree: u8, bounds: &Bounds, pointer: Option<Pointer>) -> Doubt {
         match pointer {
-            Some(pointer) => Doubt::Unread { trees: vec![tree], bounds: bounds.clone(), pointer },
+            Some(pointer) => {
+                let pointer = Box::new(pointer);
+                Doubt::Unread { trees: vec![tree], bounds: bounds.clone(), pointer }
+            }
             None => Doubt::Unknown,
         }
     }
 
     /// About a record or patch, or a dictionary or part of the index.
     pub fn of_record(file: Option<FileId>, start: u64, pointer: &Pointer) -> Doubt {
-        let pointer = pointer.clone();
+        let pointer = Box::new(pointer.clone());
         let Some(file) = file else {
             let bounds = Bounds::default();
             return Doubt::Unread { trees: vec![DICTIONARIES, INDEX], bounds, pointer };
