@@ -118,13 +118,13 @@ fn what_comes_back_after_it_was_replaced_comes_without_its_log() {
                 run(&["put", "-q", "--delete", "-T"], &[&empty, &pool.join("d")]);
             }
         }
-        assert_eq!(logs(&pool), [PathBuf::new(); 0], "{command}");
+        assert_eq!(logs(&pool), Vec::<PathBuf>::new(), "{command}");
         // As it is after a crash before it was removed.
         fs::write(&left[0], log).unwrap();
         run(&["rollback"], &[&pool.join("d@full")]);
         assert_eq!(self::number(&database), number, "{command}");
         assert_eq!(rows(&database), ROWS, "{command}");
-        assert_eq!(logs(&pool), [PathBuf::new(); 0], "{command}");
+        assert_eq!(logs(&pool), Vec::<PathBuf>::new(), "{command}");
         run(&["check", "-q"], &[&pool]);
     }
 }

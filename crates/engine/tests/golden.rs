@@ -513,7 +513,7 @@ fn the_golden_pool_with_filtered_records_is_read() {
 const GENERATION_ROLLED_BACK: u64 = 0xc18b_feaf_4a2d_0fee;
 const GENERATION_REWOUND: u64 = 0x497e_c4ec_ddaa_94aa;
 /// What that file holds at first.
-const GENERATION_CONTENT: [u8; 40_000] = [b'g'; 40_000];
+static GENERATION_CONTENT: [u8; 40_000] = [b'g'; 40_000];
 
 /// A pool that was rolled back, and then rewound to what it was after that. Returns it with the generations of its
 /// file after each.
