@@ -19,7 +19,7 @@ use hardpack_engine::FileId;
 use crate::codes::code;
 use crate::ffi::SQLITE_IOERR_ACCESS;
 use crate::host::Host;
-use crate::host_name::{HostName, JOURNAL_SUFFIX, LOG_SUFFIX, generation_suffix};
+use crate::host_name::{GENERATION_LEN, HostName, JOURNAL_SUFFIX, LOG_SUFFIX, generation_suffix};
 use crate::inside::{Found, find};
 use crate::locate::{Location, is_pool, locate};
 use crate::registry::{self, Beside};
@@ -30,8 +30,6 @@ pub const FIRST_FILE: FileId = FileId(2);
 pub const SUFFIX_LEN_MAX: usize = JOURNAL_SUFFIX.len() + GENERATION_LEN;
 /// `-mj`, six digits, a 9 and two more digits; all of them hexadecimal.
 const SUPER_JOURNAL_LEN: usize = 12;
-/// A generation in a name, in hexadecimal digits.
-const GENERATION_LEN: usize = 16;
 
 /// What a name is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,6 +13,8 @@ use std::ffi::{CStr, c_char};
 pub const JOURNAL_SUFFIX: &[u8] = b"-journal";
 /// Ends the name of a write-ahead log.
 pub const LOG_SUFFIX: &[u8] = b"-wal";
+/// A generation in a name, in hexadecimal digits.
+pub const GENERATION_LEN: usize = 16;
 /// NUL bytes before the name, by which SQLite finds its beginning, and at the end.
 const PADDING: usize = 4;
 

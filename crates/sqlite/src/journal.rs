@@ -15,20 +15,33 @@
 //! NORMAL; and what it synced while the journal was in memory is made up for by the move. Where a crash
 //! comes before, the journal has no magic, so that nothing is rolled back, and nothing has changed yet.
 //!
+//! With `synchronous=OFF` nobody asks for a sync. Where such a database is one of several that a super-journal binds
+//! together, its journal is made durable all the same before anything relies on it: before its first magic is
+//! written, and once more behind the name of the super-journal, whose end decides for all of them. A transaction
+//! that syncs nothing and spans no other file has no use for a journal on disk, where a loss of power would tear
+//! it: it keeps its own in memory, also where an earlier one lies on disk.
+//!
+//! A journal undoes changes of the state that it was written for, and of no older one. So that state is made durable
+//! before the journal counts: a database that was committed to without syncs could else be behind it after a loss of
+//! power.
+//!
 //! A journal that could not be cut when its transaction ended names a super-journal that is gone, so nothing
 //! is rolled back from it; SQLite leaves it as it is, and the next transaction writes over it, the name
 //! included. Lost with the power halfway, it would be rolled back from after all. So it is cut first, durably.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
+use crate::codes::code;
 use crate::ffi::{
-    SQLITE_IOERR_SHORT_READ, SQLITE_IOERR_WRITE, SQLITE_OK, SQLITE_OPEN_CREATE,
-    SQLITE_OPEN_DELETEONCLOSE, SQLITE_OPEN_EXCLUSIVE, SQLITE_OPEN_MAIN_JOURNAL,
+    SQLITE_BUSY, SQLITE_IOERR_FSYNC, SQLITE_IOERR_SHORT_READ, SQLITE_IOERR_WRITE, SQLITE_OK,
+    SQLITE_OPEN_CREATE, SQLITE_OPEN_DELETEONCLOSE, SQLITE_OPEN_EXCLUSIVE, SQLITE_OPEN_MAIN_JOURNAL,
     SQLITE_OPEN_READWRITE, SQLITE_OPEN_TEMP_JOURNAL, SQLITE_SYNC_NORMAL,
 };
 use crate::host::{Host, HostFile};
-use crate::super_journal;
+use crate::{registry, super_journal};
 
 /// A journal longer than this goes to a temporary file.
 const MEMORY_LEN_MAX: usize = 16 << 20;
@@ -47,6 +60,12 @@ const ENDING_LEN: usize = 28;
 const SUPER_JOURNAL_LEN_MAX: u64 = 64 << 10;
 /// The length of the magic with the number of pages, which SQLite writes by themselves.
 const COUNT_LEN: usize = MAGIC.len() + 4;
+/// What the header of a journal begins with that will not be synced: instead of the number of pages it says that they
+/// are as many as there are.
+const UNSYNCED_BEGINNING: [u8; COUNT_LEN] =
+    [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7, 0xff, 0xff, 0xff, 0xff];
+/// What SQLite takes for a sector where it is told nothing.
+const SECTOR_LEN_DEFAULT: c_int = 4096;
 
 /// A rollback journal.
 #[derive(Debug)]
@@ -63,6 +82,10 @@ pub struct Journal {
     was_on_disk: bool,
     /// What was written to disk is not synced.
     is_unsynced: bool,
+    /// SQLite asks for no sync in this transaction.
+    syncs_itself: bool,
+    /// The pool that its database is in.
+    pool: PathBuf,
 }
 
 #[derive(Debug)]
@@ -74,7 +97,7 @@ enum Place {
 
 impl Journal {
     /// An empty journal that would have this path.
-    pub fn new(host: Host, path: &CStr) -> Journal {
+    pub fn new(host: Host, path: &CStr, pool: &[u8]) -> Journal {
         let mut name = vec![0; NAME_PADDING];
         name.extend_from_slice(path.to_bytes());
         name.extend_from_slice(&[0; NAME_PADDING]);
@@ -86,6 +109,8 @@ impl Journal {
             owed_sync: None,
             was_on_disk: false,
             is_unsynced: false,
+            syncs_itself: false,
+            pool: OsStr::from_bytes(pool).into(),
         }
     }
 
@@ -102,13 +127,18 @@ impl Journal {
     pub unsafe fn open(
         host: Host,
         name: *const c_char,
+        pool: &[u8],
         flags: c_int,
     ) -> Result<(Journal, c_int), c_int> {
         // SAFETY: the caller vouches for the name.
         let (path, (file, flags)) =
             unsafe { (CStr::from_ptr(name), HostFile::open(host, name, flags)?) };
         Ok((
-            Journal { place: Place::Disk(file), was_on_disk: true, ..Journal::new(host, path) },
+            Journal {
+                place: Place::Disk(file),
+                was_on_disk: true,
+                ..Journal::new(host, path, pool)
+            },
             flags,
         ))
     }
@@ -128,6 +158,12 @@ impl Journal {
 
     /// Writes `buf`, moving the journal where that is due.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
+        if offset == 0 && buf.len() > COUNT_LEN && buf.starts_with(&UNSYNCED_BEGINNING) {
+            let code = self.return_to_memory();
+            if code != SQLITE_OK {
+                return code;
+            }
+        }
         let names_super_journal = buf == MAGIC && offset > 0;
         if names_super_journal && self.is_inside {
             // As early, for the same reason as below.
@@ -150,22 +186,38 @@ impl Journal {
         let is_count = buf.len() == COUNT_LEN && buf.starts_with(&MAGIC);
         if let Place::Disk(file) = &self.place
             && is_count
-            && self.is_unsynced
         {
-            let code = file.sync(SQLITE_SYNC_NORMAL);
+            let synced = if self.is_unsynced { file.sync(SQLITE_SYNC_NORMAL) } else { SQLITE_OK };
+            let code = if synced == SQLITE_OK { self.make_state_durable() } else { synced };
             if code != SQLITE_OK {
                 return code;
             }
         }
         let is_beginning = offset == 0 && buf.len() > ENDING_LEN && !buf.starts_with(&MAGIC);
         if is_beginning {
+            self.syncs_itself = false;
             let code = self.cut_left_over();
             if code != SQLITE_OK {
                 return code;
             }
         }
         self.is_unsynced = true;
-        self.write_in_place(buf, offset)
+        match self.write_in_place(buf, offset) {
+            SQLITE_OK if names_super_journal && self.syncs_itself => self.sync(SQLITE_SYNC_NORMAL),
+            code => code,
+        }
+    }
+
+    /// Begins anew in memory, where nothing of an earlier transaction is left on disk that could be rolled back from.
+    fn return_to_memory(&mut self) -> c_int {
+        let code = self.cut_left_over();
+        if code == SQLITE_OK {
+            self.syncs_itself = true;
+            if let Place::Disk(_) | Place::Memory(_) = self.place {
+                self.place = Place::Memory(Vec::new());
+            }
+        }
+        code
     }
 
     /// The name that the record ending with a magic at `offset` has: before it are its length and a checksum.
@@ -236,13 +288,32 @@ impl Journal {
         }
     }
 
+    /// Makes durable what the journal takes its database to be.
+    fn make_state_durable(&self) -> c_int {
+        let done = registry::open(&self.pool).and_then(|pool| pool.pool().store().make_durable());
+        match done.map_err(|error| code(&error, SQLITE_IOERR_FSYNC, &self.pool)) {
+            Ok(()) => SQLITE_OK,
+            // SQLite would try again what cannot be.
+            Err(SQLITE_BUSY) => SQLITE_IOERR_FSYNC,
+            Err(code) => code,
+        }
+    }
+
     fn move_to_disk(&mut self) -> c_int {
+        let code = self.make_state_durable();
+        if code != SQLITE_OK {
+            return code;
+        }
         let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_JOURNAL;
         // SAFETY: the name stands between NUL bytes, as SQLite's own names do.
         match unsafe { HostFile::open(self.host, self.name[NAME_PADDING..].as_ptr().cast(), flags) }
         {
             Ok((file, _)) => match file.truncate(0) {
-                SQLITE_OK => self.move_to(file, Place::Disk, self.owed_sync),
+                SQLITE_OK => {
+                    // Nothing is owed where SQLite asks for no sync.
+                    let sync = self.owed_sync.filter(|_| !self.syncs_itself);
+                    self.move_to(file, Place::Disk, Some(sync.unwrap_or(SQLITE_SYNC_NORMAL)))
+                }
                 code => code,
             },
             Err(code) => code,
@@ -316,6 +387,8 @@ impl Journal {
                 // Where no super-journal has to go, this is the end of the transaction, which is durable
                 // with its journal in memory too. SQLite syncs it with FULL only.
                 SQLITE_OK if len == 0 && self.was_on_disk => file.sync(SQLITE_SYNC_NORMAL),
+                // What is cut would hide the name of the super-journal.
+                SQLITE_OK if len > 0 && self.syncs_itself => file.sync(SQLITE_SYNC_NORMAL),
                 code => code,
             },
         }
@@ -330,6 +403,22 @@ impl Journal {
         let code = file.sync(flags);
         self.is_unsynced &= code != SQLITE_OK;
         code
+    }
+
+    /// xSectorSize.
+    pub fn sector_size(&self) -> c_int {
+        match &self.place {
+            Place::Memory(_) => SECTOR_LEN_DEFAULT,
+            Place::Temporary(file) | Place::Disk(file) => file.sector_size(),
+        }
+    }
+
+    /// xDeviceCharacteristics. In memory it promises nothing, for it may have to move.
+    pub fn device_characteristics(&self) -> c_int {
+        match &self.place {
+            Place::Memory(_) => 0,
+            Place::Temporary(file) | Place::Disk(file) => file.device_characteristics(),
+        }
     }
 
     /// The length in bytes, or the host's error code.

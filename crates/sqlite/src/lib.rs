@@ -29,6 +29,7 @@
 
 pub mod api;
 mod beside;
+mod busy;
 mod codes;
 pub mod ffi;
 mod host;
@@ -39,6 +40,7 @@ mod locate;
 mod main_file;
 mod maintenance;
 pub mod owners;
+mod pool_names;
 mod pragma;
 mod registry;
 mod side;

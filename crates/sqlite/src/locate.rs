@@ -97,7 +97,9 @@ pub fn is_pool(host: Host, path: &[u8]) -> bool {
     if registry::is_open(Path::new(OsStr::from_bytes(path))) {
         return true;
     }
-    let name = HostName::new(path);
+    // A host does not follow symbolic links any more once it was asked for the full path.
+    let Ok(resolved) = fs::canonicalize(OsStr::from_bytes(path)) else { return false };
+    let name = HostName::new(resolved.as_os_str().as_bytes());
     let flags = SQLITE_OPEN_READONLY | SQLITE_OPEN_MAIN_DB;
     // SAFETY: the name is laid out as SQLite's are, and outlives the file.
     let Ok((file, _)) = (unsafe { HostFile::open(host, name.database(), flags) }) else {

@@ -20,9 +20,16 @@
 //! before SQLite tells readers that they may read its pages from the database.
 //!
 //! The pool lets one transaction in at a time, whichever of its files it changes. A commit holds it for a moment.
-//! A transaction that wrote more than 32 MiB holds it from there to its end; who else wants to commit waits, but
-//! only so long for one of the same process, since it may be his own: then his transaction fails with an I/O error,
-//! and SQLite rolls it back.
+//! A transaction that wrote more than 32 MiB holds it from there to its end; who else wants to commit waits as long as his
+//! busy handler says (`busy.rs`), and then gets SQLITE_BUSY.
+//!
+//! * Where SQLite may call again (the exclusive lock, the xSync of a transaction without a super-journal, which COMMIT then
+//!   leaves open), that is all: the changes stay.
+//! * In a checkpoint it is SQLITE_BUSY_TIMEOUT: plain SQLITE_BUSY stands there for readers in the way, SQLite takes no
+//!   notice, and whoever closes the database last would delete the log.
+//! * Where nothing can be undone but by SQLite's own means (with a super-journal, behind the commit point of
+//!   `synchronous=OFF`), it is an I/O error, and SQLite rolls back.
+//! * A rollback that brings back what is committed waits for nobody.
 
 mod by_path;
 mod locks;
@@ -33,10 +40,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardpack_engine::pool::{File, Pool, Property};
-use hardpack_engine::store::Durability;
+use hardpack_engine::store::{Ask, Durability};
 use hardpack_engine::{Error, FileId, Txg};
 
 use crate::api;
+use crate::busy::{BusyHandler, ask_nobody};
 use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
@@ -47,7 +55,7 @@ use crate::wal_index::WalIndex;
 use locks::Locks;
 use open::note_page_len;
 
-/// The slot of the WAL index lock that a writer holds exclusively.
+/// The slot of the WAL index lock that a writer of the log holds, and a checkpoint that waits for others.
 const SHM_WRITE_SLOT: c_int = 0;
 /// The slot of the WAL index lock that a checkpoint holds exclusively.
 const SHM_CHECKPOINT_SLOT: c_int = 1;
@@ -95,6 +103,13 @@ pub struct MainFile {
     wal_index: Option<WalIndex>,
     /// How many frames of the log were in the database when the checkpoint began.
     backfilled: u32,
+    /// The connection has the lock of the log's writer: a checkpoint is one that waits for others.
+    has_log_lock: bool,
+    /// SQLite has announced that xSync follows, as it does for a transaction but not for a checkpoint.
+    announced: bool,
+    /// The pool has changes of a transaction that SQLite may still roll back.
+    published: bool,
+    busy: BusyHandler,
 }
 
 /// How far a checkpoint by this connection has come.
@@ -135,11 +150,10 @@ impl MainFile {
         code(error, io, &self.path)
     }
 
-    /// The code for an error while changing the pool. SQLite takes "busy" for a reason to try the same call
-    /// again; but what was to be written is dropped, so it has to roll back.
-    fn write_code(&self, error: &Error, io: c_int) -> c_int {
+    /// The code for an error while changing the pool, with the one for having waited in vain.
+    fn write_code(&self, error: &Error, io: c_int, busy: c_int) -> c_int {
         match self.code(error, io) {
-            SQLITE_BUSY => io,
+            SQLITE_BUSY => busy,
             code => code,
         }
     }
@@ -296,9 +310,11 @@ impl MainFile {
         if offset == 0 {
             note_page_len(&file, buf);
         }
-        match file.write_at(buf, offset) {
+        let done = file.write_at_asking(buf, offset, &mut self.busy.ask());
+        match done {
             Ok(()) => SQLITE_OK,
-            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE),
+            // What was written is dropped. SQLite takes plain "busy" for a reason to keep the page and go on.
+            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, SQLITE_BUSY_TIMEOUT),
         }
     }
 
@@ -315,22 +331,31 @@ impl MainFile {
         self.wrote = true;
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // Behind CKPT_DONE no other call need follow before readers are let at the pages.
-            Ok(()) if self.checkpoint == Checkpoint::Done => self.commit(Durability::Visible),
+            Ok(()) if self.checkpoint == Checkpoint::Done => {
+                self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT)
+            }
             Ok(()) => SQLITE_OK,
-            Err(error) => self.write_code(&error, SQLITE_IOERR_TRUNCATE),
+            Err(error) => self.write_code(&error, SQLITE_IOERR_TRUNCATE, SQLITE_IOERR_TRUNCATE),
         }
     }
 
     /// xSync.
     pub fn sync(&mut self, flags: c_int) -> c_int {
+        let announced = std::mem::take(&mut self.announced);
+        let busy = match announced {
+            true if self.can_be_called_again() && self.wrote => SQLITE_BUSY,
+            true => SQLITE_IOERR_FSYNC,
+            false => SQLITE_BUSY_TIMEOUT,
+        };
         match self.checkpoint {
             _ if self.is_plain() => self.host_file.sync(flags),
             Checkpoint::Failed(code) => code,
-            Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable),
+            Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable, busy),
         }
     }
 
-    fn commit(&mut self, durability: Durability) -> c_int {
+    /// Commits what this connection has changed; `busy` is the code for having waited in vain.
+    fn commit(&mut self, durability: Durability, busy: c_int) -> c_int {
         let io = match durability {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
@@ -338,22 +363,45 @@ impl MainFile {
         let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
             return SQLITE_OK;
         };
+        let is_passive = self.wal_index.is_some() && !self.has_log_lock;
+        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let ask: &mut Ask<'_> = if is_passive { &mut nobody } else { &mut handler };
         let done = match durability {
-            _ if self.wrote => file.commit(durability),
-            Durability::Durable => pool.pool().store().make_durable(),
+            _ if self.wrote => file.commit_asking(durability, ask),
+            Durability::Durable => pool.pool().store().make_durable_asking(ask),
             Durability::Visible => Ok(()),
         };
+        drop(handler);
         match done {
             Ok(()) => {
                 if self.wrote {
                     pool.note_commit(file.id());
+                    self.published = true;
                 }
                 self.wrote = false;
+                self.busy.reset();
                 SQLITE_OK
             }
             // Unless SQLite undoes its changes, they are still to be dropped.
-            Err(error) => self.write_code(&error, io),
+            Err(error) => self.write_code(&error, io, busy),
         }
+    }
+
+    /// Waits until this connection could change its pool, as its busy handler says.
+    pub fn await_turn(&mut self) -> Result<(), Error> {
+        match &self.backing {
+            // With changes of its own it may be itself that it would wait for.
+            Backing::Pool(pool, _) if !self.wrote => {
+                pool.pool().store().await_turn(&mut self.busy.ask())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether SQLite may try a commit again that was told "busy". Not so where this is to take back what the
+    /// pool has already, since another file's commit failed.
+    fn can_be_called_again(&self) -> bool {
+        !self.journal_on_disk && !self.published
     }
 
     /// SQLite has made all changes of a transaction or of its rollback, and syncs next, if at all.
@@ -362,17 +410,31 @@ impl MainFile {
     /// once: with `synchronous=OFF` there is no other call before that journal is gone.
     fn announce(&mut self, has_super_journal: bool) -> c_int {
         self.journal_on_disk |= has_super_journal;
+        self.announced = true;
         if !self.journal_on_disk {
-            return SQLITE_OK;
+            // With `synchronous=OFF` this is the last call before the commit point that may say "busy".
+            let Some(file) = self.file.as_ref().filter(|_| self.wrote) else { return SQLITE_OK };
+            let done = file.await_turn(&mut self.busy.ask());
+            let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
+            return match done {
+                Ok(()) => SQLITE_OK,
+                Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, busy),
+            };
         }
         // Another file may fail yet, and then this one is rolled back; a rollback is the end.
-        self.journal_on_disk = has_super_journal;
-        self.commit(Durability::Visible)
+        let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
+        if code == SQLITE_OK {
+            self.journal_on_disk = has_super_journal;
+        }
+        code
     }
 
     /// Ends a transaction or checkpoint of this connection: what is not committed is dropped.
     fn finish(&mut self) {
         self.journal_on_disk = false;
+        self.announced = false;
+        self.published = false;
+        self.busy.reset();
         if self.wrote {
             if let Some(file) = &self.file {
                 file.discard();
@@ -397,7 +459,14 @@ impl MainFile {
     /// xLock.
     pub fn lock(&mut self, level: c_int) -> c_int {
         let was_unlocked = self.lock == SQLITE_LOCK_NONE;
-        let code = self.take_lock(level);
+        let mut code = self.take_lock(level);
+        if code == SQLITE_OK && level == SQLITE_LOCK_EXCLUSIVE && self.wal_index.is_none() {
+            // Here SQLite is used to being told "busy", before anything is written. The host's lock stays, as its
+            // own does that waits for readers to leave.
+            if let Err(error) = self.await_turn() {
+                code = self.code(&error, SQLITE_IOERR_LOCK);
+            }
+        }
         if code == SQLITE_OK {
             self.stale |= self.lock < SQLITE_LOCK_SHARED;
             // Only to roll back from a journal that it found does SQLite leave out the reserved lock.
@@ -484,10 +553,14 @@ impl MainFile {
         }
         self.stale |= flags & SQLITE_SHM_LOCK != 0;
         let code = self.host_file.shm_lock(offset, count, flags);
-        let begins_to_write =
-            offset == SHM_WRITE_SLOT && flags == SQLITE_SHM_LOCK | SQLITE_SHM_EXCLUSIVE;
-        if code == SQLITE_OK
-            && begins_to_write
+        if code != SQLITE_OK
+            || flags & SQLITE_SHM_EXCLUSIVE == 0
+            || !(offset..offset + count).contains(&SHM_WRITE_SLOT)
+        {
+            return code;
+        }
+        let is_taken = flags & SQLITE_SHM_LOCK != 0;
+        if is_taken
             && !self.is_plain()
             && let Err(code) = self.refresh()
         {
@@ -497,6 +570,7 @@ impl MainFile {
             self.stale = true;
             return code;
         }
+        self.has_log_lock = is_taken;
         code
     }
 
@@ -551,7 +625,14 @@ impl MainFile {
                 // The transaction is committed as far as SQLite is concerned. Nothing is left to do
                 // unless syncing is off, or the file was cut after the sync.
                 self.journal_on_disk = false;
-                self.commit(Durability::Visible)
+                let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
+                self.published = false;
+                code
+            }
+            SQLITE_FCNTL_BUSYHANDLER => {
+                // SAFETY: the argument is the handler, which SQLite keeps with the open file.
+                unsafe { self.busy.set(argument) };
+                self.host_file.file_control(op, argument)
             }
             SQLITE_FCNTL_CKPT_START => {
                 self.checkpoint = Checkpoint::Open;
@@ -562,7 +643,7 @@ impl MainFile {
                 SQLITE_OK
             }
             SQLITE_FCNTL_CKPT_DONE => {
-                let code = self.commit(Durability::Visible);
+                let code = self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT);
                 self.checkpoint = match code {
                     SQLITE_OK => Checkpoint::Done,
                     _ => Checkpoint::Failed(code),
@@ -571,7 +652,7 @@ impl MainFile {
             }
             SQLITE_FCNTL_HAS_MOVED => {
                 let code = self.host_file.file_control(op, argument);
-                if code == SQLITE_OK && self.has_moved_inside() {
+                if code == SQLITE_OK && (self.has_pool_moved() || self.has_moved_inside()) {
                     // SAFETY: the argument is an `int *`.
                     unsafe { *argument.cast::<c_int>() = 1 };
                 }

@@ -8,8 +8,8 @@
 //! property of the file. It goes over the files that this process has changed: a pool may hold very many.
 //!
 //! Nothing depends on it, and nothing is told to anybody when it fails: what it could not do is left
-//! for the next time, and damage is found and reported by whoever reads. The thread is stopped before
-//! the pool is closed. In a forked child it does not exist, see `registry.rs`.
+//! for the next time, and damage is found and reported by whoever reads. A pool has one thread at most, and it is
+//! stopped and waited for before the pool is closed: it holds the pool's descriptor. In a forked child it does not exist, see `registry.rs`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -114,12 +114,24 @@ impl Maintenance {
         }
     }
 
+    /// Whether something goes on in the background, or did and was not waited for. While the pool has no users,
+    /// nothing can begin.
+    pub fn is_begun(&self) -> bool {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     fn start(&self, pool: &Pool) {
+        let mut begun = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        // A commit is the first again where somebody else is about to close the pool. Of two threads only one
+        // would be waited for.
+        if begun.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
+        }
         let (shared, pool) = (Arc::clone(&self.shared), pool.clone());
         let work = move || Worker { shared, pool }.run();
         let thread = std::thread::Builder::new().name("hardpack-maintenance".into()).spawn(work);
         // Where the system has no thread to give, folding is left to the commits.
-        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+        *begun = thread.ok();
     }
 
     /// Ends what goes on in the background and waits for it; then does what is due at closing.
@@ -127,11 +139,16 @@ impl Maintenance {
         self.shared.state().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else { return };
-        // Its panic would be a defect, but of no harm to what is stored.
-        let _ = thread.join();
+        let is_begun = thread.is_some();
+        if let Some(thread) = thread {
+            // Its panic would be a defect, but of no harm to what is stored.
+            let _ = thread.join();
+        }
         // Somebody may have come back, whose commits are the first again.
         let seen = std::mem::take(&mut *self.shared.state());
+        if !is_begun {
+            return;
+        }
         let limits = StepLimits {
             rewrite_len_max: CLOSE_LEN,
             patience: Patience::None,

@@ -107,6 +107,7 @@ fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refuse
         return Err("the database was opened for reading only".into());
     }
     let inherit = text.eq_ignore_ascii_case("inherit");
+    file.await_turn()?;
     if let Some(pool) = file.pool() {
         let owner = file.property_owner();
         let done = if inherit {

@@ -13,20 +13,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
 use hardpack_engine::store::Store;
 use hardpack_engine::{Error, FileId, Result};
 
+use crate::api;
+use crate::ffi::SQLITE_BUSY;
 use crate::host_name::HostName;
 use crate::maintenance::Maintenance;
+use crate::pool_names::{self, NAME_MARKS};
 
 /// The cache is this part of the machine's memory, within the limits that follow.
 const CACHE_PART: u64 = 16;
 const CACHE_LEN_MIN: u64 = 32 << 20;
 const CACHE_LEN_MAX: u64 = 1 << 30;
 const CACHE_LEN_FALLBACK: u64 = 128 << 20;
+/// How often to look whether the pool is in use by another name, and how long to wait in between: two who come at
+/// once may both see the other.
+const NAME_TRY_COUNT: u32 = 10;
+const NAME_TRY_PAUSE: Duration = Duration::from_millis(5);
 /// Overrides the length of the cache, in bytes.
 const CACHE_VARIABLE: &str = "HARDPACK_CACHE_BYTES";
 
@@ -45,6 +53,10 @@ struct Entry {
     shared_marks: HashMap<u64, usize>,
     /// Marks that one of them has alone.
     claimed_marks: HashSet<u64>,
+    /// Descriptors of files that are locked while a mark is shared: see [`PoolUse::keep`].
+    kept: HashMap<u64, Vec<fs::File>>,
+    /// The mark of the name that the databases of the pool are used by, and by how many.
+    name: Option<(u64, usize)>,
     maintenance: Arc<Maintenance>,
     users: usize,
     /// Its last user does what is due before it is closed. Somebody may come back meanwhile.
@@ -121,10 +133,53 @@ impl Beside {
 pub struct PoolUse {
     // Dropped in this order: the descriptor must be closed under the registry's lock, so the last to
     // hold the pool must be its entry.
+    name: Option<NameUse>,
     pool: Pool,
     maintenance: Arc<Maintenance>,
     #[allow(dead_code, reason = "counts as long as it lives")]
     user: User,
+}
+
+/// The use of a pool with this key by one name.
+#[derive(Debug)]
+struct NameUse(FileKey);
+
+impl Drop for NameUse {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        // In a forked child, the parent has the name.
+        let Some(entry) = registry.pools.get_mut(&self.0) else { return };
+        entry.name = match entry.name {
+            Some((mark, users)) if users > 1 => Some((mark, users - 1)),
+            Some((mark, _)) => {
+                entry.device.release(mark);
+                None
+            }
+            None => None,
+        };
+    }
+}
+
+impl Entry {
+    /// Uses the name of this mark, unless somebody uses another.
+    fn enter_name(&mut self, mark: u64) -> std::io::Result<bool> {
+        if let Some((known, users)) = &mut self.name {
+            let is_same = *known == mark;
+            *users += usize::from(is_same);
+            return Ok(is_same);
+        }
+        // Shared before the look around: of two who come at once by different names, at least one sees the other.
+        let shared = self.device.try_share(mark)?;
+        let others = [NAME_MARKS.start..mark, mark + 1..NAME_MARKS.end];
+        for other in others {
+            if !shared || self.device.is_any_marked(other)? {
+                self.device.release(mark);
+                return Ok(false);
+            }
+        }
+        self.name = Some((mark, 1));
+        Ok(true)
+    }
 }
 
 impl PoolUse {
@@ -136,6 +191,34 @@ impl PoolUse {
     /// Notes that this process has committed a transaction that changed `file`.
     pub fn note_commit(&self, file: FileId) {
         self.maintenance.note_commit(&self.pool, file);
+    }
+
+    /// Notes that a database of the pool is open by this name of the pool, as long as the value lives. Refuses while
+    /// somebody uses another name, see `pool_names.rs`.
+    pub fn enter_by(&mut self, path: &Path) -> Result<()> {
+        let find_error = |source| Error::Io { action: "find", source };
+        let mark = pool_names::mark_of(path).map_err(find_error)?;
+        if let Some(left) = pool_names::left_beside_another(path).map_err(find_error)? {
+            let name = path.display();
+            let what =
+                format!("{name} has another name, beside which '{left}' lies: use that name");
+            return Err(Error::Invalid(what));
+        }
+        for _ in 0..NAME_TRY_COUNT {
+            if self.with_entry(|entry| entry.enter_name(mark))?.map_err(lock_error)? {
+                self.name = Some(NameUse(self.user.0));
+                return Ok(());
+            }
+            std::thread::sleep(NAME_TRY_PAUSE);
+        }
+        let text = "the pool is in use by another name (a link to it, or it was renamed)";
+        api::log(SQLITE_BUSY, &format!("hardpack: {}: {text}", path.display()));
+        Err(Error::Busy)
+    }
+
+    /// Whether this path leads to the pool.
+    pub fn is_at(&self, path: &Path) -> bool {
+        key_of(path).is_ok_and(|key| key == self.user.0)
     }
 
     fn with_entry<R>(&self, act: impl FnOnce(&mut Entry) -> R) -> Result<R> {
@@ -171,6 +254,8 @@ impl PoolUse {
                 }
                 _ => entry.shared_marks.remove(&mark),
             };
+            // Nobody of this process has the file open any more that these are of.
+            entry.kept.remove(&mark);
             entry.device.release(mark);
             // Of several who leave at once, the last to come here finds nobody. Where the device is read-only,
             // it cannot be told.
@@ -180,6 +265,17 @@ impl PoolUse {
             }
         });
         // In a forked child, the parent has the mark.
+        let _ = done;
+    }
+
+    /// Keeps a descriptor open until nobody of this process shares the mark any more, as everybody does who has
+    /// the file open as a database: closing it before would drop the locks that they have on it.
+    pub fn keep(&self, mark: u64, file: fs::File) {
+        let mut file = Some(file);
+        let done = self.with_entry(|entry| {
+            entry.kept.entry(mark).or_default().extend(file.take());
+        });
+        // In a forked child, which has no such locks, it may go.
         let _ = done;
     }
 
@@ -230,16 +326,24 @@ impl User {
 impl Drop for User {
     fn drop(&mut self) {
         let Some((pool, maintenance)) = self.leave() else { return };
-        // This may take a while, in which others can open and close what they like.
-        maintenance.finish(&pool);
-        drop(pool);
-        let mut registry = registry();
-        let Some(entry) = registry.pools.get_mut(&self.0) else { return };
-        entry.closing = false;
-        if entry.users == 0 {
-            // Only saves the next one to open the pool some work.
-            let _ = entry.pool.close();
-            registry.pools.remove(&self.0);
+        loop {
+            // This may take a while, in which others can open and close what they like.
+            maintenance.finish(&pool);
+            let mut registry = registry();
+            let Some(entry) = registry.pools.get_mut(&self.0) else { return };
+            // Who came and left meanwhile has left this to us, with what his commits began.
+            if entry.users == 0 && maintenance.is_begun() {
+                continue;
+            }
+            entry.closing = false;
+            if entry.users == 0 {
+                // Only saves the next one to open the pool some work.
+                let _ = entry.pool.close();
+                // The last to hold the pool is its entry: its descriptor is closed under the registry's lock.
+                drop(pool);
+                registry.pools.remove(&self.0);
+            }
+            return;
         }
     }
 }
@@ -337,7 +441,7 @@ fn acquire(
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        return Ok(PoolUse { pool, maintenance, user: User(key) });
+        return Ok(PoolUse { name: None, pool, maintenance, user: User(key) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -357,12 +461,14 @@ fn acquire(
                 device,
                 shared_marks: HashMap::new(),
                 claimed_marks: HashSet::new(),
+                kept: HashMap::new(),
+                name: None,
                 maintenance: Arc::clone(&maintenance),
                 users: 1,
                 closing: false,
             };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { pool, maintenance, user: User(key) })
+            Ok(PoolUse { name: None, pool, maintenance, user: User(key) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

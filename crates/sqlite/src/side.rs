@@ -10,12 +10,14 @@
 //!   file is made or opened until the host has closed it. Who leaves when nobody shares it removes the file, while
 //!   nobody can come. Two processes never lock two files of the same name.
 //! * It stays as long as a log or a journal lies beside it, and after a crash; the next to come uses it.
+//! * The descriptor that it was made with is closed only when nobody of this process has the database open: closing
+//!   any descriptor of a file drops the locks that the process has on it.
 //! * It holds nothing, so losing it loses nothing, but whoever may only read cannot make it. He shares the
 //!   *readers' mark* while he reads, and takes the file once there is one; and whoever writes has that mark
 //!   alone while SQLite's lock says that nobody reads.
 
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -60,6 +62,11 @@ impl Side {
         Err(Error::Busy)
     }
 
+    /// Whether the pool is no longer where this file lies beside it.
+    pub fn has_pool_moved(&self) -> bool {
+        !self.pool.is_at(&self.pool_path)
+    }
+
     /// Whether the file is there.
     pub fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok()
@@ -87,15 +94,11 @@ impl Side {
     fn create(&self) -> io::Result<()> {
         let pool = fs::metadata(&self.pool_path)?;
         let mode = pool.mode() & MODE_BITS;
-        // Never one that exists: closing it here would drop the locks that this process has on it.
         let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&self.path)?;
-        file.set_permissions(Permissions::from_mode(mode))?;
-        let made = file.metadata()?;
-        if (made.uid(), made.gid()) != (pool.uid(), pool.gid()) {
-            // Only the administrator can, and otherwise it belongs to who made it, as logs and journals do.
-            let _ = fchown(&file, Some(pool.uid()), Some(pool.gid()));
-        }
-        Ok(())
+        let done = give_to_owner(&file, &pool, mode);
+        // Another thread may have opened the file as soon as it had its name, and locked it.
+        self.pool.keep(self.number, file);
+        done
     }
 
     /// Shares the readers' mark. False while somebody writes.
@@ -125,6 +128,17 @@ impl Drop for Side {
         let generation = self.pool.pool().generation(FileId(self.number)).unwrap_or(0);
         self.pool.unshare(self.number, || remove_unless_needed(&self.path, generation));
     }
+}
+
+/// Gives a new file the mode and the owner of the pool.
+fn give_to_owner(file: &fs::File, pool: &Metadata, mode: u32) -> io::Result<()> {
+    file.set_permissions(Permissions::from_mode(mode))?;
+    let made = file.metadata()?;
+    if (made.uid(), made.gid()) != (pool.uid(), pool.gid()) {
+        // Only the administrator can, and otherwise it belongs to who made it, as logs and journals do.
+        let _ = fchown(file, Some(pool.uid()), Some(pool.gid()));
+    }
+    Ok(())
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

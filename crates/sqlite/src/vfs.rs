@@ -426,8 +426,19 @@ file_methods! {
         Opened::SuperJournal(journal) => journal.file().file_control(op, argument),
         Opened::Renamed(file, _) => file.file_control(op, argument),
     };
-    sector_size(file), 0, main!(file, main => main.host_file().sector_size());
-    device_characteristics(file), 0, main!(file, main => main.device_characteristics());
+    sector_size(file), 0, match file {
+        Opened::Main(main) => main.host_file().sector_size(),
+        Opened::Journal(journal) => journal.sector_size(),
+        Opened::SuperJournal(journal) => journal.file().sector_size(),
+        Opened::Renamed(file, _) => file.sector_size(),
+    };
+    // An answer is a set of flags, so a result code would promise what nobody does.
+    device_characteristics(file), 0, match file {
+        Opened::Main(main) => main.device_characteristics(),
+        Opened::Journal(journal) => journal.device_characteristics(),
+        Opened::SuperJournal(journal) => journal.file().device_characteristics(),
+        Opened::Renamed(file, _) => file.device_characteristics(),
+    };
     shm_map(file, region: c_int, len: c_int, extend: c_int, out: *mut *mut c_void), SQLITE_IOERR_SHMMAP,
         // SAFETY: SQLite passes a place for the pointer.
         main!(file, main => unsafe { main.shm_map(region, len, extend, out) });

@@ -23,6 +23,9 @@ const FEW_PATCHES: i64 = 100;
 #[test]
 fn child_role() {
     let Some(role) = common::role() else { return };
+    if role == "closing" {
+        return closing_role();
+    }
     let db = open(&common::path_argument(0));
     match role.as_str() {
         // Writes much at once, rests long enough for maintenance to begin, and so on.
@@ -269,5 +272,47 @@ fn auto_says_what_it_chose_and_why() {
         common::assert_integrity(&db);
         drop(db);
         common::assert_pool_is_clean(&path);
+    }
+}
+
+/// Threads of this process that do maintenance.
+fn maintenance_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    // The system cuts names short.
+    names.filter(|name| "hardpack-maintenance".starts_with(name.trim())).count()
+}
+
+/// Connections that open, commit and close while another is closing the pool, which takes a while: the last to go leaves
+/// no thread behind, nor a descriptor that would take the locks of whoever comes later with it.
+#[test]
+fn nothing_is_left_of_those_who_came_while_the_pool_was_closed() {
+    // On its own, since the threads of other tests are of this process too.
+    let (well, lines) = Role::start("closing", &[]).wait();
+    assert!(well, "{}", lines.join("\n"));
+}
+
+fn closing_role() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool.hpk");
+    for round in 0..8 {
+        let db = create(&path, "pragma journal_mode=wal; pragma hardpack_background_cpu='0%'");
+        update_scattered(&db);
+        run(&db, "pragma wal_checkpoint(truncate)");
+        let pause = Duration::from_millis(round * 4);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(pause);
+                run(
+                    &open(&path),
+                    "update t set b = 'x' where a = 1; pragma wal_checkpoint(truncate)",
+                );
+            });
+            drop(db);
+        });
+        assert_eq!(common::open_descriptors(dir.path()), Vec::<std::path::PathBuf>::new());
+        assert_eq!(maintenance_threads(), 0, "round {round}");
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The descriptor stays open as long as the device lives: closing any descriptor of a file drops
 //! the POSIX locks that this process holds on it, SQLite's among them. Whoever shares a pool with
-//! SQLite therefore closes the device last.
+//! SQLite therefore closes the device last. In a forked child a device leads nowhere, see `fork.rs`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{Device, Syncs, sys};
+use super::{Device, Syncs, fork, sys};
 
 /// Where the writer lock lies: behind the bytes that SQLite locks, inside the reserved region that
 /// holds no extents.
@@ -29,7 +29,7 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens the file for reading and writing, or only for reading where the system allows no more.
     pub fn open(path: &Path) -> io::Result<FileDevice> {
-        match OpenOptions::new().read(true).write(true).open(path) {
+        match fork::open(|| OpenOptions::new().read(true).write(true).open(path)) {
             Ok(file) => Ok(Self::new(file, false)),
             Err(error)
                 if matches!(
@@ -45,13 +45,13 @@ impl FileDevice {
 
     /// Opens the file for reading only.
     pub fn open_read_only(path: &Path) -> io::Result<FileDevice> {
-        Ok(Self::new(File::open(path)?, true))
+        Ok(Self::new(fork::open(|| File::open(path))?, true))
     }
 
     /// Creates a new, empty file; one that exists is an error.
     pub fn create_new(path: &Path) -> io::Result<FileDevice> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-        Ok(Self::new(file, false))
+        let create = || OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        Ok(Self::new(fork::open(create)?, false))
     }
 
     fn new(file: File, read_only: bool) -> FileDevice {
@@ -106,12 +106,29 @@ impl FileDevice {
 
     /// Whether anybody else has a mark.
     pub fn is_marked(&self, mark: u64) -> io::Result<bool> {
-        Ok(sys::ofd_conflict(&self.file, MARKS_OFFSET | mark, 1)?.is_some())
+        self.is_any_marked(mark..mark + 1)
+    }
+
+    /// Whether anybody else has a mark of a range.
+    pub fn is_any_marked(&self, marks: Range<u64>) -> io::Result<bool> {
+        if marks.is_empty() {
+            return Ok(false);
+        }
+        let (start, len) = (MARKS_OFFSET | marks.start, marks.end - marks.start);
+        Ok(sys::ofd_conflict(&self.file, start, len)?.is_some())
     }
 
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
+    }
+}
+
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        // A child that is made before the descriptor is closed gets a copy of it, but no locks.
+        let _ = sys::ofd_lock(&self.file, 0, 0, sys::Lock::Release);
+        fork::forget(&self.file);
     }
 }
 

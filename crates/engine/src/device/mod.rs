@@ -15,6 +15,7 @@
 //! * nothing changes that was not written. Where it does, reads find it by its checksum.
 
 mod file;
+mod fork;
 mod memory;
 mod syncs;
 mod sys;

@@ -8,6 +8,10 @@
 //! was last committed. Its user may know better what he changed than that it is gone, so from then on
 //! a commit succeeds only if it changes nothing (as when SQLite rolls back by writing the old pages
 //! again), until [`File::discard`] is called.
+//!
+//! Who says himself how long he waits for other transactions of the pool ([`File::commit_asking`],
+//! [`File::write_at_asking`]) keeps his changes when he gives up waiting, and can try again. Meanwhile memory may grow to
+//! [`WAITING_FACTOR`] times its limit. He is asked without any lock of the file being held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,11 +30,16 @@ use super::source::Committed;
 use super::write::{self, Changes};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};
-use crate::store::{Durability, State, Store, Txn};
+use crate::store::checksum::ChecksumKind;
+use crate::store::{Ask, Durability, Patience, State, Store, Txn};
 use crate::units::{FileId, Txg};
 
 /// The longest file, in bytes.
 pub const FILE_LEN_MAX: u64 = 1 << 60;
+
+/// While another transaction keeps changes from being written ahead, they may take so many times their usual memory.
+/// Beyond that, who makes them has to wait.
+pub const WAITING_FACTOR: usize = 8;
 
 /// So many bytes at the front of a file are kept at hand: SQLite's header, of which every transaction
 /// reads a part.
@@ -222,13 +231,76 @@ impl File {
 
     /// Changes the bytes at `offset`, growing the file where needed. Nothing is committed yet.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
+        if self.keep(buf, offset)? <= self.dirty_len_max {
+            return Ok(());
+        }
+        self.write_ahead(&mut self.pending())
+    }
+
+    /// The same for one who says himself how long to wait for other transactions: [`Error::Busy`] when that was not
+    /// long enough, and then all changes are dropped.
+    pub fn write_at_asking(&self, buf: &[u8], offset: u64, ask: &mut Ask<'_>) -> Result<()> {
+        let len = self.keep(buf, offset)?;
+        if len <= self.dirty_len_max {
+            return Ok(());
+        }
+        let can_wait = len <= self.dirty_len_max.saturating_mul(WAITING_FACTOR);
+        let begun = self.prepare(&mut |checksum| match can_wait {
+            true => self.store.begin_with(checksum, Patience::None),
+            false => self.store.begin_asking(checksum, ask),
+        });
+        let mut pending = self.pending();
+        match begun {
+            Ok(()) => self.write_ahead(&mut pending),
+            Err(Error::Busy) if can_wait => Ok(()),
+            Err(error) => {
+                *pending = Pending { failed: true, ..Pending::default() };
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins the transaction of the changes, unless it has begun or will never.
+    fn prepare(&self, begin: &mut dyn FnMut(ChecksumKind) -> Result<Txn>) -> Result<()> {
+        let needs_none = |pending: &Pending| pending.failed || pending.txn.is_some();
+        if needs_none(&self.pending()) {
+            return Ok(());
+        }
+        let txn = begin(self.settings()?.checksum)?;
+        let mut pending = self.pending();
+        if !needs_none(&pending) {
+            txn.park();
+            pending.txn = Some(txn);
+        }
+        Ok(())
+    }
+
+    /// Waits until the changes could be committed, as `ask` says, and does not begin to.
+    pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
+        if !self.is_dirty() || self.pending().txn.is_some() {
+            return Ok(());
+        }
+        match self.store.await_turn(&mut || false) {
+            Err(Error::Busy) if !self.changes_nothing()? => self.store.await_turn(ask),
+            Err(Error::Busy) => Ok(()),
+            free => free,
+        }
+    }
+
+    /// Whether the file is as it was committed last, in spite of its changes.
+    fn changes_nothing(&self) -> Result<bool> {
+        self.is_same(&self.pending())
+    }
+
+    /// Keeps changes in memory, and says how many bytes they are.
+    fn keep(&self, buf: &[u8], offset: u64) -> Result<usize> {
         if self.store.is_read_only() {
             return Err(self.store.refusal());
         }
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= FILE_LEN_MAX);
         let end = end.ok_or_else(|| Error::Invalid("the file would be too long".into()))?;
         if buf.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let mut pending = self.pending();
         self.dirty.store(true, Ordering::Release);
@@ -238,10 +310,7 @@ impl File {
             *pending = Pending { failed: true, ..Pending::default() };
         }
         done?;
-        if pending.units.len() * UNIT_LEN as usize > self.dirty_len_max {
-            self.write_ahead(&mut pending)?;
-        }
-        Ok(())
+        Ok(pending.units.len() * UNIT_LEN as usize)
     }
 
     fn write_units(&self, pending: &mut Pending, buf: &[u8], offset: u64, end: u64) -> Result<()> {
@@ -349,6 +418,29 @@ impl File {
         let done = self.commit_pending(&mut pending, durability);
         self.settle(&mut pending, &done);
         done
+    }
+
+    /// The same for one who says himself how long to wait for other transactions: [`Error::Busy`] when that was not
+    /// long enough, and then all changes are kept. Changes that change nothing need not wait.
+    pub fn commit_asking(&self, durability: Durability, ask: &mut Ask<'_>) -> Result<()> {
+        if self.is_dirty() {
+            let at_once = |checksum| self.store.begin_with(checksum, Patience::None);
+            match self.prepare(&mut { at_once }) {
+                Err(Error::Busy) if self.changes_nothing()? => self.discard(),
+                Err(Error::Busy) => {
+                    self.prepare(&mut |checksum| self.store.begin_asking(checksum, ask))?;
+                }
+                Err(error) => {
+                    self.settle(&mut self.pending(), &Err(Error::Busy));
+                    return Err(error);
+                }
+                Ok(()) => {}
+            }
+        }
+        match durability {
+            Durability::Durable if !self.is_dirty() => self.store.make_durable_asking(ask),
+            _ => self.commit(durability),
+        }
     }
 
     fn commit_pending(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
@@ -485,14 +577,7 @@ impl File {
 
     /// The commit after a failure: it may only confirm what is committed already.
     fn commit_nothing(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
-        let mut same = pending.txn.is_none();
-        let len = self.store.with_state(|state| self.len_in(state))?;
-        same &=
-            pending.len.is_none_or(|new| new == len) && pending.cut.is_none_or(|cut| cut >= len);
-        for (index, unit) in &pending.units {
-            same = same && self.committed_unit(*index, len)? == unit[..];
-        }
-        if !same {
+        if !self.is_same(pending)? {
             return Err(refused());
         }
         *pending = Pending::default();
@@ -505,6 +590,21 @@ impl File {
 }
 
 impl File {
+    /// Whether the changes change nothing.
+    fn is_same(&self, pending: &Pending) -> Result<bool> {
+        let len = self.store.with_state(|state| self.len_in(state))?;
+        let is_cut = pending.cut.is_some_and(|cut| cut < len);
+        if pending.txn.is_some() || is_cut || pending.len.is_some_and(|new| new != len) {
+            return Ok(false);
+        }
+        for (index, unit) in &pending.units {
+            if self.committed_unit(*index, len)? != unit[..] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn committed_unit(&self, index: u64, len: u64) -> Result<Vec<u8>> {
         self.store.with_state(|state| {
             let mut unit = vec![0; UNIT_LEN as usize];

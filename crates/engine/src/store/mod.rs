@@ -132,11 +132,15 @@ pub enum Durability {
 pub enum Patience {
     /// Until it ends; but not for ever for one of this process that is parked, which may be the caller's own.
     Endless,
-    /// So long for one of this process, which may be the caller's own; for others until they end.
+    /// So long.
     Within(Duration),
     /// Not at all.
     None,
 }
+
+/// Is asked while another transaction of the pool goes on, again and again: whether to go on waiting. It may wait a
+/// little itself.
+pub type Ask<'a> = dyn FnMut() -> bool + 'a;
 
 /// One committed state of the pool.
 #[derive(Debug)]
@@ -678,6 +682,17 @@ impl Store {
     /// Makes the state that reads see now survive a loss of power. Where another process wrote it, that
     /// takes a transaction, which must not be in progress in the same thread.
     pub fn make_durable(self: &Arc<Self>) -> Result<()> {
+        self.make_durable_in(&mut || {
+            self.begin_with(ChecksumKind::default(), Patience::Within(FOREIGN_WAIT))
+        })
+    }
+
+    /// The same for one who says himself how long to wait for others.
+    pub fn make_durable_asking(self: &Arc<Self>, ask: &mut Ask<'_>) -> Result<()> {
+        self.make_durable_in(&mut || self.begin_asking(ChecksumKind::default(), ask))
+    }
+
+    fn make_durable_in(&self, begin: &mut dyn FnMut() -> Result<Txn>) -> Result<()> {
         let target = self.guard_newest();
         if target.durable >= target.txg() || self.read_only {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
@@ -685,9 +700,7 @@ impl Store {
         if target.foreign {
             // Whoever wrote it would not learn that it is durable, and might overwrite its superblock:
             // so it becomes part of a state that says so, and that he will see before he writes.
-            let patience = Patience::Within(FOREIGN_WAIT);
-            let txn = self.begin_with(ChecksumKind::default(), patience)?;
-            return txn.commit(Durability::Durable).map(drop);
+            return begin()?.commit(Durability::Durable).map(drop);
         }
         self.sync_device()?;
         self.note_durable(&target);

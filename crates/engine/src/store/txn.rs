@@ -24,7 +24,7 @@ use super::superblock::{
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
 use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::write_buffer::WriteBuffer;
-use super::{Inside, Patience, State, Store};
+use super::{Ask, Inside, Patience, State, Store};
 use crate::codec::{self, Compression};
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};
@@ -33,8 +33,11 @@ use crate::units::{FileId, Run, Txg};
 const DIRTY_NODES_MAX: usize = 4096;
 /// Freed runs that a transaction keeps in memory before it records them.
 const FREED_RUNS_MAX: usize = 65536;
-/// How long to wait before asking for a lock of another process again.
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// How long to wait before asking for a lock of another process again, at first and at most.
+const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
+const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
+/// How long to wait for another transaction before asking again whether to go on.
+const ASK_PAUSE: Duration = Duration::from_millis(20);
 /// A transaction that has written so much, in bytes, is a large one.
 const LARGE_COMMIT_LEN: u64 = 1 << 20;
 /// A node's share when room is provided for it: its payload, header and rounding.
@@ -115,17 +118,7 @@ impl Store {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
-        self.writer.let_others_go(&*self.device, patience);
-        self.writer.enter(patience)?;
-        let locked = match patience {
-            Patience::None => self.device.try_lock_writer(),
-            Patience::Within(wait) => self.lock_writer_within(wait),
-            Patience::Endless => self.device.lock_writer().map(|()| true),
-        };
-        if !matches!(locked, Ok(true)) {
-            self.writer.leave();
-            return Err(locked.map_or_else(|error| Error::io("lock", error), |_| Error::Busy));
-        }
+        self.enter(patience)?;
         // From here on dropping the transaction gives both back.
         let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
         // Under the lock nobody commits: what is newest now stays so. It may have been taken over just
@@ -147,18 +140,70 @@ impl Store {
         Ok(txn)
     }
 
+    /// The same for one who says himself how long to wait: `ask` is called while the pool is not to be had, and
+    /// says whether to go on.
+    pub fn begin_asking(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        ask: &mut Ask<'_>,
+    ) -> Result<Txn> {
+        let mut patience = Patience::None;
+        loop {
+            match self.begin_with(checksum, patience) {
+                Err(Error::Busy) if ask() => patience = Patience::Within(ASK_PAUSE),
+                begun => return begun,
+            }
+        }
+    }
+
+    /// Waits until a transaction could begin, as `ask` says, and begins none.
+    pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        let mut patience = Patience::None;
+        loop {
+            match self.enter(patience) {
+                Err(Error::Busy) if ask() => patience = Patience::Within(ASK_PAUSE),
+                Ok(()) => {
+                    self.device.unlock_writer();
+                    self.writer.leave();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the writer gate of the process and the writer lock of the pool.
+    fn enter(&self, patience: Patience) -> Result<()> {
+        self.writer.let_others_go(&*self.device, patience);
+        self.writer.enter(patience)?;
+        let locked = match patience {
+            Patience::None => self.device.try_lock_writer(),
+            Patience::Within(wait) => self.lock_writer_within(wait),
+            Patience::Endless => self.device.lock_writer().map(|()| true),
+        };
+        if !matches!(locked, Ok(true)) {
+            self.writer.leave();
+            return Err(locked.map_or_else(|error| Error::io("lock", error), |_| Error::Busy));
+        }
+        Ok(())
+    }
+
     /// The system cannot wait for a lock only so long: ask again and again.
     fn lock_writer_within(&self, wait: Duration) -> std::io::Result<bool> {
-        let mut left = wait;
+        let (mut left, mut next) = (wait, LOCK_PAUSE_MIN);
         while !self.device.try_lock_writer()? {
             if left.is_zero() {
                 return Ok(false);
             }
-            let pause = left.min(LOCK_PAUSE);
+            let pause = left.min(next);
             if !self.device.cede() {
                 std::thread::sleep(pause);
             }
             left -= pause;
+            next = (next * 2).min(LOCK_PAUSE_MAX);
         }
         Ok(true)
     }

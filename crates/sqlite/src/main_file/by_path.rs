@@ -50,7 +50,7 @@ impl MainFile {
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         let pool_path = Path::new(OsStr::from_bytes(&location.pool));
         let fail = |error: Error| code(&error, SQLITE_CANTOPEN, Path::new(OsStr::from_bytes(path)));
-        let pool = registry::open(pool_path).map_err(fail)?;
+        let mut pool = registry::open(pool_path).map_err(fail)?;
         let found = find_or_create(pool.pool(), &location.rest, flags).map_err(fail)?;
         // SAFETY: as above.
         let open_host =
@@ -64,6 +64,9 @@ impl MainFile {
                 return Err(fail(Error::NotFound { what: "file in the pool", name }));
             }
         };
+        if snapshot.is_none() {
+            pool.enter_by(pool_path).map_err(fail)?;
+        }
         let part = open_host(id, snapshot.is_some())?;
         let mut file = MainFile::new(host, part.file, part.locks, path);
         file.host_name = Some(part.name);

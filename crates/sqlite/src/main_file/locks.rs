@@ -121,6 +121,15 @@ impl MainFile {
         }
     }
 
+    /// Whether the pool was moved away, or another is in its place. The host sees that by itself where its file is
+    /// the pool.
+    pub(super) fn has_pool_moved(&self) -> bool {
+        match &self.locks {
+            Locks::Side { side, .. } | Locks::Mark { side, .. } => side.has_pool_moved(),
+            Locks::Hosts | Locks::Unneeded => false,
+        }
+    }
+
     /// Whether the host's file is one that memory can be shared by.
     pub(super) fn can_share_memory(&self) -> bool {
         matches!(self.locks, Locks::Hosts | Locks::Side { .. })

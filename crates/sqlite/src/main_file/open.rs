@@ -13,6 +13,7 @@ use super::locks::Locks;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
 use crate::beside::{FIRST_FILE, base_path, beside_of};
+use crate::busy::BusyHandler;
 use crate::ffi::{SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY};
 use crate::host::{Host, HostFile};
 use crate::locate::locate;
@@ -77,6 +78,10 @@ impl MainFile {
             checkpoint: Checkpoint::Open,
             wal_index: None,
             backfilled: 0,
+            has_log_lock: false,
+            announced: false,
+            published: false,
+            busy: BusyHandler::default(),
         }
     }
 
@@ -152,7 +157,7 @@ impl MainFile {
     }
 
     /// Uses the only file of a pool from now on.
-    pub(super) fn attach(&mut self, pool: PoolUse) -> Result<()> {
+    pub(super) fn attach(&mut self, mut pool: PoolUse) -> Result<()> {
         pool.pool().refresh()?;
         // A pool whose creation was cut short has not even a root.
         if pool.pool().list()?.is_empty() && pool.pool().attributes(ROOT).is_err() {
@@ -164,6 +169,7 @@ impl MainFile {
             Error::Corrupt { .. } | Error::Io { .. } => error,
             error => Error::Invalid(format!("{error}; as in {}/app.db", self.path.display())),
         })?;
+        pool.enter_by(&self.path)?;
         let pool_path = self.path.as_os_str().as_bytes().to_vec();
         let generation = pool.pool().generation(entry.file)?;
         let name = self.note_name(beside_of(&pool_path, entry.file, generation))?;

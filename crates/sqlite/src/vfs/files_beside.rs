@@ -9,6 +9,7 @@ use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::inside;
 use crate::journal::Journal;
+use crate::locate::locate;
 use crate::super_journal::SuperJournal;
 
 /// What kinds of files lie beside a database.
@@ -43,12 +44,17 @@ pub(super) unsafe fn open_beside(
         Companion::There(there) => there.as_ptr(),
     };
     if flags & SQLITE_OPEN_MAIN_JOURNAL != 0 && flags & SQLITE_OPEN_READONLY == 0 && !is_hosts {
+        // SAFETY: the caller vouches for the name.
+        let path = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let database = beside::split(path).map_or(path, |(database, _)| database);
+        let location = locate(host, database);
+        let pool = location.as_ref().map_or(database, |location| &location.pool);
         // SAFETY: both names end with a NUL byte. What a journal needs of it is copied, or belongs to a
         // database that is open longer.
         let (journal, flags) = unsafe {
             match is_journal_on_disk(host, host_name)? {
-                true => Journal::open(host, host_name, flags)?,
-                false => (Journal::new(host, CStr::from_ptr(host_name)), flags),
+                true => Journal::open(host, host_name, pool, flags)?,
+                false => (Journal::new(host, CStr::from_ptr(host_name), pool), flags),
             }
         };
         let journal = match companion {

@@ -149,6 +149,14 @@ impl Disk {
         bytes.len() > len_max || !self.files[*file].pending.is_empty()
     }
 
+    /// Whether a journal that is there has writes that wait for a sync.
+    pub fn has_unsynced_journal(&self) -> bool {
+        let waits = |file: &Medium| file.class == Class::Journal && !file.pending.is_empty();
+        let mut names = self.names.clone();
+        self.pending_names.iter().for_each(|op| apply_name(&mut names, op));
+        names.values().any(|file| waits(&self.files[*file]))
+    }
+
     /// Replays one operation.
     pub fn apply(&mut self, op: &Op) {
         match op {

@@ -40,6 +40,8 @@ const EACH_PLACES: &str = "40";
 const LOG_SEEDS: u64 = 20;
 /// And for when journals count.
 const JOURNAL_SEEDS: u64 = 10;
+/// Losses of power at each operation of a transaction across a pool that is not synced and others.
+const UNSYNCED_TRIES: u64 = 2;
 /// For data of pools that are decompressed, in the children.
 const CACHE_BYTES: &str = "8000000";
 
@@ -58,6 +60,7 @@ fn child_role() {
         "fault" => fault_role(&scratch),
         "log" => log_role(&scratch),
         "journal" => journal_role(&scratch),
+        "unsynced" => unsynced_role(&scratch),
         other => panic!("role {other}"),
     }
 }
@@ -303,4 +306,89 @@ fn journal_role(scratch: &Scratch) {
         }
     }
     assert!(moved >= JOURNAL_SEEDS, "{moved} journals");
+}
+
+/// Of three databases one has `synchronous=OFF`: what it is rolled back from by the super-journal that binds the three
+/// together is durable all the same, before anything relies on it; and a transaction on its own needs nothing on disk.
+#[test]
+fn journals_of_unsynced_databases_are_durable_beside_synced_ones() {
+    in_child("unsynced", &[]);
+}
+
+fn unsynced_role(scratch: &Scratch) {
+    for mode in ["delete", "truncate", "persist"] {
+        unsynced(scratch, mode);
+    }
+}
+
+fn unsynced(scratch: &Scratch, mode: &str) {
+    const NAMES: [&str; 3] = ["a.hpk", "b.hpk", "c.hpk"];
+    let at = |name: &str| scratch.directory.join(name);
+    let insert = |schema: &str, n: u64| {
+        format!(
+            "insert into {schema}.t values({n}, printf('%.9000c', 'x'));
+             update {schema}.t set b = hex(randomblob(3000));"
+        )
+    };
+    let count = |name: &str| -> rusqlite::Result<(i64, String)> {
+        let db = common::try_open(&at(name), "&hardpack_background_cpu=0%25")?;
+        let count = db.query_row("select count(*) from t", [], |row| row.get(0))?;
+        Ok((count, db.query_row("pragma integrity_check", [], |row| row.get(0))?))
+    };
+    verify::materialise(&scratch.directory, &disk::Image::new());
+    let open_all = || {
+        let db = common::try_open(&at("a.hpk"), "&hardpack_background_cpu=0%25").unwrap();
+        for (name, schema) in NAMES.iter().zip(["main", "b", "c"]) {
+            if schema != "main" {
+                let uri = common::uri(&at(name), "&hardpack_background_cpu=0%25");
+                common::run(&db, &format!("attach '{uri}' as {schema}"));
+            }
+            common::run(&db, &format!("pragma {schema}.journal_mode={mode}"));
+        }
+        db
+    };
+    let db = open_all();
+    for schema in ["main", "b", "c"] {
+        common::run(&db, &format!("create table {schema}.t(a integer primary key, b)"));
+        common::run(&db, &insert(schema, 1));
+    }
+    drop(db);
+    let base = recorder::start(&scratch.directory);
+    let db = open_all();
+    common::run(&db, "pragma c.synchronous=off");
+    for n in 2..5 {
+        let all: String = ["main", "b", "c"].map(|schema| insert(schema, n)).concat();
+        common::run(&db, &format!("begin;{all}commit"));
+        common::run(&db, &format!("update c.t set b = {n}; delete from c.t where a > {n}"));
+    }
+    drop(db);
+    let trace = recorder::finish();
+    let (mut state, mut random) = (disk::Disk::new(&base), Random::new(8));
+    let mut super_journals = 0;
+    for (index, op) in trace.iter().enumerate() {
+        let context = format!("{mode}, operation {index}, {}", run::name(op));
+        if let disk::Op::Write(file, 0, bytes) = op {
+            let is_journal = state.class(*file) == disk::Class::Journal;
+            let counts = is_journal && bytes.starts_with(&run::JOURNAL_MAGIC);
+            assert!(
+                !counts || !state.has_unsynced(op, 12),
+                "it counts before it is durable: {context}"
+            );
+        }
+        if matches!(op, disk::Op::Unlink(name) if name.contains("-mj")) {
+            super_journals += 1;
+            assert!(!state.has_unsynced_journal(), "the name of its end is not durable: {context}");
+        }
+        state.apply(op);
+        for _ in 0..UNSYNCED_TRIES {
+            let image = state.crash(&mut random, 512);
+            verify::materialise(&scratch.directory, &image);
+            let found = NAMES.map(|name| count(name).unwrap_or_else(|e| panic!("{context}: {e}")));
+            assert!(found.iter().all(|(_, text)| text == "ok"), "{context}: {found:?}");
+            let [a, b, c] = found.map(|(count, _)| count);
+            // What is not synced may be lost, but is never ahead of what it was committed with.
+            assert!(a == b && c <= a, "{context}: {a}, {b} and {c} rows");
+        }
+    }
+    assert_eq!(super_journals, 3);
 }

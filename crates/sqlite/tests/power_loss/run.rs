@@ -19,7 +19,7 @@ const SECOND_LIFE_CRASHES: u64 = 12;
 const SECTORS: [usize; 2] = [512, 4096];
 /// What the header of a journal begins with (SQLite's file format, section 3), and where it goes on behind the
 /// number of pages.
-const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+pub const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const JOURNAL_COUNT_LEN: usize = 12;
 
 /// What was done.

@@ -1,0 +1,342 @@
+//! One transaction of a pool at a time: who waits for his turn waits as long as his busy handler says, is told
+//! "busy" and nothing else, and has lost nothing. And nobody waits for the dead: a child that was forked has no lock
+//! of its parent.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Role, open, run, text, value};
+use rusqlite::{Connection, ErrorCode};
+
+/// Longer than any machine needs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Short enough that a test may wait it out.
+const SHORT: Duration = Duration::from_millis(100);
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    match role.as_str() {
+        "holder" => {
+            let db = open(&common::path_argument(0));
+            stream(&db);
+            common::report("streaming");
+            while !common::path_argument(1).exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            run(&db, "commit");
+        }
+        other => panic!("role {other}"),
+    }
+}
+
+/// Begins a transaction that has the pool from now on: it writes more than the engine keeps in memory.
+fn stream(db: &Connection) {
+    run(db, "create table if not exists large(a, b); pragma cache_size=5; begin");
+    run(
+        db,
+        "insert into large select 1, zeroblob(20000000); insert into large select 2, zeroblob(20000000)",
+    );
+}
+
+/// A pool with two databases, each with a table.
+struct Home {
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    fn new() -> Home {
+        let home = Home { dir: tempfile::tempdir().unwrap() };
+        common::make_pool(&home.pool(), &[]);
+        for name in ["a.db", "b.db", "c.db"] {
+            run(&open(&home.at(name)), "create table t(a); insert into t values(1)");
+        }
+        home
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool.hpk")
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.pool().join(path)
+    }
+
+    /// Another process that has the pool, until `signal` is there.
+    fn holder(&self, signal: &Path) -> Role {
+        let mut holder =
+            Role::start("holder", &[&self.at("a.db").to_string_lossy(), &signal.to_string_lossy()]);
+        holder.expect("streaming");
+        holder
+    }
+}
+
+fn code(done: rusqlite::Result<()>) -> Option<ErrorCode> {
+    done.unwrap_err().sqlite_error_code()
+}
+
+fn rows(db: &Connection) -> i64 {
+    value(db, "select count(*) from t")
+}
+
+/// COMMIT says busy and leaves the transaction as it is: it can be committed later, or rolled back, which waits for
+/// nobody. `before` is what makes it what it is.
+fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
+    for (end, expected) in [("commit", 2), ("rollback", 1)] {
+        let home = Home::new();
+        let release = holder(&home);
+        let db = open(&home.at("b.db"));
+        run(&db, before);
+        db.busy_timeout(SHORT).unwrap();
+        let begun = db.execute_batch("begin; insert into t values(2); update t set a = a + 10");
+        assert!(begun.is_ok(), "{before}: {begun:?}");
+        for _ in 0..2 {
+            assert_eq!(code(db.execute_batch("commit")), Some(ErrorCode::DatabaseBusy), "{before}");
+            assert!(!db.is_autocommit(), "{before}");
+            assert_eq!(rows(&db), 2, "{before}");
+        }
+        if end == "rollback" {
+            db.busy_timeout(PATIENCE * 10).unwrap();
+            run(&db, "rollback");
+            assert_eq!(text(&db, "select group_concat(a) from t"), "1", "{before}");
+            db.busy_timeout(SHORT).unwrap();
+        }
+        release();
+        if end == "commit" {
+            run(&db, "commit");
+            assert_eq!(text(&db, "select group_concat(a) from t"), "11,12", "{before}");
+        }
+        common::assert_integrity(&db);
+        run(&db, "begin; insert into t values(3); commit");
+        drop(db);
+        let db = open(&home.at("b.db"));
+        assert_eq!(rows(&db), expected + 1, "{before}");
+        common::assert_integrity(&db);
+        drop(db);
+        common::assert_pool_is_clean(&home.pool());
+    }
+}
+
+/// Each way in which SQLite ends a transaction.
+const WAYS: [&str; 3] = [
+    "pragma synchronous=full",
+    "pragma synchronous=off",
+    "pragma journal_mode=persist; pragma synchronous=normal",
+];
+
+#[test]
+fn a_transaction_of_the_same_process_makes_others_busy() {
+    for before in &WAYS {
+        busy_and_again(before, &|home| {
+            let holder = open(&home.at("a.db"));
+            stream(&holder);
+            Box::new(move || run(&holder, "rollback"))
+        });
+    }
+}
+
+#[test]
+fn a_transaction_of_another_process_makes_others_busy() {
+    for before in &WAYS[..2] {
+        busy_and_again(before, &|home| {
+            let signal = home.dir.path().join("signal");
+            let holder = home.holder(&signal);
+            Box::new(move || {
+                std::fs::write(&signal, "").unwrap();
+                holder.finish();
+            })
+        });
+    }
+}
+
+/// Where the exclusive lock was taken before, xSync is the first to find the pool taken.
+#[test]
+fn a_transaction_that_spilled_is_told_that_the_pool_is_busy() {
+    let spilled = "pragma cache_size=2; pragma cache_spill=on";
+    for (end, expected) in [("commit", 401), ("rollback", 1)] {
+        for synchronous in ["full", "off"] {
+            let home = Home::new();
+            let db = open(&home.at("b.db"));
+            run(&db, spilled);
+            run(&db, &format!("pragma synchronous={synchronous}"));
+            db.busy_timeout(SHORT).unwrap();
+            run(
+                &db,
+                "begin; with recursive c(i) as (select 2 union all select i + 1 from c where i < 401)
+                 insert into t select printf('%d%.2000c', i, 'x') from c",
+            );
+            let holder = open(&home.at("a.db"));
+            stream(&holder);
+            for _ in 0..2 {
+                assert_eq!(code(db.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
+                assert!(!db.is_autocommit());
+            }
+            if end == "commit" {
+                run(&holder, "commit");
+                run(&db, "commit");
+            } else {
+                run(&db, "rollback");
+                run(&holder, "rollback");
+            }
+            common::assert_integrity(&db);
+            assert_eq!(rows(&db), expected);
+            drop(db);
+            assert_eq!(rows(&open(&home.at("b.db"))), expected);
+            common::assert_integrity(&holder);
+            drop(holder);
+            common::assert_pool_is_clean(&home.pool());
+        }
+    }
+}
+
+/// A checkpoint is put off, and closing the database last keeps the log of what it could not copy.
+#[test]
+fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
+    let home = Home::new();
+    let holder = open(&home.at("a.db"));
+    let db = open(&home.at("b.db"));
+    run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=1");
+    stream(&holder);
+    db.busy_timeout(SHORT).unwrap();
+    for n in 2..6 {
+        run(&db, &format!("insert into t values({n})"));
+    }
+    let checkpoint = db.execute_batch("pragma wal_checkpoint(truncate)");
+    assert_eq!(code(checkpoint), Some(ErrorCode::DatabaseBusy));
+    drop(db);
+    let db = open(&home.at("b.db"));
+    assert_eq!(rows(&db), 5);
+    run(&holder, "rollback");
+    run(&db, "pragma wal_checkpoint(truncate)");
+    drop(db);
+    let db = open(&home.at("b.db"));
+    assert_eq!(rows(&db), 5);
+    common::assert_integrity(&db);
+}
+
+/// Two transactions that are too large to wait in memory: the second is told, and goes on when the first has ended.
+#[test]
+fn a_second_large_transaction_waits_in_memory() {
+    let home = Home::new();
+    let (first, second) = (open(&home.at("a.db")), open(&home.at("b.db")));
+    run(&second, "create table large(a, b)");
+    stream(&first);
+    second.busy_timeout(SHORT).unwrap();
+    run(&second, "pragma cache_size=5; begin; insert into large select 2, zeroblob(40000000)");
+    assert_eq!(code(second.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
+    run(&first, "commit");
+    run(&second, "commit");
+    for db in [&first, &second] {
+        common::assert_integrity(db);
+        assert!(value::<i64>(db, "select count(*) from large") > 0);
+    }
+}
+
+static ASKED: AtomicI32 = AtomicI32::new(0);
+
+/// A handler of the program's own is asked, and counts as it does for SQLite's locks.
+#[test]
+fn a_busy_handler_is_asked_about_the_pool() {
+    fn handler(count: i32) -> bool {
+        ASKED.fetch_max(count + 1, Ordering::Relaxed);
+        count < 7
+    }
+    let home = Home::new();
+    let holder = open(&home.at("a.db"));
+    stream(&holder);
+    let mut db = open(&home.at("b.db"));
+    db.busy_handler(Some(handler)).unwrap();
+    assert_eq!(code(db.execute_batch("insert into t values(2)")), Some(ErrorCode::DatabaseBusy));
+    assert_eq!(ASKED.load(Ordering::Relaxed), 8);
+    assert!(db.is_autocommit());
+    assert_eq!(rows(&db), 1);
+    let setting = db.execute_batch("pragma hardpack_compression='lz4'");
+    assert_eq!(code(setting), Some(ErrorCode::DatabaseBusy));
+    run(&holder, "rollback");
+    run(&db, "insert into t values(2)");
+    assert_eq!(rows(&db), 2);
+}
+
+/// A process that forked without exec in the middle of a large transaction is killed: the pool is free at once, though
+/// its child lives on.
+#[test]
+fn a_killed_parent_leaves_no_lock_to_its_child() {
+    let home = Home::new();
+    let script = r#"
+import os, sqlite3, sys, time
+library, path, mark = sys.argv[1:]
+loader = sqlite3.connect(':memory:')
+loader.enable_load_extension(True)
+loader.load_extension(library)
+db = sqlite3.connect(f'file:{path}?vfs=hardpack', uri=True, isolation_level=None)
+db.execute('pragma cache_size=5')
+db.execute('create table large(b)')
+db.execute('begin')
+db.execute('insert into large select hex(randomblob(20000000))')
+child = os.fork()
+if child == 0:
+    # What it inherited leads nowhere, and its end changes nothing.
+    try:
+        db.execute('select count(*) from large').fetchone()
+        db.execute('commit')
+    except sqlite3.Error:
+        pass
+    print(os.getpid(), flush=True)
+    while os.path.exists(mark):
+        time.sleep(0.01)
+    os._exit(0)
+os.waitpid(child, 0)
+"#;
+    let mark = home.dir.path().join("mark");
+    std::fs::write(&mark, "").unwrap();
+    let mut parent = Command::new("/usr/bin/python3")
+        .args(["-c", script])
+        .arg(common::library())
+        .arg(home.at("a.db"))
+        .arg(&mark)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("the Debian package python3 is installed");
+    let mut line = String::new();
+    let mut lines = std::io::BufReader::new(parent.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+    let child: i32 = line.trim().parse().unwrap();
+    let db = open(&home.at("b.db"));
+    db.busy_timeout(SHORT).unwrap();
+    // While the parent lives, the pool is his, whatever his child does.
+    assert_eq!(code(db.execute_batch("insert into t values(2)")), Some(ErrorCode::DatabaseBusy));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    assert!(Path::new(&format!("/proc/{child}")).exists());
+    run(&db, "insert into t values(2)");
+    // Nor has the child any mark of the database that its parent had open.
+    let device = hardpack_engine::device::FileDevice::open(&home.pool()).unwrap();
+    let number = number_of(&home, "a.db");
+    assert!(!device.is_marked(number).unwrap(), "the child shares its parent's mark");
+    std::mem::forget(device);
+    assert!(Path::new(&format!("/proc/{child}")).exists());
+    drop(db);
+    std::fs::remove_file(&mark).unwrap();
+    let started = Instant::now();
+    while Path::new(&format!("/proc/{child}/fd/0")).exists() && started.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(rows(&open(&home.at("b.db"))), 2);
+    assert_eq!(rows(&open(&home.at("a.db"))), 1);
+}
+
+/// The number of a database in the pool.
+fn number_of(home: &Home, path: &str) -> u64 {
+    let device = hardpack_engine::device::FileDevice::open_read_only(&home.pool()).unwrap();
+    let device = std::sync::Arc::new(device);
+    let options = hardpack_engine::pool::Options::new(1 << 20);
+    let pool =
+        hardpack_engine::pool::Pool::open(std::sync::Arc::clone(&device) as _, options).unwrap();
+    // Its descriptor stays open: this process has the pool's databases open too.
+    std::mem::forget(device);
+    pool.resolve(path.as_bytes()).unwrap().file.0
+}
