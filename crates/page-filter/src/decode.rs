@@ -25,7 +25,7 @@ pub(super) struct Group {
     pub(super) kind: u8,
     pub(super) column_count: usize,
     pub(super) row_count: usize,
-    page_count: usize,
+    pub(super) page_count: usize,
     pub(super) row_ids: Vec<i64>,
     pub(super) children: Vec<i64>,
     /// The rows whose payloads are not whole in their cells.
