@@ -12,7 +12,7 @@ use crate::test_common::{Rng, options, problems};
 /// How many losses of power there are for each stream.
 const CRASH_COUNT: usize = 24;
 
-fn small() -> ReceiveOptions {
+fn small() -> ReceiveOptions<'static> {
     ReceiveOptions { batch_len: 6_000, ..ReceiveOptions::default() }
 }
 
