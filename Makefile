@@ -1,7 +1,7 @@
 # Two commands are enough: `make demo` shows what Hardpack does, `make test` tests it.
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test lint bench crash torture sqlite-suite fuzz packages clean
+.PHONY: build demo test lint bench crash schedules torture sqlite-suite fuzz packages clean
 
 # Builds the command line (target/release/hardpack) and the SQLite extension (…/libhardpack.so).
 build: packages
@@ -35,6 +35,11 @@ bench: build
 crash: packages
 	HARDPACK_CRASH_STATES=1000000 cargo test --release --locked -p hardpack-engine --test crash -- --nocapture
 	HARDPACK_VFS_CRASH_STATES=200000 cargo test --release --locked -p hardpack-sqlite --test power_loss -- --nocapture
+
+# Processes, threads and commands that use one pool, in many more orders than `make test` has time for: some minutes. It
+# prints the seeds of those that went wrong.
+schedules: packages
+	HARDPACK_SCHEDULES=20000 cargo test --locked -p hardpack-cli --test schedules
 
 # Real processes killed, full disks, power cuts: half an hour, all of it as root. TORTURE passes options on.
 torture: build
