@@ -27,6 +27,8 @@ const END: &str = "<!-- uses: end -->";
 const TARGETS: [&str; 2] = ["x.db", "y.db"];
 /// Whoever waits longer waits until the other is done.
 const PATIENCE_MS: u64 = 100_000;
+/// Follows what is wrong.
+const WRONG: &str = " **!**";
 /// What took longer waited.
 const AT_ONCE_MS: u64 = 200;
 
@@ -275,7 +277,7 @@ fn cell(outcome: &Outcome, reasons: &mut Vec<String>) -> String {
         let _ = write!(text, " ({})", outcome.other);
     }
     if outcome.wrong.is_some() {
-        text += " **!**";
+        text += WRONG;
     }
     text
 }
@@ -337,6 +339,9 @@ fn table(found: &Found) -> String {
     text.push('\n');
     for (at, reason) in reasons.iter().enumerate() {
         let _ = writeln!(text, "* *{}*: {reason}", letter(at));
+    }
+    if text.contains(WRONG) {
+        text += "\n**!** marks what is not as it should be: a defect that is known and not mended yet.\n";
     }
     format!("{head}\n{text}")
 }
