@@ -36,9 +36,11 @@ crash: packages
 	HARDPACK_CRASH_STATES=1000000 cargo test --release --locked -p hardpack-engine --test crash -- --nocapture
 	HARDPACK_VFS_CRASH_STATES=200000 cargo test --release --locked -p hardpack-sqlite --test power_loss -- --nocapture
 
-# Many orders of the steps of threads and processes.
+# Threads, processes and commands that use one pool, in many more orders than `make test` has time for: some minutes. It
+# prints the seeds of those that went wrong.
 schedules: packages
 	HARDPACK_SCHEDULES=20000 cargo test --release --locked -p hardpack-engine --test schedules -- --nocapture
+	HARDPACK_SCHEDULES=20000 cargo test --locked -p hardpack-cli --test schedules
 
 # Real processes killed, full disks, power cuts: half an hour, all of it as root. TORTURE passes options on.
 torture: build

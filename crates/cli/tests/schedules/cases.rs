@@ -1,0 +1,70 @@
+//! Orders that are told: of two threads, one is stopped before each of its calls in turn, and the other goes first.
+
+use super::is_open;
+use super::pools::{self, Start};
+use super::worker;
+use super::world::World;
+
+/// More calls than any of these threads makes.
+const STEP_COUNT_MAX: u64 = 400;
+
+/// A thread opens and reads a database; before its call number `at`, another thread of the process begins to write. Says
+/// what is wrong, and whether there was such a call.
+fn a_thread_comes_between(mode: &str, at: u64) -> Result<bool, String> {
+    let made = pools::new_directory(mode, Start::Worked);
+    let mut world = World::new(made.directory.path(), at);
+    let reads = "pause\nopen x p.hpk/y.db\nread x\nend x\nclose x";
+    let writes = "pause\nopen x p.hpk/y.db\nbegin x\nput x one\npause\ncommit x";
+    let both = world.start("both", &mut worker::command(&format!("{reads}\n---\n{writes}")));
+    world.run_to_pause(both);
+    let [reader, writer] = world.paused_threads(both)[..] else {
+        return Err(format!("not two threads\n{}", world.history()));
+    };
+    world.resume_thread(reader);
+    let is_such_a_call = world.run_thread(reader, at) == at;
+    world.resume_thread(writer);
+    // Each may have to wait for the other.
+    for thread in [writer, reader, writer] {
+        world.run_thread(thread, STEP_COUNT_MAX);
+    }
+    let other = world
+        .start("other", &mut worker::command("open x p.hpk/y.db\nbegin x\nput x two\ncommit x"));
+    world.run_one(other, 3_600_000, &mut |_| false);
+    let said: Vec<String> =
+        [both, other].iter().flat_map(|w| world.said(*w)).map(String::from).collect();
+    let has = |line: &str| said.iter().any(|said| said == line);
+    if !has("ok begin x") {
+        // The reader, stopped as it closes the database, kept the writer out.
+        return Ok(is_such_a_call);
+    }
+    if !has("ok put x one") || !has("busy begin x") {
+        return Err(format!("two processes write\n{}", world.history()));
+    }
+    world.resume(both);
+    world.run_all(&super::world::Order::Random(0), &mut |_| {})?;
+    if !world.said(both).contains(&"ok commit x") {
+        return Err(format!("the commit failed\n{}", world.history()));
+    }
+    let tokens = pools::tokens(&world.dir().join("p.hpk/y.db"))?;
+    match tokens.contains("one") && !tokens.contains("two") {
+        true => Ok(is_such_a_call),
+        false => Err(format!("{tokens:?}\n{}", world.history())),
+    }
+}
+
+#[test]
+fn a_thread_that_opens_takes_nothing_from_one_that_writes() {
+    for mode in ["delete", "wal"] {
+        for at in 0..STEP_COUNT_MAX {
+            match a_thread_comes_between(mode, at) {
+                Ok(true) => {}
+                Ok(false) => {
+                    assert!(at > 5, "only {at} calls");
+                    break;
+                }
+                Err(text) if is_open(5) => println!("{mode}, before call {at}: {text}"),
+                Err(text) => panic!("{mode}, before call {at}: {text}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Stops the threads of other processes before each system call that matters, by `ptrace` and a seccomp filter, so
+//! that somebody else decides who goes on. Nothing of the programs is changed for it: their locks, forks and files
+//! are the system's own.
+//!
+//! * The thread that starts a process traces it, and is the only one that may ask for anything here.
+//! * A stopped thread has not made its call yet. It can be let go, or told a result without making the call.
+//! * The page with which the system tells the time without a call is hidden from the processes, so that time too
+//!   can be told by whoever decides; addresses are the same in every run.
+
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+use libc::{c_int, c_long, pid_t, user_regs_struct};
+
+/// The calls before which a thread stops.
+const CALLS: &[c_long] = &[
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_close,
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_link,
+    libc::SYS_linkat,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_gettimeofday,
+    libc::SYS_time,
+    libc::SYS_getrandom,
+    libc::SYS_sched_yield,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+/// Where a filter finds the number of the call.
+const NUMBER_OFFSET: u32 = 0;
+const OPTIONS: c_int = libc::PTRACE_O_TRACESECCOMP
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEFORK
+    | libc::PTRACE_O_EXITKILL
+    | libc::PTRACE_O_TRACESYSGOOD;
+const TRAP_OF_CALL: c_int = libc::SIGTRAP | 0x80;
+/// The vector that the system puts above the environment of a new process.
+const AT_SYSINFO_EHDR: u64 = 33;
+const AT_IGNORE: u64 = 1;
+/// How often to ask at once for a thread that runs, how often at all, and how long to wait in between.
+const ASK_AT_ONCE: u32 = 100;
+const ASK_MAX: u32 = 1_000_000;
+const ASK_PAUSE: Duration = Duration::from_micros(50);
+const STACK_LEN_MAX: usize = 256 << 10;
+
+/// Why a thread no longer runs.
+#[derive(Debug)]
+pub enum Stop {
+    /// It is about to make a call.
+    Call(user_regs_struct),
+    /// It has made a thread or a process.
+    Born(pid_t),
+    /// It is gone, with a status as of `wait`.
+    Gone(c_int),
+}
+
+/// The threads that were seen before whoever made them said so.
+#[derive(Debug, Default)]
+pub struct Tracer {
+    early: BTreeSet<pid_t>,
+}
+
+fn fail(what: &str) -> ! {
+    panic!("{what}: {}", io::Error::last_os_error());
+}
+
+fn request(what: c_int, tid: pid_t, address: u64, data: u64) -> c_long {
+    // SAFETY: the requests used here take numbers, or the address of registers that outlive the call.
+    unsafe { libc::ptrace(what as _, tid, address as *mut c_void, data as *mut c_void) }
+}
+
+fn statement(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+fn filter() -> Vec<libc::sock_filter> {
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let mut program = vec![statement(load, 0, 0, NUMBER_OFFSET)];
+    for (index, call) in CALLS.iter().enumerate() {
+        let to_trace = (CALLS.len() - index) as u8;
+        program.push(statement(equal, to_trace, 0, *call as u32));
+    }
+    program.push(statement(answer, 0, 0, libc::SECCOMP_RET_ALLOW));
+    program.push(statement(answer, 0, 0, libc::SECCOMP_RET_TRACE));
+    program
+}
+
+impl Tracer {
+    /// Starts a process, which stops before its first instruction. Returns its number.
+    pub fn start(&mut self, command: &mut Command) -> pid_t {
+        let program = filter();
+        let prepare = move || {
+            let filter =
+                libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+            let results = [
+                // SAFETY: plain calls; the filter outlives the last one.
+                unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as _) } as c_long,
+                request(libc::PTRACE_TRACEME as _, 0, 0, 0),
+                // SAFETY: as above.
+                unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } as c_long,
+                // SAFETY: as above.
+                unsafe {
+                    libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
+                } as c_long,
+            ];
+            match results.contains(&-1) {
+                true => Err(io::Error::last_os_error()),
+                false => Ok(()),
+            }
+        };
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe { command.pre_exec(prepare) };
+        let child = command.spawn().expect("the system lets a process be traced");
+        let pid = child.id() as pid_t;
+        assert!(libc::WIFSTOPPED(self.wait(pid)), "the process did not stop at its start");
+        if request(libc::PTRACE_SETOPTIONS as _, pid, 0, OPTIONS as u64) == -1 {
+            fail("cannot trace");
+        }
+        hide_clock(pid);
+        pid
+    }
+
+    /// Waits for a thread to stop or end, and does not believe that it takes for ever.
+    fn wait(&self, tid: pid_t) -> c_int {
+        let (mut status, mut asked) = (0, 0);
+        loop {
+            // SAFETY: the status outlives the call.
+            let waited = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::WNOHANG) };
+            if waited == tid {
+                return status;
+            }
+            if waited != 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                fail("cannot wait");
+            }
+            asked += 1;
+            match asked {
+                ..ASK_AT_ONCE => std::thread::yield_now(),
+                ..ASK_MAX => std::thread::sleep(ASK_PAUSE),
+                _ => {
+                    let call = std::fs::read_to_string(format!("/proc/{tid}/syscall"));
+                    panic!("thread {tid} waits in the system: {call:?}");
+                }
+            }
+        }
+    }
+
+    /// Lets a stopped thread go until it stops again.
+    pub fn go(&mut self, tid: pid_t) -> Stop {
+        let mut signal = 0;
+        loop {
+            if request(libc::PTRACE_CONT as _, tid, 0, signal as u64) == -1 {
+                // Killed a moment ago.
+                return Stop::Gone(self.wait(tid));
+            }
+            let status = self.wait(tid);
+            if !libc::WIFSTOPPED(status) {
+                return Stop::Gone(status);
+            }
+            signal = 0;
+            match (status >> 16, libc::WSTOPSIG(status)) {
+                (libc::PTRACE_EVENT_SECCOMP, _) => return Stop::Call(registers(tid)),
+                (libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK, _) => {
+                    let mut born: u64 = 0;
+                    request(libc::PTRACE_GETEVENTMSG as _, tid, 0, &raw mut born as u64);
+                    let born = born as pid_t;
+                    if !self.early.remove(&born) {
+                        assert!(libc::WIFSTOPPED(self.wait(born)), "a new thread did not stop");
+                    }
+                    return Stop::Born(born);
+                }
+                (0, libc::SIGTRAP | libc::SIGSTOP) => {}
+                (_, other) => signal = other,
+            }
+        }
+    }
+
+    /// Lets a thread make the call it is stopped before, with these registers, and stops it behind that. Returns the result.
+    pub fn call(&mut self, tid: pid_t, registers: &user_regs_struct) -> i64 {
+        set_registers(tid, registers);
+        if request(libc::PTRACE_SYSCALL as _, tid, 0, 0) == -1 {
+            fail("cannot let a call be made");
+        }
+        let status = self.wait(tid);
+        assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == TRAP_OF_CALL, "{status:x}");
+        self::registers(tid).rax as i64
+    }
+
+    /// The threads, of which the last is the first of its process, end: returns the status of that.
+    pub fn bury(&mut self, tids: &[pid_t]) -> c_int {
+        let mut status = 0;
+        for tid in tids {
+            loop {
+                status = self.wait(*tid);
+                if !libc::WIFSTOPPED(status) {
+                    break;
+                }
+                request(libc::PTRACE_CONT as _, *tid, 0, 0);
+            }
+        }
+        status
+    }
+}
+
+/// Kills a process.
+pub fn kill(pid: pid_t) {
+    // SAFETY: a plain call.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// Lets a thread go on without waiting for it.
+pub fn release(tid: pid_t) {
+    request(libc::PTRACE_CONT as _, tid, 0, 0);
+}
+
+fn registers(tid: pid_t) -> user_regs_struct {
+    // SAFETY: registers are numbers.
+    let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
+    if request(libc::PTRACE_GETREGS as _, tid, 0, &raw mut registers as u64) == -1 {
+        fail("cannot read registers");
+    }
+    registers
+}
+
+/// Sets the registers of a stopped thread.
+pub fn set_registers(tid: pid_t, registers: &user_regs_struct) {
+    if request(libc::PTRACE_SETREGS as _, tid, 0, registers as *const _ as u64) == -1 {
+        fail("cannot set registers");
+    }
+}
+
+/// Gives a thread a result for the call it is stopped before, which is not made.
+pub fn answer(tid: pid_t, registers: &user_regs_struct, result: i64) {
+    set_registers(tid, &user_regs_struct { orig_rax: u64::MAX, rax: result as u64, ..*registers });
+}
+
+/// Memory of a stopped thread, or the front of it that can be read.
+pub fn read(tid: pid_t, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; len];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: len };
+    // SAFETY: the system writes no more than the local length, and checks the other side.
+    let done = unsafe { libc::process_vm_readv(tid, &local, 1, &remote, 1, 0) };
+    bytes.truncate(done.max(0) as usize);
+    bytes
+}
+
+/// Writes to the memory of a stopped thread.
+pub fn write(tid: pid_t, address: u64, bytes: &[u8]) {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the system only reads the local side, and checks the other.
+    let done = unsafe { libc::process_vm_writev(tid, &local, 1, &remote, 1, 0) };
+    assert_eq!(done, bytes.len() as isize, "cannot write memory");
+}
+
+/// A string of a stopped thread.
+pub fn read_string(tid: pid_t, address: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while !bytes.contains(&0) && bytes.len() < libc::PATH_MAX as usize {
+        let at = address + bytes.len() as u64;
+        // Not beyond the page, which may be the last.
+        let part = read(tid, at, 4096 - (at % 4096) as usize);
+        if part.is_empty() {
+            break;
+        }
+        bytes.extend(part);
+    }
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    bytes.truncate(end);
+    bytes
+}
+
+/// Has a process that has just begun ask the system for the time.
+fn hide_clock(pid: pid_t) {
+    let stack = registers(pid).rsp;
+    let bytes = read(pid, stack, STACK_LEN_MAX);
+    let words: Vec<u64> =
+        bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    // The count of the arguments, the arguments and a zero, the environment and a zero.
+    let mut at = 1 + words[0] as usize + 1;
+    while words[at] != 0 {
+        at += 1;
+    }
+    at += 1;
+    while words[at] != 0 {
+        if words[at] == AT_SYSINFO_EHDR {
+            write(pid, stack + 8 * at as u64, &AT_IGNORE.to_le_bytes());
+        }
+        at += 2;
+    }
+}

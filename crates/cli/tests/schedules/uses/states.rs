@@ -1,0 +1,207 @@
+//! In which states of use a command can find the database it is aimed at.
+
+use std::fs;
+use std::path::Path;
+
+use super::super::pools::Tokens;
+use super::super::worker;
+use super::super::world::{Ending, Worker, World};
+
+/// How somebody uses a database when a command comes.
+pub struct State {
+    pub name: &'static str,
+    /// What the page says of it.
+    pub meaning: &'static str,
+    pub mode: &'static str,
+    /// Brings a pool into the state.
+    pub enter: fn(&mut World, &str) -> Used,
+}
+
+/// What there is then.
+#[derive(Default)]
+pub struct Used {
+    /// Somebody who goes on when the command is done, or waits.
+    pub holder: Option<Worker>,
+    /// What was committed before the command comes.
+    pub committed: Tokens,
+    /// What the pool is called now, if no longer `p.hpk`.
+    pub renamed: bool,
+    /// Whether the database is open for writing only as it was before the pool was renamed.
+    pub log: Option<String>,
+}
+
+/// The name with which all files begin that belong to a database and lie beside the pool.
+fn beside(target: &str) -> &'static str {
+    if target == "x.db" { "p.hpk" } else { "p.hpk-db3" }
+}
+
+fn hold(world: &mut World, script: &str) -> Worker {
+    let holder = world.start("holder", &mut worker::command(script));
+    world.run_to_pause(holder);
+    holder
+}
+
+fn held(world: &mut World, target: &str, script: &str) -> Used {
+    let script = format!("open x p.hpk/{target}\n{script}");
+    let committed = script.contains("tx x early").then(|| "early".to_string());
+    Used {
+        holder: Some(hold(world, &script)),
+        committed: committed.into_iter().collect(),
+        log: script.contains("tx x early").then(|| format!("{}-wal", beside(target))),
+        ..Used::default()
+    }
+}
+
+fn log_left(world: &mut World, target: &str) -> Used {
+    let mut used = held(world, target, "tx x early\npause");
+    world.kill(used.holder.take().unwrap());
+    used
+}
+
+fn journal_left(world: &mut World, target: &str) -> Used {
+    let script = format!(
+        "open x p.hpk/{target}\nsql x attach 'file:lone.hpk?vfs=hardpack' as l\n\
+         sql x begin; insert into main.n values(7); insert into l.n values(7); commit"
+    );
+    let holder = world.start("holder", &mut worker::command(&script));
+    let mut reached = |label: &str| label.starts_with("unlink") && label.contains("-mj");
+    let ending = world.run_one(holder, 3_600_000, &mut reached);
+    assert!(ending == Ending::Reached, "{ending:?}\n{}", world.history());
+    world.kill(holder);
+    Used { log: Some(format!("{}-journal", beside(target))), ..Used::default() }
+}
+
+fn renamed(world: &mut World, target: &str) -> Used {
+    let used = held(world, target, "read x\npause\ncommit x\ntx x late-holder");
+    fs::rename(world.dir().join("p.hpk"), world.dir().join("q.hpk")).unwrap();
+    Used { renamed: true, ..used }
+}
+
+fn through_link(world: &mut World, target: &str) -> Used {
+    fs::hard_link(world.dir().join("p.hpk"), world.dir().join("h.hpk")).unwrap();
+    let script = format!("open x h.hpk/{target}\nbegin x\nput x late-holder\npause\ncommit x");
+    Used { holder: Some(hold(world, &script)), ..Used::default() }
+}
+
+/// A process that brings two files in, and has not looked at the second.
+fn import(world: &mut World, _target: &str) -> Used {
+    let (pool, stop) = ("p.hpk/imported", "open in/2");
+    let mut command = super::hardpack_command(&["put", "-q", "-T", "in", pool]);
+    let holder = world.start("holder", &mut command);
+    let ending = world.run_one(holder, 3_600_000, &mut |label| label.starts_with(stop));
+    assert!(ending == Ending::Reached, "{ending:?}\n{}", world.history());
+    Used { holder: Some(holder), ..Used::default() }
+}
+
+/// A process that is about to sync a commit of another database of the pool.
+fn commit(world: &mut World, _target: &str) -> Used {
+    let script = "open x p.hpk/d/z.db\nbegin x\nput x elsewhere\npause\ncommit x";
+    let holder = hold(world, script);
+    world.resume(holder);
+    let ending = world.run_one(holder, 3_600_000, &mut |label| label == "sync p.hpk");
+    assert!(ending == Ending::Reached, "{ending:?}\n{}", world.history());
+    Used { holder: Some(holder), ..Used::default() }
+}
+
+fn in_snapshot(world: &mut World, target: &str) -> Used {
+    let script = format!("open x p.hpk/{target}@base\nread x\npause\ncommit x\nread x");
+    Used { holder: Some(hold(world, &script)), ..Used::default() }
+}
+
+/// Whether there is something in a log or journal.
+pub fn has_log(dir: &Path, name: &str) -> bool {
+    fs::metadata(dir.join(name)).is_ok_and(|metadata| metadata.len() > 0)
+}
+
+pub const STATES: &[State] = &[
+    State {
+        name: "unused",
+        meaning: "nobody has the database open",
+        mode: "delete",
+        enter: |_, _| Used::default(),
+    },
+    State {
+        name: "open",
+        meaning: "another process has it open, in a rollback mode, and does nothing",
+        mode: "delete",
+        enter: |world, target| {
+            held(world, target, "sql x select count(*) from a\npause\ntx x late-holder")
+        },
+    },
+    State {
+        name: "reads",
+        meaning: "another process has read in a transaction that is open, in a rollback mode",
+        mode: "delete",
+        enter: |world, target| held(world, target, "read x\npause\ncommit x\ntx x late-holder"),
+    },
+    State {
+        name: "writes",
+        meaning: "another process holds `BEGIN IMMEDIATE` and has changed rows, in a rollback mode",
+        mode: "delete",
+        enter: |world, target| held(world, target, "begin x\nput x late-holder\npause\ncommit x"),
+    },
+    State {
+        name: "log, open",
+        meaning: "another process has it open in WAL mode, with committed transactions in the log",
+        mode: "wal",
+        enter: |world, target| held(world, target, "tx x early\npause\ntx x late-holder"),
+    },
+    State {
+        name: "log, reads",
+        meaning: "the same, in a transaction that has read",
+        mode: "wal",
+        enter: |world, target| {
+            held(world, target, "tx x early\nread x\npause\ncommit x\ntx x late-holder")
+        },
+    },
+    State {
+        name: "log, writes",
+        meaning: "the same, holding `BEGIN IMMEDIATE` and having changed rows",
+        mode: "wal",
+        enter: |world, target| {
+            held(world, target, "tx x early\nbegin x\nput x late-holder\npause\ncommit x")
+        },
+    },
+    State {
+        name: "log left",
+        meaning: "a killed process left a log with committed transactions",
+        mode: "wal",
+        enter: log_left,
+    },
+    State {
+        name: "journal left",
+        meaning: "a process was killed in a transaction across two pools, and left a hot journal with its super-journal",
+        mode: "delete",
+        enter: journal_left,
+    },
+    State {
+        name: "pool renamed",
+        meaning: "the pool got another name while another process reads; the command uses the new name",
+        mode: "delete",
+        enter: renamed,
+    },
+    State {
+        name: "hard link",
+        meaning: "another process writes as above, but has opened the pool by another hard link",
+        mode: "delete",
+        enter: through_link,
+    },
+    State {
+        name: "import",
+        meaning: "another process is in the middle of bringing other files into the pool",
+        mode: "delete",
+        enter: import,
+    },
+    State {
+        name: "commit",
+        meaning: "another process is in the middle of a commit of another database of the pool",
+        mode: "delete",
+        enter: commit,
+    },
+    State {
+        name: "snapshot open",
+        meaning: "another process reads the database as a snapshot has it",
+        mode: "delete",
+        enter: in_snapshot,
+    },
+];
