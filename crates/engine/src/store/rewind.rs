@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::units::{Run, Txg};
 
 impl Txn {
-    /// Makes the state of an older superblock what this transaction commits. Nothing else may be
-    /// changed in it. The caller has verified the state since the transaction began.
+    /// Makes the state of an older superblock what this transaction commits. What is changed after this
+    /// is written behind the end of both states. The caller has verified the state since the transaction began.
     pub fn rewind_to(&mut self, txg: Txg) -> Result<()> {
         let core = &mut self.core;
         if core.changed || txg >= core.txg {
