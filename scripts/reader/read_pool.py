@@ -30,7 +30,8 @@ BLOCK, RING, SLOTS, EXTENTS = 4096, 8192, 8, 40960
 RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
 NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
-FEATURES = "deltas dictionaries roots snapshots shared-extents names page-filter".split()
+FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
+    snapshot-ids""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER = 1, 2
 KINDS = {1: "file", 2: "directory", 3: "link"}
@@ -451,11 +452,24 @@ class Pool:
         need(found, f"there is no snapshot '{name}' of the whole pool")
         return found[0]
 
+    def generation(self, file):
+        """What the names of a file's log and journal end with."""
+        entries = self.live.tree(NAMES)
+        own = [entries.get(b"\x0d" + struct.pack(">Q", number), bytes(8)) for number in (1, file)]
+        of_pool, of_file = (int.from_bytes(value, "little") for value in own)
+        if not of_pool or not of_file:
+            generation = of_pool | of_file
+        else:
+            turned = (of_pool << 32 | of_pool >> 32) & (1 << 64) - 1
+            generation = max(turned ^ of_file, 1)
+        return f"{generation:016x}" if generation else ""
+
     def beside(self):
         """Logs and journals without which databases in the pool may not be what SQLite would read."""
         for _, kind, file in self.live.names():
             base = f"{self.path}" if file == 2 else f"{self.path}-db{file}"
-            for path in (base + "-wal", base + "-journal") if kind == 1 else ():
+            ending = self.generation(file)
+            for path in (base + "-wal" + ending, base + "-journal" + ending) if kind == 1 else ():
                 if os.path.exists(path) and os.path.getsize(path):
                     yield path
 

@@ -28,11 +28,15 @@ class Verifier:
         self.stats[group] = [sum(pair) for pair in zip(self.stats[group], values)]
 
     def use(self, pointer, references=1):
-        """Counts a reference, and looks at what fills the last sector."""
+        """Counts a reference."""
         run = pointer.run(self.pool)
         if run is None:
             return
         self.add_run(*run, references)
+        self.fill(pointer)
+
+    def fill(self, pointer):
+        """Only zeros fill the last sector of an extent."""
         sector = self.pool.sector if pointer.birth <= self.durable else 512
         end, fill = pointer.sector * self.pool.sector + pointer.stored_len, -pointer.stored_len % sector
         data = self.pool.bytes(end, fill)
@@ -106,6 +110,8 @@ class Verifier:
     def held(self, pointer):
         run = pointer.run(self.pool)
         need(run is None or self.lengths.get(run[0]) == run[1], f"a snapshot has lost sector {pointer.sector}")
+        if run:
+            self.fill(pointer)
 
     def files_of(self, state, scope):
         found, ahead = {scope}, [scope]

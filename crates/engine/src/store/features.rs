@@ -113,10 +113,13 @@ mod tests {
 
     #[test]
     fn names_of_unknown_features_come_through() {
-        let mine = encode(FEATURE_DELTAS, "i8=column-filter r3=quotas");
-        assert!(mine.starts_with(b"i0=deltas i8=column-filter r3=quotas\0"));
-        assert_eq!(foreign(&mine), "i8=column-filter r3=quotas");
-        assert_eq!(describe(Set::Incompat, 0x300, &foreign(&mine)), "column-filter (bit 8), bit 9");
+        let mine = encode(FEATURE_DELTAS, "i40=column-filter r3=quotas");
+        assert!(mine.starts_with(b"i0=deltas i40=column-filter r3=quotas\0"));
+        assert_eq!(foreign(&mine), "i40=column-filter r3=quotas");
+        assert_eq!(
+            describe(Set::Incompat, 3 << 40, &foreign(&mine)),
+            "column-filter (bit 40), bit 41"
+        );
         assert_eq!(describe(Set::ReadOnlyCompat, 8, &foreign(&mine)), "quotas (bit 3)");
         assert_eq!(describe(Set::ReadOnlyCompat, 0x80, &foreign(&mine)), "bit 7");
         assert!(describe(Set::Incompat, u64::MAX, "").ends_with(", bit 7 and 56 more"));
@@ -126,12 +129,12 @@ mod tests {
     #[test]
     fn what_is_no_name_is_passed_over() {
         for text in
-            ["", "x7=name", "i=name", "i64=name", "i8", "i8=", "i8=\u{1b}[2J", "i-1=a", "\u{e9}"]
+            ["", "x7=name", "i=name", "i64=name", "i40", "i40=", "i40=\u{1b}[2J", "i-1=a", "\u{e9}"]
         {
             assert_eq!(foreign(text.as_bytes()), "", "{text:?}");
         }
         assert_eq!(foreign(&[0xff; 512]), "");
-        assert_eq!(foreign(format!("i8={}", "a".repeat(41)).as_bytes()), "");
-        assert_eq!(foreign(b"i8=a i0=deltas junk r1=b"), "i8=a r1=b");
+        assert_eq!(foreign(format!("i40={}", "a".repeat(41)).as_bytes()), "");
+        assert_eq!(foreign(b"i40=a i0=deltas junk r1=b"), "i40=a r1=b");
     }
 }
