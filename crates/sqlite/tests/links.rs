@@ -182,6 +182,35 @@ fn a_renamed_pool_is_not_written_by_two() {
     }
 }
 
+/// Another pool takes the name while somebody has the one before open: when he leaves, he takes nothing away that those
+/// who use the new one lock.
+#[test]
+fn who_leaves_a_replaced_pool_lets_the_lock_file_be() {
+    let (dir, path) = pool(false);
+    let old = open(&inner(&path, false));
+    assert_eq!(rows(&old), 0);
+    let new = dir.path().join("new.hpk");
+    std::fs::copy(&path, &new).unwrap();
+    std::fs::rename(&new, &path).unwrap();
+    let signal = dir.path().join("signal");
+    let arguments = [inner(&path, false), signal.clone()].map(|path| path.display().to_string());
+    let mut writer = Role::start("writer", &[&arguments[0], &arguments[1]]);
+    writer.expect("locked");
+    drop(old);
+    assert_eq!(seen_from_outside(&inner(&path, false)), "busy");
+    std::fs::write(&signal, "").unwrap();
+    writer.finish();
+    let db = open(&inner(&path, false));
+    assert_eq!(rows(&db), 1);
+    drop(db);
+    let left = std::fs::read_dir(dir.path()).unwrap().flatten();
+    assert_eq!(
+        left.filter(|entry| entry.path() != signal).count(),
+        1,
+        "the last user takes it away"
+    );
+}
+
 /// What a process that died has left beside one name is not missed through another in the same directory.
 #[test]
 fn a_log_beside_another_name_is_not_missed() {
