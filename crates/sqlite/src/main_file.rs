@@ -36,6 +36,7 @@ mod locks;
 mod open;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -65,6 +66,11 @@ const SHM_READ_DATABASE_SLOT: c_int = 3;
 /// What SQLite reads, from where and how much, to see whether others have changed the database.
 const CHANGE_COUNTER: (u64, usize) = (24, 16);
 
+/// Where the first page has the number of the schema.
+const SCHEMA_COOKIE: Range<usize> = 40..44;
+/// The shortest page.
+const PAGE_LEN_MIN: usize = 512;
+
 /// An open main database file.
 #[derive(Debug)]
 pub struct MainFile {
@@ -88,6 +94,8 @@ pub struct MainFile {
     generation: (Txg, u64),
     /// The content was exchanged since SQLite last looked, and what it has in its cache is of no use.
     is_exchanged: bool,
+    /// SQLite has dropped its cache for that, and not yet seen what makes it read the schema again.
+    is_schema_in_doubt: bool,
     properties: Vec<(Property, String)>,
     read_only: bool,
     lock: c_int,
@@ -234,16 +242,19 @@ impl MainFile {
         let generation = found.map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
         if generation != self.generation.1 {
             if self.wal_index.is_some() || self.wrote || self.lock > SQLITE_LOCK_SHARED {
-                let path = self.path.display();
-                let text = format!("hardpack: {path}: its content was exchanged; open it again");
-                api::log(SQLITE_IOERR_READ, &text);
-                return Err(SQLITE_IOERR_READ);
+                return Err(self.refuse_exchanged(SQLITE_IOERR_READ));
             }
             name.exchange_generation(generation);
             self.is_exchanged = true;
         }
         self.generation = (txg, generation);
         Ok(())
+    }
+
+    fn refuse_exchanged(&self, code: c_int) -> c_int {
+        let path = self.path.display();
+        api::log(code, &format!("hardpack: {path}: its content was exchanged; open it again"));
+        code
     }
 
     /// xRead.
@@ -268,6 +279,7 @@ impl MainFile {
                 match read {
                     Ok(n) if n == buf.len() => {
                         self.spoil_change_counter(buf, offset);
+                        self.spoil_schema_cookie(buf, offset);
                         SQLITE_OK
                     }
                     Ok(_) => SQLITE_IOERR_SHORT_READ,
@@ -282,7 +294,22 @@ impl MainFile {
     fn spoil_change_counter(&mut self, buf: &mut [u8], offset: u64) {
         if (offset, buf.len()) == CHANGE_COUNTER && std::mem::take(&mut self.is_exchanged) {
             buf.iter_mut().for_each(|byte| *byte = !*byte);
+            self.is_schema_in_doubt = true;
         }
+    }
+
+    /// Makes SQLite read the schema again when the content was exchanged: it compares the number of the schema in the
+    /// first page with that of the one it knows, which may be the same by chance. Once in its cache, the other number
+    /// may be written with the page, and then everybody reads the schema again.
+    fn spoil_schema_cookie(&mut self, buf: &mut [u8], offset: u64) {
+        if offset > 0 || buf.len() < PAGE_LEN_MIN || !self.is_schema_in_doubt {
+            return;
+        }
+        self.is_schema_in_doubt = false;
+        let generation = self.generation.1;
+        // Never zero, and nothing that a counter comes to.
+        let other = ((generation ^ generation >> 32) as u32 | 1 << 31).to_be_bytes();
+        buf[SCHEMA_COOKIE].iter_mut().zip(other).for_each(|(byte, other)| *byte ^= other);
     }
 
     /// The file of the pool, which an empty file becomes now.
@@ -519,6 +546,10 @@ impl MainFile {
     ) -> c_int {
         if !self.can_share_memory() {
             return SQLITE_CANTOPEN;
+        }
+        if self.is_schema_in_doubt {
+            // The first page may be in the log, where nothing can be done to make SQLite read the schema again.
+            return self.refuse_exchanged(SQLITE_IOERR_SHMMAP);
         }
         let code = self.host_file.shm_map(region, len, extend, out);
         if code == SQLITE_OK && region == 0 {

@@ -69,6 +69,7 @@ impl MainFile {
             plain_name: None,
             generation: (Txg(0), 0),
             is_exchanged: false,
+            is_schema_in_doubt: false,
             properties: Vec::new(),
             read_only: false,
             lock: SQLITE_LOCK_NONE,
