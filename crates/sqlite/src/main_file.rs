@@ -30,6 +30,10 @@
 //! * Where nothing can be undone but by SQLite's own means (with a super-journal, behind the commit point of
 //!   `synchronous=OFF`), it is an I/O error, and SQLite rolls back.
 //! * A rollback that brings back what is committed waits for nobody.
+//! * A connection with several databases of one pool does not wait for a transaction that is its own, which ends when it
+//!   commits.
+//! * Where what was written is dropped, it is an I/O error too: after "busy" SQLite would go on in a transaction of
+//!   which a part is gone.
 
 mod by_path;
 mod locks;
@@ -118,6 +122,10 @@ pub struct MainFile {
     /// The pool has changes of a transaction that SQLite may still roll back.
     published: bool,
     busy: BusyHandler,
+    /// Where SQLite keeps which connection uses the file; NULL where it does not tell.
+    connection: *const *const c_void,
+    /// As whom this file has the transaction of its pool, 0 where it has not.
+    holds_as: usize,
 }
 
 /// How far a checkpoint by this connection has come.
@@ -338,10 +346,14 @@ impl MainFile {
             note_page_len(&file, buf);
         }
         let done = file.write_at_asking(buf, offset, &mut self.busy.ask());
+        let busy = if self.wal_index.is_some() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
         match done {
-            Ok(()) => SQLITE_OK,
-            // What was written is dropped. SQLite takes plain "busy" for a reason to keep the page and go on.
-            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, SQLITE_BUSY_TIMEOUT),
+            Ok(()) => {
+                self.note_turn(&file);
+                SQLITE_OK
+            }
+            // What was written is dropped.
+            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, busy),
         }
     }
 
@@ -407,6 +419,7 @@ impl MainFile {
                 }
                 self.wrote = false;
                 self.busy.reset();
+                self.give_turn();
                 SQLITE_OK
             }
             // Unless SQLite undoes its changes, they are still to be dropped.
@@ -414,11 +427,44 @@ impl MainFile {
         }
     }
 
+    /// The connection that uses the file, by its address; 0 where SQLite does not tell.
+    fn connection(&self) -> usize {
+        // SAFETY: what SQLITE_FCNTL_PDB has told is valid as long as the file is open, and changes only under the
+        // lock of the connection that calls.
+        unsafe { self.connection.as_ref() }.map_or(0, |connection| connection.addr())
+    }
+
+    /// Notes whether the changes have the pool's transaction from here on.
+    fn note_turn(&mut self, file: &File) {
+        if let Backing::Pool(pool, _) = &self.backing
+            && self.holds_as == 0
+            && file.has_begun()
+        {
+            self.holds_as = self.connection();
+            pool.hold_by(self.holds_as);
+        }
+    }
+
+    /// They no longer have.
+    fn give_turn(&mut self) {
+        let held_as = std::mem::take(&mut self.holds_as);
+        if let Backing::Pool(pool, _) = &self.backing
+            && held_as != 0
+        {
+            pool.release_by(held_as);
+        }
+    }
+
+    /// Whether another database of this connection has the pool's transaction: who waits for that waits for himself.
+    fn is_connections_turn(&self) -> bool {
+        matches!(&self.backing, Backing::Pool(pool, _) if pool.is_held_by(self.connection()))
+    }
+
     /// Waits until this connection could change its pool, as its busy handler says.
     pub fn await_turn(&mut self) -> Result<(), Error> {
         match &self.backing {
             // With changes of its own it may be itself that it would wait for.
-            Backing::Pool(pool, _) if !self.wrote => {
+            Backing::Pool(pool, _) if !self.wrote && !self.is_connections_turn() => {
                 pool.pool().store().await_turn(&mut self.busy.ask())
             }
             _ => Ok(()),
@@ -440,7 +486,8 @@ impl MainFile {
         self.announced = true;
         if !self.journal_on_disk {
             // With `synchronous=OFF` this is the last call before the commit point that may say "busy".
-            let Some(file) = self.file.as_ref().filter(|_| self.wrote) else { return SQLITE_OK };
+            let waits = self.wrote && !self.is_connections_turn();
+            let Some(file) = self.file.as_ref().filter(|_| waits) else { return SQLITE_OK };
             let done = file.await_turn(&mut self.busy.ask());
             let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
             return match done {
@@ -468,6 +515,7 @@ impl MainFile {
             }
             self.wrote = false;
         }
+        self.give_turn();
     }
 
     /// xFileSize.
@@ -663,6 +711,10 @@ impl MainFile {
             SQLITE_FCNTL_BUSYHANDLER => {
                 // SAFETY: the argument is the handler, which SQLite keeps with the open file.
                 unsafe { self.busy.set(argument) };
+                self.host_file.file_control(op, argument)
+            }
+            SQLITE_FCNTL_PDB => {
+                self.connection = argument.cast_const().cast();
                 self.host_file.file_control(op, argument)
             }
             SQLITE_FCNTL_CKPT_START => {

@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +59,7 @@ struct Entry {
     /// The mark of the name that the databases of the pool are used by, and by how many.
     name: Option<(u64, usize)>,
     maintenance: Arc<Maintenance>,
+    holder: Arc<AtomicUsize>,
     users: usize,
     /// Its last user does what is due before it is closed. Somebody may come back meanwhile.
     closing: bool,
@@ -136,6 +138,8 @@ pub struct PoolUse {
     name: Option<NameUse>,
     pool: Pool,
     maintenance: Arc<Maintenance>,
+    /// The connection of this process that has the pool's transaction for longer than a commit; 0 for none.
+    holder: Arc<AtomicUsize>,
     #[allow(dead_code, reason = "counts as long as it lives")]
     user: User,
 }
@@ -191,6 +195,21 @@ impl PoolUse {
     /// Notes that this process has committed a transaction that changed `file`.
     pub fn note_commit(&self, file: FileId) {
         self.maintenance.note_commit(&self.pool, file);
+    }
+
+    /// Notes that a connection has the pool's transaction until it commits, having written a part of its changes.
+    pub fn hold_by(&self, connection: usize) {
+        self.holder.store(connection, Ordering::Relaxed);
+    }
+
+    /// It no longer does.
+    pub fn release_by(&self, connection: usize) {
+        let _ = self.holder.compare_exchange(connection, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub fn is_held_by(&self, connection: usize) -> bool {
+        connection != 0 && self.holder.load(Ordering::Relaxed) == connection
     }
 
     /// Notes that a database of the pool is open by this name of the pool, as long as the value lives. Refuses while
@@ -441,7 +460,8 @@ fn acquire(
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        return Ok(PoolUse { name: None, pool, maintenance, user: User(key) });
+        let holder = Arc::clone(&entry.holder);
+        return Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -456,6 +476,7 @@ fn acquire(
     match open(Arc::clone(&device), registry.options.clone()) {
         Ok(pool) => {
             let maintenance = Arc::new(Maintenance::new());
+            let holder = Arc::new(AtomicUsize::new(0));
             let entry = Entry {
                 pool: pool.clone(),
                 device,
@@ -464,11 +485,12 @@ fn acquire(
                 kept: HashMap::new(),
                 name: None,
                 maintenance: Arc::clone(&maintenance),
+                holder: Arc::clone(&holder),
                 users: 1,
                 closing: false,
             };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { name: None, pool, maintenance, user: User(key) })
+            Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

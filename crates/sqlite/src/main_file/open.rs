@@ -83,6 +83,8 @@ impl MainFile {
             announced: false,
             published: false,
             busy: BusyHandler::default(),
+            connection: std::ptr::null(),
+            holds_as: 0,
         }
     }
 
