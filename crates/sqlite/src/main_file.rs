@@ -112,6 +112,9 @@ pub struct MainFile {
     /// this connection. Other than with one in memory, the pool has to be as the journal takes it to be.
     journal_on_disk: bool,
     checkpoint: Checkpoint,
+    /// One has begun and not ended. Without shared memory no lock is given back when it fails, and what it has
+    /// written must not be taken for what the next transaction has.
+    is_checkpointing: bool,
     wal_index: Option<WalIndex>,
     /// How many frames of the log were in the database when the checkpoint began.
     backfilled: u32,
@@ -345,15 +348,22 @@ impl MainFile {
         if offset == 0 {
             note_page_len(&file, buf);
         }
-        let done = file.write_at_asking(buf, offset, &mut self.busy.ask());
-        let busy = if self.wal_index.is_some() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
+        let asks_nobody = self.asks_nobody();
+        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
+        let done = file.write_at_asking(buf, offset, ask);
+        drop(handler);
         match done {
             Ok(()) => {
                 self.note_turn(&file);
                 SQLITE_OK
             }
             // What was written is dropped.
-            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, busy),
+            Err(error) => {
+                let busy =
+                    if self.is_in_checkpoint() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
+                self.write_code(&error, SQLITE_IOERR_WRITE, busy)
+            }
         }
     }
 
@@ -402,9 +412,9 @@ impl MainFile {
         let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
             return SQLITE_OK;
         };
-        let is_passive = self.wal_index.is_some() && !self.has_log_lock;
+        let asks_nobody = self.asks_nobody();
         let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
-        let ask: &mut Ask<'_> = if is_passive { &mut nobody } else { &mut handler };
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
         let done = match durability {
             _ if self.wrote => file.commit_asking(durability, ask),
             Durability::Durable => pool.pool().store().make_durable_asking(ask),
@@ -471,6 +481,27 @@ impl MainFile {
         }
     }
 
+    /// Whether what is written comes from a checkpoint. SQLite before 3.33 does not tell when one begins.
+    fn is_in_checkpoint(&self) -> bool {
+        self.is_checkpointing || self.wal_index.is_some()
+    }
+
+    /// Whether it is a checkpoint for which SQLite asks no busy handler, as far as can be told.
+    fn asks_nobody(&self) -> bool {
+        self.is_in_checkpoint() && !self.has_log_lock
+    }
+
+    /// Drops what a checkpoint has written that could not be ended; the next one writes it again.
+    fn end_checkpoint(&mut self) {
+        if std::mem::take(&mut self.is_checkpointing) && self.wrote {
+            if let Some(file) = &self.file {
+                file.discard();
+            }
+            self.wrote = false;
+            self.give_turn();
+        }
+    }
+
     /// Whether SQLite may try a commit again that was told "busy". Not so where this is to take back what the
     /// pool has already, since another file's commit failed.
     fn can_be_called_again(&self) -> bool {
@@ -505,6 +536,7 @@ impl MainFile {
 
     /// Ends a transaction or checkpoint of this connection: what is not committed is dropped.
     fn finish(&mut self) {
+        self.is_checkpointing = false;
         self.journal_on_disk = false;
         self.announced = false;
         self.published = false;
@@ -703,6 +735,7 @@ impl MainFile {
             SQLITE_FCNTL_COMMIT_PHASETWO => {
                 // The transaction is committed as far as SQLite is concerned. Nothing is left to do
                 // unless syncing is off, or the file was cut after the sync.
+                self.end_checkpoint();
                 self.journal_on_disk = false;
                 let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
                 self.published = false;
@@ -719,6 +752,7 @@ impl MainFile {
             }
             SQLITE_FCNTL_CKPT_START => {
                 self.checkpoint = Checkpoint::Open;
+                self.is_checkpointing = true;
                 self.backfilled = self.wal_index.as_ref().map_or(0, WalIndex::backfilled);
                 if let Some(file) = self.file.as_ref().filter(|file| file.is_dirty()) {
                     file.discard();
@@ -731,6 +765,7 @@ impl MainFile {
                     SQLITE_OK => Checkpoint::Done,
                     _ => Checkpoint::Failed(code),
                 };
+                self.end_checkpoint();
                 code
             }
             SQLITE_FCNTL_HAS_MOVED => {

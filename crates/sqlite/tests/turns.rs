@@ -218,6 +218,34 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     common::assert_integrity(&db);
 }
 
+/// Without shared memory a checkpoint that was put off leaves nothing that later commits to the log would wait for.
+#[test]
+fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
+    let home = Home::new();
+    let holder = open(&home.at("a.db"));
+    let mut db = open(&home.at("b.db"));
+    run(&db, "pragma locking_mode=exclusive; pragma journal_mode=wal; insert into t values(2)");
+    stream(&holder);
+    db.busy_timeout(SHORT).unwrap();
+    assert_eq!(code(db.execute_batch("pragma wal_checkpoint")), Some(ErrorCode::DatabaseBusy));
+    run(&db, "insert into t values(3)");
+    // Nobody is asked for the checkpoints that SQLite makes by itself.
+    fn handler(_: i32) -> bool {
+        ASKED_BY_LOG.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+    db.busy_handler(Some(handler)).unwrap();
+    run(&db, "pragma wal_autocheckpoint=1; insert into t values(4); insert into t values(5)");
+    assert_eq!(ASKED_BY_LOG.load(Ordering::Relaxed), 0);
+    assert_eq!(rows(&db), 5);
+    run(&holder, "rollback");
+    run(&db, "insert into t values(6); pragma wal_checkpoint(truncate)");
+    drop(db);
+    let db = open(&home.at("b.db"));
+    assert_eq!(rows(&db), 6);
+    common::assert_integrity(&db);
+}
+
 /// Two transactions that are too large to wait in memory: the second is told, and goes on when the first has ended.
 #[test]
 fn a_second_large_transaction_waits_in_memory() {
@@ -293,6 +321,7 @@ fn nothing_is_left_of_a_transaction_that_could_not_wait() {
     common::assert_integrity(&db);
 }
 
+static ASKED_BY_LOG: AtomicI32 = AtomicI32::new(0);
 static ASKED: AtomicI32 = AtomicI32::new(0);
 
 /// A handler of the program's own is asked, and counts as it does for SQLite's locks.

@@ -77,6 +77,7 @@ impl MainFile {
             stale: false,
             journal_on_disk: false,
             checkpoint: Checkpoint::Open,
+            is_checkpointing: false,
             wal_index: None,
             backfilled: 0,
             has_log_lock: false,
