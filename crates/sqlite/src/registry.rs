@@ -5,7 +5,7 @@
 //! SQLite's POSIX locks; so the registry decides under one lock whether to open one, and connections
 //! close the host's file before they give the pool back.
 //!
-//! A forked child must not use its parent's engines, whose locks it would share: it starts afresh.
+//! A forked child must not use its parent's engines, whose locks it would share: it starts afresh, see `fork.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -23,6 +23,7 @@ use hardpack_engine::{Error, FileId, Result};
 
 use crate::api;
 use crate::ffi::SQLITE_BUSY;
+use crate::fork;
 use crate::host_name::HostName;
 use crate::maintenance::Maintenance;
 use crate::pool_names::{self, NAME_MARKS};
@@ -66,7 +67,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-struct Registry {
+pub(crate) struct Registry {
     process: u32,
     options: Options,
     pools: HashMap<FileKey, Entry>,
@@ -367,10 +368,15 @@ impl Drop for User {
     }
 }
 
-fn registry() -> MutexGuard<'static, Registry> {
+/// The registry, whichever process it is of.
+pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
     let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new()));
-    let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+    registry.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    let mut registry = lock();
     if registry.process != std::process::id() {
         // The parent's pools are left open for ever: closing their descriptors here would be
         // harmless for the parent, but their locks are shared with it.
@@ -469,6 +475,7 @@ fn acquire(
         None => {
             let device =
                 FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
+            fork::prepare();
             device.advise_random();
             Arc::new(device)
         }
