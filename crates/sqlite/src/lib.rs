@@ -32,6 +32,7 @@ mod beside;
 mod busy;
 mod codes;
 pub mod ffi;
+mod fork;
 mod host;
 mod host_name;
 mod inside;

@@ -30,12 +30,17 @@
 //! * Where nothing can be undone but by SQLite's own means (with a super-journal, behind the commit point of
 //!   `synchronous=OFF`), it is an I/O error, and SQLite rolls back.
 //! * A rollback that brings back what is committed waits for nobody.
+//! * A connection with several databases of one pool does not wait for a transaction that is its own, which ends when it
+//!   commits.
+//! * Where what was written is dropped, it is an I/O error too: after "busy" SQLite would go on in a transaction of
+//!   which a part is gone.
 
 mod by_path;
 mod locks;
 mod open;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -65,6 +70,11 @@ const SHM_READ_DATABASE_SLOT: c_int = 3;
 /// What SQLite reads, from where and how much, to see whether others have changed the database.
 const CHANGE_COUNTER: (u64, usize) = (24, 16);
 
+/// Where the first page has the number of the schema.
+const SCHEMA_COOKIE: Range<usize> = 40..44;
+/// The shortest page.
+const PAGE_LEN_MIN: usize = 512;
+
 /// An open main database file.
 #[derive(Debug)]
 pub struct MainFile {
@@ -88,6 +98,8 @@ pub struct MainFile {
     generation: (Txg, u64),
     /// The content was exchanged since SQLite last looked, and what it has in its cache is of no use.
     is_exchanged: bool,
+    /// SQLite has dropped its cache for that, and not yet seen what makes it read the schema again.
+    is_schema_in_doubt: bool,
     properties: Vec<(Property, String)>,
     read_only: bool,
     lock: c_int,
@@ -100,6 +112,9 @@ pub struct MainFile {
     /// this connection. Other than with one in memory, the pool has to be as the journal takes it to be.
     journal_on_disk: bool,
     checkpoint: Checkpoint,
+    /// One has begun and not ended. Without shared memory no lock is given back when it fails, and what it has
+    /// written must not be taken for what the next transaction has.
+    is_checkpointing: bool,
     wal_index: Option<WalIndex>,
     /// How many frames of the log were in the database when the checkpoint began.
     backfilled: u32,
@@ -110,6 +125,10 @@ pub struct MainFile {
     /// The pool has changes of a transaction that SQLite may still roll back.
     published: bool,
     busy: BusyHandler,
+    /// Where SQLite keeps which connection uses the file; NULL where it does not tell.
+    connection: *const *const c_void,
+    /// As whom this file has the transaction of its pool, 0 where it has not.
+    holds_as: usize,
 }
 
 /// How far a checkpoint by this connection has come.
@@ -234,16 +253,19 @@ impl MainFile {
         let generation = found.map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
         if generation != self.generation.1 {
             if self.wal_index.is_some() || self.wrote || self.lock > SQLITE_LOCK_SHARED {
-                let path = self.path.display();
-                let text = format!("hardpack: {path}: its content was exchanged; open it again");
-                api::log(SQLITE_IOERR_READ, &text);
-                return Err(SQLITE_IOERR_READ);
+                return Err(self.refuse_exchanged(SQLITE_IOERR_READ));
             }
             name.exchange_generation(generation);
             self.is_exchanged = true;
         }
         self.generation = (txg, generation);
         Ok(())
+    }
+
+    fn refuse_exchanged(&self, code: c_int) -> c_int {
+        let path = self.path.display();
+        api::log(code, &format!("hardpack: {path}: its content was exchanged; open it again"));
+        code
     }
 
     /// xRead.
@@ -268,6 +290,7 @@ impl MainFile {
                 match read {
                     Ok(n) if n == buf.len() => {
                         self.spoil_change_counter(buf, offset);
+                        self.spoil_schema_cookie(buf, offset);
                         SQLITE_OK
                     }
                     Ok(_) => SQLITE_IOERR_SHORT_READ,
@@ -282,7 +305,22 @@ impl MainFile {
     fn spoil_change_counter(&mut self, buf: &mut [u8], offset: u64) {
         if (offset, buf.len()) == CHANGE_COUNTER && std::mem::take(&mut self.is_exchanged) {
             buf.iter_mut().for_each(|byte| *byte = !*byte);
+            self.is_schema_in_doubt = true;
         }
+    }
+
+    /// Makes SQLite read the schema again when the content was exchanged: it compares the number of the schema in the
+    /// first page with that of the one it knows, which may be the same by chance. Once in its cache, the other number
+    /// may be written with the page, and then everybody reads the schema again.
+    fn spoil_schema_cookie(&mut self, buf: &mut [u8], offset: u64) {
+        if offset > 0 || buf.len() < PAGE_LEN_MIN || !self.is_schema_in_doubt {
+            return;
+        }
+        self.is_schema_in_doubt = false;
+        let generation = self.generation.1;
+        // Never zero, and nothing that a counter comes to.
+        let other = ((generation ^ generation >> 32) as u32 | 1 << 31).to_be_bytes();
+        buf[SCHEMA_COOKIE].iter_mut().zip(other).for_each(|(byte, other)| *byte ^= other);
     }
 
     /// The file of the pool, which an empty file becomes now.
@@ -310,11 +348,22 @@ impl MainFile {
         if offset == 0 {
             note_page_len(&file, buf);
         }
-        let done = file.write_at_asking(buf, offset, &mut self.busy.ask());
+        let asks_nobody = self.asks_nobody();
+        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
+        let done = file.write_at_asking(buf, offset, ask);
+        drop(handler);
         match done {
-            Ok(()) => SQLITE_OK,
-            // What was written is dropped. SQLite takes plain "busy" for a reason to keep the page and go on.
-            Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, SQLITE_BUSY_TIMEOUT),
+            Ok(()) => {
+                self.note_turn(&file);
+                SQLITE_OK
+            }
+            // What was written is dropped.
+            Err(error) => {
+                let busy =
+                    if self.is_in_checkpoint() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
+                self.write_code(&error, SQLITE_IOERR_WRITE, busy)
+            }
         }
     }
 
@@ -363,9 +412,9 @@ impl MainFile {
         let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
             return SQLITE_OK;
         };
-        let is_passive = self.wal_index.is_some() && !self.has_log_lock;
+        let asks_nobody = self.asks_nobody();
         let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
-        let ask: &mut Ask<'_> = if is_passive { &mut nobody } else { &mut handler };
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
         let done = match durability {
             _ if self.wrote => file.commit_asking(durability, ask),
             Durability::Durable => pool.pool().store().make_durable_asking(ask),
@@ -380,6 +429,7 @@ impl MainFile {
                 }
                 self.wrote = false;
                 self.busy.reset();
+                self.give_turn();
                 SQLITE_OK
             }
             // Unless SQLite undoes its changes, they are still to be dropped.
@@ -387,14 +437,68 @@ impl MainFile {
         }
     }
 
+    /// The connection that uses the file, by its address; 0 where SQLite does not tell.
+    fn connection(&self) -> usize {
+        // SAFETY: what SQLITE_FCNTL_PDB has told is valid as long as the file is open, and changes only under the
+        // lock of the connection that calls.
+        unsafe { self.connection.as_ref() }.map_or(0, |connection| connection.addr())
+    }
+
+    /// Notes whether the changes have the pool's transaction from here on.
+    fn note_turn(&mut self, file: &File) {
+        if let Backing::Pool(pool, _) = &self.backing
+            && self.holds_as == 0
+            && file.has_begun()
+        {
+            self.holds_as = self.connection();
+            pool.hold_by(self.holds_as);
+        }
+    }
+
+    /// They no longer have.
+    fn give_turn(&mut self) {
+        let held_as = std::mem::take(&mut self.holds_as);
+        if let Backing::Pool(pool, _) = &self.backing
+            && held_as != 0
+        {
+            pool.release_by(held_as);
+        }
+    }
+
+    /// Whether another database of this connection has the pool's transaction: who waits for that waits for himself.
+    fn is_connections_turn(&self) -> bool {
+        matches!(&self.backing, Backing::Pool(pool, _) if pool.is_held_by(self.connection()))
+    }
+
     /// Waits until this connection could change its pool, as its busy handler says.
     pub fn await_turn(&mut self) -> Result<(), Error> {
         match &self.backing {
             // With changes of its own it may be itself that it would wait for.
-            Backing::Pool(pool, _) if !self.wrote => {
+            Backing::Pool(pool, _) if !self.wrote && !self.is_connections_turn() => {
                 pool.pool().store().await_turn(&mut self.busy.ask())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether what is written comes from a checkpoint. SQLite before 3.33 does not tell when one begins.
+    fn is_in_checkpoint(&self) -> bool {
+        self.is_checkpointing || self.wal_index.is_some()
+    }
+
+    /// Whether it is a checkpoint for which SQLite asks no busy handler, as far as can be told.
+    fn asks_nobody(&self) -> bool {
+        self.is_in_checkpoint() && !self.has_log_lock
+    }
+
+    /// Drops what a checkpoint has written that could not be ended; the next one writes it again.
+    fn end_checkpoint(&mut self) {
+        if std::mem::take(&mut self.is_checkpointing) && self.wrote {
+            if let Some(file) = &self.file {
+                file.discard();
+            }
+            self.wrote = false;
+            self.give_turn();
         }
     }
 
@@ -413,7 +517,8 @@ impl MainFile {
         self.announced = true;
         if !self.journal_on_disk {
             // With `synchronous=OFF` this is the last call before the commit point that may say "busy".
-            let Some(file) = self.file.as_ref().filter(|_| self.wrote) else { return SQLITE_OK };
+            let waits = self.wrote && !self.is_connections_turn();
+            let Some(file) = self.file.as_ref().filter(|_| waits) else { return SQLITE_OK };
             let done = file.await_turn(&mut self.busy.ask());
             let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
             return match done {
@@ -431,6 +536,7 @@ impl MainFile {
 
     /// Ends a transaction or checkpoint of this connection: what is not committed is dropped.
     fn finish(&mut self) {
+        self.is_checkpointing = false;
         self.journal_on_disk = false;
         self.announced = false;
         self.published = false;
@@ -441,6 +547,7 @@ impl MainFile {
             }
             self.wrote = false;
         }
+        self.give_turn();
     }
 
     /// xFileSize.
@@ -519,6 +626,10 @@ impl MainFile {
     ) -> c_int {
         if !self.can_share_memory() {
             return SQLITE_CANTOPEN;
+        }
+        if self.is_schema_in_doubt {
+            // The first page may be in the log, where nothing can be done to make SQLite read the schema again.
+            return self.refuse_exchanged(SQLITE_IOERR_SHMMAP);
         }
         let code = self.host_file.shm_map(region, len, extend, out);
         if code == SQLITE_OK && region == 0 {
@@ -624,6 +735,7 @@ impl MainFile {
             SQLITE_FCNTL_COMMIT_PHASETWO => {
                 // The transaction is committed as far as SQLite is concerned. Nothing is left to do
                 // unless syncing is off, or the file was cut after the sync.
+                self.end_checkpoint();
                 self.journal_on_disk = false;
                 let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
                 self.published = false;
@@ -634,8 +746,13 @@ impl MainFile {
                 unsafe { self.busy.set(argument) };
                 self.host_file.file_control(op, argument)
             }
+            SQLITE_FCNTL_PDB => {
+                self.connection = argument.cast_const().cast();
+                self.host_file.file_control(op, argument)
+            }
             SQLITE_FCNTL_CKPT_START => {
                 self.checkpoint = Checkpoint::Open;
+                self.is_checkpointing = true;
                 self.backfilled = self.wal_index.as_ref().map_or(0, WalIndex::backfilled);
                 if let Some(file) = self.file.as_ref().filter(|file| file.is_dirty()) {
                     file.discard();
@@ -648,6 +765,7 @@ impl MainFile {
                     SQLITE_OK => Checkpoint::Done,
                     _ => Checkpoint::Failed(code),
                 };
+                self.end_checkpoint();
                 code
             }
             SQLITE_FCNTL_HAS_MOVED => {

@@ -47,7 +47,12 @@ pub fn left_beside_another(pool: &Path) -> io::Result<Option<String>> {
         return Ok(None);
     }
     let mut names = Vec::new();
-    for entry in fs::read_dir(directory_of(pool))? {
+    let entries = match fs::read_dir(directory_of(pool)) {
+        // Who may use what is in a directory need not be allowed to list it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+        entries => entries?,
+    };
+    for entry in entries {
         names.push(entry?.file_name());
     }
     let own = pool.file_name().unwrap_or_default();

@@ -5,13 +5,14 @@
 //! SQLite's POSIX locks; so the registry decides under one lock whether to open one, and connections
 //! close the host's file before they give the pool back.
 //!
-//! A forked child must not use its parent's engines, whose locks it would share: it starts afresh.
+//! A forked child must not use its parent's engines, whose locks it would share: it starts afresh, see `fork.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use hardpack_engine::{Error, FileId, Result};
 
 use crate::api;
 use crate::ffi::SQLITE_BUSY;
+use crate::fork;
 use crate::host_name::HostName;
 use crate::maintenance::Maintenance;
 use crate::pool_names::{self, NAME_MARKS};
@@ -58,13 +60,14 @@ struct Entry {
     /// The mark of the name that the databases of the pool are used by, and by how many.
     name: Option<(u64, usize)>,
     maintenance: Arc<Maintenance>,
+    holder: Arc<AtomicUsize>,
     users: usize,
     /// Its last user does what is due before it is closed. Somebody may come back meanwhile.
     closing: bool,
 }
 
 #[derive(Debug)]
-struct Registry {
+pub(crate) struct Registry {
     process: u32,
     options: Options,
     pools: HashMap<FileKey, Entry>,
@@ -136,6 +139,8 @@ pub struct PoolUse {
     name: Option<NameUse>,
     pool: Pool,
     maintenance: Arc<Maintenance>,
+    /// The connection of this process that has the pool's transaction for longer than a commit; 0 for none.
+    holder: Arc<AtomicUsize>,
     #[allow(dead_code, reason = "counts as long as it lives")]
     user: User,
 }
@@ -191,6 +196,21 @@ impl PoolUse {
     /// Notes that this process has committed a transaction that changed `file`.
     pub fn note_commit(&self, file: FileId) {
         self.maintenance.note_commit(&self.pool, file);
+    }
+
+    /// Notes that a connection has the pool's transaction until it commits, having written a part of its changes.
+    pub fn hold_by(&self, connection: usize) {
+        self.holder.store(connection, Ordering::Relaxed);
+    }
+
+    /// It no longer does.
+    pub fn release_by(&self, connection: usize) {
+        let _ = self.holder.compare_exchange(connection, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub fn is_held_by(&self, connection: usize) -> bool {
+        connection != 0 && self.holder.load(Ordering::Relaxed) == connection
     }
 
     /// Notes that a database of the pool is open by this name of the pool, as long as the value lives. Refuses while
@@ -348,10 +368,15 @@ impl Drop for User {
     }
 }
 
-fn registry() -> MutexGuard<'static, Registry> {
+/// The registry, whichever process it is of.
+pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
     let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new()));
-    let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+    registry.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    let mut registry = lock();
     if registry.process != std::process::id() {
         // The parent's pools are left open for ever: closing their descriptors here would be
         // harmless for the parent, but their locks are shared with it.
@@ -441,7 +466,8 @@ fn acquire(
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        return Ok(PoolUse { name: None, pool, maintenance, user: User(key) });
+        let holder = Arc::clone(&entry.holder);
+        return Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -449,6 +475,7 @@ fn acquire(
         None => {
             let device =
                 FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
+            fork::prepare();
             device.advise_random();
             Arc::new(device)
         }
@@ -456,6 +483,7 @@ fn acquire(
     match open(Arc::clone(&device), registry.options.clone()) {
         Ok(pool) => {
             let maintenance = Arc::new(Maintenance::new());
+            let holder = Arc::new(AtomicUsize::new(0));
             let entry = Entry {
                 pool: pool.clone(),
                 device,
@@ -464,11 +492,12 @@ fn acquire(
                 kept: HashMap::new(),
                 name: None,
                 maintenance: Arc::clone(&maintenance),
+                holder: Arc::clone(&holder),
                 users: 1,
                 closing: false,
             };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { name: None, pool, maintenance, user: User(key) })
+            Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

@@ -9,6 +9,7 @@
 //! * Everybody who has the database open shares a mark of the pool (see `PoolUse::try_share`), from before the
 //!   file is made or opened until the host has closed it. Who leaves when nobody shares it removes the file, while
 //!   nobody can come. Two processes never lock two files of the same name.
+//! * Where another pool has taken the name, the file is that one's, whose users this one does not know.
 //! * It stays as long as a log or a journal lies beside it, and after a crash; the next to come uses it.
 //! * The descriptor that it was made with is closed only when nobody of this process has the database open: closing
 //!   any descriptor of a file drops the locks that the process has on it.
@@ -126,7 +127,11 @@ impl Drop for Side {
     fn drop(&mut self) {
         // Nobody exchanges the content of a database that somebody has open.
         let generation = self.pool.pool().generation(FileId(self.number)).unwrap_or(0);
-        self.pool.unshare(self.number, || remove_unless_needed(&self.path, generation));
+        self.pool.unshare(self.number, || {
+            if !self.has_pool_moved() {
+                remove_unless_needed(&self.path, generation);
+            }
+        });
     }
 }
 

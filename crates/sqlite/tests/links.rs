@@ -182,6 +182,67 @@ fn a_renamed_pool_is_not_written_by_two() {
     }
 }
 
+/// Another pool takes the name while somebody has the one before open: when he leaves, he takes nothing away that those
+/// who use the new one lock.
+#[test]
+fn who_leaves_a_replaced_pool_lets_the_lock_file_be() {
+    let (dir, path) = pool(false);
+    let old = open(&inner(&path, false));
+    assert_eq!(rows(&old), 0);
+    let new = dir.path().join("new.hpk");
+    std::fs::copy(&path, &new).unwrap();
+    std::fs::rename(&new, &path).unwrap();
+    let signal = dir.path().join("signal");
+    let arguments = [inner(&path, false), signal.clone()].map(|path| path.display().to_string());
+    let mut writer = Role::start("writer", &[&arguments[0], &arguments[1]]);
+    writer.expect("locked");
+    drop(old);
+    assert_eq!(seen_from_outside(&inner(&path, false)), "busy");
+    std::fs::write(&signal, "").unwrap();
+    writer.finish();
+    let db = open(&inner(&path, false));
+    assert_eq!(rows(&db), 1);
+    drop(db);
+    let left = std::fs::read_dir(dir.path()).unwrap().flatten();
+    assert_eq!(
+        left.filter(|entry| entry.path() != signal).count(),
+        1,
+        "the last user takes it away"
+    );
+}
+
+/// A pool with another name elsewhere, as a backup makes one, is opened by whoever may use it, though he may not list the
+/// directory that it is in.
+#[test]
+fn a_directory_that_cannot_be_listed_is_no_obstacle() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    let (dir, path) = pool(true);
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::hard_link(&path, elsewhere.path().join("p.hpk")).unwrap();
+    if chown(&path, Some(NOBODY), Some(NOBODY)).is_err() {
+        println!("not tested: this user may not give files away");
+        return;
+    }
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
+    let script = "import sqlite3, sys
+library, path = sys.argv[1:]
+db = sqlite3.connect(':memory:')
+db.enable_load_extension(True)
+db.load_extension(library)
+db = sqlite3.connect(f'file:{path}?vfs=hardpack', uri=True)
+print(db.execute('select count(*) from t').fetchone()[0])";
+    let library = dir.path().join("libhardpack.so");
+    std::fs::copy(common::library(), &library).unwrap();
+    std::fs::set_permissions(&library, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", script]).arg(&library).arg(&path).current_dir("/").uid(NOBODY).gid(NOBODY);
+    let output = python.output().expect("the Debian package python3 is installed");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.trim(), "0", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// What a process that died has left beside one name is not missed through another in the same directory.
 #[test]
 fn a_log_beside_another_name_is_not_missed() {

@@ -218,6 +218,34 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     common::assert_integrity(&db);
 }
 
+/// Without shared memory a checkpoint that was put off leaves nothing that later commits to the log would wait for.
+#[test]
+fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
+    let home = Home::new();
+    let holder = open(&home.at("a.db"));
+    let mut db = open(&home.at("b.db"));
+    run(&db, "pragma locking_mode=exclusive; pragma journal_mode=wal; insert into t values(2)");
+    stream(&holder);
+    db.busy_timeout(SHORT).unwrap();
+    assert_eq!(code(db.execute_batch("pragma wal_checkpoint")), Some(ErrorCode::DatabaseBusy));
+    run(&db, "insert into t values(3)");
+    // Nobody is asked for the checkpoints that SQLite makes by itself.
+    fn handler(_: i32) -> bool {
+        ASKED_BY_LOG.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+    db.busy_handler(Some(handler)).unwrap();
+    run(&db, "pragma wal_autocheckpoint=1; insert into t values(4); insert into t values(5)");
+    assert_eq!(ASKED_BY_LOG.load(Ordering::Relaxed), 0);
+    assert_eq!(rows(&db), 5);
+    run(&holder, "rollback");
+    run(&db, "insert into t values(6); pragma wal_checkpoint(truncate)");
+    drop(db);
+    let db = open(&home.at("b.db"));
+    assert_eq!(rows(&db), 6);
+    common::assert_integrity(&db);
+}
+
 /// Two transactions that are too large to wait in memory: the second is told, and goes on when the first has ended.
 #[test]
 fn a_second_large_transaction_waits_in_memory() {
@@ -236,6 +264,64 @@ fn a_second_large_transaction_waits_in_memory() {
     }
 }
 
+/// A connection that has the pool already, with what it wrote to one database, does not wait for itself where it
+/// commits another of the same pool.
+#[test]
+fn a_connection_does_not_wait_for_its_own_transaction() {
+    for before in [
+        "",
+        "pragma main.synchronous=off; pragma other.synchronous=off",
+        "pragma main.journal_mode=memory; pragma other.journal_mode=memory",
+        "pragma locking_mode=exclusive",
+    ] {
+        let home = Home::new();
+        let db = open(&home.at("a.db"));
+        let uri = common::uri(&home.at("b.db"), "");
+        run(&db, &format!("attach '{uri}' as other; {before}"));
+        db.busy_timeout(SHORT).unwrap();
+        stream(&db);
+        run(&db, "insert into main.t values(2); insert into other.t values(2); commit");
+        drop(db);
+        for (path, large) in [("a.db", 2), ("b.db", 0)] {
+            let db = open(&home.at(path));
+            common::assert_integrity(&db);
+            assert_eq!(rows(&db), 2, "{before}");
+            let tables: i64 = value(&db, "select count(*) from sqlite_schema where name = 'large'");
+            assert_eq!(tables, i64::from(large > 0), "{before}");
+        }
+        common::assert_pool_is_clean(&home.pool());
+    }
+}
+
+/// Where a transaction has grown beyond what may wait in memory, what it wrote is dropped, and so the whole of it ends:
+/// nobody reads or commits the rest.
+#[test]
+fn nothing_is_left_of_a_transaction_that_could_not_wait() {
+    let home = Home::new();
+    let holder = open(&home.at("a.db"));
+    let db = open(&home.at("b.db"));
+    run(&db, "pragma journal_mode=memory; vacuum; create table large(a integer primary key, b)");
+    run(&db, "pragma cache_size=20; pragma locking_mode=exclusive; update t set a = 1");
+    stream(&holder);
+    db.busy_timeout(SHORT).unwrap();
+    run(&db, "begin; update t set a = 2");
+    let filled = db.execute_batch(
+        "with recursive c(i) as (select 1 union all select i + 1 from c where i < 28)
+         insert into large select i, zeroblob(10000000) from c",
+    );
+    assert!(filled.is_err());
+    let is_open = !db.is_autocommit();
+    assert_eq!(value::<i64>(&db, "select a from t"), if is_open { 2 } else { 1 });
+    assert!(!is_open);
+    run(&holder, "rollback");
+    run(&db, "update t set a = 3");
+    drop(db);
+    let db = open(&home.at("b.db"));
+    assert_eq!(value::<i64>(&db, "select a from t"), 3);
+    common::assert_integrity(&db);
+}
+
+static ASKED_BY_LOG: AtomicI32 = AtomicI32::new(0);
 static ASKED: AtomicI32 = AtomicI32::new(0);
 
 /// A handler of the program's own is asked, and counts as it does for SQLite's locks.

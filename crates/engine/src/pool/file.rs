@@ -140,6 +140,11 @@ impl File {
         self.dirty.load(Ordering::Acquire)
     }
 
+    /// Whether the uncommitted changes have the pool's transaction already, since a part of them was written ahead.
+    pub fn has_begun(&self) -> bool {
+        self.is_dirty() && self.pending.read().unwrap_or_else(PoisonError::into_inner).txn.is_some()
+    }
+
     /// Fills `buf` from `offset`, uncommitted changes included. Returns how many bytes there were
     /// before the end of the file; the rest of `buf` is zero.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {

@@ -69,6 +69,7 @@ impl MainFile {
             plain_name: None,
             generation: (Txg(0), 0),
             is_exchanged: false,
+            is_schema_in_doubt: false,
             properties: Vec::new(),
             read_only: false,
             lock: SQLITE_LOCK_NONE,
@@ -76,12 +77,15 @@ impl MainFile {
             stale: false,
             journal_on_disk: false,
             checkpoint: Checkpoint::Open,
+            is_checkpointing: false,
             wal_index: None,
             backfilled: 0,
             has_log_lock: false,
             announced: false,
             published: false,
             busy: BusyHandler::default(),
+            connection: std::ptr::null(),
+            holds_as: 0,
         }
     }
 
