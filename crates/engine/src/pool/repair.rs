@@ -38,7 +38,7 @@ impl Pool {
         let mut from = Vec::new();
         loop {
             // Looked for without a transaction: a pool in which nothing is wrong is not written to.
-            let (found, next) = self.read(|source| orphans(source, &from))?;
+            let Looked { found, next } = self.read(|source| orphans(source, &from))?;
             if !found.is_empty() {
                 self.change(|txn| {
                     for key in &found {
@@ -64,8 +64,15 @@ impl Pool {
     }
 }
 
-/// The next entries of files that are gone, and where to go on, if there is more.
-fn orphans(source: &mut impl Source, from: &[u8]) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>)> {
+/// What was looked at in one go.
+struct Looked {
+    /// The keys of entries of files that are gone.
+    found: Vec<Vec<u8>>,
+    /// Where to go on, if there is more.
+    next: Option<Vec<u8>>,
+}
+
+fn orphans(source: &mut impl Source, from: &[u8]) -> Result<Looked> {
     let entries = source.range(NAMES, from, &[0xff], ENTRY_COUNT)?;
     let next = entries.last().map(|(key, _)| [&key[..], &[0]].concat());
     let mut found = Vec::new();
@@ -74,7 +81,7 @@ fn orphans(source: &mut impl Source, from: &[u8]) -> Result<(Vec<Vec<u8>>, Optio
             found.push(key);
         }
     }
-    Ok((found, next))
+    Ok(Looked { found, next })
 }
 
 /// Whether an entry of the names tree is of a file that is gone.
