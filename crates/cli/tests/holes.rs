@@ -102,3 +102,55 @@ fn the_longest_file_is_written_or_refused_at_once() {
         }
     }
 }
+
+/// None of these goes over what is not there: each would go on for ever.
+#[test]
+fn commands_about_the_longest_file_are_done_at_once() {
+    let (directory, pool) = pool_with(LONGEST_LEN);
+    let (inside, clone) = (with_ending(&pool, "/long"), with_ending(&pool, "/clone"));
+    let (old, new) = (with_ending(&pool, "@old"), with_ending(&pool, "@new"));
+    let run =
+        |arguments: &[&str], paths: &[&Path]| stdout_of(hardpack().args(arguments).args(paths));
+    run(&["snapshot"], &[&old]);
+    run(&["clone"], &[&with_ending(&old, "/long"), &clone]);
+    run(&["check", "-q"], &[&pool]);
+    run(&["repack", "-q"], &[&pool]);
+    run(&["fold", "-q"], &[&pool]);
+    run(&["compact", "-q"], &[&pool]);
+    set_len(&pool, 5000);
+    run(&["snapshot"], &[&new]);
+    // It got shorter, and became as long again.
+    let ranges = |arguments: &[&Path]| {
+        let found = json_of(hardpack().args(["diff", "--json"]).args(arguments)).to_string();
+        assert!(found.contains(&format!("[4096,{LONGEST_LEN}]")), "{found}");
+    };
+    ranges(&[&old, &new]);
+    ranges(&[&old]);
+    set_len(&pool, LONGEST_LEN);
+    ranges(&[&new]);
+    let sent = hardpack().args(["send", "-q"]).arg(&old).assert().success();
+    let stream = sent.get_output().stdout.clone();
+    let more = hardpack().args(["send", "-q", "-i"]).args([Path::new("@old"), &new]).assert();
+    let more = more.success().get_output().stdout.clone();
+    assert!(stream.len() + more.len() < 1 << 20, "{} and {}", stream.len(), more.len());
+    let other = directory.path().join("other.hpk");
+    run(&["create"], &[&other]);
+    for stream in [stream, more] {
+        let mut command = hardpack();
+        command.args(["receive", "-q"]).arg(other.join("in")).write_stdin(stream);
+        command.assert().success();
+    }
+    run(&["rm"], &[&clone]);
+    run(&["rollback"], &[&old]);
+    run(&["check", "-q"], &[&pool]);
+    assert_eq!(json_of(hardpack().args(["stat", "--json"]).arg(&inside))["len"], LONGEST_LEN);
+}
+
+fn set_len(pool: &Path, len: u64) {
+    let pool =
+        Pool::open(Arc::new(FileDevice::open(pool).unwrap()), Options::new(1 << 20)).unwrap();
+    let file = pool.file(pool.resolve(b"long").unwrap().file).unwrap();
+    file.set_len(len).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.close().unwrap();
+}

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use common::*;
 use rusqlite::Connection;
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
 
 fn os(bytes: &[u8]) -> &OsStr {
@@ -384,23 +385,23 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join(&odd))), "good\n");
 }
 
+fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, content: &[u8]) {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(content.len() as u64);
+    header.set_mode(0o755);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(1);
+    if !to.is_empty() {
+        header.set_link_name(to).unwrap();
+    }
+    tar.append_data(&mut header, path, content).unwrap();
+}
+
 /// What a stream gives below a name that is no directory is refused, by its path, and the rest goes in.
 #[test]
 fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
-    use tar::{Builder, EntryType, Header};
-    fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, content: &[u8]) {
-        let mut header = Header::new_gnu();
-        header.set_entry_type(kind);
-        header.set_size(content.len() as u64);
-        header.set_mode(0o755);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(1);
-        if !to.is_empty() {
-            header.set_link_name(to).unwrap();
-        }
-        tar.append_data(&mut header, path, content).unwrap();
-    }
     // As one batch, and over several.
     for long in [3, 40 << 20] {
         let mut tar = Builder::new(Vec::new());
@@ -442,6 +443,31 @@ fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
         assert_eq!(stdout_of(hardpack().arg("cat").arg(inside("/dir/last"))), "last");
         hardpack().args(["check", "-q"]).arg(&pool).assert().success();
     }
+}
+
+/// What is not put leaves nothing behind, neither where it would have been nor where it leads.
+#[test]
+fn a_link_to_what_is_missing_makes_no_directories() {
+    let mut tar = Builder::new(Vec::new());
+    add(&mut tar, EntryType::Link, "h", "missing/x", b"");
+    add(&mut tar, EntryType::Link, "new/h", "deep/missing/x", b"");
+    add(&mut tar, EntryType::Fifo, "pipes/p", "", b"");
+    add(&mut tar, EntryType::Regular, "dir/first", "", b"content");
+    add(&mut tar, EntryType::Link, "links/second", "dir/first", b"");
+    let (directory, path) = directory_with("in.tar", &tar.into_inner().unwrap());
+    let pool = directory.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    let done = hardpack().args(["put", "-q", "--tar"]).args([&path, &pool]).assert().failure();
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    for expected in
+        ["cannot put 'h': no such file: missing/x", "cannot put 'new/h': no such file: deep/"]
+    {
+        assert!(stderr.contains(expected), "{expected}: {stderr}");
+    }
+    let names = stdout_of(hardpack().arg("ls").arg(&pool));
+    assert_eq!(names.lines().collect::<Vec<_>>(), ["dir", "links"]);
+    let second = with_ending(&pool, "/links/second");
+    assert_eq!(stdout_of(hardpack().arg("cat").arg(second)), "content");
 }
 
 #[test]

@@ -85,9 +85,19 @@ impl Cells {
         if page::has_payload(group.kind) {
             self.list_overflow(group, payloads.1, local_len_max)?;
         }
+        let fits = |len: u64| len <= geometry.usable_len() as u64;
+        let full = Malformed("a page has more cells than room");
+        // Before anything is put together: what is written goes with the page's length then.
+        let payloads_len: u64 = self.payload_lens.iter().map(|&len| u64::from(len)).sum();
+        if self.overflow.is_empty() && page::has_payload(group.kind) && !fits(payloads_len) {
+            return Err(full);
+        }
         self.has_slots = self.measure_alike(group, payloads, fields, arena);
         if !self.has_slots {
             self.measure_each(group, geometry);
+            if !fits(self.lens.iter().map(|&len| u64::from(len)).sum()) {
+                return Err(full);
+            }
             self.program.fill_slots_with_bodies(fields, arena);
         }
         Ok(())
@@ -383,7 +393,7 @@ impl Cells {
             Operation::Mixed { first, .. } => {
                 let field = fields.mixed[first + cell];
                 if page::is_number(field.serial) {
-                    put_word(buffer, at, field.body as i64, field.serial)
+                    put_word(buffer, at, field.word(&fields.words), field.serial)
                 } else if field.serial & SERIAL_IS_CUT == 0 {
                     let len = page::body_len(field.serial) as usize;
                     put_string(buffer, at, arena, field.body as usize, len)

@@ -3,8 +3,10 @@
 //! Fields are kept column by column: a serial type, and what its body is made of. Once all columns of a group
 //! are there, so are the lengths of its rows, and `rebuild` can put the cells into their pages.
 //!
-//! Everything read is bounded before it takes memory: the pages by the record's length, the cells by the
-//! pages' lengths, the fields by [`FIELDS_PER_BYTE_MAX`].
+//! Everything read is bounded before it takes memory, by what a record of that length can hold: the pages by its
+//! length, the cells of a page by the least that a cell and its pointer take, payloads that are not whole by the least that
+//! these leave in their cells, the fields by [`FIELDS_PER_BYTE_MAX`]. No encoder wrote more, as no page holds more. Lists
+//! grow by no more than an eighth of what they hold: see [`make_room`].
 
 use std::ops::Range;
 
@@ -18,6 +20,14 @@ use super::page::{self, Geometry};
 use super::streams::{Reader, Stream};
 use super::varint;
 use super::{Malformed, RECORD_LEN_MAX};
+
+/// Makes room for `count` more items, and little besides: a list of a long record would double otherwise.
+pub(super) fn make_room<T>(list: &mut Vec<T>, count: usize) {
+    const LEAST: usize = 64;
+    if list.capacity() - list.len() < count {
+        list.reserve_exact(count + list.capacity() / 8 + LEAST);
+    }
+}
 
 /// Rows that seem to belong to one b-tree.
 #[derive(Default)]
@@ -51,6 +61,11 @@ impl Group {
         }
     }
 
+    fn len_in_memory(&self) -> usize {
+        let ints = self.row_ids.capacity() + self.children.capacity() + self.tails.capacity();
+        8 * (ints + self.overflow_rows.capacity() + self.overflow.capacity())
+    }
+
     fn start(&mut self) {
         self.page_count = 0;
         self.row_count = 0;
@@ -77,6 +92,16 @@ pub(super) struct PageSequences {
     pub(super) fragments: Vec<i64>,
     pub(super) ranks: Vec<i64>,
     pub(super) holes: Vec<i64>,
+}
+
+impl PageSequences {
+    fn len_in_memory(&self) -> usize {
+        let pages = self.kinds.capacity() + self.words.capacity() + self.cell_counts.capacity();
+        let headers =
+            self.freeblocks.capacity() + self.content_starts.capacity() + self.fragments.capacity();
+        let cells = self.ranks.capacity() + self.holes.capacity();
+        8 * (pages + self.flags.capacity() + headers + cells)
+    }
 }
 
 /// Working memory of the decoder.
@@ -108,6 +133,8 @@ impl Decoder {
             + self.arena.bytes.capacity()
             + self.cells.len_in_memory()
             + self.column.len_in_memory()
+            + self.pages.len_in_memory()
+            + self.groups.iter().map(Group::len_in_memory).sum::<usize>()
     }
 
     /// Writes at least those pages into `out` that have bytes in `part`.
@@ -125,7 +152,7 @@ impl Decoder {
         out[..plan.head_len].copy_from_slice(head);
         self.read_pages(&plan, &mut reader)?;
         self.arena.start(&reader, out.len());
-        self.fields.clear();
+        self.fields.start(out.len());
         let mut field_count = 0;
         for group in 0..self.groups.len() {
             field_count += self.read_group_head(group, &mut reader)?;
@@ -156,7 +183,7 @@ impl Decoder {
         self.groups.truncate(group_count);
         self.groups.resize_with(group_count, Group::default);
         self.groups.iter_mut().for_each(Group::start);
-        let cell_count_max = plan.geometry.page_len as i64 / 2;
+        let cell_count_max = plan.geometry.cell_count_max() as i64;
         let (mut header_count, mut rank_count, mut hole_count) = (0, 0, 0);
         let btrees = pages.kinds.iter().filter(|&&kind| kind >= FIRST_GROUP);
         for ((&kind, &cells), &flags) in btrees.zip(&pages.cell_counts).zip(&pages.flags) {
@@ -190,7 +217,8 @@ impl Decoder {
         if !page::is_btree_kind(group.kind) || column_count > page::COLUMN_COUNT_MAX as u64 {
             return Err(Malformed("a group is unknown"));
         }
-        group.column_count = column_count as usize;
+        // Columns without rows are nothing, and no field speaks for how many they may be.
+        group.column_count = if group.row_count > 0 { column_count as usize } else { 0 };
         Ok(group.row_count * group.column_count)
     }
 
@@ -253,7 +281,8 @@ fn read_overflow(
     work: &mut Ints,
 ) -> Result<(), Malformed> {
     let count = reader.take_number()?;
-    if count > group.row_count as u64 {
+    let room = group.page_count as u64 * geometry.usable_len() as u64;
+    if count > group.row_count as u64 || count > room / geometry.overflow_cell_len_min() {
         return Err(Malformed("too many payloads are not whole"));
     }
     ints::decode(work, reader, count as usize, &mut group.overflow_rows)?;

@@ -7,6 +7,7 @@
 use super::Malformed;
 use super::arena::Arena;
 use super::decimal;
+use super::decode::make_room;
 use super::ints::{self, Ints};
 use super::layout::*;
 use super::page;
@@ -40,11 +41,16 @@ pub(super) enum Shape {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MixedField {
     pub(super) serial: u32,
-    pub(super) body: Body,
+    /// An integer of up to four bytes, where in the arena a string is, or which of the words a longer number is.
+    pub(super) body: u32,
 }
 
-/// An integer or the bits of a double, or where in the arena a string is.
-pub(super) type Body = u64;
+/// A field that may be anything, as it is read.
+struct WholeField {
+    serial: u32,
+    /// An integer or the bits of a double, or where in the arena a string is.
+    body: u64,
+}
 
 /// The fields of all groups' rows, column by column.
 #[derive(Default)]
@@ -56,10 +62,30 @@ pub(super) struct Fields {
     pub(super) serials: Vec<u8>,
     pub(super) spans: Vec<Span>,
     pub(super) mixed: Vec<MixedField>,
+    /// How many more numbers of six and eight bytes there may be among the mixed ones.
+    long_count_left: usize,
+}
+
+/// The serial types of numbers that are longer than the body of a [`MixedField`], and their least length.
+const LONG_SERIALS: std::ops::RangeInclusive<u32> = 5..=7;
+const LONG_LEN_MIN: usize = 6;
+
+impl MixedField {
+    /// The number, if its serial type is one of a number.
+    #[inline(always)]
+    pub(super) fn word(self, words: &[i64]) -> i64 {
+        if LONG_SERIALS.contains(&self.serial) {
+            words[self.body as usize]
+        } else {
+            i64::from(self.body)
+        }
+    }
 }
 
 impl Fields {
-    pub(super) fn clear(&mut self) {
+    /// Begins with the fields of a record of so many bytes.
+    pub(super) fn start(&mut self, record_len: usize) {
+        self.long_count_left = record_len / LONG_LEN_MIN;
         self.shapes.clear();
         self.words.clear();
         self.serials.clear();
@@ -72,6 +98,20 @@ impl Fields {
             + self.serials.capacity()
             + self.mixed.capacity() * size_of::<MixedField>()
             + self.shapes.capacity() * size_of::<Shape>()
+    }
+
+    fn put_mixed(&mut self, field: WholeField) -> Result<(), Malformed> {
+        let WholeField { serial, body: whole } = field;
+        let mut body = whole as u32;
+        if LONG_SERIALS.contains(&serial) {
+            let left = self.long_count_left.checked_sub(1);
+            self.long_count_left = left.ok_or(Malformed("there are too many fields"))?;
+            make_room(&mut self.words, 1);
+            self.words.push(whole as i64);
+            body = self.words.len() as u32 - 1;
+        }
+        self.mixed.push(MixedField { serial, body });
+        Ok(())
     }
 
     /// The serial type of a row's field, [`SERIAL_IS_CUT`] and [`SERIAL_ABSENT`] included.
@@ -108,6 +148,19 @@ impl Column {
     pub(super) fn len_in_memory(&self) -> usize {
         let ints = self.ints.capacity() + self.decimals.capacity() + self.doubles.capacity();
         8 * (ints + self.cuts.capacity() + self.texts.capacity() + self.blobs.capacity())
+    }
+
+    /// Gives memory back where another column left much more than one of so many rows takes: six columns, each of
+    /// another class, would otherwise leave that of six.
+    fn shrink(&mut self, row_count: usize) {
+        const KEPT_LEN: usize = 1 << 20;
+        if self.len_in_memory() > KEPT_LEN + 16 * row_count {
+            let Column { ints, decimals, doubles, texts, blobs, cuts, .. } = self;
+            for list in [ints, decimals, doubles, cuts] {
+                *list = Vec::new();
+            }
+            (*texts, *blobs) = (Vec::new(), Vec::new());
+        }
     }
 
     /// Reads a column of `row_count` fields.
@@ -212,6 +265,7 @@ impl Column {
         if unknown + counts[usize::from(CLASS_WIDE)] > 0 {
             return Err(UNKNOWN_CLASS);
         }
+        self.shrink(counts.iter().sum());
         let count = |class: u8| counts[usize::from(class)];
         let wide: usize = counts[usize::from(CLASS_WIDE)..].iter().sum();
         let work = &mut self.work;
@@ -247,19 +301,19 @@ impl Column {
         let (mut texts, mut blobs) = (self.texts.iter(), self.blobs.iter());
         let mut next = |class: u8| {
             Ok(match class {
-                CLASS_NULL => MixedField { serial: 0, body: 0 },
+                CLASS_NULL => WholeField { serial: 0, body: 0 },
                 CLASS_INT => {
                     let value = *ints.next().ok_or(SHORT)?;
-                    MixedField { serial: int_serial(value), body: value as u64 }
+                    WholeField { serial: int_serial(value), body: value as u64 }
                 }
                 CLASS_DECIMAL => {
                     let decimal = *decimals.next().ok_or(SHORT)?;
                     let body = decimal::from_decimal(decimal, exponent);
-                    MixedField { serial: SERIAL_DOUBLE, body }
+                    WholeField { serial: SERIAL_DOUBLE, body }
                 }
                 CLASS_FLOAT => {
                     let body = *doubles.next().ok_or(SHORT)? as u64;
-                    MixedField { serial: SERIAL_DOUBLE, body }
+                    WholeField { serial: SERIAL_DOUBLE, body }
                 }
                 CLASS_TEXT => string_field(13, *texts.next().ok_or(SHORT)?)?,
                 CLASS_BLOB => string_field(12, *blobs.next().ok_or(SHORT)?)?,
@@ -268,18 +322,20 @@ impl Column {
                     if serial >= page::SERIAL_LIMIT {
                         return Err(Malformed("a serial type is too great"));
                     }
-                    MixedField { serial: serial | SERIAL_IS_CUT, body: 0 }
+                    WholeField { serial: serial | SERIAL_IS_CUT, body: 0 }
                 }
-                CLASS_ABSENT => MixedField { serial: SERIAL_ABSENT, body: 0 },
+                CLASS_ABSENT => WholeField { serial: SERIAL_ABSENT, body: 0 },
                 _ => {
                     let body = *ints.next().ok_or(SHORT)? as u64;
-                    MixedField { serial: u32::from(class - CLASS_WIDE), body }
+                    WholeField { serial: u32::from(class - CLASS_WIDE), body }
                 }
             })
         };
         let others = [CLASS_TEXT, CLASS_BLOB, CLASS_CUT, CLASS_ABSENT];
         if others.iter().all(|&class| counts[usize::from(class)] == 0) {
             let (first, first_serial) = (fields.words.len(), fields.serials.len());
+            make_room(&mut fields.words, counts.iter().sum());
+            make_room(&mut fields.serials, counts.iter().sum());
             for class in classes {
                 let field = next(class)?;
                 fields.words.push(field.body as i64);
@@ -288,8 +344,9 @@ impl Column {
             return Ok(Shape::Words { first, first_serial });
         }
         let first = fields.mixed.len();
+        make_room(&mut fields.mixed, counts.iter().sum());
         for class in classes {
-            fields.mixed.push(next(class)?);
+            fields.put_mixed(next(class)?)?;
         }
         Ok(Shape::Mixed { first })
     }
@@ -307,11 +364,11 @@ fn read_exponent(reader: &mut Reader<'_>) -> Result<usize, Malformed> {
 }
 
 /// The field of a string; `base` is the serial type of an empty one.
-fn string_field(base: u32, span: Span) -> Result<MixedField, Malformed> {
+fn string_field(base: u32, span: Span) -> Result<WholeField, Malformed> {
     if span.len as usize > super::PAGE_LEN_MAX {
         return Err(TOO_LONG);
     }
-    Ok(MixedField { serial: base + 2 * span.len, body: u64::from(span.at) })
+    Ok(WholeField { serial: base + 2 * span.len, body: u64::from(span.at) })
 }
 
 /// For a string that is whole in its cell.

@@ -9,6 +9,7 @@
 //! The encoder's choice is never checked by the decoder: any form gives back its values exactly.
 
 use super::Malformed;
+use super::decode::make_room;
 use super::dictionary::{self, Dictionary};
 use super::streams::{Reader, Stream, Writer};
 use super::varint::{unzigzag, zigzag};
@@ -200,6 +201,7 @@ pub(super) fn append(
     count: usize,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
+    make_room(out, count);
     if count < PLANES_COUNT_MIN {
         let mut previous = 0i64;
         for _ in 0..count {

@@ -12,7 +12,8 @@
 //!   parse is kept as it is, page by page.
 //! * Everything that decoding needs is in the filtered form, but for the length of the record.
 //! * Decoding of any bytes ends without a panic, in time linear in the lengths of both buffers, and
-//!   with memory proportional to the record's length: no page is gone over column by column unless it has cells. It fills the record exactly or is an error.
+//!   with at most 17 bytes of memory for each of the record and 1 MiB: what a form claims is compared with what the
+//!   record's pages can hold before memory is taken. No page is gone over column by column unless it has cells. It fills the record exactly or is an error.
 //! * The same record, offset and page length give the same filtered form.
 //! * After warm-up nothing is allocated per page or cell.
 //!

@@ -92,6 +92,18 @@ impl Geometry {
         self.page_len - self.reserved_len
     }
 
+    /// The most cells that a page can have.
+    pub(super) fn cell_count_max(self) -> usize {
+        const HEADER_LEN_MIN: usize = 8;
+        const POINTER_LEN: usize = 2;
+        (self.usable_len() - HEADER_LEN_MIN) / (CELL_LEN_MIN + POINTER_LEN)
+    }
+
+    /// The least that a cell takes whose payload is not whole in it: what is left of that, and a page number.
+    pub(super) fn overflow_cell_len_min(self) -> u64 {
+        (self.usable_len() as u64 - 12) * 32 / 255 - 23 + 4
+    }
+
     /// The longest payload that is whole in its cell.
     #[inline]
     pub(super) fn local_len_max(self, kind: u8) -> u64 {

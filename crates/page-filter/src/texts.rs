@@ -11,6 +11,7 @@
 use super::Malformed;
 use super::arena::Arena;
 use super::dates::{self, Dates};
+use super::decode::make_room;
 use super::dictionary::{self, Dictionary};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
@@ -281,6 +282,7 @@ pub(super) fn append(
     if count == 0 {
         return Ok(());
     }
+    make_room(spans, count + ENDS_AT_ONCE);
     match reader.take_byte(Stream::Control)? {
         TERMINATED => take_terminated(reader, stream, count, arena, spans),
         LENGTHS => {
@@ -333,6 +335,9 @@ pub(super) fn append(
     }
 }
 
+/// How many strings may end in one word.
+const ENDS_AT_ONCE: usize = 8;
+
 /// Finds `count` strings, and puts their places behind those that `spans` holds.
 fn take_terminated(
     reader: &mut Reader<'_>,
@@ -359,10 +364,9 @@ fn take_terminated(
 /// All zero bytes of a word are found at once, and up to two noted whether there are any or not:
 /// where short strings end cannot be foretold, so that branches would cost more.
 fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize, Malformed> {
-    const WORD_COUNT_MAX: usize = 8;
     let start = spans.len();
     // Words may have a few more than are wanted.
-    spans.resize(start + count + WORD_COUNT_MAX, Span::default());
+    spans.resize(start + count + ENDS_AT_ONCE, Span::default());
     let ends = &mut spans[start..];
     let mut found = 0;
     let mut at = 0;

@@ -6,10 +6,11 @@
 //! outside the file and cells that overrun their page are passed over, and where a page cannot be read
 //! the walk goes on beside it. What hangs below such a page alone has no known owner.
 //!
-//! Memory: one bit for each page of the database, and what is said of those that are asked for.
+//! Invariant: time and memory go with the pages that are met and the ranges that are asked for, never with how long the
+//! database says it is or how much of it is hurt: a file may claim 2^60 bytes, nearly all of them a hole.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 use crate::unused::{HEADER_LEN, Kind, PENDING_BYTE_DEFAULT, be16, be32, varint};
@@ -19,6 +20,10 @@ const USABLE_LEN_MIN: usize = 480;
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// The largest page number of SQLite.
 const PAGE_COUNT_MAX: u64 = u32::MAX as u64 - 1;
+/// So many pointer maps are known by their places, which is those of a database of 400 GB. Others have no known owner.
+const POINTER_MAP_COUNT_MAX: usize = 1 << 20;
+/// Pages met are noted by this many, in a word each 64.
+const VISITED_WORD_COUNT: usize = 8;
 
 /// Fills a buffer from an offset of the database, and says whether that could be read.
 pub type ReadAt<'a> = dyn FnMut(&mut [u8], u64) -> bool + 'a;
@@ -59,17 +64,12 @@ pub fn find(len: u64, ranges: &[(u64, u64)], read: &mut ReadAt<'_>) -> Option<Ow
         page_len,
         usable_len,
         page_count,
-        visited: vec![0; page_count as usize / 64 + 1],
+        visited: HashMap::new(),
+        asked: asked_pages(ranges, page_len as u64, page_count),
         owners: BTreeMap::new(),
         missing: 0,
     };
-    for (start, end) in ranges.iter().filter(|(start, end)| start < end) {
-        let last = ((end - 1) / page_len as u64 + 1).min(u64::from(page_count)) as u32;
-        for page in (start / page_len as u64 + 1).min(PAGE_COUNT_MAX) as u32..=last {
-            walk.owners.insert(page, None);
-        }
-    }
-    walk.missing = walk.owners.len();
+    walk.missing = walk.asked.iter().map(|pages| u64::from(pages.end() - pages.start()) + 1).sum();
     walk.fixed_places(&header);
     walk.freelist(be32(&header, 32));
     let mut schema = Vec::new();
@@ -81,15 +81,37 @@ pub fn find(len: u64, ranges: &[(u64, u64)], read: &mut ReadAt<'_>) -> Option<Ow
     Some(Owners { page_len: page_len as u32, pages: walk.finish() })
 }
 
+/// The pages that any of `ranges` touches: in order, apart from each other.
+fn asked_pages(ranges: &[(u64, u64)], page_len: u64, page_count: u32) -> Vec<RangeInclusive<u32>> {
+    let mut ranges: Vec<_> = ranges.iter().filter(|(start, end)| start < end).collect();
+    ranges.sort_unstable();
+    let mut asked: Vec<RangeInclusive<u32>> = Vec::new();
+    for (start, end) in ranges {
+        let first = (start / page_len + 1).min(PAGE_COUNT_MAX) as u32;
+        let last = ((end - 1) / page_len + 1).min(u64::from(page_count)) as u32;
+        match asked.last_mut() {
+            _ if first > last => {}
+            Some(before) if first <= before.end() + 1 => {
+                *before = *before.start()..=last.max(*before.end());
+            }
+            _ => asked.push(first..=last),
+        }
+    }
+    asked
+}
+
 struct Walk<'a, 'r> {
     read: &'a mut ReadAt<'r>,
     page_len: usize,
     usable_len: usize,
     page_count: u32,
-    visited: Vec<u64>,
-    owners: BTreeMap<u32, Option<String>>,
+    /// A bit for each page, by those that lie together and of which one was met.
+    visited: HashMap<u32, [u64; VISITED_WORD_COUNT]>,
+    asked: Vec<RangeInclusive<u32>>,
+    /// Of the pages that are asked for, those whose owner was found.
+    owners: BTreeMap<u32, String>,
     /// Pages that are asked for and have no owner yet.
-    missing: usize,
+    missing: u64,
 }
 
 impl Walk<'_, '_> {
@@ -99,12 +121,15 @@ impl Walk<'_, '_> {
             return false;
         }
         let (word, bit) = (page as usize / 64, 1 << (page % 64));
-        if self.visited[word] & bit != 0 {
+        let words = self.visited.entry((word / VISITED_WORD_COUNT) as u32).or_default();
+        let word = &mut words[word % VISITED_WORD_COUNT];
+        if *word & bit != 0 {
             return false;
         }
-        self.visited[word] |= bit;
-        if let Some(known @ None) = self.owners.get_mut(&page) {
-            *known = Some(owner.to_string());
+        *word |= bit;
+        let before = self.asked.partition_point(|pages| *pages.end() < page);
+        if self.asked.get(before).is_some_and(|pages| pages.contains(&page)) {
+            self.owners.insert(page, owner.to_string());
             self.missing -= 1;
         }
         true
@@ -124,7 +149,7 @@ impl Walk<'_, '_> {
             return;
         }
         let interval = self.usable_len / 5 + 1;
-        for page in (2..=self.page_count).step_by(interval) {
+        for page in (2..=self.page_count).step_by(interval).take(POINTER_MAP_COUNT_MAX) {
             // `ptrmapPageno` in `btree.c`: not on the lock-byte page, but behind it.
             let page = if page == lock_page { page + 1 } else { page };
             self.visit(page, "pointer map");
@@ -206,12 +231,25 @@ impl Walk<'_, '_> {
 
     fn finish(self) -> Vec<OwnedPages> {
         let mut pages: Vec<OwnedPages> = Vec::new();
-        for (page, owner) in self.owners {
-            match pages.last_mut() {
-                Some(last) if *last.pages.end() + 1 == page && last.owner == owner => {
-                    last.pages = *last.pages.start()..=page;
+        let mut add = |found: RangeInclusive<u32>, owner: Option<&String>| match pages.last_mut() {
+            Some(last)
+                if *last.pages.end() + 1 == *found.start() && last.owner.as_ref() == owner =>
+            {
+                last.pages = *last.pages.start()..=*found.end();
+            }
+            _ => pages.push(OwnedPages { pages: found, owner: owner.cloned() }),
+        };
+        for asked in &self.asked {
+            let mut next = *asked.start();
+            for (&page, owner) in self.owners.range(asked.clone()) {
+                if next < page {
+                    add(next..=page - 1, None);
                 }
-                _ => pages.push(OwnedPages { pages: page..=page, owner }),
+                add(page..=page, Some(owner));
+                next = page + 1;
+            }
+            if next <= *asked.end() {
+                add(next..=*asked.end(), None);
             }
         }
         pages
@@ -253,4 +291,42 @@ fn parse_schema(payload: &[u8], encoding: u32) -> Option<(u32, String)> {
         kind => format!("{kind} {}", text(name)),
     };
     Some((root, owner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A range of 2^60 hurt bytes is one row, and no page of it is gone over.
+    #[test]
+    fn a_hurt_range_of_any_length_is_told_at_once() {
+        const LEN: u64 = 1 << 60;
+        let mut header = [0; HEADER_LEN];
+        header[..16].copy_from_slice(MAGIC);
+        header[16] = 0x10;
+        for is_auto_vacuum in [false, true] {
+            header[55] = u8::from(is_auto_vacuum);
+            let mut read_count = 0;
+            let mut read = |buf: &mut [u8], offset: u64| {
+                read_count += 1;
+                buf.fill(0);
+                let n = buf.len().min(HEADER_LEN);
+                buf[..n].copy_from_slice(&header[..n]);
+                offset == 0
+            };
+            let ranges = [(LEN - 5, LEN), (1 << 20, LEN)];
+            let owners = find(LEN, &ranges, &mut read).unwrap();
+            assert!(read_count < 10, "{read_count} reads");
+            let pages = owners.pages;
+            assert_eq!((*pages[0].pages.start(), pages[0].owner.is_none()), (257, true));
+            let last = pages.last().unwrap();
+            assert_eq!(u64::from(*last.pages.end()), PAGE_COUNT_MAX);
+            assert!(last.owner.is_none());
+            let row_count = 3 + if is_auto_vacuum { 2 * POINTER_MAP_COUNT_MAX } else { 0 };
+            assert!(pages.len() <= row_count, "{} rows", pages.len());
+            let pairs = pages.windows(2);
+            let apart = |pair: &[OwnedPages]| *pair[0].pages.end() + 1 == *pair[1].pages.start();
+            assert!(pairs.into_iter().all(apart), "every page once");
+        }
+    }
 }

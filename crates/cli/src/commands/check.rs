@@ -74,8 +74,11 @@ fn repair(args: &CheckArgs) -> Result<RepairReport, Reason> {
     let _spinner = Spinner::new("repairing", args.work.quiet);
     let done = pool.repair(PATIENCE, &mut || !signals::is_interrupted())?;
     signals::check()?;
-    pool.store().make_durable()?;
-    pool.close()?;
+    // Where there was nothing to mend, nothing is written.
+    if done != RepairReport::default() {
+        pool.store().make_durable()?;
+        pool.close()?;
+    }
     Ok(done)
 }
 

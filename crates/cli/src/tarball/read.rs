@@ -84,6 +84,37 @@ impl TarPutter<'_> {
             // The directory itself, as "./" is in many a stream.
             return Ok(());
         }
+        let left_out = match kind {
+            EntryType::Fifo => Some("a pipe"),
+            EntryType::Char | EntryType::Block => Some("a device"),
+            EntryType::Directory
+            | EntryType::Symlink
+            | EntryType::Link
+            | EntryType::Regular
+            | EntryType::Continuous
+            | EntryType::GNUSparse => None,
+            _ => Some("an entry of an unknown kind"),
+        };
+        if let Some(why) = left_out {
+            self.left_out(given, why);
+            return Ok(());
+        }
+        // What is linked to is looked for, and never made.
+        let linked = match (kind, inside(&entry.target)) {
+            (EntryType::Link, None) => {
+                self.left_out(given, "it would lead outside");
+                return Ok(());
+            }
+            (EntryType::Link, Some(target)) => {
+                let (above, name) = split(&target);
+                let Some(above) = self.directory_there(above)? else {
+                    self.failed(&path, &format!("no such file: {}", text::escaped(&target)));
+                    return Ok(());
+                };
+                Some((above, name.to_vec()))
+            }
+            _ => None,
+        };
         let parent = self.directory(parent)?;
         if self.args.verbose {
             let shown = text::for_stdout(&path, false);
@@ -111,14 +142,10 @@ impl TarPutter<'_> {
                 self.summary.symlinks += 1;
             }
             EntryType::Link => {
-                let Some(target) = inside(&entry.target) else {
-                    self.left_out(given, "it would lead outside");
-                    return Ok(());
-                };
-                let (target_parent, target_name) = split(&target);
-                let target_parent = self.directory(target_parent)?;
-                self.import.hard_link((target_parent, target_name), parent, name)?;
-                self.summary.hard_links += 1;
+                if let Some((above, target)) = &linked {
+                    self.import.hard_link((*above, target), parent, name)?;
+                    self.summary.hard_links += 1;
+                }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 let (known, xattrs) = described(&entry, Kind::File)?;
@@ -128,9 +155,7 @@ impl TarPutter<'_> {
                     None => self.content(stream)?,
                 }
             }
-            EntryType::Fifo => self.left_out(given, "a pipe"),
-            EntryType::Char | EntryType::Block => self.left_out(given, "a device"),
-            _ => self.left_out(given, "an entry of an unknown kind"),
+            _ => {}
         }
         Ok(())
     }
@@ -187,6 +212,23 @@ impl TarPutter<'_> {
             self.directories.clear();
         }
         self.directories.insert(path, directory);
+    }
+
+    /// A directory below the top, if the stream or the pool has it.
+    fn directory_there(&self, path: &[u8]) -> Result<Option<FileId>, Reason> {
+        let mut at = (Vec::new(), self.top);
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let inner = join(&at.0, name);
+            let found = match self.directories.get(&inner) {
+                Some(known) => *known,
+                None => match self.pool.lookup_in(at.1, name)? {
+                    Some(entry) if entry.kind == Kind::Directory => entry.file,
+                    _ => return Ok(None),
+                },
+            };
+            at = (inner, found);
+        }
+        Ok(Some(at.1))
     }
 
     /// A directory below the top; made where neither the stream nor the pool has it.

@@ -10,7 +10,8 @@
 //! Invariants:
 //!
 //! * A filtered form is compressed only after it was decoded, and that gave the very record.
-//! * Decoding allocates at most [`filtered_len_max`] bytes, whatever the data says.
+//! * Decoding allocates at most [`filtered_len_max`] bytes for the form, whatever the data says, and what the filter takes: 17
+//!   bytes for each of the record and 1 MiB.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;

@@ -2,6 +2,9 @@
 //!
 //! Only nodes that differ are read, and the bytes behind records that differ, since what is written anew need not
 //! have changed. Memory goes with how much changed.
+//!
+//! Invariant: bytes are read only where records or patches differ: a file that became longer or shorter differs behind the
+//! shorter end, which is said and not looked at. It may be a hole of 2^60 bytes.
 
 use std::collections::BTreeMap;
 
@@ -231,11 +234,10 @@ impl Pair<'_> {
     fn differing(&self, file: FileId, mut pieces: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
         let [mut old, mut new] = [self.old, self.new].map(|state| self.source(state));
         let lens = [names::attributes(&mut old, file)?.len, names::attributes(&mut new, file)?.len];
-        let end = lens[0].max(lens[1]);
-        // What one of them does not reach differs in any case.
-        if lens[0] != lens[1] {
-            pieces.push((lens[0].min(lens[1]), end));
-        }
+        // What one of them does not reach differs in any case, with the unit in which it ends.
+        let beyond = (lens[0] != lens[1])
+            .then(|| (lens[0].min(lens[1]) / UNIT_LEN * UNIT_LEN, lens[0].max(lens[1])));
+        let end = beyond.map_or(lens[0], |(start, _)| start);
         pieces.sort_unstable();
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut done = 0;
@@ -246,29 +248,30 @@ impl Pair<'_> {
             while at < to {
                 let len = COMPARE_LEN.min(to - at) as usize;
                 let (a, b) = (&mut a[..len], &mut b[..len]);
-                for (source, buf, len) in
-                    [(&mut old, &mut *a, lens[0]), (&mut new, &mut *b, lens[1])]
-                {
-                    let there = len.saturating_sub(at).min(buf.len() as u64) as usize;
-                    buf[there..].fill(0);
-                    read_range(source, file, &mut buf[..there], at)?;
-                }
+                read_range(&mut old, file, a, at)?;
+                read_range(&mut new, file, b, at)?;
                 let units = a.chunks(UNIT_LEN as usize).zip(b.chunks(UNIT_LEN as usize));
                 for ((x, y), start) in units.zip((at..).step_by(UNIT_LEN as usize)) {
                     let stop = start + x.len() as u64;
-                    let is_beyond = lens[0] != lens[1] && stop > lens[0].min(lens[1]);
-                    if x == y && !is_beyond {
-                        continue;
-                    }
-                    match ranges.last_mut() {
-                        Some(last) if last.1 >= start => last.1 = last.1.max(stop),
-                        _ => ranges.push((start, stop)),
+                    if x != y {
+                        add_range(&mut ranges, (start, stop));
                     }
                 }
                 at += len as u64;
             }
             done = done.max(to);
         }
+        if let Some(beyond) = beyond {
+            add_range(&mut ranges, beyond);
+        }
         Ok(ranges)
+    }
+}
+
+/// Puts a range behind others, or with the last of them where they touch.
+fn add_range(ranges: &mut Vec<(u64, u64)>, (start, stop): (u64, u64)) {
+    match ranges.last_mut() {
+        Some(last) if last.1 >= start => last.1 = last.1.max(stop),
+        _ => ranges.push((start, stop)),
     }
 }

@@ -1,6 +1,8 @@
 //! Removing from a pool what only confuses, and loses nothing: what is kept for files that are gone, and an index of content
 //! that is damaged, which is built anew.
 //!
+//! Invariant: a pool in which nothing is wrong is not written to.
+//!
 //! Something is of a file that is gone where there are neither attributes, nor records, nor a name of it. Whatever else
 //! a check finds is left as it is: it may be what is left of something.
 
@@ -13,7 +15,7 @@ use crate::store::Patience;
 use crate::store::trees::NAMES;
 use crate::units::FileId;
 
-/// How many entries are looked at in one transaction.
+/// How many entries are looked at in one go.
 const ENTRY_COUNT: usize = 4096;
 
 /// What a repair did.
@@ -34,16 +36,21 @@ impl Pool {
     ) -> Result<RepairReport> {
         let mut report = RepairReport::default();
         let mut from = Vec::new();
-        while let Some(next) = self.change(|txn| {
-            let entries = txn.range(NAMES, &from, &[0xff], ENTRY_COUNT)?;
-            for (key, _) in &entries {
-                if is_of_a_file_that_is_gone(txn, key)? {
-                    txn.remove(NAMES, key)?;
-                    report.removed += 1;
-                }
+        loop {
+            // Looked for without a transaction: a pool in which nothing is wrong is not written to.
+            let Looked { found, next } = self.read(|source| orphans(source, &from))?;
+            if !found.is_empty() {
+                self.change(|txn| {
+                    for key in &found {
+                        if txn.get(NAMES, key)?.is_some() && is_of_a_file_that_is_gone(txn, key)? {
+                            txn.remove(NAMES, key)?;
+                            report.removed += 1;
+                        }
+                    }
+                    Ok(())
+                })?;
             }
-            Ok(entries.last().map(|(key, _)| [&key[..], &[0]].concat()))
-        })? {
+            let Some(next) = next else { break };
             from = next;
             if !go_on() {
                 return Ok(report);
@@ -55,6 +62,26 @@ impl Pool {
         }
         Ok(report)
     }
+}
+
+/// What was looked at in one go.
+struct Looked {
+    /// The keys of entries of files that are gone.
+    found: Vec<Vec<u8>>,
+    /// Where to go on, if there is more.
+    next: Option<Vec<u8>>,
+}
+
+fn orphans(source: &mut impl Source, from: &[u8]) -> Result<Looked> {
+    let entries = source.range(NAMES, from, &[0xff], ENTRY_COUNT)?;
+    let next = entries.last().map(|(key, _)| [&key[..], &[0]].concat());
+    let mut found = Vec::new();
+    for (key, _) in entries {
+        if is_of_a_file_that_is_gone(source, &key)? {
+            found.push(key);
+        }
+    }
+    Ok(Looked { found, next })
 }
 
 /// Whether an entry of the names tree is of a file that is gone.
