@@ -306,3 +306,16 @@ fn no_database_is_extracted_beside_the_log_of_another() {
     hardpack().args(["put", "-q"]).args([&source, &at(&other, "/app.db")]).assert().success();
     hardpack().args(["extract", "-qf"]).arg(at(&other, "/app.db")).arg(into).assert().success();
 }
+
+#[test]
+fn a_pool_that_is_busy_is_not_taken_for_a_database_that_somebody_has_open() {
+    use hardpack_engine::device::{Device, FileDevice};
+    let (directory, _) = databases();
+    let pool = directory.path().join("many.hpk");
+    // A commit that does not end.
+    let device = FileDevice::open(&pool).unwrap();
+    assert!(device.try_lock_writer().unwrap());
+    refused(&["rm"], &[&at(&pool, "/first.db")], 5, "busy with another transaction");
+    device.unlock_writer();
+    succeeds(&["rm"], &at(&pool, "/first.db"));
+}

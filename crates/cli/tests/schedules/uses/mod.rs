@@ -132,18 +132,17 @@ fn reason_of(text: &str, dir: &Path) -> String {
     for target in TARGETS {
         reason = reason.replace(&format!("'{target}'"), "'DB'");
     }
-    // Who it is differs from run to run.
-    if let Some(at) = reason.find(" (process ") {
-        let rest = reason[at..].find(')').map_or("", |end| &reason[at + end + 1..]);
-        reason = format!("another process{rest}");
-    }
-    // So does what is left out here.
+    // What differs from run to run.
     for (from, instead) in [("in use by ", "another process"), ("the state of txg ", "that number")]
     {
         if let Some(at) = reason.find(from) {
             reason.truncate(at + from.len());
             reason += instead;
         }
+    }
+    if let Some(at) = reason.find(" (process ") {
+        let rest = reason[at..].find(')').map_or("", |end| &reason[at + end + 1..]);
+        reason = format!("another process{rest}");
     }
     reason
 }
