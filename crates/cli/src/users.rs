@@ -54,6 +54,10 @@ pub struct Users {
 impl Users {
     pub fn of(path: &Path) -> Result<Users, Reason> {
         let device = FileDevice::open(path)?;
+        if device.is_read_only() {
+            // Nobody is kept out of what one may not change.
+            return Err(Error::ReadOnly("its file cannot be written").into());
+        }
         let (first, held) = (RefCell::default(), RefCell::default());
         Ok(Users { path: path.into(), first, held, device })
     }

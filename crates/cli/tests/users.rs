@@ -319,3 +319,64 @@ fn a_pool_that_is_busy_is_not_taken_for_a_database_that_somebody_has_open() {
     device.unlock_writer();
     succeeds(&["rm"], &at(&pool, "/first.db"));
 }
+
+#[test]
+fn who_may_only_read_a_pool_is_told_so_by_everything_that_changes_it() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let (directory, _) = databases();
+    let (pool, plain) = (directory.path().join("many.hpk"), directory.path().join("app.db"));
+    succeeds(&["snapshot"], &with_ending(&pool, "@before"));
+    let stream = hardpack().arg("send").arg(with_ending(&pool, "@before")).output().unwrap().stdout;
+    let (first, inner) = (at(&pool, "/first.db"), at(&pool, "/dir/app.db"));
+    for (path, mode) in [(directory.path(), 0o777), (&pool, 0o444), (&plain, 0o444)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let run = |arguments: &[&dyn AsRef<std::ffi::OsStr>]| {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+        command.args(arguments.iter().map(|argument| argument.as_ref()));
+        // Who may do everything is somebody else for this.
+        if fs::OpenOptions::new().write(true).open(&pool).is_ok() {
+            command.uid(65534).gid(65534);
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child.stdin.take().unwrap().write_all(&stream);
+        child.wait_with_output().unwrap()
+    };
+    let before = fs::read(&pool).unwrap();
+    let (other, state) = (at(&pool, "/other.db"), with_ending(&pool, "@before"));
+    let changing: [&[&dyn AsRef<std::ffi::OsStr>]; 8] = [
+        &[&"rm", &first],
+        &[&"rm", &"-r", &at(&pool, "/dir")],
+        &[&"mv", &first, &inner],
+        &[&"ln", &"-f", &first, &inner],
+        &[&"put", &"-q", &plain, &other],
+        &[&"rollback", &state],
+        &[&"receive", &other],
+        &[&"mkdir", &other],
+    ];
+    for arguments in changing {
+        let done = run(arguments);
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        let shown: Vec<_> = arguments.iter().map(|argument| argument.as_ref()).collect();
+        assert!(text.contains("read-only"), "{shown:?}: {text}");
+    }
+    let reading: [&[&dyn AsRef<std::ffi::OsStr>]; 6] = [
+        &[&"ls", &pool],
+        &[&"cat", &inner],
+        &[&"info", &pool],
+        &[&"list", &pool],
+        &[&"check", &"-q", &pool],
+        &[&"sql", &inner, &"SELECT count(*) FROM t"],
+    ];
+    for arguments in reading {
+        let done = run(arguments);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    assert!(fs::read(&pool).unwrap() == before);
+}

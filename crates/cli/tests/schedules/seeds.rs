@@ -406,6 +406,11 @@ impl Run {
         self.pool.ends_with("q.hpk")
     }
 
+    /// Whether a pool was made under the name that the first one had.
+    fn has_new_pool(&self) -> bool {
+        self.is_renamed() && self.pool.with_file_name("p.hpk").exists()
+    }
+
     /// When a process began and ended.
     fn span(&self, worker: Worker) -> (usize, usize) {
         let at = |wanted: &dyn Fn(&Event) -> bool| {
@@ -469,6 +474,10 @@ impl Run {
     ) -> Result<(), String> {
         // What replaced it, and when.
         let replaced = self.jobs.iter().find_map(|(index, worker)| {
+            // What comes when the pool has another name makes a new one.
+            if self.plan.jobs[*index].arguments[0] == "put" && self.has_new_pool() {
+                return None;
+            }
             let of = &self.plan.jobs[*index].replaces;
             let (_, tokens) = of.iter().find(|(of, _)| *of == database)?;
             let code = self.world.code(*worker);
