@@ -125,7 +125,9 @@ pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>>
     let name = pool.file_name().unwrap_or_default().as_bytes();
     let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
     let paths: Vec<PathBuf> = match std::fs::read_dir(directory.unwrap_or(Path::new("."))) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?,
+        Ok(entries) => entries
+            .map(|entry| Ok(pool.with_file_name(entry?.file_name())))
+            .collect::<std::io::Result<_>>()?,
         // A directory that is not there yet, or whose names we may not see.
         Err(_) => LOG_SUFFIXES.iter().map(|suffix| sqlite::beside(pool, suffix)).collect(),
     };

@@ -3,12 +3,18 @@
 //! The file is written under a hidden name beside its place, readable to nobody else, and gets its
 //! name by a rename when it is complete, durable and verified. Whatever goes wrong before, it is
 //! removed, and what was there is untouched.
+//!
+//! A database or a pool that is replaced goes away below those who have it open: what they commit later would be
+//! acknowledged, and nowhere. So it is replaced only where nobody has, which is asked for early, and found out for good
+//! around the rename (see [`Unused`]).
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+
+use hardpack_engine::store::superblock;
 
 use crate::contents::logs_beside;
 use crate::failure::{Code, Reason};
@@ -16,11 +22,13 @@ use crate::leftovers;
 use crate::pool_file::Digest;
 use crate::signals;
 use crate::snapshot::read_full;
-use crate::sqlite::{beside, unsettled_sidecar};
+use crate::sqlite::{MAGIC, beside, unsettled_sidecar};
 use crate::sys::{self, Lease, Rename};
 
 /// How long to wait for those who were about to open the file when it was exchanged.
 const STRAGGLER_WAIT: Duration = Duration::from_millis(20);
+/// How long somebody may have it open before that counts.
+const MOMENT: Duration = Duration::from_millis(100);
 const READ_LEN: usize = 4 << 20;
 
 /// A file that has no name of its own yet. Dropped, it is removed.
@@ -63,6 +71,9 @@ impl Unfinished {
     /// Gives it its name, durably.
     pub fn publish(self, target: &Path, force: bool) -> Result<(), Reason> {
         refuse_sidecars(target)?;
+        if force && let Some(old) = database_at(target)? {
+            return self.exchange(target, &Unused::take(&old)?);
+        }
         let mut registered = signals::unfinished();
         signals::check()?;
         if force {
@@ -93,35 +104,33 @@ impl Unfinished {
         digest: &Digest,
         is_database: bool,
     ) -> Result<(), Reason> {
-        refuse_open_elsewhere(file)?;
-        let lease = match Lease::take(file) {
-            Ok(lease) => Some(lease),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(in_use(None)),
-            // Not the owner, or a file system without leases: looking around has to do.
-            Err(_) => None,
-        };
+        let unused = Unused::take(file)?;
         if digest_of(file)? != *digest {
             return Err(Reason::new(Code::InUse, "it changed after it was read"));
         }
         if is_database {
             remove_settled_sidecars(target)?;
         }
-        signals::check()?;
+        self.exchange(target, &unused)
+    }
+
+    /// Exchanges it for what has its name, durably, and removes that.
+    fn exchange(self, target: &Path, old: &Unused<'_>) -> Result<(), Reason> {
         // What is replaced has the name of an unfinished file for a moment.
-        leftovers::hold(file);
+        leftovers::hold(old.file);
         // Held until it is sure which of the two files is to be removed.
         let mut registered = signals::unfinished();
+        signals::check()?;
         match sys::rename(&self.path, target, Rename::Exchange) {
             Ok(()) => {
-                std::thread::sleep(STRAGGLER_WAIT);
-                if let Err(reason) = refuse_opened_since(file, lease.as_ref()) {
+                if let Err(reason) = old.is_still_unused() {
                     sys::rename(&self.path, target, Rename::Exchange)?;
                     return Err(reason);
                 }
                 fs::remove_file(&self.path)?;
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                refuse_opened_since(file, lease.as_ref())?;
+                old.is_still_unused()?;
                 fs::rename(&self.path, target)?;
             }
             Err(error) => return Err(error.into()),
@@ -138,6 +147,77 @@ impl Drop for Unfinished {
         if registered.take().is_some() {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// A file that nobody else has open, as far as can be told. It must be its only descriptor in this process.
+pub struct Unused<'f> {
+    file: &'f File,
+    lease: Option<Lease<'f>>,
+}
+
+impl Unused<'_> {
+    /// Refuses what somebody has open for more than a moment: a child that was forked and has not begun its program
+    /// yet has all that its parent had, and who lists the pool is done soon.
+    pub fn take(file: &File) -> Result<Unused<'_>, Reason> {
+        let end = Instant::now() + MOMENT;
+        loop {
+            match Unused::try_take(file) {
+                Err(reason) if reason.code == Code::InUse && Instant::now() < end => {
+                    signals::check()?;
+                    std::thread::sleep(STRAGGLER_WAIT);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn try_take(file: &File) -> Result<Unused<'_>, Reason> {
+        match Lease::take(file) {
+            Ok(lease) => return Ok(Unused { file, lease: Some(lease) }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                refuse_open_elsewhere(file)?;
+                return Err(in_use(None));
+            }
+            // Not the owner, or a file system without leases: looking around has to do.
+            Err(_) => {}
+        }
+        refuse_open_elsewhere(file)?;
+        Ok(Unused { file, lease: None })
+    }
+
+    /// Refuses where somebody has opened it since, or was about to when it lost its name.
+    pub fn is_still_unused(&self) -> Result<(), Reason> {
+        std::thread::sleep(STRAGGLER_WAIT);
+        match &self.lease {
+            Some(lease) if lease.is_held() => Ok(()),
+            Some(_) => Err(in_use(None)),
+            None => refuse_open_elsewhere(self.file),
+        }
+    }
+}
+
+/// Whether a file is a database or a pool.
+pub fn is_database_or_pool(file: &File) -> Result<bool, Reason> {
+    let mut head = [0; MAGIC.len()];
+    let n = read_full(file, &mut head, 0)?;
+    Ok(n == head.len() && (head == *MAGIC || head == *superblock::MAGIC))
+}
+
+/// The database or pool of this name itself, if it is one. What we may not read is taken for none.
+fn database_at(target: &Path) -> Result<Option<File>, Reason> {
+    if !fs::symlink_metadata(target).is_ok_and(|found| found.is_file()) {
+        return Ok(None);
+    }
+    let Ok(file) = File::open(target) else { return Ok(None) };
+    Ok(is_database_or_pool(&file)?.then_some(file))
+}
+
+/// An error if a database or pool of this name, which is to be replaced, is open elsewhere. To be asked early.
+pub fn refuse_in_use(target: &Path) -> Result<(), Reason> {
+    match database_at(target)? {
+        Some(file) => Unused::take(&file).map(drop),
+        None => Ok(()),
     }
 }
 
@@ -206,8 +286,7 @@ fn in_use(by: Option<(u32, String)>) -> Reason {
         Some((pid, name)) => format!("it is in use by {name} (process {pid})"),
         None => "it is in use by another process".into(),
     };
-    Reason::new(Code::InUse, text)
-        .hint("close it there first; without --in-place a file in use can be packed")
+    Reason::new(Code::InUse, text).hint("close it there first")
 }
 
 /// An error if another process has the file open, as far as can be told.
@@ -215,23 +294,6 @@ pub fn refuse_open_elsewhere(file: &File) -> Result<(), Reason> {
     match opener(&file.metadata()?)? {
         Some(by) => Err(in_use(Some(by))),
         None => Ok(()),
-    }
-}
-
-/// An error if anybody but us has the file open, as `replace` will find. To be asked early.
-pub fn refuse_leased_elsewhere(file: &File) -> Result<(), Reason> {
-    refuse_open_elsewhere(file)?;
-    match Lease::take(file) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use(None)),
-        _ => Ok(()),
-    }
-}
-
-fn refuse_opened_since(file: &File, lease: Option<&Lease<'_>>) -> Result<(), Reason> {
-    match lease {
-        Some(lease) if lease.is_held() => Ok(()),
-        Some(_) => Err(in_use(None)),
-        None => refuse_open_elsewhere(file),
     }
 }
 

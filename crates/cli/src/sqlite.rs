@@ -25,6 +25,9 @@ const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
 
+/// What the names of a log and of a journal end with.
+pub const LOG_ENDINGS: [&str; 2] = ["-wal", "-journal"];
+
 /// The file beside a database with this ending, such as "-wal".
 pub fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -35,12 +38,13 @@ pub fn beside(path: &Path, ending: &str) -> PathBuf {
 /// A file beside a database that may hold transactions the database itself does not, if there is
 /// one.
 pub fn unsettled_sidecar(path: &Path) -> io::Result<Option<PathBuf>> {
-    let wal = beside(path, "-wal");
-    if WAL_MAGICS.iter().any(|magic| begins_with(&wal, magic)) {
-        return Ok(Some(wal));
-    }
-    let journal = beside(path, "-journal");
-    Ok(begins_with(&journal, &JOURNAL_MAGIC).then_some(journal))
+    let sidecars = LOG_ENDINGS.map(|ending| beside(path, ending));
+    Ok(sidecars.into_iter().find(|path| is_unsettled(path)))
+}
+
+/// Whether this is a log or a journal that SQLite would bring into the database beside it.
+pub fn is_unsettled(path: &Path) -> bool {
+    WAL_MAGICS.iter().any(|magic| begins_with(path, magic)) || begins_with(path, &JOURNAL_MAGIC)
 }
 
 fn begins_with(path: &Path, magic: &[u8]) -> bool {

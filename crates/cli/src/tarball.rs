@@ -74,6 +74,7 @@ pub fn extract(
     if !args.force {
         publish::refuse_existing(dest).map_err(cannot)?;
     }
+    publish::refuse_in_use(dest).map_err(cannot)?;
     let unfinished = Unfinished::create(dest).map_err(cannot)?;
     let file = File::options().write(true).open(unfinished.path());
     let mut out = BufWriter::with_capacity(BUFFER_LEN, file.map_err(|e| cannot(e.into()))?);

@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hardpack_engine::device::FileDevice;
+use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{Kind, Pool, ROOT};
 use hardpack_engine::{Error, FileId};
 use rusqlite::Connection;
@@ -54,6 +54,10 @@ pub struct Users {
 impl Users {
     pub fn of(path: &Path) -> Result<Users, Reason> {
         let device = FileDevice::open(path)?;
+        if device.is_read_only() {
+            // Nobody is kept out of what one may not change.
+            return Err(Error::ReadOnly("its file cannot be written").into());
+        }
         let (first, held) = (RefCell::default(), RefCell::default());
         Ok(Users { path: path.into(), first, held, device })
     }
@@ -176,8 +180,20 @@ impl Users {
         }
         let path = database_path(&self.path, &pool.path_of(FIRST_FILE)?);
         let locked = sqlite::lock_any(&path, LOCK_WAIT)?;
-        *first = Some(locked.ok_or_else(|| self.in_use(FIRST_FILE))?);
+        let Some(locked) = locked else {
+            return Err(if self.is_written()? { busy() } else { self.in_use(FIRST_FILE) });
+        };
+        *first = Some(locked);
         Ok(())
+    }
+
+    /// Whether somebody commits something to the pool, of whichever database: then none can be locked.
+    fn is_written(&self) -> Result<bool, Reason> {
+        let is_free = self.device.try_lock_writer()?;
+        if is_free {
+            self.device.unlock_writer();
+        }
+        Ok(!is_free)
     }
 
     /// Whether SQLite can make nothing of a file, and so nothing of a log beside it either.
@@ -255,6 +271,11 @@ impl Users {
         }
         Ok(())
     }
+}
+
+/// Nobody need have the database open.
+fn busy() -> Reason {
+    Reason::new(Code::InUse, Error::Busy.to_string())
 }
 
 /// Removes what lies beside a pool; `tells` where it held something.

@@ -196,3 +196,187 @@ fn what_an_import_leaves_is_removed_by_the_next_and_only_then() {
     assert_eq!(logical(&pool), whole + 9);
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
 }
+
+/// What a command that replaces files is told, given a pool with one database and a plain database, and the file it is
+/// to replace, to the arguments that make it do so.
+type Replacing = fn(source: &Path, victim: &Path) -> Vec<String>;
+
+fn words(words: &[&dyn std::fmt::Display]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+/// Every command that puts a file in the place of another.
+const REPLACING: [(&str, Replacing); 5] = [
+    ("pack", |source, victim| words(&[&"pack", &"-qf", &source.display(), &victim.display()])),
+    ("unpack", |source, victim| {
+        words(&[&"unpack", &"-qf", &with_ending(source, ".hpk").display(), &victim.display()])
+    }),
+    ("salvage", |source, victim| {
+        words(&[&"salvage", &"-qf", &with_ending(source, ".hpk").display(), &victim.display()])
+    }),
+    ("extract", |source, victim| {
+        let file = at(&with_ending(source, ".hpk"), "/app.db");
+        words(&[&"extract", &"-qfT", &file.display(), &victim.display()])
+    }),
+    ("extract --tar", |source, victim| {
+        let pool = with_ending(source, ".hpk");
+        words(&[&"extract", &"-qf", &"--tar", &pool.display(), &victim.display()])
+    }),
+];
+
+#[test]
+fn a_database_or_pool_that_somebody_has_open_is_not_replaced_by_a_file() {
+    for (name, replacing) in REPLACING {
+        for is_pool in [false, true] {
+            for mode in ["delete", "wal"] {
+                let (directory, source) = directory_with("app.db", b"");
+                make_database(&source, 4096, 10);
+                pack(&source);
+                let victim = directory.path().join("victim");
+                make_database(&victim, 4096, 20);
+                if is_pool {
+                    hardpack().args(["pack", "-q", "--in-place"]).arg(&victim).assert().success();
+                }
+                let db = match is_pool {
+                    true => open_in_pool(&victim),
+                    false => Connection::open(&victim).unwrap(),
+                };
+                db.pragma_update(None, "journal_mode", mode).unwrap();
+                let case = format!("{name}, pool: {is_pool}, {mode}");
+                let replace = || {
+                    hardpack().args(replacing(&source, &victim)).output().unwrap().status.success()
+                };
+                // Whoever has it open and does nothing may go on.
+                assert!(!replace(), "{case}: idle");
+                add_rows(&db, 1);
+                assert!(!replace(), "{case}: after a transaction");
+                add_rows(&db, 1);
+                assert_eq!(count(&db), 22, "{case}");
+                drop(db);
+                let names = names_beside(&victim);
+                let expected = ["app.db", "app.db.hpk", "victim"];
+                let left: Vec<_> = names.iter().filter(|n| !expected.contains(&&n[..])).collect();
+                assert!(left.is_empty(), "{case}: {left:?}");
+                hardpack().args(replacing(&source, &victim)).assert().success();
+                assert_eq!(names_beside(&victim), names, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_whose_second_database_is_open_is_not_replaced() {
+    let (directory, [_, (database, ..), _]) = databases();
+    let (plain, pool) = (directory.path().join("app.db"), directory.path().join("many.hpk"));
+    let db = open_in_pool(&database);
+    refused(&["pack", "-qf"], &[&plain, &pool], 5, "in use by");
+    add_rows(&db, 1);
+    assert_eq!(count(&db), 101);
+    drop(db);
+    hardpack().args(["pack", "-qf"]).args([&plain, &pool]).assert().success();
+}
+
+#[test]
+fn no_database_is_extracted_beside_the_log_of_another() {
+    let (directory, source) = directory_with("app.db", b"");
+    make_database(&source, 4096, 10);
+    let pool = pack(&source);
+    fs::remove_file(&source).unwrap();
+    // As a crash leaves it.
+    make_database(&source, 4096, 700);
+    let db = Connection::open(&source).unwrap();
+    db.pragma_update(None, "journal_mode", "wal").unwrap();
+    add_rows(&db, 10);
+    let log = with_ending(&source, "-wal");
+    let left = fs::read(&log).unwrap();
+    drop(db);
+    fs::write(&log, left).unwrap();
+    let file = at(&pool, "/app.db");
+    let into = directory.path();
+    refused(&["extract", "-qf"], &[&file, into], 3, "SQLite would apply it");
+    assert_eq!(count_rows(&source), 710);
+    // A connection that is closed leaves none.
+    hardpack().args(["extract", "-qf"]).arg(&file).arg(into).assert().success();
+    assert_eq!(count_rows(&source), 10);
+    // What only has such a name is no database.
+    let other = directory.path().join("many.hpk");
+    succeeds(&["create"], &other);
+    fs::write(&source, "text").unwrap();
+    fs::write(&log, [0x37, 0x7f, 0x06, 0x82]).unwrap();
+    hardpack().args(["put", "-q"]).args([&source, &at(&other, "/app.db")]).assert().success();
+    hardpack().args(["extract", "-qf"]).arg(at(&other, "/app.db")).arg(into).assert().success();
+}
+
+#[test]
+fn a_pool_that_is_busy_is_not_taken_for_a_database_that_somebody_has_open() {
+    use hardpack_engine::device::{Device, FileDevice};
+    let (directory, _) = databases();
+    let pool = directory.path().join("many.hpk");
+    // A commit that does not end.
+    let device = FileDevice::open(&pool).unwrap();
+    assert!(device.try_lock_writer().unwrap());
+    refused(&["rm"], &[&at(&pool, "/first.db")], 5, "busy with another transaction");
+    device.unlock_writer();
+    succeeds(&["rm"], &at(&pool, "/first.db"));
+}
+
+#[test]
+fn who_may_only_read_a_pool_is_told_so_by_everything_that_changes_it() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let (directory, _) = databases();
+    let (pool, plain) = (directory.path().join("many.hpk"), directory.path().join("app.db"));
+    succeeds(&["snapshot"], &with_ending(&pool, "@before"));
+    let stream = hardpack().arg("send").arg(with_ending(&pool, "@before")).output().unwrap().stdout;
+    let (first, inner) = (at(&pool, "/first.db"), at(&pool, "/dir/app.db"));
+    for (path, mode) in [(directory.path(), 0o777), (&pool, 0o444), (&plain, 0o444)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let run = |arguments: &[&dyn AsRef<std::ffi::OsStr>]| {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+        command.args(arguments.iter().map(|argument| argument.as_ref()));
+        // Who may do everything is somebody else for this.
+        if fs::OpenOptions::new().write(true).open(&pool).is_ok() {
+            command.uid(65534).gid(65534);
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child.stdin.take().unwrap().write_all(&stream);
+        child.wait_with_output().unwrap()
+    };
+    let before = fs::read(&pool).unwrap();
+    let (other, state) = (at(&pool, "/other.db"), with_ending(&pool, "@before"));
+    let changing: [&[&dyn AsRef<std::ffi::OsStr>]; 8] = [
+        &[&"rm", &first],
+        &[&"rm", &"-r", &at(&pool, "/dir")],
+        &[&"mv", &first, &inner],
+        &[&"ln", &"-f", &first, &inner],
+        &[&"put", &"-q", &plain, &other],
+        &[&"rollback", &state],
+        &[&"receive", &other],
+        &[&"mkdir", &other],
+    ];
+    for arguments in changing {
+        let done = run(arguments);
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        let shown: Vec<_> = arguments.iter().map(|argument| argument.as_ref()).collect();
+        assert!(text.contains("read-only"), "{shown:?}: {text}");
+    }
+    let reading: [&[&dyn AsRef<std::ffi::OsStr>]; 6] = [
+        &[&"ls", &pool],
+        &[&"cat", &inner],
+        &[&"info", &pool],
+        &[&"list", &pool],
+        &[&"check", &"-q", &pool],
+        &[&"sql", &inner, &"SELECT count(*) FROM t"],
+    ];
+    for arguments in reading {
+        let done = run(arguments);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    assert!(fs::read(&pool).unwrap() == before);
+}

@@ -79,7 +79,7 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
         keep_xattrs(input, unfinished.path())?;
         unfinished.complete(metadata.mode(), None)?;
         let file = snapshot.into_file()?;
-        unfinished.replace(input, &file, &digest, is_database)?;
+        unfinished.replace(input, &file, &digest, is_database).map_err(in_place_hint)?;
     } else {
         unfinished.complete(metadata.mode(), None)?;
         unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
@@ -239,7 +239,8 @@ fn refuse_output(args: &PackArgs, input: &Path, output: &Path) -> Result<(), Rea
         return Err(Reason::new(Code::Cannot, "it is the file to be packed")
             .hint("--in-place replaces it by its pool"));
     }
-    publish::refuse_sidecars(output)
+    publish::refuse_sidecars(output)?;
+    if args.force { publish::refuse_in_use(output) } else { Ok(()) }
 }
 
 fn refuse_in_place(input: &Path) -> Result<(), Reason> {
@@ -248,7 +249,16 @@ fn refuse_in_place(input: &Path) -> Result<(), Reason> {
         return Err(Reason::new(Code::Cannot, "it has other names (hard links)")
             .hint("they would keep the unpacked file; remove them, or pack without --in-place"));
     }
-    publish::refuse_leased_elsewhere(&file)
+    publish::Unused::take(&file).map(drop).map_err(in_place_hint)
+}
+
+fn in_place_hint(reason: Reason) -> Reason {
+    match reason.code {
+        Code::InUse => {
+            reason.hint("close it there first; without --in-place a file in use can be packed")
+        }
+        _ => reason,
+    }
 }
 
 /// Best effort: only root may give files away.

@@ -140,6 +140,7 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
             if !args.force {
                 publish::refuse_existing(&output)?;
             }
+            publish::refuse_in_use(&output)?;
             publish::refuse_sidecars(&output)
         };
         refuse().map_err(|reason| reason.about(&output))?;
@@ -197,6 +198,7 @@ fn make_directories(top: &Path, path: &[Vec<u8>]) -> Result<(), Reason> {
 /// Makes a symbolic link.
 fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> {
     if args.force && std::fs::symlink_metadata(output).is_ok() {
+        publish::refuse_in_use(output)?;
         std::fs::remove_file(output)?;
     }
     Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), output)?)
@@ -205,6 +207,7 @@ fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> 
 /// Gives a file that was written another name.
 fn give_name(args: &SalvageArgs, output: &Path, link: &Path) -> Result<(), Reason> {
     if args.force && std::fs::symlink_metadata(link).is_ok() {
+        publish::refuse_in_use(link)?;
         std::fs::remove_file(link)?;
     }
     Ok(std::fs::hard_link(output, link)?)

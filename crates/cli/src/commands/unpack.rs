@@ -88,7 +88,8 @@ fn refuse_output(args: &UnpackArgs, input: &Path, output: &Path) -> Result<(), R
     if !args.force {
         publish::refuse_existing(output)?;
     }
-    publish::refuse_sidecars(output)
+    publish::refuse_sidecars(output)?;
+    if args.force { publish::refuse_in_use(output) } else { Ok(()) }
 }
 
 fn unpack(

@@ -88,7 +88,9 @@ fn run_line(databases: &mut BTreeMap<String, Connection>, line: &str) -> rusqlit
         return Ok(());
     }
     let Some(db) = databases.get(name) else {
-        return Err(rusqlite::Error::InvalidPath(name.into()));
+        // It was reported why it could not be opened.
+        let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+        return Err(rusqlite::Error::SqliteFailure(busy, None));
     };
     let done = match what {
         "sql" => db.execute_batch(rest),

@@ -31,6 +31,8 @@ const ASK_NS: u64 = 10;
 const STEP_COUNT_MAX: u64 = 400_000;
 /// The line of a worker that stops it until it is let go.
 const PAUSE: &str = "pause";
+/// Where the marks begin that stand for the names of a pool.
+const NAME_MARKS_START: i64 = 7 << 60;
 /// How much of what happened is shown.
 const TRACE_SHOWN: usize = 120;
 
@@ -673,7 +675,12 @@ impl World {
                 let len = i64::from_le_bytes(lock[16..24].try_into().unwrap());
                 let asks = [libc::F_GETLK, libc::F_OFD_GETLK].contains(&(call.rsi as i32));
                 let asks = if asks { "ask-" } else { "" };
-                format!("{asks}{kind}lock {} {start:#x}+{len}", file())
+                // Which mark stands for the name of the pool depends on the directory, which is a new one in each run.
+                let range = match start >= NAME_MARKS_START {
+                    true => "a name".into(),
+                    false => format!("{start:#x}+{len}"),
+                };
+                format!("{asks}{kind}lock {} {range}", file())
             }
             libc::SYS_rename => format!("rename {} {}", path(call.rdi), path(call.rsi)),
             libc::SYS_renameat | libc::SYS_renameat2 => {

@@ -3,9 +3,11 @@
 //! Everything is done relative to an open directory and to one name, never to a path, and no symbolic link is
 //! followed: so nothing outside of where it began is ever touched, whatever the names are.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use hardpack_engine::pool::{Attributes, Xattr};
@@ -15,7 +17,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::leftovers;
+use crate::failure::Reason;
+use crate::publish::{self, Unused};
+use crate::{leftovers, sqlite};
 
 /// Permissions where none are known.
 const FILE_MODE: u32 = 0o644;
@@ -127,6 +131,37 @@ impl Place {
         self.rename_over(&unfinished, name)
     }
 
+    /// The database or pool of this name, if it is one. What we may not read is taken for none.
+    fn database(&self, name: &[u8]) -> Result<Option<File>, Reason> {
+        if !self.stat(name)?.is_some_and(|stat| is_file(&stat)) {
+            return Ok(None);
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => {
+                let file = File::from(fd);
+                Ok(publish::is_database_or_pool(&file)?.then_some(file))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// An error if a database or pool of this name, which is to be replaced, is open elsewhere.
+    pub fn refuse_in_use(&self, name: &[u8]) -> Result<(), Reason> {
+        match self.database(name)? {
+            Some(file) => Unused::take(&file).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// A log or journal of this name, with which SQLite would go over the database beside it.
+    pub fn is_unsettled(&self, name: &[u8]) -> io::Result<bool> {
+        check(name)?;
+        let fd = self.fd.as_fd().as_raw_fd();
+        let path = Path::new("/proc/self/fd").join(fd.to_string()).join(OsStr::from_bytes(name));
+        Ok(sqlite::is_unsettled(&path))
+    }
+
     fn rename_over(&self, unfinished: &[u8], name: &[u8]) -> io::Result<()> {
         let done = rustix::fs::renameat(&self.fd, unfinished, &self.fd, name);
         // What was there may be another name of the same file: then nothing has happened.
@@ -166,20 +201,45 @@ impl Beside<'_> {
     }
 
     /// Gives it its name.
-    pub fn publish(mut self, name: &[u8], replace: bool) -> io::Result<()> {
+    pub fn publish(mut self, name: &[u8], replace: bool) -> Result<(), Reason> {
         check(name)?;
+        if replace && let Some(old) = self.place.database(name)? {
+            return self.exchange(name, &Unused::take(&old)?);
+        }
         let fd = &self.place.fd;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(fd, &self.name, fd, name, flags) {
             // A file system that cannot.
             Err(Errno::INVAL | Errno::NOSYS) if !replace => {
-                rustix::fs::linkat(fd, &self.name, fd, name, AtFlags::empty())?;
+                rustix::fs::linkat(fd, &self.name, fd, name, AtFlags::empty()).map_err(error)?;
                 return Ok(());
             }
-            done => done?,
+            done => done.map_err(error)?,
         }
         self.is_done = true;
         Ok(())
+    }
+
+    /// Exchanges it for a database that nobody may have open. What has the unfinished name then is removed.
+    fn exchange(self, name: &[u8], old: &Unused<'_>) -> Result<(), Reason> {
+        let fd = &self.place.fd;
+        let exchange =
+            || rustix::fs::renameat_with(fd, &self.name, fd, name, RenameFlags::EXCHANGE);
+        match exchange() {
+            // A file system that cannot.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                old.is_still_unused()?;
+                Ok(rustix::fs::renameat(fd, &self.name, fd, name).map_err(error)?)
+            }
+            done => {
+                done.map_err(error)?;
+                if let Err(reason) = old.is_still_unused() {
+                    exchange().map_err(error)?;
+                    return Err(reason);
+                }
+                Ok(())
+            }
+        }
     }
 }
 

@@ -16,7 +16,9 @@ use crate::args::ExtractArgs;
 use crate::commands::unpack::Writer;
 use crate::contents;
 use crate::failure::{Code, Reason};
-use crate::signals;
+use crate::pool_file::is_database;
+use crate::sqlite::LOG_ENDINGS;
+use crate::{signals, text};
 
 /// Files up to this length are written by one thread each, in bytes; longer ones one after the other, on all threads.
 const SMALL_LEN: u64 = 2 << 20;
@@ -179,7 +181,7 @@ impl<'t> Tree<'t> {
                 let target = self.opened.pool.link_target(entry.file)?;
                 match self.symlink(place, name, &target, attributes) {
                     Ok(()) => self.account.note(|done| done.symlinks += 1),
-                    Err(error) => failed(error.into()),
+                    Err(reason) => failed(reason),
                 }
             }
             Kind::File => {
@@ -208,10 +210,11 @@ impl<'t> Tree<'t> {
         name: &[u8],
         target: &[u8],
         attributes: &Attributes,
-    ) -> io::Result<()> {
+    ) -> Result<(), Reason> {
         self.may_replace(place, name)?;
+        place.refuse_in_use(name)?;
         place.symlink(name, target, self.replaces())?;
-        place.describe_link(name, attributes, self.set_owner)
+        Ok(place.describe_link(name, attributes, self.set_owner)?)
     }
 
     fn replaces(&self) -> bool {
@@ -249,6 +252,7 @@ impl<'t> Tree<'t> {
             return Ok(None);
         }
         self.may_replace(&task.place, &task.name)?;
+        self.refuse_logs(task)?;
         let beside = task.place.beside()?;
         let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
         let mut begin = |len| writer.borrow_mut().begin(len);
@@ -264,6 +268,24 @@ impl<'t> Tree<'t> {
         Ok(Some(len))
     }
 
+    /// Refuses a database beside which there is a log or journal of another, unless one comes out of the pool as well.
+    fn refuse_logs(&self, task: &Task) -> Result<(), Reason> {
+        let pool = &self.opened.pool;
+        for ending in LOG_ENDINGS {
+            let of = |name: &[u8]| [name, ending.as_bytes()].concat();
+            if task.place.is_unsettled(&of(&task.name))?
+                && is_database(&*pool.file(task.file)?)?
+                && pool.resolve_link(&of(&task.path)).is_err()
+            {
+                let log = text::escaped(&of(&task.name));
+                let what = format!("'{log}' exists, and SQLite would apply it");
+                return Err(Reason::new(Code::Cannot, what)
+                    .hint("it belongs to another database; move it away first"));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes hard links, and then sets what is known of directories, the deepest first.
     fn complete(&self, later: &Later) -> Result<(), Reason> {
         for link in &later.links {
@@ -271,7 +293,7 @@ impl<'t> Tree<'t> {
             match self.link(link) {
                 Ok(true) => self.account.note(|done| done.hard_links += 1),
                 Ok(false) => self.account.note(|done| done.unchanged += 1),
-                Err(error) => self.account.failed(&link.path, &error.into()),
+                Err(reason) => self.account.failed(&link.path, &reason),
             }
         }
         for (path, file, attributes) in later.directories.iter().rev() {
@@ -288,7 +310,7 @@ impl<'t> Tree<'t> {
     }
 
     /// Whether the name is new.
-    fn link(&self, link: &Link) -> io::Result<bool> {
+    fn link(&self, link: &Link) -> Result<bool, Reason> {
         let (from, from_name) = self.directory_of(&link.first)?;
         let (to, name) = self.directory_of(&link.path)?;
         let of = |place: &Place, name: &[u8]| {
@@ -300,6 +322,7 @@ impl<'t> Tree<'t> {
             return Ok(false);
         }
         self.may_replace(&to, name)?;
+        to.refuse_in_use(name)?;
         to.link(&from, from_name, name, self.replaces())?;
         Ok(true)
     }

@@ -140,6 +140,10 @@ fn reason_of(text: &str, dir: &Path) -> String {
             reason += instead;
         }
     }
+    if let Some(at) = reason.find(" (process ") {
+        let rest = reason[at..].find(')').map_or("", |end| &reason[at + end + 1..]);
+        reason = format!("another process{rest}");
+    }
     reason
 }
 
@@ -229,7 +233,9 @@ fn judge(
             }
         }
     }
-    let is_whole_pool = case.text.contains("POOL") && effect != Effect::Keeps;
+    // It does what it can with each of several.
+    let is_done_in_part = case.name() == "put" && case.effect == Effect::Removes;
+    let is_whole_pool = case.text.contains("POOL") && (effect != Effect::Keeps || is_done_in_part);
     for other in TARGETS.iter().filter(|other| **other != target && !is_whole_pool) {
         expects(pool.join(other), vec![case.first_tokens()])?;
     }
