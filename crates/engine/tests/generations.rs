@@ -142,3 +142,45 @@ fn what_is_received_has_another_generation_where_it_differs() {
     new(&to, other, &mut BTreeSet::new());
     assert_eq!(problems(&to).unwrap(), Vec::<String>::new());
 }
+
+#[test]
+fn a_file_that_comes_back_empty_gets_another_generation() {
+    for scope_is_root in [false, true] {
+        let (_device, pool) = new_pool();
+        let like = Attributes::new(Kind::File, ROOT);
+        let file = pool.edit(1, |edit| edit.create(ROOT, b"empty", &like)).unwrap();
+        let scope = if scope_is_root { ROOT } else { file };
+        pool.create_snapshot(scope, b"one", 1).unwrap();
+        // It gets a log of generation 0.
+        write(&pool, file, 1);
+        pool.edit(1, |edit| edit.unlink(ROOT, b"empty")).unwrap();
+        pool.rollback(scope, b"one").unwrap();
+        assert_eq!(pool.lookup_in(ROOT, b"empty").unwrap().unwrap().file, file);
+        new(&pool, file, &mut BTreeSet::new());
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn copies_of_a_pool_that_import_something_else_do_not_meet_in_one_generation() {
+    let (device, pool) = new_pool();
+    let attributes = Attributes::new(Kind::File, ROOT);
+    let mut import = pool.import(1);
+    import.file(ROOT, b"base", &attributes, &[], vec![4; 10_000]).unwrap();
+    import.finish().unwrap();
+    pool.close().unwrap();
+    drop(pool);
+    let mut image = vec![0; device.len().unwrap() as usize];
+    device.read_at(&mut image, 0).unwrap();
+    let mut seen = BTreeSet::new();
+    for byte in [5, 6] {
+        let copy: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+        copy.write_at(&image, 0).unwrap();
+        let pool = Pool::open(copy, options(1 << 20)).unwrap();
+        let mut import = pool.import(1);
+        import.file(ROOT, b"base", &attributes, &[], vec![byte; 10_000]).unwrap();
+        import.finish().unwrap();
+        let file = pool.lookup_in(ROOT, b"base").unwrap().unwrap().file;
+        new(&pool, file, &mut seen);
+    }
+}

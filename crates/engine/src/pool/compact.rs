@@ -31,7 +31,7 @@ use super::{Pool, ROOT};
 use crate::error::Result;
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::{Sector, Txg};
+use crate::units::Sector;
 
 /// How long a step waits for the transactions of others.
 const STEP_WAIT: Duration = Duration::from_secs(2);
@@ -248,11 +248,7 @@ impl Compaction {
         if !self.has_settled {
             self.has_settled = true;
             // What cannot be walked cannot be moved, and this is a hint that can be built anew.
-            if !self
-                .pool
-                .store()
-                .with_state(|state| self.pool.store().index_is_sound(state, Txg(0)))?
-            {
+            if !self.pool.store().index_is_sound()? {
                 self.pool.drop_index(Patience::Within(STEP_WAIT))?;
                 return Ok(());
             }

@@ -56,7 +56,7 @@ impl Pool {
                 return Ok(report);
             }
         }
-        report.index_rebuilt = !self.read(|source| source.store.index_is_whole(source.state))?;
+        report.index_rebuilt = !self.store().index_is_whole()?;
         if report.index_rebuilt {
             self.rebuild_index(patience, &mut |_| go_on())?;
         }

@@ -39,6 +39,14 @@ pub(super) enum Reader<'a> {
 }
 
 impl Origin {
+    /// Notes that a file gets the content that it has here, after it was something else or was gone.
+    pub fn renew_generation(&self, txn: &mut Txn, file: FileId) -> Result<()> {
+        match self {
+            Origin::Live => Ok(()),
+            Origin::Kept(_, state) => names::renew_generation(txn, file, state.txg().0),
+        }
+    }
+
     pub fn of(store: &Arc<Store>, snapshot: &Snapshot) -> Origin {
         Origin::Kept(Arc::clone(store), Box::new(snapshot.state()))
     }
@@ -113,7 +121,8 @@ impl Source for Reader<'_> {
 }
 
 /// Makes file `to`, which is there, what `from` is in the origin: bytes, attributes, properties and all; only
-/// its names stay what they are. A file that is made what it was itself, and was not any more, gets another generation.
+/// its names stay what they are. A file that is made what it was itself, and was not any more, gets another generation;
+/// whoever created it just now, under the number that it had, sees to that himself.
 pub(super) fn restore(txn: &mut Txn, origin: &Origin, from: FileId, to: FileId) -> Result<()> {
     let theirs = names::attributes(&mut origin.read(txn), from)?;
     let ours = names::attributes(txn, to)?;
@@ -123,11 +132,8 @@ pub(super) fn restore(txn: &mut Txn, origin: &Origin, from: FileId, to: FileId) 
             is_changed |= restore_pieces(txn, origin, tree, from, to)?;
         }
         txn.stats_mut().change_file_len(ours.len, theirs.len);
-        if let Origin::Kept(_, state) = origin
-            && from == to
-            && is_changed
-        {
-            names::renew_generation(txn, to, state.txg().0)?;
+        if from == to && is_changed {
+            origin.renew_generation(txn, to)?;
         }
     }
     let own = names::own_entries(&mut origin.read(txn), from)?;

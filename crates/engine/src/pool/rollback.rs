@@ -67,11 +67,20 @@ fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
         if is_possible {
             let like = names::attributes(&mut origin.read(txn), file)?;
             Edit::new(txn, 0).create_as(file, directory, &name, &like)?;
+            come_back(txn, origin, file, &like)?;
             return restore(txn, origin, file, file);
         }
     }
     let name = format!("number {}: its names are taken, or their directories gone", file.0);
     Err(Error::NotFound { what: "place for file", name })
+}
+
+/// Something is there again under the number that it had. Even an empty file is not what lies beside the pool was for.
+fn come_back(txn: &mut Txn, origin: &Origin, file: FileId, like: &Attributes) -> Result<()> {
+    match like.kind {
+        Kind::File => origin.renew_generation(txn, file),
+        Kind::Directory | Kind::Symlink => Ok(()),
+    }
 }
 
 /// Takes a name away from something that may get one again before the transaction ends: then nothing may be noted
@@ -234,6 +243,9 @@ impl Rollback<'_> {
     fn create(&mut self, file: FileId, directory: FileId, entry: &DirEntry) -> Result<FileId> {
         let like = names::attributes(&mut self.origin.read(self.txn), entry.file)?;
         Edit::new(self.txn, 0).create_as(file, directory, &entry.name, &like)?;
+        if file == entry.file {
+            come_back(self.txn, &self.origin, file, &like)?;
+        }
         Ok(file)
     }
 }

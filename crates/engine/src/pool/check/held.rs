@@ -4,6 +4,10 @@
 //! Each node and each record is read once, however many snapshots have it: those up to the txg of the snapshot
 //! before were there already. Memory: some 40 bytes for each reference that only snapshots have, and some
 //! for each tree node that is older than the newest snapshot.
+//!
+//! Invariant: what a snapshot has is compared with what the pool has only where all of that could be read. Of a pool
+//! that a writer moved on, a part of its trees may be overtaken, and what that says of the dead is not known then; a
+//! snapshot's own nodes and records are never used again as long as it is there.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,7 +16,7 @@ use super::super::source::{Committed, Source};
 use super::doubts::Doubt;
 use super::padding::Padding;
 use super::{BATCH_COUNT, CheckReport, Record, parse_record, verify_batch};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::dead::{Dead, Holds};
 use crate::store::pointer::Pointer;
 use crate::store::snapshots::{Snapshot, WHOLE_POOL};
@@ -47,6 +51,8 @@ pub(super) struct Held<'a> {
     told: HashMap<Reference, Told>,
     /// Entries that the pool itself has no longer: tree, file, place in it, and birth.
     met: HashSet<(u8, u64, u64, u64)>,
+    /// All that the pool itself has could be read so far.
+    compares: bool,
 }
 
 /// Which files a snapshot keeps the bytes of.
@@ -93,6 +99,7 @@ impl<'a> Held<'a> {
             live_nodes: HashSet::new(),
             told: HashMap::new(),
             met: HashSet::new(),
+            compares: true,
         })
     }
 
@@ -132,7 +139,8 @@ impl<'a> Held<'a> {
         report: &mut CheckReport,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
-        let mut whole = report.problems.is_empty();
+        self.compares = report.problems.is_empty();
+        let mut whole = self.compares;
         for index in 0..self.snapshots.len() {
             let mut part = CheckReport { bytes: report.bytes, ..CheckReport::default() };
             if let Err(error) = self.check_one(index, padding, threads, &mut part, progress) {
@@ -140,9 +148,12 @@ impl<'a> Held<'a> {
             }
             let name = self.snapshots[index].name.escape_ascii().to_string();
             whole &= part.problems.is_empty();
-            for problem in part.problems {
+            for (at, problem) in part.problems.into_iter().enumerate() {
                 let detail = format!("snapshot '{name}': {}", problem.detail);
-                let doubt = Doubt::Snapshot(self.snapshots[index].number);
+                let doubt = match part.doubts.get(&at) {
+                    Some(Doubt::Unknown) => Doubt::Unknown,
+                    _ => Doubt::Snapshot(self.snapshots[index].number),
+                };
                 report.doubt(doubt, problem.file, problem.range, detail);
             }
             report.bytes = part.bytes;
@@ -184,9 +195,10 @@ impl<'a> Held<'a> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let snapshot = self.snapshots[index].clone();
-        let named = self.store.find_snapshot(self.state, snapshot.scope.file, &snapshot.name)?;
-        if named.is_none_or(|named| named.number != snapshot.number) {
-            report.add(None, None, "it is not found by its name");
+        match self.store.find_snapshot(self.state, snapshot.scope.file, &snapshot.name) {
+            Ok(Some(named)) if named.number == snapshot.number => {}
+            Ok(_) => report.add(None, None, "it is not found by its name"),
+            Err(error) => self.give_up_comparing(error, report)?,
         }
         let files = self.files_of(&snapshot)?;
         let earlier = &self.snapshots[..index];
@@ -265,8 +277,13 @@ impl<'a> Held<'a> {
             return Ok(None);
         }
         let mut source = Committed::new(self.store, self.state);
-        let live = source.get(tree, key)?;
-        let live = live.and_then(|value| data_pointer(&value).ok());
+        let live = match source.get(tree, key) {
+            Ok(live) => live.and_then(|value| data_pointer(&value).ok()),
+            Err(error) => {
+                self.give_up_comparing(error, report)?;
+                None
+            }
+        };
         let run = |pointer: &Pointer| pointer.run(self.store.ashift());
         if live.is_some_and(|live| live.birth == pointer.birth && run(&live) == run(pointer)) {
             return Ok(None);
@@ -282,6 +299,17 @@ impl<'a> Held<'a> {
         Ok(Some(record))
     }
 
+    /// A part of what the pool itself has cannot be read any more, though it was before.
+    fn give_up_comparing(&mut self, error: Error, report: &mut CheckReport) -> Result<()> {
+        if !error.is_corruption() {
+            return Err(error);
+        }
+        if std::mem::take(&mut self.compares) {
+            report.doubt(Doubt::Unknown, None, None, error);
+        }
+        Ok(())
+    }
+
     /// A reference of a snapshot that the pool itself does not have.
     fn find(
         &mut self,
@@ -291,6 +319,9 @@ impl<'a> Held<'a> {
         txg: Txg,
         report: &mut CheckReport,
     ) {
+        if !self.compares {
+            return;
+        }
         let at = run.start.0 << self.store.ashift();
         match self.told.get_mut(&reference(run, birth, owner)) {
             Some(told) if told.sectors == run.sectors && told.last_freed > txg => told.found += 1,

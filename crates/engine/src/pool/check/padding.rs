@@ -6,10 +6,14 @@
 //! Invariant: of extents that are not known to be durable, only the 512 bytes in which the stored ones end are looked
 //! at. After a loss of power, such an extent may be whole but for zeros behind them, where the device's sectors are
 //! shorter than the pool's; the next writer writes them again (see `store/reaffirm.rs`).
+//!
+//! Invariant: they are read after the stored bytes, and a writer may have used the space again in between. So other bytes are
+//! a problem only where the stored ones, which share a sector with them, are still whole when they were read.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::CheckReport;
+use super::doubts::Doubt;
 use crate::error::Error;
 use crate::store::pointer::Pointer;
 use crate::store::{State, Store};
@@ -20,8 +24,8 @@ pub(super) struct Padding<'a> {
     pub store: &'a Store,
     /// What was written up to this txg is durable.
     durable: Txg,
-    /// With the places of their extents.
-    problems: Mutex<Vec<(u64, Error)>>,
+    /// With the places of their extents, and whether these were whole afterwards.
+    problems: Mutex<Vec<(u64, Error, bool)>>,
 }
 
 impl<'a> Padding<'a> {
@@ -38,7 +42,8 @@ impl<'a> Padding<'a> {
     /// Checks that of one extent, the stored bytes of which are whole.
     pub fn check(&self, pointer: &Pointer) {
         if let Err(error) = self.store.check_padding(pointer, pointer.birth <= self.durable) {
-            let problem = (self.store.offset_of(pointer), error);
+            let is_whole = self.store.read_stored(pointer).is_ok();
+            let problem = (self.store.offset_of(pointer), error, is_whole);
             self.problems.lock().unwrap_or_else(PoisonError::into_inner).push(problem);
         }
     }
@@ -46,9 +51,14 @@ impl<'a> Padding<'a> {
     /// Adds what was found to the report, by place.
     pub fn report(self, report: &mut CheckReport) {
         let mut problems = self.problems.into_inner().unwrap_or_else(PoisonError::into_inner);
-        problems.sort_by_key(|(offset, _)| *offset);
+        problems.sort_by_key(|(offset, ..)| *offset);
         // An extent that is shared is met once for each of its pointers.
-        problems.dedup_by_key(|(offset, _)| *offset);
-        problems.iter().for_each(|(_, problem)| report.add(None, None, problem));
+        problems.dedup_by_key(|(offset, ..)| *offset);
+        for (_, problem, is_whole) in &problems {
+            match is_whole {
+                true => report.add(None, None, problem),
+                false => report.doubt(Doubt::Unknown, None, None, problem),
+            }
+        }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use twox_hash::XxHash3_64;
+
 use super::{Import, Item, Place};
 use crate::error::{Error, Result};
 use crate::pool::batch::store_batches;
@@ -107,7 +109,7 @@ impl Import<'_> {
             }
             Item::File { at, content } => {
                 let len = content.len() as u64;
-                let (file, settings) = self.place_file(txn, at, len)?;
+                let (file, settings) = self.place_file(txn, at, content)?;
                 describe(&mut Edit::new(txn, 0), file, at, Some(len), now_ns)?;
                 self.report.files += 1;
                 self.report.bytes += len;
@@ -157,9 +159,14 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// The file for new content of this length: the one that is there, cut, where it has no other name. And whose
+    /// The file for new content: the one that is there, cut, where it has no other name. And whose
     /// settings that content gets.
-    fn place_file(&mut self, txn: &mut Txn, at: &Place, len: u64) -> Result<(FileId, Settings)> {
+    fn place_file(
+        &mut self,
+        txn: &mut Txn,
+        at: &Place,
+        content: &[u8],
+    ) -> Result<(FileId, Settings)> {
         let old = names::lookup(txn, at.parent, &at.name)?;
         if let Some(old) = old.filter(|old| old.kind == Kind::File) {
             if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
@@ -171,8 +178,8 @@ impl Import<'_> {
                     Err(Error::NotFound { .. }) => self.settings(at.parent)?,
                     settings => settings?,
                 };
-                prepare_slots(txn, old.file, &settings, len)?;
-                names::renew_generation(txn, old.file, 0)?;
+                prepare_slots(txn, old.file, &settings, content.len() as u64)?;
+                names::renew_generation(txn, old.file, XxHash3_64::oneshot(content))?;
                 return Ok((old.file, settings));
             }
         }

@@ -8,8 +8,9 @@
 //!   number is such an exchange; a new file has a number of its own, and needs no generation.
 //! * The pool has one as well, which counts for all files, as the root's: it changes when an older state of all is
 //!   brought back.
-//! * A generation is never used twice: it is a hash of the pool, the transaction, the state before it, and where the
-//!   content comes from. So copies of a pool that go different ways do not meet in one either.
+//! * A generation is never used twice for different content: it is a hash of the pool, the transaction, the state
+//!   before it, and what stands for the new content. So copies of a pool that go different ways do not meet in one
+//!   either, nor does a pool that goes on from an earlier state after a loss of power.
 //! * It belongs to the place and not to the content: no snapshot, clone or stream takes it along.
 
 use super::{ROOT, id_key, malformed};
@@ -37,7 +38,7 @@ pub(crate) fn generation(source: &mut impl Source, file: FileId) -> Result<u64> 
 }
 
 /// Gives a file, or with [`ROOT`] the pool, a generation that it never had. The same one with every call in one
-/// transaction. `from` tells where the new content comes from.
+/// transaction. `from` stands for the new content among all that might come in place of the old.
 pub(crate) fn renew_generation(txn: &mut Txn, file: FileId, from: u64) -> Result<()> {
     let numbers = [txn.txg().0, file.0, from].map(u64::to_le_bytes);
     let bytes = [txn.base_image(), numbers.concat()].concat();

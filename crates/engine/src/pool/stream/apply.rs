@@ -33,6 +33,8 @@ pub(super) struct Apply {
     pub root: FileId,
     /// The checksum for what is not checksummed in the stream: dictionaries.
     pub checksum: ChecksumKind,
+    /// Stands for what is received, in the generations of what it changes.
+    pub from: u64,
 }
 
 pub(super) fn refused(what: impl Into<String>) -> Error {

@@ -7,6 +7,8 @@
 use std::io::Read;
 use std::sync::Arc;
 
+use twox_hash::XxHash3_64;
+
 use super::ResumeToken;
 use super::apply::{Apply, refused};
 use super::body::{Body, END};
@@ -286,16 +288,22 @@ impl<'p> Receive<'p> {
         txn.commit(Durability::Visible).map(drop)
     }
 
+    /// Stands for what is received.
+    fn from(&self) -> u64 {
+        XxHash3_64::oneshot(&self.progress.origin.id.0)
+    }
+
     /// Applies frames of a complete stream.
     fn apply(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
         let checksum = self.pool.settings(self.progress.parent)?.checksum;
+        let from = self.from();
         for frame in batch {
             let body = decode(&frame)?;
             match self.key {
-                Some(key) => Apply { key, root: key, checksum }.complete(txn, body)?,
+                Some(key) => Apply { key, root: key, checksum, from }.complete(txn, body)?,
                 None => {
                     let key = txn.new_file_id();
-                    let apply = Apply { key, root: key, checksum };
+                    let apply = Apply { key, root: key, checksum, from };
                     apply.begin(txn, body, self.header.kind, self.progress.parent)?;
                     self.key = Some(key);
                 }
@@ -399,7 +407,7 @@ impl<'p> Receive<'p> {
         }
         let Some(key) = self.key else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
-        let apply = Apply { key, root, checksum };
+        let apply = Apply { key, root, checksum, from: self.from() };
         let spooled = (self.progress.spooled, self.progress.frames);
         each_spooled(self.pool, key, spooled, &mut |body| match body {
             Body::Known { file, path } => apply.know(txn, file, &path),

@@ -111,7 +111,7 @@ impl Apply {
     /// Notes that the content of a file is exchanged.
     fn renew(&self, txn: &mut Txn, there: FileId) -> Result<()> {
         let file = self.file(txn, there)?;
-        names::renew_generation(txn, file, 0)
+        names::renew_generation(txn, file, self.from)
     }
 
     fn add_name(&self, txn: &mut Txn, directory: FileId, file: FileId, name: &[u8]) -> Result<()> {
@@ -150,7 +150,7 @@ impl Apply {
             return Err(refused("something becomes what it cannot be"));
         }
         if attributes.len != old.len {
-            names::renew_generation(txn, file, 0)?;
+            names::renew_generation(txn, file, self.from)?;
         }
         names::set_len(txn, file, attributes.len)?;
         let mut home = old.parent;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::pieces_in;
 use crate::pool::source::Committed;
-use crate::pool::{File, Pool, Property};
+use crate::pool::{File, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::store::pointer::Place;
 use crate::store::trees::{MAP, NAMES};
@@ -84,4 +84,70 @@ fn nothing_that_was_overtaken_is_taken_for_damage() {
     let report = checked.check(&mut |_| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
     assert!(!report.overtaken.is_empty(), "nothing was overtaken");
+}
+
+/// The same pool with a snapshot, since which a quarter of the records were written anew, one by one.
+fn fixture_with_snapshot() -> (Arc<dyn Device>, Pool, Arc<File>) {
+    let (device, pool, file) = fixture();
+    pool.create_snapshot(ROOT, b"before", 1).unwrap();
+    for record in 0..10 {
+        file.write_at(&Rng(record).noise(16 << 10), record * (16 << 10)).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    pool.store().seal().unwrap();
+    (device, pool, file)
+}
+
+#[test]
+fn what_snapshots_have_is_no_damage_where_the_pool_itself_was_overtaken() {
+    let (device, _pool, file) = fixture_with_snapshot();
+    let between = Meanwhile::on(Arc::clone(&device));
+    let checked = Pool::open(between.clone(), options(1 << 20)).unwrap();
+    let reads = Arc::default();
+    write_at_each_read(&between, &file, &reads);
+    let report = checked.check(&mut |_| {}).unwrap();
+    assert!(report.is_clean(), "{:?}", report.problems);
+    assert!(!report.overtaken.is_empty(), "nothing was overtaken");
+}
+
+#[test]
+fn zeros_of_an_extent_that_was_overtaken_are_not_missed() {
+    for rounds in [1, 3] {
+        let (device, pool, file) = fixture();
+        // Records with room behind them.
+        for record in 0..40_u64 {
+            let mut bytes = Rng(record).noise(16 << 10);
+            bytes[15_000 + record as usize * 9..].fill(0);
+            file.write_at(&bytes, record * (16 << 10)).unwrap();
+        }
+        file.commit(Durability::Durable).unwrap();
+        pool.store().seal().unwrap();
+        let between = Meanwhile::on(Arc::clone(&device));
+        let checked = Pool::open(between.clone(), options(1 << 20)).unwrap();
+        let reads = Arc::default();
+        write_some_at_each_read(&between, &file, &reads, rounds);
+        let report = checked.check(&mut |_| {}).unwrap();
+        assert!(report.is_clean(), "{rounds}: {:?}", report.problems);
+        assert!(!report.overtaken.is_empty(), "nothing was overtaken");
+    }
+}
+
+/// Has every record written anew at every read of the other, `rounds` times.
+fn write_some_at_each_read(
+    between: &Arc<Meanwhile>,
+    file: &Arc<File>,
+    reads: &Arc<AtomicUsize>,
+    rounds: u64,
+) {
+    let (again, file, reads) = (Arc::clone(between), Arc::clone(file), Arc::clone(reads));
+    between.at(Moment::Read, move || {
+        let number = reads.fetch_add(1, Ordering::Relaxed);
+        assert!(number < READ_COUNT_MAX, "the check does not end");
+        for round in 0..rounds {
+            let at = (number as u64 * rounds + round) % 40;
+            file.write_at(&Rng(number as u64 + round).noise(16 << 10), at * (16 << 10)).unwrap();
+            file.commit(Durability::Durable).unwrap();
+        }
+        write_some_at_each_read(&again, &file, &reads, rounds);
+    });
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, MemoryDevice};
+use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::pool::{Options, Pool, Property, ROOT};
 use crate::store::pointer::{Place, Pointer};
 use crate::store::trees::{INDEX, NAMES};
 use crate::store::verify::{Met, data_pointer, walk_tree};
 use crate::store::{Durability, Patience};
+use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create_options, only_file, options, problems, read_all};
 use crate::units::{FileId, Txg};
 
@@ -138,4 +139,39 @@ fn a_damaged_index_does_not_keep_a_pool_from_being_compacted() {
         let expected = [&vec![0; 2000 * RECORD][..], &bytes[2000 * RECORD..]].concat();
         assert!(read_all(&only_file(&pool).unwrap()).unwrap() == expected, "{which}");
     }
+}
+
+/// Has the index written anew, durably, at each of the next reads, where no transaction is in progress.
+fn rebuild_at_each_read(between: &Arc<Meanwhile>, writer: &Arc<Pool>, left: usize) {
+    let (again, writer) = (Arc::clone(between), Arc::clone(writer));
+    between.at(Moment::Read, move || {
+        for _ in 0..3 {
+            if writer.rebuild_index(Patience::None, &mut |_| true).is_ok() {
+                writer.store().make_durable().unwrap();
+            }
+        }
+        if left > 1 {
+            rebuild_at_each_read(&again, &writer, left - 1);
+        }
+    });
+}
+
+#[test]
+fn an_index_that_others_write_anew_is_not_taken_for_damaged() {
+    let (device, _) = with_index();
+    let mut image = vec![0; device.len().unwrap() as usize];
+    device.read_at(&mut image, 0).unwrap();
+    // With locks.
+    let kept = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(kept.path(), image).unwrap();
+    let open = || -> Arc<dyn Device> { Arc::new(FileDevice::open(kept.path()).unwrap()) };
+    let writer = Arc::new(reopen(&open()));
+    let between = Meanwhile::on(open());
+    let pool =
+        Pool::open(between.clone(), Options { threads: 1, ..Options::new(1 << 20) }).unwrap();
+    rebuild_at_each_read(&between, &writer, 4);
+    let done = pool.repair(Patience::Endless, &mut || true).unwrap();
+    assert!(between.is_done(), "nobody wrote meanwhile");
+    assert_eq!(done, Default::default());
+    assert_eq!(problems(&pool).unwrap(), NO_PROBLEMS);
 }

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::store::checksum::ChecksumKind;
 use crate::store::dead::parse_dead;
 use crate::store::index::parse_index_key;
+use crate::store::pointer::Pointer;
 use crate::store::stats::PoolStats;
 use crate::store::tree::TxnTree;
 use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, OF_POINTERS};
@@ -16,41 +17,66 @@ use crate::store::verify::{Met, Space, data_pointer, walk_tree};
 use crate::store::{Durability, Patience, State, Store};
 use crate::units::{Run, Txg};
 
+/// How many states are looked at, where each is overtaken meanwhile.
+const LOOK_COUNT_MAX: usize = 8;
+
 impl Store {
     /// Whether every node of the index, as a state has it, can be read and says what it should; those up to `older` are
-    /// not looked at.
-    pub(crate) fn index_is_sound(&self, state: &State, older: Txg) -> Result<bool> {
-        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(true) };
-        let mut is_sound = true;
-        walk_tree(self, INDEX, root, older, &mut |met| {
-            is_sound &= match met {
-                Met::Node(..) => true,
-                Met::Entry(_, key, value) => {
-                    parse_index_key(key).is_ok() && data_pointer(value).is_ok()
-                }
-                Met::Damage(..) => false,
-            };
-            Ok(())
-        })?;
-        Ok(is_sound)
+    /// not looked at. Of a state that others may have moved on from, damage says nothing.
+    pub(super) fn index_is_sound_in(&self, state: &State, older: Txg) -> Result<bool> {
+        match self.walk_index(state, older, &mut |_| Ok(())) {
+            Err(error) if error.is_corruption() => Ok(false),
+            walked => walked.map(|()| true),
+        }
     }
 
-    /// Whether every byte of the index can be read.
-    pub(crate) fn index_is_whole(&self, state: &State) -> Result<bool> {
-        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(true) };
-        let mut is_whole = self.index_is_sound(state, Txg(0))?;
-        walk_tree(self, INDEX, root, Txg(0), &mut |met| {
-            if let Met::Entry(_, _, value) = met
-                && is_whole
-            {
-                match data_pointer(value).and_then(|pointer| self.read_uncached(&pointer)) {
-                    Err(error) if error.is_corruption() => is_whole = false,
-                    read => drop(read?),
+    /// Whether every node of the newest index can be read and says what it should.
+    pub(crate) fn index_is_sound(&self) -> Result<bool> {
+        self.newest_index_is_good(&mut |_| Ok(()))
+    }
+
+    /// Whether every byte of the newest index can be read.
+    pub(crate) fn index_is_whole(&self) -> Result<bool> {
+        self.newest_index_is_good(&mut |pointer| self.read_uncached(pointer).map(drop))
+    }
+
+    /// What cannot be read of a state that others have moved on from may have been used again meanwhile: only what
+    /// the newest one has is damaged. Where that is not to be had, because a writer is faster each time, nothing is known
+    /// to be.
+    fn newest_index_is_good(
+        &self,
+        read_part: &mut dyn FnMut(&Pointer) -> Result<()>,
+    ) -> Result<bool> {
+        for _ in 0..LOOK_COUNT_MAX {
+            let state = self.state();
+            match self.walk_index(&state, Txg(0), read_part) {
+                Err(error) if error.is_corruption() => {
+                    if !self.adopt_newest()? && self.state().txg() == state.txg() {
+                        return Ok(false);
+                    }
                 }
+                walked => return walked.map(|()| true),
             }
-            Ok(())
-        })?;
-        Ok(is_whole)
+        }
+        Ok(true)
+    }
+
+    /// Goes over the nodes of the index, and with `read_part` over what they lead to, up to the first that is damaged.
+    fn walk_index(
+        &self,
+        state: &State,
+        older: Txg,
+        read_part: &mut dyn FnMut(&Pointer) -> Result<()>,
+    ) -> Result<()> {
+        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(()) };
+        walk_tree(self, INDEX, root, older, &mut |met| match met {
+            Met::Node(..) => Ok(()),
+            Met::Entry(_, key, value) => {
+                parse_index_key(key)?;
+                read_part(&data_pointer(value)?)
+            }
+            Met::Damage(_, error) => Err(error),
+        })
     }
 
     /// Gives up the whole index, without reading any of it, in one transaction: others wait while the rest of

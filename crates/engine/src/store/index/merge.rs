@@ -262,7 +262,7 @@ impl Store {
     /// Removes the index. What is stored stays as it is; what is equal to it is found again once the index
     /// was built anew, which the next look-up does.
     pub fn drop_index(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<()> {
-        if !self.with_state(|state| self.index_is_sound(state, Txg(0)))? {
+        if !self.index_is_sound()? {
             return self.discard_index(checksum, patience);
         }
         loop {

@@ -420,7 +420,7 @@ impl Txn {
         let base = Arc::clone(&self.core.base);
         let root = base.superblock.roots[usize::from(INDEX)].clone();
         if index.root.as_ref() != Some(&root) {
-            index.is_damaged = !store.index_is_sound(&base, index.sound)?;
+            index.is_damaged = !store.index_is_sound_in(&base, index.sound)?;
             index.sound = if index.is_damaged { Txg(0) } else { base.txg() };
             index.load(self, root)?;
         }
