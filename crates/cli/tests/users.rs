@@ -380,3 +380,33 @@ fn who_may_only_read_a_pool_is_told_so_by_everything_that_changes_it() {
     }
     assert!(fs::read(&pool).unwrap() == before);
 }
+
+#[test]
+fn a_pool_with_a_log_beside_it_is_not_packed_without_that() {
+    for mode in ["wal", "delete"] {
+        let (directory, [_, (database, ..), _]) = databases();
+        let (pool, copy) = (directory.path().join("many.hpk"), directory.path().join("copy.hpk"));
+        let mut session = Session::open(&database);
+        session.run(&format!("PRAGMA journal_mode = {mode}"));
+        session.run("INSERT INTO t(b) VALUES('in the log')");
+        session.kill();
+        let before = fs::read(&pool).unwrap();
+        let succeeds = mode == "delete";
+        for arguments in [vec!["pack", "-qf", "--in-place"], vec!["pack", "-qf"]] {
+            let mut command = hardpack();
+            command.args(&arguments).arg(&pool);
+            if !arguments.contains(&"--in-place") {
+                command.arg(&copy);
+            }
+            // Nothing is left beside it in a rollback mode.
+            if succeeds {
+                command.assert().success();
+                fs::write(&pool, &before).unwrap();
+                continue;
+            }
+            command.assert().code(5);
+            assert!(fs::read(&pool).unwrap() == before && !copy.exists());
+        }
+        assert_eq!(count(&open_in_pool(&database)), 101, "{mode}");
+    }
+}

@@ -25,8 +25,8 @@ use crate::pool_file::{self, Digest, read_all};
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
 use crate::snapshot::{Snapshot, read_full};
-use crate::sqlite::beside;
-use crate::{signals, text};
+use crate::sqlite::{self, beside};
+use crate::{contents, signals, text};
 
 /// Sectors of 512 bytes.
 const ASHIFT: u8 = 9;
@@ -223,6 +223,15 @@ fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
         return Err(
             Reason::new(Code::Cannot, "it is a pool already").hint("--force packs it all the same")
         );
+    }
+    if head == *MAGIC {
+        // It is packed as the bytes that it is, and what its databases have beside it would stay behind.
+        let logs = contents::logs_beside(input)?;
+        if let Some((_, path, _)) = logs.iter().find(|(_, path, _)| sqlite::is_unsettled(path)) {
+            let what = format!("'{}' holds changes that it lacks", path.display());
+            return Err(Reason::new(Code::InUse, what)
+                .hint("opening that database once, with nobody else using it, puts them into it"));
+        }
     }
     Ok(())
 }
