@@ -395,7 +395,8 @@ impl Txn {
     }
 
     pub(super) fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
-        if sectors == 0 {
+        // What is free in an older state that comes back may be in use in the newest.
+        if sectors == 0 || self.core.set_aside.is_some() {
             return Ok(());
         }
         let space_tree = &mut self.trees[usize::from(SPACE)];
