@@ -4,11 +4,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::sim_device::{Disk, SimDevice};
+use common::sim_device::{Disk, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use hardpack_engine::{Error, Txg};
 
 /// A pool, and what its file held after each commit. With `recycles`, space is used again soon.
@@ -170,4 +171,38 @@ fn rewinding_survives_loss_of_power() {
         }
         assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
     }
+}
+
+/// Up to its superblock a rewind is nothing yet: should its process end before, whoever opens the pool finds the newest
+/// state, and all of it. What is free in the older state may be in use in that.
+#[test]
+fn a_rewind_that_is_cut_short_leaves_the_newest_state_whole() {
+    let mut rewound = 0;
+    for seed in 20..32 {
+        let (device, states) = history(seed, 10, true);
+        let image = device.image();
+        let newest = &states.last().unwrap().1;
+        let listed = open(&device).states(&mut |_, _| {}).unwrap();
+        for state in listed.iter().skip(1).filter(|state| state.problems.is_empty()) {
+            let label = format!("seed {seed}, txg {}", state.txg);
+            let device = SimDevice::new(image.clone());
+            let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+            pool.rewind(state.txg, &mut |_| {}).unwrap();
+            let trace = device.take_trace();
+            let is_superblock = |op: &Op| matches!(op, Op::Write(at, _) if *at < EXTENTS_OFFSET);
+            let end = trace.iter().rposition(is_superblock).unwrap();
+            let cut = MemoryDevice::new(image.clone());
+            for op in &trace[..end] {
+                if let Op::Write(offset, bytes) = op {
+                    cut.write_at(bytes, *offset).unwrap();
+                }
+            }
+            let cut: Arc<dyn Device> = Arc::new(cut);
+            let pool = Pool::open(cut, options(1 << 20)).unwrap();
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+            assert!(content(&pool) == *newest, "{label}");
+            rewound += 1;
+        }
+    }
+    assert!(rewound > 12, "{rewound}");
 }

@@ -2,9 +2,10 @@
 //!
 //! What was committed since is in space that is free in the older state, and is the newest durable state
 //! until the commit is durable. So the commit itself writes only behind the end of both; what is free
-//! in the older state is set aside meanwhile, and what lies between the two ends is given up under the
-//! new txg. Its superblock says that nothing may be written before it is durable: whoever goes on from
-//! it, should this process end too early, syncs first.
+//! in the older state, its windows and its tree of free space, is set aside meanwhile, whatever else is
+//! changed along with it; and what lies between the two ends is given up under the new txg. Its
+//! superblock says that nothing may be written before it is durable: whoever goes on from it, should this
+//! process end too early, syncs first.
 
 use super::snapshots::Holders;
 use super::space::{Space, reserved_run};
