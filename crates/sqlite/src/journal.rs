@@ -34,6 +34,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use hardpack_engine::Error;
+
 use crate::codes::code;
 use crate::ffi::{
     SQLITE_BUSY, SQLITE_IOERR_FSYNC, SQLITE_IOERR_SHORT_READ, SQLITE_IOERR_WRITE, SQLITE_OK,
@@ -290,7 +292,11 @@ impl Journal {
 
     /// Makes durable what the journal takes its database to be.
     fn make_state_durable(&self) -> c_int {
-        let done = registry::open(&self.pool).and_then(|pool| pool.pool().store().make_durable());
+        let done = match registry::open(&self.pool) {
+            // The transaction is the one that makes a pool of the file: there is no state yet.
+            Err(Error::NotAPool(_)) => Ok(()),
+            opened => opened.and_then(|pool| pool.pool().store().make_durable()),
+        };
         match done.map_err(|error| code(&error, SQLITE_IOERR_FSYNC, &self.pool)) {
             Ok(()) => SQLITE_OK,
             // SQLite would try again what cannot be.
