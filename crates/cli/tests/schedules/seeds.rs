@@ -246,7 +246,7 @@ fn plan_of_threads(random: &mut Random) -> Plan {
         _ => Order::Random(100),
     };
     Plan {
-        mode: *random.of::<&str>(&["delete", "truncate"]),
+        mode: random.of::<&str>(&["delete", "truncate"]),
         has_link: false,
         scripts,
         jobs: Vec::new(),

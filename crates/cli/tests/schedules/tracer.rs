@@ -68,6 +68,7 @@ const STACK_LEN_MAX: usize = 256 << 10;
 
 /// Why a thread no longer runs.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)]
 pub enum Stop {
     /// It is about to make a call.
     Call(user_regs_struct),
@@ -135,6 +136,8 @@ impl Tracer {
         };
         // SAFETY: between fork and exec only system calls are made.
         unsafe { command.pre_exec(prepare) };
+        // It is buried with its status, see `bury`.
+        #[allow(clippy::zombie_processes)]
         let child = command.spawn().expect("the system lets a process be traced");
         let pid = child.id() as pid_t;
         assert!(libc::WIFSTOPPED(self.wait(pid)), "the process did not stop at its start");
@@ -160,7 +163,7 @@ impl Tracer {
             asked += 1;
             match asked {
                 ..ASK_AT_ONCE => std::thread::yield_now(),
-                ..ASK_MAX => std::thread::sleep(ASK_PAUSE),
+                ASK_AT_ONCE..ASK_MAX => std::thread::sleep(ASK_PAUSE),
                 _ => {
                     let call = std::fs::read_to_string(format!("/proc/{tid}/syscall"));
                     panic!("thread {tid} waits in the system: {call:?}");

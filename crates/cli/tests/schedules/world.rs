@@ -523,7 +523,7 @@ impl World {
             libc::SYS_sched_yield => return Some(State::Call(*call)),
             libc::SYS_clock_gettime => {
                 self.clock += ASK_NS;
-                let Some(start) = start_of(call.rdi) else { return None };
+                let start = start_of(call.rdi)?;
                 let now = start + self.clock;
                 tracer::write(tid, call.rsi, &[now / NS, now % NS].map(u64::to_le_bytes).concat());
                 tracer::answer(tid, call, 0);
