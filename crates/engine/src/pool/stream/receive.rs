@@ -208,7 +208,7 @@ impl<'p> Receive<'p> {
             (0, Some(_)) => return Err(Error::Exists { name: text() }),
             (_, None) => return Err(Error::NotFound { what: "file", name: text() }),
             (_, Some(entry)) => {
-                let base = pool.read(|source| received_base(source, entry.file, &header));
+                let base = pool.read(|source| received_base(pool, source, entry.file, &header));
                 let snapshot = pool.kept_as(entry.file, base?)?;
                 if !options.force && pool.is_changed_within(&snapshot)? {
                     return Err(changed_since());
@@ -395,7 +395,8 @@ impl<'p> Receive<'p> {
         if entry.kind != self.header.kind {
             return Err(refused("its scope is of another kind"));
         }
-        let snapshot = self.pool.kept_as(root, received_base(txn, root, &self.header)?)?;
+        let snapshot =
+            self.pool.kept_as(root, received_base(self.pool, txn, root, &self.header)?)?;
         self.pool.check_settled(root, entry.kind == Kind::Directory)?;
         // Under the lock the newest state stays so.
         if !self.force && self.pool.is_changed_within(&snapshot)? {
@@ -427,8 +428,16 @@ fn decode(frame: &Frame) -> Result<Body> {
 }
 
 /// The state that was kept here when the base of a stream was received.
-fn received_base(source: &mut impl Source, scope: FileId, header: &Header) -> Result<Txg> {
-    if names::received_as(source, scope, header.origin.id)?.is_some() {
+fn received_base(
+    pool: &Pool,
+    source: &mut impl Source,
+    scope: FileId,
+    header: &Header,
+) -> Result<Txg> {
+    // What was received and destroyed since may come again.
+    if let Some(kept) = names::received_as(source, scope, header.origin.id)?
+        && pool.find_kept(scope, kept)?.is_some()
+    {
         let name = String::from_utf8_lossy(&header.name).into_owned();
         return Err(Error::Exists { name });
     }
@@ -454,11 +463,13 @@ fn no_base(txg: Txg) -> Error {
 impl Pool {
     /// The snapshot of a scope that keeps a state.
     fn kept_as(&self, scope: FileId, txg: Txg) -> Result<Snapshot> {
+        self.find_kept(scope, txg)?.ok_or_else(|| no_base(txg))
+    }
+
+    fn find_kept(&self, scope: FileId, txg: Txg) -> Result<Option<Snapshot>> {
         let found = self.store().with_state(|state| self.store().snapshots(state))?;
         let mut those = found.into_iter().filter(|snapshot| !snapshot.is_condemned);
-        those
-            .find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg))
-            .ok_or_else(|| no_base(txg))
+        Ok(those.find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg)))
     }
 
     /// Whether any record in the scope of a snapshot is another one since, though its bytes may be the same.

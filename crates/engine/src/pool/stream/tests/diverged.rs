@@ -181,3 +181,20 @@ fn streams_may_follow_each_other_and_nothing_else_may() {
         assert!(pool.lookup_in(ROOT, b"copy").unwrap().is_none());
     }
 }
+
+/// Nothing that is there any more is in the way.
+#[test]
+fn what_was_received_and_destroyed_can_be_received_again() {
+    let Pair { pools: [one, _], .. } = pair();
+    let pool = target();
+    take(&pool, &stream(&one, ROOT, (None, b"s0"), None).unwrap()).unwrap();
+    let step = stream(&one, ROOT, (Some(b"s0"), b"s1"), None).unwrap();
+    let file = take(&pool, &step).unwrap().file;
+    let forced = || receive(&pool, &step, &ReceiveOptions { force: true, ..Default::default() });
+    assert!(matches!(forced(), Err(Error::Exists { .. })));
+    pool.destroy_snapshot(file, b"s1").unwrap();
+    assert_eq!(forced().unwrap().file, file);
+    assert_same(&one.open_snapshot(ROOT, b"s1").unwrap(), ROOT, &pool, file, 0);
+    assert!(matches!(forced(), Err(Error::Exists { .. })));
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
