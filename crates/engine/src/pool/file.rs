@@ -11,7 +11,8 @@
 //!
 //! Who says himself how long he waits for other transactions of the pool ([`File::commit_asking`],
 //! [`File::write_at_asking`]) keeps his changes when he gives up waiting, and can try again. Meanwhile memory may grow to
-//! [`WAITING_FACTOR`] times its limit. He is asked without any lock of the file being held.
+//! [`WAITING_FACTOR`] times its limit; beyond that a write has to wait, and where it gives up, all changes are
+//! dropped as above. He is asked without any lock of the file being held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
