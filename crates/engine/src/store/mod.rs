@@ -9,7 +9,7 @@
 //! Invariants kept here are the first four of the design: live data is never overwritten, a commit
 //! is atomic and syncs once, visible is not durable, and reads are verified. And:
 //!
-//! * Every sync goes through [`Store::sync_device`], one at a time for each open file, and that one failed
+//! * Every sync goes through `Store::sync_device`, one at a time for each open file, and that one failed
 //!   is known before the next begins or is reported (see [`Syncs`]).
 
 pub mod cache;
