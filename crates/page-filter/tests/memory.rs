@@ -254,8 +254,8 @@ fn honest_records_of_the_worst_kind_are_within_the_bound() {
     let _alone = alone();
     let bits =
         |number: usize| move |i: usize| (number.wrapping_mul(0x9e37_79b9) >> (i % 24)) & 1 == 1;
-    type Make = Box<dyn Fn(usize) -> Vec<u8>>;
-    let kinds: [(&str, Make); 5] = [
+    type Make<'a> = Box<dyn Fn(usize) -> Vec<u8> + 'a>;
+    let kinds: [(&str, Make<'_>); 5] = [
         ("cells", Box::new(|_| vec![8])),
         ("zeros and ones", Box::new(|n| (0..100).map(|i| 8 + u8::from(bits(n)(i))).collect())),
         ("NULLs and ones", Box::new(|n| (0..100).map(|i| 9 * u8::from(bits(n)(i))).collect())),
