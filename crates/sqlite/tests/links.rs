@@ -312,6 +312,9 @@ fn a_lock_survives_the_making_of_its_file() {
     assert_eq!(seen_from_outside(&database), "free");
 }
 
+/// How often the list of locks is read before a lock is gone.
+const LOOK_COUNT: usize = 50;
+
 /// Locks a byte of a file that SQLite does not use, as SQLite locks.
 fn lock_byte(file: std::fs::File) -> std::fs::File {
     use std::os::fd::AsRawFd;
@@ -326,8 +329,13 @@ fn lock_byte(file: std::fs::File) -> std::fs::File {
     file
 }
 
-/// Whether a file of a database in `dir` is locked by this process, as the system tells.
+/// Whether a file of a database in `dir` is locked by this process, as the system tells. It tells piece by piece, and may
+/// leave a lock out while others come and go; one that is gone never comes back.
 fn has_lock_file_locked(dir: &Path) -> bool {
+    (0..LOOK_COUNT).any(|_| is_lock_file_locked(dir))
+}
+
+fn is_lock_file_locked(dir: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
     let own = std::process::id().to_string();
