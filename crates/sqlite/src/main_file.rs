@@ -7,6 +7,7 @@
 //! | xRead, xWrite, xTruncate, xFileSize | a file of the pool; writes stay uncommitted |
 //! | xSync | one durable commit of the pool |
 //! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
+//! | COMMIT_PHASETWO behind CKPT_START without CKPT_DONE | drops what the checkpoint wrote, which is in the log |
 //! | SYNC, where a journal on disk vouches for the transaction | a visible commit |
 //! | xUnlock, end of a checkpoint, xClose without any of them | what is uncommitted is dropped |
 //! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read takes over what others committed |

@@ -32,6 +32,8 @@ struct Model {
     committed: Vec<u8>,
     lock: c_int,
     journal_on_disk: bool,
+    /// A checkpoint has begun and not ended: what is written is its own.
+    checkpointing: bool,
     checkpoint_done: bool,
 }
 
@@ -43,6 +45,7 @@ impl Model {
     fn finish(&mut self) {
         self.bytes.clone_from(&self.committed);
         self.journal_on_disk = false;
+        self.checkpointing = false;
     }
 }
 
@@ -114,18 +117,24 @@ fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
         }
         1 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_COMMIT_PHASETWO, 0), ffi::SQLITE_OK);
+            // What a checkpoint that failed has left is no part of the transaction.
+            if std::mem::take(&mut model.checkpointing) {
+                model.bytes.clone_from(&model.committed);
+            }
             model.commit();
             model.journal_on_disk = false;
         }
         2 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_CKPT_START, 0), ffi::SQLITE_OK);
             model.checkpoint_done = false;
+            model.checkpointing = true;
             model.bytes.clone_from(&model.committed);
         }
         3 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_CKPT_DONE, 0), ffi::SQLITE_OK);
             model.commit();
             model.checkpoint_done = true;
+            model.checkpointing = false;
         }
         _ => {
             let op = input.pick(&CONTROLS);
