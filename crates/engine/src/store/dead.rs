@@ -103,6 +103,15 @@ pub struct Held {
     pub shared: u64,
 }
 
+/// The sum of what was given up.
+#[derive(Default)]
+struct Tally {
+    /// What is not shared, in bytes.
+    unshared: u64,
+    /// Of what is: how often it was given up, and its sectors.
+    shared: HashMap<Sector, (u32, u64)>,
+}
+
 /// What snapshots hold, for whoever asks often.
 #[derive(Debug, Default)]
 pub struct Holds {
@@ -302,40 +311,15 @@ impl Store {
     /// up since; takes memory for what is shared of it.
     pub fn releasable(&self, state: &State, snapshot: &Snapshot) -> Result<u64> {
         let holders = self.holders(state)?;
-        let (mut from, to) = range_of(&holders, snapshot);
+        let (from, to) = range_of(&holders, snapshot);
         let mut holds = Holds::new(Arc::new(holders.without(snapshot.number)));
-        let (dead_tree, refs_tree) =
-            (&state.trees[usize::from(DEAD)], &state.trees[usize::from(REFS)]);
-        let mut bytes = 0;
-        let mut shared: HashMap<Sector, (u32, u64)> = HashMap::new();
-        loop {
-            let entries = dead_tree.range(&mut &*self, &from, &to, RELEASE_COUNT_MAX)?;
-            for (key, value) in &entries {
-                let dead = parse_dead(key, value)?;
-                if dead.birth > snapshot.txg
-                    || holds.is_held(self, dead.birth, dead.freed, dead.owner)?
-                {
-                    continue;
-                }
-                let is_counted = !refs_tree.is_empty()
-                    && refs_tree.get(&mut &*self, &space_key(dead.run.start))?.is_some();
-                if is_counted {
-                    let (count, _) = shared.entry(dead.run.start).or_insert((0, dead.run.sectors));
-                    *count = count.saturating_add(dead.count);
-                } else {
-                    bytes = u64::saturating_add(bytes, dead.run.sectors << self.ashift());
-                }
-            }
-            let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
-            else {
-                break;
-            };
-            from.clone_from(last);
-            from.push(0);
-        }
-        for (sector, (count, sectors)) in shared {
-            let value = refs_tree.get(&mut &*self, &space_key(sector))?;
-            if value.and_then(|value| Refs::decode(&value)).is_some_and(|r| r.count == count) {
+        let tally = self.tally(state, from, &to, &mut |dead| {
+            let is_later = dead.birth > snapshot.txg;
+            Ok(!is_later && !holds.is_held(self, dead.birth, dead.freed, dead.owner)?)
+        })?;
+        let mut bytes = tally.unshared;
+        for (sector, (count, sectors)) in tally.shared {
+            if self.reference_count(state, sector)? == Some(count) {
                 bytes = u64::saturating_add(bytes, sectors << self.ashift());
             }
         }
@@ -345,41 +329,60 @@ impl Store {
     /// What only the snapshots of a state hold, those that are being destroyed included. Looks at all that was
     /// given up while there were snapshots.
     pub fn held_by_snapshots(&self, state: &State) -> Result<Held> {
-        let (dead_tree, refs_tree) =
-            (&state.trees[usize::from(DEAD)], &state.trees[usize::from(REFS)]);
-        let (mut held, mut from) = (Held::default(), Vec::new());
-        let mut shared: HashMap<Sector, (u32, u64)> = HashMap::new();
-        loop {
-            let entries = dead_tree.range(&mut &*self, &from, &[0xff], RELEASE_COUNT_MAX)?;
-            for (key, value) in &entries {
-                let dead = parse_dead(key, value)?;
-                let is_counted = !refs_tree.is_empty()
-                    && refs_tree.get(&mut &*self, &space_key(dead.run.start))?.is_some();
-                if is_counted {
-                    let (count, _) = shared.entry(dead.run.start).or_insert((0, dead.run.sectors));
-                    *count = count.saturating_add(dead.count);
-                } else {
-                    held.only = held.only.saturating_add(dead.run.sectors << self.ashift());
-                }
-            }
-            let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
-            else {
-                break;
-            };
-            from.clone_from(last);
-            from.push(0);
-        }
-        for (sector, (count, sectors)) in shared {
-            let value = refs_tree.get(&mut &*self, &space_key(sector))?;
-            let refs = value.and_then(|value| Refs::decode(&value));
+        let tally = self.tally(state, Vec::new(), &[0xff], &mut |_| Ok(true))?;
+        let mut held = Held { only: tally.unshared, ..Held::default() };
+        for (sector, (count, sectors)) in tally.shared {
             let (bytes, mut beyond) = (sectors << self.ashift(), u64::from(count));
-            if refs.is_some_and(|refs| refs.count == count) {
+            if self.reference_count(state, sector)? == Some(count) {
                 held.only = held.only.saturating_add(bytes);
                 beyond -= 1;
             }
             held.shared = held.shared.saturating_add(bytes.saturating_mul(beyond));
         }
         Ok(held)
+    }
+
+    /// Adds up what was given up between two keys of the tree of the dead, as far as it is wanted.
+    fn tally(
+        &self,
+        state: &State,
+        mut from: Vec<u8>,
+        to: &[u8],
+        is_wanted: &mut dyn FnMut(&Dead) -> Result<bool>,
+    ) -> Result<Tally> {
+        let (dead_tree, refs_tree) =
+            (&state.trees[usize::from(DEAD)], &state.trees[usize::from(REFS)]);
+        let mut tally = Tally::default();
+        loop {
+            let entries = dead_tree.range(&mut &*self, &from, to, RELEASE_COUNT_MAX)?;
+            for (key, value) in &entries {
+                let dead = parse_dead(key, value)?;
+                if !is_wanted(&dead)? {
+                    continue;
+                }
+                let Run { start, sectors } = dead.run;
+                let is_counted = !refs_tree.is_empty()
+                    && refs_tree.get(&mut &*self, &space_key(start))?.is_some();
+                if is_counted {
+                    let (count, _) = tally.shared.entry(start).or_insert((0, sectors));
+                    *count = count.saturating_add(dead.count);
+                } else {
+                    tally.unshared = tally.unshared.saturating_add(sectors << self.ashift());
+                }
+            }
+            let Some((last, _)) = entries.last().filter(|_| entries.len() == RELEASE_COUNT_MAX)
+            else {
+                return Ok(tally);
+            };
+            from.clone_from(last);
+            from.push(0);
+        }
+    }
+
+    /// How many references there are to the shared extent at a sector, as far as that can be read.
+    fn reference_count(&self, state: &State, sector: Sector) -> Result<Option<u32>> {
+        let value = state.trees[usize::from(REFS)].get(&mut &*self, &space_key(sector))?;
+        Ok(value.and_then(|value| Refs::decode(&value)).map(|refs| refs.count))
     }
 
     /// Whether a snapshot of a state is there, and not being destroyed.
