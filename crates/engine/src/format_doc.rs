@@ -4,16 +4,16 @@ use std::collections::HashMap;
 
 use crate::pool::stream_format::{self as stream, Origin, PROGRESS_FRONT_LEN, Progress};
 use crate::pool::{Attributes, FileOwner, Kind, ROOT};
-use crate::store::checksum::ChecksumKind;
-use crate::store::dead::DEAD_KEY_LEN;
-use crate::store::node::Node;
-use crate::store::pointer::{POINTER_HEADER_LEN, Place, Pointer};
-use crate::store::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
-use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
-use crate::store::stats::{CodecStats, PoolStats};
-use crate::store::superblock::{
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::node::Node;
+use crate::store::format::pointer::{POINTER_HEADER_LEN, Place, Pointer};
+use crate::store::format::stats::{CodecStats, PoolStats};
+use crate::store::format::superblock::{
     BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock, TREE_COUNT,
 };
+use crate::store::sharing::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
+use crate::store::snapshots::dead::DEAD_KEY_LEN;
+use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::units::{FileId, Run, Sector, Txg};
 
 const GUID: [u8; 16] = *b"0123456789abcdef";

@@ -19,19 +19,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Options;
-use super::adapt::{Adapt, Choice};
-use super::dictionaries;
+use super::extents::readahead::ReadAhead;
+use super::extents::source::Committed;
 use super::extents::{self, UNIT_LEN};
-use super::history::History;
-use super::jobs::Target;
-use super::names;
-use super::props::Settings;
-use super::readahead::ReadAhead;
-use super::source::Committed;
+use super::namespace::entries;
+use super::namespace::props::Settings;
+use super::write::adapt::{Adapt, Choice};
+use super::write::dictionaries;
+use super::write::history::History;
+use super::write::jobs::Target;
 use super::write::{self, Changes};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};
-use crate::store::checksum::ChecksumKind;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Ask, Durability, Patience, State, Store, Txn};
 use crate::units::{FileId, Txg};
 
@@ -116,7 +116,7 @@ impl File {
         if known.0 == state.txg() {
             return Ok(known.1);
         }
-        let len = names::attributes(&mut Committed::new(&self.store, state), self.id)?.len;
+        let len = entries::attributes(&mut Committed::new(&self.store, state), self.id)?.len;
         *self.committed_len.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), len);
         Ok(len)
     }
@@ -452,13 +452,13 @@ impl File {
     fn commit_pending(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
         let mut txn = self.take_txn(pending)?;
         let len = self.apply(&mut txn, pending)?;
-        let mut attributes = names::attributes(&mut txn, self.id)?;
+        let mut attributes = entries::attributes(&mut txn, self.id)?;
         // The time of the change is not known here, where there is no clock; the one before is wrong.
         if attributes.len != len || attributes.modified_ns != 0 {
             txn.stats_mut().change_file_len(attributes.len, len);
             attributes.len = len;
             attributes.modified_ns = 0;
-            names::set_attributes(&mut txn, self.id, &attributes)?;
+            entries::set_attributes(&mut txn, self.id, &attributes)?;
         }
         txn.commit(durability).map(drop)
     }
@@ -516,16 +516,16 @@ impl File {
     fn settings(&self) -> Result<Settings> {
         self.store.with_state(|state| {
             let mut source = Committed::new(&self.store, state);
-            Ok(names::settings(&mut source, self.id)?.0)
+            Ok(entries::settings(&mut source, self.id)?.0)
         })
     }
 
     /// Hands the changes to the write path. Returns the length of the file after them.
     fn apply(&self, txn: &mut Txn, pending: &mut Pending) -> Result<u64> {
-        let (settings, _) = names::settings(txn, self.id)?;
+        let (settings, _) = entries::settings(txn, self.id)?;
         let len = match pending.len {
             Some(len) => len,
-            None => names::attributes(txn, self.id)?.len,
+            None => entries::attributes(txn, self.id)?.len,
         };
         let dictionary = self.dictionary(txn, pending, &settings)?;
         let history = Arc::clone(&self.history);
@@ -565,7 +565,7 @@ impl File {
         let count = pending.units.len() as u64;
         let trains = count >= dictionaries::PAGE_COUNT_MIN
             && dictionaries::serves_records(settings)
-            && names::dictionary(txn, self.id)?.is_none();
+            && entries::dictionary(txn, self.id)?.is_none();
         if trains {
             let units: Vec<_> = pending.units.values().collect();
             let mut page = |index: u64| Ok(units[index as usize].to_vec());

@@ -1,20 +1,21 @@
 //! The parsers of this module that are private, for the fuzz targets. Not part of the interface.
 
+use super::extents::delta;
 use super::extents::parse_piece;
-use super::repack::Repack;
-use super::{delta, names};
+use super::maintain::repack::Repack;
+use super::namespace::entries;
 use crate::error::Result;
 use crate::store::dictionaries::parse_dictionary_key;
+use crate::store::recover::verify::data_pointer;
 use crate::store::trees::{DICTIONARIES, MAP, NAMES, PATCHES};
-use crate::store::verify::data_pointer;
 use crate::units::FileId;
 
 /// Reads an entry of a tree whose entries are this module's as all who read it do.
 pub fn parse_entry(tree: u8, key: &[u8], value: &[u8]) -> Result<()> {
     match tree {
         NAMES => {
-            names::Attributes::decode(value);
-            names::parse_entry(key, value);
+            entries::Attributes::decode(value);
+            entries::parse_entry(key, value);
             if let Ok(text) = str::from_utf8(value) {
                 Repack::parse(FileId(1), text)?;
             }

@@ -10,43 +10,17 @@
 //! locks, for a database) to let one write at a time. What is uncommitted is seen by readers of the
 //! same file in this process, and by nobody else.
 
-mod adapt;
-mod batch;
 mod check;
-mod check_names;
-mod clone;
-mod compact;
-mod dedup;
-mod delta;
-mod dictionaries;
-mod diff;
-mod edit;
-mod encode;
 mod extents;
 mod file;
-mod fold;
 #[doc(hidden)]
 pub mod fuzzing;
-mod history;
 mod import;
-mod in_snapshot;
-mod jobs;
-mod names;
+mod maintain;
 mod namespace;
-mod props;
-mod readahead;
-mod repack;
-mod repair;
-mod restore;
-mod rewind;
-mod rewrite;
-mod rollback;
 mod salvage;
-mod sink;
 mod snapshots;
-mod source;
 mod stream;
-mod usage;
 mod write;
 
 #[cfg(test)]
@@ -57,40 +31,43 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::adapt::{Auto, Choice, Clock};
+pub use self::check::repair::RepairReport;
 pub use self::check::{CheckReport, Problem};
-pub use self::compact::{CompactEstimate, CompactReport, Compaction};
-pub use self::diff::{Change, Difference};
-pub use self::edit::Edit;
+use self::extents::source::Committed;
 pub use self::file::File;
-pub use self::fold::Fold;
 pub use self::import::{Import, ImportReport};
-pub use self::in_snapshot::InSnapshot;
-pub use self::names::{
+pub use self::maintain::compact::{CompactEstimate, CompactReport, Compaction};
+pub use self::maintain::fold::Fold;
+pub use self::maintain::repack::{Estimate, Repack};
+pub use self::maintain::rewrite::{Clear, Step, StepLimits};
+pub use self::maintain::sink::SINK_COMPRESSION;
+pub use self::namespace::address::InSnapshot;
+pub use self::namespace::edit::Edit;
+use self::namespace::entries;
+pub use self::namespace::entries::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,
 };
-pub use self::props::{Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings};
-pub use self::repack::{Estimate, Repack};
-pub use self::repair::RepairReport;
-pub use self::rewind::StateReport;
-pub use self::rewrite::{Clear, Step, StepLimits};
+pub use self::namespace::props::{
+    Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
+};
+pub use self::namespace::usage::{Usage, UsageBelow};
 pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
 };
-pub use self::sink::SINK_COMPRESSION;
+pub use self::snapshots::diff::{Change, Difference};
+pub use self::snapshots::rewind::StateReport;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
-use self::source::Committed;
 #[cfg(test)]
 pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
-pub use self::usage::{Usage, UsageBelow};
+pub use self::write::adapt::{Auto, Choice, Clock};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
-use crate::store::index::IndexStats;
+use crate::store::format::superblock::FEATURE_GENERATIONS;
+use crate::store::sharing::index::IndexStats;
 use crate::store::snapshots::Scope;
-use crate::store::superblock::FEATURE_GENERATIONS;
 use crate::store::trees::NAMES;
 use crate::store::{Durability, Patience, State, Store, Txn};
 use crate::units::FileId;
@@ -205,12 +182,12 @@ impl Pool {
         if !txn.is_empty(NAMES) {
             return Ok(());
         }
-        names::create_root(&mut txn)?;
+        entries::create_root(&mut txn)?;
         for (property, _) in &create.properties {
-            names::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
+            entries::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
         }
         if let Some(name) = &create.file_name {
-            names::create_first(&mut txn, name.as_bytes())?;
+            entries::create_first(&mut txn, name.as_bytes())?;
         }
         txn.commit(Durability::Durable).map(drop)
     }
@@ -252,7 +229,7 @@ impl Pool {
         if self.state().superblock.incompat & FEATURE_GENERATIONS == 0 {
             return Ok(0);
         }
-        self.read(|source| names::generation(source, file))
+        self.read(|source| entries::generation(source, file))
     }
 
     fn read<R>(&self, read: impl Fn(&mut Committed<'_>) -> Result<R>) -> Result<R> {
@@ -273,19 +250,19 @@ impl Pool {
         let mut settings = Settings::default();
         settings.set(property, text)?;
         let text = settings.get(property);
-        self.change(|txn| names::set_property(txn, file, property, Some(&text)))
+        self.change(|txn| entries::set_property(txn, file, property, Some(&text)))
     }
 
     /// Makes a property inherited again.
     pub fn inherit_property(&self, file: FileId, property: Property) -> Result<()> {
-        self.change(|txn| names::set_property(txn, file, property, None))
+        self.change(|txn| entries::set_property(txn, file, property, None))
     }
 
     /// Sets when a file was last changed, and its permission bits.
     pub fn set_attributes(&self, file: FileId, mode: u32, modified_ns: i64) -> Result<()> {
         self.change(|txn| {
-            let attributes = names::attributes(txn, file)?;
-            names::set_attributes(txn, file, &Attributes { mode, modified_ns, ..attributes })
+            let attributes = entries::attributes(txn, file)?;
+            entries::set_attributes(txn, file, &Attributes { mode, modified_ns, ..attributes })
         })
     }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use super::node::Node;
-use super::pointer::ExtentKey;
+use super::format::node::Node;
+use super::format::pointer::ExtentKey;
 use crate::error::Error;
 
 /// The share of the whole that tree nodes get: they are what every read needs first.

@@ -15,11 +15,11 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::checksum::ChecksumKind;
 use super::extent::Encoding;
-use super::pointer::{ExtentKey, Pointer};
+use super::format::checksum::ChecksumKind;
+use super::format::pointer::{ExtentKey, Pointer};
+use super::recover::verify::data_pointer;
 use super::trees::DICTIONARIES;
-use super::verify::data_pointer;
 use super::{Owner, Store, Txn};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use super::cache::Bytes;
-use super::checksum::ChecksumKind;
-use super::node::Node;
-use super::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
+use super::format::checksum::ChecksumKind;
+use super::format::node::Node;
+use super::format::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
 use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};

@@ -13,31 +13,15 @@
 //!   is known before the next begins or is reported (see [`Syncs`]).
 
 pub mod cache;
-pub mod checksum;
-mod commit;
-pub mod compact;
-pub mod dead;
 pub mod dictionaries;
-pub mod differ;
 mod extent;
-mod features;
-pub(crate) mod fields;
-pub mod index;
-pub mod node;
-pub mod pointer;
-mod reaffirm;
-pub mod refs;
-mod rewind;
-pub mod roots;
-pub mod scan;
+pub mod format;
+pub mod recover;
+pub mod sharing;
 pub mod snapshots;
-mod space;
-pub mod stats;
-pub mod superblock;
+pub mod space;
 pub mod tree;
 mod txn;
-pub mod verify;
-mod write_buffer;
 
 #[cfg(test)]
 mod tests;
@@ -47,21 +31,26 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use self::cache::Caches;
-use self::checksum::ChecksumKind;
-use self::dead::IsBelow;
-use self::pointer::Pointer;
-use self::snapshots::{Holders, Snapshot};
-use self::stats::PoolStats;
-use self::superblock::{
+use self::format::checksum::ChecksumKind;
+use self::format::pointer::Pointer;
+use self::format::stats::PoolStats;
+use self::format::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, HINT_OFFSET, Header, RING_OFFSET,
     SLOT_COUNT, Superblock, TREE_COUNT, TXG_OFFSET, slot_offset,
 };
+use self::snapshots::dead::IsBelow;
+use self::snapshots::{Holders, Snapshot};
 use self::tree::TxnTree;
 use crate::device::{Device, Syncs};
 use crate::error::{Error, Result};
 use crate::units::{Sector, Txg};
 
 pub use self::extent::{Encoding, ExtentBytes};
+pub use self::format::{checksum, node, pointer, stats, superblock};
+pub use self::recover::{roots, scan, verify};
+pub use self::sharing::{index, refs};
+pub use self::snapshots::{dead, differ};
+pub use self::space::compact;
 pub(crate) use self::space::space_key;
 pub use self::txn::{Owner, Txn};
 
@@ -744,7 +733,7 @@ fn adopted_state(
         slots[*slot as usize] = SlotMark::of(superblock);
     }
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
-    let unsynced_bytes = commit::foreign_unsynced(&superblock, durable);
+    let unsynced_bytes = txn::commit::foreign_unsynced(&superblock, durable);
     let state = State::new(superblock, slot, slots, durable, guarded);
     State { foreign: true, unsynced_bytes, ..state }
 }

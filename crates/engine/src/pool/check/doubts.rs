@@ -9,9 +9,9 @@ use std::cell::Cell;
 
 use super::super::extents::piece_key;
 use crate::error::Result;
-use crate::store::pointer::Pointer;
+use crate::store::format::pointer::Pointer;
+use crate::store::recover::verify::{Bounds, Met, data_pointer, walk_where};
 use crate::store::trees::{DICTIONARIES, INDEX, MAP, OF_POINTERS, PATCHES};
-use crate::store::verify::{Bounds, Met, data_pointer, walk_where};
 use crate::store::{State, Store};
 use crate::units::FileId;
 

@@ -11,17 +11,17 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::super::names::{self, Kind};
-use super::super::source::{Committed, Source};
 use super::doubts::Doubt;
 use super::padding::Padding;
 use super::{BATCH_COUNT, CheckReport, Record, parse_record, verify_batch};
 use crate::error::{Error, Result};
-use crate::store::dead::{Dead, Holds};
-use crate::store::pointer::Pointer;
+use crate::pool::extents::source::{Committed, Source};
+use crate::pool::namespace::entries::{self, Kind};
+use crate::store::format::pointer::Pointer;
+use crate::store::recover::verify::{Bounds, Met, Space, data_pointer, walk_where};
+use crate::store::snapshots::dead::{Dead, Holds};
 use crate::store::snapshots::{Snapshot, WHOLE_POOL};
 use crate::store::trees::{DICTIONARIES, MAP, NAMES, OF_SNAPSHOTS, PATCHES};
-use crate::store::verify::{Bounds, Met, Space, data_pointer, walk_where};
 use crate::store::{State, Store};
 use crate::units::{FileId, Run, Txg};
 
@@ -176,7 +176,7 @@ impl<'a> Held<'a> {
             let mut source = Committed::new(self.store, &state);
             let mut ahead = vec![snapshot.scope.file];
             while let Some(directory) = ahead.pop() {
-                for entry in names::list(&mut source, directory, None, usize::MAX)? {
+                for entry in entries::list(&mut source, directory, None, usize::MAX)? {
                     if files.insert(entry.file) && entry.kind == Kind::Directory {
                         ahead.push(entry.file);
                     }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use super::CheckReport;
 use super::doubts::Doubt;
 use crate::error::Error;
-use crate::store::pointer::Pointer;
+use crate::store::format::pointer::Pointer;
 use crate::store::{State, Store};
 use crate::units::Txg;
 

@@ -7,12 +7,12 @@ use twox_hash::XxHash3_64;
 
 use super::{Import, Item, Place};
 use crate::error::{Error, Result};
-use crate::pool::batch::store_batches;
-use crate::pool::edit::Edit;
 use crate::pool::extents::pieces_in;
-use crate::pool::jobs::{Job, Target, remove_pieces};
-use crate::pool::names::{self, Attributes, Kind};
-use crate::pool::props::Settings;
+use crate::pool::namespace::edit::Edit;
+use crate::pool::namespace::entries::{self, Attributes, Kind};
+use crate::pool::namespace::props::Settings;
+use crate::pool::write::batch::store_batches;
+use crate::pool::write::jobs::{Job, Target, remove_pieces};
 use crate::store::Txn;
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::FileId;
@@ -52,7 +52,7 @@ impl Import<'_> {
         let Some((parent, name)) = item.place() else { return Ok(()) };
         let (mut path, above) = match self.refused.get(&parent) {
             Some((path, why)) => (path.clone(), Some(why.clone())),
-            None => match names::path_of(txn, parent) {
+            None => match entries::path_of(txn, parent) {
                 Err(Error::NotFound { .. }) => (Vec::new(), None),
                 path => (path?, None),
             },
@@ -66,7 +66,7 @@ impl Import<'_> {
             return Ok(());
         };
         let shown = String::from_utf8_lossy(&path).into_owned();
-        let why = match (above, names::lookup(txn, parent, name)?.map(|there| there.kind)) {
+        let why = match (above, entries::lookup(txn, parent, name)?.map(|there| there.kind)) {
             (Some(why), _) => why,
             (None, Some(Kind::Symlink)) => {
                 format!("'{shown}' is a symbolic link, through which nothing is put")
@@ -142,7 +142,7 @@ impl Import<'_> {
                 Edit::new(txn, 0).create_nameless(*file, *parent, &like)?;
             }
             Item::Part { file, settings, offset, bytes } => {
-                names::set_len(txn, *file, *offset + bytes.len() as u64)?;
+                entries::set_len(txn, *file, *offset + bytes.len() as u64)?;
                 self.report.bytes += bytes.len() as u64;
                 let (file, settings, offset) = (*file, *settings, *offset);
                 contents.push(Content { file, settings, offset, bytes: std::mem::take(bytes) });
@@ -167,19 +167,19 @@ impl Import<'_> {
         at: &Place,
         content: &[u8],
     ) -> Result<(FileId, Settings)> {
-        let old = names::lookup(txn, at.parent, &at.name)?;
+        let old = entries::lookup(txn, at.parent, &at.name)?;
         if let Some(old) = old.filter(|old| old.kind == Kind::File) {
             if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
                 return Err(Error::Busy);
             }
-            if names::attributes(txn, old.file)?.link_count == 1 {
+            if entries::attributes(txn, old.file)?.link_count == 1 {
                 // It may have come with the same batch.
                 let settings = match self.settings(old.file) {
                     Err(Error::NotFound { .. }) => self.settings(at.parent)?,
                     settings => settings?,
                 };
                 prepare_slots(txn, old.file, &settings, content.len() as u64)?;
-                names::renew_generation(txn, old.file, XxHash3_64::oneshot(content))?;
+                entries::renew_generation(txn, old.file, XxHash3_64::oneshot(content))?;
                 return Ok((old.file, settings));
             }
         }
@@ -193,7 +193,7 @@ impl Import<'_> {
     fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
         let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
         for Content { file, settings, offset, bytes } in contents {
-            if !names::is_there(txn, file)? {
+            if !entries::is_there(txn, file)? {
                 // Replaced by something else of the same batch.
                 continue;
             }
@@ -247,10 +247,10 @@ fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
 
 /// Gives a file the properties that were set on the one whose place it takes.
 fn keep_properties(txn: &mut Txn, at: &Place, file: FileId) -> Result<()> {
-    let old = names::lookup(txn, at.parent, &at.name)?.filter(|old| old.kind == Kind::File);
+    let old = entries::lookup(txn, at.parent, &at.name)?.filter(|old| old.kind == Kind::File);
     let Some(old) = old else { return Ok(()) };
-    for (property, text) in names::local_properties(txn, old.file)? {
-        names::set_property(txn, file, property, Some(&text))?;
+    for (property, text) in entries::local_properties(txn, old.file)? {
+        entries::set_property(txn, file, property, Some(&text))?;
     }
     Ok(())
 }

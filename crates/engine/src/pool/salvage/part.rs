@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::super::delta;
 use super::super::extents::{Piece, UNIT_LEN, parse_piece, piece_key};
 use super::{Salvage, SalvageFile};
-use crate::store::pointer::EXTENT_LEN_MAX;
+use crate::pool::extents::delta;
+use crate::store::format::pointer::EXTENT_LEN_MAX;
+use crate::store::recover::verify::{Bounds, Within, entries_within};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::verify::{Bounds, Within, entries_within};
 use crate::units::{FileId, Txg};
 
 /// Files are read in parts of this length: no slot of a record lies in two.

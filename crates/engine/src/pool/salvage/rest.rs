@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::super::extents::parse_piece;
-use super::super::names::{self, Attributes, Kind, ROOT};
 use super::{Salvage, SalvageDirectory, SalvageFile};
 use crate::error::Result;
+use crate::pool::namespace::entries::{self, Attributes, Kind, ROOT};
 use crate::store::Store;
-use crate::store::dead::parse_dead;
-use crate::store::node::Node;
-use crate::store::scan::{self, FoundNode, Scan};
-use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
-use crate::store::verify::{
+use crate::store::format::node::Node;
+use crate::store::recover::scan::{self, FoundNode, Scan};
+use crate::store::recover::verify::{
     Bounds, Met, Space, Within, data_pointer, entries_within, walk_bounded,
 };
+use crate::store::snapshots::dead::parse_dead;
+use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
 use crate::units::{FileId, Run, Sector, Txg};
 
 /// The trees that lead to the bytes of files.
@@ -188,15 +188,15 @@ impl Salvage {
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
         let mut places: Places = BTreeMap::new();
         for (key, (value, is_current)) in &names {
-            if let Some((directory, entry)) = names::parse_entry_of(key, value) {
+            if let Some((directory, entry)) = entries::parse_entry_of(key, value) {
                 let name = &mut files.entry(entry.file).or_default().name;
                 name.get_or_insert_with(|| entry.display_name().into());
                 places.entry(entry.file).or_default().push((directory, entry.name));
-            } else if let Some(link) = names::parse_target_of(key) {
+            } else if let Some(link) = entries::parse_target_of(key) {
                 // The parts come in order.
                 let target = &mut files.entry(link).or_default().target;
                 target.get_or_insert_default().extend_from_slice(value);
-            } else if let Some((file, attributes)) = names::parse_attributes_of(key, value) {
+            } else if let Some((file, attributes)) = entries::parse_attributes_of(key, value) {
                 files.entry(file).or_default().attributes = Some((attributes, *is_current));
             }
         }
@@ -250,7 +250,7 @@ fn paths_of(places: &Places, file: FileId) -> Vec<(Vec<Vec<u8>>, bool)> {
         let (mut path, mut at) = (vec![name.clone()], *directory);
         while at != ROOT
             && let Some((above, name)) = places.get(&at).and_then(|names| names.first())
-            && path.len() <= names::DEPTH_MAX
+            && path.len() <= entries::DEPTH_MAX
         {
             path.push(name.clone());
             at = *above;

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use super::body::{At, Body, travelling};
 use crate::codec::{CodecId, Dictionary};
 use crate::error::{Error, Result};
-use crate::pool::dedup::{self, Known, Plan, Shared};
-use crate::pool::delta;
-use crate::pool::edit::Edit;
+use crate::pool::extents::delta;
 use crate::pool::extents::{Piece, has_record_in, parse_piece, patches_over, piece_key, record_at};
-use crate::pool::jobs::{Job, Target};
-use crate::pool::names::{self, Attributes, Identity, Kind};
-use crate::pool::props::{Dedup, Property, Settings};
-use crate::store::checksum::ChecksumKind;
-use crate::store::pointer::{Filter, Place, Pointer, sectors_for};
-use crate::store::refs::ContentHash;
+use crate::pool::namespace::edit::Edit;
+use crate::pool::namespace::entries::{self, Attributes, Identity, Kind};
+use crate::pool::namespace::props::{Dedup, Property, Settings};
+use crate::pool::write::dedup::{self, Known, Plan, Shared};
+use crate::pool::write::jobs::{Job, Target};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
+use crate::store::sharing::refs::ContentHash;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Encoding, Txn};
 use crate::units::FileId;
@@ -82,13 +82,13 @@ impl Apply {
             Body::Xattr { file, name, value } => {
                 let file = self.file(txn, file)?;
                 match value {
-                    Some(value) => names::set_xattr(txn, file, &name, &value),
-                    None => names::remove_xattr(txn, file, &name).map(drop),
+                    Some(value) => entries::set_xattr(txn, file, &name, &value),
+                    None => entries::remove_xattr(txn, file, &name).map(drop),
                 }
             }
             Body::Uses { file, number } => {
                 let (file, number) = (self.file(txn, file)?, self.number(txn, number)?);
-                names::set_dictionary(txn, file, number)
+                entries::set_dictionary(txn, file, number)
             }
             Body::Piece { at, pointer, stored } => self.piece(txn, at, pointer, &stored),
             Body::Shared { at, pointer, of } => self.shared(txn, at, &pointer, of),
@@ -123,27 +123,27 @@ impl Apply {
         attributes: &Attributes,
         target: &[u8],
     ) -> Result<()> {
-        if names::identity(txn, self.key, Identity::File, there.0)?.is_some() {
+        if entries::identity(txn, self.key, Identity::File, there.0)?.is_some() {
             return Err(refused(format!("number {} comes a second time", there.0)));
         }
-        names::set_identity(txn, self.key, Identity::File, there.0, here.0)?;
+        entries::set_identity(txn, self.key, Identity::File, there.0, here.0)?;
         let len = match attributes.kind {
             Kind::Directory => 0,
             Kind::File => attributes.len,
             Kind::Symlink => {
-                names::set_target(txn, here, target)?;
+                entries::set_target(txn, here, target)?;
                 target.len() as u64
             }
         };
         if len != attributes.len || attributes.kind != Kind::Symlink && !target.is_empty() {
             return Err(refused(format!("number {} is not as long as it says", there.0)));
         }
-        names::set_len(txn, here, len)
+        entries::set_len(txn, here, len)
     }
 
     /// The file here that has this number in the stream.
     pub(super) fn file(&self, txn: &mut Txn, there: FileId) -> Result<FileId> {
-        let here = names::identity(txn, self.key, Identity::File, there.0)?;
+        let here = entries::identity(txn, self.key, Identity::File, there.0)?;
         here.map(FileId).ok_or_else(|| refused(format!("number {} is not known yet", there.0)))
     }
 
@@ -152,17 +152,17 @@ impl Apply {
         if there == 0 {
             return Ok(0);
         }
-        let here = names::identity(txn, self.key, Identity::Dictionary, there.into())?;
+        let here = entries::identity(txn, self.key, Identity::Dictionary, there.into())?;
         let here = here.and_then(|here| u32::try_from(here).ok());
         here.ok_or_else(|| refused(format!("dictionary {there} is not known yet")))
     }
 
     fn dictionary(&self, txn: &mut Txn, there: u32, bytes: &[u8]) -> Result<()> {
-        if names::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
+        if entries::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
             return Err(refused(format!("dictionary {there} comes a second time")));
         }
         let here = txn.add_dictionary(&Arc::new(Dictionary::new(bytes)), self.checksum)?;
-        names::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
+        entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
     /// Stores a record or patch, as it was stored where it comes from.
@@ -216,7 +216,7 @@ impl Apply {
         if at.tree != MAP || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
             return Ok((None, None));
         }
-        let settings = names::settings(txn, file)?.0;
+        let settings = entries::settings(txn, file)?.0;
         if settings.dedup == Dedup::Off {
             return Ok((None, None));
         }
@@ -308,7 +308,7 @@ fn check_place(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result
     let key = piece_key(file, at.offset);
     let (_, piece) = parse_piece(at.tree, &key, &pointer.to_bytes())
         .map_err(|_| refused("a record is where none can be"))?;
-    let attributes = names::attributes(txn, file)?;
+    let attributes = entries::attributes(txn, file)?;
     if attributes.kind != Kind::File || at.offset >= attributes.len {
         return Err(refused("a record lies behind the end of its file"));
     }
@@ -339,8 +339,8 @@ fn set_property(txn: &mut Txn, file: FileId, name: &[u8], value: Option<Vec<u8>>
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let unknown = || Error::Unsupported(format!("the property {}", text(name)));
     let property = Property::from_str(&text(name)).map_err(|_| unknown())?;
-    let Some(value) = value else { return names::set_property(txn, file, property, None) };
+    let Some(value) = value else { return entries::set_property(txn, file, property, None) };
     let mut settings = Settings::default();
     settings.set(property, &text(&value))?;
-    names::set_property(txn, file, property, Some(&settings.get(property)))
+    entries::set_property(txn, file, property, Some(&settings.get(property)))
 }

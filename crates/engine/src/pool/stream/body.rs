@@ -22,11 +22,11 @@
 //! earlier PIECE or SHARED of the stream. The first OBJECT is the scope: its parent is 0, and its name is empty. A
 //! DICTIONARY comes before whatever names it, an OBJECT or KNOWN before whatever names the file.
 
-use crate::pool::names::{Attributes, NAME_LEN_MAX, TARGET_LEN_MAX, XATTR_LEN_MAX};
+use crate::pool::namespace::entries::{Attributes, NAME_LEN_MAX, TARGET_LEN_MAX, XATTR_LEN_MAX};
 use crate::store::dictionaries::DICTIONARY_LEN_MAX;
-use crate::store::fields::{FieldReader, FieldWriter};
-use crate::store::node::VALUE_LEN_MAX;
-use crate::store::pointer::{POINTER_LEN_MAX, Place, Pointer};
+use crate::store::format::fields::{FieldReader, FieldWriter};
+use crate::store::format::node::VALUE_LEN_MAX;
+use crate::store::format::pointer::{POINTER_LEN_MAX, Place, Pointer};
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::{FileId, Sector, Txg};
 

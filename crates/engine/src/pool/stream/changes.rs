@@ -17,12 +17,12 @@ use super::send::Sender;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::parse_piece;
-use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
-use crate::pool::namespace::is_reached;
-use crate::pool::source::Source;
-use crate::store::checksum::ChecksumKind;
-use crate::store::differ::differences;
-use crate::store::pointer::{Place, Pointer};
+use crate::pool::extents::source::Source;
+use crate::pool::namespace::api::is_reached;
+use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::{Place, Pointer};
+use crate::store::snapshots::differ::differences;
 use crate::store::trees::{MAP, NAMES, PATCHES};
 use crate::units::FileId;
 
@@ -52,7 +52,7 @@ type Values<'v> = (Option<&'v [u8]>, Option<&'v [u8]>);
 
 fn is_in_scope(pool: &Pool, scope: FileId, file: FileId) -> Result<bool> {
     pool.read(|source| {
-        if file == scope || !names::is_there(source, file)? {
+        if file == scope || !entries::is_there(source, file)? {
             return Ok(file == scope);
         }
         is_reached(source, file, scope)
@@ -139,7 +139,7 @@ impl<'a> Sender<'a> {
     fn change_names(&mut self, changes: &mut Changes<'a>, pass: Pass) -> Result<()> {
         let base = changes.base;
         self.each(base, NAMES, &mut |sender, key, (before, now)| {
-            let parse = |value: Option<&[u8]>| value.and_then(|v| names::parse_entry_of(key, v));
+            let parse = |value: Option<&[u8]>| value.and_then(|v| entries::parse_entry_of(key, v));
             let (before, now) = (parse(before), parse(now));
             let Some((directory, _)) = before.as_ref().or(now.as_ref()) else { return Ok(()) };
             let directory = *directory;
@@ -200,31 +200,31 @@ impl<'a> Sender<'a> {
         key: &[u8],
         (before, now): Values<'_>,
     ) -> Result<()> {
-        let Some(own) = names::parse_own_key(key) else { return Ok(()) };
+        let Some(own) = entries::parse_own_key(key) else { return Ok(()) };
         let file = own.file();
         if self.sides(changes, file)? != (true, true) {
             return Ok(());
         }
         match own {
-            names::OwnChange::Attributes(_) => {
+            entries::OwnChange::Attributes(_) => {
                 let parse = |value: Option<&[u8]>| value.and_then(Attributes::decode);
                 let (Some(before), Some(now)) = (parse(before), parse(now)) else {
                     return Err(Error::corrupt("names tree", 0, "attributes are malformed"));
                 };
                 self.change_attributes(changes, file, &before, &now)
             }
-            names::OwnChange::Property(_, name) => {
+            entries::OwnChange::Property(_, name) => {
                 self.make_known(changes, file)?;
                 self.emit(Body::Property { file, name, value: now.map(<[u8]>::to_vec) })
             }
-            names::OwnChange::Dictionary(_) => {
+            entries::OwnChange::Dictionary(_) => {
                 let number = now.and_then(|value| value.try_into().ok()).map(u32::from_le_bytes);
                 let Some(number) = number else { return Ok(()) };
                 self.make_known(changes, file)?;
                 self.dictionary(number)?;
                 self.emit(Body::Uses { file, number })
             }
-            names::OwnChange::Xattr(_, name) => {
+            entries::OwnChange::Xattr(_, name) => {
                 // It may be in several parts.
                 let this = Some((file, name.clone()));
                 if changes.last_xattr == this {
@@ -260,7 +260,7 @@ impl<'a> Sender<'a> {
             }
         }
         self.make_known(changes, file)?;
-        let attributes = Attributes { parent: names::ROOT, link_count: 1, ..*now };
+        let attributes = Attributes { parent: entries::ROOT, link_count: 1, ..*now };
         self.emit(Body::Attributes { file, parent, attributes })
     }
 
@@ -304,7 +304,7 @@ fn path_within(source: &mut impl Source, scope: FileId, file: FileId) -> Result<
     let mut at = file;
     while at != scope {
         let mut above = None;
-        for (directory, name) in names::names_of(source, at)? {
+        for (directory, name) in entries::names_of(source, at)? {
             if is_reached(source, directory, scope)? {
                 above = Some((directory, name));
                 break;

@@ -7,11 +7,11 @@ use twox_hash::XxHash3_64;
 
 use super::body::END;
 use crate::error::{Error, Result};
-use crate::pool::names::{Kind, Origin};
-use crate::store::fields::{FieldReader, FieldWriter};
-use crate::store::pointer::EXTENT_LEN_MAX;
+use crate::pool::namespace::entries::{Kind, Origin};
+use crate::store::format::fields::{FieldReader, FieldWriter};
+use crate::store::format::pointer::EXTENT_LEN_MAX;
+use crate::store::format::superblock::NUMBER_MAX;
 use crate::store::snapshots::{STATE_ID_LEN, StateId};
-use crate::store::superblock::NUMBER_MAX;
 use crate::units::{FileId, Txg};
 
 /// The first bytes of a stream.

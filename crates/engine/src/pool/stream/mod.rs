@@ -60,7 +60,7 @@ use crate::store::snapshots::{STATE_ID_LEN, StateId};
 #[cfg(test)]
 pub(crate) mod format {
     pub(crate) use super::frame::{FrameReader, HEADER_FRONT_LEN, Header};
-    pub(crate) use crate::pool::names::{Origin, PROGRESS_FRONT_LEN, Progress};
+    pub(crate) use crate::pool::namespace::entries::{Origin, PROGRESS_FRONT_LEN, Progress};
 }
 
 /// A place in a stream, from which it can be made again.

@@ -15,17 +15,17 @@ use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
 use super::update::{changed_since, each_spooled, remove_orphans};
 use crate::error::{Error, Result};
-use crate::pool::batch::store_batch;
-use crate::pool::edit::Edit;
+use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{parse_piece_key, read_range};
-use crate::pool::jobs::{Job, Target};
-use crate::pool::names::{self, Attributes, Identity, Kind, Progress};
-use crate::pool::namespace::is_reached;
-use crate::pool::props::{Dedup, Settings};
-use crate::pool::rollback::roll_back;
-use crate::pool::source::{Committed, Source};
+use crate::pool::namespace::api::is_reached;
+use crate::pool::namespace::edit::Edit;
+use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
+use crate::pool::namespace::props::{Dedup, Settings};
+use crate::pool::snapshots::rollback::roll_back;
+use crate::pool::write::batch::store_batch;
+use crate::pool::write::jobs::{Job, Target};
 use crate::pool::{Pool, ROOT};
-use crate::store::differ::differences;
+use crate::store::snapshots::differ::differences;
 use crate::store::snapshots::{Scope, Snapshot};
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Durability, Patience, Txn};
@@ -119,7 +119,7 @@ impl Pool {
 
     /// From where a stream goes on that is not received to its end under this name.
     pub fn receive_token(&self, directory: FileId, name: &[u8]) -> Result<Option<ResumeToken>> {
-        let found = self.read(|source| names::find_progress(source, directory, name))?;
+        let found = self.read(|source| entries::find_progress(source, directory, name))?;
         let Some((_, Progress { origin, base_id, frames, .. })) = found else { return Ok(None) };
         if origin.id.is_none() {
             let what = "an earlier version received a part of a stream there, and it cannot go on; \
@@ -132,7 +132,7 @@ impl Pool {
     /// Gives up a stream that is not received to its end under this name, and what came of it; whether there was one.
     pub fn abort_receive(&self, directory: FileId, name: &[u8]) -> Result<bool> {
         self.change(|txn| {
-            let Some((key, _)) = names::find_progress(txn, directory, name)? else {
+            let Some((key, _)) = entries::find_progress(txn, directory, name)? else {
                 return Ok(false);
             };
             remove_received(txn, key)?;
@@ -145,16 +145,16 @@ impl Pool {
 fn remove_received(txn: &mut Txn, key: FileId) -> Result<()> {
     let mut after = None;
     loop {
-        let some = names::identities(txn, key, Identity::File, after, names::LIST_COUNT)?;
+        let some = entries::identities(txn, key, Identity::File, after, entries::LIST_COUNT)?;
         for (_, here) in &some {
             let file = FileId(*here);
-            if file == key || !names::is_there(txn, file)? {
+            if file == key || !entries::is_there(txn, file)? {
                 continue;
             }
-            for (directory, name) in names::names_of(txn, file)? {
-                names::remove_name(txn, directory, &name, file)?;
+            for (directory, name) in entries::names_of(txn, file)? {
+                entries::remove_name(txn, directory, &name, file)?;
             }
-            let attributes = names::attributes(txn, file)?;
+            let attributes = entries::attributes(txn, file)?;
             Edit::new(txn, 0).remove_file(file, &attributes)?;
         }
         match some.last() {
@@ -162,7 +162,7 @@ fn remove_received(txn: &mut Txn, key: FileId) -> Result<()> {
             None => break,
         }
     }
-    let attributes = names::attributes(txn, key)?;
+    let attributes = entries::attributes(txn, key)?;
     Edit::new(txn, 0).remove_file(key, &attributes)
 }
 
@@ -174,11 +174,11 @@ impl<'p> Receive<'p> {
         header: Header,
         options: &ReceiveOptions<'_>,
     ) -> Result<Receive<'p>> {
-        names::check_name(name)?;
+        entries::check_name(name)?;
         if pool.attributes(directory)?.kind != Kind::Directory {
             return Err(Error::NotADirectory { name: format!("number {}", directory.0) });
         }
-        let found = pool.read(|source| names::find_progress(source, directory, name))?;
+        let found = pool.read(|source| entries::find_progress(source, directory, name))?;
         let fresh = Progress {
             origin: header.origin,
             base: header.base,
@@ -261,7 +261,7 @@ impl<'p> Receive<'p> {
     fn transaction(&self) -> Result<Txn> {
         let checksum = self.pool.settings(ROOT)?.checksum;
         let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
-        let noted = names::find_progress(&mut txn, self.progress.parent, &self.progress.name)?;
+        let noted = entries::find_progress(&mut txn, self.progress.parent, &self.progress.name)?;
         let is_same = match (&noted, self.key) {
             (Some((key, noted)), Some(own)) => *key == own && *noted == self.progress,
             (None, None) => true,
@@ -283,7 +283,7 @@ impl<'p> Receive<'p> {
         }
         self.progress.frames = last + 1;
         if let Some(key) = self.key {
-            names::set_progress(&mut txn, key, Some(&self.progress))?;
+            entries::set_progress(&mut txn, key, Some(&self.progress))?;
         }
         txn.commit(Durability::Visible).map(drop)
     }
@@ -336,7 +336,7 @@ impl<'p> Receive<'p> {
             bytes.extend(frame.to_bytes());
         }
         self.progress.spooled = start + bytes.len() as u64;
-        names::set_len(txn, file, self.progress.spooled)?;
+        entries::set_len(txn, file, self.progress.spooled)?;
         let starts = (start..).step_by(span as usize);
         let span_log2 = span.trailing_zeros() as u8;
         let parts = bytes.chunks(span as usize).zip(starts);
@@ -370,7 +370,7 @@ impl<'p> Receive<'p> {
         let root = match (self.header.base.0, self.key) {
             (0, None) => return Err(refused("it is empty")),
             (0, Some(root)) => {
-                names::forget_receive(&mut txn, root)?;
+                entries::forget_receive(&mut txn, root)?;
                 let (parent, name) = (self.progress.parent, &self.progress.name);
                 Edit::new(&mut txn, 0).name_first(root, parent, name)?;
                 root
@@ -379,7 +379,7 @@ impl<'p> Receive<'p> {
         };
         let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
         let kept = txn.txg();
-        names::set_received_as(&mut txn, root, self.progress.origin.id, kept)?;
+        entries::set_received_as(&mut txn, root, self.progress.origin.id, kept)?;
         txn.create_snapshot_after(scope, &self.header.name, self.header.created_ns)?;
         txn.commit(Durability::Durable)?;
         Ok(root)
@@ -390,7 +390,7 @@ impl<'p> Receive<'p> {
         let (parent, name) = (self.progress.parent, &self.progress.name);
         let text = || String::from_utf8_lossy(name).into_owned();
         let missing = || Error::NotFound { what: "file", name: text() };
-        let entry = names::lookup(txn, parent, name)?.ok_or_else(missing)?;
+        let entry = entries::lookup(txn, parent, name)?.ok_or_else(missing)?;
         let root = entry.file;
         if entry.kind != self.header.kind {
             return Err(refused("its scope is of another kind"));
@@ -416,7 +416,7 @@ impl<'p> Receive<'p> {
         })?;
         each_spooled(self.pool, key, spooled, &mut |body| apply.change(txn, body))?;
         remove_orphans(txn)?;
-        let attributes = names::attributes(txn, key)?;
+        let attributes = entries::attributes(txn, key)?;
         Edit::new(txn, 0).remove_file(key, &attributes)?;
         Ok(root)
     }
@@ -435,16 +435,16 @@ fn received_base(
     header: &Header,
 ) -> Result<Txg> {
     // What was received and destroyed since may come again.
-    if let Some(kept) = names::received_as(source, scope, header.origin.id)?
+    if let Some(kept) = entries::received_as(source, scope, header.origin.id)?
         && pool.find_kept(scope, kept)?.is_some()
     {
         let name = String::from_utf8_lossy(&header.name).into_owned();
         return Err(Error::Exists { name });
     }
-    if let Some(kept) = names::received_as(source, scope, header.base_id)? {
+    if let Some(kept) = entries::received_as(source, scope, header.base_id)? {
         return Ok(kept);
     }
-    if names::received_by_txg(source, scope, &header.origin.guid, header.base)? {
+    if entries::received_by_txg(source, scope, &header.origin.guid, header.base)? {
         let what = "an earlier version received what the stream starts from, and did not note \
                     which snapshot that was: send all of it again, to another name";
         return Err(Error::Invalid(what.into()));
@@ -485,7 +485,7 @@ impl Pool {
                     last = Some(file);
                     let source = &mut Committed::new(self.store(), &state);
                     is_found |= file == scope
-                        || names::is_there(source, file)? && is_reached(source, file, scope)?;
+                        || entries::is_there(source, file)? && is_reached(source, file, scope)?;
                 }
                 Ok(())
             })?;

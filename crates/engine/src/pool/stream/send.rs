@@ -21,14 +21,16 @@ use super::body::{At, Body, PIECE, piece_len, travelling};
 use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
+use crate::pool::extents::source::Source;
 use crate::pool::extents::{Piece, pieces_in};
-use crate::pool::names::{self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT};
-use crate::pool::namespace::is_below;
-use crate::pool::source::Source;
-use crate::store::pointer::{Place, Pointer};
+use crate::pool::namespace::api::is_below;
+use crate::pool::namespace::entries::{
+    self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT,
+};
+use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::superblock::FEATURE_SHARED;
 use crate::store::snapshots::StateId;
 use crate::store::space_key;
-use crate::store::superblock::FEATURE_SHARED;
 use crate::store::trees::{MAP, PATCHES, REFS};
 use crate::units::{FileId, Sector, Txg};
 
@@ -317,7 +319,7 @@ impl<'a> Sender<'a> {
         let scope = self.scope;
         let first = self.snapshot.read(|source| {
             let mut first = None;
-            for (directory, name) in names::names_of(source, entry.file)? {
+            for (directory, name) in entries::names_of(source, entry.file)? {
                 let is_home = directory == attributes.parent;
                 if (first.is_none() || is_home) && is_below(source, directory, scope)? {
                     first = Some((directory, name));
@@ -343,12 +345,12 @@ impl<'a> Sender<'a> {
         let pool = self.snapshot;
         let (target, properties, xattrs, uses) = pool.read(|source| {
             let target = match attributes.kind {
-                Kind::Symlink => names::target(source, file)?,
+                Kind::Symlink => entries::target(source, file)?,
                 _ => Vec::new(),
             };
-            let properties = names::local_properties(source, file)?;
-            let uses = names::dictionary(source, file)?;
-            Ok((target, properties, names::xattrs(source, file)?, uses))
+            let properties = entries::local_properties(source, file)?;
+            let uses = entries::dictionary(source, file)?;
+            Ok((target, properties, entries::xattrs(source, file)?, uses))
         })?;
         let attributes = Attributes { parent: ROOT, link_count: 1, ..*attributes };
         self.emit(Body::Object { file, parent, name: name.to_vec(), attributes, target })?;

@@ -10,12 +10,12 @@ use super::body::{At, Body};
 use super::frame::FrameReader;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::edit::Edit;
 use crate::pool::extents::{parse_piece, patches_over, piece_key, read_range};
-use crate::pool::jobs::give_up;
-use crate::pool::names::{self, Attributes, Identity, Kind, LIST_COUNT};
-use crate::pool::namespace::is_below;
-use crate::pool::rollback::take_away;
+use crate::pool::namespace::api::is_below;
+use crate::pool::namespace::edit::Edit;
+use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, LIST_COUNT};
+use crate::pool::snapshots::rollback::take_away;
+use crate::pool::write::jobs::give_up;
 use crate::store::Txn;
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::FileId;
@@ -67,14 +67,14 @@ impl Apply {
     pub(super) fn know(&self, txn: &mut Txn, file: FileId, path: &[u8]) -> Result<()> {
         let mut here = self.root;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-            let entry = names::lookup(txn, here, name)?;
+            let entry = entries::lookup(txn, here, name)?;
             here = entry.ok_or_else(|| refused("it names what is not in the base"))?.file;
         }
-        let before = names::identity(txn, self.key, Identity::File, file.0)?;
+        let before = entries::identity(txn, self.key, Identity::File, file.0)?;
         if before.is_some_and(|before| before != here.0) {
             return Err(refused(format!("number {} has two paths", file.0)));
         }
-        names::set_identity(txn, self.key, Identity::File, file.0, here.0)
+        entries::set_identity(txn, self.key, Identity::File, file.0, here.0)
     }
 
     /// Does what a frame of an incremental stream says.
@@ -85,7 +85,7 @@ impl Apply {
             Body::Object { parent: FileId(0), .. } => Err(refused("it has a scope of its own")),
             Body::RemoveName { directory, name } => {
                 let directory = self.file(txn, directory)?;
-                let entry = names::lookup(txn, directory, &name)?;
+                let entry = entries::lookup(txn, directory, &name)?;
                 let entry = entry.ok_or_else(|| refused("it removes a name that is not there"))?;
                 take_away(txn, directory, &entry)
             }
@@ -111,11 +111,11 @@ impl Apply {
     /// Notes that the content of a file is exchanged.
     fn renew(&self, txn: &mut Txn, there: FileId) -> Result<()> {
         let file = self.file(txn, there)?;
-        names::renew_generation(txn, file, self.from)
+        entries::renew_generation(txn, file, self.from)
     }
 
     fn add_name(&self, txn: &mut Txn, directory: FileId, file: FileId, name: &[u8]) -> Result<()> {
-        let attributes = names::attributes(txn, file)?;
+        let attributes = entries::attributes(txn, file)?;
         if file == self.root {
             return Err(refused("its scope has a name in itself"));
         }
@@ -123,16 +123,16 @@ impl Apply {
             return Edit::new(txn, 0).link(file, directory, name);
         }
         // It may still be in a directory that is gone.
-        if !names::is_orphan(txn, file)? {
-            for (above, name) in names::names_of(txn, file)? {
-                let entry = names::lookup(txn, above, &name)?;
+        if !entries::is_orphan(txn, file)? {
+            for (above, name) in entries::names_of(txn, file)? {
+                let entry = entries::lookup(txn, above, &name)?;
                 entry.map_or(Ok(()), |entry| take_away(txn, above, &entry))?;
             }
         }
         if is_below(txn, directory, file)? {
             return Err(refused("a directory would lie in itself"));
         }
-        names::set_orphan(txn, file, false)?;
+        entries::set_orphan(txn, file, false)?;
         Edit::new(txn, 0).name_first(file, directory, name)
     }
 
@@ -144,25 +144,25 @@ impl Apply {
         attributes: &Attributes,
     ) -> Result<()> {
         let file = self.file(txn, file)?;
-        let old = names::attributes(txn, file)?;
+        let old = entries::attributes(txn, file)?;
         let keeps_len = old.kind != Kind::File;
         if attributes.kind != old.kind || keeps_len && attributes.len != old.len {
             return Err(refused("something becomes what it cannot be"));
         }
         if attributes.len != old.len {
-            names::renew_generation(txn, file, self.from)?;
+            entries::renew_generation(txn, file, self.from)?;
         }
-        names::set_len(txn, file, attributes.len)?;
+        entries::set_len(txn, file, attributes.len)?;
         let mut home = old.parent;
         if parent != FileId(0) {
             let parent = self.file(txn, parent)?;
-            let names = names::names_of(txn, file)?;
+            let names = entries::names_of(txn, file)?;
             if names.iter().any(|(directory, _)| *directory == parent) {
                 home = parent;
             }
         }
         let new = Attributes { link_count: old.link_count, parent: home, ..*attributes };
-        names::set_attributes(txn, file, &new)
+        entries::set_attributes(txn, file, &new)
     }
 
     fn remove_piece(&self, txn: &mut Txn, at: At) -> Result<()> {
@@ -182,9 +182,9 @@ impl Apply {
 
 /// Removes what has no name left, with what only it holds.
 pub(super) fn remove_orphans(txn: &mut Txn) -> Result<()> {
-    while let Some(file) = names::next_orphan(txn)? {
-        names::set_orphan(txn, file, false)?;
-        let attributes = names::attributes(txn, file)?;
+    while let Some(file) = entries::next_orphan(txn)? {
+        entries::set_orphan(txn, file, false)?;
+        let attributes = entries::attributes(txn, file)?;
         if attributes.kind != Kind::Directory {
             if attributes.link_count == 0 {
                 Edit::new(txn, 0).remove_file(file, &attributes)?;
@@ -192,7 +192,7 @@ pub(super) fn remove_orphans(txn: &mut Txn) -> Result<()> {
             continue;
         }
         loop {
-            let entries = names::list(txn, file, None, LIST_COUNT)?;
+            let entries = entries::list(txn, file, None, LIST_COUNT)?;
             if entries.is_empty() {
                 break;
             }

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::pieces_in;
-use crate::pool::source::Committed;
+use crate::pool::extents::source::Committed;
 use crate::pool::{File, Pool, Property, ROOT};
 use crate::store::Durability;
-use crate::store::pointer::Place;
+use crate::store::format::pointer::Place;
 use crate::store::trees::{MAP, NAMES};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, only_file, options};

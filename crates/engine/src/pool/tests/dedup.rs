@@ -5,12 +5,12 @@ mod model;
 use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
+use crate::pool::extents::source::Committed;
 use crate::pool::extents::{Piece, pieces_in};
-use crate::pool::source::Committed;
 use crate::pool::{File, Pool, Property, ROOT, Settings, StepLimits};
-use crate::store::checksum::ChecksumKind;
-use crate::store::pointer::Place;
-use crate::store::refs::{HashKind, Refs};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::Place;
+use crate::store::sharing::refs::{HashKind, Refs};
 use crate::store::trees::MAP;
 use crate::store::{Durability, Patience};
 use crate::test_common::{Rng, create_options, options, problems, read_all};

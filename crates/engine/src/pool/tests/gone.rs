@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
 use crate::error::{Error, Result};
-use crate::pool::edit::Edit;
-use crate::pool::{Attributes, Fold, Kind, Pool, Property, ROOT, Settings, StepLimits, names};
+use crate::pool::namespace::edit::Edit;
+use crate::pool::{Attributes, Fold, Kind, Pool, Property, ROOT, Settings, StepLimits, entries};
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, options, problems};
@@ -106,6 +106,6 @@ fn folding_a_pool_goes_on_where_a_file_vanishes() {
     let step = pool.fold(Fold::All, &limits(), &mut |_| true).unwrap();
     assert!(between.is_done());
     assert_eq!(step.rewritten, 1, "{step:?}");
-    assert!(pool.read(|source| Ok(!names::is_there(source, file)?)).unwrap());
+    assert!(pool.read(|source| Ok(!entries::is_there(source, file)?)).unwrap());
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }

@@ -9,9 +9,9 @@ use self::maintain::Maintained;
 use crate::device::{Device, MemoryDevice};
 use crate::pool::{File, Pool, Property};
 use crate::store::Durability;
-use crate::store::pointer::Place;
+use crate::store::format::pointer::Place;
+use crate::store::recover::verify::{Met, data_pointer, walk_tree};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::verify::{Met, data_pointer, walk_tree};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
@@ -127,7 +127,7 @@ impl Pair {
     fn assert_stats(&mut self) {
         let (stats, store) = (*self.pool.state().stats(), self.pool.store());
         assert_eq!(stats.file_bytes, self.current.len() as u64, "{}", self.label);
-        let mut recount = crate::store::stats::PoolStats {
+        let mut recount = crate::store::format::stats::PoolStats {
             file_bytes: stats.file_bytes,
             nodes: stats.nodes,
             counted: stats.counted,

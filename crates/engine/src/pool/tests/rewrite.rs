@@ -10,9 +10,9 @@ use crate::pool::extents::{Piece, parse_piece};
 use crate::pool::{
     File, Fold, Options, Pool, Property, Repack, SINK_COMPRESSION, Settings, Step, StepLimits,
 };
-use crate::store::pointer::Place;
+use crate::store::format::pointer::Place;
+use crate::store::recover::verify::{Met, walk_tree};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::verify::{Met, walk_tree};
 use crate::store::{Durability, Patience};
 use crate::test_common::sim_device::{Disk, SimDevice};
 use crate::test_common::{Rng, create_options, only_file, options, problems, read_all};

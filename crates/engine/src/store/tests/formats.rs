@@ -3,14 +3,14 @@
 use proptest::prelude::*;
 
 use crate::error::Error;
-use crate::store::checksum::ChecksumKind;
-use crate::store::node::{NODE_HEADER_LEN, Node};
-use crate::store::pointer::{
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::node::{NODE_HEADER_LEN, Node};
+use crate::store::format::pointer::{
     DELTA_LEN_MAX, EMBEDDED_LEN_MAX, EXTENT_LEN_MAX, Filter, Inline, POINTER_HEADER_LEN,
     POINTER_LEN_MAX, Place, Pointer,
 };
-use crate::store::stats::{CodecStats, FilterStats, PoolStats};
-use crate::store::superblock::{
+use crate::store::format::stats::{CodecStats, FilterStats, PoolStats};
+use crate::store::format::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, TREE_COUNT, WINDOW_COUNT_MAX,
 };
 use crate::test_common::{GUID, Rng};

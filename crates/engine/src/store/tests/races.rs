@@ -8,7 +8,7 @@ use super::space::{assert_clean, put, read, store_on};
 use crate::device::{Device, MemoryDevice, Syncs};
 use crate::error::Error;
 use crate::store::cache::Caches;
-use crate::store::checksum::ChecksumKind;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Durability, Patience, Store};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 

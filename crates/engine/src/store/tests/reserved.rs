@@ -8,9 +8,11 @@ use super::space::{assert_clean, put, read, store_on, take};
 use crate::device::Device;
 use crate::pool::{CompactReport, Pool};
 use crate::store::cache::Caches;
-use crate::store::checksum::ChecksumKind;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::superblock::{
+    EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, slot_offset,
+};
 use crate::store::space::{freed_entry, freed_key};
-use crate::store::superblock::{EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, slot_offset};
 use crate::store::trees::FREED;
 use crate::store::{Durability, State, Store};
 use crate::test_common::live::newest_superblock;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::store::checksum::ChecksumKind;
-use crate::store::node::Node;
-use crate::store::pointer::{Place, Pointer};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::node::Node;
+use crate::store::format::pointer::{Place, Pointer};
 use crate::store::tree::{NodeSink, NodeSource, TxnTree};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Sector, Txg};

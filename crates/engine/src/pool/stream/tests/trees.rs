@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::pool::names;
+use crate::pool::namespace::entries;
 use crate::pool::{Attributes, CreateOptions, FileOwner, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::store::trees::MAP;
@@ -202,7 +202,7 @@ fn share(pool: &Pool, tree: &mut Tree, rng: &mut Rng) {
                 txn.insert(tree, &piece_key(copy, piece.start), &shared.to_bytes())?;
             }
         }
-        crate::pool::names::set_len(txn, copy, len)
+        crate::pool::namespace::entries::set_len(txn, copy, len)
     })
     .unwrap();
     let bytes = tree.files[&id].clone();
@@ -262,7 +262,7 @@ pub fn assert_same(left: &Pool, left_scope: FileId, right: &Pool, right_scope: F
         }
     }
     for (path, (id, attributes)) in &b {
-        let parent = right.read(|source| names::attributes(source, attributes.parent));
+        let parent = right.read(|source| entries::attributes(source, attributes.parent));
         assert_eq!(parent.unwrap().kind, Kind::Directory, "seed {seed}: {path:?}, {}", id.0);
     }
 }

@@ -5,7 +5,7 @@ use super::{Pair, places};
 use crate::error::{Error, Result};
 use crate::pool::{Fold, Property, Repack, Settings, Step, StepLimits};
 use crate::store::Patience;
-use crate::store::pointer::{Place, Pointer};
+use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::PATCHES;
 use crate::test_common::problems;
 

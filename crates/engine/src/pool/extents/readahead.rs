@@ -1,0 +1,148 @@
+//! Fetching ahead of sequential reads.
+//!
+//! The system's own read-ahead is switched off for pools, since it would read several times what a
+//! point read needs. Scans are recognised here instead, from the offsets that are read, and the
+//! extents of the records to come are announced to the device, which fetches them meanwhile, and
+//! decompressed into the cache by a thread of their own.
+//!
+//! Nothing depends on it: a wrong guess costs some bandwidth, a missed one some waiting. The thread
+//! is waited for before the pool is closed, since it keeps the pool's descriptor open.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::error::Result;
+use crate::pool::extents::pieces_in;
+use crate::pool::extents::source::Committed;
+use crate::store::Store;
+use crate::store::format::pointer::Pointer;
+use crate::store::trees::MAP;
+use crate::units::FileId;
+
+/// A read continues the one before when it starts at most this far behind its end: SQLite passes over
+/// the interior pages of a tree.
+const GAP_LEN_MAX: u64 = 128 << 10;
+/// This many bytes read in order make a scan.
+const STREAK_LEN_MIN: u64 = 64 << 10;
+/// How far ahead of a scan extents are announced, in bytes of the file: as far as it has come, within
+/// these limits.
+const WINDOW_LEN_MIN: u64 = 256 << 10;
+const WINDOW_LEN_MAX: u64 = 4 << 20;
+/// Extents closer than this are announced as one.
+const JOIN_LEN_MAX: u64 = 64 << 10;
+
+/// Recognises scans of one file.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct ReadAhead {
+    scan: Mutex<Scan>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+    stop: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Scan {
+    /// Where the last read ended.
+    end: u64,
+    /// How many bytes were read in order.
+    streak: u64,
+    /// Up to where extents were announced.
+    announced: u64,
+}
+
+impl ReadAhead {
+    /// Notes a read, and announces what is likely to follow. Whether it continues the one before.
+    pub fn note(
+        &self,
+        source: &mut Committed<'_>,
+        store: &Arc<Store>,
+        file: FileId,
+        offset: u64,
+        len: u64,
+        threads: usize,
+    ) -> Result<bool> {
+        // Another reader of the same file is at it: one of them is enough.
+        let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
+        let end = offset + len;
+        if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
+            *scan = Scan { end, streak: 0, announced: 0 };
+            return Ok(false);
+        }
+        scan.streak = scan.streak.saturating_add(end - scan.end);
+        scan.end = end;
+        let window = scan.streak.clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX);
+        if scan.streak < STREAK_LEN_MIN || scan.announced > end + window / 2 {
+            return Ok(true);
+        }
+        let (from, to) = (scan.announced.max(end), end + window);
+        scan.announced = to;
+        drop(scan);
+        let pieces = pieces_in(source, MAP, file, from, to, usize::MAX)?;
+        let missing = pieces.into_iter().map(|piece| piece.pointer);
+        let missing: Vec<Pointer> = missing.filter(|pointer| !store.is_cached(pointer)).collect();
+        announce(store, &missing);
+        if threads > 1 && !missing.is_empty() {
+            self.decompress(store, missing);
+        }
+        Ok(true)
+    }
+
+    /// Reads extents into the cache behind the reader's back, unless that is going on already.
+    fn decompress(&self, store: &Arc<Store>, pointers: Vec<Pointer>) {
+        let Ok(mut worker) = self.worker.try_lock() else { return };
+        if worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
+            return;
+        }
+        let (store, stop) = (Arc::clone(store), Arc::clone(&self.stop));
+        let work = move || {
+            for pointer in &pointers {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                // Whoever reads it in earnest will meet, and report, the same error.
+                let _ = store.read(pointer);
+            }
+        };
+        *worker = std::thread::Builder::new().name("hardpack-readahead".into()).spawn(work).ok();
+    }
+
+    /// Ends what goes on in the background, and waits for it.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(worker) = worker {
+            // It only warms the cache: not even its panic would matter.
+            let _ = worker.join();
+        }
+        self.stop.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Tells the device which extents will be read.
+fn announce(store: &Store, pointers: &[Pointer]) {
+    let ashift = store.ashift();
+    let mut joined: Option<(u64, u64)> = None;
+    for run in pointers.iter().filter_map(|pointer| pointer.run(ashift)) {
+        let (start, end) = (run.start.0 << ashift, run.end().0 << ashift);
+        joined = match joined {
+            Some((first, last)) if start >= last && start - last <= JOIN_LEN_MAX => {
+                Some((first, end))
+            }
+            other => {
+                if let Some((first, last)) = other {
+                    store.device().prefetch(first, last - first);
+                }
+                Some((start, end))
+            }
+        };
+    }
+    if let Some((first, last)) = joined {
+        store.device().prefetch(first, last - first);
+    }
+}

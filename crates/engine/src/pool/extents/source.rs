@@ -1,0 +1,112 @@
+//! One way to read trees and extents, whether of a committed state or of a transaction.
+
+use crate::error::Result;
+use crate::store::format::pointer::Pointer;
+use crate::store::sharing::index::Accept;
+use crate::store::sharing::refs::{ContentHash, Refs};
+use crate::store::tree::{Entry, EntryRef};
+use crate::store::{ExtentBytes, State, Store, Txn};
+use crate::units::Sector;
+
+/// Where a read looks.
+pub(in crate::pool) trait Source {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>>;
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>>;
+    fn is_empty(&self, tree: u8) -> bool;
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
+    /// Looks for content that can be shared (see [`crate::store::sharing::index`]).
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>>;
+    /// What is counted of the extent at a sector.
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>>;
+    /// Says what the index of content may take of the memory, in bytes.
+    fn set_index_memory(&mut self, bytes: u64);
+    /// At least the first `len` bytes.
+    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes>;
+}
+
+/// A committed state.
+pub(in crate::pool) struct Committed<'a> {
+    pub store: &'a Store,
+    pub state: &'a State,
+    /// What follows is unlikely to be read as well.
+    pub is_point: bool,
+}
+
+impl<'a> Committed<'a> {
+    pub fn new(store: &'a Store, state: &'a State) -> Committed<'a> {
+        Committed { store, state, is_point: false }
+    }
+}
+
+impl Source for Committed<'_> {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+        self.state.trees[usize::from(tree)].floor(&mut self.store, key)
+    }
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        self.state.trees[usize::from(tree)].range(&mut self.store, from, to, limit)
+    }
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.state.trees[usize::from(tree)].get(&mut self.store, key)
+    }
+    fn is_empty(&self, tree: u8) -> bool {
+        self.state.trees[usize::from(tree)].is_empty()
+    }
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
+        self.store.read(pointer)
+    }
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>> {
+        self.store.find_content(self.state, hash, accept)
+    }
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
+        self.store.refs_in(self.state, sector)
+    }
+    fn set_index_memory(&mut self, bytes: u64) {
+        self.store.set_index_memory(bytes);
+    }
+    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+        if self.is_point { self.store.read_front(pointer, len) } else { self.store.read(pointer) }
+    }
+}
+
+impl Source for Txn {
+    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+        Txn::floor(self, tree, key)
+    }
+    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        Txn::range(self, tree, from, to, limit)
+    }
+    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Txn::get(self, tree, key)
+    }
+    fn is_empty(&self, tree: u8) -> bool {
+        Txn::is_empty(self, tree)
+    }
+    fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
+        Txn::read(self, pointer)
+    }
+    fn find_content(
+        &mut self,
+        hash: &ContentHash,
+        accept: &mut Accept<'_>,
+    ) -> Result<Option<Sector>> {
+        Txn::find_content(self, hash, accept)
+    }
+    fn refs(&mut self, sector: Sector) -> Result<Option<Refs>> {
+        Txn::refs(self, sector)
+    }
+    fn set_index_memory(&mut self, bytes: u64) {
+        self.store().set_index_memory(bytes);
+    }
+    fn read_front(&mut self, pointer: &Pointer, _len: usize) -> Result<ExtentBytes> {
+        Txn::read(self, pointer)
+    }
+}

@@ -1,0 +1,277 @@
+//! Names of a pool as others see them: directories, paths, links, attributes.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::pool::extents::source::{Committed, Source};
+use crate::pool::file::File;
+use crate::pool::namespace::entries::{self, Attributes, DirEntry, Kind, ROOT, Xattr};
+use crate::pool::namespace::props::{Property, Settings};
+use crate::pool::{Pool, PropertyValue};
+use crate::units::FileId;
+
+/// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a
+/// directory.
+pub type Visit<'v> = dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool> + 'v;
+
+impl Pool {
+    /// What a path from the root stands for; symbolic links in the pool are followed.
+    pub fn resolve(&self, path: &[u8]) -> Result<DirEntry> {
+        self.read(|source| entries::resolve(source, path, true))
+    }
+
+    /// The same, but a symbolic link in the last place is what is found.
+    pub fn resolve_link(&self, path: &[u8]) -> Result<DirEntry> {
+        self.read(|source| entries::resolve(source, path, false))
+    }
+
+    /// A path of a file from the root, without a slash in front; empty for the root itself.
+    pub fn path_of(&self, file: FileId) -> Result<Vec<u8>> {
+        self.read(|source| entries::path_of(source, file))
+    }
+
+    /// Up to `limit` names of a directory in the order of their bytes, behind `after` where that is given.
+    pub fn list_some(
+        &self,
+        directory: FileId,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<DirEntry>> {
+        self.read(|source| entries::list(source, directory, after, limit))
+    }
+
+    /// The same, with attributes.
+    pub fn list_with_attributes(
+        &self,
+        directory: FileId,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(DirEntry, Attributes)>> {
+        self.read(|source| {
+            let entries = entries::list(source, directory, after, limit)?;
+            let with = |entry: DirEntry| {
+                let attributes = entries::attributes(source, entry.file)?;
+                Ok((entry, attributes))
+            };
+            entries.into_iter().map(with).collect()
+        })
+    }
+
+    /// What a name in a directory stands for.
+    pub fn lookup_in(&self, directory: FileId, name: &[u8]) -> Result<Option<DirEntry>> {
+        self.read(|source| entries::lookup(source, directory, name))
+    }
+
+    /// All names of a file, each with its directory.
+    pub fn names_of(&self, file: FileId) -> Result<Vec<(FileId, Vec<u8>)>> {
+        self.read(|source| entries::names_of(source, file))
+    }
+
+    /// Where a symbolic link leads.
+    pub fn link_target(&self, link: FileId) -> Result<Vec<u8>> {
+        self.read(|source| entries::target(source, link))
+    }
+
+    /// The extended attributes of a file.
+    pub fn xattrs(&self, file: FileId) -> Result<Vec<Xattr>> {
+        self.read(|source| entries::xattrs(source, file))
+    }
+
+    /// One of them.
+    pub fn xattr(&self, file: FileId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.read(|source| entries::xattr(source, file, name))
+    }
+
+    /// The directory of a path that may not be there yet, and its last name.
+    pub fn resolve_parent<'p>(&self, path: &'p [u8]) -> Result<(FileId, &'p [u8])> {
+        let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+        let (path, start) = (&path[..end], path[..end].iter().rposition(|byte| *byte == b'/'));
+        let (parent, name) = path.split_at(start.map_or(0, |slash| slash + 1));
+        entries::check_name(name)?;
+        let directory = self.resolve(parent)?;
+        match directory.kind {
+            Kind::Directory => Ok((directory.file, name)),
+            _ => Err(Error::NotADirectory { name: String::from_utf8_lossy(parent).into() }),
+        }
+    }
+
+    /// Creates an empty file, durably. Its directory must be there.
+    pub fn create_file_at(&self, path: &[u8], mode: u32, now_ns: i64) -> Result<FileId> {
+        let (directory, name) = self.resolve_parent(path)?;
+        let new = Attributes::new(Kind::File, directory);
+        let (modified_ns, created_ns) = (now_ns, now_ns);
+        let new = Attributes { mode, modified_ns, created_ns, changed_ns: now_ns, ..new };
+        self.edit(now_ns, |edit| edit.create(directory, name, &new))
+    }
+
+    /// Removes a name, durably; a directory must be empty.
+    pub fn remove_at(&self, path: &[u8], now_ns: i64) -> Result<()> {
+        let (directory, name) = self.resolve_parent(path)?;
+        self.edit(now_ns, |edit| edit.unlink(directory, name))
+    }
+
+    /// What is in the root directory.
+    pub fn list(&self) -> Result<Vec<DirEntry>> {
+        self.list_some(ROOT, None, usize::MAX)
+    }
+
+    /// The attributes of a file.
+    pub fn attributes(&self, file: FileId) -> Result<Attributes> {
+        self.read(|source| entries::attributes(source, file))
+    }
+
+    /// The only file of a pool that holds nothing else.
+    pub fn only_file(&self) -> Result<DirEntry> {
+        let mut files = self.list_some(ROOT, None, 2)?;
+        match (files.pop(), files.is_empty()) {
+            (Some(file), true) if file.kind == Kind::File => Ok(file),
+            (None, _) => Err(Error::NotFound { what: "file", name: "the pool is empty".into() }),
+            _ => {
+                Err(Error::Invalid("the pool holds more than one file: name the one meant".into()))
+            }
+        }
+    }
+
+    /// A file by name in the root directory.
+    pub fn lookup(&self, name: &str) -> Result<DirEntry> {
+        self.lookup_in(ROOT, name.as_bytes())?
+            .ok_or_else(|| Error::NotFound { what: "file", name: name.into() })
+    }
+
+    /// A handle of a file, shared by all who ask for the same.
+    pub fn file(&self, id: FileId) -> Result<Arc<File>> {
+        match self.attributes(id)?.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(Error::IsADirectory { name: self.name_for_people(id) }),
+            Kind::Symlink => {
+                let what = format!("'{}' is a symbolic link", self.name_for_people(id));
+                return Err(Error::Invalid(what));
+            }
+        }
+        self.check_in_scope(id)?;
+        let mut files = self.files();
+        if files.len() >= crate::pool::HANDLES_KEPT {
+            // Nobody else has one of these, and nothing in them is uncommitted.
+            files.retain(|_, file| Arc::strong_count(file) > 1 || file.is_dirty());
+        }
+        let file = files
+            .entry(id)
+            .or_insert_with(|| Arc::new(File::new(Arc::clone(self.store()), self.options(), id)));
+        Ok(Arc::clone(file))
+    }
+
+    fn name_for_people(&self, file: FileId) -> String {
+        match self.path_of(file) {
+            Ok(path) => String::from_utf8_lossy(&path).into_owned(),
+            Err(_) => format!("number {}", file.0),
+        }
+    }
+
+    /// Every property in force for a file, or for the pool where `file` is [`ROOT`].
+    pub fn properties(&self, file: FileId) -> Result<Vec<PropertyValue>> {
+        let (settings, sources) = self.read(|source| entries::settings(source, file))?;
+        let values = Property::ALL.into_iter().zip(sources).map(|(property, source)| {
+            PropertyValue { property, value: settings.get(property), source }
+        });
+        Ok(values.collect())
+    }
+
+    /// What is set on this very file or directory.
+    pub fn local_properties(&self, file: FileId) -> Result<Vec<(Property, String)>> {
+        self.read(|source| entries::local_properties(source, file))
+    }
+
+    /// The settings in force for a file, or for the pool where `file` is [`ROOT`].
+    pub fn settings(&self, file: FileId) -> Result<Settings> {
+        self.read(|source| Ok(entries::settings(source, file)?.0))
+    }
+
+    /// Calls `visit` with everything below a directory: directory, name and attributes, a directory before what
+    /// is in it, each in the order of its names. What others change meanwhile may be met or not. `visit` says
+    /// whether to go into a directory.
+    pub fn walk(&self, directory: FileId, visit: &mut Visit<'_>) -> Result<()> {
+        // For each directory on the way down: its path, itself, and the name behind which it goes on.
+        let mut above: Vec<(Vec<u8>, FileId, Option<Vec<u8>>)> =
+            vec![(Vec::new(), directory, None)];
+        while let Some((path, directory, after)) = above.pop() {
+            let entries =
+                self.list_with_attributes(directory, after.as_deref(), entries::LIST_COUNT)?;
+            let mut below = None;
+            for (entry, attributes) in &entries {
+                let mut inner = path.clone();
+                if !inner.is_empty() {
+                    inner.push(b'/');
+                }
+                inner.extend_from_slice(&entry.name);
+                if visit(&inner, entry, attributes)? && entry.kind == Kind::Directory {
+                    self.check_only_name(directory, entry, above.len())?;
+                    below = Some((inner, entry));
+                    break;
+                }
+            }
+            let last = below.as_ref().map(|(_, entry)| *entry);
+            if let Some(last) = last.or(entries.last().map(|(entry, _)| entry)) {
+                above.push((path, directory, Some(last.name.clone())));
+            }
+            above.extend(below.map(|(inner, entry)| (inner, entry.file, None)));
+        }
+        Ok(())
+    }
+
+    /// Refuses to go into a directory by a name that is not its only one, as a damaged pool may have: it could lie
+    /// in itself, or be met so often that a walk never ends.
+    pub(in crate::pool) fn check_only_name(
+        &self,
+        above: FileId,
+        entry: &DirEntry,
+        depth: usize,
+    ) -> Result<()> {
+        let names = self.names_of(entry.file)?;
+        let is_only = matches!(&names[..], [(directory, name)]
+            if *directory == above && *name == entry.name);
+        if entry.file == ROOT || !is_only || depth > entries::DEPTH_MAX {
+            let what = format!("the directory '{}' lies in several", entry.display_name());
+            return Err(Error::corrupt("names tree", 0, what));
+        }
+        Ok(())
+    }
+
+    /// Whether `file` is `directory` or lies below it, by any of its names.
+    pub fn is_below(&self, file: FileId, directory: FileId) -> Result<bool> {
+        self.read(|source: &mut Committed<'_>| is_below(source, file, directory))
+    }
+}
+
+/// Whether `file` is `directory` or lies below it, by any of its names. Everything is below the root.
+pub(in crate::pool) fn is_below(
+    source: &mut impl Source,
+    file: FileId,
+    directory: FileId,
+) -> Result<bool> {
+    Ok(directory == ROOT || is_reached(source, file, directory)?)
+}
+
+/// The same, but what has no name, or is in something without one, is not below the root.
+pub(in crate::pool) fn is_reached(
+    source: &mut impl Source,
+    file: FileId,
+    directory: FileId,
+) -> Result<bool> {
+    let mut ahead = vec![file];
+    let mut steps = 0;
+    while let Some(at) = ahead.pop() {
+        if at == directory {
+            return Ok(true);
+        }
+        steps += 1;
+        if at == ROOT || steps > IS_BELOW_STEPS_MAX {
+            continue;
+        }
+        ahead.extend(entries::names_of(source, at)?.into_iter().map(|(directory, _)| directory));
+        ahead.dedup();
+    }
+    Ok(false)
+}
+
+/// No file has so many directories above it by all its names.
+const IS_BELOW_STEPS_MAX: usize = 1 << 20;

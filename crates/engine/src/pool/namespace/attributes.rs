@@ -1,0 +1,186 @@
+//! What is known of a file besides its bytes.
+//!
+//! There are two layouts. The short one (32 bytes) says all there is to say of a file in the root whose
+//! owner is unknown, as a lone database is one. The long one (80 bytes) has the rest behind it.
+
+use crate::error::{Error, Result};
+use crate::pool::extents::source::Source;
+use crate::pool::file::FILE_LEN_MAX;
+use crate::pool::namespace::entries::{Kind, ROOT, id_key, malformed};
+use crate::store::Txn;
+use crate::store::format::fields::{FieldReader, FieldWriter};
+use crate::store::trees::NAMES;
+use crate::units::FileId;
+
+pub(in crate::pool) const ATTRIBUTES: u8 = 2;
+const SHORT_LEN: usize = 32;
+const LONG_LEN: usize = 80;
+const FLAG_OWNED: u32 = 1;
+
+/// Who owns a file, by number as POSIX has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FileOwner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// What is known of a file besides its bytes. Times are in nanoseconds since 1970; 0 where unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// File, directory or symbolic link.
+    pub kind: Kind,
+    /// Length in bytes; of a symbolic link, that of its target.
+    pub len: u64,
+    /// Permission bits, as POSIX has them; 0 where unknown.
+    pub mode: u32,
+    /// When the bytes were last changed.
+    pub modified_ns: i64,
+    /// When the bytes were last read, as far as somebody said so.
+    pub accessed_ns: i64,
+    /// When any of this was last changed.
+    pub changed_ns: i64,
+    /// When it came to be.
+    pub created_ns: i64,
+    /// Who owns it, where that is known.
+    pub owner: Option<FileOwner>,
+    /// How many names it has.
+    pub link_count: u32,
+    /// The directory that its first name is in, from which it inherits; the root's is itself.
+    pub parent: FileId,
+}
+
+impl Attributes {
+    /// Those of something new of which nothing is known.
+    pub fn new(kind: Kind, parent: FileId) -> Attributes {
+        Attributes {
+            kind,
+            len: 0,
+            mode: 0,
+            modified_ns: 0,
+            accessed_ns: 0,
+            changed_ns: 0,
+            created_ns: 0,
+            owner: None,
+            link_count: 1,
+            parent,
+        }
+    }
+
+    /// Whether the short layout says it all.
+    fn is_short(&self) -> bool {
+        let short = Attributes {
+            len: self.len,
+            mode: self.mode,
+            modified_ns: self.modified_ns,
+            ..Attributes::new(self.kind, ROOT)
+        };
+        *self == short
+    }
+
+    /// The value of an entry.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(LONG_LEN);
+        let is_short = self.is_short();
+        let mut f = FieldWriter(&mut out);
+        f.u8(self.kind as u8);
+        f.zeros(3);
+        f.u32(self.mode);
+        f.u64(self.len);
+        f.u64(self.modified_ns as u64);
+        f.u64(if is_short { 0 } else { self.parent.0 });
+        if !is_short {
+            let owner = self.owner.unwrap_or_default();
+            f.u32(owner.uid);
+            f.u32(owner.gid);
+            f.u32(self.link_count);
+            f.u32(if self.owner.is_some() { FLAG_OWNED } else { 0 });
+            f.u64(self.accessed_ns as u64);
+            f.u64(self.changed_ns as u64);
+            f.u64(self.created_ns as u64);
+            f.zeros(8);
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Attributes> {
+        let mut f = FieldReader(bytes);
+        let kind = Kind::from_stored(f.u8()?)?;
+        f.zeros(3)?;
+        let mode = f.u32()?;
+        let len = f.u64().filter(|len| *len <= FILE_LEN_MAX)?;
+        let modified_ns = f.u64()? as i64;
+        let parent = FileId(f.u64()?);
+        let short = Attributes { len, mode, modified_ns, ..Attributes::new(kind, ROOT) };
+        if bytes.len() == SHORT_LEN {
+            return (parent.0 == 0).then_some(short);
+        }
+        let owner = FileOwner { uid: f.u32()?, gid: f.u32()? };
+        let link_count = f.u32()?;
+        let flags = f.u32()?;
+        let long = Attributes {
+            owner: (flags & FLAG_OWNED != 0).then_some(owner),
+            link_count,
+            parent,
+            accessed_ns: f.u64()? as i64,
+            changed_ns: f.u64()? as i64,
+            created_ns: f.u64()? as i64,
+            ..short
+        };
+        f.zeros(8)?;
+        let sound = f.0.is_empty() && flags & !FLAG_OWNED == 0 && parent.0 != 0;
+        sound.then_some(long)
+    }
+}
+
+/// The attributes of a file.
+pub(crate) fn attributes(source: &mut impl Source, file: FileId) -> Result<Attributes> {
+    let value = source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?;
+    let value = value
+        .ok_or_else(|| Error::NotFound { what: "file", name: format!("number {}", file.0) })?;
+    Attributes::decode(&value).ok_or_else(|| malformed("the attributes of a file"))
+}
+
+/// Whether there is such a file.
+pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
+    Ok(source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?.is_some())
+}
+
+/// Refuses where there is no such file: nothing is kept for one that is gone. To be asked in the transaction that
+/// adds something, since a file that was there before it may be gone.
+pub(crate) fn check_there(txn: &mut Txn, file: FileId) -> Result<()> {
+    let name = || format!("number {}", file.0);
+    is_there(txn, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
+}
+
+pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
+    if !attributes.is_short() {
+        txn.note_names();
+    }
+    txn.insert(NAMES, &id_key(ATTRIBUTES, file, &[]), &attributes.encode())?;
+    Ok(())
+}
+
+/// Gives a file another length, which is counted.
+pub(crate) fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
+    let attributes = attributes(txn, file)?;
+    if attributes.len == len {
+        return Ok(());
+    }
+    if attributes.kind == Kind::File {
+        txn.stats_mut().change_file_len(attributes.len, len);
+    }
+    set_attributes(txn, file, &Attributes { len, ..attributes })
+}
+
+pub(in crate::pool) fn remove_attributes(txn: &mut Txn, file: FileId) -> Result<()> {
+    txn.remove(NAMES, &id_key(ATTRIBUTES, file, &[])).map(drop)
+}
+
+/// Whose attributes these are, where the key is of some.
+pub(crate) fn parse_attributes_of(key: &[u8], value: &[u8]) -> Option<(FileId, Attributes)> {
+    let (kind, id) = key.split_first()?;
+    (*kind == ATTRIBUTES).then_some(())?;
+    Some((FileId(u64::from_be_bytes(id.try_into().ok()?)), Attributes::decode(value)?))
+}

@@ -1,0 +1,370 @@
+//! Changes of names and attributes in a transaction, which keep the entries of the names tree in step:
+//!
+//! * every name stands for a file that is there, and leads back from it; a directory has one name;
+//! * `link_count` is the number of names, and a file goes with its last one;
+//! * `parent` is the directory of one of the names; no directory lies in itself;
+//! * the length of all files is counted in the pool's counters.
+//!
+//! An operation that fails may have done part of its work: then the transaction must be dropped, which the
+//! functions of [`Pool`] do.
+
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, Xattr};
+use crate::pool::write::jobs::remove_pieces;
+use crate::store::Txn;
+use crate::store::trees::{MAP, PATCHES};
+use crate::units::FileId;
+
+/// A transaction that changes names.
+#[derive(Debug)]
+pub struct Edit<'t> {
+    txn: &'t mut Txn,
+    /// The time that changes are marked with, in nanoseconds since 1970; 0 marks none.
+    now_ns: i64,
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+impl<'t> Edit<'t> {
+    pub(in crate::pool) fn new(txn: &'t mut Txn, now_ns: i64) -> Edit<'t> {
+        Edit { txn, now_ns }
+    }
+
+    /// The transaction.
+    pub(in crate::pool) fn txn(&mut self) -> &mut Txn {
+        self.txn
+    }
+
+    /// The attributes of a file.
+    pub fn attributes(&mut self, file: FileId) -> Result<Attributes> {
+        entries::attributes(self.txn, file)
+    }
+
+    /// What a name stands for.
+    pub fn lookup(&mut self, directory: FileId, name: &[u8]) -> Result<Option<DirEntry>> {
+        entries::lookup(self.txn, directory, name)
+    }
+
+    /// What a path stands for.
+    pub fn resolve(&mut self, path: &[u8], follow: bool) -> Result<DirEntry> {
+        entries::resolve(self.txn, path, follow)
+    }
+
+    /// Up to `limit` names of a directory behind `after`.
+    pub fn list(
+        &mut self,
+        directory: FileId,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<DirEntry>> {
+        entries::list(self.txn, directory, after, limit)
+    }
+
+    fn check_directory(&mut self, directory: FileId) -> Result<()> {
+        let is_directory = self.attributes(directory)?.kind == Kind::Directory;
+        let name = || format!("number {}", directory.0);
+        is_directory.then_some(()).ok_or_else(|| Error::NotADirectory { name: name() })
+    }
+
+    fn check_free(&mut self, directory: FileId, name: &[u8]) -> Result<()> {
+        entries::check_name(name)?;
+        match self.lookup(directory, name)? {
+            Some(_) => Err(Error::Exists { name: text(name) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Marks a directory as changed.
+    fn touch(&mut self, directory: FileId) -> Result<()> {
+        if self.now_ns == 0 {
+            return Ok(());
+        }
+        let attributes = self.attributes(directory)?;
+        let (modified_ns, changed_ns) = (self.now_ns, self.now_ns);
+        self.set_attributes(directory, &Attributes { modified_ns, changed_ns, ..attributes })
+    }
+
+    /// Creates an empty file or a directory. Of `like`, the length and what tells of names do not count.
+    pub fn create(&mut self, directory: FileId, name: &[u8], like: &Attributes) -> Result<FileId> {
+        let file = self.txn.new_file_id();
+        self.create_as(file, directory, name, like)?;
+        Ok(file)
+    }
+
+    /// The same with an identity that was set aside for it.
+    pub(in crate::pool) fn create_as(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        name: &[u8],
+        like: &Attributes,
+    ) -> Result<()> {
+        self.check_directory(directory)?;
+        self.check_free(directory, name)?;
+        let link_count = 1;
+        let attributes = Attributes { len: 0, link_count, parent: directory, ..*like };
+        entries::set_attributes(self.txn, file, &attributes)?;
+        self.txn.note_names();
+        entries::add_name(self.txn, directory, name, file, like.kind)?;
+        self.touch(directory)
+    }
+
+    /// Creates a file without a name, to be filled and then given one. Until then it is nobody's.
+    pub(in crate::pool) fn create_nameless(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        like: &Attributes,
+    ) -> Result<()> {
+        self.check_directory(directory)?;
+        let attributes = Attributes { len: 0, link_count: 0, parent: directory, ..*like };
+        entries::set_attributes(self.txn, file, &attributes)?;
+        entries::set_nameless(self.txn, file, true)?;
+        self.txn.note_names();
+        Ok(())
+    }
+
+    /// Gives a file or directory that was created without a name its first one.
+    pub(in crate::pool) fn name_first(
+        &mut self,
+        file: FileId,
+        directory: FileId,
+        name: &[u8],
+    ) -> Result<()> {
+        self.check_directory(directory)?;
+        self.check_free(directory, name)?;
+        let attributes = self.attributes(file)?;
+        entries::set_nameless(self.txn, file, false)?;
+        entries::add_name(self.txn, directory, name, file, attributes.kind)?;
+        let (link_count, parent) = (1, directory);
+        self.set_attributes(file, &Attributes { link_count, parent, ..attributes })?;
+        self.touch(directory)
+    }
+
+    /// Creates a symbolic link.
+    pub fn symlink(
+        &mut self,
+        directory: FileId,
+        name: &[u8],
+        target: &[u8],
+        like: &Attributes,
+    ) -> Result<FileId> {
+        let like = Attributes { kind: Kind::Symlink, ..*like };
+        let link = self.create(directory, name, &like)?;
+        entries::set_target(self.txn, link, target)?;
+        let len = target.len() as u64;
+        let attributes = self.attributes(link)?;
+        self.set_attributes(link, &Attributes { len, ..attributes })?;
+        Ok(link)
+    }
+
+    /// Gives a file, or a file without a name, another name. Not a directory, which could then lie in itself.
+    pub fn link(&mut self, file: FileId, directory: FileId, name: &[u8]) -> Result<()> {
+        self.check_directory(directory)?;
+        self.check_free(directory, name)?;
+        let attributes = self.attributes(file)?;
+        if attributes.kind == Kind::Directory {
+            return Err(Error::IsADirectory { name: text(name) });
+        }
+        let link_count = attributes.link_count.checked_add(1).ok_or_else(|| {
+            Error::Invalid(format!("'{}' would be one name too many", text(name)))
+        })?;
+        let parent = if attributes.link_count == 0 { directory } else { attributes.parent };
+        entries::set_nameless(self.txn, file, false)?;
+        entries::add_name(self.txn, directory, name, file, attributes.kind)?;
+        self.set_attributes(file, &Attributes { link_count, parent, ..attributes })?;
+        self.touch(directory)
+    }
+
+    /// Removes a name, and what it stands for with its last name; a directory must be empty.
+    pub fn unlink(&mut self, directory: FileId, name: &[u8]) -> Result<()> {
+        let missing = || Error::NotFound { what: "file", name: text(name) };
+        let entry = self.lookup(directory, name)?.ok_or_else(missing)?;
+        self.check_empty(&entry)?;
+        entries::remove_name(self.txn, directory, name, entry.file)?;
+        self.touch(directory)?;
+        let attributes = self.attributes(entry.file)?;
+        let link_count = attributes.link_count.saturating_sub(1);
+        if link_count == 0 || attributes.kind == Kind::Directory {
+            return self.remove_file(entry.file, &attributes);
+        }
+        let left = entries::names_of(self.txn, entry.file)?;
+        let parent = left.first().map_or(attributes.parent, |(directory, _)| *directory);
+        let changed_ns = self.now_ns;
+        let rest = Attributes { link_count, parent, changed_ns, ..attributes };
+        self.set_attributes(entry.file, &rest)
+    }
+
+    fn check_empty(&mut self, entry: &DirEntry) -> Result<()> {
+        let holds_something =
+            entry.kind == Kind::Directory && !self.list(entry.file, None, 1)?.is_empty();
+        match holds_something {
+            true => Err(Error::NotEmpty { name: text(&entry.name) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes a file that has no name any more, or never had one.
+    pub(in crate::pool) fn remove_file(
+        &mut self,
+        file: FileId,
+        attributes: &Attributes,
+    ) -> Result<()> {
+        if attributes.kind == Kind::File {
+            for tree in [PATCHES, MAP] {
+                remove_pieces(self.txn, tree, file, 0, u64::MAX)?;
+            }
+            self.txn.stats_mut().change_file_len(attributes.len, 0);
+        }
+        entries::forget(self.txn, file)
+    }
+
+    /// Moves a name to another directory, or gives it another spelling. What had that name is replaced, as
+    /// `rename` of POSIX does: a directory only by a directory, and only an empty one.
+    pub fn rename(&mut self, from: (FileId, &[u8]), to: (FileId, &[u8])) -> Result<()> {
+        entries::check_name(to.1)?;
+        self.check_directory(to.0)?;
+        let missing = || Error::NotFound { what: "file", name: text(from.1) };
+        let entry = self.lookup(from.0, from.1)?.ok_or_else(missing)?;
+        if entry.kind == Kind::Directory {
+            self.check_not_inside(to.0, entry.file)?;
+        }
+        if let Some(old) = self.lookup(to.0, to.1)? {
+            if old.file == entry.file {
+                // Two names of one file: POSIX has nothing happen.
+                return Ok(());
+            }
+            match (entry.kind == Kind::Directory, old.kind == Kind::Directory) {
+                (true, false) => return Err(Error::NotADirectory { name: text(to.1) }),
+                (false, true) => return Err(Error::IsADirectory { name: text(to.1) }),
+                _ => self.unlink(to.0, to.1)?,
+            }
+        }
+        entries::remove_name(self.txn, from.0, from.1, entry.file)?;
+        entries::add_name(self.txn, to.0, to.1, entry.file, entry.kind)?;
+        let attributes = self.attributes(entry.file)?;
+        let changed_ns = if self.now_ns == 0 { attributes.changed_ns } else { self.now_ns };
+        self.set_attributes(entry.file, &Attributes { parent: to.0, changed_ns, ..attributes })?;
+        self.txn.note_names();
+        self.touch(from.0)?;
+        self.touch(to.0)
+    }
+
+    /// Refuses to move a directory into itself.
+    fn check_not_inside(&mut self, directory: FileId, moved: FileId) -> Result<()> {
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            if at == moved {
+                return Err(Error::Invalid("a directory cannot be moved into itself".into()));
+            }
+            let parent = self.attributes(at)?.parent;
+            if parent == at {
+                return Ok(());
+            }
+            at = parent;
+        }
+        Err(Error::Invalid(format!("directories are at most {DEPTH_MAX} deep")))
+    }
+
+    /// Sets what is known of a file. The caller has it from [`Edit::attributes`], and leaves length, names and
+    /// kind as they are.
+    pub fn set_attributes(&mut self, file: FileId, attributes: &Attributes) -> Result<()> {
+        entries::set_attributes(self.txn, file, attributes)
+    }
+
+    /// Sets an extended attribute.
+    pub fn set_xattr(&mut self, file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
+        entries::set_xattr(self.txn, file, name, value)
+    }
+
+    /// Sets all extended attributes of a file. Those that are the same already are not touched.
+    pub fn set_xattrs(&mut self, file: FileId, xattrs: &[Xattr]) -> Result<()> {
+        let known = entries::xattrs(self.txn, file)?;
+        for (name, _) in &known {
+            if xattrs.iter().all(|(kept, _)| kept != name) {
+                self.remove_xattr(file, name)?;
+            }
+        }
+        let is_new = |xattr: &&Xattr| !known.contains(xattr);
+        xattrs.iter().filter(is_new).try_for_each(|(name, value)| self.set_xattr(file, name, value))
+    }
+
+    /// Removes an extended attribute; whether there was one.
+    pub fn remove_xattr(&mut self, file: FileId, name: &[u8]) -> Result<bool> {
+        entries::remove_xattr(self.txn, file, name)
+    }
+
+    /// Removes up to `count` names below a directory, and the directory itself when nothing is left; whether it
+    /// is gone.
+    fn remove_some(&mut self, directory: FileId, name: &[u8], count: &mut usize) -> Result<bool> {
+        let missing = || Error::NotFound { what: "file", name: text(name) };
+        let entry = self.lookup(directory, name)?.ok_or_else(missing)?;
+        // Directories on the way down, so that depth takes no stack.
+        let mut above: Vec<(FileId, DirEntry)> = vec![(directory, entry)];
+        while let Some((parent, entry)) = above.last().cloned() {
+            if *count == 0 {
+                return Ok(false);
+            }
+            if above.len() > DEPTH_MAX {
+                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+            }
+            let inside = match entry.kind {
+                Kind::Directory => self.list(entry.file, None, entries::LIST_COUNT.min(*count))?,
+                _ => Vec::new(),
+            };
+            match inside.iter().find(|inner| inner.kind == Kind::Directory) {
+                _ if inside.is_empty() => {
+                    self.unlink(parent, &entry.name)?;
+                    above.pop();
+                    *count -= 1;
+                }
+                Some(inner) => above.push((entry.file, inner.clone())),
+                None => {
+                    for inner in &inside {
+                        self.unlink(entry.file, &inner.name)?;
+                    }
+                    *count = count.saturating_sub(inside.len());
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// How many names one transaction removes.
+const REMOVE_COUNT: usize = 4096;
+
+impl Pool {
+    /// Changes names and attributes in one transaction, durable when this returns. `now_ns` marks what is changed.
+    pub fn edit<R>(
+        &self,
+        now_ns: i64,
+        change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.change(|txn| change(&mut Edit::new(txn, now_ns)))
+    }
+
+    /// Removes a name with all that is below it, in several transactions. `progress` is told how many names are
+    /// gone, and says whether to go on.
+    pub fn remove_tree(
+        &self,
+        directory: FileId,
+        name: &[u8],
+        now_ns: i64,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let mut removed = 0;
+        loop {
+            let mut count = REMOVE_COUNT;
+            let is_gone =
+                self.edit(now_ns, |edit| edit.remove_some(directory, name, &mut count))?;
+            removed += (REMOVE_COUNT - count) as u64;
+            if !progress(removed) || is_gone {
+                return Ok(());
+            }
+        }
+    }
+}

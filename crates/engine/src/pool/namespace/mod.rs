@@ -1,0 +1,13 @@
+//! Files and directories: their names, attributes, properties and addresses.
+
+pub(in crate::pool) mod address;
+pub(in crate::pool) mod api;
+pub(in crate::pool) mod attributes;
+pub(in crate::pool) mod edit;
+pub(in crate::pool) mod entries;
+pub(in crate::pool) mod extra;
+pub(in crate::pool) mod generation;
+pub(in crate::pool) mod props;
+pub(in crate::pool) mod receiving;
+pub(in crate::pool) mod settings;
+pub(in crate::pool) mod usage;

@@ -1,0 +1,362 @@
+//! Properties: settings of a directory or file, inherited downwards; those of the root are the pool's.
+//!
+//! A property is stored as the text a user would type, so that what is read back is what was set.
+//! It is looked up at the file, then in each directory above it up to the root, then there is a default. Setting one never
+//! touches what is stored already.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::codec::Compression;
+use crate::error::{Error, Result};
+use crate::pool::namespace::entries::ROOT;
+use crate::pool::write::adapt::Auto;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::sharing::refs::HashKind;
+use crate::units::FileId;
+
+/// The smallest and largest record, in bytes.
+pub const RECORD_LEN_RANGE: std::ops::RangeInclusive<u32> = 4096..=16 << 20;
+const RECORD_LEN_DEFAULT: u32 = 128 << 10;
+const COMPRESSION_DEFAULT: Compression = Compression::Zstd(3);
+/// A quarter of one processor.
+const BACKGROUND_CPU_DEFAULT: u8 = 25;
+const BACKGROUND_IO_DEFAULT: u32 = 32 << 20;
+const BACKGROUND_IO_RANGE: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 30;
+const DEDUP_MEMORY_DEFAULT: u32 = 256 << 20;
+const DEDUP_MEMORY_RANGE: std::ops::RangeInclusive<u32> = 1 << 20..=2 << 30;
+/// An eighth, in thousandths.
+const MIN_SAVINGS_DEFAULT: u16 = 125;
+
+/// What can be set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Property {
+    /// The algorithm and level for what is written from now on.
+    Compression,
+    /// The longest record, in bytes.
+    RecordSize,
+    /// The checksum of extents.
+    Checksum,
+    /// The share that compression must save, or the record is stored raw.
+    MinSavings,
+    /// Whether pages of SQLite databases are rearranged by column before compression.
+    Filter,
+    /// The share of one processor that maintenance in the background may take.
+    BackgroundCpu,
+    /// The bytes a second that maintenance in the background may write.
+    BackgroundIo,
+    /// Whether what SQLite never reads of its pages may be stored as zeros.
+    ClearUnused,
+    /// Whether records are stored once that are equal.
+    Dedup,
+    /// The hash by which equal records are found.
+    DedupHash,
+    /// The memory that looking for equal records may take: of the pool.
+    DedupMemory,
+}
+
+/// Whether pages of SQLite databases are rearranged by column before compression (see [`crate::codec`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FilterChoice {
+    /// Where it pays, which is seen from the records before.
+    #[default]
+    Auto,
+    /// Where it pays, for which every record is tried with and without.
+    Sqlite,
+    /// They are not.
+    None,
+}
+
+impl FilterChoice {
+    const ALL: [FilterChoice; 3] = [FilterChoice::Auto, FilterChoice::Sqlite, FilterChoice::None];
+
+    const fn name(self) -> &'static str {
+        match self {
+            FilterChoice::Auto => "auto",
+            FilterChoice::Sqlite => "sqlite",
+            FilterChoice::None => "none",
+        }
+    }
+}
+
+/// Whether equal records share what is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Dedup {
+    /// They do not.
+    #[default]
+    Off,
+    /// Those with equal hashes do, which are cryptographic.
+    On,
+    /// Those that were compared byte by byte do.
+    Verify,
+}
+
+impl Dedup {
+    const ALL: [Dedup; 3] = [Dedup::Off, Dedup::On, Dedup::Verify];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Dedup::Off => "off",
+            Dedup::On => "on",
+            Dedup::Verify => "verify",
+        }
+    }
+}
+
+impl Property {
+    /// Every property.
+    pub const ALL: [Property; 11] = [
+        Property::Compression,
+        Property::RecordSize,
+        Property::Checksum,
+        Property::MinSavings,
+        Property::Filter,
+        Property::BackgroundCpu,
+        Property::BackgroundIo,
+        Property::ClearUnused,
+        Property::Dedup,
+        Property::DedupHash,
+        Property::DedupMemory,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Property::Compression => "compression",
+            Property::RecordSize => "recordsize",
+            Property::Checksum => "checksum",
+            Property::MinSavings => "min-savings",
+            Property::Filter => "filter",
+            Property::BackgroundCpu => "background-cpu",
+            Property::BackgroundIo => "background-io",
+            Property::ClearUnused => "clear-unused",
+            Property::Dedup => "dedup",
+            Property::DedupHash => "dedup-hash",
+            Property::DedupMemory => "dedup-memory",
+        }
+    }
+
+    /// Which values it takes, for people.
+    pub const fn values(self) -> &'static str {
+        match self {
+            Property::Compression => {
+                "auto, zstd-auto, off, on, lzjb, zle, gzip[-1…9], lz4, lz4hc[-1…12], zstd[-1…22], \
+                 zstd-fast[-1…1000]"
+            }
+            Property::RecordSize => "a power of two from 4K to 16M",
+            Property::Checksum => "xxh3, blake3, sha256",
+            Property::MinSavings => "a percentage from 0% to 90%",
+            Property::Filter => "auto, sqlite, none",
+            Property::BackgroundCpu => "a percentage of one processor from 0% to 100%",
+            Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1024M",
+            Property::ClearUnused => "on, off",
+            Property::Dedup => "off, on, verify",
+            Property::DedupHash => "blake3, sha256",
+            Property::DedupMemory => "bytes, such as 64M, from 1M to 2048M; of the pool only",
+        }
+    }
+}
+
+impl fmt::Display for Property {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Property {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Property> {
+        // SQLite's pragmas cannot have a hyphen in their name.
+        let name = name.replace('_', "-");
+        Property::ALL.into_iter().find(|property| property.name() == name).ok_or_else(|| {
+            Error::NotFound { what: "property", name: format!("{name}; there are {}", names()) }
+        })
+    }
+}
+
+fn names() -> String {
+    Property::ALL.map(Property::name).join(", ")
+}
+
+/// Where the value of a property comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PropertySource {
+    /// Set on the file itself.
+    Local,
+    /// Set on this directory, which it lies in.
+    Inherited(FileId),
+    /// Set nowhere.
+    Default,
+}
+
+impl fmt::Display for PropertySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            PropertySource::Local => "local",
+            PropertySource::Inherited(ROOT) => "inherited from the pool",
+            PropertySource::Inherited(_) => "inherited",
+            PropertySource::Default => "default",
+        })
+    }
+}
+
+/// The settings that are in force for a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The algorithm and level; where `auto` is set, what is used when nobody chooses.
+    pub compression: Compression,
+    /// The level is chosen as data comes (see [`Auto`]).
+    pub auto: Option<Auto>,
+    /// The longest record, in bytes.
+    pub record_len: u32,
+    /// The checksum of extents.
+    pub checksum: ChecksumKind,
+    /// What compression must save, in thousandths.
+    pub min_savings: u16,
+    /// Whether pages are rearranged before it.
+    pub filter: FilterChoice,
+    /// What maintenance in the background may take of one processor, in percent.
+    pub background_cpu: u8,
+    /// What it may write, in bytes a second.
+    pub background_io: u32,
+    /// Whether what is never read may be stored as zeros.
+    pub clear_unused: bool,
+    /// Whether equal records share what is stored.
+    pub dedup: Dedup,
+    /// The hash by which they are found.
+    pub dedup_hash: HashKind,
+    /// What looking for them may take of the memory, in bytes.
+    pub dedup_memory: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            compression: COMPRESSION_DEFAULT,
+            auto: None,
+            record_len: RECORD_LEN_DEFAULT,
+            checksum: ChecksumKind::Xxh3,
+            min_savings: MIN_SAVINGS_DEFAULT,
+            filter: FilterChoice::Auto,
+            background_cpu: BACKGROUND_CPU_DEFAULT,
+            background_io: BACKGROUND_IO_DEFAULT,
+            clear_unused: false,
+            dedup: Dedup::Off,
+            dedup_hash: HashKind::Blake3,
+            dedup_memory: DEDUP_MEMORY_DEFAULT,
+        }
+    }
+}
+
+impl Settings {
+    /// Sets one of them from text.
+    pub fn set(&mut self, property: Property, text: &str) -> Result<()> {
+        let text = text.trim().to_ascii_lowercase();
+        match property {
+            Property::Compression => {
+                self.auto = [Auto::Any, Auto::Zstd].into_iter().find(|auto| auto.name() == text);
+                self.compression = match self.auto {
+                    Some(_) => COMPRESSION_DEFAULT,
+                    None => text.parse().map_err(|error| Error::Invalid(format!("{error}")))?,
+                };
+            }
+            Property::RecordSize => self.record_len = parse_record_len(&text)?,
+            Property::Checksum => self.checksum = text.parse()?,
+            Property::MinSavings => {
+                self.min_savings = (parse_percent(&text, 90.0)? * 10.0).round() as u16;
+            }
+            Property::Filter => {
+                let found = FilterChoice::ALL.into_iter().find(|choice| choice.name() == text);
+                self.filter = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is neither auto nor sqlite nor none"))
+                })?;
+            }
+            Property::BackgroundCpu => {
+                self.background_cpu = parse_percent(&text, 100.0)?.round() as u8;
+            }
+            Property::BackgroundIo => {
+                let len = parse_len(&text).filter(|len| BACKGROUND_IO_RANGE.contains(len));
+                self.background_io = len.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is no rate; use a number from 64K to 1024M"))
+                })?;
+            }
+            Property::ClearUnused => {
+                self.clear_unused = match &text[..] {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(Error::Invalid(format!("'{text}' is neither on nor off"))),
+                };
+            }
+            Property::Dedup => {
+                let found = Dedup::ALL.into_iter().find(|dedup| dedup.name() == text);
+                self.dedup = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is neither off nor on nor verify"))
+                })?;
+            }
+            Property::DedupHash => self.dedup_hash = text.parse()?,
+            Property::DedupMemory => {
+                let len = parse_len(&text).filter(|len| DEDUP_MEMORY_RANGE.contains(len));
+                self.dedup_memory = len.ok_or_else(|| {
+                    let use_ = "use a number of bytes from 1M to 2048M";
+                    Error::Invalid(format!("'{text}' is no size of memory; {use_}"))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The text of one of them, as a user would type it.
+    pub fn get(&self, property: Property) -> String {
+        match property {
+            Property::Compression => match self.auto {
+                Some(auto) => auto.name().into(),
+                None => self.compression.to_string(),
+            },
+            Property::RecordSize => len_text(self.record_len),
+            Property::Checksum => self.checksum.to_string(),
+            Property::MinSavings => format!("{}%", f64::from(self.min_savings) / 10.0),
+            Property::Filter => self.filter.name().into(),
+            Property::BackgroundCpu => format!("{}%", self.background_cpu),
+            Property::BackgroundIo => len_text(self.background_io),
+            Property::ClearUnused => if self.clear_unused { "on" } else { "off" }.into(),
+            Property::Dedup => self.dedup.name().into(),
+            Property::DedupHash => self.dedup_hash.to_string(),
+            Property::DedupMemory => len_text(self.dedup_memory),
+        }
+    }
+}
+
+/// A length, with a unit where it is a multiple of one.
+fn len_text(len: u32) -> String {
+    match len {
+        _ if len.is_multiple_of(1 << 20) => format!("{}M", len >> 20),
+        _ if len.is_multiple_of(1 << 10) => format!("{}K", len >> 10),
+        _ => len.to_string(),
+    }
+}
+
+/// Reads a number of bytes, with or without a unit.
+fn parse_len(text: &str) -> Option<u32> {
+    let bare = text.strip_suffix("ib").or(text.strip_suffix('b')).unwrap_or(text);
+    let (digits, shift) = match bare.as_bytes().last() {
+        Some(b'k') => (&bare[..bare.len() - 1], 10),
+        Some(b'm') => (&bare[..bare.len() - 1], 20),
+        _ => (bare, 0),
+    };
+    digits.parse::<u32>().ok().and_then(|n| n.checked_mul(1 << shift))
+}
+
+fn parse_record_len(text: &str) -> Result<u32> {
+    let len = parse_len(text);
+    len.filter(|len| len.is_power_of_two() && RECORD_LEN_RANGE.contains(len)).ok_or_else(|| {
+        Error::Invalid(format!("'{text}' is no record size; use a power of two from 4K to 16M"))
+    })
+}
+
+fn parse_percent(text: &str, max: f64) -> Result<f64> {
+    let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+    percent.filter(|percent| (0.0..=max).contains(percent)).ok_or_else(|| {
+        Error::Invalid(format!("'{text}' is no share; use a percentage from 0% to {max}%"))
+    })
+}

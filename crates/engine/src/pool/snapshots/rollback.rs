@@ -1,0 +1,253 @@
+//! Rolling back: a file, or all that is below a directory, becomes what it was in a snapshot of it, in one
+//! transaction, since half of it would be worse than nothing.
+//!
+//! ```text
+//! detach    take every name away that stands for something else than it did then
+//! attach    walk what was there then: give names back, bring back what is gone, restore each file
+//! remove    what has no name left was created since
+//! ```
+//!
+//! What has been moved within the directory is not copied, only named anew. Nothing outside is touched: what was
+//! moved out stays there as it is, and what it was then comes back as a copy that shares its extents. What is
+//! gone comes back with its identity. Memory: one page of names for each level of directories, and
+//! what it takes to note files with several names that come back.
+
+use std::collections::HashMap;
+
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::pool::namespace::api::is_below;
+use crate::pool::namespace::edit::Edit;
+use crate::pool::namespace::entries::{self, Attributes, DirEntry, Kind, LIST_COUNT, ROOT};
+use crate::pool::snapshots::missing;
+use crate::pool::snapshots::restore::{Origin, restore};
+use crate::store::Txn;
+use crate::store::snapshots::Snapshot;
+use crate::units::FileId;
+
+impl Pool {
+    /// Makes the scope of a snapshot what it was when the snapshot was made, durably: bytes, names, attributes,
+    /// properties, extended attributes. Newer snapshots stay. Files with uncommitted changes are in the way.
+    pub fn rollback(&self, scope: FileId, name: &[u8]) -> Result<()> {
+        let snapshot = self.find_snapshot(scope, name)?;
+        self.check_settled(scope, snapshot.scope.is_directory)?;
+        self.change(|txn| {
+            let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
+            roll_back(txn, &snapshot)
+        })
+    }
+
+    /// Refuses where a file, or one below a directory, has uncommitted changes in this process.
+    pub(in crate::pool) fn check_settled(&self, scope: FileId, is_directory: bool) -> Result<()> {
+        let dirty: Vec<FileId> =
+            self.files().values().filter(|file| file.is_dirty()).map(|file| file.id()).collect();
+        for file in dirty {
+            let concerned = match is_directory {
+                false => file == scope,
+                // It may have been below then, and elsewhere now: nobody writes that much at once.
+                true => scope == ROOT || self.is_below(file, scope).unwrap_or(true),
+            };
+            if concerned {
+                return Err(Error::Busy);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
+    if entries::is_there(txn, file)? {
+        return restore(txn, origin, file, file);
+    }
+    // It comes back under the first of its names that is free.
+    for (directory, name) in entries::names_of(&mut origin.read(txn), file)? {
+        let is_possible = entries::is_there(txn, directory)?
+            && entries::attributes(txn, directory)?.kind == Kind::Directory
+            && entries::lookup(txn, directory, &name)?.is_none();
+        if is_possible {
+            let like = entries::attributes(&mut origin.read(txn), file)?;
+            Edit::new(txn, 0).create_as(file, directory, &name, &like)?;
+            come_back(txn, origin, file, &like)?;
+            return restore(txn, origin, file, file);
+        }
+    }
+    let name = format!("number {}: its names are taken, or their directories gone", file.0);
+    Err(Error::NotFound { what: "place for file", name })
+}
+
+/// Something is there again under the number that it had. Even an empty file is not what lies beside the pool was for.
+fn come_back(txn: &mut Txn, origin: &Origin, file: FileId, like: &Attributes) -> Result<()> {
+    match like.kind {
+        Kind::File => origin.renew_generation(txn, file),
+        Kind::Directory | Kind::Symlink => Ok(()),
+    }
+}
+
+/// Takes a name away from something that may get one again before the transaction ends: then nothing may be noted
+/// as an orphan any more.
+pub(in crate::pool) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEntry) -> Result<()> {
+    entries::remove_name(txn, directory, &entry.name, entry.file)?;
+    entries::set_orphan(txn, entry.file, true)?;
+    if entry.kind == Kind::Directory {
+        return Ok(());
+    }
+    let attributes = entries::attributes(txn, entry.file)?;
+    let link_count = attributes.link_count.saturating_sub(1);
+    let left = entries::names_of(txn, entry.file)?;
+    let parent = left.first().map_or(attributes.parent, |(directory, _)| *directory);
+    let rest = Attributes { link_count, parent, ..attributes };
+    entries::set_attributes(txn, entry.file, &rest)
+}
+
+/// Makes the scope of a snapshot what it was then.
+pub(in crate::pool) fn roll_back(txn: &mut Txn, snapshot: &Snapshot) -> Result<()> {
+    let origin = Origin::of(txn.store(), snapshot);
+    let scope = snapshot.scope.file;
+    if !snapshot.scope.is_directory {
+        return roll_file_back(txn, &origin, scope);
+    }
+    if !entries::is_there(txn, scope)? {
+        let name = format!("number {}", scope.0);
+        return Err(Error::NotFound { what: "directory any more", name });
+    }
+    Rollback { txn, origin, scope, copies: HashMap::new() }.run()
+}
+
+struct Rollback<'t> {
+    txn: &'t mut Txn,
+    origin: Origin,
+    scope: FileId,
+    /// What files with several names have come back as, where that is not themselves.
+    copies: HashMap<FileId, FileId>,
+}
+
+impl Rollback<'_> {
+    fn run(mut self) -> Result<()> {
+        self.detach()?;
+        self.attach()?;
+        while let Some(file) = entries::next_orphan(self.txn)? {
+            entries::set_orphan(self.txn, file, false)?;
+            let attributes = entries::attributes(self.txn, file)?;
+            if attributes.kind == Kind::Directory || attributes.link_count == 0 {
+                Edit::new(self.txn, 0).remove_file(file, &attributes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away the names below the scope that were not there then, or stood for something else.
+    fn detach(&mut self) -> Result<()> {
+        // For each directory on the way down: whether it was in the scope then, and the name to go on behind.
+        let mut above: Vec<(FileId, bool, Option<Vec<u8>>)> = vec![(self.scope, true, None)];
+        while let Some((directory, was_there, after)) = above.pop() {
+            let entries = entries::list(self.txn, directory, after.as_deref(), LIST_COUNT)?;
+            let mut below = None;
+            for entry in &entries {
+                let then = match was_there {
+                    true => {
+                        entries::lookup(&mut self.origin.read(self.txn), directory, &entry.name)?
+                    }
+                    false => None,
+                };
+                if then.as_ref() != Some(entry) {
+                    take_away(self.txn, directory, entry)?;
+                }
+                if entry.kind == Kind::Directory {
+                    below = Some(entry);
+                    break;
+                }
+            }
+            if let Some(last) = below.or(entries.last()) {
+                above.push((directory, was_there, Some(last.name.clone())));
+            }
+            if let Some(entry) = below {
+                let was_there = self.was_below(entry.file)?;
+                above.push((entry.file, was_there, None));
+            }
+            if above.len() > 2 * entries::DEPTH_MAX {
+                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something was below the scope then.
+    fn was_below(&mut self, file: FileId) -> Result<bool> {
+        let mut then = self.origin.read(self.txn);
+        Ok(entries::is_there(&mut then, file)? && is_below(&mut then, file, self.scope)?)
+    }
+
+    /// Gives everything below the scope that was there then its names back, and what it was.
+    fn attach(&mut self) -> Result<()> {
+        restore(self.txn, &self.origin, self.scope, self.scope)?;
+        // Directories then and now, and the name behind which it goes on.
+        let mut above: Vec<(FileId, FileId, Option<Vec<u8>>)> =
+            vec![(self.scope, self.scope, None)];
+        while let Some((then, now, after)) = above.pop() {
+            let entries =
+                entries::list(&mut self.origin.read(self.txn), then, after.as_deref(), LIST_COUNT)?;
+            let mut below = None;
+            for entry in &entries {
+                let file = self.place(now, entry)?;
+                restore(self.txn, &self.origin, entry.file, file)?;
+                if entry.kind == Kind::Directory {
+                    below = Some((entry, file));
+                    break;
+                }
+            }
+            let last = below.map(|(entry, _)| entry).or(entries.last());
+            if let Some(last) = last {
+                above.push((then, now, Some(last.name.clone())));
+            }
+            above.extend(below.map(|(entry, file)| (entry.file, file, None)));
+            if above.len() > 2 * entries::DEPTH_MAX {
+                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sees to it that a name stands for what it did. Returns what it stands for now.
+    fn place(&mut self, directory: FileId, entry: &DirEntry) -> Result<FileId> {
+        if let Some(there) = entries::lookup(self.txn, directory, &entry.name)? {
+            return Ok(there.file);
+        }
+        if let Some(copy) = self.copies.get(&entry.file).copied() {
+            Edit::new(self.txn, 0).link(copy, directory, &entry.name)?;
+            return Ok(copy);
+        }
+        if !entries::is_there(self.txn, entry.file)? {
+            return self.create(entry.file, directory, entry);
+        }
+        let was_taken = entries::is_orphan(self.txn, entry.file)?;
+        if entry.kind == Kind::Directory && was_taken {
+            entries::set_orphan(self.txn, entry.file, false)?;
+            entries::add_name(self.txn, directory, &entry.name, entry.file, entry.kind)?;
+            let attributes = entries::attributes(self.txn, entry.file)?;
+            let found = Attributes { parent: directory, ..attributes };
+            entries::set_attributes(self.txn, entry.file, &found)?;
+            return Ok(entry.file);
+        }
+        let is_file = entry.kind != Kind::Directory;
+        if is_file && (was_taken || is_below(self.txn, entry.file, self.scope)?) {
+            Edit::new(self.txn, 0).link(entry.file, directory, &entry.name)?;
+            return Ok(entry.file);
+        }
+        // It is somewhere else now, and stays there.
+        let copy = self.txn.new_file_id();
+        let then = entries::attributes(&mut self.origin.read(self.txn), entry.file)?;
+        if then.link_count > 1 {
+            self.copies.insert(entry.file, copy);
+        }
+        self.create(copy, directory, entry)
+    }
+
+    fn create(&mut self, file: FileId, directory: FileId, entry: &DirEntry) -> Result<FileId> {
+        let like = entries::attributes(&mut self.origin.read(self.txn), entry.file)?;
+        Edit::new(self.txn, 0).create_as(file, directory, &entry.name, &like)?;
+        if file == entry.file {
+            come_back(self.txn, &self.origin, file, &like)?;
+        }
+        Ok(file)
+    }
+}

@@ -1,0 +1,234 @@
+//! `compression=auto`: the strongest level that does not hold the writer up.
+//!
+//! After the idea that OpenZFS calls zstd-auto. The writer is held up while its changes are
+//! compressed, so the time that may take is a share of the time it took to write them, and never long.
+//! From the backlog (what is still to be compressed) and the speeds measured so far follows the
+//! strongest level that stays within it; a backlog that grows drives the level down towards lz4. What is
+//! stored weakly that way is recompressed later, when nobody waits (see `sink.rs`).
+//!
+//! The clock comes from outside, so that tests control it. Measured speeds live as long as the process.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::codec::Compression;
+
+/// Time since some fixed moment.
+pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The levels to choose from, each with bytes a second on one core to begin with: the order of
+/// magnitude of today's machines. Measured ones replace them.
+const LADDER: [(Compression, f64); 7] = [
+    (Compression::Lz4, 500e6),
+    (Compression::Zstd(1), 350e6),
+    (Compression::Zstd(3), 200e6),
+    (Compression::Zstd(6), 80e6),
+    (Compression::Zstd(9), 40e6),
+    (Compression::Zstd(12), 12e6),
+    (Compression::Zstd(15), 4e6),
+];
+/// The share of the time it took to write changes that compressing them may take.
+const SHARE: f64 = 0.25;
+/// The longest that one commit is held up by choice: what a user does not notice.
+const HOLD_MAX: Duration = Duration::from_millis(100);
+/// How much a new measurement counts.
+const LEARNING_RATE: f64 = 0.3;
+
+/// Which levels may be chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Auto {
+    /// From lz4 upwards.
+    Any,
+    /// From zstd-1 upwards.
+    Zstd,
+}
+
+impl Auto {
+    /// Its name as a value of the property.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Auto::Any => "auto",
+            Auto::Zstd => "zstd-auto",
+        }
+    }
+
+    fn lowest(self) -> usize {
+        match self {
+            Auto::Any => 0,
+            Auto::Zstd => 1,
+        }
+    }
+}
+
+/// What was chosen last, and why.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Choice {
+    /// The level.
+    pub compression: Compression,
+    /// The reason, for people.
+    pub reason: String,
+}
+
+/// Chooses levels for one file.
+pub(in crate::pool) struct Adapt {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Bytes a second on one core, for each level of the ladder.
+    speeds: [f64; LADDER.len()],
+    /// When the changes before these were done with.
+    since: Duration,
+    /// What these may take, and have taken.
+    allowed: Duration,
+    spent: Duration,
+    choice: Option<Choice>,
+}
+
+impl Adapt {
+    pub fn new(clock: Clock) -> Adapt {
+        let state = State {
+            speeds: LADDER.map(|(_, speed)| speed),
+            since: clock(),
+            allowed: Duration::ZERO,
+            spent: Duration::ZERO,
+            choice: None,
+        };
+        Adapt { clock, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer hands over what it has changed since the last time.
+    pub fn begin(&self) {
+        let now = (self.clock)();
+        let mut state = self.state();
+        state.allowed = now.saturating_sub(state.since).mul_f64(SHARE).min(HOLD_MAX);
+        state.spent = Duration::ZERO;
+    }
+
+    /// It goes on writing.
+    pub fn end(&self) {
+        self.state().since = (self.clock)();
+    }
+
+    /// The level for the next of `backlog_len` bytes that wait to be compressed by `threads`.
+    pub fn choose(&self, auto: Auto, backlog_len: u64, threads: usize) -> Compression {
+        let mut state = self.state();
+        let left = state.allowed.saturating_sub(state.spent);
+        let needed = |level: usize| {
+            Duration::from_secs_f64(backlog_len as f64 / (state.speeds[level] * threads as f64))
+        };
+        let level = (auto.lowest()..LADDER.len())
+            .rev()
+            .find(|level| needed(*level) <= left)
+            .unwrap_or(auto.lowest());
+        let compression = LADDER[level].0;
+        let stronger = LADDER.get(level + 1).map_or(String::new(), |(stronger, _)| {
+            format!("; {stronger} would take {:.1?}", needed(level + 1))
+        });
+        let reason = format!(
+            "{:.1} MiB to compress take {:.1?} of {left:.1?} left without holding the writer up{stronger}",
+            backlog_len as f64 / f64::from(1 << 20),
+            needed(level),
+        );
+        state.choice = Some(Choice { compression, reason });
+        compression
+    }
+
+    /// Notes how long it took to compress `len` bytes.
+    pub fn learn(&self, compression: Compression, len: u64, threads: usize, began: Duration) {
+        let took = (self.clock)().saturating_sub(began);
+        let mut state = self.state();
+        state.spent += took;
+        let level = LADDER.iter().position(|(known, _)| *known == compression);
+        if let Some(level) = level.filter(|_| len > 0 && !took.is_zero()) {
+            let speed = len as f64 / (took.as_secs_f64() * threads as f64);
+            state.speeds[level] += (speed - state.speeds[level]) * LEARNING_RATE;
+        }
+    }
+
+    pub fn now(&self) -> Duration {
+        (self.clock)()
+    }
+
+    /// What was chosen last, if anything was.
+    pub fn choice(&self) -> Option<Choice> {
+        self.state().choice.clone()
+    }
+}
+
+impl fmt::Debug for Adapt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adapt").field("choice", &self.choice()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A clock in milliseconds.
+    fn clock() -> (Arc<AtomicU64>, Adapt) {
+        let millis = Arc::new(AtomicU64::new(0));
+        let read = Arc::clone(&millis);
+        (millis, Adapt::new(Arc::new(move || Duration::from_millis(read.load(Ordering::Relaxed)))))
+    }
+
+    /// What is chosen for `len` bytes that took the writer so long to write.
+    fn choose(auto: Auto, len: u64, written_in_ms: u64) -> Compression {
+        let (millis, adapt) = clock();
+        millis.store(written_in_ms, Ordering::Relaxed);
+        adapt.begin();
+        adapt.choose(auto, len, 1)
+    }
+
+    #[test]
+    fn a_slow_writer_gets_a_strong_level_and_a_fast_one_a_weak_one() {
+        assert_eq!(choose(Auto::Any, 32 * MIB, 50), Compression::Lz4);
+        assert_eq!(choose(Auto::Zstd, 32 * MIB, 50), Compression::Zstd(1));
+        assert_eq!(choose(Auto::Any, 4 * MIB, 400), Compression::Zstd(6));
+        assert_eq!(choose(Auto::Any, MIB / 4, 60_000), Compression::Zstd(15));
+        // However long it took: nobody should wait long for a commit.
+        assert_eq!(choose(Auto::Any, 32 * MIB, 60_000), Compression::Zstd(1));
+    }
+
+    #[test]
+    fn a_growing_backlog_never_makes_it_stronger() {
+        let rank = |len| {
+            let chosen = choose(Auto::Any, len, 300);
+            LADDER.iter().position(|(level, _)| *level == chosen)
+        };
+        let ranks: Vec<_> = (1..200).map(|n| rank(n * MIB / 4)).collect();
+        assert!(ranks.is_sorted_by(|a, b| a >= b), "{ranks:?}");
+        assert_eq!(ranks.last(), Some(&Some(0)));
+    }
+
+    #[test]
+    fn what_is_measured_counts_and_what_is_spent_is_gone() {
+        let (millis, adapt) = clock();
+        millis.store(400, Ordering::Relaxed);
+        adapt.begin();
+        assert_eq!(adapt.choose(Auto::Any, 4 * MIB, 1), Compression::Zstd(6));
+        // It takes all there was.
+        let began = adapt.now();
+        millis.fetch_add(100, Ordering::Relaxed);
+        adapt.learn(Compression::Zstd(6), MIB, 1, began);
+        assert_eq!(adapt.choose(Auto::Any, 3 * MIB, 1), Compression::Lz4);
+        let choice = adapt.choice().expect("something was chosen");
+        assert!(choice.reason.contains("zstd-1 would take"), "{}", choice.reason);
+        // The next time the level is known to be slower.
+        adapt.end();
+        millis.fetch_add(400, Ordering::Relaxed);
+        adapt.begin();
+        assert_eq!(adapt.choose(Auto::Any, 6 * MIB, 1), Compression::Zstd(3));
+    }
+}

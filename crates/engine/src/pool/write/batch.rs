@@ -1,0 +1,146 @@
+//! Batches: jobs that are looked for, compressed and stored together, on all cores, whatever files they are of.
+//!
+//! Looking and compressing need no lock. Then each is put into a transaction in its order. What is stored already is
+//! not compressed, and not stored again (see `dedup.rs`).
+
+use crate::error::Result;
+use crate::pool::write::dedup::{self, Known, Plan, Shared};
+use crate::pool::write::encode::{EncodedJob, encode, encode_all};
+use crate::pool::write::jobs::{Job, Target, put_job, remove_pieces, store_encoded};
+use crate::store::Txn;
+use crate::store::format::pointer::Pointer;
+use crate::store::trees::PATCHES;
+
+/// Encodes jobs of one file on all cores and stores them in order. Comes back with how many bytes of records
+/// were encoded.
+pub(in crate::pool) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<u64> {
+    store_batches(txn, vec![(target, jobs)])
+}
+
+/// The same for several files at once.
+pub(in crate::pool) fn store_batches(
+    txn: &mut Txn,
+    batches: Vec<(&Target, Vec<Job>)>,
+) -> Result<u64> {
+    let ashift = txn.store().ashift();
+    let threads = batches.first().map_or(1, |(target, _)| target.threads);
+    let jobs = batches.into_iter();
+    let jobs: Vec<(&Target, Job)> =
+        jobs.flat_map(|(target, jobs)| jobs.into_iter().map(move |job| (target, job))).collect();
+    let plans = dedup::plan(txn, &jobs, threads)?;
+    let mut batch = Batch::encode(jobs, plans, ashift, threads)?;
+    batch.store(txn, 0..batch.items.len())?;
+    Ok(batch.encoded_len)
+}
+
+/// Jobs that are encoded together, each with what it belongs to: they may be of several files.
+pub(in crate::pool) struct Batch<'t> {
+    items: Vec<Item<'t>>,
+    /// What became of those that were stored, by index.
+    stored: Vec<Option<Pointer>>,
+    /// How many bytes of records were encoded.
+    encoded_len: u64,
+}
+
+struct Item<'t> {
+    target: &'t Target,
+    job: Job,
+    plan: Plan,
+    /// Nothing where it is stored already.
+    encoded: Option<EncodedJob>,
+}
+
+impl<'t> Batch<'t> {
+    /// Encodes what is not stored already, for sectors of `2^ashift` bytes.
+    pub fn encode(
+        jobs: Vec<(&'t Target, Job)>,
+        plans: Vec<Plan>,
+        ashift: u8,
+        threads: usize,
+    ) -> Result<Batch<'t>> {
+        let is_new = |index: &usize| matches!(plans[*index].known, Known::No);
+        let new: Vec<usize> = (0..jobs.len()).filter(is_new).collect();
+        let refs: Vec<(&Target, &Job)> = new.iter().map(|i| (jobs[*i].0, &jobs[*i].1)).collect();
+        let records = refs.iter().filter(|(_, job)| job.span_log2.is_some());
+        let encoded_len = records.map(|(_, job)| job.bytes.len() as u64).sum();
+        let encoded = encode_all(&refs, ashift, threads)?;
+        let mut items: Vec<Item<'t>> = jobs
+            .into_iter()
+            .zip(plans)
+            .map(|((target, job), plan)| Item { target, job, plan, encoded: None })
+            .collect();
+        for (index, encoded) in new.into_iter().zip(encoded) {
+            items[index].encoded = Some(encoded);
+        }
+        let stored = items.iter().map(|_| None).collect();
+        Ok(Batch { items, stored, encoded_len })
+    }
+
+    /// Stores some of them in their order; each once.
+    pub fn store(&mut self, txn: &mut Txn, range: std::ops::Range<usize>) -> Result<()> {
+        let ashift = txn.store().ashift();
+        let sectors = self.items[range.clone()].iter().map(|item| {
+            item.encoded.as_ref().map_or(0, |encoded| encoded.sectors(&item.job, ashift))
+        });
+        txn.provision(sectors.filter(|sectors| *sectors > 0))?;
+        for index in range {
+            self.stored[index] = self.store_item(txn, index)?;
+        }
+        Ok(())
+    }
+
+    /// Stores one, and says where; nothing where it left no pointer.
+    fn store_item(&mut self, txn: &mut Txn, index: usize) -> Result<Option<Pointer>> {
+        let shared = self.share(txn, index)?;
+        let ashift = txn.store().ashift();
+        let item = &mut self.items[index];
+        let (target, job) = (item.target, &mut item.job);
+        let pointer = match shared {
+            Shared::Unchanged(pointer) => {
+                remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+                return Ok(Some(pointer));
+            }
+            Shared::New(pointer) => Some(pointer),
+            Shared::Gone => None,
+        };
+        if let Some(pointer) = pointer {
+            return put_job(txn, target, job, pointer);
+        }
+        let encoded = match item.encoded.take() {
+            Some(encoded) => encoded,
+            None => encode(target, 1 << ashift, job)?,
+        };
+        if let Some(old) = dedup::overwritten(txn, target, job)?.map(|old| old.pointer)
+            && dedup::is_unchanged(txn, target, job, &encoded, &old)?
+        {
+            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+            return Ok(Some(old));
+        }
+        if job.delta.as_ref().is_some_and(Vec::is_empty) {
+            // What the record has already: the old patch was all there was to remove.
+            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+            return Ok(None);
+        }
+        let pointer = store_encoded(txn, target, job, &encoded)?;
+        if let Some(hash) = item.plan.content {
+            if let Some(sector) = item.plan.replaces {
+                txn.forget_content(sector)?;
+            }
+            txn.add_content(&pointer, hash)?;
+        }
+        put_job(txn, target, job, pointer)
+    }
+
+    /// Makes a pointer to what is stored already.
+    fn share(&self, txn: &mut Txn, index: usize) -> Result<Shared> {
+        let Item { target, job, plan, .. } = &self.items[index];
+        match (plan.known, &plan.content) {
+            (Known::At(sector), Some(hash)) => dedup::share(txn, target, job, hash, sector),
+            (Known::As(before), _) => match &self.stored[before] {
+                Some(pointer) => Ok(txn.share(pointer)?.map_or(Shared::Gone, Shared::New)),
+                None => Ok(Shared::Gone),
+            },
+            _ => Ok(Shared::Gone),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Records that are stored already: equal ones share an extent, and one that is equal to what it overwrites
+//! is not written at all.
+//!
+//! ```text
+//! hash      the bytes of each record, on all cores
+//! find      is it what the slot holds? the same as one before it in the batch? known to the index?
+//! share     in the transaction: look again, and make one more pointer
+//! ```
+//!
+//! What is found is never compressed. Between finding and sharing it may go: then the record is stored after all. The
+//! hash is of the bytes of the record, whatever they are compressed with, so what is equal is found whatever
+//! algorithm it was stored with.
+
+use std::collections::HashMap;
+
+use crate::codec::{self, CodecId, Encoded};
+use crate::error::Result;
+use crate::pool::extents::source::Source;
+use crate::pool::extents::{Piece, record_at};
+use crate::pool::namespace::props::{Dedup, FilterChoice};
+use crate::pool::write::encode::EncodedJob;
+use crate::pool::write::jobs::{Job, Target, parallel, threads_for};
+use crate::store::dictionaries::dictionary_key;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::{Place, Pointer};
+use crate::store::sharing::refs::{ContentHash, HashKind};
+use crate::store::trees::DICTIONARIES;
+use crate::store::{Encoding, Txn};
+use crate::units::Sector;
+
+/// Where the bytes of a job may be stored already.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pool) enum Known {
+    /// Nowhere.
+    No,
+    /// In the extent at this sector.
+    At(Sector),
+    /// They are those of an earlier job of the batch.
+    As(usize),
+}
+
+/// What was found out about a job before it is encoded.
+#[derive(Clone, Debug)]
+pub(in crate::pool) struct Plan {
+    pub content: Option<ContentHash>,
+    pub known: Known,
+    /// Holds the same, but not as it is wanted: others are not to find it any more.
+    pub replaces: Option<Sector>,
+}
+
+/// By which hash a job is looked for, if it is.
+fn hash_kind(target: &Target, job: &Job) -> Option<HashKind> {
+    let is_wanted = target.settings.dedup != Dedup::Off || job.is_counted;
+    let is_wanted = is_wanted && job.span_log2.is_some();
+    (is_wanted && job.bytes.iter().any(|byte| *byte != 0)).then_some(target.settings.dedup_hash)
+}
+
+/// Hashes what is to be looked for, and looks.
+pub(in crate::pool) fn plan(
+    source: &mut impl Source,
+    jobs: &[(&Target, Job)],
+    threads: usize,
+) -> Result<Vec<Plan>> {
+    let records = jobs.iter().filter(|(target, job)| hash_kind(target, job).is_some()).count();
+    let hashes = parallel(jobs.len(), threads_for(threads, records), |index| {
+        let (target, job) = &jobs[index];
+        Ok(hash_kind(target, job).map(|kind| kind.of(&job.bytes)))
+    })?;
+    let mut first: HashMap<ContentHash, usize> = HashMap::new();
+    let mut plans = Vec::with_capacity(jobs.len());
+    for (index, ((target, job), content)) in jobs.iter().zip(hashes).enumerate() {
+        let mut plan = Plan { content, known: Known::No, replaces: None };
+        if let Some(hash) = content {
+            source.set_index_memory(u64::from(target.settings.dedup_memory));
+            let before = first.entry(hash).or_insert(index);
+            match *before {
+                before if before < index && jobs[before].1.bytes == job.bytes => {
+                    plan.known = Known::As(before);
+                }
+                _ => find(source, target, job, &hash, &mut plan)?,
+            }
+        }
+        plans.push(plan);
+    }
+    Ok(plans)
+}
+
+/// Looks for one record: first where it would be.
+fn find(
+    source: &mut impl Source,
+    target: &Target,
+    job: &Job,
+    hash: &ContentHash,
+    plan: &mut Plan,
+) -> Result<()> {
+    let own = overwritten(source, target, job)?.and_then(|old| sector_of(&old.pointer));
+    if let Some(sector) = own
+        && let Some(pointer) = content_at(source, sector, hash)?
+    {
+        if serves(target, job, &pointer, true) {
+            plan.known = Known::At(sector);
+            return Ok(());
+        }
+        plan.replaces = Some(sector);
+    }
+    let (mut dictionary, mut unfit) = (0, None);
+    let found = source.find_content(hash, &mut |sector, pointer| {
+        let serves = serves(target, job, pointer, Some(sector) == own);
+        match serves {
+            true => dictionary = pointer.dictionary,
+            false => unfit = Some(sector),
+        }
+        serves
+    })?;
+    match found {
+        Some(sector) if is_known_dictionary(source, dictionary)? => plan.known = Known::At(sector),
+        Some(sector) => plan.replaces = Some(sector),
+        None => plan.replaces = plan.replaces.or(unfit),
+    }
+    Ok(())
+}
+
+/// Whether a record may share what a pointer refers to, which holds its bytes.
+fn serves(target: &Target, job: &Job, pointer: &Pointer, is_own: bool) -> bool {
+    let Place::Extent { checksum_kind, .. } = pointer.place else { return false };
+    let compression = target.settings.compression;
+    let is_raw = pointer.codec == CodecId::Raw as u8;
+    let is_exact = || {
+        let is_so_encoded =
+            pointer.codec == compression.codec_id() as u8 && pointer.level == compression.level();
+        let is_so_filtered = target.settings.filter != FilterChoice::None || !pointer.is_filtered();
+        checksum_kind == target.settings.checksum
+            && is_so_filtered
+            // Of its own that is stored raw, only trying tells.
+            && (is_so_encoded || is_raw && !is_own)
+    };
+    pointer.len as usize == job.bytes.len() && (!target.is_exact || is_exact())
+}
+
+/// Snapshots may keep extents whose dictionary is gone for all others.
+fn is_known_dictionary(source: &mut impl Source, number: u32) -> Result<bool> {
+    Ok(number == 0 || source.get(DICTIONARIES, &dictionary_key(number))?.is_some())
+}
+
+fn sector_of(pointer: &Pointer) -> Option<Sector> {
+    match pointer.place {
+        Place::Extent { sector, .. } => Some(sector),
+        _ => None,
+    }
+}
+
+/// The pointer to content at a sector, if it is there.
+fn content_at(
+    source: &mut impl Source,
+    sector: Sector,
+    hash: &ContentHash,
+) -> Result<Option<Pointer>> {
+    Ok(source.refs(sector)?.and_then(|refs| refs.content_of(sector, hash).cloned()))
+}
+
+/// The record that a job takes the place of, where it has the same slot.
+pub(in crate::pool) fn overwritten(
+    source: &mut impl Source,
+    target: &Target,
+    job: &Job,
+) -> Result<Option<Piece>> {
+    let Some(span_log2) = job.span_log2 else { return Ok(None) };
+    let old = record_at(source, target.file, job.start)?;
+    Ok(old.filter(|old| (old.start, old.pointer.span_log2) == (job.start, span_log2)))
+}
+
+/// What becomes of a record that is stored already.
+pub(in crate::pool) enum Shared {
+    /// It is what the slot holds.
+    Unchanged(Pointer),
+    /// A new pointer to it.
+    New(Pointer),
+    /// It is gone, or is not what it was taken for.
+    Gone,
+}
+
+/// Makes a pointer to what was found at a sector, where it still is.
+pub(in crate::pool) fn share(
+    txn: &mut Txn,
+    target: &Target,
+    job: &Job,
+    hash: &ContentHash,
+    sector: Sector,
+) -> Result<Shared> {
+    let Some(found) = content_at(txn, sector, hash)?.filter(|found| {
+        // In the meantime another may have come to be there.
+        serves(target, job, found, false)
+    }) else {
+        return Ok(Shared::Gone);
+    };
+    if target.settings.dedup == Dedup::Verify {
+        match txn.read(&found) {
+            Ok(bytes) if bytes.as_slice() == job.bytes => {}
+            Ok(_) => return Ok(Shared::Gone),
+            Err(error) if error.is_corruption() => return Ok(Shared::Gone),
+            Err(error) => return Err(error),
+        }
+    }
+    if let Some(old) = overwritten(txn, target, job)?.map(|old| old.pointer)
+        && (&old.place, old.len) == (&found.place, found.len)
+    {
+        return Ok(Shared::Unchanged(old));
+    }
+    if !is_known_dictionary(txn, found.dictionary)? {
+        return Ok(Shared::Gone);
+    }
+    Ok(txn.share(&found)?.map_or(Shared::Gone, Shared::New))
+}
+
+/// Whether what was encoded is what the slot holds already.
+pub(in crate::pool) fn is_unchanged(
+    txn: &mut Txn,
+    target: &Target,
+    job: &Job,
+    encoded: &EncodedJob,
+    old: &Pointer,
+) -> Result<bool> {
+    if encoded.how == Encoded::Hole {
+        return Ok(false);
+    }
+    let Encoding { codec, level, filter, dictionary, .. } = encoded.encoding();
+    let stored = encoded.stored(job);
+    let is_so_encoded = (old.codec, old.level) == (codec as u8, level)
+        && (old.codec_version, old.filter) == (codec::codec_version(codec), filter as u8)
+        && old.dictionary == dictionary
+        && old.stored_len as usize == stored.len()
+        && (old.len as usize, old.extent_len) == (job.bytes.len(), old.len);
+    if !is_so_encoded {
+        return Ok(false);
+    }
+    match &old.place {
+        Place::Zero => Ok(false),
+        Place::Embedded(bytes) => {
+            Ok(matches!(encoded.how, Encoded::Embedded { .. }) && bytes[..] == *stored)
+        }
+        Place::Extent { checksum_kind, checksum, .. } => {
+            let is_same = !matches!(encoded.how, Encoded::Embedded { .. })
+                && *checksum_kind == target.settings.checksum
+                && checksum_kind.sum(stored) == *checksum;
+            if !is_same || *checksum_kind != ChecksumKind::Xxh3 {
+                return Ok(is_same);
+            }
+            // That finds accidents only.
+            match txn.read_stored(old) {
+                Ok(found) => Ok(found == stored),
+                Err(error) if error.is_corruption() => Ok(false),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Training dictionaries from a file's own pages, for its patches and short records.
+//!
+//! A new one is adopted only if it pays on pages that it was not trained from; that none pays is noted
+//! as well, so that nobody tries again and again. Files are trained for when the first large write of
+//! short records comes, when a pool that has gathered patches is idle, and when a file is repacked to
+//! short records; then the dictionaries that nothing refers to any more are removed.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::codec::{self, Compression, Dictionary, Encoded, Policy};
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::pool::extents::source::Source;
+use crate::pool::extents::{UNIT_LEN, read_range};
+use crate::pool::namespace::entries;
+use crate::pool::namespace::props::Settings;
+use crate::pool::write::encode::DICTIONARY_RECORD_LEN_MAX;
+use crate::store::format::pointer::EMBEDDED_LEN_MAX;
+use crate::store::recover::verify::{Met, data_pointer, walk_tree};
+use crate::store::trees::{DICTIONARIES, MAP, PATCHES};
+use crate::store::{Durability, Patience, Store, Txn};
+use crate::units::{FileId, Txg};
+
+/// The length of a dictionary: zstd's usual choice. lz4 sees the last 64 KiB of it.
+const LEN: usize = 112 << 10;
+/// Pages to train from, 20 times the dictionary, and pages to try it on.
+const TRAIN_COUNT: u64 = 560;
+const TEST_COUNT: u64 = 80;
+/// A file of fewer pages has no use for one.
+pub(in crate::pool) const PAGE_COUNT_MIN: u64 = 2048;
+/// A dictionary must save one part in so many of what the pages take without it.
+const GAIN_PART_MIN: u64 = 20;
+
+/// What a dictionary would be used with in a file, if with anything: its short records, or else its
+/// patches.
+fn purpose(settings: &Settings) -> Option<Compression> {
+    let is_short = settings.record_len as usize <= DICTIONARY_RECORD_LEN_MAX;
+    let compression = match settings.compression {
+        Compression::Off => return None,
+        chosen if is_short => chosen,
+        _ => Compression::Lz4,
+    };
+    compression.uses_dictionary().then_some(compression)
+}
+
+/// Whether a file with these settings should have a dictionary before it is written to.
+pub(in crate::pool) fn serves_records(settings: &Settings) -> bool {
+    settings.record_len as usize <= DICTIONARY_RECORD_LEN_MAX && purpose(settings).is_some()
+}
+
+/// The dictionary in use for a file.
+pub(in crate::pool) fn in_use(
+    source: &mut impl Source,
+    store: &Store,
+    file: FileId,
+) -> Result<Option<(u32, Arc<Dictionary>)>> {
+    match entries::dictionary(source, file)? {
+        None | Some(0) => Ok(None),
+        Some(number) => Ok(Some((number, store.dictionary(number)?))),
+    }
+}
+
+/// Trains a dictionary from some of `count` pages; nothing comes out where none pays.
+pub(in crate::pool) fn train(
+    count: u64,
+    page: &mut dyn FnMut(u64) -> Result<Vec<u8>>,
+    settings: &Settings,
+    ashift: u8,
+) -> Result<Option<Arc<Dictionary>>> {
+    let Some(compression) = purpose(settings).filter(|_| count >= PAGE_COUNT_MIN) else {
+        return Ok(None);
+    };
+    let mut samples = Vec::new();
+    let mut lens = Vec::new();
+    for n in 0..TRAIN_COUNT {
+        let bytes = page(n * count / TRAIN_COUNT)?;
+        lens.push(bytes.len());
+        samples.extend(bytes);
+    }
+    let Some(bytes) = Dictionary::train(&samples, &lens, LEN) else { return Ok(None) };
+    drop(samples);
+    let dictionary = Dictionary::new(bytes);
+    let sector = 1 << ashift;
+    let policy =
+        Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
+    let taken = |bytes: &[u8], dictionary: Option<&Dictionary>| {
+        let mut stored = Vec::new();
+        let how = codec::with_codec(|codec| {
+            codec.encode_with(compression, bytes, &policy, &mut stored, dictionary)
+        });
+        let (how, _) = how.map_err(|error| Error::codec("page to train from", 0, error))?;
+        let len = if how == Encoded::Raw { bytes.len() } else { stored.len() };
+        Ok::<_, Error>((len.div_ceil(sector) * sector) as u64)
+    };
+    let (mut without, mut with) = (0, 0);
+    for n in 0..TEST_COUNT {
+        // Between those that it was trained from.
+        let bytes = page((n * count / TEST_COUNT + count / TRAIN_COUNT / 2).min(count - 1))?;
+        without += taken(&bytes, None)?;
+        with += taken(&bytes, Some(&dictionary))?;
+    }
+    let pays = with + without / GAIN_PART_MIN < without;
+    Ok(pays.then(|| Arc::new(dictionary)))
+}
+
+/// Puts what training gave into a transaction, for what is written to the file from now on.
+pub(in crate::pool) fn adopt(
+    txn: &mut Txn,
+    file: FileId,
+    dictionary: Option<&Arc<Dictionary>>,
+    settings: &Settings,
+) -> Result<()> {
+    entries::check_there(txn, file)?;
+    let number = match dictionary {
+        Some(dictionary) => txn.add_dictionary(dictionary, settings.checksum)?,
+        None => 0,
+    };
+    entries::set_dictionary(txn, file, number)
+}
+
+impl Pool {
+    /// Trains a dictionary for a file as these settings want it, from the file's committed pages.
+    /// `replace` does so where there is one already, or none was found to pay. Whether there is a new
+    /// one.
+    pub fn train_dictionary(
+        &self,
+        file: FileId,
+        settings: &Settings,
+        replace: bool,
+        patience: Patience,
+    ) -> Result<bool> {
+        if purpose(settings).is_none()
+            || !replace && self.read(|source| entries::dictionary(source, file))?.is_some()
+        {
+            return Ok(false);
+        }
+        let count = self.attributes(file)?.len / UNIT_LEN;
+        if count < PAGE_COUNT_MIN {
+            // It may grow.
+            return Ok(false);
+        }
+        let mut page = |index| {
+            self.read(|source| {
+                let mut bytes = vec![0; UNIT_LEN as usize];
+                read_range(source, file, &mut bytes, index * UNIT_LEN)?;
+                Ok(bytes)
+            })
+        };
+        let dictionary = train(count, &mut page, settings, self.store().ashift())?;
+        let mut txn = self.store().begin_with(settings.checksum, patience)?;
+        if !replace && entries::dictionary(&mut txn, file)?.is_some() {
+            // Somebody was faster.
+            return Ok(false);
+        }
+        adopt(&mut txn, file, dictionary.as_ref(), settings)?;
+        txn.commit(Durability::Visible)?;
+        Ok(dictionary.is_some())
+    }
+
+    /// Removes the dictionaries that nothing refers to. The numbers of those in use are all the memory
+    /// this takes.
+    pub fn remove_unused_dictionaries(&self, patience: Patience) -> Result<()> {
+        if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
+            return Ok(());
+        }
+        let (walked, used) = self.read(|source| {
+            let mut used = HashSet::new();
+            for tree in [MAP, PATCHES] {
+                let Some(root) = &source.state.superblock.roots[usize::from(tree)] else {
+                    continue;
+                };
+                walk_tree(source.store, tree, root, Txg(0), &mut |met| match met {
+                    Met::Entry(_, _, value) => {
+                        used.insert(data_pointer(value)?.dictionary);
+                        Ok(())
+                    }
+                    Met::Node(..) => Ok(()),
+                    // What hangs below it may refer to any.
+                    Met::Damage(_, error) => Err(error),
+                })?;
+            }
+            Ok((source.state.txg(), used))
+        })?;
+        let settings = self.settings(crate::pool::ROOT)?;
+        let mut txn = self.store().begin_with(settings.checksum, patience)?;
+        if txn.txg() != walked.next() {
+            // What was written since may share what was compressed with any: the next time will do.
+            return Ok(());
+        }
+        let current: HashSet<u32> = entries::dictionaries_in_use(&mut txn)?.into_iter().collect();
+        for number in txn.dictionaries()? {
+            if !used.contains(&number) && !current.contains(&number) {
+                txn.remove_dictionary(number)?;
+            }
+        }
+        txn.commit(Durability::Visible).map(drop)
+    }
+}

@@ -1,0 +1,201 @@
+//! How the records before this one fared. From that follows what is tried with the next, so that what is hopeless
+//! costs little and what is sure is done once.
+//!
+//! The figures of a file live as long as it is open, or as a rewriting of it goes on. They are kept without a lock:
+//! threads may overwrite each other's, which matters little, since all of them decide only what to try.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use crate::codec::{self, Compression};
+use crate::pool::namespace::props::{FilterChoice, Settings};
+
+/// So many records in a row must have been tried for nothing before one that looks random is not.
+const RAW_STREAK_MIN: u32 = 3;
+/// Then every so many one is tried again.
+const RAW_RETRY: u32 = 32;
+
+/// So many more records must have fared better one way than the other, before only that one is tried.
+const SCORE_MIN: i32 = 3;
+/// The score goes no further, so that it can turn.
+const SCORE_MAX: i32 = 6;
+/// Then every so many records are tried both ways.
+const BOTH_RETRY: u32 = 16;
+
+/// How the records of a file fared.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct History {
+    pub raw: RawStreak,
+    pub filter: FilterStreak,
+    /// The same of patches, which are single pages, and another codec's.
+    pub patch_filter: FilterStreak,
+}
+
+/// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks
+/// random as well is not tried; now and then one is all the same.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct RawStreak(AtomicU32);
+
+impl RawStreak {
+    pub fn suggests_raw(&self, bytes: &[u8]) -> bool {
+        let streak = self.0.load(Ordering::Relaxed);
+        if streak < RAW_STREAK_MIN || !codec::with_codec(|codec| codec.looks_random(bytes)) {
+            return false;
+        }
+        !self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(RAW_RETRY)
+    }
+
+    pub fn note(&self, was_raw: bool) {
+        if was_raw {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How records with pages in them fared with the page filter and without.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct FilterStreak {
+    /// Records that were better filtered, less those that were not, within limits.
+    score: AtomicI32,
+    /// Records that were asked about.
+    count: AtomicU32,
+    /// What the filter saved of the stored length, in 1/256, in the mean.
+    gain: AtomicU32,
+    /// What filtered records come to, in 1/256 of their length, in the mean.
+    ratio: AtomicU32,
+}
+
+/// Which ways to encode a record are tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::pool) enum Ways {
+    /// Without the filter.
+    Plain,
+    /// With it, where there are pages.
+    Filtered,
+    /// With and without.
+    Both,
+}
+
+impl FilterStreak {
+    /// What to try with the next record of a file with these settings.
+    pub fn ways(&self, settings: &Settings, compression: Compression) -> Ways {
+        // A level that was chosen because the writer must not wait allows for nothing that takes longer.
+        let is_hurried = settings.auto.is_some() && compression == Compression::Lz4;
+        match settings.filter {
+            _ if compression == Compression::Off => Ways::Plain,
+            FilterChoice::None => Ways::Plain,
+            FilterChoice::Auto if is_hurried => Ways::Plain,
+            FilterChoice::Sqlite => Ways::Both,
+            FilterChoice::Auto => {
+                let count = self.count.fetch_add(1, Ordering::Relaxed);
+                match self.score.load(Ordering::Relaxed) {
+                    _ if count.is_multiple_of(BOTH_RETRY) => Ways::Both,
+                    score if score >= SCORE_MIN => Ways::Filtered,
+                    score if score <= -SCORE_MIN => Ways::Plain,
+                    _ => Ways::Both,
+                }
+            }
+        }
+    }
+
+    /// Notes how a record fared, of which so many bytes are stored without the filter and with it, and says what the
+    /// filter saves, in 1/256.
+    pub fn note(&self, len: usize, plain_len: usize, filtered_len: usize, pays: bool) -> u8 {
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if pays { score + 1 } else { score - 1 };
+        self.score.store(score.clamp(-SCORE_MAX, SCORE_MAX), Ordering::Relaxed);
+        if !pays {
+            return 0;
+        }
+        let gain = share(plain_len.saturating_sub(filtered_len), plain_len);
+        learn(&self.gain, gain);
+        learn(&self.ratio, share(filtered_len, len));
+        gain as u8
+    }
+
+    /// What the filter saves in the mean, in 1/256.
+    pub fn gain(&self) -> u8 {
+        self.gain.load(Ordering::Relaxed) as u8
+    }
+
+    /// Whether a filtered record is so much longer than those before it that it may be better without.
+    pub fn is_unusual(&self, len: usize, filtered_len: usize) -> bool {
+        let ratio = self.ratio.load(Ordering::Relaxed);
+        share(filtered_len, len) > ratio + ratio / 2 + 8
+    }
+}
+
+/// `part` of `whole`, in 1/256, rounded down; less than 256.
+fn share(part: usize, whole: usize) -> u32 {
+    (part as u64 * 256 / whole.max(1) as u64).min(255) as u32
+}
+
+/// A running mean, in which the newest counts an eighth.
+fn learn(mean: &AtomicU32, value: u32) {
+    let before = mean.load(Ordering::Relaxed);
+    let after = if before == 0 { value } else { (before * 7 + value).div_ceil(8) };
+    mean.store(after.min(255), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ZSTD: Compression = Compression::Zstd(3);
+
+    fn ways(streak: &FilterStreak, filter: FilterChoice) -> Vec<Ways> {
+        let settings = Settings { filter, ..Settings::default() };
+        (0..64).map(|_| streak.ways(&settings, ZSTD)).collect()
+    }
+
+    fn count(ways: &[Ways], of: Ways) -> usize {
+        ways.iter().filter(|one| **one == of).count()
+    }
+
+    #[test]
+    fn neighbours_decide_and_are_asked_again() {
+        let streak = FilterStreak::default();
+        assert_eq!(count(&ways(&streak, FilterChoice::Auto), Ways::Both), 64, "nothing is known");
+        let note = |times: i32, filtered_len: usize| {
+            for _ in 0..times {
+                streak.note(1000, 400, filtered_len, filtered_len < 400);
+            }
+        };
+        note(SCORE_MIN, 200);
+        let sure = ways(&streak, FilterChoice::Auto);
+        assert_eq!((count(&sure, Ways::Filtered), count(&sure, Ways::Both)), (60, 4));
+        assert_eq!(streak.gain(), 128);
+        note(4 * SCORE_MAX, 410);
+        let hopeless = ways(&streak, FilterChoice::Auto);
+        assert_eq!((count(&hopeless, Ways::Plain), count(&hopeless, Ways::Both)), (60, 4));
+        // However sure it was: as many the other way turn it.
+        note(2 * SCORE_MAX, 200);
+        assert_eq!(count(&ways(&streak, FilterChoice::Auto), Ways::Filtered), 60);
+        assert_eq!(count(&ways(&streak, FilterChoice::Sqlite), Ways::Both), 64);
+        assert_eq!(count(&ways(&streak, FilterChoice::None), Ways::Plain), 64);
+    }
+
+    #[test]
+    fn a_writer_in_a_hurry_does_not_filter() {
+        let streak = FilterStreak::default();
+        let mut settings = Settings::default();
+        settings.set(crate::pool::Property::Compression, "auto").expect("it is one");
+        assert_eq!(streak.ways(&settings, Compression::Lz4), Ways::Plain);
+        assert_eq!(streak.ways(&settings, ZSTD), Ways::Both);
+        settings.set(crate::pool::Property::Compression, "lz4").expect("it is one");
+        assert_eq!(streak.ways(&settings, Compression::Lz4), Ways::Both);
+        assert_eq!(streak.ways(&settings, Compression::Off), Ways::Plain);
+    }
+
+    #[test]
+    fn what_is_unlike_its_neighbours_is_unusual() {
+        let streak = FilterStreak::default();
+        streak.note(1000, 400, 200, true);
+        assert!(!streak.is_unusual(1000, 250));
+        assert!(streak.is_unusual(1000, 400));
+        // Nothing overflows.
+        assert_eq!(streak.note(1 << 24, 1 << 24, 0, true), 255);
+        assert_eq!(streak.note(0, 0, 0, true), 0);
+    }
+}

@@ -1,0 +1,307 @@
+//! The write path: from changed bytes of a file to records, patches and holes in a transaction.
+//!
+//! ```text
+//! apply     cut the file where it was cut; then, slot by slot:
+//! plan      which slot of the file a change belongs to, and whether it becomes a whole record or
+//!           patches over the one that is there
+//! encode    compress a batch of them, on all cores
+//! store     put what came out into extents, in file order, and exchange the pointers
+//! ```
+//!
+//! A change becomes patches when it is a small part of a record that exists, so that an update of
+//! one row costs about one row: a patch holds the differences from the record where they are few and
+//! the record is in the cache (see `delta.rs`), else its pages, compressed fast. When the patches of
+//! a record have grown past a share of it they are folded: the record is composed anew and written
+//! whole.
+
+pub(in crate::pool) mod adapt;
+pub(in crate::pool) mod batch;
+pub(in crate::pool) mod dedup;
+pub(in crate::pool) mod dictionaries;
+pub(in crate::pool) mod encode;
+pub(in crate::pool) mod history;
+pub(in crate::pool) mod jobs;
+
+use std::collections::BTreeMap;
+
+use super::extents::delta;
+use super::extents::{
+    Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
+};
+use super::write::batch::store_batch;
+use super::write::jobs::{Job, Target, remove_pieces};
+use crate::error::Result;
+use crate::store::Txn;
+use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
+use crate::store::trees::{MAP, PATCHES};
+
+/// A change of fewer than one in so many units of a record becomes patches.
+const CHANGED_PART_MIN: u64 = 2;
+/// A record is folded when its patches take more than one part in this many of what it takes itself.
+const PATCHED_PART_MIN: u64 = 2;
+/// What a patch takes besides its extent: its entry in the tree.
+const PATCH_ENTRY_LEN: u64 = 84;
+/// A patch holds only differences where they take less than one part in this many of its bytes:
+/// then even the fastest codec would not be worth its time.
+const DELTA_PART_MAX: usize = 4;
+/// A commit folds so many bytes of records, and one part in [`FOLD_PART`] of what it changes, so
+/// that none pays for many. What is left is for [`super::Pool::fold`], or for the commits to come.
+const FOLD_LEN_MIN: u64 = 512 << 10;
+const FOLD_PART: u64 = 4;
+/// How many bytes are encoded together.
+const BATCH_LEN: usize = 4 << 20;
+
+/// The uncommitted changes of a file.
+pub(super) struct Changes {
+    pub target: Target,
+    /// Whole units by number. The last one may reach beyond `len`.
+    pub units: BTreeMap<u64, Box<[u8]>>,
+    /// What was committed from here on is gone.
+    pub cut: Option<u64>,
+    /// The length of the file afterwards.
+    pub len: u64,
+    /// Patches do not cross multiples of this.
+    pub granule: u64,
+    /// How many bytes of records may still be folded.
+    pub fold_budget: u64,
+}
+
+/// The bytes of records that a transaction may fold which changes `len` bytes.
+pub(super) fn fold_budget(len: u64) -> u64 {
+    FOLD_LEN_MIN + len / FOLD_PART
+}
+
+/// Puts the changes of a file into the transaction.
+pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
+    // Only a user who ignored another process's lock can have changed what is behind the end.
+    changes.units.split_off(&changes.len.div_ceil(UNIT_LEN));
+    if let Some(cut) = changes.cut {
+        cut_file(txn, &changes, cut)?;
+    }
+    let mut batch = Vec::new();
+    let mut batch_len = 0;
+    while let Some((&index, _)) = changes.units.first_key_value() {
+        plan_slot(txn, &mut changes, index * UNIT_LEN, &mut batch)?;
+        batch_len += batch.last().map_or(0, |job| job.bytes.len());
+        if batch_len >= BATCH_LEN || batch.len() >= 1024 {
+            let batch = std::mem::take(&mut batch);
+            store_batch_adapted(txn, &mut changes, batch)?;
+            batch_len = 0;
+        }
+    }
+    store_batch_adapted(txn, &mut changes, batch)
+}
+
+/// Stores a batch at a level that its backlog allows, where the settings leave that open.
+fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) -> Result<()> {
+    let Changes { target, units, .. } = changes;
+    let Some((adapt, auto)) = target.adapt.clone().zip(target.settings.auto) else {
+        return store_batch(txn, target, batch).map(drop);
+    };
+    let records = batch.iter().filter(|job| job.span_log2.is_some());
+    let len: u64 = records.map(|job| job.bytes.len() as u64).sum();
+    if len > 0 {
+        let backlog_len = len + units.len() as u64 * UNIT_LEN;
+        target.settings.compression = adapt.choose(auto, backlog_len, target.threads);
+    }
+    let began = adapt.now();
+    let encoded_len = store_batch(txn, target, batch)?;
+    if len > 0 {
+        adapt.learn(target.settings.compression, encoded_len, target.threads, began);
+    }
+    Ok(())
+}
+
+/// Removes everything from `cut` on.
+fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
+    let file = changes.target.file;
+    if let Some(record) = record_at(txn, file, cut)?.filter(|record| record.start < cut) {
+        let reaches_over =
+            record.end() > cut || !patches_over(txn, file, cut, record.slot_end())?.is_empty();
+        if reaches_over {
+            let mut bytes = vec![0; (cut - record.start) as usize];
+            read_range(txn, file, &mut bytes, record.start)?;
+            let job = Job::record(record.start, bytes, record.pointer.span_log2);
+            store_batch(txn, &changes.target, vec![job])?;
+        }
+    }
+    for tree in [MAP, PATCHES] {
+        remove_pieces(txn, tree, file, cut, u64::MAX)?;
+    }
+    Ok(())
+}
+
+/// Takes the changes of the slot around `offset`, and plans what to store for them.
+fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
+    let file = changes.target.file;
+    let record = record_at(txn, file, offset)?;
+    let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
+    let end = (start + span).min(changes.len);
+    let mut units = changes.units.split_off(&(start / UNIT_LEN));
+    let mut rest = units.split_off(&((start + span) / UNIT_LEN));
+    // Nothing lies before `start`: slots are taken in order.
+    changes.units.append(&mut rest);
+    if start >= end {
+        return Ok(());
+    }
+    let unit_count = (end - start).div_ceil(UNIT_LEN);
+    let covered = units.len() as u64 == unit_count;
+    let is_small = units.len() as u64 * CHANGED_PART_MIN <= unit_count;
+    let below = record.filter(|r| r.start == start && r.slot_end() == start + span);
+    if let Some(record) = below.filter(|_| is_small && !covered) {
+        let old = pieces_in(txn, PATCHES, file, start, start + span, usize::MAX)?;
+        let must_fold = is_fold_due(&record, &old, txn.store().ashift());
+        if !must_fold || changes.fold_budget < span {
+            return plan_patches(txn, changes, units, &record, &old, end, jobs);
+        }
+        changes.fold_budget -= span;
+    }
+    let mut bytes = vec![0; (end - start) as usize];
+    if !covered {
+        read_range(txn, file, &mut bytes, start)?;
+    }
+    overlay(&mut bytes, start, &units);
+    jobs.push(Job::record(start, bytes, span.trailing_zeros() as u8));
+    Ok(())
+}
+
+/// Whether the patches of a record have grown past their share of it.
+pub(super) fn is_fold_due(record: &Piece, patches: &[Piece], ashift: u8) -> bool {
+    let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
+    patched * PATCHED_PART_MIN > u64::from(record.pointer.stored_len).max(UNIT_LEN)
+}
+
+fn patch_cost(pointer: &Pointer, ashift: u8) -> u64 {
+    let own =
+        pointer.run(ashift).map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
+    own + PATCH_ENTRY_LEN
+}
+
+fn overlay(bytes: &mut [u8], start: u64, units: &BTreeMap<u64, Box<[u8]>>) {
+    for (index, unit) in units {
+        let at = (index * UNIT_LEN - start) as usize;
+        let n = unit.len().min(bytes.len() - at);
+        bytes[at..at + n].copy_from_slice(&unit[..n]);
+    }
+}
+
+/// Which slot a change at `offset` is written to: the one of the record there, or one of the record
+/// size in force where that is wholly overwritten or still empty.
+fn choose_slot(
+    txn: &mut Txn,
+    changes: &Changes,
+    offset: u64,
+    record: Option<&Piece>,
+) -> Result<(u64, u64)> {
+    let file = changes.target.file;
+    let wanted = u64::from(changes.target.settings.record_len);
+    let aligned = |span: u64| offset / span * span;
+    let is_covered = |start: u64, end: u64| {
+        let units = start / UNIT_LEN..end.min(changes.len).div_ceil(UNIT_LEN);
+        let count = units.end.saturating_sub(units.start);
+        count == 0 || changes.units.range(units).count() as u64 == count
+    };
+    if let Some(record) = record {
+        let (start, end) = (record.start, record.slot_end());
+        if end - start > wanted && is_covered(start, end) {
+            remove_pieces(txn, PATCHES, file, start, end)?;
+            remove_pieces(txn, MAP, file, start, start + 1)?;
+            return Ok((aligned(wanted), wanted));
+        }
+        if end - start < wanted && is_covered(aligned(wanted), aligned(wanted) + wanted) {
+            return Ok((aligned(wanted), wanted));
+        }
+        return Ok((start, end - start));
+    }
+    let mut span = wanted;
+    while span > UNIT_LEN
+        && has_record_in(txn, file, aligned(span), aligned(span) + span)?
+        && !is_covered(aligned(span), aligned(span) + span)
+    {
+        span /= 2;
+    }
+    Ok((aligned(span), span))
+}
+
+/// Plans patches for a few changed units of a record. A patch that overlaps an old one takes over
+/// what it does not change of it, so that patches never overlap.
+fn plan_patches(
+    txn: &mut Txn,
+    changes: &Changes,
+    mut units: BTreeMap<u64, Box<[u8]>>,
+    record: &Piece,
+    old: &[Piece],
+    end: u64,
+    jobs: &mut Vec<Job>,
+) -> Result<()> {
+    let runs = patch_runs(changes, &units, old, end);
+    let needed =
+        runs.last().map_or(0, |(_, to)| to.min(&record.end()).saturating_sub(record.start));
+    let below = txn.store().peek(&record.pointer, needed as usize);
+    for (from, to) in runs {
+        let first = from / UNIT_LEN;
+        let mut bytes = match units.remove(&first) {
+            // A page of one unit: no copy.
+            Some(unit) if to - from <= UNIT_LEN => unit.into_vec(),
+            unit => {
+                units.extend(unit.map(|unit| (first, unit)));
+                let mut inside = units.split_off(&first);
+                units.append(&mut inside.split_off(&to.div_ceil(UNIT_LEN)));
+                let mut bytes = vec![0; (to - from) as usize];
+                if inside.len() as u64 != to.div_ceil(UNIT_LEN) - first {
+                    read_range(txn, changes.target.file, &mut bytes, from)?;
+                }
+                overlay(&mut bytes, from, &inside);
+                bytes
+            }
+        };
+        bytes.truncate((to - from) as usize);
+        let delta = below.as_ref().and_then(|below| {
+            let below = below.as_slice().get((from - record.start) as usize..).unwrap_or(&[]);
+            differences(below, &bytes)
+        });
+        jobs.push(Job::patch(from, bytes, delta));
+    }
+    Ok(())
+}
+
+/// The ranges of the file that become patches: changed units joined to pages, and with the patches
+/// that they overlap.
+fn patch_runs(
+    changes: &Changes,
+    units: &BTreeMap<u64, Box<[u8]>>,
+    old: &[Piece],
+    end: u64,
+) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for index in units.keys() {
+        let (from, to) = (index * UNIT_LEN, ((index + 1) * UNIT_LEN).min(end));
+        match runs.last_mut() {
+            Some(run) if run.1 == from && from % changes.granule != 0 => run.1 = to,
+            _ => runs.push((from, to)),
+        }
+    }
+    for run in &mut runs {
+        let (from, to) = *run;
+        for patch in old.iter().filter(|patch| patch.start < to && patch.end() > from) {
+            *run = (run.0.min(patch.start), run.1.max(patch.end()));
+        }
+    }
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(runs.len());
+    for run in runs {
+        match merged.last_mut() {
+            Some(last) if run.0 < last.1 => last.1 = last.1.max(run.1),
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// How the bytes of a patch differ from those below it, where that takes little.
+fn differences(below: &[u8], bytes: &[u8]) -> Option<Vec<u8>> {
+    if bytes.len() > DELTA_LEN_MAX as usize {
+        return None;
+    }
+    let mut edits = Vec::new();
+    delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
+}

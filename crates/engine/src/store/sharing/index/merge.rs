@@ -1,0 +1,391 @@
+//! Writing the table as a run, merging runs, dropping the index and building it anew.
+//!
+//! When there are [`MERGE_COUNT`] runs of similar size they become one, by and by: each time the table is written,
+//! a bounded number of entries is merged. The run that comes out has them from then on, those that go
+//! in say from where on they still count, and once they are empty they are removed. So a transaction never pays for
+//! more, and one that ends in between loses nothing. Of entries with the same front the newest is kept.
+//!
+//! Entries whose content is gone from the refs tree are left out where they are looked for: when they have come
+//! to be more than half of the index, or somebody asks for it.
+
+use std::sync::Arc;
+
+use super::runs::{Cursor, Header, PART_COUNT, Run, filter_memory};
+use super::table::Entry;
+use super::{CLOSE_COUNT_MIN, Index};
+use crate::error::Result;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::sharing::refs::parse_refs;
+use crate::store::space::space_key;
+use crate::store::trees::{INDEX, REFS};
+use crate::store::txn::Txn;
+use crate::store::{Durability, Patience, Store};
+use crate::units::{Sector, Txg};
+
+/// So many runs of similar size are merged.
+const MERGE_COUNT: usize = 4;
+/// Sizes are similar within this factor, as a binary logarithm.
+const LEVEL_LOG2: u32 = 2;
+/// Each time the table is written, so many times its entries are merged, and at least so many.
+const MERGE_PART: usize = 4;
+const MERGE_COUNT_MIN: usize = 64 << 10;
+/// Entries that may be stale before any are looked for.
+const STALE_COUNT_MIN: u64 = 4096;
+/// How many entries one transaction handles where all of the index is gone over.
+const STEP_COUNT: usize = 256 << 10;
+/// How many keys one transaction removes.
+const REMOVE_COUNT: usize = 4096;
+/// How many entries of the refs tree are looked at together.
+const SCAN_COUNT: usize = 1024;
+
+/// Collects entries to parts of a run.
+struct Writer {
+    run: u32,
+    part: Vec<Entry>,
+}
+
+impl Index {
+    fn next_number(&self) -> u32 {
+        self.runs.iter().map(|run| run.number).max().unwrap_or(0).wrapping_add(1).max(1)
+    }
+
+    fn run_mut(&mut self, number: u32) -> Option<&mut Run> {
+        self.runs.iter_mut().find(|run| run.number == number)
+    }
+
+    /// The run that others are being merged into.
+    fn merging_into(&self) -> Option<u32> {
+        self.runs.iter().map(|run| run.header.into).find(|into| *into != 0)
+    }
+
+    fn is_stale(&self, counted: u64) -> bool {
+        self.entries() > counted.saturating_mul(2).saturating_add(STALE_COUNT_MIN)
+    }
+
+    /// The runs that are to be merged next.
+    fn choose_merge(&self) -> Vec<u32> {
+        let level = |run: &Run| run.header.entries.max(1).ilog2() / LEVEL_LOG2;
+        let mut levels: Vec<u32> = self.runs.iter().map(level).collect();
+        levels.sort_unstable();
+        let full = levels.chunk_by(|a, b| a == b).find(|same| same.len() >= MERGE_COUNT);
+        let Some(full) = full else { return Vec::new() };
+        let chosen = self.runs.iter().filter(|run| level(run) <= full[0]);
+        chosen.map(|run| run.number).collect()
+    }
+
+    /// Adds a part to a run in memory, where there is room for it.
+    fn add_part(&mut self, number: u32, part: Option<super::runs::Part>, count: u64) {
+        let used: u64 = self.runs.iter().map(|run| run.memory() as u64).sum();
+        let has_room = used + filter_memory(count) as u64 <= self.filter_memory_max();
+        if let Some(run) = self.run_mut(number) {
+            run.header.entries = run.header.entries.saturating_add(count);
+            match (&mut run.parts, part) {
+                (Some(parts), Some(part)) if has_room => parts.push(part),
+                (parts, _) => *parts = None,
+            }
+        }
+    }
+}
+
+impl Txn {
+    /// Writes the table as a run, and merges some.
+    pub(super) fn flush_table(&mut self, index: &mut Index) -> Result<()> {
+        if index.is_damaged {
+            // What it knows is found by catching up, as far as that is in memory.
+            index.table.take_sorted();
+            return Ok(());
+        }
+        let budget = (index.table.len() * MERGE_PART).max(MERGE_COUNT_MIN);
+        self.write_table(index)?;
+        self.merge_some(index, budget)
+    }
+
+    /// Writes the table as a run.
+    pub(super) fn write_table(&mut self, index: &mut Index) -> Result<()> {
+        if index.is_damaged {
+            return Ok(());
+        }
+        self.core.index_changed = true;
+        let entries = index.table.take_sorted();
+        let number = self.begin_run(index, index.known)?;
+        for part in entries.chunks(PART_COUNT) {
+            let written = self.put_part(number, part)?;
+            index.add_part(number, written, part.len() as u64);
+        }
+        self.end_run(index, number)
+    }
+
+    fn begin_run(&mut self, index: &mut Index, covered: Txg) -> Result<u32> {
+        let number = index.next_number();
+        let header = Header { covered, made: self.core.txg, ..Header::default() };
+        index.runs.push(Run { number, header, parts: Some(Vec::new()) });
+        index.sort_runs();
+        Ok(number)
+    }
+
+    /// Writes the header of a run, as it is in memory.
+    fn end_run(&mut self, index: &mut Index, number: u32) -> Result<()> {
+        let header = index.run_mut(number).map(|run| run.header);
+        header.map_or(Ok(()), |header| self.put_header(number, &header))
+    }
+
+    fn merge_some(&mut self, index: &mut Index, mut budget: usize) -> Result<()> {
+        while budget > 0 {
+            let prune = index.is_stale(self.core.stats.counted.records);
+            if index.merging_into().is_none() {
+                let chosen = match prune {
+                    true => index.runs.iter().map(|run| run.number).collect(),
+                    false => index.choose_merge(),
+                };
+                if chosen.is_empty() {
+                    break;
+                }
+                self.begin_merge(index, &chosen)?;
+            }
+            let taken = self.merge_step(index, budget, prune)?;
+            budget = budget.saturating_sub(taken.max(1));
+        }
+        Ok(())
+    }
+
+    /// From now on these runs are merged into a new one.
+    fn begin_merge(&mut self, index: &mut Index, chosen: &[u32]) -> Result<()> {
+        self.core.index_changed = true;
+        let inputs = index.runs.iter().filter(|run| chosen.contains(&run.number));
+        let covered = inputs.map(|run| run.header.covered).max().unwrap_or_default();
+        let output = self.begin_run(index, covered)?;
+        self.end_run(index, output)?;
+        for run in index.runs.iter_mut().filter(|run| chosen.contains(&run.number)) {
+            run.header.into = output;
+            let (number, header) = (run.number, run.header);
+            self.put_header(number, &header)?;
+        }
+        Ok(())
+    }
+
+    /// Merges about `budget` entries, and says how many it took. With `prune` those are left out whose content
+    /// is gone.
+    fn merge_step(&mut self, index: &mut Index, budget: usize, prune: bool) -> Result<usize> {
+        let Some(output) = index.merging_into() else { return Ok(0) };
+        self.core.index_changed = true;
+        // The newest first: they win.
+        let inputs = index.runs.iter().filter(|run| run.header.into == output);
+        let mut cursors: Vec<Cursor> = inputs.map(Cursor::new).collect();
+        let mut writer = Writer { run: output, part: Vec::new() };
+        let (mut taken, mut last) = (0, None);
+        while taken < budget {
+            let mut least: Option<Entry> = None;
+            for cursor in &mut cursors {
+                let entry = cursor.peek(self)?;
+                if let Some(entry) = entry
+                    && least.is_none_or(|least| entry.0 < least.0)
+                {
+                    least = Some(entry);
+                }
+            }
+            let Some(entry) = least else {
+                last = None;
+                break;
+            };
+            for cursor in &mut cursors {
+                if cursor.peek(self)?.is_some_and(|other| other.0 == entry.0) {
+                    cursor.next();
+                    taken += 1;
+                }
+            }
+            last = Some(entry.0);
+            if !prune || self.is_current(entry)? {
+                writer.part.push(entry);
+            }
+            if writer.part.len() >= PART_COUNT {
+                self.end_part(index, &mut writer)?;
+            }
+        }
+        self.end_part(index, &mut writer)?;
+        match last.and_then(|last| last.checked_add(1)) {
+            Some(from) => {
+                for cursor in cursors {
+                    let Some(run) = index.run_mut(cursor.run) else { continue };
+                    run.header.from = from;
+                    run.header.entries = run.header.entries.saturating_sub(cursor.taken);
+                    run.forget_merged();
+                    let header = run.header;
+                    self.put_header(cursor.run, &header)?;
+                }
+            }
+            None => {
+                for cursor in cursors {
+                    self.remove_run(cursor.run)?;
+                    index.runs.retain(|run| run.number != cursor.run);
+                }
+                index.fit_filters(self)?;
+            }
+        }
+        self.end_run(index, output)?;
+        Ok(taken)
+    }
+
+    fn end_part(&mut self, index: &mut Index, writer: &mut Writer) -> Result<()> {
+        let count = writer.part.len() as u64;
+        if count > 0 {
+            let part = self.put_part(writer.run, &writer.part)?;
+            index.add_part(writer.run, part, count);
+            writer.part.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether the refs tree still has content with this front there.
+    fn is_current(&mut self, (prefix, sector): Entry) -> Result<bool> {
+        let key = space_key(Sector(sector));
+        let Some(value) = self.get(REFS, &key)? else { return Ok(false) };
+        let content = parse_refs(&key, &value).ok().and_then(|(_, refs)| refs.content);
+        Ok(content.is_some_and(|(hash, _)| hash.prefix() == prefix))
+    }
+}
+
+impl Store {
+    /// Writes what is not in a run yet, where that is worth it: so that the next to open the pool has
+    /// less to catch up with.
+    pub(crate) fn close_index(self: &Arc<Store>, checksum: ChecksumKind) -> Result<()> {
+        if self.read_only || self.index().table.len() < CLOSE_COUNT_MIN {
+            return Ok(());
+        }
+        let mut txn = self.begin_with(checksum, Patience::None)?;
+        txn.ready_index()?;
+        let mut index = self.index();
+        txn.flush_table(&mut index)?;
+        drop(index);
+        txn.commit(Durability::Durable).map(drop)
+    }
+
+    /// Removes the index. What is stored stays as it is; what is equal to it is found again once the index
+    /// was built anew, which the next look-up does.
+    pub fn drop_index(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<()> {
+        if !self.index_is_sound()? {
+            return self.discard_index(checksum, patience);
+        }
+        loop {
+            let mut txn = self.begin_with(checksum, patience)?;
+            let found = txn.range(INDEX, &[], &[0xff; 16], REMOVE_COUNT)?;
+            for (key, _) in &found {
+                txn.remove_index(key)?;
+            }
+            txn.core.index_changed = true;
+            let mut index = self.index();
+            let (memory, counts) = (index.memory, index.counts);
+            let is_rebuilding = index.is_rebuilding;
+            *index = Index { memory, counts, is_rebuilding, ..Index::default() };
+            drop(index);
+            if found.is_empty() {
+                return Ok(());
+            }
+            txn.commit(Durability::Visible)?;
+        }
+    }
+
+    /// Removes entries from the index whose content is gone, in bounded transactions. `progress` gets how many
+    /// were looked at so far, and says whether to go on.
+    pub fn prune_index(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        let (mut looked_at, mut is_last) = (0, false);
+        loop {
+            let mut txn = self.begin_with(checksum, patience)?;
+            txn.ready_index()?;
+            let mut index = self.index();
+            if index.merging_into().is_none() {
+                if is_last {
+                    return Ok(());
+                }
+                is_last = true;
+                if index.is_damaged {
+                    return Ok(());
+                }
+                if index.table.len() > 0 {
+                    txn.write_table(&mut index)?;
+                }
+                let all: Vec<u32> = index.runs.iter().map(|run| run.number).collect();
+                if all.is_empty() {
+                    return Ok(());
+                }
+                txn.begin_merge(&mut index, &all)?;
+            }
+            looked_at += txn.merge_step(&mut index, STEP_COUNT, true)? as u64;
+            drop(index);
+            txn.commit(Durability::Visible)?;
+            if !progress(looked_at) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Builds the index anew from the refs tree, in bounded transactions. `progress` gets how many entries of
+    /// that were looked at so far, and says whether to go on; what is missing then is caught up with when the
+    /// pool is opened anew.
+    pub fn rebuild_index(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
+        self.index().is_rebuilding = true;
+        let rebuilt = self
+            .drop_index(checksum, patience)
+            .and_then(|()| self.scan_refs(checksum, patience, progress));
+        let mut index = self.index();
+        index.is_rebuilding = false;
+        let began = rebuilt?;
+        index.known = began.unwrap_or_default();
+        drop(index);
+        if began.is_none() {
+            return Ok(());
+        }
+        // So that the runs say how far they go.
+        let mut txn = self.begin_with(checksum, patience)?;
+        txn.ready_index()?;
+        txn.core.index_changed = true;
+        txn.touch();
+        txn.commit(Durability::Visible).map(drop)
+    }
+
+    /// Adds all of the refs tree to the index. Comes back with the txg up to which that is so.
+    fn scan_refs(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<Txg>> {
+        let (mut began, mut looked_at) = (None, 0);
+        let mut next = Some(space_key(Sector(0)).to_vec());
+        while let Some(mut from) = next {
+            let mut txn = self.begin_with(checksum, patience)?;
+            txn.ready_index()?;
+            began = began.or(Some(txn.core.base.txg()));
+            let (mut count, mut is_whole) = (0, false);
+            while count < STEP_COUNT && !is_whole {
+                let found = txn.range(REFS, &from, &[0xff; 16], SCAN_COUNT)?;
+                is_whole = found.len() < SCAN_COUNT;
+                count += found.len();
+                for (key, value) in found {
+                    let (sector, refs) = parse_refs(&key, &value)?;
+                    if let Some((hash, _)) = refs.content {
+                        txn.note_content(&hash, sector)?;
+                    }
+                    from = key;
+                    from.push(0);
+                }
+            }
+            looked_at += count as u64;
+            txn.commit(Durability::Visible)?;
+            if !progress(looked_at) && !is_whole {
+                return Ok(None);
+            }
+            next = Some(from).filter(|_| !is_whole);
+        }
+        Ok(began)
+    }
+}

@@ -1,0 +1,104 @@
+//! What the index holds, takes and did, for people and for tests.
+
+use super::runs::{self, Kind};
+use super::{Index, Reader};
+use crate::error::Result;
+use crate::store::format::pointer::Pointer;
+use crate::store::trees::INDEX;
+
+/// What look-ups came to, in this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub look_ups: u64,
+    pub hits: u64,
+    pub misses: u64,
+    pub filter_stops: u64,
+    pub filter_misses: u64,
+    pub disk_look_ups: u64,
+    pub stale: u64,
+    pub caught_up: u64,
+}
+
+/// What the index holds, takes and did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct IndexStats {
+    /// Entries in memory and in runs; stale ones, and those that are in several runs, count.
+    pub entries: u64,
+    /// Those of them in runs.
+    pub run_entries: u64,
+    /// Runs.
+    pub runs: u64,
+    /// Runs whose filters are in memory.
+    pub filtered_runs: u64,
+    /// What the runs take of the pool, without the tree that leads to them, in bytes.
+    pub disk_bytes: u64,
+    /// What the table of new entries takes of the memory, in bytes.
+    pub table_bytes: u64,
+    /// What the filters take of it.
+    pub filter_bytes: u64,
+    /// What the cache of entries near others takes of it.
+    pub nearby_bytes: u64,
+    /// Look-ups of this process.
+    pub look_ups: u64,
+    /// Those that found what can be shared.
+    pub hits: u64,
+    /// Those that did not.
+    pub misses: u64,
+    /// Those of them that the filters answered.
+    pub filter_stops: u64,
+    /// How often a run was read though it does not have the entry.
+    pub filter_misses: u64,
+    /// How often a run was read.
+    pub disk_look_ups: u64,
+    /// How often an entry led to what is no longer there.
+    pub stale: u64,
+    /// Entries that were taken from the refs tree because others, or an earlier process, wrote them.
+    pub caught_up: u64,
+}
+
+impl IndexStats {
+    /// What all of it takes of the memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.table_bytes + self.filter_bytes + self.nearby_bytes
+    }
+}
+
+pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexStats> {
+    let loaded = index.root.is_some();
+    let on_disk = if loaded { Vec::new() } else { runs::headers(reader)? };
+    let on_disk_entries =
+        on_disk.iter().fold(0, |sum: u64, (_, header)| sum.saturating_add(header.entries));
+    let run_entries = if loaded { index.run_entries() } else { on_disk_entries };
+    let mut disk_bytes = 0;
+    let mut from = runs::run_key(0, 0, 0).to_vec();
+    loop {
+        let found = reader.range(INDEX, &from, &[0xff; 16], 1024)?;
+        let Some((last, _)) = found.last() else { break };
+        from.clone_from(last);
+        from.push(0);
+        for (key, value) in &found {
+            let is_header = key.get(4) == Some(&(Kind::Header as u8));
+            let len = Pointer::decode(value).map_or(0, |pointer| u64::from(pointer.stored_len));
+            disk_bytes += if is_header { 0 } else { len };
+        }
+    }
+    let counts = index.counts;
+    Ok(IndexStats {
+        entries: run_entries.saturating_add(index.table.len() as u64),
+        run_entries,
+        runs: if loaded { index.runs.len() } else { on_disk.len() } as u64,
+        filtered_runs: index.runs.iter().filter(|run| run.parts.is_some()).count() as u64,
+        disk_bytes,
+        table_bytes: index.table.memory() as u64,
+        filter_bytes: index.runs.iter().map(|run| run.memory() as u64).sum(),
+        nearby_bytes: index.nearby.memory() as u64,
+        look_ups: counts.look_ups,
+        hits: counts.hits,
+        misses: counts.misses,
+        filter_stops: counts.filter_stops,
+        filter_misses: counts.filter_misses,
+        disk_look_ups: counts.disk_look_ups,
+        stale: counts.stale,
+        caught_up: counts.caught_up,
+    })
+}

@@ -1,0 +1,556 @@
+//! Copy-on-write B+trees: one implementation for names, extent maps, patches and free space.
+//!
+//! A committed tree is a pointer to its root and never changes. A transaction works on a
+//! [`TxnTree`]: the first change of a node makes a private copy of it and of all nodes above it,
+//! and retires the originals; [`TxnTree::flush`] writes the copies from the leaves up and leaves a
+//! pointer again. Readers of the committed tree are never disturbed.
+//!
+//! Invariants: keys are sorted and unique; no node but an empty root is empty; all leaves have
+//! level 0, and a child has the level of its parent less one and keys between its bound there and
+//! the next, which for a last child is that of the nodes above (checked on every descent; where many
+//! children are met, also against the nodes above, so that no node is met twice).
+
+mod path;
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+pub use self::path::Path;
+use super::format::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_MAX, Node};
+use super::format::pointer::{POINTER_LEN_MAX, Pointer};
+use crate::error::{Error, Result};
+
+/// What a tree needs from the transaction or the store around it.
+pub trait NodeSource {
+    /// The node behind a pointer.
+    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>>;
+}
+
+/// What a changing tree needs besides.
+pub trait NodeSink: NodeSource {
+    /// A committed or flushed node is no longer part of the tree.
+    fn retire(&mut self, tree: u8, pointer: &Pointer);
+    /// Stores a node.
+    fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer>;
+}
+
+/// What a scan calls with each key and value.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+
+/// A key and its value.
+pub type Entry = (Vec<u8>, Vec<u8>);
+
+/// An entry in the leaf that holds it.
+#[derive(Clone, Debug)]
+pub struct EntryRef {
+    node: Arc<Node>,
+    index: usize,
+}
+
+impl EntryRef {
+    /// The key.
+    pub fn key(&self) -> &[u8] {
+        self.node.key(self.index)
+    }
+
+    /// The value.
+    pub fn value(&self) -> &[u8] {
+        self.node.value(self.index)
+    }
+
+    /// All entries of its leaf.
+    pub fn leaf_entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        (0..self.node.len()).map(|index| (self.node.key(index), self.node.value(index)))
+    }
+}
+
+/// A tree inside a transaction.
+#[derive(Clone, Debug)]
+pub struct TxnTree {
+    tree: u8,
+    root: Link,
+    dirty: HashMap<u64, Arc<Node>>,
+    next_id: u64,
+}
+
+/// How a node is reached: from disk, or among the changed ones of this transaction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Link {
+    Empty,
+    Clean(Pointer),
+    Dirty(u64),
+}
+
+/// First byte of a link to a changed node where an interior node otherwise has a pointer. No
+/// encoded pointer begins with it, and it never reaches the disk.
+const DIRTY_MARK: u8 = 0xff;
+/// Padded to the length of a usual pointer, so that flushing does not make nodes grow.
+const DIRTY_LINK_LEN: usize = 64;
+
+impl Link {
+    fn to_value(&self) -> Vec<u8> {
+        match self {
+            Link::Dirty(id) => {
+                let mut value = vec![DIRTY_MARK; DIRTY_LINK_LEN];
+                value[1..9].copy_from_slice(&id.to_le_bytes());
+                value
+            }
+            Link::Clean(pointer) => pointer.to_bytes(),
+            Link::Empty => Vec::new(),
+        }
+    }
+
+    fn from_value(tree: u8, value: &[u8]) -> Result<Link> {
+        match value {
+            [DIRTY_MARK, a, b, c, d, e, f, g, h, ..] => {
+                Ok(Link::Dirty(u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h])))
+            }
+            _ => Pointer::decode(value).map(Link::Clean).ok_or_else(|| {
+                Error::corrupt(
+                    "tree node",
+                    0,
+                    format!("tree {tree} has a child pointer that is none"),
+                )
+            }),
+        }
+    }
+}
+
+impl TxnTree {
+    /// The tree with this committed root.
+    pub fn new(tree: u8, root: Option<Pointer>) -> TxnTree {
+        let root = root.map_or(Link::Empty, Link::Clean);
+        TxnTree { tree, root, dirty: HashMap::new(), next_id: 0 }
+    }
+
+    /// How many nodes are changed and not flushed.
+    pub fn dirty_count(&self) -> usize {
+        self.dirty.len()
+    }
+
+    fn resolve(&self, source: &mut impl NodeSource, link: &Link) -> Result<Option<Arc<Node>>> {
+        match link {
+            Link::Empty => Ok(None),
+            Link::Clean(pointer) => source.load(self.tree, pointer).map(Some),
+            Link::Dirty(id) => {
+                self.dirty.get(id).cloned().map(Some).ok_or_else(|| lost(self.tree, *id))
+            }
+        }
+    }
+
+    /// Child `index` of a node whose keys are all below `above`.
+    fn child(
+        &self,
+        source: &mut impl NodeSource,
+        parent: &Node,
+        index: usize,
+        above: Bound<'_>,
+    ) -> Result<Arc<Node>> {
+        let link = Link::from_value(self.tree, parent.value(index))?;
+        let node = self.resolve(source, &link)?.ok_or_else(|| lost(self.tree, 0))?;
+        check_child(self.tree, parent, index, above, &node)?;
+        Ok(node)
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
+        while node.level > 0 {
+            node = self.child(source, &node, node.child_for(key), None)?;
+        }
+        Ok(node.search(key).ok().map(|index| node.value(index).to_vec()))
+    }
+
+    /// Whether there is no entry at all.
+    pub fn is_empty(&self) -> bool {
+        self.root == Link::Empty
+    }
+
+    /// Whether it is the committed tree with this root.
+    pub fn is_at(&self, root: &Option<Pointer>) -> bool {
+        match (&self.root, root) {
+            (Link::Empty, None) => true,
+            (Link::Clean(own), Some(root)) => own == root,
+            _ => false,
+        }
+    }
+
+    /// The last entry whose key is at most `key`.
+    pub fn floor(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<EntryRef>> {
+        match self.resolve(source, &self.root)? {
+            None => Ok(None),
+            Some(root) => self.floor_in(source, root, key, None),
+        }
+    }
+
+    fn floor_in(
+        &self,
+        source: &mut impl NodeSource,
+        node: Arc<Node>,
+        key: &[u8],
+        above: Bound<'_>,
+    ) -> Result<Option<EntryRef>> {
+        if node.level == 0 {
+            let count = match node.search(key) {
+                Ok(index) => index + 1,
+                Err(index) => index,
+            };
+            return Ok(count.checked_sub(1).map(|index| EntryRef { node, index }));
+        }
+        // A child's keys may all lie above `key`, since its own key is only a lower bound; then the
+        // answer is in the one before.
+        for index in (0..=node.child_for(key)).rev() {
+            let child = self.child(source, &node, index, above)?;
+            let above = bound_behind(&node, index, above);
+            if let Some(found) = self.floor_in(source, child, key, above)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Calls `visit` with every entry from `from` on, in order, until it breaks.
+    pub fn scan<S: NodeSource>(
+        &self,
+        source: &mut S,
+        from: &[u8],
+        visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        if let Some(root) = self.resolve(source, &self.root)? {
+            self.scan_in(source, &root, from, None, visit)?.is_break();
+        }
+        Ok(())
+    }
+
+    fn scan_in<S: NodeSource>(
+        &self,
+        source: &mut S,
+        node: &Node,
+        from: &[u8],
+        above: Bound<'_>,
+        visit: &mut Visit<'_>,
+    ) -> Result<ControlFlow<()>> {
+        if node.level == 0 {
+            let start = node.search(from).unwrap_or_else(|index| index);
+            for index in start..node.len() {
+                if visit(node.key(index), node.value(index)).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            return Ok(ControlFlow::Continue(()));
+        }
+        for index in node.child_for(from)..node.len() {
+            let child = self.child(source, node, index, above)?;
+            let above = bound_behind(node, index, above);
+            if self.scan_in(source, &child, from, above, visit)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Up to `limit` entries with keys from `from` (inclusive) to `to` (exclusive).
+    pub fn range(
+        &self,
+        source: &mut impl NodeSource,
+        from: &[u8],
+        to: &[u8],
+        limit: usize,
+    ) -> Result<Vec<Entry>> {
+        let mut found = Vec::new();
+        if limit == 0 {
+            return Ok(found);
+        }
+        self.scan(source, from, &mut |key, value| {
+            if key >= to {
+                return ControlFlow::Break(());
+            }
+            found.push((key.to_vec(), value.to_vec()));
+            if found.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(found)
+    }
+
+    /// The last entry of the tree.
+    pub fn last(&self, source: &mut impl NodeSource) -> Result<Option<Entry>> {
+        let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
+        while node.level > 0 {
+            node = self.child(source, &node, node.len() - 1, None)?;
+        }
+        Ok(node.len().checked_sub(1).map(|index| entry_of(&node, index)))
+    }
+
+    /// Makes the node behind a link private to the transaction.
+    fn make_dirty(&mut self, sink: &mut impl NodeSink, link: &Link, level: u8) -> Result<u64> {
+        let node = match link {
+            Link::Dirty(id) => return Ok(*id),
+            Link::Clean(pointer) => {
+                let node = sink.load(self.tree, pointer)?;
+                sink.retire(self.tree, pointer);
+                node
+            }
+            Link::Empty => Arc::new(Node::new(level)),
+        };
+        Ok(self.add_dirty(node))
+    }
+
+    fn add_dirty(&mut self, node: Arc<Node>) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.dirty.insert(id, node);
+        id
+    }
+
+    fn node_mut(&mut self, id: u64) -> Result<&mut Node> {
+        let tree = self.tree;
+        self.dirty.get_mut(&id).map(Arc::make_mut).ok_or_else(|| lost(tree, id))
+    }
+
+    fn root_mut(&mut self, sink: &mut impl NodeSink) -> Result<u64> {
+        let root = self.root.clone();
+        let id = self.make_dirty(sink, &root, 0)?;
+        self.root = Link::Dirty(id);
+        Ok(id)
+    }
+
+    /// Makes child `index` of the changed node `parent` private, and says which node it is.
+    fn child_mut(&mut self, sink: &mut impl NodeSink, parent: u64, index: usize) -> Result<u64> {
+        let tree = self.tree;
+        let link = Link::from_value(tree, self.node_mut(parent)?.value(index))?;
+        let id = self.make_dirty(sink, &link, 0)?;
+        if link != Link::Dirty(id) {
+            if let (Some(parent), Some(child)) = (self.dirty.get(&parent), self.dirty.get(&id)) {
+                check_child(tree, parent, index, None, child)?;
+            }
+            self.node_mut(parent)?.set_value(index, &Link::Dirty(id).to_value());
+        }
+        Ok(id)
+    }
+
+    /// Sets the value of `key`, and returns the one it had.
+    pub fn insert(
+        &mut self,
+        sink: &mut impl NodeSink,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        let root = self.root_mut(sink)?;
+        let old = self.insert_in(sink, root, key, value)?;
+        if self.node_mut(root)?.is_overfull() {
+            let level = self.node_mut(root)?.level + 1;
+            if level > LEVEL_MAX {
+                return Err(Error::corrupt("tree", 0, "it is deeper than a tree can be"));
+            }
+            let mut parent = Node::new(level);
+            let first = self.node_mut(root)?.key(0).to_vec();
+            parent.insert(0, &first, &Link::Dirty(root).to_value());
+            let parent = self.add_dirty(Arc::new(parent));
+            self.root = Link::Dirty(parent);
+            self.split_child(parent, 0, root, key)?;
+        }
+        Ok(old)
+    }
+
+    fn insert_in(
+        &mut self,
+        sink: &mut impl NodeSink,
+        id: u64,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        let node = self.node_mut(id)?;
+        if node.level == 0 {
+            return Ok(match node.search(key) {
+                Ok(index) => {
+                    let old = node.value(index).to_vec();
+                    node.set_value(index, value);
+                    Some(old)
+                }
+                Err(index) => {
+                    node.insert(index, key, value);
+                    None
+                }
+            });
+        }
+        let index = node.child_for(key);
+        if node.key(index) > key {
+            // Below all that is there: the bound of the first child moves with it, so that the keys
+            // of a node stay sorted when the child is split, and stay bounds when nodes are joined.
+            node.set_key(index, key);
+        }
+        let child = self.child_mut(sink, id, index)?;
+        let old = self.insert_in(sink, child, key, value)?;
+        if self.node_mut(child)?.is_overfull() {
+            self.split_child(id, index, child, key)?;
+        }
+        Ok(old)
+    }
+
+    fn split_child(&mut self, parent: u64, index: usize, child: u64, key: &[u8]) -> Result<()> {
+        let node = self.node_mut(child)?;
+        let appended = node.key(node.len() - 1) <= key;
+        let upper = node.split(appended);
+        let first = upper.key(0).to_vec();
+        let upper = self.add_dirty(Arc::new(upper));
+        self.node_mut(parent)?.insert(index + 1, &first, &Link::Dirty(upper).to_value());
+        Ok(())
+    }
+
+    /// Removes `key`, and returns the value it had.
+    pub fn remove(&mut self, sink: &mut impl NodeSink, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        // Looking first keeps the path clean when there is nothing to remove.
+        if self.get(sink, key)?.is_none() {
+            return Ok(None);
+        }
+        let root = self.root_mut(sink)?;
+        let old = self.remove_in(sink, root, key)?;
+        self.shrink_root()?;
+        Ok(old)
+    }
+
+    fn remove_in(
+        &mut self,
+        sink: &mut impl NodeSink,
+        id: u64,
+        key: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        let node = self.node_mut(id)?;
+        if node.level == 0 {
+            let Ok(index) = node.search(key) else { return Ok(None) };
+            let old = node.value(index).to_vec();
+            node.remove(index);
+            return Ok(Some(old));
+        }
+        let index = node.child_for(key);
+        let child = self.child_mut(sink, id, index)?;
+        let old = self.remove_in(sink, child, key)?;
+        if self.node_mut(child)?.is_empty() {
+            self.dirty.remove(&child);
+            self.node_mut(id)?.remove(index);
+        } else if self.node_mut(child)?.payload_len() < NODE_PAYLOAD_MAX / 4 {
+            self.merge_child(sink, id, index)?;
+        }
+        Ok(old)
+    }
+
+    /// Joins a nearly empty child with a neighbour, where both fit in one node.
+    fn merge_child(&mut self, sink: &mut impl NodeSink, parent: u64, index: usize) -> Result<()> {
+        let node = self.node_mut(parent)?;
+        if node.len() < 2 {
+            return Ok(());
+        }
+        let left = if index + 1 < node.len() { index } else { index - 1 };
+        let tree = self.tree;
+        let mut sizes = 0;
+        for at in [left, left + 1] {
+            let link = Link::from_value(tree, self.node_mut(parent)?.value(at))?;
+            sizes += self.resolve(sink, &link)?.map_or(0, |node| node.payload_len());
+        }
+        if sizes > NODE_PAYLOAD_MAX * 3 / 4 {
+            return Ok(());
+        }
+        let keep = self.child_mut(sink, parent, left)?;
+        let gone = self.child_mut(sink, parent, left + 1)?;
+        let gone = self.dirty.remove(&gone).ok_or_else(|| lost(self.tree, gone))?;
+        self.node_mut(keep)?.append(&gone);
+        self.node_mut(parent)?.remove(left + 1);
+        Ok(())
+    }
+
+    /// Drops roots that have a single child, or none.
+    fn shrink_root(&mut self) -> Result<()> {
+        while let Link::Dirty(id) = self.root {
+            let tree = self.tree;
+            let node = self.node_mut(id)?;
+            if node.is_empty() {
+                self.root = Link::Empty;
+            } else if node.level > 0 && node.len() == 1 {
+                let link = Link::from_value(tree, node.value(0))?;
+                self.root = link;
+            } else {
+                break;
+            }
+            self.dirty.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// Writes every changed node, children first, and returns the pointer to the root.
+    pub fn flush(&mut self, sink: &mut impl NodeSink) -> Result<Option<Pointer>> {
+        if let Link::Dirty(id) = self.root {
+            self.root = Link::Clean(self.flush_node(sink, id)?);
+            debug_assert!(self.dirty.is_empty());
+        }
+        match &self.root {
+            Link::Clean(pointer) => Ok(Some(pointer.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    fn flush_node(&mut self, sink: &mut impl NodeSink, id: u64) -> Result<Pointer> {
+        let mut node = self.dirty.remove(&id).ok_or_else(|| lost(self.tree, id))?;
+        if node.level > 0 {
+            for index in 0..node.len() {
+                if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
+                    let pointer = self.flush_node(sink, child)?;
+                    // Pointers with a longer checksum make it grow: not one of ours, which are split
+                    // long before, but one that was found on disk as long as any may be.
+                    if node.payload_len() > NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX {
+                        return Err(Error::corrupt("tree", 0, "a node is too long to be changed"));
+                    }
+                    Arc::make_mut(&mut node).set_value(index, &pointer.to_bytes());
+                }
+            }
+        }
+        sink.place(self.tree, &node)
+    }
+}
+
+/// A changed node is not where it was put: only a defect of this module can cause it.
+fn lost(tree: u8, id: u64) -> Error {
+    Error::corrupt("tree", 0, format!("changed node {id} of tree {tree} is missing"))
+}
+
+fn entry_of(node: &Node, index: usize) -> Entry {
+    (node.key(index).to_vec(), node.value(index).to_vec())
+}
+
+/// A key that all keys of a node are below; nothing where there is no node behind it.
+pub(super) type Bound<'a> = Option<&'a [u8]>;
+
+/// The bound of child `index` of a node whose own is `above`.
+pub(super) fn bound_behind<'a>(node: &'a Node, index: usize, above: Bound<'a>) -> Bound<'a> {
+    if index + 1 < node.len() { Some(node.key(index + 1)) } else { above }
+}
+
+/// Checks that `child` is what entry `index` of `parent` may refer to: one level below, with keys
+/// from its own bound on and below the next. Where that is the last entry, the next bound is `above`,
+/// that of `parent` itself: without it, last children of many nodes could be one and the same, and
+/// the ways to what hangs below them more than can be walked. With it no node can be reached in two
+/// ways, and a walk of whatever is stored ends after as many nodes as there are. To follow one path,
+/// which is as long as the tree is deep, `above` is not needed.
+pub(super) fn check_child(
+    tree: u8,
+    parent: &Node,
+    index: usize,
+    above: Bound<'_>,
+    child: &Node,
+) -> Result<()> {
+    let is_inside = || {
+        let behind = bound_behind(parent, index, above);
+        child.key(0) >= parent.key(index)
+            && behind.is_none_or(|behind| child.key(child.len() - 1) < behind)
+    };
+    if child.level + 1 == parent.level && !child.is_empty() && is_inside() {
+        return Ok(());
+    }
+    Err(Error::corrupt(
+        "tree",
+        0,
+        format!(
+            "tree {tree}: a node of level {} has a child of level {} that does not belong there",
+            parent.level, child.level
+        ),
+    ))
+}
