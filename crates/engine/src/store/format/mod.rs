@@ -8,3 +8,4 @@ pub mod node;
 pub mod pointer;
 pub mod stats;
 pub mod superblock;
+pub mod trees;

@@ -9,10 +9,10 @@
 
 use crate::error::{Error, Result};
 use crate::store::format::superblock::Superblock;
+use crate::store::format::trees::SNAPSHOTS;
 use crate::store::snapshots::Holders;
 use crate::store::space::{Space, reserved_run};
 use crate::store::tree::TxnTree;
-use crate::store::trees::SNAPSHOTS;
 use crate::store::txn::Txn;
 use crate::units::{Run, Txg};
 

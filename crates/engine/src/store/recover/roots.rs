@@ -17,8 +17,8 @@ use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{Pointer, SECTOR_MAX};
 use crate::store::format::superblock::{NUMBER_MAX, Superblock, TREE_COUNT, WINDOW_COUNT_MAX};
+use crate::store::format::trees::ROOTS;
 use crate::store::tree::{NodeSink, TxnTree};
-use crate::store::trees::ROOTS;
 use crate::store::txn::TxnCore;
 use crate::units::{Run, Sector, Txg};
 

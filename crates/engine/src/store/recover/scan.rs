@@ -21,8 +21,8 @@ use crate::store::format::superblock::{
     ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, SLOT_COUNT, Superblock,
     TREE_COUNT, is_sealed, slot_offset,
 };
+use crate::store::format::trees::{NAMES, ROOTS};
 use crate::store::recover::roots::Roots;
-use crate::store::trees::{NAMES, ROOTS};
 use crate::units::Sector;
 
 /// How much is read at a time.

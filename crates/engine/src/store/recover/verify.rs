@@ -17,10 +17,14 @@ use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset,
 };
+use crate::store::format::trees::{
+    ALL, DEAD, FREED, OF_POINTERS, OF_SNAPSHOTS, REFS, SNAPSHOTS, SPACE,
+};
+use crate::store::ring::{adopted_state, block_hash};
+use crate::store::sharing::refs;
 use crate::store::snapshots::dead::{self, Dead};
 use crate::store::tree::check_child;
-use crate::store::trees::{ALL, DEAD, FREED, OF_POINTERS, OF_SNAPSHOTS, REFS, SNAPSHOTS, SPACE};
-use crate::store::{State, Store, adopted_state, block_hash, refs, snapshots, space};
+use crate::store::{State, Store, snapshots, space};
 use crate::units::{Run, Sector, Txg};
 
 /// How often the ring is read again because a live writer moved it on meanwhile.

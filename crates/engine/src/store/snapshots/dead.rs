@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::store::format::superblock::FEATURE_SNAPSHOTS;
+use crate::store::format::trees::{DEAD, REFS, SNAPSHOTS};
 use crate::store::sharing::refs::Refs;
 use crate::store::snapshots::{Holder, Holders, Snapshot};
 use crate::store::space::space_key;
-use crate::store::trees::{DEAD, REFS, SNAPSHOTS};
 use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
 use crate::units::{FileId, Run, Sector, Txg};

@@ -27,15 +27,16 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::Store;
 use super::format::fields::{FieldReader, FieldWriter};
 use super::format::pointer::{POINTER_LEN_MAX, Pointer};
 use super::format::stats::{CodecStats, PoolStats};
 use super::format::superblock::{FEATURE_SNAPSHOTS, NUMBER_MAX, Superblock};
+use super::format::trees::{NAMES, OF_SNAPSHOTS, SNAPSHOTS};
 use super::snapshots::dead::DEAD_KEY_LEN;
+use super::state::{Slots, State};
 use super::tree::{NodeSource, TxnTree};
-use super::trees::{NAMES, OF_SNAPSHOTS, SNAPSHOTS};
 use super::txn::Txn;
-use super::{Slots, State, Store};
 use crate::error::{Error, Result};
 use crate::units::{FileId, Sector, Txg};
 

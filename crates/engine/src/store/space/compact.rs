@@ -15,10 +15,10 @@
 
 use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::trees::{ALL, DEAD, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use crate::store::snapshots::dead::parse_dead;
 use crate::store::space::{self, reserved_run};
 use crate::store::tree::Path;
-use crate::store::trees::{ALL, DEAD, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
 use crate::units::{Run, Sector, Txg};

@@ -17,10 +17,10 @@ pub mod compact;
 use std::ops::ControlFlow;
 
 use super::format::pointer::SECTOR_MAX;
-use super::format::superblock::{RESERVED_LEN, RESERVED_OFFSET, WINDOW_COUNT_MAX};
+use super::format::superblock::{RESERVED_LEN, RESERVED_OFFSET, Superblock, WINDOW_COUNT_MAX};
+use super::format::trees::{FREED, SPACE};
 use super::space::compact::Aim;
 use super::tree::TxnTree;
-use super::trees::{FREED, SPACE};
 use super::txn::TxnCore;
 use crate::error::{Error, Result};
 use crate::units::{Run, Sector, Txg};
@@ -66,7 +66,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    pub fn new(superblock: &super::Superblock, ashift: u8, rotor: Sector) -> Space {
+    pub fn new(superblock: &Superblock, ashift: u8, rotor: Sector) -> Space {
         Space {
             windows: superblock.windows.clone(),
             end: superblock.end,

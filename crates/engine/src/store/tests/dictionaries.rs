@@ -10,7 +10,7 @@ use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Pointer};
 use crate::store::format::superblock::{EXTENTS_OFFSET, RING_OFFSET};
-use crate::store::trees::MAP;
+use crate::store::format::trees::MAP;
 use crate::store::{Durability, Encoding, Store, Txn};
 use crate::test_common::sim_device::{Fault, SimDevice};
 use crate::test_common::{GUID, Rng};

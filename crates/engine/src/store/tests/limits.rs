@@ -9,7 +9,7 @@ use crate::store::Durability;
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::superblock::WINDOW_COUNT_MAX;
-use crate::store::trees::MAP;
+use crate::store::format::trees::MAP;
 use crate::store::{Encoding, Store};
 use crate::test_common::Rng;
 use crate::test_common::meanwhile::{Meanwhile, Moment};

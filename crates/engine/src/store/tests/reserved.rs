@@ -12,8 +12,8 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::superblock::{
     EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, slot_offset,
 };
+use crate::store::format::trees::FREED;
 use crate::store::space::{freed_entry, freed_key};
-use crate::store::trees::FREED;
 use crate::store::{Durability, State, Store};
 use crate::test_common::live::newest_superblock;
 use crate::test_common::{GUID, Rng, options};

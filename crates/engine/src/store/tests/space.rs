@@ -9,7 +9,7 @@ use crate::pool::Pool;
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::MAP;
+use crate::store::format::trees::MAP;
 use crate::store::{Durability, Encoding, Owner, Store, Txn};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::{Op, SimDevice};

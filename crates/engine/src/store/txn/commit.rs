@@ -22,15 +22,17 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
+use crate::store::format::superblock::TREE_COUNT;
 use crate::store::format::superblock::{
     BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
+use crate::store::format::trees::{ALL, FREED, INDEX, OF_SNAPSHOTS, ROOTS, SPACE};
 use crate::store::recover::roots;
 use crate::store::space::{self, OWN_TREES};
-use crate::store::trees::{ALL, FREED, INDEX, OF_SNAPSHOTS, ROOTS, SPACE};
+use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::txn::Txn;
 use crate::store::txn::write_buffer::write;
-use crate::store::{Durability, Patience, SlotMark, State, Store, TREE_COUNT, free_slot};
+use crate::store::{Durability, Patience, Store};
 use crate::units::Txg;
 
 /// When more than this was written since the durable state, the commit syncs before its superblock, so

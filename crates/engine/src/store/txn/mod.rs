@@ -23,12 +23,13 @@ use super::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
     FEATURE_SNAPSHOT_IDS,
 };
+use super::format::trees::{FREED, OF_SNAPSHOTS, SPACE};
+use super::gate::{Ask, Inside, Patience};
 use super::snapshots::dead::{DEAD_NODES_MAX, Holds};
 use super::space::{self, SMALL_EXTENT_SECTORS, Space};
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::trees::{FREED, OF_SNAPSHOTS, SPACE};
 use super::txn::write_buffer::WriteBuffer;
-use super::{Ask, Inside, Patience, State, Store};
+use super::{State, Store};
 use crate::codec::{self, Compression};
 use crate::error::{Error, Result};
 use crate::units::{FileId, Run, Txg};

@@ -4,7 +4,7 @@ use super::runs::{self, Kind};
 use super::{Index, Reader};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::INDEX;
+use crate::store::format::trees::INDEX;
 
 /// What look-ups came to, in this process.
 #[derive(Clone, Copy, Debug, Default)]

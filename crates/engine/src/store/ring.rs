@@ -1,0 +1,143 @@
+//! Reading the ring of superblocks: the newest state, and taking over what other processes commit.
+
+use std::sync::{Arc, PoisonError};
+
+use super::format::superblock::{
+    BLOCK_LEN, HINT_OFFSET, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, slot_offset,
+};
+use super::state::{SLOT_MARK_LEN, SlotMark, Slots, State};
+use super::{Store, txn};
+use crate::error::{Error, Result};
+use crate::units::Txg;
+
+impl Store {
+    /// The superblocks of the ring, the newest first.
+    pub fn superblocks(&self) -> Result<Vec<Superblock>> {
+        let ring = self.read_ring()?;
+        let mut superblocks: Vec<Superblock> = ring.into_iter().map(|(_, sb)| sb).collect();
+        superblocks.sort_by_key(|superblock| std::cmp::Reverse(superblock.txg));
+        Ok(superblocks)
+    }
+
+    pub(in crate::store) fn superblock_at(&self, txg: Txg) -> Result<Superblock> {
+        let found = self.superblocks()?.into_iter().find(|superblock| superblock.txg == txg);
+        found.ok_or_else(|| Error::NotFound { what: "state", name: format!("txg {txg}") })
+    }
+
+    /// Takes over the newest state where another process has committed one, and says whether it did.
+    pub fn refresh(&self) -> Result<bool> {
+        if self.is_pinned {
+            return Ok(false);
+        }
+        let current = self.state();
+        if self.header.version < 2 {
+            // Earlier versions of this program name no slot, or another one.
+            let hint = current.txg().0.to_le_bytes();
+            if !self.holds(&hint, HINT_OFFSET)? {
+                return self.adopt_newest();
+            }
+        }
+        // There was no room for the next superblock when the newest was written.
+        let Some(slot) = current.superblock.next_slot else { return self.adopt_newest() };
+        let mark = current.slots[slot as usize].encode();
+        if self.holds(&mark, slot_offset(slot) + TXG_OFFSET)? {
+            return Ok(false);
+        }
+        self.adopt_newest()
+    }
+
+    /// Whether the device has these bytes, at most [`SLOT_MARK_LEN`], at `offset`.
+    pub(in crate::store) fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
+        let mut found = [0; SLOT_MARK_LEN];
+        let found = &mut found[..bytes.len()];
+        let n = self.device.read_at(found, offset).map_err(|error| Error::io("read", error))?;
+        Ok(n == bytes.len() && found == bytes)
+    }
+
+    /// Takes over the newest superblock of the whole ring.
+    pub(crate) fn adopt_newest(&self) -> Result<bool> {
+        if self.is_pinned {
+            return Ok(false);
+        }
+        let ring = self.read_ring()?;
+        let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {
+            return Err(Error::corrupt("superblock", RING_OFFSET, "no slot holds a valid one"));
+        };
+        // Not under the writer gate: a state that this process just published must not be replaced
+        // by an older one read a moment before.
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if newest.txg <= state.txg() {
+            return Ok(false);
+        }
+        newest.check_readable()?;
+        // What this process knows to be durable stays so: the newer states are built on it.
+        let mut adopted = adopted_state(&ring, *slot, newest.clone(), state.durable);
+        if adopted.durable == state.durable {
+            adopted.unsynced_bytes += state.unsynced_bytes;
+        }
+        *state = Arc::new(adopted);
+        Ok(true)
+    }
+
+    /// Every valid superblock with its slot. What looks damaged is read twice: if a bit was flipped on
+    /// its way, an older state would be taken for the newest.
+    pub(in crate::store) fn read_ring(&self) -> Result<Vec<(u64, Superblock)>> {
+        let (mut ring, is_sound) = self.read_ring_once()?;
+        if !is_sound {
+            let (again, _) = self.read_ring_once()?;
+            let is_new =
+                |(slot, _): &(u64, Superblock)| ring.iter().all(|(other, _)| other != slot);
+            let missed: Vec<_> = again.into_iter().filter(is_new).collect();
+            ring.extend(missed);
+        }
+        Ok(ring)
+    }
+
+    /// The same in one go, and whether every slot holds a valid superblock or none.
+    pub(in crate::store) fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
+        let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
+        let n = self
+            .device
+            .read_at(&mut blocks, RING_OFFSET)
+            .map_err(|error| Error::io("read", error))?;
+        if n < blocks.len() {
+            let what = "the pool ends inside the ring of superblocks";
+            return Err(Error::corrupt("superblock", RING_OFFSET + n as u64, what));
+        }
+        let (mut ring, mut is_sound) = (Vec::new(), true);
+        for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
+            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
+                continue;
+            }
+            match Superblock::decode(block, &self.header.guid) {
+                Some(superblock) => ring.push((slot as u64, superblock)),
+                None => is_sound &= block.iter().all(|byte| *byte == 0),
+            }
+        }
+        Ok((ring, is_sound))
+    }
+}
+
+/// Identifies the content of a superblock slot.
+pub(in crate::store) fn block_hash(block: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(block)
+}
+
+/// The state behind a superblock of the ring. Which txg is durable is what it says itself, unless a
+/// later one is `known` to be. Any that came after it may have been made durable by whoever wrote it.
+pub(in crate::store) fn adopted_state(
+    ring: &[(u64, Superblock)],
+    slot: u64,
+    superblock: Superblock,
+    known: Txg,
+) -> State {
+    let mut slots = Slots::default();
+    for (slot, superblock) in ring {
+        slots[*slot as usize] = SlotMark::of(superblock);
+    }
+    let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
+    let unsynced_bytes = txn::commit::foreign_unsynced(&superblock, durable);
+    let state = State::new(superblock, slot, slots, durable, guarded);
+    State { foreign: true, unsynced_bytes, ..state }
+}
