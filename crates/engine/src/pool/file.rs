@@ -31,12 +31,10 @@ use super::write::jobs::Target;
 use super::write::{self, Changes};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};
+use crate::pool::extents::FILE_LEN_MAX;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Ask, Durability, Patience, State, Store, Txn};
 use crate::units::{FileId, Txg};
-
-/// The longest file, in bytes.
-pub const FILE_LEN_MAX: u64 = 1 << 60;
 
 /// While another transaction keeps changes from being written ahead, they may take so many times their usual memory.
 /// Beyond that, who makes them has to wait.

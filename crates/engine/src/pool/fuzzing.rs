@@ -6,7 +6,7 @@ use super::maintain::repack::Repack;
 use super::namespace::entries;
 use crate::error::Result;
 use crate::store::dictionaries::parse_dictionary_key;
-use crate::store::recover::verify::data_pointer;
+use crate::store::format::pointer::data_pointer;
 use crate::store::trees::{DICTIONARIES, MAP, NAMES, PATCHES};
 use crate::units::FileId;
 

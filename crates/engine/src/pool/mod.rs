@@ -41,13 +41,13 @@ pub use self::maintain::fold::Fold;
 pub use self::maintain::repack::{Estimate, Repack};
 pub use self::maintain::rewrite::{Clear, Step, StepLimits};
 pub use self::maintain::sink::SINK_COMPRESSION;
-pub use self::namespace::address::InSnapshot;
 pub use self::namespace::edit::Edit;
 use self::namespace::entries;
 pub use self::namespace::entries::{
     Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
     XATTR_LEN_MAX, Xattr,
 };
+pub use self::namespace::props::Auto;
 pub use self::namespace::props::{
     Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
 };
@@ -55,13 +55,14 @@ pub use self::namespace::usage::{Usage, UsageBelow};
 pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
 };
+pub use self::snapshots::address::InSnapshot;
 pub use self::snapshots::diff::{Change, Difference};
 pub use self::snapshots::rewind::StateReport;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 #[cfg(test)]
 pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
-pub use self::write::adapt::{Auto, Choice, Clock};
+pub use self::write::adapt::{Choice, Clock};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;

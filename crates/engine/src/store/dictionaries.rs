@@ -17,9 +17,9 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::extent::Encoding;
 use super::format::checksum::ChecksumKind;
+use super::format::pointer::data_pointer;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::trees::DICTIONARIES;
-use super::recover::verify::data_pointer;
 use super::{Owner, Store, Txn};
 use crate::codec::Dictionary;
 use crate::error::{Error, Result};

@@ -13,6 +13,7 @@
 //!   is known before the next begins or is reported (see [`Syncs`]).
 
 pub mod cache;
+pub mod compact;
 pub mod dictionaries;
 mod durability;
 mod extent;
@@ -46,13 +47,12 @@ pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
 pub use self::format::{checksum, node, pointer, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
-pub use self::recover::{roots, scan, verify};
+pub use self::recover::{scan, verify};
 pub use self::sharing::{index, refs};
 pub use self::snapshots::{dead, differ};
-pub use self::space::compact;
 pub(crate) use self::space::space_key;
 pub use self::state::State;
-pub use self::txn::{Owner, Txn};
+pub use self::txn::{Owner, Txn, roots};
 
 /// An open pool, below its files.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub struct Store {
     /// Set when it cannot be known whether a state is visible to others.
     fail_stop: AtomicBool,
     /// The txg that was found when the pool was opened, as long as that and the next may not be durable though a
-    /// sync says so (see `reaffirm.rs`); 0 for none.
+    /// sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
     read_only: bool,
     /// The state is one that was asked for, and stays.

@@ -147,7 +147,7 @@ impl Store {
         header: Header,
     ) -> Store {
         let cache_id = caches.register_pool();
-        // Before anything is read: what was lost earlier is in doubt (see `reaffirm.rs`), later it stops us.
+        // Before anything is read: what was lost earlier is in doubt (see `recover/reaffirm.rs`), later it stops us.
         let known_failures = device.syncs().map_or(0, Syncs::failures);
         Store {
             read_only: device.is_read_only(),

@@ -5,7 +5,7 @@
 //!
 //! Invariant: of extents that are not known to be durable, only the 512 bytes in which the stored ones end are looked
 //! at. After a loss of power, such an extent may be whole but for zeros behind them, where the device's sectors are
-//! shorter than the pool's; the next writer writes them again (see `store/reaffirm.rs`).
+//! shorter than the pool's; the next writer writes them again (see `store/recover/reaffirm.rs`).
 //!
 //! Invariant: they are read after the stored bytes, and a writer may have used the space again in between. So other bytes are
 //! a problem only where the stored ones, which share a sector with them, are still whole when they were read.

@@ -7,16 +7,19 @@
 
 pub(in crate::pool) mod delta;
 pub(in crate::pool) mod readahead;
+pub(in crate::pool) mod removal;
 pub(in crate::pool) mod source;
 
 use super::extents::source::Source;
-use super::file::FILE_LEN_MAX;
 use crate::codec::CodecId;
 use crate::error::{Error, Result};
+use crate::store::format::pointer::data_pointer;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::recover::verify::data_pointer;
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::FileId;
+
+/// The longest file, in bytes.
+pub const FILE_LEN_MAX: u64 = 1 << 60;
 
 /// The granularity of changes, in bytes: writes are gathered in units of this length.
 pub(super) const UNIT_LEN: u64 = 4096;

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::pool::{Pool, ROOT};
-use crate::store::space::compact::{Aim, Cursor, Moved};
+use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::{Durability, Patience, State, Txn};
 use crate::units::Sector;
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
+use crate::pool::extents::removal::remove_pieces;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{Piece, patches_over, pieces_in, read_range, record_at};
 use crate::pool::maintain::repack::Estimate;
@@ -26,7 +27,7 @@ use crate::pool::write::batch::Batch;
 use crate::pool::write::dedup;
 use crate::pool::write::dictionaries;
 use crate::pool::write::encode::encode_all;
-use crate::pool::write::jobs::{Job, Target, remove_pieces};
+use crate::pool::write::jobs::{Job, Target};
 use crate::store::format::pointer::Place;
 use crate::store::trees::{MAP, PATCHES};
 use crate::store::{Durability, Patience, Txn};

@@ -4,8 +4,8 @@
 //! owner is unknown, as a lone database is one. The long one (80 bytes) has the rest behind it.
 
 use crate::error::{Error, Result};
+use crate::pool::extents::FILE_LEN_MAX;
 use crate::pool::extents::source::Source;
-use crate::pool::file::FILE_LEN_MAX;
 use crate::pool::namespace::entries::{Kind, ROOT, id_key, malformed};
 use crate::store::Txn;
 use crate::store::format::fields::{FieldReader, FieldWriter};

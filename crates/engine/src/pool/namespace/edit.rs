@@ -10,8 +10,8 @@
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
+use crate::pool::extents::removal::remove_pieces;
 use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, Xattr};
-use crate::pool::write::jobs::remove_pieces;
 use crate::store::Txn;
 use crate::store::trees::{MAP, PATCHES};
 use crate::units::FileId;

@@ -1,6 +1,5 @@
-//! Files and directories: their names, attributes, properties and addresses.
+//! Files and directories: their names, attributes and properties.
 
-pub(in crate::pool) mod address;
 pub(in crate::pool) mod api;
 pub(in crate::pool) mod attributes;
 pub(in crate::pool) mod edit;

@@ -10,7 +10,6 @@ use std::str::FromStr;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::namespace::entries::ROOT;
-use crate::pool::write::adapt::Auto;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::sharing::refs::HashKind;
 use crate::units::FileId;
@@ -53,6 +52,33 @@ pub enum Property {
     DedupHash,
     /// The memory that looking for equal records may take: of the pool.
     DedupMemory,
+}
+
+/// Which levels may be chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Auto {
+    /// From lz4 upwards.
+    Any,
+    /// From zstd-1 upwards.
+    Zstd,
+}
+
+impl Auto {
+    /// Its name as a value of the property.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Auto::Any => "auto",
+            Auto::Zstd => "zstd-auto",
+        }
+    }
+
+    /// The weakest of the levels it chooses from, as an index into their list.
+    pub(in crate::pool) fn lowest(self) -> usize {
+        match self {
+            Auto::Any => 0,
+            Auto::Zstd => 1,
+        }
+    }
 }
 
 /// Whether pages of SQLite databases are rearranged by column before compression (see [`crate::codec`]).

@@ -8,10 +8,9 @@ use crate::error::Result;
 use crate::pool::namespace::entries::{self, Attributes, Kind, ROOT};
 use crate::store::Store;
 use crate::store::format::node::Node;
+use crate::store::format::pointer::data_pointer;
 use crate::store::recover::scan::{self, FoundNode, Scan};
-use crate::store::recover::verify::{
-    Bounds, Met, Space, Within, data_pointer, entries_within, walk_bounded,
-};
+use crate::store::recover::verify::{Bounds, Met, Space, Within, entries_within, walk_bounded};
 use crate::store::snapshots::dead::parse_dead;
 use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
 use crate::units::{FileId, Run, Sector, Txg};

@@ -5,6 +5,7 @@
 //! it keeps. Bringing one back is in `rollback.rs`, copies that share its extents in `clone.rs`, and
 //! what changed since in `diff.rs`.
 
+pub(in crate::pool) mod address;
 pub(in crate::pool) mod clone;
 pub(in crate::pool) mod diff;
 pub(in crate::pool) mod restore;

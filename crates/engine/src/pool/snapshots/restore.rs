@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::pool::extents::removal::give_up;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{Piece, piece_key, pieces_in};
 use crate::pool::namespace::entries::{self, Attributes, Kind};
-use crate::pool::write::jobs::give_up;
 use crate::store::dictionaries::dictionary_key;
+use crate::store::format::pointer::data_pointer;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::recover::verify::data_pointer;
 use crate::store::sharing::index::Accept;
 use crate::store::sharing::refs::{ContentHash, Refs};
 use crate::store::snapshots::Snapshot;

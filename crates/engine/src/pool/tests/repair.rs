@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::pool::{Options, Pool, Property, ROOT};
+use crate::store::format::pointer::data_pointer;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::recover::verify::{Met, data_pointer, walk_tree};
+use crate::store::recover::verify::{Met, walk_tree};
 use crate::store::trees::{INDEX, NAMES};
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::codec::Compression;
+use crate::pool::namespace::props::Auto;
 
 /// Time since some fixed moment.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
@@ -34,32 +35,6 @@ const SHARE: f64 = 0.25;
 const HOLD_MAX: Duration = Duration::from_millis(100);
 /// How much a new measurement counts.
 const LEARNING_RATE: f64 = 0.3;
-
-/// Which levels may be chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Auto {
-    /// From lz4 upwards.
-    Any,
-    /// From zstd-1 upwards.
-    Zstd,
-}
-
-impl Auto {
-    /// Its name as a value of the property.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Auto::Any => "auto",
-            Auto::Zstd => "zstd-auto",
-        }
-    }
-
-    fn lowest(self) -> usize {
-        match self {
-            Auto::Any => 0,
-            Auto::Zstd => 1,
-        }
-    }
-}
 
 /// What was chosen last, and why.
 #[derive(Clone, PartialEq, Debug)]

@@ -4,9 +4,10 @@
 //! not compressed, and not stored again (see `dedup.rs`).
 
 use crate::error::Result;
+use crate::pool::extents::removal::remove_pieces;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
-use crate::pool::write::jobs::{Job, Target, put_job, remove_pieces, store_encoded};
+use crate::pool::write::jobs::{Job, Target, put_job, store_encoded};
 use crate::store::Txn;
 use crate::store::format::pointer::Pointer;
 use crate::store::trees::PATCHES;

@@ -9,20 +9,19 @@ use std::sync::{Arc, Mutex};
 
 use crate::codec::{Dictionary, Encoded};
 use crate::error::{Error, Result};
-use crate::pool::extents::{piece_key, pieces_in, record_at};
+use crate::pool::extents::removal::remove_pieces;
+use crate::pool::extents::{piece_key, record_at};
 use crate::pool::namespace::props::Settings;
 use crate::pool::write::adapt::Adapt;
 use crate::pool::write::encode::EncodedJob;
 use crate::pool::write::history::History;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::{MAP, PATCHES};
-use crate::store::{Encoding, Owner, Txn};
+use crate::store::{Encoding, Txn};
 use crate::units::FileId;
 
 /// Fewer jobs than this are not worth a thread.
 const JOBS_PER_THREAD_MIN: usize = 3;
-/// How many map entries are looked at together where many are removed.
-const REMOVE_COUNT: usize = 256;
 
 /// What the bytes belong to, and how they are to be kept.
 pub(in crate::pool) struct Target {
@@ -76,37 +75,6 @@ impl Job {
     pub fn content(&self) -> &[u8] {
         self.delta.as_ref().unwrap_or(&self.bytes)
     }
-}
-
-/// Removes every piece that starts in the range, and gives up its extent.
-pub(in crate::pool) fn remove_pieces(
-    txn: &mut Txn,
-    tree: u8,
-    file: FileId,
-    start: u64,
-    end: u64,
-) -> Result<()> {
-    loop {
-        let pieces = pieces_in(txn, tree, file, start, end, REMOVE_COUNT)?;
-        for piece in &pieces {
-            txn.remove(tree, &piece_key(file, piece.start))?;
-            give_up(txn, &piece.pointer, file, tree == PATCHES)?;
-        }
-        if pieces.len() < REMOVE_COUNT {
-            return Ok(());
-        }
-    }
-}
-
-pub(in crate::pool) fn give_up(
-    txn: &mut Txn,
-    pointer: &Pointer,
-    file: FileId,
-    is_patch: bool,
-) -> Result<()> {
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(pointer, ashift, is_patch, false);
-    txn.free(pointer, Owner::File(file))
 }
 
 /// Calls `work` with each index below `count`, on up to so many threads, and collects what comes out.

@@ -25,11 +25,12 @@ pub(in crate::pool) mod jobs;
 use std::collections::BTreeMap;
 
 use super::extents::delta;
+use super::extents::removal::remove_pieces;
 use super::extents::{
     Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
 };
 use super::write::batch::store_batch;
-use super::write::jobs::{Job, Target, remove_pieces};
+use super::write::jobs::{Job, Target};
 use crate::error::Result;
 use crate::store::Txn;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};

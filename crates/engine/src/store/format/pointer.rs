@@ -6,6 +6,7 @@
 //!
 //! Decoding refuses every value it does not know: a pointer that cannot be decoded is corruption.
 
+use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::units::{Run, Sector, Txg};
@@ -297,4 +298,10 @@ pub struct ExtentKey {
 /// How many sectors hold `len` bytes.
 pub fn sectors_for(len: u32, ashift: u8) -> u64 {
     u64::from(len).div_ceil(1 << ashift)
+}
+
+/// Reads the pointer that a record or patch entry holds.
+pub fn data_pointer(value: &[u8]) -> Result<Pointer> {
+    Pointer::decode(value)
+        .ok_or_else(|| Error::corrupt("tree node", 0, "a record pointer is malformed"))
 }

@@ -61,7 +61,7 @@ const FLAG_SYNC_FIRST: u32 = 2;
 pub const FEATURE_DELTAS: u64 = 1 << 0;
 /// Some pointer names a dictionary, and there is a tree of them.
 pub const FEATURE_DICTIONARIES: u64 = 1 << 1;
-/// There is a tree that names the roots of the others (see [`crate::store::recover::roots`]).
+/// There is a tree that names the roots of the others (see [`crate::store::txn::roots`]).
 pub const FEATURE_ROOTS: u64 = 1 << 2;
 /// There are, or were, snapshots, which keep what the pool itself no longer reaches.
 pub const FEATURE_SNAPSHOTS: u64 = 1 << 3;

@@ -2,7 +2,7 @@
 //! what a search of the whole pool finds.
 //!
 //! Every tree node begins on a sector with a magic number, and carries a hash of itself; the tree of
-//! roots (see [`crate::store::recover::roots`]) says which nodes were the roots of one state. So a state can be found
+//! roots (see [`crate::store::txn::roots`]) says which nodes were the roots of one state. So a state can be found
 //! when all superblocks are lost, when the header is, and when nothing is left of the front.
 //!
 //! Nothing is written. Where the medium refuses to read, the range is read again in smaller pieces,
@@ -22,7 +22,7 @@ use crate::store::format::superblock::{
     TREE_COUNT, is_sealed, slot_offset,
 };
 use crate::store::format::trees::{NAMES, ROOTS};
-use crate::store::recover::roots::Roots;
+use crate::store::txn::roots::Roots;
 use crate::units::Sector;
 
 /// How much is read at a time.

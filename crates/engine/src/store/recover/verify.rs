@@ -14,6 +14,7 @@ use std::sync::PoisonError;
 use crate::error::{Error, Result};
 use crate::store::format::node::Node;
 use crate::store::format::pointer::Pointer;
+pub use crate::store::format::pointer::data_pointer;
 use crate::store::format::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, Superblock, slot_offset,
 };
@@ -259,12 +260,6 @@ pub(in crate::store) fn for_each_new(
         })?;
     }
     Ok(())
-}
-
-/// Reads the pointer that a record or patch entry holds.
-pub fn data_pointer(value: &[u8]) -> Result<Pointer> {
-    Pointer::decode(value)
-        .ok_or_else(|| Error::corrupt("tree node", 0, "a record pointer is malformed"))
 }
 
 /// Publishes the newest state that is whole. Returns the newest txg where that is another one.

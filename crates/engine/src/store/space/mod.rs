@@ -12,14 +12,14 @@
 //! [`provision`] refills the windows from the space tree beforehand, and [`drain`] moves what has
 //! become reusable from the freed tree to the space tree, many runs at a time.
 
-pub mod compact;
+pub(in crate::store) mod aim;
 
 use std::ops::ControlFlow;
 
 use super::format::pointer::SECTOR_MAX;
 use super::format::superblock::{RESERVED_LEN, RESERVED_OFFSET, Superblock, WINDOW_COUNT_MAX};
 use super::format::trees::{FREED, SPACE};
-use super::space::compact::Aim;
+use super::space::aim::Aim;
 use super::tree::TxnTree;
 use super::txn::TxnCore;
 use crate::error::{Error, Result};

@@ -27,10 +27,10 @@ use crate::store::format::superblock::{
     BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
 use crate::store::format::trees::{ALL, FREED, INDEX, OF_SNAPSHOTS, ROOTS, SPACE};
-use crate::store::recover::roots;
 use crate::store::space::{self, OWN_TREES};
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::txn::Txn;
+use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::{Durability, Patience, Store};
 use crate::units::Txg;

@@ -7,8 +7,8 @@
 //! is reachable, and the committed state is as it was. An error inside the commit does the same.
 
 pub(super) mod commit;
-pub(super) mod reaffirm;
-mod write_buffer;
+pub mod roots;
+pub(super) mod write_buffer;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -20,9 +20,9 @@ use crate::error::{Error, Result};
 use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
+use crate::store::format::pointer::data_pointer;
 use crate::store::format::pointer::{EXTENT_LEN_MAX, Pointer, SECTOR_MAX, sectors_for};
 use crate::store::format::trees::INDEX;
-use crate::store::recover::verify::data_pointer;
 use crate::store::txn::{Owner, Txn};
 use crate::units::{Sector, Txg};
 

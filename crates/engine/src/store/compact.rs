@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::trees::{ALL, DEAD, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
 use crate::store::snapshots::dead::parse_dead;
+pub use crate::store::space::aim::Aim;
 use crate::store::space::{self, reserved_run};
 use crate::store::tree::Path;
 use crate::store::txn::{Owner, Txn};
@@ -33,38 +34,6 @@ const STEP_NODES_MAX: u64 = 256;
 const STEP_LEAVES_MAX: usize = 512;
 /// A tree node takes hardly ever less.
 const NODE_SECTORS_MIN: u64 = 2;
-
-/// What is to be moved, and to where.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Aim {
-    /// The first sector to be emptied.
-    pub from: Sector,
-    /// The one behind the last to be emptied.
-    pub to: Sector,
-    /// New places lie below this sector, and not in the range to be emptied.
-    pub below: Sector,
-    /// What fits nowhere goes behind the end; else it stays.
-    pub append: bool,
-}
-
-impl Aim {
-    /// Nothing is to be moved, and every place is good.
-    pub const ANYWHERE: Aim =
-        Aim { from: Sector(0), to: Sector(0), below: Sector(u64::MAX), append: true };
-
-    /// Whether any of the run is to be emptied.
-    pub fn touches(&self, run: Run) -> bool {
-        run.start < self.to && run.end() > self.from
-    }
-
-    /// The parts of a free run in which new places may be, in order.
-    pub fn usable(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
-        let before = (run.start, run.end().min(self.below).min(self.from));
-        let behind = (run.start.max(self.to), run.end().min(self.below));
-        let parts = [before, behind].into_iter().filter(|(start, end)| start < end);
-        parts.map(|(start, end)| Run { start, sectors: end.0 - start.0 })
-    }
-}
 
 /// How far a walk over all trees has come. The trees may change meanwhile.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -261,7 +230,7 @@ fn movable(
     }
     let leaf = &path.leaf;
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
-        let pointer = crate::store::recover::verify::data_pointer(leaf.value(index))?;
+        let pointer = crate::store::format::pointer::data_pointer(leaf.value(index))?;
         let Some(run) = pointer.run(ashift).filter(|run| aim.touches(*run)) else { continue };
         if pointer.birth <= held {
             continue;
@@ -286,7 +255,7 @@ fn held_by_snapshots(
         if tree == DEAD {
             found.push(parse_dead(leaf.key(index), leaf.value(index))?.run);
         } else if OF_POINTERS.contains(&tree) {
-            let pointer = crate::store::recover::verify::data_pointer(leaf.value(index))?;
+            let pointer = crate::store::format::pointer::data_pointer(leaf.value(index))?;
             found.extend(pointer.run(ashift).filter(|_| pointer.birth <= held));
         }
     }
