@@ -217,7 +217,7 @@ impl Opened {
         Ok(self.pool.resolve(path)?)
     }
 
-    /// The same, but a symbolic link in the last place is what is found.
+    /// Finds the entry at the path, without following a symbolic link in its last part.
     pub fn link_entry(&self) -> Result<DirEntry, Reason> {
         Ok(self.pool.resolve_link(&self.path)?)
     }

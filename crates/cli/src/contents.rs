@@ -27,7 +27,7 @@ const LOG_SUFFIXES: [&str; 2] = ["-wal", "-journal"];
 /// In hexadecimal digits, where it is not 0.
 const GENERATION_LEN: usize = 16;
 
-/// The same, where the only file of a pool goes by the pool's own name.
+/// The path by which SQLite opens a database; the only file of a pool goes by the pool's own path.
 fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
     match opened.pool.only_file() {
         Ok(_) => pool.into(),

@@ -90,7 +90,7 @@ pub fn columns<const N: usize>(
     table(header, rows.into_iter().map(Vec::from), left)
 }
 
-/// The same, where the columns are not known beforehand.
+/// Lays out a table whose columns are known only at run time.
 pub fn table<'h>(
     header: impl IntoIterator<Item = &'h str>,
     rows: impl IntoIterator<Item = Vec<String>>,

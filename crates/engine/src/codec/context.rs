@@ -104,7 +104,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::compress`], and a dictionary that the library refuses.
+    /// The errors of [`Codec::compress`], and one for a dictionary that the library refuses.
     pub fn compress_with(
         &mut self,
         compression: Compression,
@@ -174,8 +174,8 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::decompress`], and a dictionary that the library refuses. Another dictionary
-    /// than that of compression may give an error, or wrong bytes.
+    /// The errors of [`Codec::decompress`], and one for a dictionary that the library refuses. With a dictionary
+    /// other than the one used for compression, the result is an error or wrong bytes.
     pub fn decompress_with(
         &mut self,
         codec: u8,

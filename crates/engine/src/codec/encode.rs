@@ -104,7 +104,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::compress`].
+    /// The errors of [`Codec::compress`].
     pub fn encode(
         &mut self,
         compression: Compression,
@@ -120,7 +120,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::compress_with`].
+    /// The errors of [`Codec::compress_with`].
     pub fn encode_with(
         &mut self,
         compression: Compression,

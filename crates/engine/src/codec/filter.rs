@@ -72,7 +72,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::compress`].
+    /// The errors of [`Codec::compress`].
     pub fn encode_filtered(
         &mut self,
         compression: Compression,
@@ -100,7 +100,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::decompress_with`], and a filtered form that is malformed.
+    /// The errors of [`Codec::decompress_with`], and one for a malformed filtered form.
     pub fn decompress_filtered(
         &mut self,
         codec: u8,
@@ -117,7 +117,7 @@ impl Codec {
     ///
     /// # Errors
     ///
-    /// Those of [`Codec::decompress_filtered`], and a record that holds less than `dst_prefix`.
+    /// The errors of [`Codec::decompress_filtered`], and one for a record shorter than `dst_prefix`.
     pub fn decompress_filtered_prefix(
         &mut self,
         codec: u8,

@@ -241,8 +241,8 @@ impl File {
         self.write_ahead(&mut self.pending())
     }
 
-    /// The same for one who says himself how long to wait for other transactions: [`Error::Busy`] when that was not
-    /// long enough, and then all changes are dropped.
+    /// Like [`File::write_at`], but `ask` decides how long to wait for other transactions. When it gives up, the result
+    /// is [`Error::Busy`], and all changes are dropped.
     pub fn write_at_asking(&self, buf: &[u8], offset: u64, ask: &mut Ask<'_>) -> Result<()> {
         let len = self.keep(buf, offset)?;
         if len <= self.dirty_len_max {
@@ -424,8 +424,8 @@ impl File {
         done
     }
 
-    /// The same for one who says himself how long to wait for other transactions: [`Error::Busy`] when that was not
-    /// long enough, and then all changes are kept. Changes that change nothing need not wait.
+    /// Like [`File::commit`], but `ask` decides how long to wait for other transactions. When it gives up, the result is
+    /// [`Error::Busy`], and all changes are kept. A commit without effective changes does not wait.
     pub fn commit_asking(&self, durability: Durability, ask: &mut Ask<'_>) -> Result<()> {
         if self.is_dirty() {
             let at_once = |checksum| self.store.begin_with(checksum, Patience::None);

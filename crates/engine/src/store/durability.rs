@@ -54,7 +54,7 @@ impl Store {
         })
     }
 
-    /// The same for one who says himself how long to wait for others.
+    /// Like [`Store::make_durable`], but `ask` decides how long to wait for other transactions.
     pub fn make_durable_asking(self: &Arc<Self>, ask: &mut Ask<'_>) -> Result<()> {
         self.make_durable_in(&mut || self.begin_asking(ChecksumKind::default(), ask))
     }

@@ -103,8 +103,8 @@ struct Origin {
 }
 
 impl Store {
-    /// What it means that something cannot be read of the newest state: where that is a snapshot which is
-    /// there no longer, that and nothing else.
+    /// Explains a failed read of the newest state: if the store is pinned to a snapshot that was destroyed meanwhile, that is
+    /// the error, whatever the read itself reported.
     fn explain(&self, error: Error) -> Error {
         let Some(Origin { store, number, name }) = &self.origin else { return error };
         let name = || String::from_utf8_lossy(name).into_owned();

@@ -93,7 +93,7 @@ impl Store {
         Ok(ring)
     }
 
-    /// The same in one go, and whether every slot holds a valid superblock or none.
+    /// Reads the ring once; also says whether every slot holds a valid superblock or none.
     pub(in crate::store) fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];

@@ -54,7 +54,7 @@ impl Place {
         Ok(Place { fd: rustix::fs::open(path, flags, Mode::empty())? })
     }
 
-    /// The same directory once more.
+    /// Another handle of this directory.
     pub fn again(&self) -> io::Result<Place> {
         Ok(Place { fd: self.fd.try_clone()? })
     }

@@ -21,7 +21,7 @@ pub struct Existing<'p> {
 }
 
 impl<'p> Existing<'p> {
-    /// Those of a directory that may not be there yet.
+    /// The entries of a directory that may not exist yet.
     pub fn of(pool: Option<&'p Pool>, directory: Option<FileId>) -> Existing<'p> {
         let page = VecDeque::new();
         Existing { directory: pool.zip(directory), after: None, page }

@@ -128,7 +128,7 @@ impl Place {
 /// A file that is being streamed.
 struct Open {
     at: Place,
-    /// Those of the file whose place it takes, or of its directory.
+    /// The settings of the file that it replaces, or else of its directory.
     settings: Settings,
     /// Its identity, once something of it is on its way.
     file: Option<FileId>,
@@ -150,7 +150,7 @@ pub struct Import<'p> {
     directories: HashMap<(FileId, Vec<u8>), FileId>,
     /// The directories above those that are only made in this batch.
     new_parents: HashMap<FileId, FileId>,
-    /// Those that could not be made, by the identity that they would have had: their paths, and what is there.
+    /// Items that could not be created, by the file id that they would have had: their paths, and what is in their place.
     refused: HashMap<FileId, (Vec<u8>, String)>,
     settings: HashMap<FileId, Settings>,
     history: Arc<History>,

@@ -14,9 +14,9 @@ use crate::units::FileId;
 /// Which records are folded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fold {
-    /// Those whose patches have grown past their share.
+    /// Records whose patches have grown past their share.
     Due,
-    /// All that have patches.
+    /// All records with patches.
     All,
 }
 

@@ -97,9 +97,9 @@ pub type Clear<'a> = dyn Fn(u64, &mut [u8]) + Sync + 'a;
 /// Which slots a rewriting goes over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::pool) enum Over {
-    /// Those of every record.
+    /// Every slot with a record.
     Records,
-    /// Those of records with patches.
+    /// Every slot whose record has patches.
     Patches,
 }
 

@@ -20,7 +20,7 @@ impl Pool {
         self.read(|source| entries::resolve(source, path, true))
     }
 
-    /// The same, but a symbolic link in the last place is what is found.
+    /// Finds the entry at a path, without following a symbolic link in its last part.
     pub fn resolve_link(&self, path: &[u8]) -> Result<DirEntry> {
         self.read(|source| entries::resolve(source, path, false))
     }
@@ -40,7 +40,7 @@ impl Pool {
         self.read(|source| entries::list(source, directory, after, limit))
     }
 
-    /// The same, with attributes.
+    /// Lists a directory with the attributes of each entry.
     pub fn list_with_attributes(
         &self,
         directory: FileId,
@@ -251,7 +251,8 @@ pub(in crate::pool) fn is_below(
     Ok(directory == ROOT || is_reached(source, file, directory)?)
 }
 
-/// The same, but what has no name, or is in something without one, is not below the root.
+/// Whether the file is below the directory. A file without a name, or in a directory without one, is not below the
+/// root.
 pub(in crate::pool) fn is_reached(
     source: &mut impl Source,
     file: FileId,

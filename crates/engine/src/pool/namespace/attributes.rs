@@ -52,7 +52,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Those of something new of which nothing is known.
+    /// The attributes of a new file or directory about which nothing else is known.
     pub fn new(kind: Kind, parent: FileId) -> Attributes {
         Attributes {
             kind,

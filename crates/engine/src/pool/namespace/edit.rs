@@ -94,7 +94,7 @@ impl<'t> Edit<'t> {
         Ok(file)
     }
 
-    /// The same with an identity that was set aside for it.
+    /// Creates an entry with a file id that was reserved for it.
     pub(in crate::pool) fn create_as(
         &mut self,
         file: FileId,

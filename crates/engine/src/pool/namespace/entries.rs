@@ -177,7 +177,7 @@ pub(in crate::pool) fn names_of(
     Ok(names)
 }
 
-/// Those of them that are noted.
+/// The names of a file that its own entries record.
 pub(in crate::pool) fn noted_names(
     source: &mut impl Source,
     file: FileId,
@@ -303,7 +303,7 @@ pub(in crate::pool) fn own_entries(
     Ok(own)
 }
 
-/// Makes that what [`own_entries`] found elsewhere; what is the same already is left alone.
+/// Replaces the entries of a file with `wanted`, as [`own_entries`] read them; writes only those that differ.
 pub(in crate::pool) fn set_own_entries(
     txn: &mut Txn,
     file: FileId,
@@ -323,8 +323,8 @@ pub(in crate::pool) fn set_own_entries(
     Ok(())
 }
 
-/// Notes within a transaction that a name of something was taken away, and that it may get one again; nothing
-/// of this is there when it is committed.
+/// Marks a file as an orphan, or clears the mark: it lost a name in this transaction and may get another one. No mark is
+/// left when the transaction commits.
 pub(in crate::pool) fn set_orphan(txn: &mut Txn, file: FileId, is_orphan: bool) -> Result<()> {
     let key = id_key(ORPHAN, file, &[]);
     match is_orphan {
@@ -334,12 +334,12 @@ pub(in crate::pool) fn set_orphan(txn: &mut Txn, file: FileId, is_orphan: bool) 
     Ok(())
 }
 
-/// Whether that is noted.
+/// Whether the file is marked as an orphan.
 pub(in crate::pool) fn is_orphan(txn: &mut Txn, file: FileId) -> Result<bool> {
     Ok(txn.get(NAMES, &id_key(ORPHAN, file, &[]))?.is_some())
 }
 
-/// The first of which that is noted.
+/// Returns the first file marked as an orphan.
 pub(in crate::pool) fn next_orphan(txn: &mut Txn) -> Result<Option<FileId>> {
     let found = txn.range(NAMES, &[ORPHAN], &[ORPHAN + 1], 1)?;
     let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));

@@ -111,9 +111,9 @@ pub enum Dedup {
     /// They do not.
     #[default]
     Off,
-    /// Those with equal hashes do, which are cryptographic.
+    /// Records with equal cryptographic hashes share an extent.
     On,
-    /// Those that were compared byte by byte do.
+    /// Records share an extent only after a comparison of their bytes.
     Verify,
 }
 

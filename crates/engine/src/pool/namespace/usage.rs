@@ -36,7 +36,7 @@ pub struct UsageBelow {
     pub logical: u64,
     /// What their records and patches take, in bytes; what several share counts for each.
     pub stored: u64,
-    /// The same with each extent counted once.
+    /// Stored bytes, with each extent counted once.
     pub stored_once: u64,
 }
 

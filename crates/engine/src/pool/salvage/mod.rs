@@ -43,7 +43,7 @@ pub struct SalvageFile {
     pub name: Option<String>,
     /// The names from the root down to its own, as far up as they are known.
     pub path: Vec<Vec<u8>>,
-    /// The same for each other name that it has.
+    /// The path of each further name of the file.
     pub other_paths: Vec<Vec<Vec<u8>>>,
     /// All its names are known, and lead down from the root.
     pub has_all_names: bool,

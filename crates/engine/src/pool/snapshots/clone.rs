@@ -36,7 +36,7 @@ impl Pool {
         })
     }
 
-    /// The same of a file or directory as it is in a snapshot, in whose scope it must be.
+    /// Clones a file or directory as it is in a snapshot; it must be in the scope of that snapshot.
     pub fn clone_from_snapshot(
         &self,
         (scope, snapshot): (FileId, &[u8]),

@@ -18,7 +18,7 @@ pub(in crate::pool) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job
     store_batches(txn, vec![(target, jobs)])
 }
 
-/// The same for several files at once.
+/// Compresses and stores the batches of several files together.
 pub(in crate::pool) fn store_batches(
     txn: &mut Txn,
     batches: Vec<(&Target, Vec<Job>)>,

@@ -26,7 +26,7 @@ const BOTH_RETRY: u32 = 16;
 pub(in crate::pool) struct History {
     pub raw: RawStreak,
     pub filter: FilterStreak,
-    /// The same of patches, which are single pages, and another codec's.
+    /// How the filter did with patches, which are single pages and use another codec.
     pub patch_filter: FilterStreak,
 }
 

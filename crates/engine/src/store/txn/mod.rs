@@ -196,7 +196,7 @@ impl Store {
         Ok(())
     }
 
-    /// The system cannot wait for a lock only so long: ask again and again.
+    /// `fcntl` has no timeout, so this polls.
     fn lock_writer_within(&self, wait: Duration) -> std::io::Result<bool> {
         let (mut left, mut next) = (wait, LOCK_PAUSE_MIN);
         while !self.device.try_lock_writer()? {
