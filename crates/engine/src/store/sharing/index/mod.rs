@@ -26,7 +26,7 @@
 //! forgotten then and read again.
 
 mod discard;
-mod filter;
+mod membership;
 mod merge;
 mod runs;
 mod stats;

@@ -14,7 +14,7 @@
 //! holds nothing: the index may lose what it knows.
 
 use super::Reader;
-use super::filter::{self, Filter};
+use super::membership::{self, MembershipFilter};
 use super::table::Entry;
 use crate::error::{Error, Result};
 use crate::store::extent::Encoding;
@@ -102,7 +102,7 @@ impl Header {
 #[derive(Debug)]
 pub(super) struct Part {
     first: u64,
-    filter: Filter,
+    filter: MembershipFilter,
 }
 
 /// A run as far as it is in memory.
@@ -119,7 +119,7 @@ pub(super) fn filter_memory(entries: u64) -> usize {
     // A damaged header may say anything.
     let entries = entries.min(ENTRIES_MAX) as usize;
     let parts = entries.div_ceil(PART_COUNT);
-    parts * size_of::<Part>() + filter::len_for(entries) + parts * 64
+    parts * size_of::<Part>() + membership::len_for(entries) + parts * 64
 }
 
 impl Run {
@@ -185,11 +185,13 @@ impl Run {
                 else {
                     return Ok(());
                 };
-                if pointer.extent_len as usize > filter::len_for(PART_COUNT) {
+                if pointer.extent_len as usize > membership::len_for(PART_COUNT) {
                     return Ok(());
                 }
                 let bytes = reader.read_once(&pointer)?;
-                let Some(filter) = Filter::from_bytes(bytes.as_slice()) else { return Ok(()) };
+                let Some(filter) = MembershipFilter::from_bytes(bytes.as_slice()) else {
+                    return Ok(());
+                };
                 memory += (filter.memory() + size_of::<Part>()) as u64;
                 parts.push(Part { first, filter });
             }
@@ -277,7 +279,7 @@ impl Txn {
     /// Writes a part of a run, of ascending entries.
     pub(super) fn put_part(&mut self, run: u32, entries: &[Entry]) -> Result<Option<Part>> {
         let Some((first, _)) = entries.first().copied() else { return Ok(None) };
-        let filter = Filter::of(entries.iter().map(|(prefix, _)| *prefix));
+        let filter = MembershipFilter::of(entries.iter().map(|(prefix, _)| *prefix));
         let ashift = self.core.ashift();
         let block_sectors = sectors_for((BLOCK_COUNT * ENTRY_LEN) as u32, ashift);
         let filter_sectors = sectors_for(filter.memory() as u32, ashift);

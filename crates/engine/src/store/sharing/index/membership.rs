@@ -17,7 +17,7 @@ const PROBE_COUNT: u32 = 7;
 
 /// The filter of some hashes, of which it knows the first eight bytes.
 #[derive(Debug)]
-pub(super) struct Filter {
+pub(super) struct MembershipFilter {
     words: Box<[u64]>,
 }
 
@@ -37,11 +37,11 @@ pub(super) fn len_for(count: usize) -> usize {
     (count * BITS_PER_ENTRY).div_ceil(BLOCK_LEN * 8).max(1) * BLOCK_LEN
 }
 
-impl Filter {
+impl MembershipFilter {
     /// The filter of these.
-    pub fn of(prefixes: impl ExactSizeIterator<Item = u64>) -> Filter {
+    pub fn of(prefixes: impl ExactSizeIterator<Item = u64>) -> MembershipFilter {
         let words = vec![0; len_for(prefixes.len()) / 8].into_boxed_slice();
-        let mut filter = Filter { words };
+        let mut filter = MembershipFilter { words };
         for prefix in prefixes {
             let (start, mut bits) = filter.place(prefix);
             for _ in 0..PROBE_COUNT {
@@ -76,13 +76,15 @@ impl Filter {
     }
 
     /// Reads a stored one; `None` where it is none.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Filter> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<MembershipFilter> {
         let is_sound = !bytes.is_empty()
             && bytes.len().is_multiple_of(BLOCK_LEN)
             && bytes.len() <= EXTENT_LEN_MAX as usize;
         is_sound.then_some(())?;
         let (words, _) = bytes.as_chunks::<8>();
-        Some(Filter { words: words.iter().map(|word| u64::from_le_bytes(*word)).collect() })
+        Some(MembershipFilter {
+            words: words.iter().map(|word| u64::from_le_bytes(*word)).collect(),
+        })
     }
 
     /// The memory it takes, in bytes.
@@ -108,9 +110,9 @@ mod tests {
             let mut rng = Rng(seed);
             for (count, shared_bits) in [(1, 0), (33, 3), (8192, 0), (8192, 11), (5000, 30)] {
                 let inside = prefixes(&mut rng, count, shared_bits);
-                let filter = Filter::of(inside.iter().copied());
+                let filter = MembershipFilter::of(inside.iter().copied());
                 assert!(inside.iter().all(|one| filter.may_hold(*one)), "seed {seed}, {count}");
-                let stored = Filter::from_bytes(&filter.to_bytes()).expect("it is one");
+                let stored = MembershipFilter::from_bytes(&filter.to_bytes()).expect("it is one");
                 assert!(inside.iter().all(|one| stored.may_hold(*one)), "seed {seed}, {count}");
                 assert_eq!(filter.memory(), len_for(count));
                 if count < 1000 {
@@ -126,8 +128,10 @@ mod tests {
     #[test]
     fn what_is_no_filter_is_refused() {
         for len in [0, 1, 63, 65, 100] {
-            assert!(Filter::from_bytes(&vec![0xff; len]).is_none(), "{len}");
+            assert!(MembershipFilter::from_bytes(&vec![0xff; len]).is_none(), "{len}");
         }
-        assert!(Filter::from_bytes(&[0xff; 128]).is_some_and(|filter| filter.may_hold(7)));
+        assert!(
+            MembershipFilter::from_bytes(&[0xff; 128]).is_some_and(|filter| filter.may_hold(7))
+        );
     }
 }
