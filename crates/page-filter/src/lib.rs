@@ -20,6 +20,19 @@
 //! Reading order: `page` takes a page apart; `encode` divides the parts into sequences; `ints` and
 //! `texts` write a sequence, `dates` those with dates in them; `streams` put them into one buffer; `decode` reads them back, `fields` by
 //! column; `rebuild` puts pages together, `program` finds what their cells have in common, `cells` writes them. `docs/page-filter.md` gives the bytes.
+//!
+//! ```
+//! use hardpack_page_filter::PageFilter;
+//!
+//! let record = vec![0; 4 * 4096]; // four pages of a database
+//! let (mut filter, mut filtered) = (PageFilter::new(), Vec::new());
+//! if filter.encode(&record, 0, 4096, &mut filtered) {
+//!     // `filtered` is what a codec compresses; it is turned back after decompression.
+//!     let mut restored = vec![0; record.len()];
+//!     filter.decode(&filtered, &mut restored).expect("it was just encoded");
+//!     assert_eq!(restored, record);
+//! }
+//! ```
 #![forbid(unsafe_code)]
 
 mod arena;

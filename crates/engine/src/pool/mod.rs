@@ -28,6 +28,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,7 +64,7 @@ pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 pub use self::write::adapt::{Choice, Clock};
-use crate::device::Device;
+use crate::device::{Device, FileDevice};
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
 use crate::store::format::superblock::FEATURE_GENERATIONS;
@@ -197,6 +198,15 @@ impl Pool {
     pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Pool> {
         let store = Store::open(device, Arc::clone(&options.caches))?;
         Ok(Pool::with_store(store, options))
+    }
+
+    /// Opens the pool in a file, to read only where the system allows no more.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be opened, and those of [`Pool::open`].
+    pub fn open_path(path: &Path, options: Options) -> Result<Pool> {
+        let device = FileDevice::open(path).map_err(|error| Error::io("open", error))?;
+        Pool::open(Arc::new(device), options)
     }
 
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
