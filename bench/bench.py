@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measure Hardpack and stock SQLite on the same databases, alternating, in one run.
+"""Measures Hardpack and stock SQLite on the same databases, alternating, in one run.
 
 Writes raw samples as JSON and a table of ratios as markdown (also to stdout). See bench/README.md.
-Exit status: 0 measured, 1 a measurement failed, 2 cannot start, 130 interrupted.
+Exit status: 0 if measured, 1 if a measurement failed, 2 if it cannot start, 130 if interrupted.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class CannotStart(Exception):
 def byte_size(text):
     factor = {"M": 10**6, "G": 10**9}.get(text[-1:].upper())
     if not factor or not text[:-1].isdigit():
-        raise argparse.ArgumentTypeError("a size is a number and M or G, like 1G")
+        raise argparse.ArgumentTypeError("a size is a number and M or G, such as 1G")
     return int(text[:-1]) * factor
 
 
@@ -76,7 +76,7 @@ def parse_arguments(argv):
     if options.runs < 1:
         p.error("--runs must be at least 1")
     if options.publish and (options.quick or options.only or options.self_test):
-        p.error("only a whole run is published: not with --quick, --only or --self-test")
+        p.error("only a whole run can be published, without --quick, --only and --self-test")
     codecs = options.codec or (["zstd-3"] if options.quick else CODECS)
     options.codecs = [metrics.SELF_TEST_SIDE] if options.self_test else list(dict.fromkeys(codecs))
     if options.generated is None:
@@ -85,7 +85,7 @@ def parse_arguments(argv):
 
 
 def check_python():
-    """Loading extensions is compiled out of some Python builds; the system's has it."""
+    """Checks that this Python can load extensions: some builds cannot, the system's can."""
     if hasattr(sqlite3.Connection, "enable_load_extension"):
         return
     system = "/usr/bin/python3"
@@ -114,7 +114,7 @@ def chosen(measurements, options):
 
 
 def run(options, work, result):
-    """Everything measured; fills `result` as it goes, so that an interrupted run keeps what it has."""
+    """Measures everything; fills `result` as it goes, so that an interrupted run keeps its samples."""
     scale, runs, codecs = metrics.SCALES[options.quick], options.runs, options.codecs
     progress = measure.Progress(0)
     per_database, once = chosen(metrics.PER_DATABASE, options), chosen(metrics.ONCE, options)
@@ -198,7 +198,7 @@ def main(argv):
                              ("runs", "codecs", "quick", "generated", "only", "self_test", "cold", "integrity",
                               "grow_to")}
         if result["machine"]["file_system"] in ("tmpfs", "ramfs"):
-            print("bench: temporary databases are in memory, where a sync costs nothing; give --work",
+            print("bench: temporary databases are in memory, where a sync costs nothing; use --work",
                   file=sys.stderr)
         run(options, os.path.abspath(work), result)
     except (CannotStart, OSError) as error:

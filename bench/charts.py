@@ -1,8 +1,8 @@
-"""Line and scatter charts as SVG, with nothing but the standard library.
+"""Line and scatter charts as SVG, with only the standard library.
 
 A figure has a title, a legend and one or more panels; a panel has two axes and lines. Colours are classes
-with a light and a dark definition, so that the same file reads well in both. Every coordinate is computed
-here; what a figure shows is decided in figures.py.
+with a light and a dark definition, so that the same file reads well in both. All coordinates are computed
+here; figures.py decides what a figure shows.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ TITLE_PX, TEXT_PX, SMALL_PX = 18, 12, 11
 CHARACTER_EM = 0.56  # mean advance of the system fonts; slightly too wide rather than too narrow
 BOLD_WIDER = 1.08
 
-# class -> (light, dark): told apart by colour-blind readers too, and never by colour alone.
+# class -> (light, dark): colour-blind readers can tell them apart too, and never only by colour.
 COLOURS = {
     "grey": ("#6e7781", "#9aa4af"), "blue": ("#0a69da", "#58a6ff"), "orange": ("#d4650a", "#f0883e"),
     "green": ("#1a7f37", "#3fb950"), "purple": ("#8250df", "#bc8cff"), "red": ("#cf222e", "#ff7b72"),
@@ -26,7 +26,7 @@ COLOURS = {
 
 @dataclasses.dataclass
 class Axis:
-    """`ticks` are (value, text); without them round values are chosen, written by `text_of`."""
+    """An axis. `ticks` are (value, text); without them it has round values, formatted by `text_of`."""
     label: str
     low: float
     high: float
@@ -35,7 +35,7 @@ class Axis:
     text_of: object = None
 
     def position(self, value):
-        """0 at the low end, 1 at the high end."""
+        """Returns the position of a value: 0 at the low end, 1 at the high end."""
         if self.log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
@@ -50,7 +50,7 @@ class Axis:
 
 @dataclasses.dataclass
 class Line:
-    """`points` are (x, y); `radii` one size for each marker; `spread` (low, high) of y for each point."""
+    """A line. `points` are (x, y); `radii` has the size of each marker; `spread` (low, high) of each y."""
     name: str
     colour: str
     points: list
@@ -76,7 +76,7 @@ def plain(value):
 
 
 def linear_ticks(low, high, wanted=5):
-    """Multiples of 1, 2 or 5 times a power of ten."""
+    """Returns multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / wanted
     power = 10 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * 0.999)
@@ -85,7 +85,7 @@ def linear_ticks(low, high, wanted=5):
 
 
 def log_ticks(low, high):
-    """The powers of ten, and the finer steps between them the fewer there are."""
+    """Returns the powers of ten, with finer steps between them if there are few."""
     decades = math.log10(high / low)
     finest = ((1, (1, 1.5, 2, 3, 4, 5, 6, 8)), (1.6, (1, 2, 3, 5)), (2.4, (1, 2, 5)), (3.2, (1, 3)))
     steps = next((steps for most, steps in finest if decades <= most), (1,))
@@ -95,14 +95,14 @@ def log_ticks(low, high):
 
 
 def log_axis(label, values, text_of=None, padding=0.08, factor_min=4):
-    """A logarithmic axis around `values`, with a little room; so wide that small differences look small."""
+    """Makes a logarithmic axis around `values`, with some margin; wide enough that small differences look small."""
     low, high = min(values), max(values)
     room = max((high / low) ** padding, math.sqrt(factor_min / (high / low)))
     return Axis(label, low / room, high * room, True, None, text_of)
 
 
 def linear_axis(label, values, text_of=None):
-    """A linear axis from zero to just above the largest value."""
+    """Makes a linear axis from zero to just above the largest value."""
     return Axis(label, 0, max(values) * 1.08 or 1, False, None, text_of)
 
 
@@ -159,7 +159,7 @@ def style():
 
 
 class Frame:
-    """Where a panel's plot lies, and which places are taken there."""
+    """The place of a panel's plot, and the places taken in it."""
 
     def __init__(self, panel, left, top, width, height):
         self.panel = panel
@@ -173,9 +173,9 @@ class Frame:
                 self.bottom - self.panel.y.position(y) * self.height)
 
     def place(self, text, points):
-        """(x, y, anchor) where a label covers least, and marks that place as taken.
+        """Returns (x, y, anchor) where a label covers least, and marks that place as taken.
 
-        `points` are (x, y, radius) of the markers it may stand beside; the nearer and the earlier the better.
+        `points` are (x, y, radius) of the markers that the label may stand beside; nearer and earlier is better.
         """
         width, height = text_width(text, SMALL_PX) * BOLD_WIDER, SMALL_PX
         best = None
@@ -236,7 +236,7 @@ def draw_lines(out, frame):
             inside = "hollow" if line.hollow else line.colour + "-fill"
             out.add("circle", cx=x, cy=y, r=radius, class_="marker %s %s-line" % (inside, line.colour))
             frame.taken.append((x - radius, y - radius, x + radius, y + radius))
-        # Labels keep clear of the lines between points as well.
+        # Labels keep clear of the lines between points too.
         for (x1, y1), (x2, y2) in zip(points, points[1:]):
             steps = int(max(abs(x2 - x1), abs(y2 - y1)) / 4) if line.radii else 0
             for i in range(1, steps):
@@ -250,7 +250,7 @@ def draw_lines(out, frame):
 
 
 def draw_legend(out, lines, left, top):
-    """Entries in rows as wide as the figure, markers below lines; returns the height."""
+    """Draws entries in rows as wide as the figure, markers below lines. Returns the height."""
     x, y, markers = left, top, False
     for line in lines:
         width = 28 + text_width(line.name, TEXT_PX) + 18
@@ -270,8 +270,8 @@ def draw_legend(out, lines, left, top):
 
 
 def figure(title, subtitle, description, panels, legend, columns=1, panel_height=300, footer=""):
-    """The whole SVG. `description` is for those who cannot see it; `legend` lines are drawn as samples; `footer`
-    says where it was measured."""
+    """Returns the whole SVG. `description` is for readers who cannot see it; `legend` lines are drawn as samples;
+    `footer` says where it was measured."""
     out = Drawing()
     top = MARGIN + TITLE_PX - 4
     out.text(MARGIN, top, title, "title")

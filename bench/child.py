@@ -1,7 +1,7 @@
-"""One measurement in a process of its own: a job (JSON) on stdin, a sample (JSON) on stdout.
+"""Runs one measurement in its own process: a job (JSON) on stdin, a sample (JSON) on stdout.
 
-The process is warmed first (code, threads, allocator) on a tiny database of the same kind, so that cold
-measurements are cold in data only.
+The process is warmed up first (code, threads, allocator) on a tiny database of the same kind, so that only the
+data is cold in cold measurements.
 """
 
 import json
@@ -20,12 +20,13 @@ OPS = dict(workloads.OPS, **workloads_series.OPS)
 
 
 class Side:
-    """How one side opens a database."""
+    """One side of the comparison, and how it opens a database."""
 
     def __init__(self, spec):
         self.lib, self.codec = spec.get("lib"), spec.get("codec")
         if self.lib:
-            # Loading registers the VFS for the whole process, for good; this connection is not needed again.
+            # Loading registers the VFS for the whole process and its lifetime; this connection is
+            # not needed again.
             loader = sqlite3.connect(":memory:")
             self.load(loader)
             loader.close()
@@ -44,7 +45,7 @@ class Side:
         return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
 
     def stats(self, path):
-        """hardpack_stats as a dictionary."""
+        """Returns hardpack_stats as a dictionary."""
         if not self.lib:
             return {}
         db = self.connect(path)
@@ -80,16 +81,16 @@ def warm_process(side, directory):
 
 
 def require_pool(path):
-    """A plain file would open through the VFS just as well, and be measured as if it were compressed."""
+    """Refuses a plain file, which would also open through the VFS and be measured as if it were compressed."""
     with open(path, "rb") as file:
         if file.read(16) == b"SQLite format 3\0":
             raise workloads.Wrong("the database is a plain file, not a pool")
 
 
 def peak_bytes():
-    """Largest resident size of this process.
+    """Returns the largest resident size of this process.
 
-    VmHWM where there is one: Linux's ru_maxrss starts at the size of the process that spawned this one.
+    It uses VmHWM if available: Linux's ru_maxrss starts at the size of the process that spawned this one.
     """
     try:
         with open("/proc/self/status") as status:

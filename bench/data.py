@@ -2,7 +2,7 @@
 
 A base is a plain SQLite file in DELETE mode that nothing else uses. Variants are made from it once;
 measurements that write get a fresh copy each time. Copies keep holes and are synced, so that their
-write-back does not fall into a later measurement.
+write-back does not disturb a later measurement.
 """
 
 import json
@@ -31,7 +31,7 @@ PHRASES = ["please leave with a neighbour", "gift wrap", "call before delivery",
 
 
 def order_rows(count, seed):
-    """Rows of `orders`, in insertion order."""
+    """Yields the rows of `orders`, in insertion order."""
     rng = random.Random(seed)
     skus = ["%s-%s-%d" % (rng.choice(make_weblog.ADJECTIVES), rng.choice(make_weblog.NOUNS), rng.randrange(1000, 9999))
             for _ in range(3000)]
@@ -51,7 +51,7 @@ def order_rows(count, seed):
 
 
 def event_rows(count, seed):
-    """JSON documents with nested fields, sensor readings and random identifiers."""
+    """Yields JSON documents with nested fields, sensor readings and random identifiers."""
     rng = random.Random(seed)
     for i in range(count):
         body = {"event": rng.choice(("view", "view", "add", "pay", "scan")), "session": "%032x" % rng.getrandbits(128),
@@ -64,7 +64,7 @@ def event_rows(count, seed):
 
 
 def generate_shop(out, target_bytes, seed):
-    """Relational rows with an index beside JSON events, in file order as a program would have inserted them."""
+    """Creates relational rows with an index and JSON events, in the order in which a program would insert them."""
     count = max(200, int(target_bytes / 460))
     db = sqlite3.connect(out, isolation_level=None)
     try:
@@ -81,7 +81,7 @@ def generate_shop(out, target_bytes, seed):
 
 
 def write_bulk_rows(path, count, chunk, seed):
-    """Rows for the bulk load in chunks, as a stream that a child reads at almost no cost."""
+    """Writes the rows for the bulk load in chunks, as a stream that a child reads at almost no cost."""
     source = order_rows(count, seed)
     with open(path, "wb") as out:
         while True:
@@ -92,7 +92,7 @@ def write_bulk_rows(path, count, chunk, seed):
 
 
 def make_base(source, base):
-    """A consistent plain copy of `source`, what is in its WAL included, in DELETE mode."""
+    """Makes a consistent plain copy of `source`, including its WAL, in DELETE mode."""
     uri = "file:%s?mode=ro" % urllib.parse.quote(os.path.abspath(source))
     reader = sqlite3.connect(uri, uri=True)
     writer = sqlite3.connect(base, isolation_level=None)
@@ -107,7 +107,7 @@ def make_base(source, base):
 
 
 def pack(cli, base, out, codec, record_size=None):
-    """Pack with the command line; returns seconds."""
+    """Packs with the command line; returns the seconds."""
     compression, _, filter_ = codec.partition("/")
     command = [cli, "pack", base, out, "--compression", compression]
     if filter_:
@@ -125,7 +125,7 @@ def pack(cli, base, out, codec, record_size=None):
 
 
 def copy(source, target):
-    """Copy `source`, holes kept, and sync the copy."""
+    """Copies `source` with its holes, and syncs the copy."""
     with open(source, "rb") as reader, open(target, "wb") as writer:
         size = os.fstat(reader.fileno()).st_size
         offset = 0
@@ -163,6 +163,6 @@ def remove_database(path):
 
 
 def sizes(path):
-    """Bytes by length, and bytes allocated on disk (fewer where there are holes)."""
+    """Returns the length in bytes, and the bytes allocated on disk (fewer if there are holes)."""
     stat = os.stat(path)
     return {"bytes": stat.st_size, "allocated_bytes": stat.st_blocks * 512}

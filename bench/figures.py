@@ -1,4 +1,4 @@
-"""From the samples of the series to charts and tables."""
+"""Turns the samples of the series into charts and tables."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def usable(result, measurement):
 
 
 def collect(result, measurement, field, key):
-    """{key(sample): [values of all runs]}; seconds are per operation."""
+    """Returns {key(sample): [values of all runs]}; seconds are per operation."""
     found = {}
     for sample in usable(result, measurement):
         value = sample[field] / sample["ops"] if field == "seconds" else sample[field]
@@ -76,7 +76,7 @@ def codec_family(codec):
 
 
 def tradeoff_points(result):
-    """{codec: [{recordsize, share, pack, scan, point}]}, and the same facts of the plain file."""
+    """Returns {codec: [{recordsize, share, pack, scan, point}]}, and the same values of the plain file."""
     key = lambda s: (s["at"].get("codec", "stock"), s["at"].get("recordsize"))
     packs = collect(result, "tradeoff_pack", "seconds", key)
     sizes = collect(result, "tradeoff_pack", "bytes", key)
@@ -146,7 +146,7 @@ def tradeoff_table(result):
 # Latencies.
 
 def latency_curves(result):
-    """{(journal, synchronous): {side: [(share, median over runs of seconds)]}}"""
+    """Returns {(journal, synchronous): {side: [(share, median over runs of seconds)]}}."""
     found = {}
     for s in usable(result, "latency"):
         mode = (s["at"]["journal"], s["at"]["synchronous"])
@@ -192,7 +192,7 @@ def latency_table(result):
     return table(["mode", "side", "transactions", "p50", "p90", "p99", "p99.9", "max"], rows) if rows else None
 
 
-# Growth and concurrency: the same shape, a value for each side over one number.
+# Growth and concurrency have the same shape: a value for each side over one number.
 
 GROWTH = [("open", "growth_open", "first_seconds", "Open and read the first row"),
           ("hot", "growth_point", "hot_seconds", "Read a row, read before"),
@@ -203,7 +203,7 @@ GROWTH = [("open", "growth_open", "first_seconds", "Open and read the first row"
 
 
 def curve_lines(values, sides):
-    """Lines of {(side, x): [values]}, median and spread."""
+    """Returns the lines of {(side, x): [values]}, as median and spread."""
     lines = []
     for side in sides:
         xs = sorted(x for s, x in values if s == side)
@@ -308,12 +308,12 @@ TITLES = {"tradeoff": "Size against speed", "latency": "Latency of single-row tr
 
 
 def draw(result):
-    """{name: svg} of everything that was measured."""
+    """Returns {name: svg} of everything that was measured."""
     return {name: drawing for draws, _ in DRAWN.values() for name, drawing in draws(result).items()}
 
 
 def sections(result, chart_paths):
-    """Markdown of each series: its charts, then its table. `chart_paths`: {name: path}."""
+    """Returns the markdown of each series: its charts, then its table. `chart_paths`: {name: path}."""
     parts = []
     for name, (draws, tabulate) in DRAWN.items():
         written = tabulate(result)

@@ -1,6 +1,6 @@
-"""A database of any size, made in one pass: rows of about 1 KB, of which a fresh pack keeps about a third.
+"""Makes a database of any size in one pass: rows of about 1 KB, which a fresh pack shrinks to about a third.
 
-The text of each row is a piece of one long text from a small vocabulary, starting somewhere else in every
+The text of each row is part of one long text from a small vocabulary, starting at another place in every
 row, beside a number that does not compress. Nothing is sparse or all zeros: each page must really be stored,
 compressed and found again.
 """
@@ -28,12 +28,12 @@ def rows(count, seed):
 
 
 def tag_of(i):
-    """The first value of the column that is updated."""
+    """Returns the first value of the column that is updated."""
     return "%08d" % (i * 7919 % 100_000_000)
 
 
 def generate(out, target_bytes, seed):
-    """Returns the number of rows."""
+    """Writes the database; returns the number of rows."""
     count = target_bytes // PAGE_BYTES * ROWS_PER_PAGE
     db = sqlite3.connect(out, isolation_level=None)
     try:
@@ -53,7 +53,7 @@ def generate(out, target_bytes, seed):
 
 
 def plan_of(count, points, updates, seed):
-    """What to read and update, in the form that plan.py gives for other databases."""
+    """Returns what to read and update, in the form that plan.py gives for other databases."""
     rng = random.Random(seed)
     drawn = list(dict.fromkeys(rng.randint(1, count) for _ in range(updates)))
     return {

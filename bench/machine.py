@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""Describes the machine and the software of a run."""
 
 import datetime
 import os
@@ -30,7 +30,7 @@ def git(root, *arguments):
 
 
 def file_system(path):
-    """Type of the file system that holds `path`."""
+    """Returns the type of the file system that holds `path`."""
     found, path = (0, None), os.path.realpath(path)
     try:
         with open("/proc/mounts") as mounts:
@@ -45,13 +45,13 @@ def file_system(path):
 
 
 def without_directory(argument):
-    """Where things lie on this machine is nobody's business, and makes no difference."""
+    """Removes the directory of an argument: paths on this machine are private and make no difference."""
     name, equals, value = argument.rpartition("=")
     return name + equals + os.path.basename(value) if os.path.isabs(value) else argument
 
 
 def describe(root, directory):
-    """Facts recorded with every result."""
+    """Returns the facts recorded with every result."""
     memory = first_match("/proc/meminfo", "MemTotal")
     changed = git(root, "status", "--porcelain")
     return {

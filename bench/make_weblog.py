@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Generate a web-log database with full-text search.
+"""Generates a web-log database with full-text search.
 
 usage: make_weblog.py OUT.sqlite MB [SEED]
 
-Writes an FTS5 table logs(ts UNINDEXED, host, source, line) until the file holds MB million bytes.
-Every name, page and agent below is made up; visitors follow sessions, so that address, agent, referrer
-and path belong together as they do in real logs. Same size, seed and SQLite: same rows.
-OUT is replaced, and appears only when it is complete.
+Writes an FTS5 table logs(ts UNINDEXED, host, source, line) until the file has MB million bytes.
+Every name, page and agent below is made up. Visitors follow sessions, so address, agent, referrer
+and path belong together as they do in real logs. The same size, seed and SQLite give the same rows.
+OUT is replaced only when the new file is complete.
 """
 
 import bisect
@@ -122,7 +122,7 @@ class Site:
                 % (platform, major, rng.randrange(5400, 6900), rng.randrange(250)))
 
     def size(self, path):
-        """A page keeps its size, give or take what is dynamic in it."""
+        """Returns the size of a page, which stays the same except for its dynamic part."""
         size = self.sizes.get(path)
         if size is None:
             size = self.sizes[path] = int(self.rng.lognormvariate(9.2, 1.1))
@@ -184,7 +184,7 @@ class Session:
 
 
 def rows(seed):
-    """Endless (ts, host, source, line)."""
+    """Yields (ts, host, source, line) without end."""
     rng = random.Random(seed)
     site, clock = Site(rng), Clock(START_TIME)
     sessions = [Session(site) for _ in range(ACTIVE_SESSIONS)]
@@ -216,7 +216,7 @@ def rows(seed):
 
 
 def generate(out, target_bytes, seed=1, progress=None):
-    """Write the database to `out`; returns its number of rows. `progress(fraction)` is called now and then."""
+    """Writes the database to `out`; returns its number of rows. Calls `progress(fraction)` from time to time."""
     part = out + ".part"
     for stale in (part, part + "-journal"):
         if os.path.exists(stale):
@@ -230,7 +230,7 @@ def generate(out, target_bytes, seed=1, progress=None):
         source, count, size = rows(seed), 0, 0
         page_size = db.execute("PRAGMA page_size").fetchone()[0]
         while size < target_bytes:
-            # Near the end, smaller batches: the file should not overshoot by much.
+            # Smaller batches near the end, so that the file does not overshoot by much.
             batch = BATCH_ROWS if target_bytes - size > 3_000_000 else BATCH_ROWS // 8
             db.execute("BEGIN")
             db.executemany("INSERT INTO logs VALUES(?,?,?,?)", itertools.islice(source, batch))

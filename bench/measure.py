@@ -14,11 +14,11 @@ import throttle
 CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
 
 class Failed(Exception):
-    """A child did not give a sample."""
+    """A child returned no sample."""
 
 
 class Skipped(Exception):
-    """What cannot be measured here, and is not a failure."""
+    """Something cannot be measured here, which is not a failure."""
 
 
 class Runner:
@@ -45,7 +45,7 @@ class Runner:
         return process
 
     def finish(self, process, text=None):
-        """The sample of a started child."""
+        """Returns the sample of a started child."""
         try:
             out, error = process.communicate(text, timeout=self.options.timeout)
         except subprocess.TimeoutExpired:
@@ -65,9 +65,9 @@ class Runner:
         return self.finish(process, process.job_text)
 
     def children(self, jobs, side):
-        """Samples of children that begin their timed parts together, once all of them are ready.
+        """Returns samples of children that begin their timed parts together, once all are ready.
 
-        Each writes a byte to `ready` and then waits for the end of `go`.
+        Each child writes a byte to `ready` and then waits for the end of `go`.
         """
         ready, ready_end = os.pipe()
         go, go_end = os.pipe()
@@ -93,7 +93,7 @@ class Runner:
                 end(process)
 
     def await_ready(self, ready, count):
-        """Returns early when a child died: collecting its sample tells why."""
+        """Waits for the children; returns early if one died, since collecting its sample tells why."""
         deadline = time.monotonic() + self.options.timeout
         with selectors.DefaultSelector() as selector:
             selector.register(ready, selectors.EVENT_READ)
@@ -131,7 +131,7 @@ class Runner:
         return job
 
     def record(self, database, measurement, side, run, take, **facts):
-        """One sample from `take()`; never raises for what the measured side does."""
+        """Adds one sample from `take()`; never raises an error of the measured side."""
         entry = dict({"database": database.name, "measurement": measurement, "side": side, "run": run}, **facts)
         where = "%s, %s" % (database.name, measurement)
         try:
@@ -151,7 +151,7 @@ class Runner:
         return entry
 
     def measure(self, measurement, database, side, run):
-        """One sample on its own files."""
+        """Takes one sample on its own files."""
         copied = measurement.on != "shared"
         path = os.path.join(self.directory, "run.db") if copied else database.variants.get(side)
 
@@ -170,7 +170,7 @@ class Runner:
                 data.remove_database(path)
 
     def compare_check(self, entry, base):
-        """Both sides must have given the same answer."""
+        """Checks that both sides gave the same answer."""
         if any(key in sample for key in ("error", "skipped") for sample in (entry, base)):
             return
         if entry["check"] != base["check"]:
@@ -179,7 +179,7 @@ class Runner:
                                                      entry["error"]))
 
     def measure_alternating(self, measurement, database, codecs):
-        """stock, codecs…, stock, codecs…: neighbours in time are compared with each other."""
+        """Measures stock, codecs…, stock, codecs…: samples are compared with their neighbours in time."""
         for run in range(runs_of(measurement, self.options.runs)):
             base = self.measure(measurement, database, measurement.against, run) if measurement.against else None
             for codec in codecs:
@@ -194,7 +194,7 @@ def runs_of(measurement, runs):
 
 
 def steps_of(measurement, runs, codecs):
-    """How many samples `measure_alternating` takes."""
+    """Returns the number of samples that `measure_alternating` takes."""
     sides = len([c for c in codecs if c != measurement.against]) + bool(measurement.against)
     return runs_of(measurement, runs) * sides
 
@@ -206,7 +206,7 @@ def end(process):
 
 
 class Progress:
-    """One line per measurement; on a terminal a single line that moves, with the time left."""
+    """Prints one line per measurement; on a terminal a single changing line, with the time left."""
 
     def __init__(self, total, stream=sys.stderr):
         self.total, self.done, self.stream, self.began = total, 0, stream, time.monotonic()

@@ -1,4 +1,4 @@
-"""What is compared: the measurements, the metrics read from their samples, and the targets.
+"""The comparisons: measurements, metrics read from their samples, and targets.
 
 The series (curves over sizes, levels, numbers of processes) are in series.py.
 """
@@ -31,7 +31,7 @@ class Measurement:
     """One kind of child process.
 
     `on`: the packed database itself (shared), a copy of it, or a new file. `against`: the side that codecs are
-    compared with; None where a sample carries its own comparison.
+    compared with; None if a sample carries its own comparison.
     """
     name: str
     op: str
@@ -39,14 +39,14 @@ class Measurement:
     job: dict
     against: str = "stock"
     environment: dict = None
-    once: bool = False  # one run tells enough: what is compared is not a time
+    once: bool = False  # one run is enough, since the compared value is not a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One line of the report: a field of a measurement's samples, lower is better.
 
-    `target` is the largest good ratio; `limit` the largest good value, where the value itself is judged.
+    `target` is the largest good ratio; `limit` the largest good value, if the value itself is judged.
     `beside` names a field of the same sample to compare with, instead of the other side's sample.
     """
     name: str
@@ -93,7 +93,7 @@ ONCE = [
 MEMORY_LIMIT = LIMITED_CACHE_BYTES + MEMORY_OVER_CACHE_BYTES
 MEMORY_TEXT = "< %d MiB + cache" % (MEMORY_OVER_CACHE_BYTES >> 20)
 
-# `size` is not run but read from the packed files.
+# `size` is not measured but read from the packed files.
 METRICS = [
     Metric("size", "file size after packing", "size", "bytes"),
     Metric("bulk_load", "bulk load, then index", "bulk_load", target=1.1, target_text="<= 1.1"),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure what the page filter does to databases: sizes beside btrfs, zstd -19 and xz -6, and speeds with and without.
+"""Measures the page filter on databases: sizes compared with btrfs, zstd -19 and xz -6, and speeds with and without it.
 
 usage: page_filter.py [--runs N] [--sizes] [--publish DOCS] DATABASE...
 
 Prints tables as markdown; --publish puts them, a chart and the raw data into the documentation. Needs xz and zstd, and
-for btrfs root and mkfs.btrfs; without these that column stays empty.
+for btrfs root and mkfs.btrfs; without these the column for btrfs stays empty.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SERIES = [("btrfs", "grey", "btrfs zstd:3"), ("zstd-3 none", "blue", "Hardpack z
 
 
 def piped_size(command, path):
-    """How many bytes `command` makes of a file."""
+    """Returns the length of the output of `command` for a file."""
     with open(path, "rb") as source:
         process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE)
         size = 0
@@ -50,7 +50,7 @@ def piped_size(command, path):
 
 
 class Btrfs:
-    """A file system in a file, mounted with zstd:3 as Hardpack's default, forced so that nothing is skipped."""
+    """A file system in a file, mounted with zstd:3 like Hardpack's default, and forced to skip nothing."""
 
     def __init__(self, work, size):
         self.image, self.point = os.path.join(work, "btrfs.img"), os.path.join(work, "btrfs")
@@ -61,7 +61,7 @@ class Btrfs:
         subprocess.run(["mount", "-o", "loop,compress-force=zstd:3", self.image, self.point], check=True)
 
     def used(self):
-        """Bytes of data and metadata."""
+        """Returns the bytes of data and metadata."""
         subprocess.run(["sync", "-f", self.point], check=True)
         out = subprocess.run(["btrfs", "filesystem", "df", "-b", self.point], check=True, stdout=subprocess.PIPE, text=True)
         return sum(int(line.split("used=")[1]) for line in out.stdout.splitlines() if line.startswith(("Data", "Metadata")))
@@ -79,7 +79,7 @@ class Btrfs:
 
 
 def timed(command):
-    """Seconds of processor time and of the clock that a command takes."""
+    """Returns the processor time and the elapsed time of a command, in seconds."""
     began, before = time.perf_counter(), os.times()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     after = os.times()
@@ -90,7 +90,7 @@ def timed(command):
 
 
 def measure(path, runs, work, btrfs, note):
-    """Sizes of one database, and samples of packing and unpacking it; filtered or not, in turn."""
+    """Returns the sizes of one database, and samples of packing and unpacking it, filtered or not in turn."""
     name = os.path.splitext(os.path.basename(path))[0]
     row = {"name": name, "bytes": os.path.getsize(path), "sizes": {}, "samples": []}
     plain = os.path.join(work, "plain")
@@ -107,7 +107,7 @@ def measure(path, runs, work, btrfs, note):
                 with open(plain, "rb") as a, open(back, "rb") as b:
                     while block := a.read(1 << 20):
                         if block != b.read(1 << 20):
-                            raise RuntimeError("'%s' came back as another file" % name)
+                            raise RuntimeError("'%s' did not restore the file" % name)
                 row["sizes"]["%s %s" % (codec, which)] = os.path.getsize(pool)
                 row["samples"].append({"codec": codec, "filter": which, "run": run, "pack": packed, "unpack": unpacked})
                 data.remove_database(pool)
@@ -118,7 +118,7 @@ def measure(path, runs, work, btrfs, note):
 
 
 def share(row, codec):
-    """The filtered size by the unfiltered one."""
+    """Returns the filtered size divided by the unfiltered one."""
     return row["sizes"][codec + " auto"] / row["sizes"][codec + " none"]
 
 
@@ -127,7 +127,7 @@ def geometric(values):
 
 
 def slowdown(row, codec, what, clock):
-    """The median, over the runs, of filtered by unfiltered time."""
+    """Returns the median over the runs of filtered time divided by unfiltered time."""
     runs = {}
     for sample in row["samples"]:
         if sample["codec"] == codec:
@@ -166,7 +166,7 @@ def time_table(rows):
 
 
 def chart(rows, described):
-    """Sizes by database: how many times smaller than the plain file."""
+    """Draws how many times smaller than the plain file each database is."""
     names = [(index, row["name"][-13:]) for index, row in enumerate(rows)]
     points = []
     for key, colour, name in SERIES:
@@ -188,11 +188,11 @@ def report(result):
     described = "%s, %s CPUs, %s; commit %s" % (facts["cpu"], facts["cpus"], facts["kernel"],
                                               (facts["commit"] or "?")[:10])
     times = [] if result["sizes_only"] else [
-        "Time with the filter by time without, medians of runs in turn: of the clock (%d CPUs) and of the processor. `pack` includes "
-        "reading all of it back; both read from and write to the page cache." % facts["cpus"], "", time_table(result["rows"]), ""]
+        "Time with the filter divided by time without it, as medians of alternating runs: elapsed time (%d CPUs) and processor "
+        "time. `pack` includes reading everything back. Both commands read from and write to the page cache." % facts["cpus"], "", time_table(result["rows"]), ""]
     text = "\n".join([
-        "Sizes in MB of whole pools (`hardpack pack`), of what btrfs allocates (`compress-force=zstd:3`, metadata included), and of "
-        "whole compressed files. Ratio: filtered by unfiltered.", "", size_table(result["rows"]), "",
+        "Sizes in MB: of whole pools made by `hardpack pack`, of the space that btrfs allocates (`compress-force=zstd:3`, metadata "
+        "included), and of whole compressed files. A ratio is the filtered size divided by the unfiltered size.", "", size_table(result["rows"]), "",
         *times, "Measured on %s: `%s`." % (described, facts["command"])])
     return text, described
 
@@ -201,7 +201,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="page_filter.py", description=__doc__.splitlines()[0])
     parser.add_argument("databases", nargs="+", metavar="DATABASE")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each measurement (default 3)")
-    parser.add_argument("--sizes", action="store_true", help="sizes alone: no times, which need an idle machine")
+    parser.add_argument("--sizes", action="store_true", help="only sizes, no times, which need an idle machine")
     parser.add_argument("--publish", metavar="DOCS", help="also put the results into this directory")
     parser.add_argument("--work", metavar="DIR", help="where temporary files go (default: the system's)")
     options = parser.parse_args(argv)
@@ -223,7 +223,7 @@ def main(argv):
         for path in options.databases:
             result["rows"].append(measure(path, options.runs, work, btrfs, note))
     except KeyboardInterrupt:
-        note("page_filter: interrupted; what was measured until then is reported")
+        note("page_filter: interrupted; reporting the measurements so far")
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         print("page_filter: %s" % error, file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
-"""What to read and update in a database of unknown schema.
+"""Plans what to read and update in a database of unknown schema.
 
-The plan is made once, on the plain base, from a fixed seed, and used by every side: the largest rowid
+The plan is made once, on the plain base, from a fixed seed, and used by every side. It has the largest rowid
 table with a text or blob column, rows spread over all of it, and a column whose value can be replaced by
 another of the same size. Each planned update was tried in a transaction that was rolled back.
 """
@@ -21,7 +21,7 @@ def quoted(name):
 
 
 def table_sizes(db):
-    """(bytes, name) of each ordinary rowid table, largest first."""
+    """Returns (bytes, name) of each ordinary rowid table, largest first."""
     names = [row[1] for row in db.execute("PRAGMA table_list")
              if row[0] == "main" and row[2] in ("table", "shadow") and not row[4] and not row[1].startswith("sqlite_")]
     try:
@@ -32,7 +32,7 @@ def table_sizes(db):
 
 
 def mutated(value):
-    """Another value of the same type and stored size, or None."""
+    """Returns another value of the same type and stored size, or None."""
     if isinstance(value, int):
         return value ^ 1
     if isinstance(value, bytes):
@@ -50,7 +50,7 @@ def mutated(value):
         else:
             continue
         return value[:at] + new + value[at + 1:]
-    # A code point and its neighbour (lowest bit flipped) take equally many bytes.
+    # A code point and its neighbour (lowest bit flipped) have encodings of the same length.
     return value[:-1] + chr(ord(value[-1]) ^ 1) if ord(value[-1]) >= 33 else None
 
 
@@ -61,7 +61,7 @@ def sample_rowids(db, table, rowid, count, rng):
 
 
 def columns_of(db, name, rowid):
-    """(column, kind, mean length, indexed, key) of the table's ordinary columns, judged by stored values."""
+    """Returns (column, kind, mean length, indexed, key) of ordinary columns, judged by stored values."""
     table = quoted(name)
     indexed = {row[0] for row in db.execute(
         "SELECT ii.name FROM pragma_index_list(?) AS il, pragma_index_info(il.name) AS ii", (name,))}
@@ -77,14 +77,14 @@ def columns_of(db, name, rowid):
 
 
 def update_preference(column):
-    """Short text or integers before longer text before blobs; of equals, those without an index first."""
+    """Sort key: short text or integers, then longer text, then blobs; among equals, columns without an index first."""
     _, kind, length, indexed, _ = column
     small = kind == "integer" or kind == "text" and length <= SHORT_TEXT_LENGTH_MAX
     return 0 if small else 1 if kind == "text" else 2, indexed, kind != "text"
 
 
 def planned_updates(db, table, rowid, column, rowids):
-    """[rowid, new, old] for distinct rows that can be changed, or [] if a trial fails."""
+    """Returns [rowid, new, old] for distinct rows that can be changed, or [] if a trial fails."""
     select = "SELECT %s FROM %s WHERE %s=?" % (column, table, rowid)
     update = "UPDATE %s SET %s=? WHERE %s=?" % (table, column, rowid)
     planned = []
@@ -108,7 +108,7 @@ def planned_updates(db, table, rowid, column, rowids):
 
 
 def make_plan(base, scale, seed):
-    """The plan as a dictionary of plain values."""
+    """Returns the plan as a dictionary of plain values."""
     db = sqlite3.connect(base, isolation_level=None)
     try:
         db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
@@ -122,7 +122,8 @@ def make_plan(base, scale, seed):
             text = max((c for c in columns if c[1] == "text"), key=lambda c: c[2], default=None)
             blob = max((c for c in columns if c[1] == "blob"), key=lambda c: c[2], default=None)
             if text or blob:
-                # Tables with text first: a blob-only one is often the inside of a full-text index.
+                # Tables with text come first: one with only blobs is often part of a full-text
+                # index.
                 candidates.append((text is None, -used, name, rowid, columns, text or blob))
         for _, _, name, rowid, columns, scanned in sorted(candidates, key=lambda c: c[:3]):
             table, rng = quoted(name), random.Random(seed)

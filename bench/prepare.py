@@ -1,4 +1,4 @@
-"""Databases made ready: plain bases with their plans, packed variants, and what these say about themselves."""
+"""Prepares databases: plain bases with their plans, packed variants, and the statistics of these."""
 
 import json
 import marshal
@@ -35,7 +35,7 @@ def unique_name(name, taken):
 
 
 def bases(options, scale, work, note):
-    """Plain bases of all databases, each with its plan."""
+    """Makes plain bases of all databases, each with its plan."""
     databases = []
 
     def add(name, make):
@@ -73,7 +73,7 @@ def bases(options, scale, work, note):
 
 
 def stored_bytes(stats):
-    """The sum of compressed records, under the names that statistics may give it, however nested."""
+    """Returns the sum of compressed records, under any of its names in the statistics, however nested."""
     if not isinstance(stats, dict):
         return None
     for key in STORED_KEYS:
@@ -83,10 +83,10 @@ def stored_bytes(stats):
 
 
 def statistics_of(options, runner, path, codec):
-    """What hardpack_stats says, or else `hardpack info --json`; {} where neither does."""
+    """Returns the statistics from hardpack_stats or else `hardpack info --json`; {} if neither works."""
     try:
         stats = runner.child({"op": "stats", "path": path}, codec)["stats"]
-        # Where it was measured says nothing about what was measured.
+        # The path says nothing about the measurement.
         stats.pop("path", None)
     except measure.Failed as error:
         stats = {"error": str(error)}
@@ -101,7 +101,7 @@ def statistics_of(options, runner, path, codec):
 
 
 def variants(options, database, runner, index):
-    """Pack the base once per codec; returns the sizes. A failure is recorded and the rest goes on."""
+    """Packs the base once per codec; returns the sizes. A failure is recorded, and the rest goes on."""
     rows, logical = [], os.path.getsize(database.base)
     sample = {"database": database.name, "measurement": "size", "side": "stock", "run": 0, "ops": 1}
     runner.samples.append(dict(sample, **data.sizes(database.base)))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Put a result into the documentation: raw data, charts, and the tables between two marks of benchmarks.md.
+"""Puts a result into the documentation: raw data, charts, and the tables between two marks in benchmarks.md.
 
 usage: publish.py RESULT.json DOCS
 
-What is written above the first mark is left as it is.
+The text above the first mark is left as it is.
 """
 
 import json
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- results: made by bench/publish.py -->", "<!-- end of results 
 
 
 def as_json(result):
-    """One line for each sample, so that the file stays short and a difference can be read."""
+    """Formats one line for each sample, so that the file stays short and differences are readable."""
     parts = []
     for key, value in result.items():
         if isinstance(value, list) and value:
@@ -29,7 +29,7 @@ def as_json(result):
 
 
 def between_marks(page, text, begin=BEGIN, end=END):
-    """`page` with everything between the marks replaced; they are appended where there are none."""
+    """Returns `page` with everything between the marks replaced; missing marks are appended."""
     before, mark, rest = page.partition(begin)
     if not mark:
         return page.rstrip("\n") + "\n\n%s\n%s\n%s\n" % (begin, text.rstrip("\n"), end)
@@ -40,7 +40,7 @@ def between_marks(page, text, begin=BEGIN, end=END):
 
 
 def check(result):
-    """The page shows one whole run, not parts of several."""
+    """Checks that a result is one whole run, which is all that the page may show."""
     options = result["options"]
     for unfit, reason in ((result["interrupted"], "it was interrupted"), (options["quick"], "it was a quick run"),
                           (options["self_test"], "it was a self-test"), (options["only"], "it measured only a part")):
@@ -66,7 +66,7 @@ def publish(result, docs):
 
 
 def lower(line):
-    """Headings of the report are one level further down on the page."""
+    """Moves headings of the report one level down for the page."""
     return "#" + line if line.startswith("## ") else line
 
 

@@ -1,4 +1,4 @@
-"""From raw samples to ratios, verdicts and tables."""
+"""Turns raw samples into ratios, verdicts and tables."""
 
 import statistics
 
@@ -18,7 +18,7 @@ def per_op(sample, field):
 
 
 def pairs_of(samples, metric, codec):
-    """[(hardpack, compared with)] of each run, and how many runs there should be."""
+    """Returns [(hardpack, compared with)] of each run, and the expected number of runs."""
     against = MEASUREMENTS[metric.measurement].against if metric.measurement in MEASUREMENTS else "stock"
     mine = {s["run"]: s for s in samples if s["side"] == codec}
     if metric.beside:
@@ -30,7 +30,7 @@ def pairs_of(samples, metric, codec):
 
 
 def compare(samples, metric, codec):
-    """Medians of both sides and of the pairwise ratios, or None where nothing was measured.
+    """Returns the medians of both sides and of the pairwise ratios, or None if nothing was measured.
 
     A pair is a stock sample and the Hardpack sample of the same run, made one after the other.
     """
@@ -54,7 +54,7 @@ def compare(samples, metric, codec):
 
 
 def summarise(samples, codecs):
-    """All comparisons, by database in order of appearance."""
+    """Returns all comparisons, by database in order of appearance."""
     rows = []
     for database in dict.fromkeys(s["database"] for s in samples):
         own = [s for s in samples if s["database"] == database]
@@ -67,7 +67,7 @@ def summarise(samples, codecs):
 
 
 def overhead_rows(sizes):
-    """Pool length against the sum of its compressed records: the first target."""
+    """Compares the pool length with the sum of its compressed records: the first target."""
     rows = []
     for size in sizes:
         if size["codec"] == "stock" or "pool_bytes" not in size:
@@ -79,9 +79,9 @@ def overhead_rows(sizes):
 
 
 def targets(result):
-    """Per target: the median over databases, and how many of them miss it. Only what was measured has a verdict.
+    """Returns, per target, the median over databases and how many miss it. Only measured targets have a verdict.
 
-    Ratios are judged by the median; a limit, as that of memory, must hold on every database.
+    Ratios are judged by the median; a limit, such as that of memory, must hold on every database.
     """
     found = []
     for metric in metrics.METRICS:
@@ -167,15 +167,16 @@ def size_table(result):
 
 
 def markdown(result, chart_paths, raw=None):
-    """The whole report. `chart_paths`: where each chart lies, `raw`: where the samples lie, seen from it."""
+    """Returns the whole report. `chart_paths` and `raw` are the paths of charts and samples relative to it."""
     machine, options = result["machine"], result["options"]
     dirty = " with uncommitted changes" if machine["uncommitted_changes"] else ""
     compared = "stock SQLite against itself (self-test)" if options["self_test"] else "Hardpack against stock SQLite"
     memory = "%.1f GiB" % (machine["memory_bytes"] / 2**30) if machine["memory_bytes"] else "unknown"
+    runs = "one run" if options["runs"] == 1 else "%d alternating runs" % options["runs"]
     parts = ["# Benchmark: " + compared, "",
-             "Ratio = hardpack / stock: 1 is equal, **lower is better everywhere**, above 1 is a loss.",
-             "Medians of %d alternating run(s), each measurement in a fresh process;" % options["runs"],
-             "the spread is the smallest and the largest ratio of a pair. Times are per operation.", "",
+             "A ratio is Hardpack / stock SQLite: 1 is equal, **lower is better everywhere**, above 1 is a loss.",
+             "Values are medians of %s, with each measurement in a fresh process." % runs,
+             "`min - max` are the smallest and the largest ratio of a pair. Times are per operation.", "",
              "* %s, %d CPUs, %s memory, %s, %s" % (machine["cpu"], machine["cpus"], memory, machine["kernel"],
                                                   machine["file_system"] or "unknown file system"),
              "* SQLite %s, Python %s, load average at start %.2f" % (machine["sqlite"], machine["python"],
@@ -186,7 +187,7 @@ def markdown(result, chart_paths, raw=None):
     if raw:
         parts.append("* raw samples: [%s](%s)" % (raw, raw))
     if result["interrupted"]:
-        parts.append("* **interrupted**: only what was measured until then")
+        parts.append("* **interrupted**: only the measurements until then")
     if not options["self_test"]:
         parts += ["", "## Targets", "", target_table(result)]
     parts += figures.sections(result, chart_paths)

@@ -1,6 +1,6 @@
 """The series: size against speed, latencies, and cost as the database grows and as processes are added.
 
-Each sample says with `at` where on its curve it belongs. Sides alternate as in the comparisons.
+The `at` of each sample is its position on its curve. Sides alternate as in the comparisons.
 """
 
 import json
@@ -36,7 +36,7 @@ QUICK_CODECS = ("off", "lz4", "zstd-3")
 
 
 def chosen_codecs(options):
-    """The codecs of the series: the two that most people will choose between, unless others were asked for."""
+    """Returns the codecs of the series: by default the two that most people will choose between."""
     return [c for c in SERIES_CODECS if c in options.codecs] or options.codecs[:1]
 
 
@@ -57,7 +57,7 @@ class Series:
     # Size against speed.
 
     def tradeoff_variants(self):
-        """(codec, record size) from what `hardpack codecs` offers: one or several levels of each family."""
+        """Returns (codec, record size) from the list of `hardpack codecs`: one or several levels of each family."""
         if self.options.quick:
             names = QUICK_CODECS
         else:
@@ -152,7 +152,7 @@ class Series:
                            lambda side, at=at: self.together(database, side, at["readers"], at["writers"]))
 
     def together(self, database, side, readers, writers):
-        """Readers and writers on one fresh copy, which is in WAL mode."""
+        """Runs readers and writers on one fresh copy in WAL mode."""
         path = self.path("run.db")
         job = {"plan": database.plan_path, "path": path, "duration": self.scale["duration"], "writers": writers}
         try:
@@ -207,7 +207,7 @@ class Series:
             journal, synchronous = kind.split()
             jobs.append(("growth_" + journal, {"op": "updates", "updates": count, "journal": journal,
                                                "synchronous": synchronous}))
-        # What is updated is updated in place, on both sides alike: copies of large files would take longest.
+        # Updates are made in place, on both sides alike: copying large files would take longest.
         for run in range(runs):
             for index, (name, job) in enumerate(jobs):
                 plan = grow.plan_of(rows, self.scale["growth_points"], job.get("updates", 0), run * len(jobs) + index)

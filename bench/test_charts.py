@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of what needs no database: charts, ticks, label places, published pages, percentiles."""
+"""Tests that need no database: charts, ticks, label places, published pages, percentiles."""
 
 import json
 import math
@@ -25,7 +25,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def example():
-    """A result with every series in it, of made-up numbers."""
+    """Returns a result with every series, made of invented numbers."""
     samples = []
 
     def add(measurement, side, run, at, **fields):

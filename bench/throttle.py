@@ -1,7 +1,7 @@
 """A control group whose processes read from one disk no faster than a limit.
 
-It stands for the disks where compression pays: a cold scan of a plain file is then as slow as the disk. Needs
-root and the blkio controller of cgroup version 1; without them the measurement is left out and the report says so.
+It simulates a slow disk, where compression pays: a cold scan of a plain file is then as slow as the disk. It needs
+root and the blkio controller of cgroup version 1; without them the measurement is skipped and the report says so.
 """
 
 import os
@@ -12,16 +12,16 @@ LIMIT_FILE = "blkio.throttle.read_bps_device"
 
 
 class Unavailable(Exception):
-    """Why reads cannot be throttled here."""
+    """Reads cannot be throttled here; the message says why."""
 
 
 def disk_of(directory):
-    """"major:minor" of the whole disk that holds `directory`; limits on a partition are not taken."""
+    """Returns "major:minor" of the whole disk that holds `directory`; partitions cannot be limited."""
     device = os.stat(directory).st_dev
     name = "%d:%d" % (os.major(device), os.minor(device))
     path = os.path.realpath("/sys/dev/block/" + name)
     if not os.path.isdir(path):
-        raise Unavailable("the file system of the temporary databases is not on a disk of its own")
+        raise Unavailable("the file system of the temporary databases is not on a disk")
     if os.path.exists(os.path.join(path, "partition")):
         path = os.path.dirname(path)
     with open(os.path.join(path, "dev")) as file:
@@ -29,7 +29,7 @@ def disk_of(directory):
 
 
 class Throttle:
-    """The group; `remove` it when nothing runs in it any more."""
+    """The group; call `remove` when nothing runs in it any more."""
 
     def __init__(self, directory, bytes_per_second):
         if os.geteuid() != 0:
@@ -58,6 +58,6 @@ class Throttle:
 
 
 def enter(group):
-    """Move this process, and the threads it will start, into the group."""
+    """Moves this process, and the threads it will start, into the group."""
     with open(os.path.join(group, "cgroup.procs"), "w") as file:
         file.write(str(os.getpid()))

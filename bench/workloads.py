@@ -1,8 +1,8 @@
-"""What is measured. Runs in a child process of its own; each function returns the fields of one sample.
+"""The measurements. They run in a child process; each function returns the fields of one sample.
 
-`seconds` is the time of `ops` operations; everything around them (warming, checking, closing) is outside,
-and what could hide work there is reported beside it (`close_seconds`, `bytes_after`). `check` must be equal
-on every side, or the measurement counts as failed.
+`seconds` is the time of `ops` operations, without warming, checking and closing; `close_seconds` and
+`bytes_after` report work that could hide there. `check` must be equal on every side, or the measurement
+counts as failed.
 """
 
 import marshal
@@ -20,18 +20,18 @@ now = time.perf_counter
 
 
 class Wrong(Exception):
-    """The database did not hold what was written to it."""
+    """The database lacks something that was written to it."""
 
 
 def read_file(path):
-    """Bring a whole file into the page cache."""
+    """Brings a whole file into the page cache."""
     with open(path, "rb", buffering=0) as file:
         while file.read(1 << 20):
             pass
 
 
 def drop_cache(path, method):
-    """Evict a database from the page cache; returns how."""
+    """Evicts a database from the page cache; returns the method."""
     if method in ("auto", "drop") and os.geteuid() == 0:
         try:
             data.sync(path)
@@ -76,7 +76,7 @@ def scan(side, job, plan):
 
 
 def points(side, job, plan):
-    """Reads by rowid over the whole table, on one connection with the default cache."""
+    """Reads by rowid from the whole table, on one connection with the default cache."""
     rowids, sql = plan["point_rowids"], plan["point"]
     half = len(rowids) // 2
     warming, timed = rowids[:half], rowids[half:]
@@ -104,7 +104,7 @@ def points(side, job, plan):
 
 
 def update_sequence(plan, count):
-    """`count` updates; a table with fewer rows is gone through again, back to the old values."""
+    """Yields `count` updates; a table with fewer rows is updated again, back to the old values."""
     planned = plan["updates"]
     for i in range(count):
         rowid, new, old = planned[i % len(planned)]
@@ -118,7 +118,7 @@ def verify_updates(side, job, plan, count):
     for rowid, value in expected.items():
         found = db.execute(plan["value"], (rowid,)).fetchone()
         if found is None or found[0] != (value.encode() if isinstance(value, str) else value):
-            raise Wrong("row %d of %s does not hold what was committed" % (rowid, plan["table"]))
+            raise Wrong("row %d of %s lacks the committed value" % (rowid, plan["table"]))
     if job["integrity"]:
         verdict = db.execute("PRAGMA integrity_check").fetchone()[0]
         if verdict != b"ok":
@@ -135,7 +135,7 @@ def set_journal(db, mode):
 
 
 def opened_for_writing(side, job, plan):
-    """In the page cache; where `scanned`, also read through once on the connection that will write."""
+    """Opens a database in the page cache; with `scanned`, also scanned once on the connection that will write."""
     read_file(job["path"])
     db = side.connect(job["path"])
     if job.get("scanned"):
@@ -144,7 +144,7 @@ def opened_for_writing(side, job, plan):
 
 
 def distribution(took):
-    """Percentiles of latencies, and the sorted sample thinned to [share of transactions, seconds]."""
+    """Returns percentiles of latencies, and the sorted sample thinned to [share of transactions, seconds]."""
     took, count = sorted(took), len(took)
     found = {"%s_seconds" % name: took[min(count - 1, int(count * share))]
              for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99_9", 0.999))}
@@ -154,7 +154,7 @@ def distribution(took):
 
 
 def updates(side, job, plan):
-    """Single-row transactions. In WAL mode automatic checkpoints fall where they fall."""
+    """Runs single-row transactions. In WAL mode automatic checkpoints happen as usual."""
     count, sql = job["updates"], plan["update"]
     db = opened_for_writing(side, job, plan)
     mode = set_journal(db, job["journal"])
@@ -176,7 +176,7 @@ def updates(side, job, plan):
 
 
 def checkpoint(side, job, plan):
-    """One checkpoint of many scattered single-row transactions."""
+    """Runs one checkpoint of many scattered single-row transactions."""
     count = job["updates"]
     db = opened_for_writing(side, job, plan)
     set_journal(db, "wal")
@@ -212,7 +212,7 @@ def vacuum(side, job, plan):
 
 
 def open_database(side, job, plan):
-    """Connect and read a first row, again and again: the median, and the very first, which is a new process's."""
+    """Connects and reads a first row repeatedly: the median, and the first, which is that of a new process."""
     if job.get("read", True):
         read_file(job["path"])
     took = []
@@ -229,7 +229,7 @@ def open_database(side, job, plan):
 
 
 def copy_in(side, job, plan):
-    """The online backup of a plain database into a new one."""
+    """Runs the online backup of a plain database into a new one."""
     import sqlite3
     read_file(job["source"])
     source = sqlite3.connect(job["source"])
@@ -243,10 +243,10 @@ def copy_in(side, job, plan):
 
 
 def bulk_load(side, job, plan):
-    """Create a table, insert in large transactions, then index.
+    """Creates a table, inserts in large transactions, then creates an index.
 
-    For time, all rows are in memory first, so that the timed part has no pauses; for peak memory
-    (`stream`) they come in small chunks, so that the rows themselves weigh little.
+    To measure time, all rows are in memory first, so that the timed part has no pauses; to measure peak memory
+    (`stream`), they come in small chunks, so that the rows themselves take little.
     """
     def chunks():
         with open(job["source"], "rb") as rows:
@@ -275,7 +275,7 @@ def bulk_load(side, job, plan):
 
 
 def random_load(side, job, plan):
-    """Store blobs that do not compress, from a fixed seed."""
+    """Stores incompressible blobs from a fixed seed."""
     rng = random.Random(1)
     blobs = [rng.randbytes(RANDOM_BLOB_BYTES)
              for _ in range(job["random_bytes"] // RANDOM_BLOB_BYTES)]
@@ -291,14 +291,14 @@ def random_load(side, job, plan):
     check = 0
     for blob, (stored,) in zip(blobs, db.execute("SELECT body FROM blobs ORDER BY id")):
         if stored != blob:
-            raise Wrong("a blob is not what was stored")
+            raise Wrong("a blob differs from the stored one")
         check += 1
     return {"seconds": seconds, "ops": 1, "check": check, "close_seconds": closed(db),
             "bytes_after": os.path.getsize(job["path"])}
 
 
 def stats(side, job, plan):
-    """What Hardpack says about a database: {} for stock SQLite."""
+    """Returns Hardpack's statistics of a database; {} for stock SQLite."""
     return {"seconds": 0.0, "ops": 1, "check": None, "stats": side.stats(job["path"])}
 
 

@@ -1,6 +1,6 @@
-"""What the series time (see series.py) and the comparison of a folded pool with a fresh pack.
+"""The measurements of the series (see series.py), and the comparison of a folded pool with a fresh pack.
 
-Same rules as in workloads.py: a function returns the fields of one sample, `check` must be equal on every side.
+The rules are those of workloads.py: a function returns the fields of one sample, `check` must be equal on every side.
 """
 
 import os
@@ -16,7 +16,7 @@ READS_PER_LOOK_AT_THE_CLOCK = 20
 
 
 def first_scan(side, job, plan):
-    """A scan with the file in the page cache and nothing decompressed yet: what decompression costs."""
+    """Scans with the file in the page cache and nothing decompressed yet: the cost of decompression."""
     read_file(job["path"])
     db = side.connect(job["path"])
     began = now()
@@ -37,7 +37,7 @@ def first_points(side, job, plan):
 
 
 def any_and_hot_points(side, job, plan):
-    """Rows that were not read before, then the same rows again in another order."""
+    """Reads rows for the first time, then the same rows again in another order."""
     read_file(job["path"])
     db = side.connect(job["path"])
     db.text_factory = bytes
@@ -75,7 +75,7 @@ def wait_for_start(job):
 
 
 def reader(side, job, plan):
-    """Point reads for a given time, after one scan."""
+    """Runs point reads for a given time, after one scan."""
     read_file(job["path"])
     db = side.connect(job["path"])
     db.execute(plan["scan"]).fetchone()
@@ -95,7 +95,7 @@ def reader(side, job, plan):
 
 
 def writer(side, job, plan):
-    """Single-row transactions for a given time; then every row must hold what this writer committed last."""
+    """Runs single-row transactions for a given time; then checks that every row has the last committed value."""
     read_file(job["path"])
     db = side.connect(job["path"])  # waits up to 30 s for other writers
     db.execute("PRAGMA synchronous=NORMAL")
@@ -123,7 +123,7 @@ def writer(side, job, plan):
 
 
 def fold(side, job, plan):
-    """Many random updates; then fold and compact, against a fresh pack of a plain database after the same updates."""
+    """Makes many random updates, folds and compacts; compares with a fresh pack after the same updates."""
     def hardpack(*arguments):
         done = subprocess.run((job["cli"],) + arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job, start to finish: a real database is packed, then queried and updated through the stock
-# sqlite3 shell, beside a plain copy of it that gets the same statements.
+# The main job, from start to finish: packs a real database, queries and updates it through the
+# stock sqlite3 shell, and compares it with a plain copy that gets the same statements.
 # usage: scripts/demo.sh [DATABASE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,8 +10,8 @@ library=$PWD/target/release/libhardpack.so
 work=$(mktemp -d "${TMPDIR:-/tmp}/hardpack-demo.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-# Runs statements in one session of the stock shell, each named section timed by the shell itself. On
-# standard output: a line for each section with its name, its seconds and its answers.
+# Runs statements in one session of the stock shell, which times each named section itself. Prints a
+# line for each section with its name, its seconds and its answers.
 session() { # plain|packed, then pairs of name and SQL
     local open=".open '$work/plain.db'"
     [ "$1" = plain ] || open=".open 'file:$work/packed.hpk?vfs=hardpack'"
@@ -66,7 +66,7 @@ demo() { # title, database, then pairs of name and SQL
     rm -f "$work"/plain.* "$work"/packed.* "$work"/unpacked.db*
 }
 
-# A query and an update that any database with a table can take.
+# Runs a query and an update that work on any database with a table.
 generic() {
     local table column
     # The largest ordinary table.
@@ -99,7 +99,7 @@ fi
 if [ -n "$proj" ] && [ -r "$proj" ]; then
     generic "$proj"
 else
-    echo "(the package proj-data cannot be fetched here: the demo goes on without it)"
+    echo "(the package proj-data cannot be downloaded; the demo goes on without it)"
 fi
 
 bench/make_weblog.py "$work/weblog.db" 100 >/dev/null 2>&1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a fuzz target under AddressSanitizer, the C libraries included, with nightly Rust.
+# Runs a fuzz target under AddressSanitizer, including the C libraries, with nightly Rust.
 # usage: scripts/fuzz.sh [TARGET [SECONDS]]     without a target: all of them, a minute each
-#        HARDPACK_FUZZ_KEEP=1 adds what was found to reach new code to fuzz/corpus, merged and short
-# What a target finds is left in target/fuzz-found/TARGET; an input is run again by
+#        HARDPACK_FUZZ_KEEP=1 adds the inputs that reach new code to fuzz/corpus, merged and short
+# Inputs that fail are left in target/fuzz-found/TARGET. To run an input again:
 #        HARDPACK_FUZZ_TARGET=TARGET target/fuzz/x86_64-unknown-linux-gnu/release/fuzz FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,10 +10,11 @@ cd "$(dirname "$0")/.."
 seconds=${2:-60}
 host=$(rustc -vV | sed -n 's/^host: //p')
 binary=$PWD/target/fuzz/$host/release/fuzz
-# No input needs more than this; a decoder that believed a length would.
+# No input needs more than this, but a decoder that trusted a length would.
 limits=(-rss_limit_mb=2048 -malloc_limit_mb=512 -timeout=25 -max_len=2048)
 
-# libdeflate has tables of the same name in several functions, which GCC's instrumentation takes for one.
+# libdeflate has tables of the same name in several functions; GCC's instrumentation takes them for
+# one table.
 export ASAN_OPTIONS=detect_odr_violation=0:allocator_may_return_null=1
 
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs under Miri, with nightly Rust, what is Rust alone: the codecs lzjb and zle, deltas, the page filter, and the
-# decoders of what is on disk. The C libraries (zstd, lz4, libdeflate, SQLite) cannot run there, nor the unsafe code that
-# calls them; scripts/fuzz.sh and scripts/sanitize.sh look at those.
+# Runs the code that is pure Rust under Miri, with nightly Rust: the codecs lzjb and zle, deltas,
+# the page filter, and the decoders of the on-disk format. Miri cannot run the C libraries (zstd,
+# lz4, libdeflate, SQLite) or the unsafe code that calls them; scripts/fuzz.sh runs those under
+# AddressSanitizer.
 # usage: scripts/miri.sh [FILTER…]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +20,7 @@ export MIRIFLAGS=${MIRIFLAGS:--Zmiri-disable-isolation}
 export CARGO_TARGET_DIR=target/miri
 rustup run nightly cargo miri test -p hardpack-engine --lib -- "${filters[@]}"
 if [ $# -eq 0 ]; then
-    # Each case takes seconds there.
+    # Each case takes seconds under Miri.
     export HARDPACK_FUZZ_COUNT=${HARDPACK_FUZZ_COUNT:-10}
     rustup run nightly cargo miri test -p hardpack-page-filter --lib --test golden --test fuzz
 fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing: a C compiler for the bundled C libraries, the stock
-# SQLite shell with its headers for the tests, Python for the benchmark.
+# Installs missing Debian packages: a C compiler for the bundled C libraries, the stock SQLite shell
+# with its headers for the tests, and Python for the benchmark. Arguments name further packages.
 set -euo pipefail
 
 need=()
-for package in gcc libc6-dev make sqlite3 libsqlite3-dev python3; do
+for package in gcc libc6-dev make sqlite3 libsqlite3-dev python3 "$@"; do
     if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed'; then
         need+=("$package")
     fi

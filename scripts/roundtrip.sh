@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A database is packed, updated, vacuumed and unpacked, and compared with a plain copy that went through
-# the same statements. The database itself is only read.
+# Packs, updates, vacuums and unpacks a database, and compares it with a plain copy that got the
+# same statements. The database itself is only read.
 # usage: scripts/roundtrip.sh DATABASE [TABLE COLUMN]
 set -euo pipefail
 source=$(realpath "$1")

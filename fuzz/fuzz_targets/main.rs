@@ -1,4 +1,5 @@
-//! One binary for all targets, so that they are linked once: `HARDPACK_FUZZ_TARGET` names the one to run.
+//! One binary for all targets, which is linked only once: `HARDPACK_FUZZ_TARGET` names the target
+//! to run.
 #![no_main]
 
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
-//! What the fuzz targets do: plain functions of the input's bytes, which panic where something is wrong.
+//! The fuzz targets: plain functions of the input's bytes, which panic if something is wrong.
 //!
-//! The tests `crates/engine/tests/corpus.rs` and `crates/sqlite/tests/corpus.rs` include the same modules
-//! and run them on the kept corpus, with stable Rust.
+//! The tests `crates/engine/tests/corpus.rs` and `crates/sqlite/tests/corpus.rs` include the same
+//! modules and run them on the kept corpus, with stable Rust.
 
 pub mod engine;
 #[cfg(feature = "sqlite")]

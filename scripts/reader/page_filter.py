@@ -1,4 +1,4 @@
-"""Decodes the filtered form of a record, as docs/page-filter.md says; the names are those of that page.
+"""Decodes the filtered form of a record, as docs/page-filter.md says; the names come from that page.
 
     decode(form, record_len) -> the record
 """
@@ -24,7 +24,7 @@ def need(condition, what):
 
 
 def wrap(value):
-    """The signed number of 64 bits that is `value` modulo 2^64."""
+    """Returns `value` modulo 2^64 as a signed 64-bit number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -39,7 +39,7 @@ def varint(data, at):
         value |= (data[at] & 0x7F) << shift
         at += 1
         if data[at - 1] < 0x80:
-            need(value < 1 << 64, "a varint is too great")
+            need(value < 1 << 64, "a varint is too large")
             return value, at
     raise Malformed("a varint is too long")
 
@@ -56,7 +56,7 @@ def sqlite_varint(value):
 
 
 class Streams:
-    """The six streams, each read from its front to its end."""
+    """The six streams, each read from front to end."""
 
     def __init__(self, form, at):
         lens = []
@@ -187,14 +187,14 @@ class Streams:
 
 
 def entry_of(entries, number):
-    need(number < len(entries), "a dictionary has no such entry")
+    need(number < len(entries), "a dictionary entry does not exist")
     return entries[number]
 
 
 def date(marker, number):
-    """A date in one of the five notations. (Python's own calendar begins with the year 1.)"""
+    """Formats a date in one of the five notations. (Python's own calendar begins with the year 1.)"""
     day, second = (number, 0) if marker == 1 else divmod(number, 86400)
-    need(-719528 <= day <= 2932896, "a date is outside of the years 0 to 9999")
+    need(-719528 <= day <= 2932896, "a date is outside the years 0 to 9999")
     day += 719528  # since 0000-01-01
     era, day = divmod(day, 146097)
     year = 400 * era
@@ -238,8 +238,8 @@ def body_len(serial):
 
 
 class Group:
-    """Pages that seem to belong to one b-tree: rows of fields. A field is (serial type, body); the body is None where
-    the field is cut, and the whole field is None where it is absent."""
+    """Pages that seem to belong to one b-tree: rows of fields. A field is (serial type, body); the
+    body is None if the field is cut, and the whole field is None if it is absent."""
 
     def __init__(self, streams, cell_counts, usable, fields_left):
         self.usable = usable
@@ -258,8 +258,8 @@ class Group:
         self.overflow = {}
         if self.type != TABLE_INTERIOR:
             numbers = streams.integers(streams.number())
-            need(numbers == sorted(set(numbers)), "numbers of rows do not rise")
-            need(not numbers or 0 <= numbers[0] and numbers[-1] < count, "there is no such row")
+            need(numbers == sorted(set(numbers)), "row numbers do not ascend")
+            need(not numbers or 0 <= numbers[0] and numbers[-1] < count, "a row does not exist")
             tails = []
             for n in numbers:
                 header, bodies, payload_len = self.record(n)
@@ -269,7 +269,7 @@ class Group:
         self.next = 0
 
     def record(self, n):
-        """The header of a row's record, the bodies that are whole in its cell, and the length of the payload."""
+        """Returns the header of a row's record, the bodies whole in its cell, and the payload length."""
         fields = [field for field in self.rows[n] if field is not None]
         types = b"".join(sqlite_varint(serial) for serial, _ in fields)
         header_len = len(types) + 1
@@ -280,7 +280,7 @@ class Group:
         return sqlite_varint(header_len) + types, bodies, payload_len
 
     def local_len(self, payload_len):
-        """How much of a payload is in its cell: https://www.sqlite.org/fileformat2.html#b_tree_pages"""
+        """Returns how much of a payload is in its cell: https://www.sqlite.org/fileformat2.html#b_tree_pages"""
         u = self.usable
         most = u - 35 if self.type == TABLE_LEAF else (u - 12) * 64 // 255 - 23
         if payload_len <= most:
@@ -297,7 +297,7 @@ class Group:
             return child + row_id
         header, bodies, payload_len = self.record(n)
         cell = child + sqlite_varint(payload_len) + row_id + header + bodies
-        need((n in self.overflow) == (self.local_len(payload_len) < payload_len), "a payload has another length")
+        need((n in self.overflow) == (self.local_len(payload_len) < payload_len), "the length of a payload is wrong")
         if n in self.overflow:
             tail, page = self.overflow[n]
             cell += tail + struct.pack(">I", page % (1 << 32))
@@ -315,7 +315,7 @@ def column(streams, count):
     decimals = []
     if DECIMAL in classes:
         exponent = streams.byte()
-        need(exponent <= 15, "a power of ten is too great")
+        need(exponent <= 15, "a power of ten is too large")
         decimals = [d / 10.0**exponent for d in map(float, streams.integers(classes.count(DECIMAL)))]
     decimals = iter(decimals)
     doubles = iter(streams.integers(classes.count(DOUBLE)))
@@ -343,7 +343,7 @@ def column(streams, count):
             return 2 * len(blob) + 12, blob
         if c == CUT:
             serial = next(cuts)
-            need(0 <= serial < 1 << 31, "a serial type is too great")
+            need(0 <= serial < 1 << 31, "a serial type is too large")
             return serial, None
         return None
 
@@ -351,14 +351,14 @@ def column(streams, count):
 
 
 def decode(form, record_len):
-    """The record of `record_len` bytes that `form` is the filtered form of."""
+    """Returns the record of `record_len` bytes whose filtered form is `form`."""
     need(len(form) >= 2 and len(form) <= 2 * record_len + 4096, "the form has an impossible length")
     need(9 <= form[0] <= 16, "the page length is invalid")
     page_len, usable = 1 << form[0], (1 << form[0]) - form[1]
-    need(usable >= 480, "too much of a page is reserved")
+    need(usable >= 480, "a page reserves too many bytes")
     head_len, at = varint(form, 2)
     first_page, at = varint(form, at)
-    need(head_len < page_len and head_len <= record_len, "the first page is too far in")
+    need(head_len < page_len and head_len <= record_len, "the first page starts too late")
     streams = Streams(form, at)
     page_count = (record_len - head_len) // page_len
     out = bytearray(streams.take(REST, head_len))
@@ -399,18 +399,18 @@ def decode(form, record_len):
             order = list(range(count))
             if flag & RANKS:
                 rank_of = [next(ranks) for _ in range(count)]
-                need(sorted(rank_of) == order, "the ranks of cells are no order")
+                need(sorted(rank_of) == order, "the ranks of cells are not an order")
                 order.sort(key=rank_of.__getitem__)
             end, places = usable, [0] * count
             for n in order:
                 end -= (next(holes) if flag & HOLES else 0) + max(len(cells[n]), 4)
-                need(0 <= end <= usable, "a page has more cells than room")
+                need(0 <= end <= usable, "the cells do not fit in their page")
                 places[n] = end
                 page[end : end + len(cells[n])] = cells[n]
                 covered[end : end + len(cells[n])] = b"\1" * len(cells[n])
             has_child = group.children is not None
             pointers = front + (12 if has_child else 8)
-            need(end >= pointers + 2 * count, "a page has more cells than room")
+            need(end >= pointers + 2 * count, "the cells do not fit in their page")
             extra = (next(freeblocks), next(starts), next(fragments)) if flag & HEADER else (0, 0, 0)
             header = (group.type, extra[0] % (1 << 16), count, (end + extra[1]) % (1 << 16), extra[2] % 256)
             page[front : front + 8] = struct.pack(">BHHHB", *header)

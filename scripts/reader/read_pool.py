@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A second reader of pools, to prove docs/format.md and docs/page-filter.md: it relies on nothing but their text, and
-shares nothing with the engine. It is slow, strict, and never writes to a pool.
+"""A second reader of pools, to prove docs/format.md and docs/page-filter.md: it relies only on their text and shares
+nothing with the engine. It is slow, strict, and never writes to a pool.
 
     read_pool.py list POOL[@SNAPSHOT]            names, kinds and lengths
     read_pool.py extract POOL[@SNAPSHOT] DIR     every directory, file and symbolic link
     read_pool.py verify POOL...                  every checksum, every rule of the document that can be checked
-    read_pool.py self-test                       verifies the golden pools, and compares what is in them with the
+    read_pool.py self-test                       verifies the golden pools, and compares their content with the
                                                  digests in golden.json; with HARDPACK=path/of/hardpack also with
-                                                 what that extracts, and of a fresh pool (see self_test.py)
+                                                 what hardpack extracts, of a fresh pool too (see self_test.py)
 
 It needs `pip install zstandard lz4 xxhash blake3`.
 """
@@ -39,7 +39,7 @@ PAGE_LEN = 4096
 
 
 class Damaged(Exception):
-    """The pool is not as the document says."""
+    """The pool contradicts the document."""
 
 
 def need(condition, what):
@@ -63,7 +63,7 @@ CHECKSUMS = {
 HASHES = {1: CHECKSUMS[2][1], 2: CHECKSUMS[3][1]}
 
 
-# Codecs: the stored bytes, the length of what they decode to, and a dictionary or b"".
+# The codecs: each takes the stored bytes, the decoded length, and a dictionary or b"".
 
 
 def raw(data, length, _):
@@ -138,7 +138,7 @@ def decompress(codec, data, length, dictionary=b""):
 
 
 class Pointer:
-    """How an entry of a tree says where bytes are, and what was done to them."""
+    """The part of a tree entry that says where bytes are and how they are encoded."""
 
     FRONT = struct.Struct("<BBhBBBBQIIIIB3sIQ")
 
@@ -150,24 +150,24 @@ class Pointer:
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
         need(self.filter in (0, DELTA, PAGE_FILTER), "a filter is unknown")
-        need(self.gain == 0 or self.filter == PAGE_FILTER, "a gain without a filter")
+        need(self.gain == 0 or self.filter == PAGE_FILTER, "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
             need(checksum_kind in CHECKSUMS, "the kind of a checksum is unknown")
             width, self.sum = CHECKSUMS[checksum_kind]
-            need(len(self.behind) == width and self.stored_len > 0, "a pointer has another length")
+            need(len(self.behind) == width and self.stored_len > 0, "the length of a pointer is wrong")
         else:
-            need(checksum_kind == 0 and self.sector == 0, "a pointer without extent names one")
+            need(checksum_kind == 0 and self.sector == 0, "a pointer without an extent names one")
             need(self.kind in (EMBEDDED, ZEROS), "the kind of a pointer is unknown")
-            need(len(self.behind) == self.stored_len <= 112, "an embedded pointer has another length")
-            need(self.kind == EMBEDDED or self.filter == 0 and self.stored_len == 0, "zeros are stored")
+            need(len(self.behind) == self.stored_len <= 112, "the length of an embedded pointer is wrong")
+            need(self.kind == EMBEDDED or self.filter == 0 and self.stored_len == 0, "zeros have stored bytes")
         if self.filter == DELTA:
-            need(self.part_offset == 0 and self.len <= 65536, "a delta is of a part, or too long")
+            need(self.part_offset == 0 and self.len <= 65536, "a delta covers a part, or is too long")
         else:
-            need(self.part_offset + self.len <= self.extent_len, "a pointer goes beyond its extent")
+            need(self.part_offset + self.len <= self.extent_len, "a pointer reaches beyond its extent")
 
     def run(self, pool):
-        """Its first sector, and how many there are; None where it has no extent."""
+        """Returns the first sector and the number of sectors; None if there is no extent."""
         return (self.sector, -(-self.stored_len // pool.sector)) if self.kind == EXTENT else None
 
 
@@ -175,7 +175,7 @@ class Superblock:
     """One committed state."""
 
     def __init__(self, block, guid):
-        """Raises Damaged where the slot is not valid."""
+        """Raises Damaged if the slot is not valid."""
         need(block[:8] == b"HPKsuper" and block[8:24] == guid, "not a superblock of this pool")
         need(CHECKSUMS[1][1](block[:4080]) == block[4080:], "the checksum of a superblock is wrong")
         self.compat, self.read_only, self.incompat, self.txg, self.durable = struct.unpack_from("<5Q", block, 24)
@@ -199,11 +199,11 @@ class Superblock:
         stats = struct.unpack_from("<77Q", block, 1800)
         self.file_bytes, self.stats = stats[0], [stats[at : at + 4] for at in range(1, 77, 4)]
         need(is_zero(block[4062:4080]), "reserved bytes of a superblock are not zero")
-        need(all(tree < 11 for tree in self.roots), "a root is of an unknown tree")
-        need(self.durable <= self.txg < 1 << 62 and self.next_file_id < 1 << 62, "a number is too great")
+        need(all(tree < 11 for tree in self.roots), "a root belongs to an unknown tree")
+        need(self.durable <= self.txg < 1 << 62 and self.next_file_id < 1 << 62, "a number is too large")
         need(self.flags < 4 and self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
         inside = [self.freed_sectors, self.space_sectors, *map(sum, self.windows)]
-        need(self.freed_count <= self.freed_sectors and max(inside) <= self.end, "space lies behind the end")
+        need(self.freed_count <= self.freed_sectors and max(inside) <= self.end, "space lies beyond the end")
 
 
 class State:
@@ -213,7 +213,7 @@ class State:
         self.pool, self.roots, self.loaded = pool, roots, {}
 
     def entries(self, tree, visit=lambda pointer: None, newer=0):
-        """The keys and values of a tree, in order. With `newer`, without what hangs below older nodes."""
+        """Yields the keys and values of a tree, in order. With `newer`, leaves out the entries below older nodes."""
         if tree in self.roots:
             yield from self._below(tree, self.roots[tree], None, (b"", None), visit, newer)
 
@@ -221,10 +221,10 @@ class State:
         if pointer.birth <= newer:
             return
         node_level, entries = self.pool.node(tree, pointer)
-        need(level is None or node_level == level, "a child has another level")
+        need(level is None or node_level == level, "the level of a child is wrong")
         visit(pointer)
         for n, (key, value) in enumerate(entries):
-            need(bounds[0] <= key and (bounds[1] is None or key < bounds[1]), "a key is outside of its node's bounds")
+            need(bounds[0] <= key and (bounds[1] is None or key < bounds[1]), "a key is outside its node's bounds")
             if node_level == 0:
                 yield key, value
                 continue
@@ -232,13 +232,13 @@ class State:
             yield from self._below(tree, Pointer(value), node_level - 1, (key, above), visit, newer)
 
     def tree(self, tree):
-        """A whole tree in memory."""
+        """Returns a whole tree in memory."""
         if tree not in self.loaded:
             self.loaded[tree] = dict(self.entries(tree))
         return self.loaded[tree]
 
     def extent(self, pointer):
-        """The whole extent of a pointer, decompressed. Dictionaries are this state's own."""
+        """Returns the whole extent of a pointer, decompressed with the dictionaries of this state."""
         if pointer.kind == ZEROS:
             return bytes(pointer.extent_len)
         data, dictionary = self.pool.stored(pointer), b""
@@ -246,7 +246,7 @@ class State:
             value = self.tree(DICTIONARIES).get(struct.pack(">I", pointer.dictionary))
             need(value is not None, f"there is no dictionary {pointer.dictionary}")
             found = Pointer(value)
-            need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary cannot be one")
+            need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary is impossible")
             dictionary = self.content(found)
         if pointer.filter != PAGE_FILTER:
             return decompress(pointer.codec, data, pointer.extent_len, dictionary)
@@ -257,11 +257,11 @@ class State:
         return page_filter.decode(form, pointer.extent_len)
 
     def content(self, pointer):
-        """The bytes that a pointer other than a delta stands for."""
+        """Returns the bytes of a pointer other than a delta."""
         return self.extent(pointer)[pointer.part_offset : pointer.part_offset + pointer.len]
 
     def pieces(self, tree):
-        """The records or patches of all files: (file, offset) and pointer."""
+        """Yields the records or patches of all files: (file, offset) and pointer."""
         for key, value in self.entries(tree):
             file, offset, pointer = u64be(key), u64be(key, 8), Pointer(value)
             span = 1 << pointer.span_log2
@@ -272,7 +272,7 @@ class State:
             yield file, offset, pointer
 
     def read(self, wanted, length):
-        """The runs of a file that are not zeros: offset and bytes."""
+        """Yields the runs of a file that are not zeros: offset and bytes."""
         patches = [(at, pointer) for file, at, pointer in self.by_file(PATCHES).get(wanted, [])]
         for _, at, pointer in self.by_file(MAP).get(wanted, []):
             slot = bytearray(1 << pointer.span_log2)
@@ -280,7 +280,7 @@ class State:
             while patches and patches[0][0] < at + len(slot):
                 start, patch = patches.pop(0)
                 start -= at
-                need(0 <= start and start + patch.len <= len(slot), "a patch lies outside of a slot")
+                need(0 <= start and start + patch.len <= len(slot), "a patch lies outside its slot")
                 if patch.filter == DELTA:
                     part = apply_delta(self.extent(patch), bytes(slot[start : start + patch.len]))
                 else:
@@ -306,7 +306,7 @@ class State:
         return kind, mode, length
 
     def names(self):
-        """All names: path, kind and file, each directory before what is in it."""
+        """Yields all names: path, kind and file, each directory before its content."""
         directories = {}
         for key, value in self.tree(NAMES).items():
             if key[:1] == b"\1":
@@ -339,7 +339,7 @@ def apply_delta(edits, below):
             at += 1
             if edits[at - 1] < 0x80:
                 return value
-        raise Damaged("a number of a delta is too long")
+        raise Damaged("a number in a delta is too long")
 
     while at < len(edits):
         to += number()
@@ -351,7 +351,7 @@ def apply_delta(edits, below):
 
 
 class Pool:
-    """A pool, opened in its newest state that is whole."""
+    """A pool, opened in its newest intact state."""
 
     def __init__(self, path):
         self.path, self.file = Path(path), open(path, "rb")
@@ -371,7 +371,7 @@ class Pool:
                 self.damaged_slots += not is_zero(block)
         states.sort(key=lambda superblock: superblock.txg, reverse=True)
         need(states, "no superblock is valid")
-        need(not states[0].unknown, f"it has features that this reader does not know, among {states[0].names}")
+        need(not states[0].unknown, f"the pool has features that this reader does not know, among {states[0].names}")
         states = [state for state in states if not state.unknown]
         for self.superblock in states:
             self.live = State(self, self.superblock.roots)
@@ -380,10 +380,10 @@ class Pool:
                 return
             except Damaged:
                 continue
-        raise Damaged("no state is whole")
+        raise Damaged("no state is intact")
 
     def check_new(self):
-        """Reads all that the state has and the durable one before it has not."""
+        """Reads everything in the state that is not in the durable one before it."""
         superblock = self.superblock
         if superblock.flags & 1 or superblock.durable == superblock.txg:
             return
@@ -396,7 +396,7 @@ class Pool:
         return os.pread(self.file.fileno(), length, offset)
 
     def stored(self, pointer):
-        """The stored bytes, which are what their checksum says."""
+        """Returns the stored bytes, and checks their checksum."""
         if pointer.kind != EXTENT:
             return pointer.behind
         data = self.bytes(pointer.sector * self.sector, pointer.stored_len)
@@ -405,16 +405,16 @@ class Pool:
         return data
 
     def node(self, tree, pointer):
-        """The level and the entries of a node."""
-        need((pointer.kind, pointer.codec, pointer.filter, pointer.dictionary) == (EXTENT, 0, 0, 0), "not of a node")
+        """Returns the level and the entries of a node."""
+        need((pointer.kind, pointer.codec, pointer.filter, pointer.dictionary) == (EXTENT, 0, 0, 0), "malformed for a node")
         data = self.stored(pointer)
         magic, found, level, codec, reserved, birth, payload_len, stored_len, guid, digest = struct.unpack(
             "<4sBBBBQII8sQ", data[:40]
         )
-        need(magic == b"HPKN" and found == tree and reserved == 0 and guid == self.guid[:8], "not a node of the tree")
+        need(magic == b"HPKN" and found == tree and reserved == 0 and guid == self.guid[:8], "not a node of this tree")
         need(birth == pointer.birth and 2 <= payload_len <= 61440 and level <= 24, "a node is malformed")
         need(len(data) == 40 + stored_len and xxhash.xxh3_64_intdigest(data[40:]) == digest, "a node is damaged")
-        need(pointer.len == pointer.extent_len == payload_len, "the pointer to a node has another length")
+        need(pointer.len == pointer.extent_len == payload_len, "the length in the pointer to a node is wrong")
         payload = decompress(codec, data[40:], payload_len)
         entries, at = [], 2
         for _ in range(int.from_bytes(payload[:2], "little")):
@@ -429,7 +429,7 @@ class Pool:
         return level, entries
 
     def snapshots(self):
-        """Number, scope, flags, name and trees of each snapshot."""
+        """Yields the number, scope, flags, name and trees of each snapshot."""
         for key, value in self.live.entries(SNAPSHOTS):
             if key[:1] == b"\x80":
                 continue
@@ -439,13 +439,13 @@ class Pool:
                 length = int.from_bytes(value[at : at + 2], "little")
                 if length:
                     roots[tree] = Pointer(value[at + 2 : at + 2 + length])
-                    need(roots[tree].birth <= txg, "the root of a snapshot is younger than it is")
+                    need(roots[tree].birth <= txg, "the root of a snapshot is younger than the snapshot")
                 at += 2 + length
             need(at == len(value) and reserved == 0 and flags < 4, "a snapshot is malformed")
             yield u64be(key), scope, txg, flags, name, State(self, roots)
 
     def state(self, name):
-        """The state of a snapshot of the whole pool; the pool's own without a name."""
+        """Returns the state of a snapshot of the whole pool, or of the pool itself without a name."""
         if not name:
             return self.live
         found = [state for _, scope, _, _, own, state in self.snapshots() if scope == 1 and own == name.encode()]
@@ -453,7 +453,7 @@ class Pool:
         return found[0]
 
     def generation(self, file):
-        """What the names of a file's log and journal end with."""
+        """Returns the suffix of the names of a file's log and journal."""
         entries = self.live.tree(NAMES)
         own = [entries.get(b"\x0d" + struct.pack(">Q", number), bytes(8)) for number in (1, file)]
         of_pool, of_file = (int.from_bytes(value, "little") for value in own)
@@ -465,7 +465,7 @@ class Pool:
         return f"{generation:016x}" if generation else ""
 
     def beside(self):
-        """Logs and journals without which databases in the pool may not be what SQLite would read."""
+        """Yields logs and journals that SQLite would use along with databases in the pool."""
         for _, kind, file in self.live.names():
             base = f"{self.path}" if file == 2 else f"{self.path}-db{file}"
             ending = self.generation(file)
@@ -481,7 +481,7 @@ def list_names(pool, state):
 
 
 def digests(state):
-    """SHA-256 of every file, and the targets of links, by path."""
+    """Returns the SHA-256 of every file and the targets of links, by path."""
     found = {}
     for path, kind, file in state.names():
         length, digest, at = state.attributes(file)[2], hashlib.sha256(), 0
@@ -533,7 +533,7 @@ def main(arguments):
     else:
         extract(pool.state(name), operands[1])
     for path in pool.beside():
-        print(f"beside the pool: {path}, which a database in it may need", file=sys.stderr)
+        print(f"beside the pool lies {path}, which a database in it may need", file=sys.stderr)
     return 0
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The reader's own test. Verifies the golden pools and compares the digests of what is in them with golden.json; each
-is then damaged, and the reader must see it. With HARDPACK=path/of/hardpack it also compares what that extracts of the
-golden pools, byte by byte, and does the same with a fresh pool of several databases, with deltas, snapshots,
-shared extents, a dictionary, links and every codec.
+"""The reader's own test. Verifies the golden pools and compares the digests of their content with golden.json; then
+damages each, which the reader must notice. With HARDPACK=path/of/hardpack it also compares, byte by byte, with what
+hardpack extracts from the golden pools, and does the same with a fresh pool of several databases, with deltas,
+snapshots, shared extents, a dictionary, links and every codec.
 
     HARDPACK=target/debug/hardpack scripts/reader/read_pool.py self-test
-    scripts/reader/self_test.py --write     notes the digests of golden pools that golden.json lacks
+    scripts/reader/self_test.py --write     adds the digests of golden pools that golden.json lacks
 """
 
 import json
@@ -33,7 +33,7 @@ def run(*command):
 
 
 def tree_of(directory):
-    """What is below a directory: bytes of files, targets of links."""
+    """Returns the content of a directory: bytes of files, targets of links."""
     found = {}
     for path in sorted(Path(directory).rglob("*")):
         name = str(path.relative_to(directory))
@@ -42,7 +42,7 @@ def tree_of(directory):
 
 
 def compare(hardpack, pool, snapshot, scratch):
-    """What the reader extracts is what hardpack does."""
+    """Asserts that the reader extracts the same as hardpack."""
     ours, theirs = Path(scratch, "ours"), Path(scratch, "theirs")
     address = f"{pool}@{snapshot}" if snapshot else str(pool)
     read_pool.extract(read_pool.Pool(pool).state(snapshot), ours)
@@ -50,14 +50,14 @@ def compare(hardpack, pool, snapshot, scratch):
     found, expected = tree_of(ours), tree_of(theirs)
     assert found.keys() == expected.keys(), f"{address}: {found.keys() ^ expected.keys()}"
     differing = [name for name in found if found[name] != expected[name]]
-    assert not differing, f"{address}: these differ: {differing}"
-    assert found, f"{address}: there is nothing in it"
+    assert not differing, f"{address}: these files differ: {differing}"
+    assert found, f"{address}: the pool is empty"
     shutil.rmtree(ours)
     shutil.rmtree(theirs)
 
 
 def sees(image, txg, scratch):
-    """Whether the reader refuses an image, or falls back to a state before `txg` where that is not whole."""
+    """Whether the reader refuses an image, or falls back to a state before `txg`."""
     path = Path(scratch, "damaged.hpk")
     path.write_bytes(image)
     try:
@@ -67,7 +67,7 @@ def sees(image, txg, scratch):
 
 
 def damage(path, scratch, rng, count=12):
-    """Flips bits in extents that are in use, the zeros behind them included."""
+    """Flips bits in used extents, including the zeros after them."""
     image = bytearray(path.read_bytes())
     pool, verifier = verify.verify(path)
     for _ in range(count):
@@ -76,13 +76,13 @@ def damage(path, scratch, rng, count=12):
         if at < len(image):
             image[at] ^= 1 << rng.randrange(8)
             noticed = sees(image, pool.superblock.txg, scratch)
-            assert noticed, f"{path}: a bit of byte {at} was flipped, and nobody noticed (seed {SEED})"
+            assert noticed, f"{path}: the flip of a bit in byte {at} was not noticed (seed {SEED})"
             image = bytearray(path.read_bytes())
 
 
 def shop(path, rng, rows):
-    """A database with whatever SQLite has: NULLs, integers of all widths, doubles, texts, dates, overflow pages."""
-    # Long, few of them on each page, and the same in every database: what a dictionary is good for.
+    """Creates a database with NULLs, integers of all widths, doubles, texts, dates and overflow pages."""
+    # Long, a few on each page, and the same in every database: ideal for a dictionary.
     phrases = [random.Random(n).randbytes(80).hex() for n in range(400)]
     with sqlite3.connect(path) as db:
         columns = "id INTEGER PRIMARY KEY, name TEXT, price REAL, made TEXT, n INTEGER, note, pic BLOB"
@@ -104,8 +104,8 @@ def shop(path, rng, rows):
 
 
 def log(db, rng, rows):
-    """Tables of what is rare: row ids of nine bytes, columns that were added later, records with long headers, dates
-    within texts, few texts that repeat, texts that begin alike, short blobs."""
+    """Creates tables with rare features: row ids of nine bytes, columns added later, records with long headers, dates
+    within texts, a few repeated texts, texts with a common beginning, short blobs."""
     db.execute("CREATE TABLE log (id INTEGER PRIMARY KEY, state TEXT, line TEXT, path TEXT, mark BLOB)")
     for n in range(rows):
         day = f"2024-0{n // 300 % 9 + 1}-{n // 30 % 10 + 10}"
@@ -122,7 +122,7 @@ def log(db, rng, rows):
 
 
 def old_format(path, rng):
-    """A database in schema format 1, where 0 and 1 are integers of one byte: longer than they need be."""
+    """Creates a database in schema format 1, where 0 and 1 are integers of one byte, longer than necessary."""
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE bits (id INTEGER PRIMARY KEY, bit INTEGER, n INTEGER)")
     db.close()
@@ -160,7 +160,7 @@ def fresh(hardpack, scratch, rng):
     run(hardpack, "mkdir", f"{pool}/short")
     run(hardpack, "set", "compression=zstd-3", "recordsize=4K", "filter=none", f"{pool}/short")
     run(hardpack, "put", "-q", source / "pages.db", f"{pool}/short")
-    # Only many records make the index of content write what it has in memory.
+    # Only many records make the dedup index write what it has in memory.
     (source / "noise").write_bytes(rng.randbytes(5000 * 4096))
     run(hardpack, "put", "-q", source / "noise", f"{pool}/short")
     run(hardpack, "repack", "-q", "--restart", "--compression", "zstd-4", f"{pool}/short/pages.db")
@@ -180,7 +180,7 @@ def fresh(hardpack, scratch, rng):
 
 
 def check_coverage(verifier):
-    """The fresh pool has what it is there for."""
+    """Asserts that the fresh pool has everything that it is meant to test."""
     live, pool = verifier.live, verifier.pool
     pointers = [pointer for tree in (read_pool.MAP, read_pool.PATCHES) for _, _, pointer in live.pieces(tree)]
     for _, _, _, _, _, state in pool.snapshots():
@@ -190,7 +190,7 @@ def check_coverage(verifier):
     assert {pointer.filter for pointer in pointers} == {0, 1, 2}, "a filter does not occur"
     assert {len(pointer.behind) for pointer in pointers if pointer.kind == 1} == {16, 32}, "a checksum does not occur"
     assert any(pointer.dictionary for pointer in pointers), "no dictionary is used"
-    assert any(count > 1 for count in verifier.pointers.values()), "nothing is shared"
+    assert any(count > 1 for count in verifier.pointers.values()), "no extent is shared"
     trees = {read_pool.REFS, read_pool.DEAD, read_pool.SNAPSHOTS, read_pool.INDEX}
     assert trees <= live.roots.keys(), f"trees do not occur: {trees - live.roots.keys()}"
 
@@ -211,10 +211,10 @@ def main(write=False):
             damage(path, scratch, rng)
             if hardpack:
                 compare(hardpack, path, "", scratch)
-            print(f"{path.name}: {len(found)} files, as noted" + (" and as extracted" if hardpack else ""))
+            print(f"{path.name}: {len(found)} files, as recorded" + (" and as extracted" if hardpack else ""))
         if hardpack:
             fresh(hardpack, scratch, rng)
-            print(f"a fresh pool (seed {SEED}): whole, and as extracted")
+            print(f"a fresh pool (seed {SEED}): intact, and as extracted")
     if write:
         NOTED.write_text(json.dumps(noted, indent=2) + "\n")
     return 0

@@ -1,5 +1,5 @@
-"""What `read_pool.py verify` compares: checksums of everything that the pool and its snapshots reach, the zeros behind
-it, the account of sectors, references, the superblock's statistics, the index of content, and names in both ways."""
+"""The checks of `read_pool.py verify`: checksums of everything that the pool and its snapshots reach, the zeros after
+it, the accounting of sectors, references, the superblock's statistics, the dedup index, and names both ways."""
 
 import struct
 from collections import Counter
@@ -10,7 +10,7 @@ from read_pool import (
     is_zero, need, u64be,
 )  # fmt: skip
 
-# Groups of the statistics, by number.
+# The groups of the statistics, by number.
 IN_POINTERS, OF_PATCHES, OF_NODES, FIRST_CODEC, FILTERED, COUNTED, SHARED = 0, 1, 2, 3, 16, 17, 18
 
 
@@ -18,7 +18,7 @@ class Verifier:
     def __init__(self, pool):
         self.pool, self.live, self.superblock = pool, pool.live, pool.superblock
         self.stats = [[0] * 4 for _ in range(19)]
-        # How many references there are to the extent that begins at a sector, and how long it is.
+        # The number of references to the extent that begins at a sector, and its length.
         self.pointers, self.lengths = Counter(), {}
         self.seen = set()
         durable = self.superblock.txg if self.superblock.flags & 1 else self.superblock.durable
@@ -36,18 +36,18 @@ class Verifier:
         self.fill(pointer)
 
     def fill(self, pointer):
-        """Only zeros fill the last sector of an extent."""
+        """Checks that only zeros fill the last sector of an extent."""
         sector = self.pool.sector if pointer.birth <= self.durable else 512
         end, fill = pointer.sector * self.pool.sector + pointer.stored_len, -pointer.stored_len % sector
         data = self.pool.bytes(end, fill)
-        need(len(data) == fill and is_zero(data), f"what fills the sector behind byte {end} is not zero")
+        need(len(data) == fill and is_zero(data), f"the bytes that fill the sector after byte {end} are not zero")
 
     def add_run(self, sector, sectors, references):
         self.pointers[sector] += references
         need(self.lengths.setdefault(sector, sectors) == sectors, f"extents at sector {sector} differ in length")
 
     def content(self, state, pointer):
-        """Reads all of an extent once."""
+        """Reads an extent once, as a whole."""
         key = (pointer.kind, pointer.sector, pointer.behind)
         if pointer.kind != EXTENT or key not in self.seen:
             self.seen.add(key)
@@ -60,7 +60,7 @@ class Verifier:
         return run[1] * self.pool.sector if run else 0
 
     def live_trees(self):
-        """Everything that the pool itself reaches, with the statistics of it."""
+        """Checks everything that the pool itself reaches, and counts it for the statistics."""
         for tree in self.live.roots:
             for key, value in self.live.entries(tree, self.node):
                 if tree in (MAP, PATCHES, DICTIONARIES, INDEX):
@@ -93,7 +93,7 @@ class Verifier:
         self.add_run(sector, sectors, count)
 
     def snapshots(self):
-        """All that snapshots have is the pool's own, or recorded as dead. Their dictionaries are their own."""
+        """Checks that snapshots have only extents of the pool or dead ones. Their dictionaries are their own."""
         live = {tree: {(key, value) for key, value in self.live.entries(tree)} for tree in (MAP, PATCHES)}
         for _, scope, _, flags, _, state in self.pool.snapshots():
             if flags & 1:
@@ -124,7 +124,7 @@ class Verifier:
         return found
 
     def references(self):
-        """The refs tree says how many pointers there are, and what is in the extent."""
+        """Checks the refs tree: the number of pointers to an extent, and the hash of its content."""
         entries = dict(self.live.entries(REFS))
         for key, value in entries.items():
             count, kind, reserved, birth, length, stored_len = struct.unpack_from("<IB3sQII", value)
@@ -138,13 +138,13 @@ class Verifier:
             need(kind in HASHES or kind == 0 and len(value) == 24, "a kind of hash is unknown")
             if kind:
                 pointer = Pointer(value[56:])
-                need(pointer.sector == sector and pointer.birth >= birth, "a hash is of another extent")
+                need(pointer.sector == sector and pointer.birth >= birth, "a hash belongs to another extent")
                 need(HASHES[kind](self.live.extent(pointer)) == value[24:56], "the hash of an extent is wrong")
         for sector, count in self.pointers.items():
-            need(count == 1 or struct.pack(">Q", sector) in entries, f"sector {sector} is shared, and not counted")
+            need(count == 1 or struct.pack(">Q", sector) in entries, f"sector {sector} is shared but not counted")
 
     def space(self):
-        """Each sector up to the end is used once, or free once."""
+        """Checks that each sector up to the end is used once, or free once."""
         superblock, sector = self.superblock, self.pool.sector
         runs = [(0, EXTENTS // sector), *superblock.windows, *self.lengths.items()]
         if superblock.end * sector >= RESERVED + RESERVED_LEN:
@@ -156,16 +156,16 @@ class Verifier:
         need(counts == noted, "the counts of free space are wrong")
         at = 0
         for start, sectors in sorted(runs + space + freed):
-            need(start == at and sectors > 0, f"sectors from {min(at, start)} on are used twice, or not at all")
+            need(start == at and sectors > 0, f"sectors from {min(at, start)} on are used twice or not at all")
             at += sectors
-        need(at == superblock.end, "the last extent does not end where the pool does")
+        need(at == superblock.end, "the last extent does not end at the end of the pool")
 
     def statistics(self):
         for group, (found, noted) in enumerate(zip(self.stats, self.superblock.stats)):
             need(tuple(found) == tuple(noted), f"group {group} of the statistics: {found} found, {noted} noted")
 
     def roots(self):
-        """The tree of roots says what the superblock does."""
+        """Checks that the tree of roots agrees with the superblock."""
         if ROOTS not in self.live.roots:
             return
         leaf = self.live.tree(ROOTS)
@@ -176,7 +176,7 @@ class Verifier:
             need(vars(Pointer(value)) == vars(live[tree]), f"the tree of roots has another root for tree {tree}")
 
     def names(self):
-        """Every name has an entry both ways, and every file attributes."""
+        """Checks that every name has entries in both directions, and every file attributes."""
         entries, file_bytes = self.live.tree(NAMES), 0
         there, back = set(), set()
         for key, value in entries.items():
@@ -190,14 +190,14 @@ class Verifier:
             elif key[0] == 2:
                 kind, _, length = self.live.attributes(u64be(key, 1))
                 file_bytes += length if KINDS[kind] == "file" else 0
-        need(back <= there and len(there - back) <= 1, "names and what leads back to them differ")
-        need(file_bytes == self.superblock.file_bytes, f"files have {file_bytes} bytes, others are noted")
+        need(back <= there and len(there - back) <= 1, "names and their back entries differ")
+        need(file_bytes == self.superblock.file_bytes, f"files have {file_bytes} bytes, another number is recorded")
         for _, kind, file in self.live.names():
             if KINDS[kind] == "link":
-                need(len(self.live.target(file)) == self.live.attributes(file)[2], "a target has another length")
+                need(len(self.live.target(file)) == self.live.attributes(file)[2], "the length of a target is wrong")
 
     def index(self):
-        """Runs of the index of content: entries that ascend, each in its block and in the filter of its part."""
+        """Checks the runs of the dedup index: entries ascend, each in its block and in the filter of its part."""
         blocks, filters, headers = {}, {}, {}
         for key, value in self.live.entries(INDEX):
             run, kind, first = struct.unpack(">IBQ", key)
@@ -216,10 +216,10 @@ class Verifier:
             entries = blocks.get(run, [])
             numbers = [number for number, _ in entries]
             need(numbers == sorted(set(numbers)), "the entries of a run do not ascend")
-            need(sum(number >= start for number in numbers) == count, "a run has another number of entries")
+            need(sum(number >= start for number in numbers) == count, "the number of entries of a run is wrong")
             for number in filter(lambda number: number >= start, numbers):
                 data = [data for first, data in filters[run] if first <= number][-1]
-                need(may_hold(data, number), "a filter does not have an entry")
+                need(may_hold(data, number), "a filter lacks an entry")
 
 
 def may_hold(data, number):
@@ -236,7 +236,7 @@ def may_hold(data, number):
 
 
 def verify(path):
-    """Raises Damaged at the first thing that is not as the document says. Returns what was read."""
+    """Raises Damaged at the first contradiction to the document. Returns the pool and the verifier."""
     pool = Pool(path)
     need(pool.damaged_slots == 0, "a slot of the ring is neither valid nor zero")
     verifier = Verifier(pool)
@@ -253,5 +253,5 @@ def main(paths):
         pool, verifier = verify(path)
         print(f"{path}: whole, txg {pool.superblock.txg}, {len(verifier.lengths)} extents, {pool.superblock.names}")
         for beside in pool.beside():
-            print(f"{path}: beside it is {beside}, which a database in it may need")
+            print(f"{path}: beside it lies {beside}, which a database in it may need")
     return 0

@@ -2,17 +2,17 @@
 ** Makes Hardpack the default VFS of a program that is linked with SQLite, and lets SQLite's fault injection
 ** reach the engine. For SQLite's own test programs only.
 **
-** For: SQLite's suites open databases by plain names. With SQLITE_EXTRA_INIT=hardpack_suite_init, each
-** sqlite3_initialize() ends here, also the one after an sqlite3_shutdown(), which forgets the default.
-** HARDPACK_SUITE_LIBRARY names libhardpack.so; without it, SQLite stays as it is: the baseline.
+** SQLite's suites open databases by plain names. With SQLITE_EXTRA_INIT=hardpack_suite_init, each
+** sqlite3_initialize() ends here, also after an sqlite3_shutdown(), which forgets the default.
+** HARDPACK_SUITE_LIBRARY names libhardpack.so; without it, SQLite is unchanged: the baseline.
 **
 ** Faults: SQLite's tests make I/O fail through counters that os_unix.c consults before each call. The engine has a
-** descriptor of its own and calls pread64() and its like itself. Those functions are defined here, so the program's
-** definitions come before the C library's. Where the caller is libhardpack.so, the counters are consulted in the
-** same way; for everybody else the call just passes through. Only the thread that runs the tests gets
-** faults: maintenance in the background would take them at random.
+** descriptor of its own and calls pread64() and similar functions itself. Those are defined here, so the program's
+** definitions take precedence over the C library's. If the caller is libhardpack.so, the counters are consulted in
+** the same way; calls of others just pass through. Only the thread that runs the tests gets faults: background
+** maintenance would take them at random.
 **
-** On failure: a library that cannot be loaded ends the program, since a suite that silently runs without it proves
+** On failure: if the library cannot be loaded, the program ends, since a suite that silently runs without it proves
 ** nothing.
 */
 #define _GNU_SOURCE
@@ -32,14 +32,14 @@
 #include "sqlite3.h"
 
 #define LIBRARY_VARIABLE "HARDPACK_SUITE_LIBRARY"
-/* When set, each fault prints who was hit, innermost first; addr2line turns the offsets into lines. */
+/* If set, each fault prints the callers, innermost first; addr2line turns the offsets into lines. */
 #define TRACE_VARIABLE "HARDPACK_SUITE_TRACE"
 #define TRACE_LEN_MAX 40
 #define ENTRY_POINT "sqlite3_hardpackdefault_init"
 
 typedef int (*entry_point)(sqlite3 *, char **, const void *);
 
-/* The library, once it is loaded, and where its code lies. */
+/* The library, once it is loaded, and the range of its code. */
 static entry_point hardpack_entry;
 static uintptr_t code_start, code_end;
 
@@ -48,7 +48,7 @@ static void give_up(const char *what, const char *why){
   _exit(99);
 }
 
-/* Takes the extent of the loaded object that holds the address in `data[0]`. */
+/* Records the range of the loaded object that contains the address in `data[0]`. */
 static int note_code(struct dl_phdr_info *info, size_t size, void *data){
   uintptr_t wanted = *(uintptr_t *)data, start = UINTPTR_MAX, end = 0;
   int i;
@@ -76,7 +76,7 @@ static void load_library(const char *path){
   if( !dl_iterate_phdr(note_code, &address) ) give_up(path, "its code was not found");
 }
 
-/* An extension gets SQLite's table of functions passed; this one keeps it. */
+/* SQLite passes its table of functions to an extension; this one keeps it. */
 static const void *api_routines;
 static int keep_routines(sqlite3 *db, char **message, const void *routines){
   (void)db;
@@ -85,7 +85,7 @@ static int keep_routines(sqlite3 *db, char **message, const void *routines){
   return SQLITE_OK;
 }
 
-/* What SQLITE_EXTRA_INIT names: called at the end of each sqlite3_initialize(). */
+/* The function named by SQLITE_EXTRA_INIT: called at the end of each sqlite3_initialize(). */
 int hardpack_suite_init(const char *unused){
   const char *path = getenv(LIBRARY_VARIABLE);
   sqlite3 *db = NULL;
@@ -125,7 +125,7 @@ static int is_library(const void *caller){
   return &sqlite3_io_error_pending != NULL && (uintptr_t)caller >= code_start && (uintptr_t)caller < code_end;
 }
 
-/* Whether a call is one that may be made to fail. */
+/* Whether a call may be made to fail. */
 static int may_fail(const void *caller){
   return is_library(caller) && (pid_t)syscall(SYS_gettid) == getpid();
 }
@@ -160,7 +160,7 @@ static int is_disk_full(const void *caller){
   return 1;
 }
 
-/* Declares `next`, the C library's definition of a function that is defined here. */
+/* Declares `next`, the C library's definition of a function that is also defined here. */
 #define NEXT(name) \
   static __typeof__(&name) next; \
   if( next == NULL ) *(void **)&next = dlsym(RTLD_NEXT, #name)
@@ -183,7 +183,7 @@ ssize_t pwrite64(int fd, const void *buf, size_t len, off64_t offset){
   return is_disk_full(CALLER) ? fail(ENOSPC) : next(fd, buf, len, offset);
 }
 
-/* SQLite's test build counts syncs and leaves them out (SQLITE_NO_SYNC); so it goes with the engine's, faults excepted. */
+/* SQLite's test build counts syncs but skips them (SQLITE_NO_SYNC); the engine's are skipped too, except for faults. */
 int fdatasync(int fd){
   NEXT(fdatasync);
   if( is_io_error_due(CALLER) ) return fail(EIO);

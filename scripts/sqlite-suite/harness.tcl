@@ -4,16 +4,16 @@
 #
 # It changes three things, all outside SQLite's source:
 #
-# 1. What a test does to the bytes of a database file it does to the database in the pool: `file size`, `open`,
+# 1. A test's operations on the bytes of a database file go to the database in the pool: `file size`, `open`,
 #    `hexio_read`, `hexio_write` and `md5file` of a file that is a pool go through the VFS (`pool_bytes`).
-#    Files that are no pools, write-ahead logs and journals among them, are untouched.
-# 2. A case that omit.txt lists is run, for the cases behind it need its effects, but not judged. A pattern that no
-#    failing case matches is reported: a reason must not outlive what it explains.
-# 3. The file is run command by command, and one that fails outside of a case fails as `line-N`. So a
-#    test that looks for a journal in the middle of a file does not hide what comes behind it.
+#    Files that are not pools, such as write-ahead logs and journals, are untouched.
+# 2. A case listed in omit.txt is run, since later cases need its effects, but its result does not count. A pattern
+#    that matches no failing case is reported: a reason must not outlive the failure that it explains.
+# 3. The file is run command by command, and a command that fails outside a case fails as `line-N`. So a test that
+#    looks for a journal in the middle of a file does not hide later failures.
 #
 # HARDPACK_SUITE_OMIT holds the patterns for this file, in Tcl's list syntax. Without HARDPACK_SUITE_LIBRARY nothing
-# is changed.
+# changes.
 
 set argv0 [lindex $argv 0]
 set argv [lrange $argv 1 end]
@@ -24,13 +24,13 @@ namespace eval suite {
   variable channels [dict create]
 }
 
-# The size of the database, if the file is a pool.
+# Returns the size of the database if the file is a pool, otherwise that of the file.
 proc suite::file_size {path} {
   if {[pool_bytes is $path]} {return [pool_bytes size $path]}
   return [::tcl::file::size $path]
 }
 
-# SQLite's own commands leak their buffer when there is no such file; it is not for us to be told of that leak.
+# SQLite's own commands leak their buffer if the file does not exist; that leak must not be reported here.
 proc suite::hexio_read {path offset len} {
   if {![file exists $path]} {error "cannot open input file $path"}
   if {![pool_bytes is $path]} {return [suite::plain_hexio_read $path $offset $len]}
@@ -45,7 +45,7 @@ proc suite::hexio_write {path offset hex} {
   return [string length $bytes]
 }
 
-# Defines md5file and its like: those of a pool are of its database.
+# Redefines md5file and similar commands: for a pool they read its database.
 proc suite::wrap_md5 {name} {
   rename ::$name ::suite::plain_$name
   proc ::$name {path args} [format {
@@ -60,14 +60,14 @@ proc suite::wrap_md5 {name} {
   } $name]
 }
 
-# `open` of a pool, other than to empty it, gives a channel to its database.
+# `open` of a pool, except to empty it, returns a channel to its database.
 proc suite::open_file {path args} {
   set mode [lindex $args 0]
   if {[string index $path 0] eq "|" || [string match w* $mode] || "TRUNC" in $mode || ![pool_bytes is $path]} {
     return [uplevel 1 [list suite::plain_open $path {*}$args]]
   }
   set writes [expr {[string match *+* $mode] || "RDWR" in $mode || "WRONLY" in $mode || [string match a* $mode]}]
-  # A test that opens files until there are no more descriptors must get to its end.
+  # A test that opens files until no descriptors are left must be able to finish.
   set descriptor [suite::plain_open $path r]
   set channel [chan create [expr {$writes ? {read write} : {read}}] suite::channel]
   dict set suite::channels $channel descriptor $descriptor
@@ -77,7 +77,7 @@ proc suite::open_file {path args} {
   return $channel
 }
 
-# The handler of such a channel, as refchan(n) lays down.
+# The handler of such a channel, as described in refchan(n).
 proc suite::channel {what channel args} {
   variable channels
   switch -- $what {
@@ -115,14 +115,14 @@ proc suite::channel {what channel args} {
   }
 }
 
-# Tcl's channels of this kind cannot be cut themselves.
+# Tcl cannot truncate channels of this kind.
 proc suite::truncate_channel {channel args} {
   variable channels
   if {![dict exists $channels $channel]} {return [::tcl::chan::truncate $channel {*}$args]}
   pool_bytes truncate [dict get $channels $channel path] [lindex $args 0]
 }
 
-# A case failed: it counts unless it is on the list.
+# Handles a failed case: it counts unless it is on the list.
 proc suite::fail_test {name} {
   variable omit
   variable used
@@ -136,7 +136,7 @@ proc suite::fail_test {name} {
   suite::plain_fail_test $name
 }
 
-# At the end: which patterns had no case to match.
+# Reports, at the end, the patterns that matched no case.
 proc suite::finalize_testing {} {
   variable omit
   variable used
@@ -146,13 +146,13 @@ proc suite::finalize_testing {} {
   suite::plain_finalize_testing
 }
 
-# Puts a procedure of this namespace in the place of a command, which stays as plain_NAME.
+# Replaces a command by a procedure of this namespace; the command stays available as plain_NAME.
 proc suite::replace {name} {
   rename ::$name ::suite::plain_$name
   interp alias {} ::$name {} ::suite::$name
 }
 
-# tester.tcl has been read: its procedures can be replaced.
+# Replaces procedures of tester.tcl, once it has been read.
 proc suite::tester_is_ready {} {
   if {[info commands ::suite::plain_fail_test] ne ""} return
   replace fail_test
@@ -180,7 +180,7 @@ if {[info exists env(HARDPACK_SUITE_LIBRARY)]} {
   interp alias {} ::source {} ::suite::source_file
 }
 
-# Runs a test file in pieces: each is one command at the outermost level.
+# Runs a test file in parts, each of which is one command at the outermost level.
 proc suite::run_file {path} {
   set in [plain_open $path]
   set text [read $in]

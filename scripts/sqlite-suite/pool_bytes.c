@@ -1,7 +1,7 @@
 /*
-** The Tcl command `pool_bytes`: what a pool's database holds, byte by byte, for tests that look at the database
-** file itself or damage it. They mean SQLite's format, and inside a pool that is what the VFS serves; so
-** harness.tcl turns hexio_read, [file size] and their like into calls of this command.
+** The Tcl command `pool_bytes`: access to the bytes of a pool's database, for tests that read or damage the database
+** file itself. They expect SQLite's format, which the VFS serves from a pool; so harness.tcl turns hexio_read,
+** [file size] and similar commands into calls of this command.
 **
 **   pool_bytes is FILE                      whether the file is a pool
 **   pool_bytes size FILE                    xFileSize
@@ -9,10 +9,10 @@
 **   pool_bytes write FILE OFFSET BYTES      xWrite and xSync
 **   pool_bytes truncate FILE LENGTH         xTruncate and xSync
 **
-** No locks are taken, as none are when a test writes to a file. Faults that a test has armed are put off while the
+** No locks are taken, as with a test that writes to a file. Faults that a test has armed are suspended while the
 ** command runs: they are meant for SQLite.
 **
-** TCLSH_INIT_PROC=hardpack_suite_tcl_init adds the command to what testfixture has.
+** TCLSH_INIT_PROC=hardpack_suite_tcl_init adds the command to testfixture.
 */
 #include <stdio.h>
 #include <string.h>

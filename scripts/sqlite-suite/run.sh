@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Runs SQLite's own test suites with Hardpack as the default VFS: see README.md beside this.
+# Runs SQLite's own test suites with Hardpack as the default VFS: see README.md beside this file.
 #
-# It gets the source from Debian's source package, builds SQLite's test programs with the harness in them, and runs
-# the files of list.txt, then SQLite's stress programs. Exit status 0: nothing failed that is not explained.
+# It gets the source from Debian's source package, builds SQLite's test programs with the harness in
+# them, and runs the files of list.txt, then SQLite's stress programs. Exit status 0: every failure
+# is explained.
 #
 # usage: scripts/sqlite-suite/run.sh [option ...] [test file ...]
 #   --quick            the files of quick.txt instead, two minutes, and no programs
 #   --long             the files of long.txt as well: minutes each
-#   --list             only prints the files that would be run
-#   --vfs unix         the same files with SQLite's own VFS: what fails there is not Hardpack's fault
-#   --programs NAMES   of speedtest1, mptest, threadtest3, and fuzzcheck, which takes long; "none", or "all", as is
-#                      done without this: all but fuzzcheck
+#   --list             only prints the names of the files
+#   --vfs unix         runs the files with SQLite's own VFS: failures are then not Hardpack's
+#   --programs NAMES   some of speedtest1, mptest, threadtest3, and fuzzcheck, which takes long; or
+#                      "none", or "all" (the default), which means all except fuzzcheck
 #   --only-programs    no test files
-#   --jobs N           files at once, 2 by default
-#   --timeout SECONDS  for one file, 300 by default
-#   --out DIRECTORY    for logs and results, target/sqlite-suite/out by default
-#   --dsc FILE         a source package that was downloaded before
+#   --jobs N           runs N files at once, 2 by default
+#   --timeout SECONDS  limit for one file, 300 by default
+#   --out DIRECTORY    directory for logs and results, target/sqlite-suite/out by default
+#   --dsc FILE         uses a source package that was downloaded earlier
 #   --results          writes RESULTS.md
-#   --only-results     runs nothing, and writes RESULTS.md of what the last run left
+#   --only-results     runs nothing, and writes RESULTS.md from the last run
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -25,7 +26,7 @@ target=${CARGO_TARGET_DIR:-$root/target}
 work=$target/sqlite-suite
 command_line="scripts/sqlite-suite/run.sh $*"
 
-# The lists are about this release of Debian and its SQLite.
+# The lists apply to this release of Debian and its SQLite.
 debian=bookworm
 sqlite=3.40.1
 packages=(gcc libc6-dev make tcl tcl-dev zlib1g-dev dpkg-dev xz-utils python3 util-linux)
@@ -62,7 +63,7 @@ if [ -n "$only_list" ]; then
     exit
 fi
 
-# Installs the Debian packages that are missing.
+# Installs missing Debian packages.
 install_packages() {
     local need=() package sudo=()
     for package in "${packages[@]}"; do
@@ -75,14 +76,14 @@ install_packages() {
     DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq "${need[@]}" >/dev/null
 }
 
-# Downloads the source package, with lists of its own: the system's configuration stays as it is.
+# Downloads the source package with separate package lists: the system's configuration is untouched.
 download() {
     local apt=$work/apt options mirror
-    # The mirror that the system itself is set up with.
+    # The mirror that the system itself uses.
     mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
         tr -d ' ' | sort -u | head -n 1 || true)
     if [ -z "$mirror" ]; then
-        echo "no Debian mirror is set up here: give the source package with --dsc" >&2
+        echo "no Debian mirror is configured: pass the source package with --dsc" >&2
         exit 2
     fi
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$work/package"
@@ -100,7 +101,7 @@ unpack() {
     [ -n "$dsc" ] || download
     rm -rf "$work/src"
     dpkg-source --no-check -x "$dsc" "$work/src" >"$work/unpack.log" || { cat "$work/unpack.log" && exit 2; }
-    [ "$(cat "$work/src/VERSION")" = "$sqlite" ] || { echo "the lists are for SQLite $sqlite" >&2 && exit 2; }
+    [ "$(cat "$work/src/VERSION")" = "$sqlite" ] || { echo "the lists apply to SQLite $sqlite" >&2 && exit 2; }
 }
 
 # Runs a step of the build, quietly unless it fails.
@@ -115,11 +116,11 @@ is_current() { # program
     [ "build/$1" -nt build/default_vfs.o ] && [ "build/$1" -nt build/pool_bytes.o ]
 }
 
-# SQLite for the stress programs, which need none of the hooks of its tests; quickly compiled rather than fast.
+# Builds SQLite for the stress programs, without test hooks; it compiles quickly rather than runs fast.
 plain_flags=(-O0 -g -w -DSQLITE_EXTRA_INIT=hardpack_suite_init -DSQLITE_THREADSAFE=1 -DSQLITE_ENABLE_FTS4
     -DSQLITE_ENABLE_FTS5 -DSQLITE_ENABLE_RTREE -DSQLITE_ENABLE_MATH_FUNCTIONS)
 
-# Builds one of them, with the harness linked to it.
+# Builds one of the programs, linked with the harness.
 build_program() { # name, then sources and flags
     local name=$1
     shift
@@ -160,7 +161,7 @@ build() {
         ;;
     esac
     case $programs in *fuzzcheck*)
-        # As SQLite's makefile has it, but with loadable extensions: that is how Hardpack gets SQLite's functions.
+        # As in SQLite's makefile, but with loadable extensions, through which Hardpack gets SQLite's functions.
         build_program fuzzcheck -DSQLITE_ENABLE_MEMSYS5 -DSQLITE_OSS_FUZZ -DSQLITE_MAX_MEMORY=50000000 \
             -DSQLITE_PRINTF_PRECISION_LIMIT=1000 -DSQLITE_ENABLE_FTS3_PARENTHESIS -DSQLITE_ENABLE_GEOPOLY \
             -DSQLITE_ENABLE_DBSTAT_VTAB -DSQLITE_ENABLE_BYTECODE_VTAB src/test/fuzzcheck.c src/test/ossfuzz.c \
@@ -173,7 +174,7 @@ build() {
     cp "$target/release/libhardpack.so" "$work/libhardpack.so"
 }
 
-# Runs one of the programs in a directory of its own. It has passed if it says so and exits with 0.
+# Runs one of the programs in its own directory. It passes if it says so and exits with 0.
 run_program() { # title, what its output must contain, seconds, command...
     local title=$1 wanted=$2 limit=$3 directory=$out/run/program log began=$SECONDS state=ok
     shift 3
@@ -205,13 +206,13 @@ run_programs() {
             done
             ;;
         threadtest3)
-            # Not walthread2, which waits for the rollback journal's file: a pool's journal is in memory.
+            # Without walthread2, which waits for the rollback journal's file: a pool's journal is in memory.
             run_program threadtest3 '^0 errors out of' 900 "$work/build/threadtest3" walthread1 walthread3 walthread4 \
                 walthread5 cgt_pager_1 dynamic_triggers checkpoint_starvation_1 checkpoint_starvation_2 \
                 create_drop_index_1 lookaside1 vacuum1 stress1 stress2 shared1
             ;;
         fuzzcheck)
-            # Databases that are empty at first are made through the default VFS; images are deserialised in memory.
+            # Databases that start empty are created through the default VFS; images are deserialised in memory.
             for data in 1 3 4 5 6 7 8; do
                 run_program "fuzzcheck fuzzdata$data" '0 errors' 1800 "$work/build/fuzzcheck" --native-vfs \
                     "$work/src/test/fuzzdata$data.db"

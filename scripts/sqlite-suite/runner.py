@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Runs SQLite's test files one process each and adds up what they say.
+"""Runs SQLite's test files, each in its own process, and adds up the results.
 
-For: run.sh, which has built what is needed. Each file runs in a directory of its own, with a time limit, two at a
-time by default. A file passes if it ends by itself with status 0, prints its count of errors, has none but those
-omit.txt or known-failures.txt lists, and leaks no memory; anything else is a failure, a crash and a hang included.
+run.sh builds what is needed and calls this. Each file runs in its own directory with a time limit, two files at a
+time by default. A file passes if it ends by itself with status 0, prints its count of errors, has only those listed
+in omit.txt or known-failures.txt, and leaks no memory; anything else, such as a crash or a hang, is a failure.
 
-The lists have one form. A line in brackets gives a reason; the lines below it, up to the next, fall under it:
+The lists share one form. A line in brackets gives a reason for the lines below it, up to the next such line:
 
     [The reason, one sentence.]
     FILE PATTERN PATTERN ...      cases of a test file, in glob patterns; no pattern: the whole file (excluded.txt)
 
-Exit status: 0 if nothing failed, 1 if anything did, 2 if it could not be tried.
+Exit status: 0 if nothing failed, 1 if anything did, 2 if it could not run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Some tests open files until there are no more descriptors, which should not take for ever.
+# Some tests open files until no descriptors are left, which should not take for ever.
 OPEN_FILES_MAX = 1024
 COUNT = re.compile(r"^(\d+) errors out of (\d+) tests", re.M)
 FAILED = re.compile(r"^!Failures on these tests:(.*)", re.M)
@@ -38,7 +38,7 @@ LEAK = re.compile(r"^Unfreed memory", re.M)
 
 @dataclasses.dataclass
 class Result:
-    """What became of one file."""
+    """The result of one file."""
 
     name: str
     cases: int
@@ -55,7 +55,7 @@ class Result:
 
 
 def read_sections(path):
-    """A list's lines as (reason, file, patterns)."""
+    """Returns the lines of a list as (reason, file, patterns)."""
     entries, reason = [], None
     for number, line in enumerate(path.read_text().splitlines(), 1):
         line = line.strip()
@@ -65,7 +65,7 @@ def read_sections(path):
             reason = line.strip("[]")
             continue
         if reason is None:
-            sys.exit(f"{path}:{number}: no reason is given above this line")
+            sys.exit(f"{path}:{number}: this line has no reason above it")
         name, *patterns = line.split()
         entries.append((reason, name, patterns))
     return entries
@@ -76,13 +76,13 @@ def patterns_of(entries, name):
 
 
 def matches(pattern, case):
-    """Whether a pattern as Tcl's `string match` knows them is about this case; only * and ? are used."""
+    """Whether a pattern of Tcl's `string match` matches this case; only * and ? are used."""
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(expression, case) is not None
 
 
 def test_path(source, name):
-    """Where a test file is: names without a directory lie in test/."""
+    """Returns the path of a test file: names without a directory are in test/."""
     return source / (f"{name}.test" if "/" in name else f"test/{name}.test")
 
 
@@ -100,7 +100,7 @@ def run_file(name, options, omit, known):
         environment["HARDPACK_SUITE_OMIT"] = " ".join(omit_patterns + known_patterns)
     command = [options.testfixture, HERE / "harness.tcl", test_path(options.source, name)]
     if os.geteuid() == 0:
-        # As root nothing is ever forbidden, and some tests are about what is.
+        # As root nothing is forbidden, but some tests need something to be.
         os.chown(directory, 65534, 65534)
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
     began, problem = time.monotonic(), ""
@@ -113,7 +113,7 @@ def run_file(name, options, omit, known):
                 problem = f"status {status}"
         except subprocess.TimeoutExpired:
             problem = f"not done after {options.timeout} s"
-        # Also what it may have left behind, such as the second process of a lock test.
+        # Also kill what it may have left behind, such as the second process of a lock test.
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -136,7 +136,7 @@ def run_file(name, options, omit, known):
 
 
 def table(results):
-    """The summary as lines."""
+    """Returns the lines of the summary."""
     passed = [result for result in results if result.passed]
     return [
         "| | |",
@@ -147,7 +147,7 @@ def table(results):
         f"| cases that failed, unexplained | {sum(len(result.failed) for result in results)} |",
         f"| cases run but not judged (omit.txt) | {sum(result.omitted for result in results)} |",
         f"| cases that fail for a known deviation (known-failures.txt) | {sum(result.known for result in results)} |",
-        f"| files that crashed, hung, leaked or broke off | {sum(bool(result.problem) for result in results)} |",
+        f"| files that crashed, hung, leaked or stopped early | {sum(bool(result.problem) for result in results)} |",
     ]
 
 

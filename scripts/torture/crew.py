@@ -1,6 +1,6 @@
-"""Processes that are started, killed and started again.
+"""Processes that are started, killed and restarted.
 
-Only processes that this crew started are killed, each by its own process id.
+Only processes that this crew started are killed, each by its process id.
 """
 
 import json
@@ -21,7 +21,7 @@ class Failed(Exception):
 
 
 class Slot:
-    """A place for one process at a time: what to run in it, and how it may end."""
+    """A place for one process at a time: what it runs, and how it may end."""
 
     def __init__(self, name, command, codes=(0,), rest=(0.0, 0.3), messages=()):
         self.name, self.command, self.codes, self.rest, self.messages = name, command, codes, rest, messages
@@ -43,7 +43,7 @@ class Crew:
             )
 
     def ended(self, slot, killed):
-        """Judges how a process ended."""
+        """Checks how a process ended."""
         code = slot.process.wait(PATIENCE_SECONDS)
         slot.process = None
         slot.start_at = time.monotonic() + self.rng.uniform(*slot.rest)
@@ -57,7 +57,7 @@ class Crew:
         raise Failed(f"{slot.name} ended with {code}:\n{text}")
 
     def tend(self):
-        """Sees who has ended, and starts who is due."""
+        """Notices processes that have ended, and starts those that are due."""
         for slot in self.slots:
             if slot.process and slot.process.poll() is not None:
                 self.ended(slot, killed=False)
@@ -68,7 +68,7 @@ class Crew:
         return [slot for slot in self.slots if slot.process]
 
     def kill(self, slots):
-        """SIGKILL to all of them, and only then waits."""
+        """Sends SIGKILL to all of them, and only then waits."""
         for slot in slots:
             slot.process.kill()
         for slot in slots:
@@ -76,7 +76,7 @@ class Crew:
             self.ended(slot, killed=True)
 
     def kill_some(self):
-        """One, a group, or all at once."""
+        """Kills one, a group, or all at once."""
         running = self.running()
         if not running:
             return
@@ -100,7 +100,7 @@ class Crew:
         os.remove(stop)
 
     def abandon(self):
-        """Whatever has gone wrong, nobody is left running."""
+        """Leaves no process running, whatever has gone wrong."""
         for slot in self.running():
             slot.process.kill()
             slot.process.wait()
@@ -111,7 +111,7 @@ def worker(role, settings):
 
 
 def judge_command(context, *arguments, codes=(0,)):
-    """Runs `hardpack` to its end; any other exit status than expected is a failure."""
+    """Runs `hardpack` to its end; an unexpected exit status is a failure."""
     if sql.is_control():
         return None
     done = subprocess.run([context.hardpack, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -121,7 +121,7 @@ def judge_command(context, *arguments, codes=(0,)):
 
 
 def judge_pool(context, pool, seed, least, most, exact, what):
-    """All that can be asked of a pool that nobody uses. Returns how far each writer has come."""
+    """Checks everything about a pool that nobody uses. Returns the progress of each writer."""
     import ledger
 
     judge_command(context, "check", "-q", pool)

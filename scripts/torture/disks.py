@@ -1,6 +1,6 @@
-"""File systems of the kernel on loop devices, small enough to fill and cheap enough to copy in one moment.
+"""File systems of the kernel on loop devices, small enough to fill and cheap enough to copy at once.
 
-Everything attached and mounted is undone in the end, whatever happens; `cleanup` is idempotent.
+Everything attached and mounted is detached in the end, whatever happens; `cleanup` is idempotent.
 """
 
 import atexit
@@ -16,9 +16,9 @@ MKFS = {
     "xfs": ["mkfs.xfs", "-q", "-f", "-m", "reflink=1"],
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
 }
-# As small as all three accept.
+# The smallest size that all three file systems accept.
 IMAGE_LEN = 320 << 20
-# A ballast that misses its aim by so little is good enough.
+# A ballast that misses its aim by this much is good enough.
 BALLAST_SLACK = 64 << 10
 # How long to wait for children of killed workers.
 ORPHANS_SECONDS = 60
@@ -27,7 +27,7 @@ _mounted = []
 
 
 def system(*command):
-    """Runs a command of the system; its words when it fails."""
+    """Runs a system command; raises its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -35,7 +35,7 @@ def system(*command):
 
 
 class Disk:
-    """An image file that is attached and mounted."""
+    """An image file, attached and mounted."""
 
     def __init__(self, image, kind, directory, direct=False, discard=False):
         self.image, self.kind, self.path, self.device = image, kind, directory, None
@@ -62,7 +62,7 @@ class Disk:
             return file.read().strip() == "1"
 
     def flushed_and_written(self):
-        """How many flushes of its cache the device has completed, and how many sectors have been written."""
+        """Returns the number of completed cache flushes of the device, and of sectors written."""
         with open(f"/sys/block/{os.path.basename(self.device)}/stat") as file:
             fields = file.read().split()
         return int(fields[15]), int(fields[6])
@@ -72,7 +72,7 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, leave):
-        """Takes all space but so many bytes."""
+        """Takes all space except this many bytes."""
         with open(self.ballast, "ab") as file:
             step = self.free()
             while step > BALLAST_SLACK and self.free() > leave + BALLAST_SLACK:
@@ -87,7 +87,7 @@ class Disk:
     def make_room(self):
         if os.path.exists(self.ballast):
             os.remove(self.ballast)
-        # Some file systems give space back only with their next commit.
+        # Some file systems free space only with their next commit.
         system("sync", "-f", self.path)
 
     def close(self, lazily=False):
@@ -98,7 +98,7 @@ class Disk:
             try:
                 system("umount", *(["--lazy"] if lazily else []), self.path)
             except OSError:
-                # What a killed worker had started may still have a file open, and ends by itself.
+                # A child of a killed worker may still have a file open; it ends by itself.
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.2)
@@ -109,12 +109,12 @@ class Disk:
         return self
 
     def __exit__(self, error, *_):
-        # After a failure somebody may have a file open still.
+        # After a failure somebody may still have a file open.
         self.close(lazily=error is not None)
 
 
 def cleanup():
-    """Unmounts and detaches whatever is left, the inner before the outer."""
+    """Unmounts and detaches everything left, inner before outer."""
     for disk in reversed(_mounted[:]):
         try:
             disk.close(lazily=True)
@@ -123,7 +123,7 @@ def cleanup():
 
 
 def kinds(context, wanted):
-    """The file systems that can be made and mounted here; says what is missing."""
+    """Returns the file systems that can be created and mounted here; reports what is missing."""
     if os.geteuid() != 0:
         context.skip(f"{wanted}: needs root, for loop devices")
         return []

@@ -1,7 +1,7 @@
-"""Part 3: a disk that is full, and then has room again, on file systems of the kernel.
+"""Part 3: a disk that becomes full and then has space again, on file systems of the kernel.
 
-First with connections that are held open all the time, statement by statement; then with a whole crew that
-is killed at random while the free space comes and goes.
+First with connections that stay open all the time, statement by statement; then with a whole crew that is
+killed at random while free space comes and goes.
 """
 
 import glob
@@ -21,12 +21,13 @@ FULL_ENDINGS = (FULL_MESSAGE, "no space left on the device that holds the pool")
 COMMAND_MESSAGES = ("no space left on", FULL_MESSAGE)
 CANNOT = 3
 WRITER = 1
-# SQLite maps its WAL index. Where a file system writes every changed page to a new place, a full disk makes the
-# kernel end the process with SIGBUS when it changes that, as it does without Hardpack: so no write-ahead log there.
+# SQLite maps its WAL index. If a file system writes every changed page to a new place, a full disk
+# makes the kernel end the process with SIGBUS when it changes the index, with Hardpack or without.
+# So no write-ahead log is used there.
 NO_ROOM_FOR_A_MAPPING = ("btrfs",)
-# Free bytes left by the ballast: from nearly nothing to some transactions' worth.
+# Free bytes left by the ballast: from almost nothing to the size of some transactions.
 LEAVE = (100 << 10, 3 << 20)
-# Each transaction adds so much that does not compress.
+# Each transaction adds this many incompressible bytes.
 GROWTH_LEN = 150_000
 TRANSACTIONS_MAX = 2000
 
@@ -46,7 +47,7 @@ class Held:
         self.number = 0
 
     def transact(self):
-        """One transaction with much that does not compress. Returns whether there was room for it."""
+        """Runs a transaction with much incompressible data. Returns whether there was space for it."""
         plan = ledger.Plan(self.seed, WRITER, self.number + 1)
         try:
             self.writer.execute("begin immediate")
@@ -64,7 +65,7 @@ class Held:
 
     def must_say_full(self, error):
         if sql.primary_code(error) != sql.FULL or not str(error).endswith(FULL_ENDINGS):
-            raise crew.Failed(f"a full disk is told as {error} ({sql.primary_code(error)})") from error
+            raise crew.Failed(f"a full disk is reported as {error} ({sql.primary_code(error)})") from error
         self.context.counts["SQLITE_FULL, as it must be"] += 1
 
     def fill_until_full(self):
@@ -72,10 +73,10 @@ class Held:
         for _ in range(TRANSACTIONS_MAX):
             if not self.transact():
                 return
-        raise crew.Failed("the disk does not become full")
+        raise crew.Failed("the disk does not fill up")
 
     def judge(self, what):
-        """Whoever reads, old connections and new ones, sees what was acknowledged and nothing else."""
+        """Checks that old and new connections see exactly the acknowledged transactions."""
         fresh = sql.connect(self.pool)
         for db in (self.writer, self.reader, fresh):
             db.execute("begin")
@@ -88,7 +89,7 @@ class Held:
         self.context.counts["states judged whole"] += 1
 
     def statements(self):
-        """Maintenance by SQL: done, or refused with the right words."""
+        """Runs maintenance by SQL, which must succeed or be refused with the right message."""
         for statement in ("pragma wal_checkpoint(passive)", "pragma wal_checkpoint(truncate)", "vacuum",
                           "pragma incremental_vacuum(100)", "pragma hardpack_compression='zstd-5'"):
             try:
@@ -100,7 +101,7 @@ class Held:
                 self.judge(statement)
 
     def commands(self):
-        """Maintenance by the command line: done, or exit 3 with the right words, and nothing left beside."""
+        """Runs maintenance commands, which must succeed, or exit with 3 and the right message and leave nothing."""
         plain = os.path.join(self.disk.path, "plain.db")
         directory = os.path.dirname(self.pool)
         for arguments in (
@@ -131,7 +132,7 @@ class Held:
                     os.remove(path)
 
     def round(self, what):
-        # As large as the pool: there is no room for its pool once the disk is full.
+        # As large as the pool: once the disk is full, there is no space to pack it.
         self.disk.make_room()
         plain = os.path.join(self.disk.path, "plain.db")
         if not os.path.exists(plain):
@@ -188,7 +189,7 @@ def held(context, rng, disk, seconds):
 
 
 def crowd(context, rng, disk, seconds):
-    """The crew of part 1 while space comes and goes."""
+    """Runs the crew of part 1 while space comes and goes."""
     with context.directory("crowd") as work:
         pool, settings = killing.new_pool(
             context, rng, work, disk.path, ("off", "normal", "full"), log_too=disk.kind not in NO_ROOM_FOR_A_MAPPING

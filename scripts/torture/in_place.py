@@ -1,7 +1,7 @@
-"""Part 2: `hardpack pack --in-place`, and `pack` and `unpack` over a file that exists, killed at random moments.
+"""Part 2: `hardpack pack --in-place`, and `pack` and `unpack` over an existing file, killed at random moments.
 
-Under its name there is always the database or the pool, whole; what a killed command leaves is a hidden file
-with a name of its own, which the next command names.
+The name always leads to the complete database or the complete pool. A killed command leaves a hidden file
+with its own name, which the next command reports.
 """
 
 import os
@@ -19,7 +19,7 @@ import sql
 LEFTOVER = re.compile(r"\.hardpack-[0-9a-f]{16}\.tmp$")
 MODES = ("delete", "wal", "persist", "wal, log left")
 ROUND_KILLS = 12
-# The command looks at what it replaced for 20 ms before it removes it.
+# The command watches the replaced file for 20 ms before it removes it.
 AFTERMATH_SECONDS = 0.03
 POLL_SECONDS = 0.001
 QUIET_SECONDS = 3.5
@@ -27,13 +27,13 @@ PATIENCE = 4
 
 
 def make_database(path, rng, mode):
-    """A plain database of some MB; `log left` leaves a log beside it, as a killed program does."""
+    """Creates a plain database of some MB; `log left` leaves a log beside it, like a killed program."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("pragma synchronous=off")
     db.execute(f"pragma journal_mode={mode.split(',')[0]}")
     db.execute("create table t(a integer primary key, b text)")
     db.execute("begin")
-    # Half of it compresses, so that packing takes a while and the two can be told apart by their length.
+    # Half of it compresses, so packing takes a while, and the lengths of the two files differ.
     for i in range(rng.randrange(200, 1500)):
         db.execute("insert into t values(?, ?)", (i, ledger.words(rng, 2000) + rng.randbytes(500).hex()))
     db.execute("commit")
@@ -65,13 +65,13 @@ def is_pool(path):
 
 
 class Killer:
-    """Runs commands and kills them; learns when, since machines and their load differ."""
+    """Runs commands and kills them; learns the right moments, since machines and their load differ."""
 
     def __init__(self, rng):
         self.rng, self.takes = rng, 0.5
 
     def run(self, command, replaced=lambda: False):
-        """Kills at any moment, or near the end, or just after `replaced` becomes true. Whether it was done before."""
+        """Kills at any moment, near the end, or just after `replaced` becomes true. Returns whether it finished first."""
         dice, began = self.rng.random(), time.monotonic()
         after = self.takes * (self.rng.random() if dice < 0.4 else self.rng.uniform(0.8, 1.2))
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -98,9 +98,9 @@ def leftovers(directory):
 
 
 def judge(context, path, expected, what):
-    """What stands under the name is whole, and says what it said."""
+    """Checks that the file under the name is intact and has the expected content."""
     if not os.path.exists(path):
-        raise crew.Failed(f"{what}: nothing is under the name any more")
+        raise crew.Failed(f"{what}: the name no longer exists")
     if is_pool(path):
         crew.judge_command(context, "check", "-q", path)
         found = content(path, with_hardpack=True)
@@ -118,7 +118,7 @@ def judge(context, path, expected, what):
 
 
 def pack_in_place(context, rng, work, origin, expected, killer):
-    """Kills one command after the other on one database, until one gets done."""
+    """Kills command after command on one database, until one finishes."""
     path = os.path.join(work, "data.db")
     for ending in ("", "-wal", "-journal"):
         if os.path.exists(origin + ending):
@@ -128,11 +128,11 @@ def pack_in_place(context, rng, work, origin, expected, killer):
             break
         level = rng.choice(("lz4", "zstd-3", "zstd-3", "zstd-9"))
         command = [context.hardpack, "pack", "-q", "--in-place", "--compression", level, path]
-        # By its number: opening it would make it a file in use, which is not replaced.
+        # By its inode: opening the file would mark it as in use, and a file in use is not replaced.
         before = os.stat(path).st_ino
         done = killer.run(command, lambda: os.stat(path).st_ino != before)
         if done and not is_pool(path):
-            raise crew.Failed("done, and the database is no pool")
+            raise crew.Failed("done, but the database is not a pool")
         if not done:
             context.counts["commands killed while packing in place"] += 1
         if rng.random() < 0.2:
@@ -141,7 +141,7 @@ def pack_in_place(context, rng, work, origin, expected, killer):
     left = leftovers(work)
     context.counts["leftovers of killed commands"] += len(left)
     if left and rng.random() < 0.3:
-        # What changed a moment ago is not looked at, lest a living command be disturbed.
+        # Files that changed a moment ago are skipped, so that no running command is disturbed.
         time.sleep(QUIET_SECONDS)
         done = crew.judge_command(context, "pack", "-q", "--force", origin, os.path.join(work, "copy"))
         if not all(f"/{name}' was left by a command that was killed" in done.stderr for name in left):
@@ -152,7 +152,7 @@ def pack_in_place(context, rng, work, origin, expected, killer):
 
 
 def replace(context, rng, work, origin, expected, killer):
-    """`pack --force` and `unpack --force` over what exists: the old file or the new one."""
+    """Checks that `pack --force` and `unpack --force` over a file leave the old file or the new one."""
     source, target = os.path.join(work, "data.db"), os.path.join(work, "out")
     shutil.copy(origin, source)
     crew.judge_command(context, "pack", "-q", source, target)
@@ -168,9 +168,9 @@ def replace(context, rng, work, origin, expected, killer):
         if not killer.run(command, lambda: os.stat(target).st_ino != before):
             context.counts["commands killed while replacing a file"] += 1
         if not os.path.exists(target):
-            raise crew.Failed(f"killed, {command} left nothing under the name")
+            raise crew.Failed(f"{command}, killed, left nothing under the name")
         if content(target, with_hardpack=is_pool(target)) != expected:
-            raise crew.Failed(f"killed, {command} left something else under the name")
+            raise crew.Failed(f"{command}, killed, left another file under the name")
     for name in os.listdir(work):
         os.remove(os.path.join(work, name))
 
@@ -194,7 +194,7 @@ def run(context, seconds):
                     shutil.copy(origin + ending, looked_at + ending)
             expected = content(looked_at, with_hardpack=False)
             if mode.endswith("left") and expected[0][0] != -1:
-                raise crew.Failed("the log that was left does not count: the test is of no use")
+                raise crew.Failed("the log left behind does not count: the test proves nothing")
             pack_in_place(context, rng, work, origin, expected, packing)
             if not mode.endswith("left") and time.monotonic() < end:
                 replace(context, rng, work, origin, expected, replacing)

@@ -9,7 +9,7 @@ import crew
 import ledger
 import sql
 
-# A round begins with a new pool after so many on the old one.
+# A new pool is used after this many rounds on the old one.
 ROUNDS_PER_POOL = 4
 ROUND_SECONDS = (6.0, 14.0)
 EVENT_SECONDS = (0.01, 0.35)
@@ -19,8 +19,8 @@ PATIENCE = 4
 
 
 def new_pool(context, rng, work, directory, syncs, without_log=(), log_too=True):
-    """An empty ledger, with settings drawn at random; of `synchronous` from `syncs`, and `without_log` where there is
-    no write-ahead log, which there may be with `log_too`. Returns (path, settings for workers)."""
+    """Creates an empty ledger with random settings. `synchronous` comes from `syncs`, also from `without_log` if there
+    is no write-ahead log; `log_too` allows one. Returns (path, settings for workers)."""
     pool = os.path.join(directory, "pool.hpk")
     shape = {
         "page_size": rng.choice((512, 1024, 4096, 4096, 4096, 16384, 65536)),
@@ -56,12 +56,12 @@ def new_pool(context, rng, work, directory, syncs, without_log=(), log_too=True)
 
 
 def may_use_savepoints(mode):
-    """Whether the SQLite of the workers keeps what follows a savepoint that was undone."""
+    """Whether the workers' SQLite keeps changes after a savepoint that was rolled back."""
     return mode != "wal" or sqlite3.sqlite_version_info >= sql.SAVEPOINTS_IN_WAL_SINCE
 
 
 def staff(context, rng, work, settings, writers, with_vacuum=True):
-    """The usual crew on a pool: Python's sqlite3, the stock shell, and the command line."""
+    """Starts the usual crew on a pool: Python's sqlite3, the stock shell, and the command line."""
     team = crew.Crew(rng, work, context.counts)
     pool, life = settings["pool"], [0]
 
@@ -88,7 +88,7 @@ def staff(context, rng, work, settings, writers, with_vacuum=True):
     if sql.is_control():
         for index in range(3):
             team.add(crew.Slot(f"checkpointer{index}", role("checkpointer")))
-    # What a full disk says, where it is meant to be full.
+    # The messages of a full disk, where the disk may be full.
     full = ("no space left on", "disk is full") if settings["may_fill"] else ()
     for writer in range(1, writers + 1):
         team.add(crew.Slot(f"writer{writer}", role("writer", writer=writer)))
@@ -118,7 +118,7 @@ def staff(context, rng, work, settings, writers, with_vacuum=True):
 
 
 def torment(context, rng, team, seconds, each_event=None, kill_share=KILL_SHARE):
-    """Kills and restarts for so long. `each_event` may do more."""
+    """Kills and restarts for this long. `each_event` may do more."""
     pace, end = context.pace(), time.monotonic() + seconds
     while time.monotonic() < end:
         team.tend()
@@ -132,7 +132,7 @@ def torment(context, rng, team, seconds, each_event=None, kill_share=KILL_SHARE)
 
 
 def end_round(context, rng, team):
-    """All stop: mostly by SIGKILL, at times in peace."""
+    """Stops all workers: mostly by SIGKILL, sometimes cleanly."""
     if rng.random() < 0.75:
         before = team.kills
         team.kill_all()
@@ -143,7 +143,7 @@ def end_round(context, rng, team):
 
 
 def gather_counts(context, work, before):
-    """What the workers counted, and the transactions acknowledged since `before`."""
+    """Adds the workers' counts, and the transactions acknowledged since `before`."""
     path = os.path.join(work, "counts")
     if os.path.exists(path):
         with open(path) as file:
@@ -158,7 +158,7 @@ def gather_counts(context, work, before):
 
 
 def change_journal(rng, settings):
-    """Between rounds, another journal mode."""
+    """Switches to another journal mode between rounds."""
     mode = rng.choice(("wal", "delete", "truncate"))
     settings["pragmas"] = [p for p in settings["pragmas"] if not p.startswith("journal_mode")]
     db = sql.connect(settings["pool"])
@@ -172,14 +172,14 @@ def change_journal(rng, settings):
 
 
 def judge_unpacked(context, settings, reached, exact, work):
-    """The same content once it is a plain database, to a SQLite without Hardpack."""
+    """Checks that an unpacked pool has the same content for SQLite without Hardpack."""
     if sql.is_control():
         return
     plain = os.path.join(work, "unpacked.db")
     crew.judge_command(context, "unpack", "-q", "--force", settings["pool"], plain)
     db = sqlite3.connect(plain, isolation_level=None)
     if ledger.judge(db, ledger.Bodies(settings["seed"])) != reached:
-        raise ledger.Wrong("unpacked, the database is another")
+        raise ledger.Wrong("the unpacked database differs")
     exact.judge(db, reached)
     sql.integrity(db)
     db.close()

@@ -1,16 +1,17 @@
-"""A database whose every state can be judged, and the log of what was acknowledged.
+"""A database of which every state can be checked, and the log of acknowledged transactions.
 
-Each writer numbers its transactions 1, 2, 3, ... through all its lives. What transaction N of writer W does
-follows from the seed alone (`plan`), so whoever knows how far each writer has come knows the whole content.
+Each writer numbers its transactions 1, 2, 3, ... through all its lives. The seed alone determines what
+transaction N of writer W does (`plan`), so the progress of each writer determines the whole content.
 
-    account  balances whose sum never changes; each row carries a text that names its last writer
-    log      one row a transaction, numbered without gaps; old rows are deleted
-    writer   how far each writer has come
-    head     how many transactions there are, and a chain of hashes over all of them, deleted ones included
+    account  balances whose sum never changes; each row has a text that names its last writer
+    log      one row for each transaction, numbered without gaps; old rows are deleted
+    writer   the progress of each writer
+    head     the number of transactions, and a chain of hashes over all of them, including deleted ones
 
-A writer appends `B number seq` to its file outside the database before COMMIT, and `A number seq` after it
-has returned, and syncs that. So at least what is in an A line must be there, and at most what is in a B line. `R number 0` is
-what a new life of a writer found: a transaction whose writer was killed before it could acknowledge it.
+A writer appends `B number seq` to its file outside the database before COMMIT, and `A number seq` after COMMIT has
+returned, and syncs that. So transactions with an A line must be there, and those without a B line must not.
+`R number 0` is what a new life of a writer found: a transaction whose writer was killed before it could
+acknowledge it.
 """
 
 import glob
@@ -23,14 +24,14 @@ ACCOUNT_COUNT = 600
 OPENING_BALANCE = 1000
 BODY_LEN = 2500
 LOG_ROWS_MAX = 400
-# How much of an acknowledgement file's end is read to find its last line.
+# How much of the end of an acknowledgement file is read to find its last line.
 TAIL_LEN = 64 << 10
 
 WORDS = ["pool", "record", "extent", "sector", "patch", "fold", "txg", "superblock", "page", "journal", "commit"]
 
 
 class Wrong(Exception):
-    """The content is not what it must be."""
+    """The content is wrong."""
 
 
 def words(rng, length):
@@ -38,7 +39,7 @@ def words(rng, length):
 
 
 class Plan:
-    """What one transaction does."""
+    """The changes of one transaction."""
 
     def __init__(self, seed, writer, number):
         rng = random.Random(f"{seed}/{writer}/{number}")
@@ -57,7 +58,7 @@ class Plan:
 
 
 class Bodies:
-    """The texts of the accounts: nearly the same each time, so that updates are small changes of pages."""
+    """The texts of the accounts: nearly the same each time, so that updates change pages only a little."""
 
     def __init__(self, seed):
         self.seed, self.bases = seed, {}
@@ -86,12 +87,12 @@ def create(db, seed):
 
 
 def link(digest, seq, writer, number, crc):
-    """The chain of hashes, one transaction on."""
+    """Returns the chain of hashes after one more transaction."""
     return hashlib.blake2b(f"{digest} {seq} {writer} {number} {crc}".encode(), digest_size=12).hexdigest()
 
 
 def apply(db, plan, bodies, writer, number):
-    """Makes the changes of a transaction that has begun. Returns its place among all."""
+    """Makes the changes of an open transaction. Returns its place among all transactions."""
     for source, target, amount in plan.transfers:
         for account, change in ((source, -amount), (target, amount)):
             db.execute(
@@ -114,15 +115,15 @@ def apply(db, plan, bodies, writer, number):
 
 
 def progress(db):
-    """How far each writer has come."""
+    """Returns the progress of each writer."""
     return dict(db.execute("select id, number from writer"))
 
 
 def judge(db, bodies):
-    """What must hold in every snapshot; the caller has begun a transaction. Returns the progress."""
+    """Checks what must hold in every snapshot; the caller has begun a transaction. Returns the progress."""
     total = db.execute("select count(*), sum(balance) from account").fetchone()
     if total != (ACCOUNT_COUNT, ACCOUNT_COUNT * OPENING_BALANCE):
-        raise Wrong(f"accounts and their sum are {total}: a part of a transaction is there")
+        raise Wrong(f"accounts and their sum are {total}: a transaction is there in part")
     for account, writer, number, body in db.execute("select id, writer, number, body from account"):
         if body != bodies.of(account, writer, number):
             raise Wrong(f"account {account} does not hold what {writer}/{number} wrote")
@@ -144,13 +145,13 @@ def judge(db, bodies):
 
 
 class Exact:
-    """The balances that follow from how far each writer has come; kept up from one question to the next."""
+    """The balances that follow from the progress of each writer, updated from one comparison to the next."""
 
     def __init__(self, seed):
         self.seed, self.reached, self.balances = seed, {}, [OPENING_BALANCE] * ACCOUNT_COUNT
 
     def judge(self, db, reached):
-        """Compares all balances and all texts of the log with what was planned."""
+        """Compares all balances and all texts of the log with the plans."""
         if any(reached.get(writer, 0) < number for writer, number in self.reached.items()):
             self.__init__(self.seed)  # an older state, of a snapshot
         for writer, number in reached.items():
@@ -162,7 +163,7 @@ class Exact:
         found = [row[0] for row in db.execute("select balance from account order by id")]
         if found != self.balances:
             wrong = [i for i in range(ACCOUNT_COUNT) if found[i] != self.balances[i]]
-            raise Wrong(f"accounts {wrong[:10]} do not have the balance that the transactions {reached} give")
+            raise Wrong(f"accounts {wrong[:10]} do not have the balance that follows from the transactions {reached}")
         for seq, writer, number, text in db.execute("select seq, writer, number, text from log"):
             if text != Plan(self.seed, writer, number).text:
                 raise Wrong(f"transaction {seq} does not hold the text of {writer}/{number}")
@@ -183,7 +184,7 @@ class Acknowledgements:
 
 
 def last_numbers(directory, kinds):
-    """The last number of each writer in lines of these kinds: {writer: number}."""
+    """Returns the last number of each writer in lines of these kinds: {writer: number}."""
     result = {}
     for path in glob.glob(os.path.join(directory, "ack.*")):
         with open(path, "rb") as file:
@@ -199,7 +200,7 @@ def acknowledged(directory):
 
 
 def seen(directory):
-    """What was acknowledged, or seen by a later life of its writer."""
+    """Returns what was acknowledged, or seen by a later life of its writer."""
     return last_numbers(directory, "AR")
 
 
@@ -208,7 +209,7 @@ def begun(directory):
 
 
 def compare(reached, least, most, what):
-    """At least what was acknowledged, at most what was begun."""
+    """Checks that the progress is at least `least`, acknowledged, and at most `most`, begun."""
     for writer in set(reached) | set(least):
         number = reached.get(writer, 0)
         if number < least.get(writer, 0):

@@ -1,15 +1,14 @@
 """Part 4: the power fails under the kernel's own file systems.
 
     a file system under test (ext4, xfs, btrfs)     where the crew of part 1 works
-      loop device, direct I/O                       what the device has, it has
-        image file on xfs                           FICLONE copies it in one moment
+      loop device, direct I/O                       the image has everything that the device has
+        image file on xfs                           FICLONE copies it at once
           loop device
 
-A copy of the image is what a machine finds that lost its power at that moment: what the page cache held is
-gone. Where two copies are taken and the device completed no flush between them, all that was written in between
-was only in the disk's volatile cache: a third image gets a random part of it, as a disk would that lost and
-reordered it. Each image is mounted (the journal is replayed), and everything that was acknowledged as durable
-before the copy began must be there.
+A copy of the image is what a machine finds after losing its power at that moment: the content of the page cache is
+gone. If the device completed no flush between two copies, everything written in between was only in the disk's
+volatile cache: a third image gets a random part of it, as from a disk that lost and reordered it. Each image is
+mounted (the journal is replayed), and everything acknowledged as durable before the copy began must be there.
 """
 
 import fcntl
@@ -28,19 +27,19 @@ import workers
 OUTER_LEN = 3 << 30
 SNAPSHOTS_MAX = 8
 WORK_SECONDS = (8.0, 16.0)
-# How long apart the two copies are taken between which nothing may be flushed.
+# The longest time between the two copies that should have no flush between them.
 APART_SECONDS_MAX = 0.004
-# How many pairs are tried until one is such; an image of one moment is taken if none is.
+# The number of pairs tried to get such a pair; otherwise an image of one moment is taken.
 PAIRS_MAX = 40
 COPY_CHUNK_LEN = 1 << 20
-# Makes a file share all blocks of another, in one moment (linux/fs.h).
+# Makes a file share all blocks of another at once (linux/fs.h).
 FICLONE = 0x40049409
-# What a disk keeps or loses as a whole.
+# The lengths that a disk keeps or loses as a whole.
 SECTOR_LENS = (512, 4096)
 
 
 class Snapshot:
-    """An image of one moment, and what had been acknowledged and begun."""
+    """An image of one moment, with the transactions acknowledged and begun by then."""
 
     def __init__(self, image, least, most, packed_before, packed_after, what):
         self.image, self.least, self.most, self.what = image, least, most, what
@@ -48,7 +47,7 @@ class Snapshot:
 
 
 def packed_log(work):
-    """What the packer has said of each database: {number: letters}."""
+    """Returns the packer's reports about each database: {number: letters}."""
     path, result = os.path.join(work, "packed.log"), {}
     if os.path.exists(path):
         with open(path) as file:
@@ -65,7 +64,7 @@ def copy(source, target):
 
 
 def mix(rng, before, after, target):
-    """`after`, with some of what it has beyond `before` lost again. Returns how many sectors were lost, of how many."""
+    """Copies `after` without some of its changes since `before`. Returns the numbers of lost and changed sectors."""
     copy(after, target)
     sector_len, share = rng.choice(SECTOR_LENS), rng.choice((0.1, 0.5, 0.9))
     lost = changed = 0
@@ -98,7 +97,7 @@ def has_data(file, offset):
 
 
 class Machine:
-    """A file system under test with a crew on it, whose power fails again and again."""
+    """A file system under test with a crew on it, whose power fails repeatedly."""
 
     def __init__(self, context, rng, kind, outer, work):
         self.context, self.rng, self.kind, self.outer, self.work = context, rng, kind, outer, work
@@ -107,14 +106,15 @@ class Machine:
         self.snapshots = []
 
     def take(self, disk, durable):
-        """Copies the image in one moment, while everybody goes on."""
+        """Copies the image at once, while everybody goes on."""
         name = f"{self.image}.{len(self.snapshots)}"
         what = f"{self.kind}, power cut {len(self.snapshots) + 1}"
         for _ in range(PAIRS_MAX):
             least, packed = ledger.acknowledged(self.work) if durable else {}, packed_log(self.work)
             flushes, written = disk.flushed_and_written()
             copy(self.image, name)
-            # What was acknowledged before this copy had been flushed by then; a later one may lose the rest.
+            # Everything acknowledged before this copy was flushed by then; a later copy may lose
+            # the rest.
             time.sleep(self.rng.uniform(0, APART_SECONDS_MAX))
             copy(self.image, name + ".later")
             now = disk.flushed_and_written()
@@ -135,12 +135,13 @@ class Machine:
         self.snapshots.append(Snapshot(name, least, most, packed, after, what))
 
     def work_and_cut(self):
-        """The crew works, is killed a little, and images are taken."""
+        """Lets the crew work, kills some of it, and takes images."""
         with disks.Disk.create(self.image, self.kind, self.mounted, direct=True) as disk:
             if not disk.is_direct():
                 raise crew.Failed("the loop device does not do direct I/O: an image would not be of one moment")
             os.mkdir(os.path.join(self.mounted, "packed"))
-            # Not "off" for WAL mode: SQLite promises nothing for a log that is not synced before it begins anew.
+            # Not "off" in WAL mode: SQLite promises nothing for a log that is not synced before it
+            # restarts.
             self.pool, self.settings = killing.new_pool(
                 self.context, self.rng, self.work, self.mounted, ("full", "full", "full", "extra", "normal"), ("off",)
             )
@@ -177,7 +178,7 @@ class Machine:
                              f"{sum(snapshot.least.values())} acknowledged as durable")
 
     def go_on(self):
-        """Life goes on after the power is back."""
+        """Goes on working after the power is back."""
         db = sql.connect(self.pool)
         db.execute("update account set body = body")
         db.execute("pragma wal_checkpoint(truncate)").fetchall()
@@ -186,7 +187,7 @@ class Machine:
         crew.judge_command(self.context, "check", "-q", self.pool)
 
     def judge_packed(self, snapshot):
-        """Databases packed in place: always there, and a pool once that was acknowledged."""
+        """Checks databases packed in place: they always exist, and are pools once that was acknowledged."""
         directory = os.path.join(self.mounted, "packed")
         for number, said in snapshot.packed_before.items():
             if "C" not in said or "D" in snapshot.packed_after.get(number, ""):
@@ -207,7 +208,7 @@ class Machine:
 def run(context, seconds):
     usable = disks.kinds(context, "power cuts")
     if "xfs" not in usable:
-        context.skip("power cuts: images are copied in one moment on xfs only")
+        context.skip("power cuts: images can be copied at once only on xfs")
         return
     rng, end, number = context.rng("power"), time.monotonic() + seconds, 0
     with context.directory("power") as directory:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tortures Hardpack with real processes, real file systems and real SIGKILLs. See README.md beside this file.
 
-Exit status: 0 nothing wrong was found, 1 something was, 2 it could not start, 130 interrupted.
+Exit status: 0 if nothing wrong was found, 1 if something was, 2 if it could not start, 130 if interrupted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import self_test
 import sql
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Parts, and the share of the time that each gets.
+# The parts, and the share of the time that each gets.
 PARTS = {
     "killing": (killing.run, 0.40),
     "in-place": (in_place.run, 0.15),
@@ -35,12 +35,12 @@ PARTS = {
 }
 QUICK_PARTS = {"killing": (killing.run, 0.7), "in-place": (in_place.run, 0.3)}
 QUICK_SECONDS = 40
-# What a worker takes to start and end on an idle machine.
+# The time that a worker takes to start and end on an idle machine.
 START_SECONDS = 0.2
 
 
 class Context:
-    """What all parts share."""
+    """The state that all parts share."""
 
     def __init__(self, options):
         self.seed, self.library, self.hardpack = options.seed, options.lib, options.cli
@@ -58,7 +58,7 @@ class Context:
         return random.Random(f"{self.seed}/{part}")
 
     def pace(self):
-        """How much slower than an idle machine starts a worker: kills are that much rarer, so that work gets done."""
+        """How much slower workers start than on an idle machine: kills are that much rarer, so that work gets done."""
         began = time.monotonic()
         subprocess.run(crew.worker("nothing", self.idle_settings), check=True)
         return max(1.0, (time.monotonic() - began) / START_SECONDS)
@@ -69,7 +69,7 @@ class Context:
 
     @contextlib.contextmanager
     def directory(self, name):
-        """A directory that goes when all is well, and stays to be looked at when something was found."""
+        """A directory that is removed when all is well, and kept for inspection when something was found."""
         path = tempfile.mkdtemp(prefix=f"hardpack-torture-{name}-", dir=self.work)
         try:
             yield path
@@ -78,14 +78,14 @@ class Context:
             raise
         except BaseException:
             if self.keep:
-                self.say(f"  kept for you to look at: {path}")
+                self.say(f"  kept for inspection: {path}")
             else:
                 shutil.rmtree(path, ignore_errors=True)
             raise
         shutil.rmtree(path)
 
     def drop_caches(self):
-        """The machine's page cache goes: what is not on the medium is not there."""
+        """Drops the machine's page cache: only data on the medium remains."""
         if not self.may_drop_caches:
             return
         os.sync()
@@ -94,7 +94,7 @@ class Context:
                 file.write("3\n")
         except OSError:
             self.may_drop_caches = False
-            self.skip("this system does not let its page cache be dropped")
+            self.skip("this system does not allow dropping its page cache")
             return
         self.counts["page cache dropped"] += 1
 
@@ -103,18 +103,18 @@ def parse_arguments(argv):
     p = argparse.ArgumentParser(prog="run.py", description=__doc__.splitlines()[0])
     built = os.path.join(ROOT, "target/release")
     p.add_argument("--minutes", type=float, default=30, help="how long (default 30)")
-    p.add_argument("--seed", type=int, help="where all random choices come from (default: the clock; it is printed)")
+    p.add_argument("--seed", type=int, help="seed of all random choices (default: the clock; it is printed)")
     p.add_argument("--quick", action="store_true", help="less than a minute, without root: killing and packing only")
     p.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help="only this part; repeatable: "
                    + ", ".join(PARTS))
     p.add_argument("--work", default=tempfile.gettempdir(), metavar="DIR", help="where pools and disk images go")
     p.add_argument("--lib", default=os.path.join(built, "libhardpack.so"), metavar="PATH", help="the extension")
     p.add_argument("--cli", default=os.path.join(built, "hardpack"), metavar="PATH", help="the command line")
-    p.add_argument("--nice", type=int, default=5, metavar="N", help="be so nice to others on the machine (default 5)")
-    p.add_argument("--control", action="store_true", help="killing with SQLite alone on a plain database: what fails "
-                   "then is not Hardpack's")
-    p.add_argument("--journal-mode", metavar="MODE", help="always this one, not one drawn at random")
-    p.add_argument("--keep", action="store_true", help="keep the files of what failed")
+    p.add_argument("--nice", type=int, default=5, metavar="N", help="niceness of all processes (default 5)")
+    p.add_argument("--control", action="store_true", help="killing with SQLite alone on a plain database: failures "
+                   "are then not Hardpack's")
+    p.add_argument("--journal-mode", metavar="MODE", help="always use this journal mode instead of random ones")
+    p.add_argument("--keep", action="store_true", help="keep the files of failed tests")
     p.add_argument("--keep-caches", action="store_true", help="leave the machine's page cache alone")
     options = p.parse_args(argv)
     options.lib, options.cli = os.path.abspath(options.lib), os.path.abspath(options.cli)
@@ -142,7 +142,7 @@ def summarise(context, results, seconds):
 
 
 def terminated(*_):
-    """SIGTERM is an interruption like Ctrl-C: everything is taken down in order."""
+    """Treats SIGTERM like Ctrl-C: everything is taken down in order."""
     raise KeyboardInterrupt
 
 
@@ -157,9 +157,9 @@ def main():
     parts = {name: part for name, part in parts.items() if not options.only or name in options.only}
     whole = sum(share for _, share in parts.values())
     seconds = QUICK_SECONDS if options.quick else options.minutes * 60
-    context.say(f"seed {context.seed}: `scripts/torture/run.py --seed {context.seed}` makes the same choices again")
+    context.say(f"seed {context.seed}: `scripts/torture/run.py --seed {context.seed}` repeats the choices")
     if options.quick:
-        context.say("quick: a full disk and power cuts are part of the long run only")
+        context.say("quick: only the long run tests a full disk and power cuts")
     results, began = {}, time.monotonic()
     parts = {"self-test": (lambda context, _: self_test.run(context), 0), **parts}
     for name, (run, share) in parts.items():

@@ -1,4 +1,4 @@
-"""The judge is judged first: a ledger that is damaged in any of these ways must be found wrong."""
+"""Tests the judge first: it must notice a ledger that is damaged in any of these ways."""
 
 import os
 
@@ -8,7 +8,8 @@ import sql
 
 SEED = "self-test"
 TRANSACTIONS = 25
-# What goes wrong, and the statements that do it to a sound ledger. Each keeps to SQL: the database itself stays valid.
+# Kinds of damage, and the statements that cause them in a sound ledger. They use only SQL: the
+# database itself stays valid.
 SABOTAGE = {
     "half a transfer": ["update account set balance = balance - 1 where id = 3"],
     "a whole transfer that nobody made": [
@@ -19,9 +20,9 @@ SABOTAGE = {
     "the last transaction gone from the log alone": [f"delete from log where seq = {TRANSACTIONS}"],
     "another text in the log": ["update log set text = text || ' ' where seq = 7"],
     "a transaction by another writer": ["update log set writer = 2 where seq = 7"],
-    "a writer who has come further than the log": ["update writer set number = number + 1"],
+    "a writer that is ahead of the log": ["update writer set number = number + 1"],
     "a count that is too high": ["update head set count = count + 1"],
-    "two transactions exchanged": [
+    "two transactions swapped": [
         "update log set seq = -1 where seq = 8", "update log set seq = 8 where seq = 9", "update log set seq = 9 where seq = -1",
     ],
 }
@@ -70,4 +71,4 @@ def must_be_found(db, least, what, statements):
     finally:
         db.execute("rollback to sabotage")
         db.execute("release sabotage")
-    raise crew.Failed(f"the judge does not see this: {what}")
+    raise crew.Failed(f"the judge does not notice this: {what}")

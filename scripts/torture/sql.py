@@ -1,4 +1,4 @@
-"""Connections of this process, through Hardpack and without."""
+"""Connections of this process, with and without Hardpack."""
 
 import os
 import sqlite3
@@ -6,12 +6,14 @@ import sys
 
 BUSY, FULL = 5, 13
 TIMEOUT_SECONDS = 30
-# Set in the environment, everything runs on a plain database and SQLite alone: what fails then is not Hardpack's.
+# If this is set in the environment, everything runs on a plain database with SQLite alone: failures
+# are then not Hardpack's.
 CONTROL = "HARDPACK_TORTURE_CONTROL"
 
-# Older ones may lose transactions in WAL mode, Hardpack or not: a page that is spilled twice behind a savepoint which is
-# then rolled back leaves a log whose checksums are wrong from the commit on, and after a crash it is read up to there.
-# Seen with 3.40.1 on a plain database (`--control`); right in this one.
+# Older versions may lose transactions in WAL mode, with Hardpack or without: if a page is spilled
+# twice after a savepoint that is then rolled back, the checksums in the log are wrong from that
+# commit on, and after a crash the log is read only up to there. Seen with 3.40.1 on a plain
+# database (`--control`); fixed in this version.
 SAVEPOINTS_IN_WAL_SINCE = (3, 54, 1)
 
 
@@ -20,7 +22,7 @@ def is_control():
 
 
 def need_extensions():
-    """Loading extensions is compiled out of some Python builds; the system's has it."""
+    """Checks that this Python can load extensions: some builds cannot, the system's can."""
     if hasattr(sqlite3.Connection, "enable_load_extension"):
         return
     system = "/usr/bin/python3"
@@ -44,7 +46,7 @@ def uri(path):
 
 
 def connect(path, *pragmas, timeout=TIMEOUT_SECONDS):
-    """A connection through Hardpack, without Python's own transactions."""
+    """Opens a connection through Hardpack, without Python's own transactions."""
     db = sqlite3.connect(uri(path), uri=True, timeout=timeout, isolation_level=None)
     for pragma in pragmas:
         db.execute(f"pragma {pragma}").fetchall()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """One process of the torture run: `workers.py ROLE` with its settings as JSON on the command line.
 
-A worker does some steps and ends, or is killed; whoever started it starts it again. Exit status 0: all was as
-it must be (what a lock or a full disk kept it from doing included); 1 and a traceback otherwise.
+A worker takes some steps and ends, or is killed; its starter starts it again. Exit status 0: everything was as it
+must be, including steps that a lock or a full disk prevented; 1 and a traceback otherwise.
 """
 
 import json
@@ -35,7 +35,7 @@ class Worker:
         return os.path.exists(os.path.join(self.work, "stop"))
 
     def excuse(self, error):
-        """Whether it is only a lock, or a disk that is meant to be full; anything else is a failure."""
+        """Whether an error is only a lock, or a disk that may be full; anything else is a failure."""
         code = sql.primary_code(error)
         if code == sql.BUSY or (code == sql.FULL and self.may_fill):
             self.count("full" if code == sql.FULL else "busy")
@@ -43,22 +43,22 @@ class Worker:
         raise error
 
     def count(self, what, number=1):
-        """Adds to what the summary shows. One write, so that a kill loses at most this."""
+        """Adds to the counts of the summary, in one write, so that a kill loses at most this."""
         with open(os.path.join(self.work, "counts"), "a") as file:
             file.write(f"{what} {number}\n")
 
     def judged(self, db, what, least):
-        """Judges the state that a connection sees in its open transaction."""
+        """Checks the state that a connection sees in its open transaction."""
         reached = ledger.judge(db, self.bodies)
         ledger.compare(reached, least, None, what)
         self.count("snapshots judged")
         return reached
 
     def nothing(self):
-        """Only starts, to see how long that takes."""
+        """Only starts, to measure how long that takes."""
 
     def writer(self):
-        """Transactions, in one or several connections, some of them rolled back."""
+        """Runs transactions in one or several connections, and rolls some of them back."""
         me = self.settings["writer"]
         acks = ledger.Acknowledgements(os.path.join(self.work, f"ack.{me}"))
         least, most = (f(self.work).get(me, 0) for f in (ledger.seen, ledger.begun))
@@ -106,7 +106,7 @@ class Worker:
         db.close()
 
     def reader(self):
-        """Snapshots, some of them held for long, some read in the middle of a cursor."""
+        """Reads snapshots; holds some for long, and reads some in the middle of a cursor."""
         db = self.connect()
         for _ in range(self.rng.randrange(2, READER_STEPS_MAX)):
             if self.stopped():
@@ -135,7 +135,7 @@ class Worker:
         db.close()
 
     def steps(self, choices, pause, timeout=3):
-        """Runs one of the statements again and again."""
+        """Runs one of the statements repeatedly."""
         db = self.connect(timeout=timeout)
         for _ in range(self.rng.randrange(2, 12)):
             if self.stopped():
@@ -165,14 +165,14 @@ class Worker:
         )
 
     def backup(self):
-        """Copies made by SQLite's backup, into a pool or a plain file, hold a whole state."""
+        """Checks that copies made by SQLite's backup, in a pool or a plain file, hold a complete state."""
         for _ in range(self.rng.randrange(1, 3)):
             target = os.path.join(self.settings["copies"], f"backup.{os.getpid()}")
             as_pool = self.rng.random() < 0.5
             try:
                 copy = sql.connect(target) if as_pool else sqlite3.connect(target, isolation_level=None)
             except sqlite3.OperationalError:
-                # SQLite's own word where not even an empty file can be made.
+                # SQLite's own message if not even an empty file can be created.
                 if not self.may_fill:
                     raise
                 self.count("backups without room for the file")
@@ -195,7 +195,7 @@ class Worker:
                     os.remove(target + ending)
 
     def packer(self):
-        """Databases packed in place, one after the other: `C n` it exists, `A n` it is a pool, `D n` it may go."""
+        """Packs databases in place, one by one, and reports: `C n` it exists, `A n` it is a pool, `D n` it may go."""
         acks = ledger.Acknowledgements(os.path.join(self.work, "packed.log"))
         directory = os.path.join(os.path.dirname(self.pool), "packed")
         names = [int(name[1:-3]) for name in os.listdir(directory) if name.endswith(".db")]
@@ -223,7 +223,7 @@ class Worker:
 
 
 def fill_packed(db, number):
-    """The content that database `number` of a packer has: one row a number, so that `judge_packed` can tell."""
+    """Fills database `number` of a packer with content that depends on the number, so that `judge_packed` can tell."""
     db.execute("begin")
     db.execute("create table t(a integer primary key, b text)")
     rng = random.Random(number)
@@ -235,7 +235,7 @@ def judge_packed(db, number):
     rng = random.Random(number)
     expected = [(i, ledger.words(rng, 300)) for i in range(300 + number % 700)]
     if db.execute("select a, b from t order by a").fetchall() != expected:
-        raise ledger.Wrong(f"the packed database {number} does not hold what was put in")
+        raise ledger.Wrong(f"the packed database {number} does not have the content that was packed")
     sql.integrity(db)
 
 

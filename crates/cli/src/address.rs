@@ -1,9 +1,9 @@
-//! What the user names: a pool, or something in it.
+//! Addresses: how the user names a pool, or something in it.
 //!
-//! `POOL/PATH` is one path, as if the pool were a directory: the first component that is a file and no directory
-//! is the pool, and the rest is a path in it. Where nothing is there the first component that is missing is the
-//! pool to be made. `@NAME` behind the pool or a name in it stands for a snapshot; a name that holds the '@' itself wins.
-//! All of it is bytes, not text.
+//! `POOL/PATH` is one path, as if the pool were a directory: the first component that exists and is
+//! not a directory is the pool, and the rest is a path in it. If the path does not exist, the first
+//! missing component is the pool to create. `@NAME` after the pool or a name in it selects a
+//! snapshot; a name that itself contains the '@' takes precedence. Everything is bytes, not text.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -16,29 +16,31 @@ use hardpack_engine::pool::{Attributes, DirEntry, InSnapshot, Kind, Pool};
 use hardpack_engine::{Error, FileId};
 
 use crate::failure::{Code, Reason};
+use crate::near;
 use crate::pool_file;
 use crate::text;
 
-/// Names a pool, or something in it.
+/// The name of a pool, or of something in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
     given: OsString,
-    /// The file that is the pool, or is to become it.
+    /// The file that is, or will become, the pool.
     pub pool: PathBuf,
     /// The path in the pool, as given; empty for the pool itself.
     pub path: Vec<u8>,
-    /// The snapshot that was given with the name of the pool.
+    /// The snapshot given after the name of the pool.
     snapshot: Option<Vec<u8>>,
 }
 
-/// A pool that was opened, and where in it to look.
+/// An open pool, and a path in it.
 pub struct Opened {
     pub pool: Pool,
-    /// The path in it.
+    /// The path in the pool.
     pub path: Vec<u8>,
-    /// What stands before the path when something in the pool is shown.
+    /// The prefix of all paths shown to the user.
     pub shown: Vec<u8>,
-    /// The pool, where this is its newest state, with which a log or journal beside it may go.
+    /// The path of the pool if this is its newest state, to which a log or journal next to it may
+    /// belong.
     live: Option<PathBuf>,
 }
 
@@ -70,13 +72,13 @@ impl From<OsString> for Address {
                 }
             }
         }
-        // All of it is a directory: no pool, as opening it will say.
+        // The whole path is a directory; opening it will report that it is not a pool.
         let pool = PathBuf::from(&given);
         Address { given, pool, path: Vec::new(), snapshot: None }
     }
 }
 
-/// What stands before and behind the last '@', where there is something on both sides.
+/// Splits at the last '@', if neither side is empty.
 fn split_snapshot(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = text.iter().rposition(|byte| *byte == b'@')?;
     let (head, name) = (&text[..at], &text[at + 1..]);
@@ -95,22 +97,57 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// The bytes that were given.
+    /// The address as the user gave it.
     pub fn given(&self) -> &OsStr {
         &self.given
     }
 
-    /// Whether it ends like a directory.
+    /// The address that `text` means next to this one: `@NAME` is another snapshot of the same
+    /// file, directory or pool.
+    pub fn beside(&self, text: &OsStr) -> Address {
+        let short = text.as_bytes();
+        let is_short = short.starts_with(b"@") && !short[1..].iter().any(|b| b"@/".contains(b));
+        let given = self.given.as_bytes();
+        let end = given.iter().rposition(|byte| *byte == b'@').unwrap_or(given.len());
+        let behind = given[end..].iter().position(|byte| *byte == b'/');
+        match is_short {
+            true => {
+                let path = behind.map_or(&b""[..], |start| &given[end + start..]);
+                OsString::from_vec([&given[..end], short, path].concat()).into()
+            }
+            false => text.to_owned().into(),
+        }
+    }
+
+    /// The addresses that a list of snapshots means: `@NAME` is another snapshot of the same file,
+    /// directory or pool as the address before it.
+    pub fn in_full(given: &[Address]) -> Vec<Address> {
+        let mut full: Vec<Address> = Vec::new();
+        for address in given {
+            let next = full.last().map(|before| before.beside(&address.given));
+            full.push(next.unwrap_or_else(|| address.clone()));
+        }
+        full
+    }
+
+    /// The address of another path in the same pool or snapshot.
+    pub fn with_path(&self, path: Vec<u8>) -> Address {
+        let given = self.given.as_bytes();
+        let head = &given[..given.len() - self.path.len()];
+        Address { given: OsString::from_vec(join(head, &path)), path, ..self.clone() }
+    }
+
+    /// Whether it ends with a slash, as a directory may.
     pub fn ends_with_slash(&self) -> bool {
         self.given.as_bytes().ends_with(b"/")
     }
 
-    /// Whether the pool as a whole is meant.
+    /// Whether it names the whole pool.
     pub fn is_whole(&self) -> bool {
         self.path.iter().all(|byte| *byte == b'/') && self.snapshot.is_none()
     }
 
-    /// Opens it to read.
+    /// Opens it for reading.
     pub fn open(&self, threads: Option<u16>) -> Result<Opened, Reason> {
         let pool = pool_file::open_read_only(&self.pool, threads)?;
         let mut shown = self.pool.as_os_str().as_bytes().to_vec();
@@ -123,7 +160,7 @@ impl Address {
         Ok(Opened { pool, path: self.path.clone(), shown, live: Some(self.pool.clone()) })
     }
 
-    /// Opens it to read, as it was at an older state where one is given.
+    /// Opens it for reading, at an older state if `txg` names one.
     pub fn open_state(&self, txg: Option<u64>, threads: Option<u16>) -> Result<Opened, Reason> {
         if txg.is_none() {
             return self.open(threads);
@@ -133,7 +170,7 @@ impl Address {
         Ok(Opened { pool, path: self.path.clone(), shown, live: None })
     }
 
-    /// Opens it to change it; a snapshot cannot be.
+    /// Opens it for writing; refuses a snapshot.
     pub fn open_writable(&self, threads: Option<u16>) -> Result<Opened, Reason> {
         if self.snapshot.is_some() {
             return Err(Reason::new(Code::Cannot, "a snapshot cannot be changed"));
@@ -143,8 +180,14 @@ impl Address {
         Ok(Opened { pool, path: self.path.clone(), shown, live: Some(self.pool.clone()) })
     }
 
-    /// The path and the name of a snapshot that is to be made, where the address is that of one.
+    /// Returns the path and the name of the snapshot to create.
     pub fn snapshot_name(&self) -> Result<(Vec<u8>, Vec<u8>), Reason> {
+        if fs::symlink_metadata(&self.pool).is_err() {
+            let bytes = self.pool.as_os_str().as_bytes();
+            let pool = split_snapshot(bytes).map_or(bytes, |(pool, _)| pool);
+            let text = format!("there is no pool '{}'", text::escaped(pool));
+            return Err(Reason::new(Code::Cannot, text));
+        }
         let split = match &self.snapshot {
             Some(name) if self.path.iter().all(|byte| *byte == b'/') => Some((&b""[..], &name[..])),
             Some(_) => None,
@@ -155,7 +198,7 @@ impl Address {
         split.map(|(path, name)| (path.to_vec(), name.to_vec())).ok_or_else(no_snapshot_named)
     }
 
-    /// The address within the pool, as the engine takes it.
+    /// The address within the pool, in the engine's form.
     fn inner(&self) -> Vec<u8> {
         match &self.snapshot {
             Some(name) if self.path.is_empty() => [b"@", &name[..]].concat(),
@@ -164,7 +207,8 @@ impl Address {
         }
     }
 
-    /// The snapshot that the address names, as what it is of and its name; not one of a directory above.
+    /// Returns the file and the name of the snapshot that the address names. Snapshots of
+    /// directories above do not count.
     pub fn exact_snapshot(&self, pool: &Pool) -> Result<(FileId, Vec<u8>), Reason> {
         let inner = self.inner();
         if !inner.contains(&b'@') {
@@ -173,7 +217,7 @@ impl Address {
         pool.snapshot_at(&inner)?.ok_or_else(|| missing(&inner))
     }
 
-    /// The snapshot that the address leads into, if it does.
+    /// Returns the snapshot that the address leads into, if any.
     pub fn find_snapshot(&self, pool: &Pool) -> Result<Option<InSnapshot>, Reason> {
         let inner = self.inner();
         if !inner.contains(&b'@') {
@@ -194,38 +238,60 @@ fn no_snapshot_named() -> Reason {
         .hint("a snapshot is named POOL@NAME or POOL/PATH@NAME")
 }
 
-/// Says that there is no snapshot of this address, nor a file.
+/// The error for an address that is neither a file nor in a snapshot.
 fn missing(address: &[u8]) -> Reason {
     let mark = address.iter().rposition(|byte| *byte == b'@').map_or(0, |at| at + 1);
     let name = address[mark..].split(|byte| *byte == b'/').next().unwrap_or_default();
     Reason::new(Code::Cannot, format!("no such file or snapshot: {}", text::escaped(name)))
-        .hint("'hardpack list' shows the snapshots there are")
+        .hint("'hardpack list' shows all snapshots")
 }
 
-/// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a
-/// directory.
+/// Called with the path, name and attributes of each entry of a walk. Returns whether to descend
+/// into a directory.
 pub type Visit<'v> = dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool, Reason> + 'v;
 
 impl Opened {
-    /// What the path stands for.
+    /// Finds the entry at the path.
     pub fn entry(&self) -> Result<DirEntry, Reason> {
         self.entry_at(&self.path)
     }
 
-    /// What another path in the pool stands for.
+    /// Finds the entry at another path in the pool.
     pub fn entry_at(&self, path: &[u8]) -> Result<DirEntry, Reason> {
-        Ok(self.pool.resolve(path)?)
+        near::resolve(&self.pool, &self.shown, path)
     }
 
-    /// Finds the entry at the path, without following a symbolic link in its last part.
+    /// Finds the entry at the path without following a symbolic link in the last component.
     pub fn link_entry(&self) -> Result<DirEntry, Reason> {
-        Ok(self.pool.resolve_link(&self.path)?)
+        near::resolve_link(&self.pool, &self.shown, &self.path)
     }
 
-    /// The file that the path names, or the only one there is.
+    /// Finds the directory of the path, and splits off the last name, which need not exist.
+    pub fn parent(&self) -> Result<(FileId, &[u8]), Reason> {
+        near::resolve_parent(&self.pool, &self.shown, &self.path)
+    }
+
+    /// The same pool or snapshot, with another path.
+    pub fn at(&self, path: &[u8]) -> Opened {
+        let (pool, shown, live) = (self.pool.clone(), self.shown.clone(), self.live.clone());
+        Opened { pool, path: path.to_vec(), shown, live }
+    }
+
+    /// What a snapshot of the pool has.
+    pub fn in_snapshot(&self, found: &InSnapshot) -> Result<Opened, Reason> {
+        let pool = self.pool.open_snapshot(found.scope, &found.name)?;
+        let shown = [&self.shown[..], b"@", &found.name].concat();
+        Ok(Opened { pool, path: found.path.clone(), shown, live: None })
+    }
+
+    fn is_whole(&self) -> bool {
+        self.path.iter().all(|byte| *byte == b'/')
+    }
+
+    /// Finds the file at the path, or the database that the pool's own name stands for.
     pub fn file(&self) -> Result<DirEntry, Reason> {
-        if self.path.iter().all(|byte| *byte == b'/') {
-            return only_file(&self.pool, &self.shown);
+        if self.is_whole() {
+            return database(&self.pool, &self.shown);
         }
         let entry = self.entry()?;
         match entry.kind {
@@ -235,21 +301,21 @@ impl Opened {
         }
     }
 
-    /// What the path names, or the only file of a pool that holds nothing else.
+    /// Finds the entry at the path, or the only file of the pool.
     pub fn file_or_entry(&self) -> Result<DirEntry, Reason> {
-        match self.file() {
-            Ok(entry) => Ok(entry),
-            Err(_) => self.entry(),
+        match self.pool.only_file() {
+            Ok(entry) if self.is_whole() => Ok(entry),
+            _ => self.entry(),
         }
     }
 
-    /// Where the pool is, unless this is a snapshot.
+    /// The path of the pool, unless this is a snapshot.
     pub fn live(&self) -> Option<&Path> {
         self.live.as_deref()
     }
 
-    /// Calls `visit` with everything below a directory: its path from there, its name and its attributes. `visit`
-    /// says whether to go into a directory.
+    /// Calls `visit` with the path (relative to `directory`), name and attributes of everything
+    /// below a directory. `visit` returns whether to descend into a directory.
     pub fn walk(&self, directory: FileId, visit: &mut Visit<'_>) -> Result<(), Reason> {
         let mut stopped = None;
         let walked = self.pool.walk(directory, &mut |path, entry, attributes| {
@@ -264,26 +330,26 @@ impl Opened {
         }
     }
 
-    /// How something at a path in the pool is shown.
+    /// A path in the pool as shown to the user.
     pub fn shown_at(&self, path: &[u8]) -> Vec<u8> {
         join(&self.shown, path)
     }
 }
 
-/// The only file of a pool that holds nothing else.
-pub fn only_file(pool: &Pool, shown: &[u8]) -> Result<DirEntry, Reason> {
-    pool.only_file().map_err(|error| match error {
+/// Finds the file that a pool's own name stands for.
+fn database(pool: &Pool, shown: &[u8]) -> Result<DirEntry, Reason> {
+    pool.database().map_err(|error| match error {
         Error::Invalid(_) => {
             let shown = text::escaped(shown);
             Reason::new(Code::Cannot, "the pool holds more than one file").hint(format!(
-                "name the one meant, as {shown}/NAME; 'hardpack ls {shown}' lists them"
+                "name one of them, as {shown}/NAME; 'hardpack ls {shown}' lists them"
             ))
         }
         error => error.into(),
     })
 }
 
-/// A path below another.
+/// Appends a relative path to a directory.
 pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let name = &name[name.iter().take_while(|byte| **byte == b'/').count()..];
     let mut path = directory.to_vec();
@@ -294,13 +360,13 @@ pub fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// The last name of a path; nothing where it ends in '.' or '..', or is empty.
+/// The last name of a path; `None` if it is '.' or '..', or the path is empty.
 pub fn last_name(path: &[u8]) -> Option<&[u8]> {
     let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
     parts.next_back().filter(|name| *name != b"." && *name != b"..")
 }
 
-/// The path of an address as the operating system has it.
+/// Turns the bytes of a path into a `PathBuf`.
 pub fn os_path(bytes: Vec<u8>) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
@@ -336,6 +402,20 @@ mod tests {
         assert_eq!(of("b@c@d"), expected("b@c", "", Some("d")));
         assert_eq!(of("new.hpk/x"), expected("new.hpk", "x", None));
         assert_eq!(of("new.hpk@s/x"), expected("new.hpk@s", "x", None));
+    }
+
+    #[test]
+    fn a_short_form_means_another_snapshot_of_the_same() {
+        let beside = |first: &str, text: &str| {
+            let first = Address::from(OsString::from(first));
+            first.beside(OsStr::new(text)).given.into_string().unwrap()
+        };
+        assert_eq!(beside("p.hpk@a", "@b"), "p.hpk@b");
+        assert_eq!(beside("p.hpk/x@a", "@b"), "p.hpk/x@b");
+        assert_eq!(beside("p.hpk@a/x", "@b"), "p.hpk@b/x");
+        assert_eq!(beside("p.hpk@a", "q.hpk@b"), "q.hpk@b");
+        assert_eq!(beside("p.hpk@a", "@q@b"), "@q@b");
+        assert_eq!(beside("p.hpk", "@b"), "p.hpk@b");
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! Every flag of the command line, once.
 
+mod copies;
 mod files;
+mod find;
+mod parse;
 mod properties;
+#[cfg(test)]
+mod reference;
 mod snapshots;
 mod streams;
 
@@ -10,7 +15,10 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use hardpack_engine::pool::{Property, Settings};
 
+pub use self::copies::*;
 pub use self::files::*;
+pub use self::find::*;
+pub use self::parse::{parse, wrong_usage};
 pub use self::properties::*;
 pub use self::snapshots::*;
 pub use self::streams::*;
@@ -18,75 +26,107 @@ use crate::address::Address;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-    0  done
-    1  something is wrong with the data ('check' found problems, a checksum does not match)
+    0  success
+    1  the data is damaged ('check' found problems, or a checksum does not match)
     2  wrong usage
-    3  cannot: an I/O error, not found, exists already
-    4  not a pool, or one that needs a newer version
+    3  an I/O error, or something does not exist or exists already
+    4  not a pool, or a pool that needs a newer version
     5  in use by another process
-  130  interrupted; nothing is left behind";
+   70  a defect of Hardpack itself, which says nothing about the data
+  130  interrupted: unfinished files are removed; a pool is whole, and what was complete before stays;
+       a message says what";
 
 const EXAMPLES: &str = "\
 Examples:
-  hardpack pack words.db                     make words.db.hpk of a database, even one in use
-  hardpack pack words.db --in-place          replace the database by its pool
-  hardpack sql words.db.hpk                  a shell on it
-  hardpack info words.db.hpk                 what it holds and how well it compresses
-  hardpack unpack words.db.hpk words2.db     give the database back
+  hardpack pack words.db                     make words.db.hpk from a database, even in use
+  hardpack pack words.db --in-place          replace the database with its pool
+  hardpack sql words.db.hpk                  open a SQL shell
+  hardpack info words.db.hpk                 show what it holds and how well it compresses
+  hardpack unpack words.db.hpk words2.db     restore the original file
 
-  hardpack put photos archive.hpk            whole directories, in a pool of many files
-  hardpack ls -l archive.hpk/photos          what is there
+  hardpack put photos archive.hpk            add whole directories to a pool of many files
+  hardpack ls -l archive.hpk/photos          list them
   hardpack set compression=zstd-19 archive.hpk/photos
-  hardpack extract archive.hpk/photos .      give them back";
+  hardpack extract archive.hpk/photos .      write them back";
 
 const PACK_HELP: &str = "\
-Any file is kept byte for byte. A SQLite database is packed as of one moment, with what is still in
-its write-ahead log or hot journal; it may be in use meanwhile (in a rollback journal mode, others
-can read it but wait with writing). The pool is written beside OUT, read back, compared, and only
-then given its name.
+Any file is kept byte for byte. A SQLite database is packed as of one moment, including what is \
+still in its write-ahead log or hot journal. It may be in use meanwhile (in a rollback journal \
+mode, other programs can read it, but writers wait). The pool is written next to OUT under a \
+temporary name, read back and compared, and renamed to OUT only then.
 
 Examples:
   hardpack pack words.db
   hardpack pack words.db small.hpk --compression zstd-19 --recordsize 1M
-  hardpack pack words.db --in-place";
+  hardpack pack words.db --in-place
+  pg_dump shop | hardpack pack - shop.sql.hpk";
+
+const UNPACK_HELP: &str = "\
+The file is written next to OUT under a temporary name, read back and compared, and renamed to OUT \
+only then. With --in-place nobody else may have the pool open, and a pool with snapshots is \
+refused: they would be lost.
+
+Examples:
+  hardpack unpack words.db.hpk
+  hardpack unpack words.db.hpk restored/
+  hardpack unpack words.db.hpk - | ssh other 'cat > words.db'
+  hardpack unpack words.db --in-place";
 
 const REPACK_HELP: &str = "\
-Programs can go on reading and writing meanwhile. What is interrupted goes on where it stopped when
-the command is given again. Properties stay as they are: 'hardpack set' says how new data is written.
-The pool keeps its length until its free space is used again; 'hardpack compact' gives it back.
+Programs can go on reading and writing meanwhile. After an interruption, the same command \
+continues where it stopped. Properties do not change: 'hardpack set' says how new data is \
+written. The pool keeps its length and reuses the space that becomes free; 'hardpack compact' \
+shortens the file.
 
 Examples:
   hardpack repack --estimate --compression zstd-19 words.db.hpk
   hardpack repack --compression zstd-19 --recordsize 1M words.db.hpk
-  hardpack repack words.db.hpk        to the properties in force, or what was interrupted";
+  hardpack repack words.db.hpk        apply the properties in force, or continue";
 
 const SQL_HELP: &str = "\
-Without SQL, and on a terminal, this starts the stock sqlite3 shell with Hardpack loaded, where both
-are found (libhardpack.so beside this program, in ../lib, or named by HARDPACK_LIBRARY); otherwise
-statements are read from standard input.
+Without SQL, and on a terminal, this starts the stock sqlite3 shell with Hardpack loaded, if \
+sqlite3 and libhardpack.so are found and fit together (the latter next to this program, in ../lib, \
+or at HARDPACK_LIBRARY). Otherwise a shell of its own reads statements and dot commands from \
+standard input. Input goes on after an error, and the exit code is then that of the first; '.bail \
+on' stops at it.
+
+Options may be written with one dash, as for the stock shell: -json, -csv, -column, -line, -box, \
+-header, -bail, -readonly.
 
 Examples:
   hardpack sql words.db.hpk 'SELECT count(*) FROM words'
   hardpack sql --table words.db.hpk 'SELECT * FROM words LIMIT 3'
-  hardpack sql words.db.hpk < changes.sql";
+  hardpack sql words.db.hpk .tables
+  hardpack sql words.db.hpk '.mode csv' 'SELECT * FROM words'
+  hardpack sql words.db.hpk < changes.sql
+
+Dot commands, as in the stock shell:
+";
+
+/// The help of `sql`, with all dot commands.
+fn sql_help() -> String {
+    SQL_HELP.to_owned() + crate::commands::sql::dots::help().trim_end()
+}
 
 const COMPACT_HELP: &str = "\
-After VACUUM or many changes a pool keeps its length, with free space in it. This moves what lies at
-the end into the free space, a few MiB at a time, and cuts the file off behind it. Others can go on
-reading and writing. Stopped at any time, it leaves a whole pool, and can be run again.
+After VACUUM or many changes, a pool keeps its length and has free space inside. This command \
+moves data from the end of the file into the free space, a few MiB at a time, and truncates the \
+file. Programs can go on reading and writing. It can be stopped at any time without harm, and run \
+again.
 
 Examples:
-  hardpack compact --estimate words.db.hpk   what it would give back
+  hardpack compact --estimate words.db.hpk   show how much it would free
   hardpack compact words.db.hpk";
 
 const SALVAGE_HELP: &str = "\
-POOL is only read. Everything that verifies is copied; what is lost becomes zeros, and is listed with
-its range. What was found, but may have been replaced since, is copied too, and listed as older. When
-superblocks, header or roots are lost the whole pool is searched for what is left.
-OUT is the file to create, or a directory to create files in. A log or journal beside POOL is not
-read: copied beside OUT under OUT's name, SQLite applies it.
+POOL is only read. Everything that verifies is copied. Lost bytes become zeros and are listed by \
+range. Data that may have been replaced since is copied too, and listed as older. If superblocks, \
+header or roots are lost, the whole pool is searched for data.
 
-Exit code 1 says that something is missing.
+OUT is the file to create, or a directory to create files in. A log or journal next to POOL is \
+not read; copy it next to OUT under OUT's name, and SQLite applies it.
+
+Exit code 1 means that something is missing.
 
 Examples:
   hardpack salvage words.db.hpk saved.db
@@ -94,18 +134,18 @@ Examples:
   sqlite3 saved.db .recover | sqlite3 recovered.db";
 
 const REWIND_HELP: &str = "\
-The last few states of a pool stay readable until their space is used again. The state is verified
-completely first, and nothing is changed where it is not whole. What was committed since becomes an
-older state itself: as long as it is whole, 'hardpack rewind POOL' with its number undoes this.
-No program may have the pool open meanwhile.
+The last few states of a pool stay readable until their space is reused. The state is verified \
+completely first; if it is damaged, nothing is changed. The commits made since become an older \
+state themselves: while it is whole, 'hardpack rewind POOL' with its number undoes the rewind. No \
+program may have the pool open meanwhile.
 
 Examples:
-  hardpack check --states words.db.hpk       which states there are, and which are whole
+  hardpack check --states words.db.hpk       list the states, and which are whole
   hardpack unpack --rewind 41 words.db.hpk   look at one first
   hardpack rewind words.db.hpk 41";
 
 /// Keeps SQLite databases, and any other files, compressed and checksummed inside one file, a pool,
-/// and gives them back live.
+/// and lets programs use them live.
 #[derive(Debug, Parser)]
 #[command(name = "hardpack", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub struct Args {
@@ -115,25 +155,25 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a pool of a file or a database
+    /// Make a pool from a file or a database
     Pack(PackArgs),
-    /// Give back the file that a pool holds
+    /// Restore the file that a pool holds
     Unpack(UnpackArgs),
     /// Make an empty pool
     Create(CreateArgs),
     /// Put files and whole directories into a pool
     Put(PutArgs),
-    /// Give files and whole directories back
+    /// Write files and whole directories back
     Extract(ExtractArgs),
     /// List a directory of a pool
     Ls(LsArgs),
-    /// Show a directory of a pool with all below it
+    /// Show a directory of a pool and everything below it
     Tree(TreeArgs),
-    /// Look for files in a pool
+    /// Find files in a pool
     Find(FindArgs),
-    /// Show all that is known of a file in a pool
+    /// Show all metadata of a file in a pool
     Stat(StatArgs),
-    /// Tell how much directories and files take
+    /// Show how much space directories and files take
     Du(DuArgs),
     /// Write files of a pool to standard output
     Cat(CatArgs),
@@ -145,43 +185,51 @@ pub enum Command {
     Mkdir(MkdirArgs),
     /// Make a link in a pool
     Ln(LnArgs),
-    /// Keep a file, a directory or a pool as it is now
+    /// Copy files of a pool
+    Cp(CpArgs),
+    /// Make empty files in a pool, or set the times of files
+    Touch(TouchArgs),
+    /// Change the permissions of files in a pool
+    Chmod(ChmodArgs),
+    /// Change the owners of files in a pool
+    Chown(ChownArgs),
+    /// Take a snapshot of a file, a directory or a pool
     Snapshot(SnapshotArgs),
-    /// List directories and snapshots, with what they take
+    /// List directories and snapshots, with the space they take
     List(ListArgs),
-    /// Bring a file, a directory or a pool back to a snapshot
+    /// Roll a file, a directory or a pool back to a snapshot
     Rollback(RollbackArgs),
-    /// Make a copy that shares what it holds with its source
+    /// Make a copy that shares its data with the source
     Clone(CloneArgs),
-    /// Tell what has changed since a snapshot, or between two
+    /// Show what has changed since a snapshot, or between two
     Diff(DiffArgs),
-    /// Destroy snapshots, and give back what only they hold
+    /// Destroy snapshots, and free the space that only they hold
     Destroy(DestroyArgs),
     /// Write a snapshot as a stream, for another pool
     Send(SendArgs),
-    /// Take a snapshot from a stream into a pool
+    /// Receive a snapshot from a stream into a pool
     Receive(ReceiveArgs),
-    /// Show how well a pool is compressed and deduplicated, and what that takes
+    /// Show how well a pool is compressed and deduplicated, and the memory and space this takes
     Stats(StatsArgs),
     /// Show what a pool holds, how well it compresses, and its settings
     Info(InfoArgs),
-    /// Verify everything in a pool, and the database in it
+    /// Verify everything in a pool, including its databases
     Check(CheckArgs),
-    /// Copy all that can still be read out of a damaged pool
+    /// Copy everything that is still readable out of a damaged pool
     Salvage(SalvageArgs),
-    /// Make an older state of a pool the newest
+    /// Make an older state of a pool the newest again
     Rewind(RewindArgs),
-    /// Make a pool short again, while it is in use
+    /// Shorten the file of a pool, even while it is in use
     Compact(CompactArgs),
     /// Show properties
     Get(GetArgs),
-    /// Set properties, for what is written from now on
+    /// Set properties for data written from now on
     Set(SetArgs),
-    /// Give a property up, so that it is inherited or the default again
+    /// Remove a property, so that it is inherited or the default again
     Inherit(InheritArgs),
     /// Merge the patches that updates left into their records
     Fold(FoldArgs),
-    /// Compress what is stored anew, with another algorithm, level or record size
+    /// Compress stored data again, with another algorithm, level or record size
     Repack(RepackArgs),
     /// Run SQL on the database in a pool
     Sql(SqlArgs),
@@ -189,7 +237,7 @@ pub enum Command {
     Codecs(CodecsArgs),
 }
 
-/// Sets a property at creation: the name of the flag is that of the property.
+/// Returns a parser that validates the value of `property` and normalises it.
 fn value_of(property: Property) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync {
     move |text| {
         let mut settings = Settings::default();
@@ -201,36 +249,26 @@ fn value_of(property: Property) -> impl Fn(&str) -> Result<String, String> + Clo
 #[derive(Debug, ClapArgs)]
 #[command(after_help = PACK_HELP)]
 pub struct PackArgs {
-    /// The file or database to pack
+    /// The file or database to pack; '-' is standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// The pool to create [default: IN.hpk]
     #[arg(value_name = "OUT", conflicts_with = "in_place")]
     pub output: Option<PathBuf>,
-    /// The algorithm and level; 'hardpack codecs' lists them [default: zstd-3]
-    #[arg(long, value_name = "NAME", value_parser = value_of(Property::Compression))]
-    pub compression: Option<String>,
-    /// The longest run of bytes compressed as one, 4K to 16M [default: 128K]
-    #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
-    pub recordsize: Option<String>,
-    /// xxh3, blake3 or sha256 [default: xxh3]
-    #[arg(long, value_name = "NAME", value_parser = value_of(Property::Checksum))]
-    pub checksum: Option<String>,
-    /// The share compression must save, or a record is stored as it is [default: 12.5%]
-    #[arg(long, value_name = "PERCENT", value_parser = value_of(Property::MinSavings))]
-    pub min_savings: Option<String>,
-    /// Rearrange pages of SQLite databases by column first: auto, sqlite (try every record both ways) or
-    /// none [default: auto]
-    #[arg(long, value_name = "WHICH", value_parser = value_of(Property::Filter))]
-    pub filter: Option<String>,
-    /// Store what SQLite never reads as zeros: free pages, deleted cells. The copy is then not equal
-    /// byte by byte, and deleted rows cannot be recovered from it
+    #[command(flatten)]
+    pub properties: PropertyFlags,
+    /// The former name of --checksum-kind
+    #[arg(long = "checksum", hide = true, value_parser = value_of(Property::Checksum))]
+    pub former_checksum: Option<String>,
+    /// Store bytes that SQLite never reads (free pages, deleted cells) as zeros. The copy is then
+    /// not byte-identical, and deleted rows cannot be recovered from it
     #[arg(long)]
     pub clear_unused: bool,
-    /// Replace IN by the pool, atomically and only after reading all of it back
+    /// Replace IN with the pool, atomically, after reading all of it back
     #[arg(long)]
     pub in_place: bool,
-    /// Replace OUT if it exists; pack what is a pool already
+    /// Replace OUT if it is a regular file (links, pipes and devices never are); pack IN even if it
+    /// is a pool already
     #[arg(long, short)]
     pub force: bool,
     #[command(flatten)]
@@ -239,26 +277,31 @@ pub struct PackArgs {
 
 impl PackArgs {
     /// The properties to set.
-    pub fn properties(&self) -> Vec<(Property, String)> {
-        let given = [
-            (Property::Compression, &self.compression),
-            (Property::RecordSize, &self.recordsize),
-            (Property::Checksum, &self.checksum),
-            (Property::MinSavings, &self.min_savings),
-            (Property::Filter, &self.filter),
-            (Property::ClearUnused, &self.clear_unused.then(|| "on".into())),
-        ];
-        given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?))).collect()
+    pub fn properties(&self) -> Given {
+        let former = self.former_checksum.iter();
+        let mut given: Given = former.map(|value| (Property::Checksum, value.clone())).collect();
+        given.extend(self.properties.given());
+        if self.clear_unused {
+            given.push((Property::ClearUnused, "on".into()));
+        }
+        given
+    }
+
+    /// Whether to store bytes that SQLite never reads as zeros.
+    pub fn clears_unused(&self) -> bool {
+        let properties = self.properties();
+        let last = properties.iter().rfind(|(property, _)| *property == Property::ClearUnused);
+        last.is_some_and(|(_, value)| value == "on")
     }
 }
 
-/// What all long work has in common.
+/// The flags of all commands that run long.
 #[derive(Debug, ClapArgs)]
 pub struct WorkArgs {
-    /// How many threads compress and verify [default: one for each processor]
+    /// The number of threads that compress and verify [default: one per processor]
     #[arg(long, short = 'j', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// No progress, no summary
+    /// Print no progress and no summary
     #[arg(long, short)]
     pub quiet: bool,
     /// Report as JSON
@@ -267,16 +310,21 @@ pub struct WorkArgs {
 }
 
 #[derive(Debug, ClapArgs)]
+#[command(after_help = UNPACK_HELP)]
 pub struct UnpackArgs {
     /// The pool, or a file in it
     #[arg(value_name = "POOL[/PATH]", value_parser = address())]
     pub pool: Address,
-    /// The file to create [default: the name it was packed under, beside POOL]
-    #[arg(value_name = "OUT")]
+    /// The file to create, or a directory to create it in; '-' is standard output [default: its
+    /// original name, next to POOL]
+    #[arg(value_name = "OUT", conflicts_with = "in_place")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub rewind: RewindTo,
-    /// Replace OUT if it exists
+    /// Replace POOL with the file that it holds, atomically; this undoes 'pack --in-place'
+    #[arg(long, conflicts_with = "txg")]
+    pub in_place: bool,
+    /// Replace OUT if it is a regular file; links, pipes and devices are never replaced
     #[arg(long, short)]
     pub force: bool,
     #[command(flatten)]
@@ -288,8 +336,8 @@ pub struct InfoArgs {
     /// The pool
     #[arg(value_name = "POOL")]
     pub pool: PathBuf,
-    /// Exact numbers of bytes
-    #[arg(short = 'p', long = "parsable")]
+    /// Show exact numbers of bytes
+    #[arg(short = 'p', long = "parsable", alias = "exact")]
     pub exact: bool,
     /// Report as JSON
     #[arg(long)]
@@ -301,17 +349,17 @@ pub struct CheckArgs {
     /// The pool
     #[arg(value_name = "POOL")]
     pub pool: PathBuf,
-    /// Leave SQLite's integrity_check out
+    /// Skip SQLite's integrity_check
     #[arg(long)]
     pub no_integrity_check: bool,
     #[command(flatten)]
     pub rewind: RewindTo,
-    /// List the states whose superblocks are there, and verify each
+    /// List the states that still have a superblock, and verify each
     #[arg(long, conflicts_with = "txg")]
     pub states: bool,
-    /// First remove what only confuses, and loses nothing: what is kept for files that are gone, and a damaged index of
-    /// content, which is built anew
-    #[arg(long, visible_alias = "rebuild-index", conflicts_with_all = ["txg", "states"])]
+    /// First remove leftovers of files that no longer exist, and rebuild a damaged index of
+    /// content. This loses no data
+    #[arg(long, alias = "rebuild-index", conflicts_with_all = ["txg", "states"])]
     pub repair: bool,
     #[command(flatten)]
     pub work: WorkArgs,
@@ -328,10 +376,10 @@ pub struct SalvageArgs {
     pub output: PathBuf,
     #[command(flatten)]
     pub rewind: RewindTo,
-    /// Replace what exists
+    /// Replace existing regular files; links, pipes and devices are never replaced
     #[arg(long, short)]
     pub force: bool,
-    /// No progress, no summary
+    /// Print no progress and no summary
     #[arg(long, short)]
     pub quiet: bool,
     /// Report as JSON
@@ -352,10 +400,10 @@ pub struct RewindArgs {
     pub work: WorkArgs,
 }
 
-/// Which state of a pool is meant.
+/// Selects the state of a pool to read.
 #[derive(Debug, ClapArgs)]
 pub struct RewindTo {
-    /// An older state, by its number, instead of the newest
+    /// Use the older state with this number instead of the newest
     #[arg(long = "rewind", value_name = "TXG")]
     pub txg: Option<u64>,
 }
@@ -366,10 +414,10 @@ pub struct CompactArgs {
     /// The pool
     #[arg(value_name = "POOL")]
     pub pool: PathBuf,
-    /// Only say what it would give back, and how much it would move; change nothing
-    #[arg(long)]
+    /// Only show how much it would free and move; change nothing
+    #[arg(short = 'n', long)]
     pub estimate: bool,
-    /// No progress, no summary
+    /// Print no progress and no summary
     #[arg(long, short)]
     pub quiet: bool,
     /// Report as JSON
@@ -378,24 +426,36 @@ pub struct CompactArgs {
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = SQL_HELP)]
+#[command(after_help = sql_help())]
 pub struct SqlArgs {
     /// The pool, or a file in it
     #[arg(value_name = "POOL[/PATH]", value_parser = address())]
     pub pool: Address,
-    /// Statements to run
+    /// Statements and dot commands to run
     #[arg(value_name = "SQL")]
     pub sql: Vec<String>,
-    /// Rows as JSON
-    #[arg(long, conflicts_with = "table")]
+    /// Print rows as JSON
+    #[arg(long, group = "rows")]
     pub json: bool,
-    /// Column names above the rows
+    /// Print rows as CSV
+    #[arg(long, group = "rows")]
+    pub csv: bool,
+    /// Print rows in columns
+    #[arg(long, group = "rows")]
+    pub column: bool,
+    /// Print each value on a line of its own
+    #[arg(long, group = "rows")]
+    pub line: bool,
+    /// Print rows as a table
+    #[arg(long, alias = "box", group = "rows")]
+    pub table: bool,
+    /// Print column names above the rows
     #[arg(long)]
     pub header: bool,
-    /// Rows as a table
+    /// Stop at the first error in input
     #[arg(long)]
-    pub table: bool,
-    /// Allow no changes
+    pub bail: bool,
+    /// Open the database read-only
     #[arg(long)]
     pub readonly: bool,
 }
@@ -412,7 +472,7 @@ pub struct FoldArgs {
     /// The pool
     #[arg(value_name = "POOL")]
     pub pool: PathBuf,
-    /// Only records whose patches have grown past their share
+    /// Only fold records whose patches have outgrown their share
     #[arg(long)]
     pub due: bool,
     #[command(flatten)]
@@ -431,17 +491,19 @@ pub struct RepackArgs {
     /// The length of records to aim at, 4K to 16M [default: the property]
     #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
     pub recordsize: Option<String>,
-    /// Whether to rearrange pages of SQLite databases by column: auto, sqlite or none [default: the property]
+    /// Whether to rearrange the pages of SQLite databases by column: auto, sqlite or none [default:
+    /// the property]
     #[arg(long, value_name = "WHICH", value_parser = value_of(Property::Filter))]
     pub filter: Option<String>,
-    /// Store what SQLite never reads as zeros, where the property does not say so anyway; nobody else may
-    /// have the database open meanwhile
+    /// Store bytes that SQLite never reads as zeros, even if the property does not say so; nobody
+    /// else may have the database open meanwhile
     #[arg(long)]
     pub clear_unused: bool,
-    /// Only tell, from a sample, how much smaller the pool would become and how long that takes
-    #[arg(long)]
+    /// Only estimate, from a sample, how much smaller the pool would become and how long it would
+    /// take
+    #[arg(short = 'n', long)]
     pub estimate: bool,
-    /// Begin anew where an earlier repack was interrupted, instead of going on with it
+    /// Start over instead of continuing an interrupted repack
     #[arg(long)]
     pub restart: bool,
     #[command(flatten)]
@@ -449,7 +511,7 @@ pub struct RepackArgs {
 }
 
 impl RepackArgs {
-    /// The properties that are to differ from those in force.
+    /// The properties that override those in force.
     pub fn properties(&self) -> Vec<(Property, String)> {
         let given = [
             (Property::Compression, &self.compression),

@@ -1,8 +1,8 @@
-//! The content of a file in a pool, as of one moment.
+//! Reads the content of a file in a pool, as of one moment.
 //!
-//! A database in use, which has a log or journal beside the pool, is read through SQLite in one transaction.
-//! Otherwise the pool is all there is, and is read directly; where somebody writes to the file meanwhile, it
-//! is read again.
+//! A database in use, which has a log or journal next to the pool, is read through SQLite in one
+//! transaction. Otherwise the pool holds everything and is read directly. If the file is written
+//! meanwhile, it is read again.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::output::bytes;
 use crate::pool_file::{self, read_range};
 use crate::sqlite;
 
-/// How often to start over when the file changes while it is read.
+/// How often to try again if the file changes while it is read.
 pub const TRIES_MAX: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The file of a pool whose log and journal are named after the pool itself.
 pub const FIRST_FILE: FileId = FileId(2);
-/// Of a log and a journal; what follows is the generation.
+/// The suffixes of a log and a journal; the generation follows.
 const LOG_SUFFIXES: [&str; 2] = ["-wal", "-journal"];
-/// In hexadecimal digits, where it is not 0.
+/// The number of hexadecimal digits of a generation other than 0.
 const GENERATION_LEN: usize = 16;
 
 /// The path by which SQLite opens a database; the only file of a pool goes by the pool's own path.
@@ -35,23 +35,24 @@ fn database_of(opened: &Opened, pool: &Path, path: &[u8]) -> PathBuf {
     }
 }
 
-/// Something of the content.
+/// A piece of the content.
 pub enum Piece<'p> {
     Bytes(&'p [u8]),
-    /// So many zeros that the pool does not store.
+    /// This many zeros, which the pool does not store.
     Hole(u64),
 }
 
-/// Takes what is read, in order.
+/// Takes the pieces of the content, in order.
 pub type Sink<'s> = dyn FnMut(Piece<'_>) -> Result<(), Reason> + 's;
 
-/// Holes that are shorter are read like any bytes.
+/// Shorter holes are read like any other bytes.
 const HOLE_LEN_MIN: u64 = 64 << 20;
-/// More zeros than that are not written to where holes cannot be left. A pool of some kilobytes may claim any length.
+/// The most zeros written to an output that cannot have holes. A pool of some kilobytes may claim
+/// any length.
 const ZEROS_LEN_MAX: u64 = 1 << 40;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// For what takes bytes only: the zeros of holes are bytes too, unless they are too many.
+/// Adapts a sink that takes only bytes: holes become zeros, up to a limit.
 pub fn as_bytes(
     mut write: impl FnMut(&[u8]) -> Result<(), Reason>,
 ) -> impl FnMut(Piece<'_>) -> Result<(), Reason> {
@@ -64,8 +65,9 @@ pub fn as_bytes(
         zeros = zeros.saturating_add(left);
         if zeros > ZEROS_LEN_MAX {
             let text = format!("it claims to be mostly a hole, of {} or more", bytes(zeros, false));
-            return Err(Reason::new(Code::Data, text)
-                .hint("'hardpack extract' to a file system that knows holes writes none of it"));
+            return Err(Reason::new(Code::Data, text).hint(
+                "'hardpack extract' leaves holes unwritten on a file system that supports them",
+            ));
         }
         while left > 0 {
             let n = left.min(ZEROS.len() as u64);
@@ -76,7 +78,7 @@ pub fn as_bytes(
     }
 }
 
-/// What the names of the log and the journal of a database begin with.
+/// The path that the names of a database's log and journal extend.
 pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
     match file {
         FIRST_FILE => pool.into(),
@@ -84,16 +86,21 @@ pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
     }
 }
 
-/// Something that lies beside a pool for a database.
+/// The path of a database's shared memory.
+pub fn shared_memory(pool: &Path, file: FileId) -> PathBuf {
+    sqlite::beside(&sidecar_base(pool, file), "-shm")
+}
+
+/// A file next to a pool that belongs to one of its databases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sidecar {
-    /// Its number.
+    /// The number of the database.
     pub file: FileId,
-    /// The generation of the content that it belongs to, where it is a log or a journal.
+    /// The generation of the content that it belongs to, if it is a log or a journal.
     pub generation: Option<u64>,
 }
 
-/// What a name beside a pool is, where it is of something that lies there for one of its databases.
+/// Parses the name of a file next to a pool; `None` if it belongs to no database of the pool.
 pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<Sidecar> {
     let rest = name.strip_prefix(pool_name)?;
     let (file, suffix) = match rest.strip_prefix(b"-db") {
@@ -120,7 +127,7 @@ pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<Sidecar> {
     Some(Sidecar { file, generation: Some(generation) })
 }
 
-/// The logs and journals beside a pool that hold anything: of which database, where, and how many bytes.
+/// Lists the logs and journals next to a pool that are not empty, with path and length in bytes.
 pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>> {
     let name = pool.file_name().unwrap_or_default().as_bytes();
     let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -128,7 +135,7 @@ pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>>
         Ok(entries) => entries
             .map(|entry| Ok(pool.with_file_name(entry?.file_name())))
             .collect::<std::io::Result<_>>()?,
-        // A directory that is not there yet, or whose names we may not see.
+        // The directory does not exist yet, or we may not list it.
         Err(_) => LOG_SUFFIXES.iter().map(|suffix| sqlite::beside(pool, suffix)).collect(),
     };
     let mut found = Vec::new();
@@ -146,7 +153,8 @@ pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>>
     Ok(found)
 }
 
-/// Whether a database is in use, or was, so that there is more of it than the pool holds.
+/// Whether a database has a log or journal that is not empty, so that the pool alone does not hold
+/// all of it.
 pub fn has_sidecar(path: &Path, pool: &Pool, file: FileId) -> Result<bool, Error> {
     let base = sidecar_base(path, file);
     let ending = match pool.generation(file)? {
@@ -160,15 +168,15 @@ pub fn has_sidecar(path: &Path, pool: &Pool, file: FileId) -> Result<bool, Error
     Ok(LOG_SUFFIXES.into_iter().any(|suffix| len(suffix) > 0))
 }
 
-/// The path under which SQLite finds a file of a pool.
+/// The path by which SQLite opens a file of a pool.
 pub fn database_path(pool: &Path, path: &[u8]) -> PathBuf {
     os_path(join(pool.as_os_str().as_bytes(), path))
 }
 
-/// Is told how long the content will be, each time before it comes from its beginning.
+/// Called with the length of the content, each time before reading starts at the beginning.
 pub type Begin<'b> = dyn FnMut(u64) -> Result<(), Reason> + 'b;
 
-/// For content that, once written, cannot be taken back.
+/// A `Begin` for output that cannot be taken back: it refuses to start over.
 pub fn once() -> impl FnMut(u64) -> Result<(), Reason> {
     let mut is_begun = false;
     move |_| match std::mem::replace(&mut is_begun, true) {
@@ -177,7 +185,7 @@ pub fn once() -> impl FnMut(u64) -> Result<(), Reason> {
     }
 }
 
-/// Reads a database through SQLite, with what the log or journal beside the pool holds.
+/// Reads a database through SQLite, including the log or journal next to the pool.
 fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Result<(), Reason> {
     let db = sqlite::open_pool(path, false, TIMEOUT)?;
     sqlite::begin_read(&db)?;
@@ -186,7 +194,7 @@ fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Res
     sqlite::each_page(&db, &mut |page| sink(Piece::Bytes(page)))
 }
 
-/// Reads a file, to which `path` leads in the pool.
+/// Reads a file, whose path in the pool is `path`.
 pub fn read(
     opened: &Opened,
     file: FileId,
@@ -201,7 +209,7 @@ pub fn read(
             if has_sidecar(pool, &opened.pool, file)? {
                 return read_database(&database_of(opened, pool, path), begin, sink);
             }
-            // A state from before the log was gone may lack what was in it.
+            // A state from before the log was removed may lack its content.
             if opened.pool.refresh()? {
                 continue;
             }
@@ -213,7 +221,8 @@ pub fn read(
     Err(Reason::new(Code::InUse, "it keeps changing while it is read"))
 }
 
-/// Reads a file. `false` if what was read is not one state: then space was used again meanwhile.
+/// Reads a file. Returns `false` if the reads did not see one state, because space was reused
+/// meanwhile.
 fn read_once(
     pool: &Pool,
     id: FileId,
@@ -224,11 +233,11 @@ fn read_once(
     let file = pool.file(id)?;
     let (mut ranges, len) = file.covered_ranges(HOLE_LEN_MIN)?;
     begin(len)?;
-    // What is between two of them is a hole, and so may be what is behind the last.
+    // Between two ranges is a hole, and there may be one after the last.
     ranges.push((len, len));
     let mut at = 0;
     let read = ranges.into_iter().try_for_each(|(start, end)| {
-        // Short ones at the beginning and the end are not worth the distinction.
+        // Short holes at the beginning and the end are read like any other bytes.
         let start = if start - at < HOLE_LEN_MIN { at } else { start };
         if start > at {
             sink(Piece::Hole(start - at))?;

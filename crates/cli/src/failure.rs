@@ -1,40 +1,61 @@
-//! Failures as the user meets them: one line that says what could not be done to what and why, a
-//! hint where there is one, and an exit code.
+//! Failures as the user sees them: one line that says what could not be done to what and why, an
+//! optional hint, and an exit code.
 
+use std::any::Any;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use hardpack_engine::{CutShort, Error};
 use rusqlite::ErrorCode;
 
-/// What a failure means for a script. `EXIT_CODES` in `args.rs` documents them; 2, for wrong usage,
-/// comes from the parser of the command line.
+use crate::{output, signals, text};
+
+/// The exit code of a failure, for scripts. `EXIT_CODES` in `args.rs` documents them; 2, for wrong
+/// usage, mostly comes from the command-line parser.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Code {
-    /// Stored data is damaged, or is not what it must be.
+    /// Stored data is damaged or inconsistent.
     Data = 1,
-    /// The system refused, or something is missing or in the way.
+    /// A command of the SQL shell is unknown or lacks something.
+    Usage = 2,
+    /// The system refused, or something does not exist or exists already.
     Cannot = 3,
-    /// The file is no pool, or one for another version.
+    /// The file is not a pool, or needs another version.
     NotAPool = 4,
     /// Another process uses the file.
     InUse = 5,
+    /// A defect of Hardpack; it says nothing about the data.
+    Internal = 70,
     /// A signal ended the command.
     Interrupted = 130,
 }
 
-/// What to do about damage.
+/// The hint for damage.
 const DAMAGE_HINT: &str =
     "'hardpack check' lists everything that is damaged, 'hardpack salvage' copies out what is not";
 
-/// Why something failed, before it is known what the user wanted.
+/// The hint for a pool whose end is missing.
+const CUT_HINT: &str = "nothing is written to it until 'hardpack check --repair' finds that no data \
+                        is lost, or 'hardpack rewind' goes back to an older state that is whole \
+                        ('hardpack check --states' lists them); first, 'hardpack salvage' copies \
+                        out what is left";
+
+/// The hint for a pool of which no data is left.
+const NOTHING_LEFT_HINT: &str = "nothing can be salvaged from it: restore it from a copy";
+
+/// The hint for a defect of Hardpack.
+const INTERNAL_HINT: &str = "this is a defect of Hardpack, not damage of your data: please report it \
+                             with this message and the output of 'hardpack --version'";
+
+/// Why something failed, without the action and its object.
 #[derive(Debug)]
 pub struct Reason {
     pub text: String,
     pub hint: Option<String>,
     pub code: Code,
-    /// Whoever read our output has left; that is no failure at all.
+    /// The reader of our output has gone away; that is not a failure.
     is_broken_pipe: bool,
 }
 
@@ -51,30 +72,36 @@ impl Reason {
         Reason { text: text.into(), hint: None, code, is_broken_pipe: false }
     }
 
+    /// The reason for stopping after a signal.
+    pub fn interrupted() -> Reason {
+        Reason::new(Code::Interrupted, "interrupted")
+    }
+
     pub fn hint(mut self, hint: impl Into<String>) -> Reason {
         self.hint = Some(hint.into());
         self
     }
 
-    /// For what could not be written to stdout.
+    /// The reason for a failed write to stdout.
     pub fn stdout(error: io::Error) -> Reason {
         let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
         Reason { is_broken_pipe, ..Reason::from(error) }
     }
 
-    /// Says what could not be done.
+    /// Adds what could not be done, and to what.
     pub fn cannot(self, action: &'static str, what: impl Display) -> Failure {
         Failure { action, what: what.to_string(), reason: self }
     }
 
-    /// Puts the file that this is about in front, where it is not the one the command names.
+    /// Prefixes the text with the file it is about, if that is not the one named on the command
+    /// line.
     pub fn about(mut self, path: &Path) -> Reason {
-        self.text = format!("'{}': {}", path.display(), self.text);
+        self.text = format!("'{}': {}", text::path(path), self.text);
         self
     }
 }
 
-/// Adds to an error what could not be done.
+/// Adds to an error what could not be done, and to what.
 pub trait Cannot<T> {
     fn cannot(self, action: &'static str, what: impl Display) -> Result<T, Failure>;
 }
@@ -86,28 +113,49 @@ impl<T, E: Into<Reason>> Cannot<T> for Result<T, E> {
 }
 
 impl Failure {
-    /// Writes it to stderr, and says how to exit.
+    /// Says what an interrupted command leaves behind, where that differs from its usual words.
+    pub fn leaving(mut self, what: &str) -> Failure {
+        if self.reason.code == Code::Interrupted {
+            self.reason.hint = Some(what.into());
+        }
+        self
+    }
+
+    /// Writes the failure to stderr, and returns the exit code.
     pub fn report(&self) -> ExitCode {
         if self.reason.is_broken_pipe {
             return ExitCode::SUCCESS;
         }
-        // One line, whatever the names and the messages of others contain.
-        let one_line = |text: &str| text.replace(['\n', '\r'], " ");
-        eprintln!(
+        output::tell(format_args!(
             "hardpack: cannot {} '{}': {}",
-            self.action,
-            one_line(&self.what),
-            one_line(&self.reason.text)
-        );
-        if let Some(hint) = &self.reason.hint {
-            eprintln!("hint: {}", one_line(hint));
+            self.action, self.what, self.reason.text
+        ));
+        match &self.reason.hint {
+            Some(hint) => output::tell(format_args!("hint: {hint}")),
+            None if self.reason.code == Code::Interrupted => {
+                output::tell(format_args!("note: {}", signals::left_behind()));
+            }
+            None => {}
         }
         ExitCode::from(self.reason.code as u8)
     }
 }
 
-/// What to do about a full disk. Whatever was under way, what was there before is untouched.
-const FULL_HINT: &str = "nothing is lost: make room on that disk, then give the command again";
+/// Reports a panic of the command to stderr, and returns the exit code.
+pub fn report_panic(panic: &(dyn Any + Send)) -> ExitCode {
+    let message = panic.downcast_ref::<&str>().copied();
+    let message = message.or(panic.downcast_ref::<String>().map(String::as_str));
+    output::tell(format_args!("hardpack: internal error: {}", message.unwrap_or("a panic")));
+    output::tell(format_args!("hint: {INTERNAL_HINT}"));
+    ExitCode::from(Code::Internal as u8)
+}
+
+/// The hint for a full disk. Whatever was under way, the previous content is untouched.
+const FULL_HINT: &str = "nothing is lost: make room on that disk, then run the command again";
+
+/// The hint for a pool that cannot be written.
+const READ_ONLY_HINT: &str = "it needs write permission for the file of the pool, on a file system \
+                              that is not mounted read-only";
 
 /// The system's message, without its number.
 pub fn io_text(error: &io::Error) -> String {
@@ -128,19 +176,29 @@ impl From<io::Error> for Reason {
     }
 }
 
-impl From<hardpack_engine::Error> for Reason {
-    fn from(error: hardpack_engine::Error) -> Reason {
-        use hardpack_engine::Error;
+impl From<Error> for Reason {
+    fn from(error: Error) -> Reason {
+        let error = error.map_name(|name| text::escaped(name.as_bytes()));
+        let of = |code| Reason::new(code, error.to_string());
         match &error {
-            Error::NotAPool(_) | Error::Unsupported(_) => {
-                Reason::new(Code::NotAPool, error.to_string())
-            }
-            Error::Corrupt { .. } => Reason::new(Code::Data, error.to_string()).hint(DAMAGE_HINT),
+            Error::NotAPool(_) | Error::Unsupported(_) => of(Code::NotAPool),
+            Error::Corrupt { .. } => of(Code::Data).hint(DAMAGE_HINT),
+            Error::CutShort(CutShort { needed: Some(_), .. }) => of(Code::Data).hint(CUT_HINT),
+            Error::CutShort(_) => of(Code::Data).hint(NOTHING_LEFT_HINT),
+            Error::Internal(_) => of(Code::Internal).hint(INTERNAL_HINT),
             Error::Io { action, source } => {
                 Reason::new(Code::Cannot, format!("cannot {action}: {}", io_text(source)))
             }
-            Error::NoSpace => Reason::new(Code::Cannot, error.to_string()).hint(FULL_HINT),
-            _ => Reason::new(Code::Cannot, error.to_string()),
+            Error::Busy => of(Code::InUse),
+            Error::Stopped => Reason::interrupted(),
+            Error::NoSpace => of(Code::Cannot).hint(FULL_HINT),
+            Error::ReadOnly(_) => of(Code::Cannot).hint(READ_ONLY_HINT),
+            Error::NotFound { what: "state", name } => {
+                let number = name.trim_start_matches("txg ");
+                Reason::new(Code::Cannot, format!("there is no state {number}"))
+                    .hint("'hardpack check --states' lists those there are")
+            }
+            _ => of(Code::Cannot),
         }
     }
 }
@@ -160,7 +218,7 @@ impl From<rusqlite::Error> for Reason {
     }
 }
 
-/// What an error of SQLite means.
+/// The exit code for an error of SQLite.
 pub fn sqlite_code(error: &rusqlite::Error) -> Code {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Code::InUse,
@@ -168,5 +226,37 @@ pub fn sqlite_code(error: &rusqlite::Error) -> Code {
         Some(ErrorCode::NotADatabase) => Code::NotAPool,
         Some(ErrorCode::OperationInterrupted) => Code::Interrupted,
         _ => Code::Cannot,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hardpack_engine::Location;
+
+    use super::*;
+
+    #[test]
+    fn a_defect_of_hardpack_is_no_damage() {
+        let defect = Reason::from(Error::Internal("a worker thread panicked: index 7".into()));
+        assert_eq!(defect.code, Code::Internal);
+        assert_eq!(defect.text, "internal error: a worker thread panicked: index 7");
+        assert!(
+            defect.hint.is_some_and(|hint| hint.contains("report") && !hint.contains("salvage"))
+        );
+        let location = Location::Byte(4096);
+        let damage = Error::Corrupt { what: "extent", location, detail: "a test".into() };
+        let damage = Reason::from(damage);
+        assert_eq!(
+            (damage.code, &damage.text[..]),
+            (Code::Data, "corrupt extent at byte 4096: a test")
+        );
+        assert!(damage.hint.is_some_and(|hint| hint.contains("salvage")));
+    }
+
+    #[test]
+    fn names_in_errors_are_escaped_with_their_backslashes() {
+        let name = "a\\\x1b\u{202e}".to_owned();
+        let reason = Reason::from(Error::NotFound { what: "file", name });
+        assert_eq!(reason.text, r"no such file: a\\\x1b\u202e");
     }
 }

@@ -1,8 +1,9 @@
-//! Unfinished files that killed commands left behind, named to whoever works in the same directory.
+//! Reports unfinished files that killed commands left in a directory.
 //!
-//! Each command holds a lock on its unfinished file, which ends with the process whatever happens to it. So what
-//! has the name of one and no lock is left over. It is named and not removed: killed at the wrong moment,
-//! `pack --in-place` leaves the database itself under such a name, and only its owner can say that its pool is enough.
+//! Each command holds a lock on its unfinished file, which ends with the process in any case. So a
+//! file with such a name and no lock is a leftover. It is reported and not removed: killed at the
+//! wrong moment, `pack --in-place` leaves the database itself under such a name, and only its owner
+//! can decide that the pool is enough.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,8 +11,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What changed more recently is not looked at: to open a database in the moment in which it is replaced would
-/// stop that. The moment takes a fiftieth of a second.
+use crate::{output, text};
+
+/// Files that changed more recently are ignored: opening a database while it is being replaced
+/// would abort that. The replacement takes a fiftieth of a second.
 const QUIET_FOR: Duration = Duration::from_secs(2);
 const BEGINNING: &str = ".hardpack-";
 const ENDING: &str = ".tmp";
@@ -21,20 +24,20 @@ pub fn name(number: u64) -> String {
     format!("{BEGINNING}{number:016x}{ENDING}")
 }
 
-/// Takes the lock that tells others that the file is in use. Where a file system has no locks it does without.
+/// Takes the lock that marks the file as in use. Does without on a file system that has no locks.
 pub fn hold(file: &File) {
     let _ = file.try_lock();
 }
 
-/// Names what is left over in a directory, on stderr.
+/// Prints the leftovers in a directory to stderr.
 pub fn tell(directory: &Path) {
     let Ok(found) = find(directory) else { return };
     for path in found {
-        eprintln!(
-            "note: '{}' was left by a command that was killed: a file not finished, or the one it replaced; \
-             remove it once you have what you need",
-            path.display()
-        );
+        output::tell(format_args!(
+            "note: '{}' was left by a command that was killed: it is an unfinished file, or the one that was being replaced; \
+             remove it once you no longer need it",
+            text::path(&path)
+        ));
     }
 }
 

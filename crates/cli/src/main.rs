@@ -1,43 +1,70 @@
 //! `hardpack`: the command line.
 //!
-//! `args.rs` defines every flag; each file of `commands` is one command. What they share:
-//! `address.rs` knows what POOL/PATH stands for, `contents.rs` reads a file of a pool, `snapshot.rs` reads the input of `pack` consistently, `publish.rs` puts a finished file in its
-//! place atomically, `pool_file.rs` opens and reads pools, `sqlite.rs` opens databases.
+//! `args.rs` defines every flag; each file of `commands` is one command. Shared by them:
+//! `address.rs` parses POOL/PATH, `globs.rs` expands patterns in it, `contents.rs` reads a file of
+//! a pool, `snapshot.rs` reads the input of `pack` consistently, `publish.rs` renames a finished
+//! file into place atomically, `pool_file.rs` opens and reads pools, `sqlite.rs` opens databases.
 //!
-//! Failures: one line on stderr, see `failure.rs`, which also has the exit codes. Nothing is left
-//! behind by a command that fails or is interrupted.
-#![deny(unsafe_code)]
+//! A failure prints one line on stderr; `failure.rs` has the format and the exit codes. A command
+//! that fails or is interrupted leaves nothing behind.
 
 mod address;
 mod args;
 mod commands;
 mod contents;
 mod failure;
+mod globs;
 mod leftovers;
+mod modes;
+mod near;
 mod output;
+mod ownership;
 mod pool_file;
 mod progress;
 mod publish;
+mod repeats;
 mod signals;
 mod snapshot;
 mod sqlite;
+mod summary;
 mod sys;
 mod tarball;
 mod text;
+mod times;
 mod users;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Args, Command};
+use crate::args::Command;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    match run(Args::parse().command) {
-        Ok(code) => code,
-        Err(failure) => failure.report(),
+    let mut command = args::parse().command;
+    match catch_unwind(AssertUnwindSafe(|| {
+        expand_single(&mut command)?;
+        run(command)
+    })) {
+        Ok(Ok(code)) => code,
+        Ok(Err(failure)) => failure.report(),
+        Err(panic) => failure::report_panic(&*panic),
     }
+}
+
+/// Expands the pattern of a command that takes a single path; those that take several do it
+/// themselves.
+fn expand_single(command: &mut Command) -> Result<(), Failure> {
+    let (address, action) = match command {
+        Command::Tree(args) => (&mut args.path, "show"),
+        Command::List(args) => (&mut args.path, "list"),
+        Command::Stats(args) => (&mut args.path, "show"),
+        Command::Unpack(args) if args.rewind.txg.is_none() => (&mut args.pool, "unpack"),
+        Command::Repack(args) => (&mut args.pool, "repack"),
+        Command::Clone(args) => (&mut args.source, "clone"),
+        _ => return Ok(()),
+    };
+    *address = globs::expand_one(address, action)?;
+    Ok(())
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
@@ -57,6 +84,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Mv(args) => commands::names::mv(&args),
         Command::Mkdir(args) => commands::names::mkdir(&args),
         Command::Ln(args) => commands::names::ln(&args),
+        Command::Cp(args) => commands::cp::run(&args),
+        Command::Touch(args) => commands::attributes::touch(&args),
+        Command::Chmod(args) => commands::attributes::chmod(&args),
+        Command::Chown(args) => commands::attributes::chown(&args),
         Command::Snapshot(args) => commands::snapshots::snapshot(&args),
         Command::List(args) => commands::snapshots::list(&args),
         Command::Rollback(args) => commands::snapshots::rollback(&args),

@@ -1,22 +1,23 @@
-//! Opening pools, and reading the file in one.
+//! Opens pools, and reads files in them.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
-use hardpack_engine::Txg;
-use hardpack_engine::device::FileDevice;
+use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{File, Options, Pool};
+use hardpack_engine::store::scan;
+use hardpack_engine::{CutShort, Error, Txg};
 
 use crate::failure::{Code, Reason};
-use crate::sqlite;
+use crate::{output, signals, sqlite, text};
 
 const CACHE_BYTES: u64 = 64 << 20;
-/// How much of a file is read at a time.
+/// The number of bytes read at a time.
 const READ_LEN: u64 = 2 << 20;
 
-/// What identifies a sequence of bytes: their number, and their BLAKE3 hash.
+/// The identity of a byte sequence: its length and its BLAKE3 hash.
 #[derive(Default)]
 pub struct Digest {
     hasher: blake3::Hasher,
@@ -27,7 +28,7 @@ impl Digest {
         self.hasher.update(bytes);
     }
 
-    /// How many bytes there were.
+    /// The number of bytes hashed.
     pub fn len(&self) -> u64 {
         self.hasher.count()
     }
@@ -39,51 +40,76 @@ impl PartialEq for Digest {
     }
 }
 
-/// How a pool is run by a command.
+/// The options with which commands open a pool.
 pub fn options(threads: Option<u16>) -> Options {
-    let options = Options::new(CACHE_BYTES);
+    let options = Options { is_stopped: signals::is_interrupted, ..Options::new(CACHE_BYTES) };
     match threads {
         Some(threads) => Options { threads: usize::from(threads), ..options },
         None => options,
     }
 }
 
-/// Opens a pool to read it.
+/// Opens a pool for reading, and says so if it was cut short.
 pub fn open_read_only(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
-    open(path, FileDevice::open_read_only, threads)
+    let pool = open(path, FileDevice::open_read_only, threads)?;
+    tell_cut_short(path, pool.store().cut_short());
+    Ok(pool)
 }
 
-/// Opens a pool to read it, as it was at an older state where one is given.
+/// Tells the user that a pool that is read was cut short.
+pub fn tell_cut_short(path: &Path, cut: Option<CutShort>) {
+    if let Some(cut) = cut {
+        let shown = text::path(path);
+        output::tell(format_args!("note: '{shown}': {cut}; what is left is read"));
+    }
+}
+
+/// Opens a pool for reading, at an older state if `txg` names one.
 pub fn open_state(path: &Path, txg: Option<u64>, threads: Option<u16>) -> Result<Pool, Reason> {
     let Some(txg) = txg else { return open_read_only(path, threads) };
     let device = open_device(path, FileDevice::open_read_only)?;
     Ok(Pool::open_at(Arc::new(device), options(threads), Txg(txg))?)
 }
 
-/// Opens a pool to change it.
+/// Opens a pool for writing. A file that cannot be written, or was cut short, is refused here,
+/// before any work.
 pub fn open_writable(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
-    open(path, FileDevice::open, threads)
+    let pool = open_even_cut(path, threads)?;
+    match pool.store().cut_short() {
+        Some(cut) => Err(Error::CutShort(cut).into()),
+        None => Ok(pool),
+    }
 }
 
-/// A path that leads into a pool, where that as a whole is what a command works on.
+/// Like [`open_writable`], for commands that can make a pool whole again that was cut short.
+pub fn open_even_cut(path: &Path, threads: Option<u16>) -> Result<Pool, Reason> {
+    let pool = open(path, FileDevice::open, threads)?;
+    if pool.store().device().is_read_only() {
+        return Err(Error::ReadOnly("its file cannot be written").into());
+    }
+    Ok(pool)
+}
+
+/// Explains the error for a path into a pool, given to a command that works on whole pools.
 fn whole_only(error: std::io::Error) -> Reason {
     match error.kind() {
         std::io::ErrorKind::NotADirectory => {
-            Reason::new(Code::Cannot, "this works on a whole pool").hint("give the pool alone")
+            Reason::new(Code::Cannot, "this works on a whole pool")
+                .hint("name the pool without a path in it")
         }
         _ => error.into(),
     }
 }
 
-/// Opens what should be a pool.
+/// Opens the file of a pool, if it can be one.
 pub fn open_device(
     path: &Path,
     open_device: impl FnOnce(&Path) -> std::io::Result<FileDevice>,
 ) -> Result<FileDevice, Reason> {
-    // Before it is opened: that would wait for the other end of a pipe.
+    // Checked before opening, which would block on a pipe.
     let kind = std::fs::metadata(path).map_err(whole_only)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(Reason::new(Code::NotAPool, "it is not an ordinary file"));
+        return Err(Reason::new(Code::NotAPool, "it is not a regular file"));
     }
     Ok(open_device(path)?)
 }
@@ -96,16 +122,36 @@ fn open(
     let device = open_device(path, open)?;
     let mut head = [0; sqlite::MAGIC.len()];
     let n = crate::snapshot::read_full(device.file(), &mut head, 0)?;
-    let opened = Pool::open(Arc::new(device), options(threads));
-    opened.map_err(|error| {
-        let reason = Reason::from(error);
-        if reason.code == Code::NotAPool && n == head.len() && head == *sqlite::MAGIC {
+    let device = Arc::new(device);
+    let opened = Pool::open(Arc::clone(&device) as _, options(threads));
+    opened.map_err(|error| match error {
+        Error::NotAPool(_) if n == head.len() && head == *sqlite::MAGIC => {
             let text = "not a Hardpack pool but a plain SQLite database";
-            return Reason::new(Code::NotAPool, text)
-                .hint(format!("'hardpack pack {}' makes a pool of it", path.display()));
+            Reason::new(Code::NotAPool, text)
+                .hint(format!("'hardpack pack {}' makes a pool from it", text::path(path)))
         }
-        reason
+        Error::NotAPool(_) => not_a_pool(path, device, error),
+        error => error.into(),
     })
+}
+
+/// The reason for a file without the header of a pool: one that looks like a damaged pool can be
+/// salvaged.
+fn not_a_pool(path: &Path, device: Arc<FileDevice>, error: Error) -> Reason {
+    let device: Arc<dyn Device> = device;
+    let is_named_so = path.extension().is_some_and(|ending| ending == "hpk");
+    let shown = text::path(path);
+    if let Ok(Some(_)) = scan::identify(&device, None) {
+        return Reason::new(Code::Data, "it looks like a damaged pool: its header is lost")
+            .hint(format!("'hardpack salvage {shown} OUT' copies out what can be read"));
+    }
+    let reason = Reason::from(error);
+    match is_named_so && device.len().is_ok_and(|len| len > 0) {
+        true => reason.hint(format!(
+            "if it was a pool, 'hardpack salvage {shown} OUT' searches all of it for data"
+        )),
+        false => reason,
+    }
 }
 
 /// Whether a file of a pool is a SQLite database.
@@ -115,7 +161,7 @@ pub fn is_database(file: &File) -> Result<bool, Reason> {
     Ok(n == head.len() && head == *sqlite::MAGIC)
 }
 
-/// Reads a file of `len` bytes from its beginning to its end, see [`read_range`].
+/// Reads a whole file of `len` bytes; see [`read_range`].
 pub fn read_all(
     file: &File,
     len: u64,
@@ -125,7 +171,8 @@ pub fn read_all(
     read_range(file, (0, len), threads, sink)
 }
 
-/// Reads the bytes of a file from `from` to `to`, on all cores, and hands them to `sink` in order.
+/// Reads the bytes from `from` to `to` of a file on `threads` threads, and hands them to `sink` in
+/// order.
 pub fn read_range(
     file: &File,
     (from, to): (u64, u64),
@@ -145,7 +192,7 @@ pub fn read_range(
         Ok(bytes)
     };
     if count <= 1 {
-        // A thread would take longer than the work.
+        // Starting a thread would take longer than reading.
         return (0..count).try_for_each(|index| sink(&read(index)?));
     }
     std::thread::scope(|scope| {
@@ -156,7 +203,7 @@ pub fn read_range(
                     for index in (first..count).step_by(threads as usize) {
                         let bytes = read(index);
                         let failed = bytes.is_err();
-                        // Nobody receives any more where the sink failed.
+                        // If the sink failed, nobody receives any more.
                         if sender.send(bytes).is_err() || failed {
                             return;
                         }
@@ -167,8 +214,8 @@ pub fn read_range(
             .collect::<std::io::Result<_>>()?;
         for index in 0..count {
             let received = readers[(index % threads) as usize].recv();
-            let bytes =
-                received.map_err(|_| Reason::new(Code::Cannot, "a reading thread stopped"))??;
+            let bytes = received
+                .map_err(|_| Reason::from(Error::Internal("a reading thread stopped".into())))??;
             sink(&bytes)?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Progress of long work, on stderr: a bar on a terminal, else a line every few seconds and one at
-//! the end.
+//! Shows the progress of long work on stderr: a bar on a terminal, otherwise a line every few
+//! seconds and one at the end.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use indicatif::{BinaryBytes, HumanCount, HumanDuration, ProgressBar, ProgressSty
 
 use crate::output;
 
-/// The least time between two plain lines.
+/// The minimum time between two plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 enum View {
@@ -44,12 +44,12 @@ impl Progress {
         Progress { view, label, total, done: 0, ratio: None, began }
     }
 
-    /// Notes the compression ratio so far.
+    /// Sets the compression ratio so far.
     pub fn set_ratio(&mut self, ratio: f64) {
         self.ratio = Some(ratio);
     }
 
-    /// Notes that `done` bytes are done.
+    /// Sets the number of bytes done so far.
     pub fn at(&mut self, done: u64) {
         self.done = done;
         self.total = self.total.max(done);
@@ -65,7 +65,7 @@ impl Progress {
             View::Lines { last } => {
                 if last.elapsed() >= LINE_INTERVAL {
                     *last = Instant::now();
-                    eprintln!("{}", self.line());
+                    output::tell(self.line());
                 }
             }
         }
@@ -95,13 +95,13 @@ impl Progress {
         match &mut self.view {
             View::Quiet => {}
             View::Bar(bar) => bar.finish_and_clear(),
-            View::Lines { .. } => eprintln!(
+            View::Lines { .. } => output::tell(format_args!(
                 "{}: {} in {:.1} s, {}/s",
                 self.label,
                 BinaryBytes(self.done),
                 self.began.elapsed().as_secs_f64(),
                 BinaryBytes(self.bytes_per_second() as u64),
-            ),
+            )),
         }
         self.view = View::Quiet;
     }
@@ -115,7 +115,7 @@ impl Drop for Progress {
     }
 }
 
-/// The progress of work on many files, of which it is not known how many there are.
+/// The progress of work on an unknown number of files.
 pub struct FilesProgress {
     bar: Option<ProgressBar>,
     label: String,
@@ -127,7 +127,7 @@ pub struct FilesProgress {
 }
 
 impl FilesProgress {
-    /// Starts, such as with "putting".
+    /// Starts showing progress under a label such as "putting".
     pub fn new(label: &str, is_quiet: bool) -> FilesProgress {
         let bar = (!is_quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new_spinner();
@@ -141,7 +141,7 @@ impl FilesProgress {
         FilesProgress { bar, label, is_quiet, files: 0, bytes: 0, began, last_line: began }
     }
 
-    /// Notes that so much more is done.
+    /// Adds to the files and bytes done.
     pub fn add(&mut self, files: u64, bytes: u64) {
         self.files += files;
         self.bytes += bytes;
@@ -149,15 +149,15 @@ impl FilesProgress {
             bar.set_message(self.line());
         } else if !self.is_quiet && self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
-            eprintln!("{}", self.line());
+            output::tell(self.line());
         }
     }
 
     /// Writes a line to stderr, above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| output::tell(line)),
+            None => output::tell(line),
         }
     }
 
@@ -177,7 +177,7 @@ impl Drop for FilesProgress {
     }
 }
 
-/// Work whose end cannot be told; shown on a terminal only.
+/// A sign of life for work of unknown length; shown on a terminal only.
 pub struct Spinner {
     bar: Option<ProgressBar>,
 }

@@ -1,14 +1,14 @@
-//! The input of `pack`, read as of one moment.
+//! Reads the input of `pack` as of one moment.
 //!
-//! * A file that is no database is copied as it is; if it changes meanwhile, that is an error.
-//! * A database in a rollback journal mode is copied as it is too, under SQLite's shared lock: that
-//!   rolls a hot journal back first, and keeps writers out.
-//! * A database in write-ahead log mode is read page by page through SQLite, in one transaction that
-//!   sees what is only in the log. Others may go on writing.
-//! * For `--in-place` the exclusive lock is taken, and the write-ahead log emptied into the database,
-//!   so that the file itself is all there is.
-//! * What looks like a database but cannot be read as one (encrypted, damaged) is copied as it is,
-//!   unless a log or journal beside it holds what would be lost.
+//! * A file that is not a database is copied as it is; if it changes meanwhile, that is an error.
+//! * A database in a rollback journal mode is also copied as it is, under SQLite's shared lock,
+//!   which rolls a hot journal back first and keeps writers out.
+//! * A database in write-ahead log mode is read page by page through SQLite, in one transaction
+//!   that sees the content of the log. Others may go on writing.
+//! * For `--in-place`, the exclusive lock is taken and the write-ahead log is checkpointed, so that
+//!   the file itself holds everything.
+//! * A file that looks like a database but cannot be read as one (encrypted, damaged) is copied as
+//!   it is, unless a log or journal next to it holds changes that would be lost.
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind::UnexpectedEof;
@@ -21,9 +21,9 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 
 use crate::failure::{Code, Reason};
-use crate::sqlite;
+use crate::{signals, sqlite, text};
 
-/// How long others may keep a database locked before that is an error.
+/// How long to wait for a database that others have locked.
 const SHARED_TIMEOUT: Duration = Duration::from_secs(10);
 const EXCLUSIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -32,13 +32,13 @@ enum Source {
     Raw,
     /// The file, as it is, while the connection locks it.
     Locked(Connection),
-    /// The pages that the connection sees.
+    /// The pages as the connection sees them.
     Pages(Connection),
 }
 
-/// An input of one moment.
+/// An input as of one moment.
 pub struct Snapshot {
-    /// Closed before `file` is: see `sqlite.rs`.
+    /// Dropped before `file`; see `sqlite.rs`.
     source: Source,
     file: File,
     path: PathBuf,
@@ -46,22 +46,23 @@ pub struct Snapshot {
     page_len: Option<u32>,
 }
 
-/// Takes what is read, in order.
+/// Takes the bytes of the input, in order.
 pub type Sink<'s> = dyn FnMut(&[u8]) -> Result<(), Reason> + 's;
 
 impl Snapshot {
-    /// Opens the input. `path` is absolute and no symbolic link. With `exclusive`, nobody else may have
-    /// it open, and a database is settled and locked.
+    /// Opens the input. `path` must be absolute and not a symbolic link. With `exclusive`, nobody
+    /// else may have it open, and a database is settled and locked.
     pub fn open(path: &Path, exclusive: bool) -> Result<Snapshot, Reason> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         let mut head = [0; sqlite::MAGIC.len()];
         let head_is_database = file.read_exact_at(&mut head, 0).is_ok() && head == *sqlite::MAGIC;
-        // Looked for before SQLite opens anything, since it closes descriptors.
+        // Checked before SQLite opens anything, since the check closes descriptors.
         let sidecar = sqlite::unsettled_sidecar(path)?;
         let mut snapshot =
             Snapshot { source: Source::Raw, file, path: path.into(), metadata, page_len: None };
         if head_is_database || sidecar.is_some() {
+            signals::note_beside(path);
             match open_database(path, exclusive, sidecar.is_some()) {
                 Ok((source, page_len)) => {
                     snapshot.source = source;
@@ -75,7 +76,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// The length of a page, where this is a database.
+    /// The page size, if this is a database.
     pub fn page_len(&self) -> Option<u32> {
         self.page_len
     }
@@ -85,7 +86,7 @@ impl Snapshot {
         &self.metadata
     }
 
-    /// How long it will be.
+    /// The length of the input in bytes.
     pub fn len(&self) -> Result<u64, Reason> {
         match &self.source {
             Source::Raw | Source::Locked(_) => Ok(self.metadata.len()),
@@ -96,7 +97,7 @@ impl Snapshot {
         }
     }
 
-    /// Reads all of it, in pieces of `chunk_len`; only the last may be shorter.
+    /// Reads the whole input in pieces of `chunk_len` bytes; only the last may be shorter.
     pub fn read(&self, chunk_len: usize, sink: &mut Sink<'_>) -> Result<(), Reason> {
         match &self.source {
             Source::Raw | Source::Locked(_) => {
@@ -107,7 +108,7 @@ impl Snapshot {
         }
     }
 
-    /// What of a database need not be kept, where that is certain.
+    /// Finds the parts of a database that need not be kept, if that is certain.
     pub fn clearing(&self) -> Result<Option<Clearing>, Reason> {
         let Some(page_len) = self.page_len.map(u64::from) else { return Ok(None) };
         Clearing::new(self.len()?, &mut |buf, offset| match &self.source {
@@ -165,7 +166,7 @@ impl Snapshot {
             end = gather(page)?;
             Ok(())
         })?;
-        // Without anything in the log the file is the database, and may be longer than its pages.
+        // With an empty log, the file is the database, and may be longer than its pages.
         let log_len = std::fs::metadata(sqlite::beside(&self.path, "-wal")).map_or(0, |m| m.len());
         if log_len == 0 && self.file.metadata()?.len() > end {
             self.read_file(end, chunk_len, &mut |bytes| gather(bytes).map(drop))?;
@@ -183,7 +184,7 @@ impl Snapshot {
             .hint("try again when nothing writes to it"))
     }
 
-    /// Gives up the database, if it is one, and leaves the file.
+    /// Closes the database connection, if there is one, and returns the file.
     pub fn into_file(self) -> Result<File, Reason> {
         let Snapshot { source, file, .. } = self;
         if let Source::Locked(db) | Source::Pages(db) = source {
@@ -195,7 +196,8 @@ impl Snapshot {
     }
 }
 
-/// Fills `buf` from `offset`, and returns how many bytes there were before the end.
+/// Fills `buf` from `offset`. Returns the number of bytes read, which is smaller at the end of the
+/// file.
 pub fn read_full(file: &File, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
@@ -215,8 +217,8 @@ fn open_database(path: &Path, exclusive: bool, has_log: bool) -> rusqlite::Resul
     }
     let db = sqlite::open_plain(path, SHARED_TIMEOUT)?;
     if has_log {
-        // Packing does not change its input more than it must: the last to close a database would
-        // else empty the log into it.
+        // Packing changes its input as little as possible: without this, the last connection to
+        // close would checkpoint the log.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     }
     sqlite::begin_read(&db)?;
@@ -232,7 +234,7 @@ fn open_exclusive(path: &Path) -> rusqlite::Result<(Source, u32)> {
     Ok((Source::Locked(db), page_len))
 }
 
-/// A database that SQLite cannot read is packed as it is, where nothing can be lost by that.
+/// Accepts a database that SQLite cannot read, to be packed as it is, if that loses nothing.
 fn refuse_unreadable(error: rusqlite::Error, sidecar: Option<&Path>) -> Result<(), Reason> {
     let reason = Reason::from(error);
     if reason.code == Code::InUse {
@@ -244,8 +246,8 @@ fn refuse_unreadable(error: rusqlite::Error, sidecar: Option<&Path>) -> Result<(
         Some(sidecar) => Err(Reason::new(
             reason.code,
             format!(
-                "'{}' holds changes that it lacks, and SQLite cannot read it: {}",
-                sidecar.display(),
+                "'{}' holds changes that are not in the database, and SQLite cannot read them: {}",
+                text::path(sidecar),
                 reason.text
             ),
         )

@@ -1,7 +1,7 @@
-//! SQLite databases: which files are some, how to open one, how to read its page images.
+//! SQLite databases: recognises them, opens them, and reads their page images.
 //!
-//! While a connection of this process is open on a file, no other descriptor of the file may be
-//! closed: that would drop SQLite's POSIX locks. Callers keep theirs open longer.
+//! While this process has a connection open on a file, it must not close any other descriptor of
+//! the file: that would drop SQLite's POSIX locks. Callers keep theirs open longer.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -16,7 +16,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 use crate::failure::{Code, Reason};
 use crate::sys;
 
-/// What a database begins with.
+/// The first bytes of a database.
 pub const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// How long to wait before asking again for a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
@@ -25,24 +25,23 @@ const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
 
-/// What the names of a log and of a journal end with.
+/// The endings of the names of a log and a journal.
 pub const LOG_ENDINGS: [&str; 2] = ["-wal", "-journal"];
 
-/// The file beside a database with this ending, such as "-wal".
+/// The path of the file next to a database that has this ending, such as "-wal".
 pub fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
 }
 
-/// A file beside a database that may hold transactions the database itself does not, if there is
-/// one.
+/// Finds a file next to a database that may hold transactions that the database itself does not.
 pub fn unsettled_sidecar(path: &Path) -> io::Result<Option<PathBuf>> {
     let sidecars = LOG_ENDINGS.map(|ending| beside(path, ending));
     Ok(sidecars.into_iter().find(|path| is_unsettled(path)))
 }
 
-/// Whether this is a log or a journal that SQLite would bring into the database beside it.
+/// Whether this is a log or journal that SQLite would apply to the database next to it.
 pub fn is_unsettled(path: &Path) -> bool {
     WAL_MAGICS.iter().any(|magic| begins_with(path, magic)) || begins_with(path, &JOURNAL_MAGIC)
 }
@@ -52,12 +51,12 @@ fn begins_with(path: &Path, magic: &[u8]) -> bool {
     File::open(path).and_then(|file| file.read_exact_at(&mut head, 0)).is_ok() && head == magic
 }
 
-/// Opens a database file with SQLite's own VFS. `path` is absolute.
+/// Opens a database file with SQLite's own VFS. `path` must be absolute.
 pub fn open_plain(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags)?;
     db.busy_timeout(timeout)?;
-    // Page images are wanted even of a database whose schema cannot be understood.
+    // Page images are needed even from a database whose schema is malformed.
     db.execute_batch("PRAGMA writable_schema = ON")?;
     Ok(db)
 }
@@ -80,22 +79,27 @@ pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::R
     Ok(db)
 }
 
-/// Opens the database in a pool, whatever can be understood of it.
+/// Opens the database in a pool even if its schema is malformed.
 pub fn open_any(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
     let db = open_pool(path, false, timeout)?;
-    // What is to be brought back or replaced may be just what nobody can understand.
+    // A damaged database is just what may have to be rolled back or replaced.
     db.execute_batch("PRAGMA writable_schema = ON")?;
     Ok(db)
 }
 
-/// Whether SQLite can make nothing of a database: it is spoilt, encrypted, or none.
+/// Whether SQLite cannot read a file: it is damaged, encrypted, or not a database.
 pub fn is_unreadable(error: &rusqlite::Error) -> bool {
     let code = error.sqlite_error_code();
     matches!(code, Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
 }
 
-/// Keeps everybody else out of a database in a pool until the connection is closed, and settles it; where SQLite can
-/// make nothing of it, that is left out. Nothing where somebody has it open.
+/// Whether SQLite may not write to a file, as in a pool that was cut short.
+fn is_read_only(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::ReadOnly)
+}
+
+/// Locks a database in a pool exclusively until the connection is closed, and settles it, unless
+/// SQLite cannot read it. Returns `None` if another process has it open.
 pub fn lock_any(path: &Path, timeout: Duration) -> rusqlite::Result<Option<Connection>> {
     let is_busy = |error: &rusqlite::Error| {
         let code = error.sqlite_error_code();
@@ -105,7 +109,7 @@ pub fn lock_any(path: &Path, timeout: Duration) -> rusqlite::Result<Option<Conne
     match take_exclusive(&db) {
         Ok(()) => return Ok(Some(db)),
         Err(error) if is_busy(&error) => return Ok(None),
-        Err(error) if is_unreadable(&error) => {}
+        Err(error) if is_unreadable(&error) || is_read_only(&error) => {}
         Err(error) => return Err(error),
     }
     drop(db);
@@ -121,16 +125,17 @@ pub fn lock_any(path: &Path, timeout: Duration) -> rusqlite::Result<Option<Conne
     }
 }
 
-/// Opens the database in a pool, settles it and keeps everybody else out until the connection is closed.
+/// Opens the database in a pool, settles it, and locks it exclusively until the connection is
+/// closed.
 pub fn lock_pool(path: &Path, timeout: Duration) -> rusqlite::Result<Connection> {
     let db = open_pool(path, false, timeout)?;
     take_exclusive(&db)?;
     Ok(db)
 }
 
-/// Locks a database for oneself, with everything from its log in the file itself.
+/// Locks a database exclusively, after moving the content of its log into the file.
 pub fn take_exclusive(db: &Connection) -> rusqlite::Result<()> {
-    // Set before the first access, this keeps the index of the log in memory and everybody else out.
+    // Set before the first access, this keeps the wal-index in memory and all other processes out.
     db.query_row("PRAGMA locking_mode = EXCLUSIVE", [], |_| Ok(()))?;
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
     if is_wal(db)? {
@@ -143,8 +148,8 @@ pub fn take_exclusive(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("BEGIN EXCLUSIVE")
 }
 
-/// Has everything of a database that is in a log, or that a journal takes back, put into the file itself. Whether
-/// all of it is: others may be reading what is before it.
+/// Moves the content of a log into the file itself, or rolls a hot journal back. Returns whether
+/// that is complete: readers of an older state prevent it.
 pub fn settle(db: &Connection) -> rusqlite::Result<bool> {
     // Rolls a hot journal back.
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
@@ -155,9 +160,9 @@ pub fn settle(db: &Connection) -> rusqlite::Result<bool> {
     Ok(busy == 0)
 }
 
-/// Has every transaction that was committed until now put from the log into the database itself, or a hot journal rolled
-/// back, while others go on reading and writing. Whether all of it is: a reader may keep it from that for longer
-/// than `patience`.
+/// Moves every transaction committed until now from the log into the database itself, or rolls a
+/// hot journal back, while others go on reading and writing. Returns whether that is complete: a
+/// reader may prevent it for longer than `patience`.
 pub fn bring_in(db: &Connection, patience: Duration) -> rusqlite::Result<bool> {
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
     if !is_wal(db)? {
@@ -176,7 +181,7 @@ pub fn bring_in(db: &Connection, patience: Duration) -> rusqlite::Result<bool> {
     }
 }
 
-/// The URI under which SQLite opens a pool through the VFS.
+/// The URI by which SQLite opens a pool through the VFS.
 pub fn pool_uri(path: &Path) -> io::Result<String> {
     let mut uri = String::from("file:");
     for byte in std::path::absolute(path)?.as_os_str().as_bytes() {
@@ -191,19 +196,19 @@ pub fn pool_uri(path: &Path) -> io::Result<String> {
     Ok(uri)
 }
 
-/// Begins a transaction that sees one state of the database, which nobody can change until it ends:
-/// this rolls a hot journal back and takes a shared lock, or a read mark in the write-ahead log.
+/// Begins a read transaction, which sees one state of the database until it ends. This rolls a hot
+/// journal back and takes a shared lock, or a read mark in the write-ahead log.
 pub fn begin_read(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("BEGIN")?;
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))
 }
 
-/// Whether the database is in write-ahead log mode. To be asked within a transaction.
+/// Whether the database is in write-ahead log mode. Must be called within a transaction.
 pub fn is_wal(db: &Connection) -> rusqlite::Result<bool> {
     db.query_row("PRAGMA journal_mode", [], |row| Ok(row.get::<_, String>(0)? == "wal"))
 }
 
-/// The size of the database in the current transaction: bytes of a page, and pages.
+/// The page size in bytes and the number of pages, as of the current transaction.
 pub fn page_size_and_count(db: &Connection) -> rusqlite::Result<(u32, u64)> {
     let size = db.query_row("PRAGMA page_size", [], |row| row.get(0))?;
     let count: i64 = db.query_row("PRAGMA page_count", [], |row| row.get(0))?;
@@ -223,14 +228,14 @@ pub fn each_page(
         let number: i64 = row.get(0)?;
         let page = row.get_ref(1)?.as_blob().unwrap_or_default();
         if number != next || page.len() != size as usize {
-            let text = format!("SQLite gave {} bytes for page {next}", page.len());
+            let text = format!("SQLite returned {} bytes for page {next}", page.len());
             return Err(Reason::new(Code::Data, text));
         }
         sink(page)?;
         next += 1;
     }
     if next as u64 != count + 1 {
-        let text = format!("SQLite gave {} pages of {count}", next - 1);
+        let text = format!("SQLite returned {} of {count} pages", next - 1);
         return Err(Reason::new(Code::Data, text));
     }
     Ok(())

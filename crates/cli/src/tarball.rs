@@ -1,7 +1,8 @@
-//! Trees as tar streams: `put --tar` and `extract --tar`.
+//! Tar streams: `put --tar` and `extract --tar`.
 //!
-//! Streams are written in the POSIX (pax) format, so that no name is too long and no time too exact; all that GNU tar
-//! writes by itself is read: ustar, GNU and pax, sparse files among them.
+//! Streams are written in the POSIX (pax) format, which limits neither the length of names nor the
+//! precision of times. All formats that GNU tar writes by itself are read: ustar, GNU and pax,
+//! including sparse files.
 
 mod read;
 mod sparse;
@@ -16,35 +17,41 @@ use std::path::Path;
 
 use crate::address::Address;
 use crate::args::{ExtractArgs, PutArgs};
-use crate::commands::extract::Account;
 use crate::commands::names::make_directories;
-use crate::commands::put::Summary;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::publish::{self, Unfinished};
-use crate::text;
+use crate::summary::{Account, PutSummary};
 use crate::users::Users;
+use crate::{signals, text};
 
-/// How much is read or written at a time, in bytes.
+/// The number of bytes read or written at a time.
 const BUFFER_LEN: usize = 1 << 20;
-/// What comes before the name of an extended attribute in pax streams.
+/// The prefix of the name of an extended attribute in pax streams.
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
-/// Permissions of a stream that is written to a file.
+/// Permissions of a file that a stream is written to.
 const FILE_MODE: u32 = 0o644;
 
-/// Puts what is in tar streams into a directory of the pool.
-pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Summary, Failure> {
+/// Stores the entries of tar streams in a directory of the pool.
+pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<PutSummary, Failure> {
     let opened = address.open_writable(args.work.threads).cannot("open", address)?;
     let pool = &opened.pool;
     let users = Users::of(&address.pool).cannot("open", address)?;
     users.begin_import(pool).cannot("put into", address)?;
     let top = make_directories(pool, &address.path).cannot("put into", address)?;
-    let mut summary = Summary::default();
+    let mut summary = PutSummary::default();
     for source in sources {
         let shown = text::escaped(source.as_bytes());
         let stream: Box<dyn Read> = if source == "-" {
-            Box::new(std::io::stdin().lock())
+            Box::new(signals::stdin().cannot("open", "standard input")?)
         } else {
-            Box::new(File::open(source).cannot("open", &shown)?)
+            match File::open(source) {
+                Ok(file) => Box::new(file),
+                Err(error) => {
+                    summary.failed += 1;
+                    Reason::from(error).cannot("put", &shown).report();
+                    continue;
+                }
+            }
         };
         let stream = BufReader::with_capacity(BUFFER_LEN, stream);
         let done = read::put_stream(args, (pool, &users), top, stream, &mut summary);
@@ -57,7 +64,7 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Su
     Ok(summary)
 }
 
-/// Writes what is named to a tar stream.
+/// Writes the named files and directories to a tar stream.
 pub fn extract(
     args: &ExtractArgs,
     sources: &[Address],
@@ -70,10 +77,8 @@ pub fn extract(
         let flushed = written.and_then(|()| out.flush().map_err(Reason::stdout));
         return flushed.cannot("write to", "standard output");
     }
-    let cannot = |reason: Reason| reason.cannot("create", dest.display());
-    if !args.force {
-        publish::refuse_existing(dest).map_err(cannot)?;
-    }
+    let cannot = |reason: Reason| reason.cannot("create", text::path(dest));
+    publish::refuse_existing(dest, args.force).map_err(cannot)?;
     publish::refuse_in_use(dest).map_err(cannot)?;
     let unfinished = Unfinished::create(dest).map_err(cannot)?;
     let file = File::options().write(true).open(unfinished.path());
@@ -84,7 +89,8 @@ pub fn extract(
     unfinished.publish(dest, args.force).map_err(cannot)
 }
 
-/// Writes all sources and the end of the stream. What is wrong with the stream is inside of what is returned.
+/// Writes all sources and the end of the stream. The inner result is a failure of the stream, the
+/// outer one of a source.
 fn write_all(
     args: &ExtractArgs,
     sources: &[Address],

@@ -1,13 +1,17 @@
-//! Who else uses what is in a pool: programs that have a database open, and other imports. Nothing may be changed
-//! behind their backs that they take for theirs.
+//! Finds and keeps out other users of a pool: programs that have a database open, and other
+//! imports. Nothing that they rely on may be changed behind their backs.
 //!
-//! Whoever has a database of a pool open shares a mark with the number of its file; who has the first file open
-//! locks the pool itself, as SQLite does; and who brings files in shares [`IMPORT_MARK`], so that what others have left
-//! without a name can be told from what somebody is still filling. The marks are given back with the
-//! descriptor, or with the process.
+//! A process that has a database of a pool open shares the mark of its file ([`open_mark`]). One
+//! that imports files shares [`IMPORT_MARK`], so that nameless leftovers of dead imports can be
+//! told from files still being filled. The marks end with the descriptor or the process.
 //!
-//! What is asked for is kept: whoever finds that nobody uses a database has it for himself from then on, until what he
-//! does is committed. Whether it can be understood as a database does not matter, for it may be replaced because it cannot.
+//! A check also takes: once a database is found unused, this process holds it exclusively until its
+//! change is committed. It need not be readable as a database, for that may be the reason to
+//! replace it.
+//!
+//! A rollback of the first file replaces its content in place, under SQLite's lock on the pool. So
+//! a connection that has it open and does nothing goes on with the new content. Every other change
+//! may take a file away, and is refused while anybody has it open.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,37 +20,38 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hardpack::open_mark;
 use hardpack_engine::device::{Device, FileDevice};
-use hardpack_engine::pool::{Kind, Pool, ROOT};
+use hardpack_engine::pool::{DirEntry, Kind, Pool, ROOT};
 use hardpack_engine::{Error, FileId};
 use rusqlite::Connection;
 
-use crate::contents::{FIRST_FILE, database_path, has_sidecar, sidecar_base, sidecar_of};
+use crate::contents::{FIRST_FILE, database_path, has_sidecar, shared_memory, sidecar_of};
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
-use crate::{publish, signals, sqlite, text};
+use crate::{output, publish, signals, sqlite, text};
 
 /// No file has this number.
 const IMPORT_MARK: u64 = 0;
 /// The numbers of all files lie below this.
 const NUMBER_END: u64 = 1 << 61;
-/// How long to wait before asking again for a mark that somebody has alone for a moment.
+/// How long to wait before asking again for a mark that another process briefly holds exclusively.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
-/// How long a database is waited for.
+/// How long to wait for a database that is locked.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
-/// So many files are kept for oneself whatever they are, and of more only the databases: the system goes through all
-/// locks of a file for each.
+/// Up to this many files are held exclusively, whatever they are; beyond it, only databases. For
+/// each lock, the system goes through all locks of a file.
 const HELD_COUNT: usize = 1024;
-/// How many names of a directory are looked at together.
+/// The number of names of a directory read at a time.
 const LIST_COUNT: usize = 256;
 
-/// The users of a pool.
+/// The marks and locks that keep other users out of files of a pool.
 pub struct Users {
     path: PathBuf,
-    /// The first file, locked; its descriptor is closed before that of the marks, which would take SQLite's locks with
-    /// it.
+    /// The first file, if it is locked for a change in place. Its descriptor is closed before that
+    /// of the marks, whose closing would drop SQLite's locks.
     first: RefCell<Option<Connection>>,
-    /// Numbers of the other files that are kept for oneself.
+    /// The numbers of the files held exclusively.
     held: RefCell<BTreeSet<u64>>,
     device: FileDevice,
 }
@@ -55,15 +60,15 @@ impl Users {
     pub fn of(path: &Path) -> Result<Users, Reason> {
         let device = FileDevice::open(path)?;
         if device.is_read_only() {
-            // Nobody is kept out of what one may not change.
+            // Without write access there is nothing to keep others from.
             return Err(Error::ReadOnly("its file cannot be written").into());
         }
         let (first, held) = (RefCell::default(), RefCell::default());
         Ok(Users { path: path.into(), first, held, device })
     }
 
-    /// Says that files are being brought in, as long as this lives. Where nobody else does so, first removes what
-    /// imports that were cut short have left.
+    /// Marks an import as running, as long as this lives. If no other import runs, first removes
+    /// the leftovers of interrupted ones.
     pub fn begin_import(&self, pool: &Pool) -> Result<(), Reason> {
         if self.device.try_claim(IMPORT_MARK)? {
             pool.remove_nameless(&mut |_| false)?;
@@ -76,27 +81,27 @@ impl Users {
         Ok(())
     }
 
-    /// Keeps everybody out of a file that is to be replaced, as long as this lives. Refuses one that is a database which
-    /// somebody has open, or of which a part is still in a log or journal beside the pool, which would be lost.
+    /// Takes exclusive hold of a file that is to be replaced, as long as this lives. Refuses a
+    /// database that another process has open, and one with a log or journal next to the pool,
+    /// whose changes would be lost.
     pub fn hold(&self, pool: &Pool, file: FileId) -> Result<(), Reason> {
-        if has_sidecar(&self.path, pool, file)? && !self.is_unreadable(pool, file)? {
-            return Err(Reason::new(
-                Code::InUse,
-                "a part of it is in a log or journal beside the pool",
-            )
-            .hint(
-                "opening it once as a database, with nobody else using it, puts that into the pool",
-            ));
+        let had_log = has_sidecar(&self.path, pool, file)?;
+        if had_log && !self.is_unreadable(pool, file)? {
+            let users = users_of(&self.path, file);
+            return Err(if users.is_empty() { has_log() } else { have_it_open(&users) });
         }
         let is_kept = file == FIRST_FILE || self.held.borrow().len() < HELD_COUNT;
         if is_kept || is_database(&*pool.file(file)?)? {
-            return self.claim(pool, &[file]);
+            self.claim(pool, &[file])?;
+            // A process may have come and died meanwhile.
+            let has_new_log = !had_log && has_sidecar(&self.path, pool, file)?;
+            return if has_new_log { Err(has_log()) } else { Ok(()) };
         }
-        if self.device.is_marked(file.0)? { Err(self.in_use(file)) } else { Ok(()) }
+        if self.device.is_marked(open_mark(file))? { Err(self.in_use(file)) } else { Ok(()) }
     }
 
-    /// Keeps everybody out of what an entry stands for, and of all below it where it is a directory, as long as this
-    /// lives. Refuses where somebody is there already. What is in a log does not matter: it goes as well.
+    /// Takes exclusive hold of a file, or of everything below a directory, as long as this lives.
+    /// Fails if another process uses any of it. Logs do not matter here: they are removed as well.
     pub fn hold_all(&self, pool: &Pool, file: FileId) -> Result<(), Reason> {
         let mut files = Vec::new();
         let mut directories = vec![];
@@ -125,29 +130,66 @@ impl Users {
         self.claim(pool, &files)
     }
 
-    /// Keeps everybody out of files, given in order.
+    /// Removes a name and everything below it. What appears there meanwhile is held before it goes,
+    /// so nothing is taken away from a process that opens it now.
+    pub fn remove(
+        &self,
+        pool: &Pool,
+        directory: FileId,
+        entry: &DirEntry,
+        now_ns: i64,
+    ) -> Result<(), Reason> {
+        self.hold_all(pool, entry.file)?;
+        let mut refused = None;
+        let mut hold = |entry: &DirEntry| match entry.kind {
+            Kind::Directory => Ok(()),
+            _ => self.claim(pool, &[entry.file]).map_err(|reason| {
+                refused = Some(reason);
+                Error::Busy
+            }),
+        };
+        let goes_on = &mut |_| !signals::is_interrupted();
+        let done = pool.remove_entry(directory, entry, now_ns, &mut hold, goes_on);
+        done.map_err(|error| refused.unwrap_or_else(|| error.into()))
+    }
+
+    /// Takes exclusive hold of files, whose numbers must be in ascending order, or of none of them.
     fn claim(&self, pool: &Pool, files: &[FileId]) -> Result<(), Reason> {
         let mut held = self.held.borrow_mut();
         let new: Vec<u64> = files.iter().map(|file| file.0).filter(|n| !held.contains(n)).collect();
-        for run in new.chunk_by(|one, next| one + 1 == *next) {
+        let claimed = self.claim_new(pool, &new);
+        match claimed {
+            Ok(()) => held.extend(&new),
+            Err(_) => new.iter().for_each(|number| self.device.release(*number)),
+        }
+        claimed
+    }
+
+    fn claim_new(&self, pool: &Pool, numbers: &[u64]) -> Result<(), Reason> {
+        for run in numbers.chunk_by(|one, next| one + 1 == *next) {
             let (Some(start), Some(last)) = (run.first(), run.last()) else { continue };
-            // Others ask for a mark alone for a moment only.
+            // Other processes hold a mark exclusively only for a moment.
             if let Some(number) = self.device.claim_unused(*start..last + 1)?.first() {
                 return Err(self.in_use_at(pool, FileId(*number)));
             }
-            held.extend(run);
         }
-        if new.contains(&FIRST_FILE.0) {
-            self.lock_first(pool).inspect_err(|_| {
-                held.remove(&FIRST_FILE.0);
-            })?;
-        }
-        Ok(())
+        if numbers.contains(&FIRST_FILE.0) { self.claim_first(pool) } else { Ok(()) }
     }
 
-    /// Keeps everybody out of the databases at or below `scope`, and of all that may come to lie there, as long as what
-    /// it returns lives. Refuses where somebody is there already.
-    pub fn keep_out(self, pool: &Pool, scope: FileId) -> Result<Users, Reason> {
+    /// Keeps everybody from opening the first file. Fails if another process has it open.
+    fn claim_first(&self, pool: &Pool) -> Result<(), Reason> {
+        // A connection of this process would be in the way.
+        self.first.replace(None);
+        match self.device.try_claim(open_mark(FIRST_FILE))? {
+            true => Ok(()),
+            false => Err(self.in_use_at(pool, FIRST_FILE)),
+        }
+    }
+
+    /// Keeps everybody out of the databases at or below `scope`, including ones that appear there
+    /// later, as long as the returned value lives. Fails if another process already uses one. Who
+    /// has the first file open and does nothing is in the way only if it may be taken away.
+    pub fn keep_out(self, pool: &Pool, scope: FileId, takes_first: bool) -> Result<Users, Reason> {
         let is_concerned =
             |file| Ok::<_, Error>(pool.path_of(file).is_ok() && pool.is_below(file, scope)?);
         for number in self.device.claim_unused(ROOT.0..NUMBER_END)? {
@@ -156,23 +198,25 @@ impl Users {
             }
         }
         if is_concerned(FIRST_FILE)? {
-            self.lock_first(pool)?;
+            match takes_first {
+                true => self.claim(pool, &[FIRST_FILE])?,
+                false => self.lock_first(pool)?,
+            }
         }
         Ok(self)
     }
 
-    /// Keeps everybody out of every database, as long as what it returns lives. What is damaged is no obstacle.
+    /// Keeps everybody out of every database, as long as the returned value lives. Damage in the
+    /// pool does not prevent it.
     pub fn keep_out_of_all(self, pool: &Pool) -> Result<Users, Reason> {
         if let Some(number) = self.device.claim_unused(ROOT.0..NUMBER_END)?.first() {
             return Err(self.in_use_at(pool, FileId(*number)));
         }
-        match self.lock_first(pool) {
-            Err(reason) if reason.code == Code::InUse => Err(reason),
-            _ => Ok(self),
-        }
+        self.claim(pool, &[FIRST_FILE])?;
+        Ok(self)
     }
 
-    /// Locks the first database as SQLite does.
+    /// Locks the first file as SQLite does, so that its content can be replaced in place.
     fn lock_first(&self, pool: &Pool) -> Result<(), Reason> {
         let mut first = self.first.borrow_mut();
         if first.is_some() || pool.attributes(FIRST_FILE)?.kind != Kind::File {
@@ -187,7 +231,8 @@ impl Users {
         Ok(())
     }
 
-    /// Whether somebody commits something to the pool, of whichever database: then none can be locked.
+    /// Whether a commit to the pool is under way, of whichever database: then no database can be
+    /// locked.
     fn is_written(&self) -> Result<bool, Reason> {
         let is_free = self.device.try_lock_writer()?;
         if is_free {
@@ -196,7 +241,7 @@ impl Users {
         Ok(!is_free)
     }
 
-    /// Whether SQLite can make nothing of a file, and so nothing of a log beside it either.
+    /// Whether SQLite cannot read a file, and so cannot apply a log next to it either.
     fn is_unreadable(&self, pool: &Pool, file: FileId) -> Result<bool, Reason> {
         let path = database_path(&self.path, &pool.path_of(file)?);
         let read = sqlite::open_any(&path, LOCK_WAIT)
@@ -204,16 +249,9 @@ impl Users {
         Ok(read.is_err_and(|error| sqlite::is_unreadable(&error)))
     }
 
-    /// The reason why a file cannot be changed that somebody has open.
+    /// The error for a file that another process has open.
     fn in_use(&self, file: FileId) -> Reason {
-        let by = fs::metadata(sidecar_base(&self.path, file))
-            .ok()
-            .and_then(|metadata| publish::opener(&metadata).ok().flatten());
-        let who = match by {
-            Some((pid, name)) => format!("{name} (process {pid})"),
-            None => "another program".into(),
-        };
-        Reason::new(Code::InUse, format!("{who} has it open as a database"))
+        have_it_open(&users_of(&self.path, file))
     }
 
     fn in_use_at(&self, pool: &Pool, file: FileId) -> Reason {
@@ -224,13 +262,18 @@ impl Users {
         }
     }
 
-    /// Whether anything is kept for oneself.
+    /// Whether this file is held exclusively.
+    pub fn holds(&self, file: FileId) -> bool {
+        self.held.borrow().contains(&file.0)
+    }
+
+    /// Whether any file is held exclusively.
     pub fn has_held(&self) -> bool {
         !self.held.borrow().is_empty()
     }
 
-    /// Removes what lies beside the pool for databases that are no longer in it, and logs of content that was exchanged
-    /// since; then lets everybody in again.
+    /// Removes the files next to the pool that belong to databases no longer in it, and the logs of
+    /// replaced content; then lets everybody in again.
     pub fn finish(self, pool: &Pool) -> Result<(), Reason> {
         self.remove_leftovers(pool)
     }
@@ -245,15 +288,15 @@ impl Users {
                 found.push((sidecar, entry.path()));
             }
         }
-        let has_first = self.first.borrow().is_some();
+        let has_first = self.first.borrow().is_some() || self.held.borrow().contains(&FIRST_FILE.0);
         for (sidecar, path) in found {
             let file = sidecar.file;
             let is_held = self.held.borrow().contains(&file.0);
-            // Whoever still has it open keeps what he has, and removes it himself.
+            // A process that still has it open removes its files itself.
             if file != FIRST_FILE && !is_held && !self.device.try_claim(file.0)? {
                 continue;
             }
-            // Nobody exchanges the content from here on.
+            // From here on nobody can exchange the content.
             pool.refresh()?;
             let is_gone = matches!(pool.attributes(file), Err(Error::NotFound { .. }));
             let is_old = match sidecar.generation {
@@ -273,12 +316,46 @@ impl Users {
     }
 }
 
-/// Nobody need have the database open.
+/// Removes the shared memory of a database that nobody has open.
+pub fn remove_unused_memory(pool: &Path, file: FileId) -> std::io::Result<()> {
+    let device = FileDevice::open(pool)?;
+    match device.try_claim(open_mark(file))? {
+        true => fs::remove_file(shared_memory(pool, file)),
+        false => Ok(()),
+    }
+}
+
+/// The other processes that have a database of a pool open, as far as they can be seen, each with
+/// its number.
+pub fn users_of(pool: &Path, file: FileId) -> Vec<String> {
+    let found = fs::metadata(pool).map(|pool| publish::holders(&pool, open_mark(file)));
+    let named = |(pid, name): (u32, String)| format!("{name} (process {pid})");
+    found.unwrap_or_default().into_iter().map(named).collect()
+}
+
+/// The error for a database that these processes have open.
+fn have_it_open(users: &[String]) -> Reason {
+    let text = match users {
+        [] => "another program has it open as a database".into(),
+        [one] => format!("{one} has it open as a database"),
+        [rest @ .., last] => format!("{} and {last} have it open as a database", rest.join(", ")),
+    };
+    Reason::new(Code::InUse, text).hint("close it there first")
+}
+
+/// The error for a database of which the pool does not hold everything.
+fn has_log() -> Reason {
+    Reason::new(Code::InUse, "part of it is still in a log or journal next to the pool").hint(
+        "open the database once while nobody else uses it; that moves the changes into the pool",
+    )
+}
+
+/// The error while a commit is under way; nobody need have the database open.
 fn busy() -> Reason {
     Reason::new(Code::InUse, Error::Busy.to_string())
 }
 
-/// Removes what lies beside a pool; `tells` where it held something.
+/// Removes a file next to a pool; with `tells`, prints a note unless it was empty.
 fn remove(path: &Path, tells: bool) -> Result<(), Reason> {
     let len = fs::metadata(path).map_or(0, |metadata| metadata.len());
     match fs::remove_file(path) {
@@ -286,10 +363,10 @@ fn remove(path: &Path, tells: bool) -> Result<(), Reason> {
         _ => {}
     }
     if tells && len > 0 {
-        eprintln!(
-            "note: '{}', {len} bytes, belonged to what was there before, and is removed",
-            path.display()
-        );
+        output::tell(format_args!(
+            "note: removed '{}' ({len} bytes), which belonged to the replaced content",
+            text::path(path)
+        ));
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The address of a snapshot: one that works for one command works for all, whatever was renamed since.
+//! Addresses of snapshots: an address works for every command or for none, whatever was renamed
+//! since.
 
 mod common;
 
@@ -8,11 +9,12 @@ use std::path::{Path, PathBuf};
 use common::*;
 use tempfile::TempDir;
 
-/// What the database, which is `d/old` in the snapshots, holds in `s` and in `t`.
+/// The number of rows of the database (`d/old` in the snapshots) in `s` and in `t`.
 const ROWS: [u32; 2] = [10, 20];
 
-/// A pool with the directory `d`, in it the database `old` and the file `gone`, with a snapshot `s` of each of these, of
-/// all, and of nothing else; then `t` of the same. Then `d/old` is `d/new`, `d` is `e`, and `gone` is gone.
+/// Makes a pool with the directory `d`, which contains the database `old` and the file `gone`. Each
+/// of these and the whole pool get a snapshot `s` (`all-s` for the pool), and later `t`. Then
+/// `d/old` is renamed to `d/new`, `d` to `e`, and `gone` is removed.
 fn pool() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let tree = directory.path().join("d");
@@ -40,7 +42,8 @@ fn run(arguments: &[&str], paths: &[&Path]) {
     hardpack().args(arguments).args(paths).assert().success();
 }
 
-/// Every way to name the database in a snapshot: of itself, of its directory, of the pool.
+/// Every way to name the database in a snapshot of itself, its directory or the pool, and whether
+/// it names the database's own snapshot.
 fn ways(pool: &Path, name: &str) -> Vec<(PathBuf, bool)> {
     let inner = [
         ("e/new@NAME", true),
@@ -89,7 +92,7 @@ fn every_command_takes_every_address() {
         assert!(found.get_output().stdout == old, "{label}");
         run(&["rm"], &[&pool.join("clone")]);
 
-        // What is about the snapshot itself wants that, and not the one of a directory above.
+        // Commands on a snapshot itself do not accept a snapshot of a directory above.
         let code = if is_exact { 0 } else { 3 };
         hardpack().arg("diff").args([&s, &t]).assert().code(code);
         hardpack().arg("diff").arg(&s).assert().code(code);
@@ -129,14 +132,15 @@ fn listed(pool: &Path) -> Vec<String> {
 #[test]
 fn what_list_shows_works() {
     let (_directory, pool) = pool();
-    // Another file comes to where one was of which there are snapshots, and goes again: two have the old name.
+    // Another file takes the old path of one with snapshots, and is removed again: snapshots of two
+    // files now match that path.
     for _ in 0..2 {
         run(&["mkdir"], &[&pool.join("d")]);
         run(&["clone"], &[&pool.join("e/new"), &pool.join("d/gone")]);
         run(&["snapshot"], &[&pool.join("d/gone@s")]);
         run(&["rm", "-r"], &[&pool.join("d")]);
     }
-    // And one with the name of a snapshot.
+    // And a file is named like a snapshot.
     run(&["clone"], &[&pool.join("e/new"), &pool.join("e/new@t")]);
     let shown = listed(&pool);
     assert_eq!(shown.len(), 10);
@@ -157,12 +161,25 @@ fn what_list_shows_works() {
     }
 }
 
-/// What is gone comes back where it was.
+/// A rollback restores a removed file at its old place.
 #[test]
 fn what_is_gone_is_rolled_back_to() {
     let (_directory, pool) = pool();
     run(&["rollback"], &[&pool.join("d/gone@t")]);
     assert_eq!(stdout_of(hardpack().arg("cat").arg(pool.join("e/gone"))), "gone");
+}
+
+/// A removed directory does not come back by itself, and the message says how it does.
+#[test]
+fn a_directory_that_is_gone_is_cloned_from_its_snapshot() {
+    let (_directory, pool) = pool();
+    run(&["mkdir"], &[&pool.join("f")]);
+    run(&["snapshot"], &[&pool.join("f@t")]);
+    run(&["rm", "-r"], &[&pool.join("f")]);
+    let text = stderr_of(hardpack().arg("rollback").arg(pool.join("f@t")), 3);
+    assert!(text.contains("the directory of the snapshot no longer exists"), "{text}");
+    assert!(text.contains("hint: 'hardpack clone'"), "{text}");
+    run(&["clone"], &[&pool.join("f@t"), &pool.join("f")]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `hardpack check --repair`: what only confuses goes, a sound pool stays as it is, byte by byte.
+//! `hardpack check --repair` removes leftovers, and does not change a byte of a sound pool.
 
 mod common;
 
@@ -12,13 +12,13 @@ use hardpack_engine::pool::{Options, Pool};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::pointer::Place;
-use hardpack_engine::store::trees::{INDEX, NAMES};
+use hardpack_engine::store::trees::TreeId;
 use serde_json::Value;
 
-/// So much that the index of its content is in the pool, not in the memory alone.
+/// Enough content that its index is stored in the pool, not only in memory.
 const NOISE_LEN: usize = 24 << 20;
 
-/// A pool with a database and a file in it, with an index of content.
+/// Makes a pool with a database, a file and an index of content.
 fn pool_with_content() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let database = directory.path().join("data.db");
@@ -40,12 +40,12 @@ fn open(pool: &Path) -> (Arc<FileDevice>, Pool) {
     (device, pool)
 }
 
-/// An entry for a file that is gone, as a version left it that did not look under the lock.
+/// Leaves an entry of a nonexistent file, as a version did that did not check under the lock.
 fn leave_orphan(pool: &Path) {
     let (_, pool) = open(pool);
     let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
     let key = [&[3], &77_u64.to_be_bytes()[..], b"compression"].concat();
-    txn.insert(NAMES, &key, &[0; 4]).unwrap();
+    txn.insert(TreeId::Names, &key, &[0; 4]).unwrap();
     txn.commit(Durability::Durable).unwrap();
     pool.close().unwrap();
 }
@@ -53,7 +53,7 @@ fn leave_orphan(pool: &Path) {
 /// Damages the root of the index.
 fn spoil_index(path: &Path) {
     let (device, pool) = open(path);
-    let root = pool.state().superblock.roots[usize::from(INDEX)].clone().expect("an index");
+    let root = pool.state().superblock.roots[TreeId::Index].clone().expect("an index");
     let Place::Extent { sector, .. } = root.place else { panic!("it is in its pointer") };
     device.write_at(&[0x55, 0xaa, 0x55], (sector.0 << 9) + 20).unwrap();
 }
@@ -75,10 +75,13 @@ fn an_entry_of_a_file_that_is_gone_is_removed() {
     assert_eq!((&report["repairable"], &report["repaired"]), (&1.into(), &Value::Null), "{report}");
     let text = hardpack().args(["check", "-q"]).arg(&pool).assert().code(1);
     let text = String::from_utf8_lossy(&text.get_output().stdout).into_owned();
-    assert!(text.contains("'hardpack check --repair' mends 1 of this"), "{text}");
+    assert!(text.contains("'hardpack check --repair' repairs 1 of these"), "{text}");
     let (code, report) = check(&["--repair"], &pool);
     assert_eq!((code, &report["ok"]), (0, &true.into()), "{report}");
-    assert_eq!(report["repaired"], serde_json::json!({ "removed": 1, "index_rebuilt": false }));
+    assert_eq!(
+        report["repaired"],
+        serde_json::json!({ "removed": 1, "index_rebuilt": false, "lengthened": false })
+    );
     assert_eq!((&report["repairable"], &report["databases"]), (&0.into(), &1.into()), "{report}");
     let (code, report) = check(&[], &pool);
     assert_eq!((code, &report["ok"]), (0, &true.into()), "{report}");
@@ -93,11 +96,14 @@ fn a_damaged_index_is_built_anew() {
     assert!(report["repairable"].as_u64() > Some(0), "{report}");
     let (code, report) = check(&["--rebuild-index"], &pool);
     assert_eq!((code, &report["ok"]), (0, &true.into()), "{report}");
-    assert_eq!(report["repaired"], serde_json::json!({ "removed": 0, "index_rebuilt": true }));
+    assert_eq!(
+        report["repaired"],
+        serde_json::json!({ "removed": 0, "index_rebuilt": true, "lengthened": false })
+    );
     let out = directory.path().join("out");
     hardpack().args(["unpack", "-q"]).args([&pool.join("noise"), &out]).assert().success();
     assert_same(&out, &directory.path().join("noise"));
-    // What is put again is found again.
+    // Content that is stored again is found in the index.
     let again = pool.join("again");
     hardpack().args(["put", "-q"]).args([&out, &again]).assert().success();
     let (_, opened) = open(&pool);
@@ -112,12 +118,15 @@ fn a_sound_pool_is_left_as_it_is() {
     for option in ["--repair", "--rebuild-index"] {
         let (code, report) = check(&[option], &pool);
         assert_eq!((code, &report["txg"]), (0, &before["txg"]), "{option}: {report}");
-        assert_eq!(report["repaired"], serde_json::json!({ "removed": 0, "index_rebuilt": false }));
+        assert_eq!(
+            report["repaired"],
+            serde_json::json!({ "removed": 0, "index_rebuilt": false, "lengthened": false })
+        );
         assert!(fs::read(&pool).unwrap() == bytes, "{option} wrote into a sound pool");
     }
 }
 
-/// What is damaged otherwise stays, and is told.
+/// Other damage is left alone and reported.
 #[test]
 fn what_cannot_be_mended_is_told_as_before() {
     let (_directory, pool) = pool_with_content();

@@ -1,4 +1,4 @@
-//! What the other commands print, how they fail, and how they end.
+//! The output, failures and exit codes of the other commands.
 
 mod common;
 
@@ -9,10 +9,6 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::*;
-
-fn stderr_of(command: &mut assert_cmd::Command, code: i32) -> String {
-    String::from_utf8(command.assert().code(code).get_output().stderr.clone()).unwrap()
-}
 
 #[test]
 fn info_shows_what_is_there() {
@@ -37,7 +33,7 @@ fn info_shows_what_is_there() {
     }
 }
 
-/// What only snapshots hold is neither data nor header, whoever shares it.
+/// Space held only by snapshots counts neither as data nor as header, however it is shared.
 #[test]
 fn info_tells_what_only_snapshots_hold() {
     let (_directory, path) = directory_with("data", &random_bytes(500_000, 1));
@@ -56,7 +52,7 @@ fn info_tells_what_only_snapshots_hold() {
     run(&["clone"], &[&file, &clone]);
     run(&["snapshot"], &[&pool.join("data@two")]);
     assert_eq!(parts()[4], fixed);
-    // One more has it than the snapshots.
+    // The clone still shares it with the snapshots.
     run(&["rm"], &[&file]);
     let [_, _, _, held, header] = parts();
     assert!(held < 100_000 && header == fixed, "{held}, {header}");
@@ -265,7 +261,14 @@ fn an_interrupted_pack_leaves_nothing() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(130));
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(stderr.ends_with("text': interrupted\n"), "{stderr}");
+        assert!(
+            stderr.starts_with("hardpack: stopping; a second signal ends at once\n"),
+            "{stderr}"
+        );
+        assert!(
+            stderr.ends_with("interrupted\nnote: nothing unfinished is left behind\n"),
+            "{stderr}"
+        );
         assert_eq!(names_beside(&path), ["text"]);
     }
 }
@@ -276,6 +279,10 @@ fn progress_is_lines_where_there_is_no_terminal() {
     let done = hardpack().arg("pack").arg(&path).assert().success();
     let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
     assert!(stderr.starts_with("packing text: ") && !stderr.contains('\r'), "{stderr}");
+    let done =
+        hardpack().args(["unpack", "-f"]).args([&with_ending(&path, ".hpk"), &path]).assert();
+    let stderr = String::from_utf8_lossy(&done.success().get_output().stderr).into_owned();
+    assert!(stderr.contains("verifying: 58.59 KiB in "), "{stderr}");
     let json = json_of(hardpack().args(["pack", "-qf", "--json"]).arg(&path));
     assert_eq!(json["logical_bytes"], 60_000);
 }

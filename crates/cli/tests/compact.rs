@@ -1,4 +1,4 @@
-//! `compact`: pools become short while they are in use, and hold what they held.
+//! `compact` shortens pools while they are in use, and keeps their content.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn sum(db: &Connection) -> i64 {
         .unwrap()
 }
 
-/// A pool that VACUUM left long: half of its rows are gone.
+/// Makes a pool that VACUUM left long: half of its rows are deleted.
 fn vacuumed(path: &Path) -> PathBuf {
     let db = Connection::open(path).unwrap();
     db.execute_batch(
@@ -58,7 +58,7 @@ fn a_vacuumed_pool_shrinks() {
     let number = |value: &serde_json::Value, name: &str| value[name].as_u64().unwrap();
     assert!(number(&estimate, "gain_bytes") > before / 4, "{estimate}");
     let text = stdout_of(hardpack().args(["compact", "--estimate"]).arg(&pool));
-    assert!(text.contains("give back about"), "{text}");
+    assert!(text.contains("free about"), "{text}");
 
     let report = json_of(hardpack().args(["compact", "-q", "--json"]).arg(&pool));
     let after = len(&pool);
@@ -86,7 +86,7 @@ fn connections_go_on() {
         db.pragma_update(None, "journal_mode", mode).unwrap();
         let expected = sum(&db);
         db.execute_batch("CREATE TABLE log(n)").unwrap();
-        // An open statement holds its snapshot.
+        // An open statement keeps its snapshot.
         let mut statement = db.prepare("SELECT a, b FROM t ORDER BY a").unwrap();
         let mut rows = statement.query([]).unwrap();
         rows.next().unwrap().unwrap();
@@ -129,7 +129,7 @@ fn an_interrupted_compaction_leaves_a_whole_pool() {
     let (_directory, path) = directory_with("data.db", b"");
     let pool = vacuumed(&path);
     let expected = sum(&open_in_pool(&pool));
-    // While this holds the pool nothing moves, so the signal always comes first.
+    // Nothing moves while this holds the pool, so the signal always comes first.
     let device = Arc::new(FileDevice::open(&pool).unwrap());
     let engine = Pool::open(device, Options::new(1 << 20)).unwrap();
     let txn = engine.store().begin(ChecksumKind::default()).unwrap();
@@ -146,7 +146,11 @@ fn an_interrupted_compaction_leaves_a_whole_pool() {
     drop(txn);
     drop(engine);
     assert_eq!(output.status.code(), Some(130), "{stderr}");
-    assert!(stderr.contains("': interrupted\nhint: the pool is whole; it was "), "{stderr}");
+    // It may be waiting for the lock, and is then ended from outside.
+    assert!(
+        stderr.contains("interrupted\n") && stderr.contains(": the pool is whole; "),
+        "{stderr}"
+    );
     assert_whole(&pool, expected);
 }
 

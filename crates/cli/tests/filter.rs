@@ -1,4 +1,5 @@
-//! The page filter from outside: databases of every page length, packed with and without, changed, repacked and unpacked.
+//! The page filter from the outside: databases of every page length, packed with and without it,
+//! changed, repacked and unpacked.
 
 mod common;
 
@@ -8,8 +9,8 @@ use std::path::{Path, PathBuf};
 use common::*;
 use rusqlite::Connection;
 
-/// A database with tables and indexes of every kind of page: overflow pages, free pages, WITHOUT ROWID, a full-text
-/// index; of `auto_vacuum` its pointer map too.
+/// Makes a database with every kind of page: tables, indexes, overflow pages, free pages, WITHOUT
+/// ROWID, a full-text index, and with `auto_vacuum` a pointer map.
 fn database(page_size: u32, auto_vacuum: bool) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.db");
@@ -93,7 +94,7 @@ fn what_it_saves_is_told_and_a_repack_brings_it() {
     assert_holds(&pool, &path);
     let refused = hardpack().args(["set", "filter=columns"]).arg(&pool).assert().failure();
     let hint = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
-    assert!(hint.contains("neither auto nor sqlite nor none"), "{hint}");
+    assert!(hint.contains("is not one of auto, sqlite, none"), "{hint}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Files that are nearly all hole, of lengths that nobody could read through: what takes holes gets them at once, what
-//! cannot is refused.
+//! Files that consist almost entirely of holes, too long to be read through. Commands that support
+//! holes finish at once; the others refuse.
 
 mod common;
 
@@ -13,12 +13,13 @@ use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Attributes, Kind, Options, Pool, ROOT};
 use hardpack_engine::store::Durability;
 
-/// Within the limits of every usual file system.
+/// A length within the limits of every usual file system.
 const LONG_LEN: u64 = 1 << 43;
-/// As long as a file of a pool can be.
+/// The maximum length of a file in a pool.
 const LONGEST_LEN: u64 = 1 << 60;
 
-/// A pool with a file of this length: some bytes at its beginning, in the middle and near its end.
+/// Makes a pool with a file of this length, which has some bytes at its beginning, in the middle
+/// and near its end.
 fn pool_with(len: u64) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("holes.hpk");
@@ -86,7 +87,7 @@ fn a_stream_of_more_zeros_than_anybody_takes_is_refused() {
     }
 }
 
-/// Whether the file system takes it or not, nothing goes on for ever.
+/// Whether or not the file system accepts the length, no command runs for ever.
 #[test]
 fn the_longest_file_is_written_or_refused_at_once() {
     let (directory, pool) = pool_with(LONGEST_LEN);
@@ -103,7 +104,7 @@ fn the_longest_file_is_written_or_refused_at_once() {
     }
 }
 
-/// None of these goes over what is not there: each would go on for ever.
+/// None of these commands walks through holes, which would take for ever.
 #[test]
 fn commands_about_the_longest_file_are_done_at_once() {
     let (directory, pool) = pool_with(LONGEST_LEN);
@@ -119,7 +120,7 @@ fn commands_about_the_longest_file_are_done_at_once() {
     run(&["compact", "-q"], &[&pool]);
     set_len(&pool, 5000);
     run(&["snapshot"], &[&new]);
-    // It got shorter, and became as long again.
+    // It was shortened, and then extended to the same length.
     let ranges = |arguments: &[&Path]| {
         let found = json_of(hardpack().args(["diff", "--json"]).args(arguments)).to_string();
         assert!(found.contains(&format!("[4096,{LONGEST_LEN}]")), "{found}");

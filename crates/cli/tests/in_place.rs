@@ -1,4 +1,4 @@
-//! `pack --in-place`: all or nothing, and never while somebody uses the file.
+//! `pack --in-place` does all or nothing, and refuses a file in use.
 
 mod common;
 
@@ -51,7 +51,7 @@ fn the_log_goes_into_the_pool() {
     let db = Connection::open(&path).unwrap();
     db.pragma_update(None, "journal_mode", "wal").unwrap();
     add_rows(&db, 500);
-    // As a crashed process leaves it.
+    // The files as a crashed process leaves them.
     let (_other, crashed) = directory_with("data.db", &fs::read(&path).unwrap());
     for ending in ["-wal", "-shm"] {
         fs::copy(with_ending(&path, ending), with_ending(&crashed, ending)).unwrap();
@@ -84,7 +84,7 @@ fn a_persistent_journal_is_removed() {
 fn files_in_use_are_refused() {
     let (_directory, path) = directory_with("data.db", b"");
     make_database(&path, 4096, 100);
-    // Open in a process that has no lock at all.
+    // Open in a process without any lock.
     let mut child =
         Command::new("sleep").arg("100").stdin(File::open(&path).unwrap()).spawn().unwrap();
     assert_refused(&path, 5);
@@ -119,7 +119,7 @@ fn other_names_and_second_times_are_refused() {
     assert!(!usage.get_output().stderr.is_empty());
 }
 
-/// What a killed command left is named, and what a living one works on is not.
+/// Leftovers of killed commands are reported, files of running commands are not.
 #[test]
 fn leftovers_of_killed_commands_are_named() {
     let (directory, path) = directory_with("data.db", b"");
@@ -131,7 +131,7 @@ fn leftovers_of_killed_commands_are_named() {
     for other in [".hardpack-0123.tmp", "hardpack-0123456789abcdef.tmp"] {
         fs::write(directory.path().join(other), b"").unwrap();
     }
-    // What changed a moment ago is left alone.
+    // Recently changed files are ignored.
     std::thread::sleep(Duration::from_millis(3500));
     for (arguments, code) in [(["pack", "-q", "--in-place"], 0), (["pack", "-q", "--in-place"], 3)]
     {
@@ -147,12 +147,13 @@ fn leftovers_of_killed_commands_are_named() {
     );
 }
 
-/// Bytes that take zstd-19 some seconds.
+/// Bytes that zstd-19 compresses for some seconds.
 fn slow_to_pack() -> Vec<u8> {
     random_bytes(12 << 20, 9).iter().flat_map(|byte| [b'a' + byte % 16, b'a' + byte / 16]).collect()
 }
 
-/// A command holds its unfinished file, so that another one in the same directory does not name it.
+/// A command holds its unfinished file, so that another one in the same directory does not report
+/// it.
 #[test]
 fn unfinished_files_are_held() {
     let (directory, path) = directory_with("file", &slow_to_pack());
@@ -170,7 +171,7 @@ fn unfinished_files_are_held() {
         std::thread::yield_now();
     };
     let file = File::open(&unfinished).unwrap();
-    // The lock comes a moment after the file.
+    // The lock is taken a moment after the file is created.
     while file.try_lock().is_ok() {
         assert!(child.try_wait().unwrap().is_none(), "nothing held {}", unfinished.display());
         file.unlock().unwrap();
@@ -182,7 +183,7 @@ fn unfinished_files_are_held() {
     assert!(unfinished.exists(), "the test is of no use");
 }
 
-/// Somebody opens the database while it is being packed, changes it and goes: that is noticed.
+/// A change by a process that opens and closes the database during packing is noticed.
 #[test]
 fn a_change_after_reading_is_noticed() {
     let (_directory, path) = directory_with("file", &slow_to_pack());
@@ -202,8 +203,8 @@ fn a_change_after_reading_is_noticed() {
     assert_eq!(names_beside(&path), ["file"]);
 }
 
-/// Somebody opens the database again and again: it is replaced, or it is in use, and whoever opens it
-/// finds one of the two whole.
+/// While a process keeps opening the database, it is either replaced or reported as in use, and
+/// each open finds one of the two, complete.
 #[test]
 fn openers_meet_the_database_or_the_pool() {
     let (_directory, path) = directory_with("data.db", b"");
@@ -244,7 +245,7 @@ fn openers_meet_the_database_or_the_pool() {
     println!("replaced {replaced} times of 20");
 }
 
-/// An access control list as Linux keeps it: user 1234 may read, and the mask allows that.
+/// An access control list in Linux's format: user 1234 may read, and the mask allows that.
 fn access_control_list() -> Vec<u8> {
     let mut list = 2_u32.to_le_bytes().to_vec();
     let nobody = u32::MAX;

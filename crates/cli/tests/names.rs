@@ -1,4 +1,4 @@
-//! The commands on names in a pool, and how they show them.
+//! The commands that list and change names in a pool.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use common::*;
 use tempfile::TempDir;
 
-/// A pool with `a/b/one` (11 bytes), `a/two` (2000 bytes) and `a/.hidden`.
+/// Makes a pool with `a/b/one` (11 bytes), `a/two` (2000 bytes) and `a/.hidden`.
 fn small_pool() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let tree = directory.path().join("a");
@@ -27,10 +27,6 @@ fn small_pool() -> (TempDir, PathBuf) {
 
 fn run(command: &[&str], path: &Path) -> String {
     stdout_of(hardpack().args(command).arg(path))
-}
-
-fn stderr_of(command: &mut assert_cmd::Command, code: i32) -> String {
-    String::from_utf8(command.assert().code(code).get_output().stderr.clone()).unwrap()
 }
 
 #[test]
@@ -94,7 +90,7 @@ fn names_are_made_moved_and_removed() {
     assert_eq!(run(&["cat"], &at("x/y/link")), "content one");
     let long = run(&["ls", "-l"], &at("x/y"));
     assert!(long.contains(" link -> ../../a/b/one\n"), "{long}");
-    // A second name of a file is the file.
+    // Both names lead to the same file.
     let one = json_of(hardpack().args(["stat", "--json"]).arg(at("x/three")));
     let other = json_of(hardpack().args(["stat", "--json"]).arg(at("x/y/same")));
     assert_eq!((&one["number"], &one["links"]), (&other["number"], &serde_json::json!(2)));
@@ -141,9 +137,9 @@ fn properties_have_a_source() {
     let json =
         json_of(hardpack().args(["get", "--json", "compression"]).args([at("a"), at("a/b")]));
     assert_eq!(json[1]["source"], "local");
-    // What comes from now on is written so, each part of the pool in its own way.
+    // New data follows the properties, which differ between parts of the pool.
     let text = directory.path().join("text");
-    // So that records are too long to lie inside their pointers.
+    // Long enough that records are not embedded in their pointers.
     let lines: String = (0..20_000_u64).map(|i| format!("line {i} of {}\n", i * i)).collect();
     fs::write(&text, lines).unwrap();
     let records = || {
@@ -184,7 +180,7 @@ fn a_pool_is_created_with_properties() {
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
     hardpack().arg("info").arg(&pool).assert().success();
     let stderr = stderr_of(hardpack().arg("create").arg(&pool), 3);
-    assert!(stderr.contains("it exists"), "{stderr}");
+    assert!(stderr.contains("it already exists"), "{stderr}");
     assert_eq!(names_beside(&pool), ["new.hpk"]);
 }
 
@@ -238,9 +234,9 @@ fn odd_names_are_shown_as_they_are_to_programs() {
     hardpack().args(["put", "-q"]).args([&directory.path().join(&name), &pool]).assert().success();
     let shown = hardpack().arg("ls").arg(&pool).assert().success().get_output().stdout.clone();
     assert_eq!(shown, [name.as_encoded_bytes(), b"\n"].concat());
-    // What is for people has escapes.
+    // Output for people is escaped.
     let stderr = stderr_of(hardpack().arg("cat").arg(pool.join(&name).join("x")), 3);
-    assert!(stderr.contains("/\\u{1b}[31mred\\xff/x': "), "{stderr:?}");
+    assert!(stderr.contains("/\\x1b[31mred\\xff/x': "), "{stderr:?}");
     let json = run(&["ls", "--json"], &pool);
     assert!(json.contains("name_hex") && json.contains("1b5b33316d726564ff"), "{json}");
 }
@@ -336,7 +332,7 @@ fn snapshots_open_by_name() {
     assert!(stderr.contains("no such file or snapshot: tuesday"), "{stderr}");
     let stderr = stderr_of(hardpack().arg("rm").arg(at("@monday/a/two")), 3);
     assert!(stderr.contains("a snapshot cannot be changed"), "{stderr}");
-    // A name that holds the '@' itself wins.
+    // A name that itself contains the '@' takes precedence.
     hardpack().args(["put", "-q"]).args([&new, &at("/a@monday")]).assert().success();
     assert_eq!(run(&["cat"], &at("/a@monday")), "something new");
 }

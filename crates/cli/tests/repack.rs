@@ -1,4 +1,4 @@
-//! `fold` and `repack`: what is stored is written anew while the pool is in use, and holds what it held.
+//! `fold` and `repack` rewrite stored data while the pool is in use, and keep its content.
 
 mod common;
 
@@ -17,7 +17,7 @@ use rusqlite::Connection;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A file that compresses, here better and there worse; packed as given.
+/// Packs, with `arguments`, a file whose parts compress differently well.
 fn packed(len: usize, arguments: &[&str]) -> (tempfile::TempDir, PathBuf, PathBuf) {
     let mut content = Vec::with_capacity(len + 100);
     for (number, noise) in random_bytes(len, 3).chunks(40).enumerate() {
@@ -45,7 +45,7 @@ fn number(value: &serde_json::Value, name: &str) -> u64 {
     value[name].as_u64().unwrap_or_else(|| panic!("{name} of {value}"))
 }
 
-/// The pool as the engine sees it; nobody else may have it open for writing.
+/// The unfinished repack of a pool. Nobody else may have the pool open for writing.
 fn unfinished(pool: &Path) -> Option<Repack> {
     let device = Arc::new(FileDevice::open_read_only(pool).unwrap());
     let engine = Pool::open(device, Options::new(1 << 20)).unwrap();
@@ -62,7 +62,10 @@ fn a_repack_rewrites_what_is_not_as_wanted() {
     assert!(fs::read(&pool).unwrap() == content, "an estimate changed the pool");
     assert_eq!(number(&estimate, "rewrite_bytes"), fs::metadata(&path).unwrap().len());
     let text = stdout_of(hardpack().args(["repack", "--estimate"]).args(goal).arg(&pool));
-    assert!(text.contains("stored then, about") && text.contains("from a sample of"), "{text}");
+    assert!(
+        text.contains("stored afterwards, about") && text.contains("from a sample of"),
+        "{text}"
+    );
 
     let report = json_of(hardpack().args(["repack", "-q", "--json"]).args(goal).arg(&pool));
     assert_eq!(report["compression"], "zstd-9");
@@ -75,22 +78,22 @@ fn a_repack_rewrites_what_is_not_as_wanted() {
     assert_eq!(number(&info, "stored_bytes"), found);
     assert!(info["codecs"]["zstd"]["stored_bytes"].is_u64() && info["codecs"]["lz4"].is_null());
     assert_holds(&pool, &path);
-    // How new data is written is another matter.
+    // The properties for new data do not change.
     let property = stdout_of(hardpack().args(["get", "-H", "compression"]).arg(&pool));
     assert!(property.contains("\tlz4\t"), "{property}");
 
     let again = stdout_of(hardpack().arg("repack").args(goal).arg(&pool));
-    assert!(again.ends_with("everything was stored that way already\n"), "{again}");
+    assert!(again.ends_with("everything was stored like this already\n"), "{again}");
     let again = stdout_of(hardpack().args(["repack", "--estimate"]).args(goal).arg(&pool));
-    assert!(again.ends_with("everything is stored that way already\n"), "{again}");
-    // Without a goal, the properties are it.
+    assert!(again.ends_with("everything is stored like this already\n"), "{again}");
+    // Without flags, the properties are the goal.
     hardpack().args(["repack", "-q"]).arg(&pool).assert().success().stdout("").stderr("");
     let info = json_of(hardpack().args(["info", "--json"]).arg(&pool));
     assert!(info["codecs"]["zstd"].is_null(), "{info}");
     assert_holds(&pool, &path);
 }
 
-/// Starts a repack that takes long, and interrupts it when it has come somewhere.
+/// Starts a long repack, and interrupts it after some progress.
 fn interrupt(pool: &Path, goal: &[&str]) -> Repack {
     let child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
         .args(["repack", "-j1"])
@@ -108,15 +111,15 @@ fn interrupt(pool: &Path, goal: &[&str]) -> Repack {
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(130), "{stderr}");
-    assert!(stderr.contains("': interrupted after "), "{stderr}");
-    assert!(stderr.ends_with("hint: 'hardpack repack' goes on from there\n"), "{stderr}");
+    assert!(stderr.contains("interrupted"), "{stderr}");
+    assert!(stderr.ends_with(": 'hardpack repack' continues from there\n"), "{stderr}");
     unfinished(pool).expect("a repack is unfinished")
 }
 
 #[test]
 fn an_interrupted_repack_goes_on() {
     let (_directory, path, pool) = packed(6 << 20, &["--compression", "lz4"]);
-    // What has nothing to do with how records are stored makes no other goal of it.
+    // Properties that do not affect how records are stored do not change the goal.
     hardpack().args(["set", "background-cpu=50%"]).arg(&pool).assert().success();
     let len = fs::metadata(&path).unwrap().len();
     let goal = ["--compression", "zstd-19"];
@@ -125,10 +128,13 @@ fn an_interrupted_repack_goes_on() {
         let stopped = interrupt(&pool, &goal);
         assert!(stopped.position > 0 && stopped.position < len, "{stopped:?}");
         assert_holds(&pool, &path);
-        // With the same goal or without any it goes on, and does only the rest.
+        // With the same goal, or none, it continues and does only the rest.
         let done = hardpack().args(["repack", "--json"]).args(again).arg(&pool).assert().success();
         let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-        assert!(stderr.contains("going on with a repack to zstd-19"), "{again:?}: {stderr}");
+        assert!(
+            stderr.contains("continuing an interrupted repack to zstd-19"),
+            "{again:?}: {stderr}"
+        );
         let report: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
         assert_eq!(report["compression"], "zstd-19");
         let rewritten = number(&report, "rewritten_bytes");
@@ -139,7 +145,7 @@ fn an_interrupted_repack_goes_on() {
         assert_eq!(number(&left, "rewrite_bytes"), 0, "something was left out");
         assert_holds(&pool, &path);
     }
-    // Another goal, or --restart, begins anew.
+    // Another goal, or --restart, starts over.
     hardpack().args(["repack", "-q", "--restart"]).arg(&pool).assert().success();
     for other in [&["--compression", "gzip-3"][..], &["--restart"]] {
         interrupt(&pool, &goal);
@@ -169,7 +175,7 @@ fn fold_merges_patches() {
     let (_directory, path) = directory_with("data.db", b"");
     make_table(&Connection::open(&path).unwrap());
     let pool = pack(&path);
-    // The maintenance is not to be faster.
+    // Keep background maintenance from being faster.
     hardpack().args(["set", "background-cpu=0%"]).arg(&pool).assert().success();
     let db = open_in_pool(&pool);
     let patches = || {
@@ -194,7 +200,7 @@ fn fold_merges_patches() {
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
 }
 
-/// Connections of this process go on updating while other processes repack and fold.
+/// Connections of this process continue to update while other processes repack and fold.
 #[test]
 fn connections_go_on() {
     for mode in ["delete", "wal"] {
@@ -250,11 +256,11 @@ fn damage_is_told_and_passed_by() {
     let done =
         hardpack().args(["repack", "--json", "--compression", "zstd"]).arg(&pool).assert().code(1);
     let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-    assert!(stderr.contains("were left as they are: corrupt extent"), "{stderr}");
+    assert!(stderr.contains("were left unchanged: corrupt extent"), "{stderr}");
     let report: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
     assert_eq!(number(&report, "damaged"), 1);
     assert_eq!(number(&report, "rewritten_bytes"), fs::metadata(&path).unwrap().len() - 131_072);
-    // It is the only damage still. Nothing of it has patches.
+    // It is still the only damage, and has no patches.
     let check = hardpack().args(["check", "-q", "--json"]).arg(&pool).assert().code(1);
     let check: serde_json::Value = serde_json::from_slice(&check.get_output().stdout).unwrap();
     assert_eq!(check["problems"].as_array().unwrap().len(), 1, "{check}");
@@ -288,7 +294,7 @@ fn what_cannot_be_repacked_is_said() {
     assert_holds(&pool, &path);
 }
 
-/// An estimate with `--clear-unused` is about what that repack then does, cleared pages and all.
+/// An estimate with `--clear-unused` matches the later repack, including cleared pages.
 #[test]
 fn an_estimate_counts_what_would_be_cleared() {
     let directory = tempfile::tempdir().unwrap();
@@ -316,7 +322,7 @@ fn an_estimate_counts_what_would_be_cleared() {
     assert!(found.abs_diff(told) < found / 10, "{told} was told, it is {found}");
 }
 
-/// A repack of a whole pool waits for a database, and meanwhile a file that it is still to come to is removed.
+/// A repack of a whole pool waits for a database; meanwhile, a file that comes later is removed.
 #[test]
 fn a_repack_of_a_pool_goes_on_where_a_file_vanishes() {
     let (directory, plain) = directory_with("a.db", b"");
@@ -325,11 +331,12 @@ fn a_repack_of_a_pool_goes_on_where_a_file_vanishes() {
     let inside = |name: &str| with_ending(&pool, name);
     hardpack().arg("create").arg(&pool).assert().success();
     hardpack().args(["set", "clear-unused=on"]).arg(&pool).assert().success();
-    // The locks of the pool's first file are those of the pool, and looking at that below would drop them.
+    // The first file's locks are on the pool itself, and opening and closing the pool below would
+    // drop them.
     for name in ["/z", "/a.db", "/b", "/c"] {
         hardpack().args(["put", "-q"]).args([&plain, &inside(name)]).assert().success();
     }
-    // SQLite's lock, without which nothing is cleared.
+    // SQLite's lock, which clearing needs.
     let db = open_in_pool(&inside("/a.db"));
     db.execute_batch("BEGIN; SELECT count(*) FROM t").unwrap();
     let child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))

@@ -1,10 +1,12 @@
-//! Older states on the command line: listed, unpacked, checked, and made the newest again.
+//! Older states on the command line are listed, unpacked, checked, and made the newest again.
 
 mod common;
 
 use std::fs;
 
-use common::{count_rows, hardpack, json_of, make_database, pack};
+use common::{
+    count_rows, directory_with, hardpack, json_of, make_database, pack, random_bytes, stderr_of,
+};
 
 #[test]
 fn an_older_state_is_listed_unpacked_and_brought_back() {
@@ -48,6 +50,24 @@ fn an_older_state_is_listed_unpacked_and_brought_back() {
     hardpack().args(["rewind", "-q"]).arg(&pool).arg(after.to_string()).assert().success();
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
     rows("1000");
+}
+
+#[test]
+fn a_damaged_state_is_not_rewound_to() {
+    let (directory, path) = directory_with("random", &random_bytes(300_000, 5));
+    let pool = directory.path().join("p.hpk");
+    hardpack().args(["put", "-q"]).args([&path, &pool]).assert().success();
+    let before = json_of(hardpack().args(["info", "--json"]).arg(&pool))["txg"].to_string();
+    hardpack().arg("rm").arg(pool.join("random")).assert().success();
+    // Bytes that only the older state has, stored as they are.
+    let (mut image, content) = (fs::read(&pool).unwrap(), random_bytes(64, 5));
+    let at = image.windows(64).position(|bytes| bytes == content).unwrap();
+    image[at] ^= 1;
+    fs::write(&pool, &image).unwrap();
+    let stderr = stderr_of(hardpack().args(["rewind", "-q"]).arg(&pool).arg(&before), 1);
+    let words = format!("the state of txg {before} is damaged: ");
+    assert!(stderr.contains(&words) && stderr.contains("check --states"), "{stderr}");
+    assert!(fs::read(&pool).unwrap() == image);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is packed comes back byte for byte, and as of one moment.
+//! Packed files are restored byte for byte, and as of one moment.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use common::*;
 use rusqlite::Connection;
 
-/// Packs and unpacks, and compares.
+/// Packs, unpacks and compares.
 fn assert_round_trip(input: &Path) {
     let before = fs::read(input).unwrap();
     hardpack().args(["pack", "-qf"]).arg(input).assert().success();
@@ -129,7 +129,7 @@ fn what_is_only_in_the_log_is_packed() {
     let output = with_ending(&path, ".back");
     hardpack().args(["unpack", "-q"]).args([&pool, &output]).assert().success();
     assert_eq!(count_rows(&output), 21_000);
-    // And what others see goes on.
+    // And other connections can continue.
     add_rows(&db, 1);
     drop(db);
     assert_eq!(count_rows(&path), 21_001);
@@ -153,8 +153,8 @@ fn the_log_of_a_crashed_process_is_packed_and_left_alone() {
     assert_eq!(count_rows(&output), 1500);
 }
 
-/// A database and its hot journal, as a crash in the middle of a transaction leaves them, and the
-/// bytes before that transaction.
+/// Makes a database and its hot journal, as a crash in the middle of a transaction leaves them.
+/// Returns the database's path, and its bytes before that transaction.
 fn make_hot_journal(directory: &Path) -> (std::path::PathBuf, Vec<u8>) {
     let path = directory.join("source.db");
     make_database(&path, 1024, 5000);
@@ -183,14 +183,14 @@ fn changes_that_sqlite_cannot_read_are_not_lost() {
     let directory = tempfile::tempdir().unwrap();
     let (path, _) = make_hot_journal(directory.path());
     fs::write(&path, random_bytes(100_000, 3)).unwrap();
-    // SQLite takes the journal for one of this database, and rolls it back; an encrypted one with a log
-    // is beyond it.
+    // SQLite accepts the journal as one of this database and rolls it back; it cannot handle an
+    // encrypted database with a log.
     let wal_magic = [0x37, 0x7f, 0x06, 0x82];
     fs::remove_file(with_ending(&path, "-journal")).unwrap();
     fs::write(with_ending(&path, "-wal"), wal_magic).unwrap();
     let failed = hardpack().arg("pack").arg(&path).assert().failure();
     let stderr = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
-    assert!(stderr.contains("-wal' holds changes that it lacks"), "{stderr}");
+    assert!(stderr.contains("-wal' holds changes that are not in the database"), "{stderr}");
     assert!(!with_ending(&path, ".hpk").exists());
 }
 
@@ -274,7 +274,7 @@ fn nothing_is_overwritten_unasked() {
     assert_eq!(names_beside(&path), ["a", "a.hpk"]);
 }
 
-/// SQLite would apply a log left by another database.
+/// SQLite would apply a log left by another database, so creating a pool next to one is refused.
 #[test]
 fn a_stray_log_is_in_the_way() {
     let (_directory, path) = directory_with("a", b"content");

@@ -1,4 +1,5 @@
-//! `hardpack salvage`: what can be read of a damaged pool, and an exact report of the rest.
+//! `hardpack salvage`: copies readable data out of a damaged pool, and reports exactly what is
+//! lost.
 
 mod common;
 
@@ -9,10 +10,10 @@ use common::{add_rows, assert_same, hardpack, make_database, names_beside, pack}
 use rusqlite::Connection;
 use serde_json::Value;
 
-/// Where a pool's extents begin, behind header and superblocks.
+/// The start of a pool's extents, after header and superblocks.
 const EXTENTS_OFFSET: usize = 40960;
 
-/// A database of some 100 pages, and its pool.
+/// Makes a database of some 100 pages, and its pool.
 fn packed() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let db = directory.path().join("rows.db");
@@ -38,7 +39,7 @@ fn salvage(pool: &Path, out: &Path, code: i32) -> Value {
 fn without_header_and_superblocks_all_comes_back() {
     let (directory, db, pool) = packed();
     damage(&pool, |image| image[..EXTENTS_OFFSET].fill(0));
-    // Nothing else can do anything with it.
+    // No other command can use it.
     hardpack().arg("check").arg(&pool).assert().code(4);
     let before = fs::read(&pool).unwrap();
     let out = directory.path().join("saved.db");
@@ -47,7 +48,7 @@ fn without_header_and_superblocks_all_comes_back() {
     assert_eq!((&report["header"], &report["superblocks"]), (&false.into(), &0.into()));
     assert_same(&db, &out);
     assert!(fs::read(&pool).unwrap() == before, "the pool was written to");
-    // Into a directory, under its old name; and never over what is there.
+    // Into a directory, under its old name; existing files are not replaced.
     let into = directory.path().join("into");
     fs::create_dir(&into).unwrap();
     hardpack().args(["salvage", "-q"]).arg(&pool).arg(&into).assert().code(0).stdout("");
@@ -56,7 +57,7 @@ fn without_header_and_superblocks_all_comes_back() {
     hardpack().args(["salvage", "--force", "-q"]).arg(&pool).arg(&pool).assert().code(3);
 }
 
-/// Every range is right or reported; the rest of the rows can be recovered with SQLite's own means.
+/// Every range is intact or reported, and SQLite's own tools recover the remaining rows.
 #[test]
 fn what_is_lost_is_reported_and_the_rest_is_recovered() {
     let (directory, db, pool) = packed();
@@ -89,7 +90,7 @@ fn what_is_lost_is_reported_and_the_rest_is_recovered() {
     let text = hardpack().args(["salvage", "--force"]).arg(&pool).arg(&out).assert().code(1);
     let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
     assert!(text.contains("lost, zeros") && text.contains(" lost ("), "{text}");
-    // Rows that are whole can still be read, by key.
+    // Intact rows can still be read by key.
     let saved = Connection::open(&out).unwrap();
     let readable = (1..=20_000).step_by(50).filter(|key| {
         saved
@@ -102,7 +103,7 @@ fn what_is_lost_is_reported_and_the_rest_is_recovered() {
     assert!(names_beside(&out).iter().all(|name| !name.ends_with(".tmp")));
 }
 
-/// A pool that was written to through SQLite: patches, several states, and all superblocks gone.
+/// A pool written through SQLite, with patches and several states, loses all superblocks.
 #[test]
 fn a_database_in_use_until_its_front_was_lost() {
     let (directory, _, pool) = packed();
@@ -131,8 +132,7 @@ fn what_is_no_pool_is_refused() {
     assert!(!out.exists());
 }
 
-/// Where the record that holds a byte of the file is damaged, check names the range, the pages, and
-/// whose they are.
+/// If a record is damaged, check reports the range, the pages, and their owners.
 #[test]
 fn check_names_the_pages_and_tables_that_are_hurt() {
     let directory = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn check_names_the_pages_and_tables_that_are_hurt() {
          CREATE INDEX i ON t(b);",
     )
     .unwrap();
-    // What SQLite itself says of every page; this table is compiled in here.
+    // SQLite's own view of every page; the test's SQLite has this table.
     let owner_of: std::collections::HashMap<i64, (String, String)> = db
         .prepare("SELECT pageno, name, pagetype FROM dbstat")
         .unwrap()
@@ -162,13 +162,13 @@ fn check_names_the_pages_and_tables_that_are_hurt() {
     for part in 1..24 {
         let at = EXTENTS_OFFSET + (image.len() - EXTENTS_OFFSET) * part / 25;
         let mut hurt = image.clone();
-        // Longer than what fills the last sector of an extent, which nothing guards.
+        // Longer than the padding of an extent's last sector, which no checksum covers.
         hurt[at..at + 512].iter_mut().for_each(|byte| *byte ^= 4);
         fs::write(&pool, &hurt).unwrap();
         let done = hardpack().args(["check", "--json", "-q"]).arg(&pool).assert();
         let report: Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
         if report["ok"] == true {
-            // It hit free space.
+            // The damage hit free space.
             continue;
         }
         last_hurt.clone_from(&hurt);
@@ -201,7 +201,7 @@ fn check_names_the_pages_and_tables_that_are_hurt() {
     }
 }
 
-/// A file comes out under all its names, and a directory with nothing in it as well.
+/// A file is restored under all its names, and empty directories too.
 #[test]
 fn all_names_and_empty_directories_come_out() {
     use std::os::unix::fs::MetadataExt;
@@ -220,7 +220,7 @@ fn all_names_and_empty_directories_come_out() {
     assert_eq!(fs::read(out.join("tree/sub/two")).unwrap(), b"three names");
     assert!(number("one") == number("sub/two") && number("one") == number("three"));
     assert!(out.join("tree/sub/empty").is_dir());
-    // Over what is there only where that is asked for.
+    // Existing files are replaced only with --force.
     hardpack().args(["salvage", "-q"]).arg(&pool).arg(&out).assert().code(3);
     hardpack().args(["salvage", "-q", "--force"]).arg(&pool).arg(&out).assert().success();
     assert!(number("one") == number("three"));

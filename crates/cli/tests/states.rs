@@ -1,5 +1,5 @@
-//! Logs and journals belong to one state of a database: they are never played onto another, whatever a command did
-//! to either, and no command leaves out what is in them.
+//! Logs and journals belong to one state of a database: they are never applied to another, whatever
+//! a command did to either, and no command ignores their content.
 
 mod common;
 
@@ -20,13 +20,7 @@ fn run(arguments: &[&str], paths: &[&Path]) {
     hardpack().args(arguments).args(paths).assert().success();
 }
 
-fn refused(arguments: &[&str], paths: &[&Path], code: i32, text: &str) {
-    let done = hardpack().args(arguments).args(paths).assert().code(code);
-    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-    assert!(stderr.contains(text), "{stderr}");
-}
-
-/// A pool with a file that is no database, and a database `d/app.db` that is its third.
+/// Makes a pool whose first file is not a database, with a database `d/app.db` as its third.
 fn pool() -> (TempDir, PathBuf, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let plain = directory.path().join("app.db");
@@ -41,7 +35,7 @@ fn pool() -> (TempDir, PathBuf, PathBuf) {
     (directory, pool, database)
 }
 
-/// The rows of a database, which is sound.
+/// Counts the rows of a database, and checks its integrity.
 fn rows(database: &Path) -> u32 {
     let db = open_in_pool(database);
     let verdict: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
@@ -57,7 +51,7 @@ fn txg(pool: &Path) -> u64 {
     json_of(hardpack().args(["info", "--json"]).arg(pool))["txg"].as_u64().unwrap()
 }
 
-/// Changes a database in another process, which is killed with all of it in the log.
+/// Changes a database in another process, which is killed while the changes are only in the log.
 fn leave_a_log(database: &Path, sql: &str) {
     let mut other = Session::open(database);
     other.run("PRAGMA journal_mode = wal; PRAGMA wal_autocheckpoint = 0");
@@ -65,7 +59,7 @@ fn leave_a_log(database: &Path, sql: &str) {
     other.kill();
 }
 
-/// Logs and journals beside a pool that hold something.
+/// Lists the logs and journals next to a pool that are not empty.
 fn logs(pool: &Path) -> Vec<PathBuf> {
     let is_log = |path: &PathBuf| {
         let name = path.to_string_lossy().into_owned();
@@ -85,14 +79,14 @@ fn a_rewind_refuses_logs_of_databases_inside_and_never_plays_them() {
     assert_eq!(logs(&pool).len(), 1);
     let old = before.to_string();
     refused(&["rewind", "-q"], &[&pool, Path::new(&old)], 5, "log or journal");
-    // As a program that knows nothing of logs does it.
+    // As a program does that knows nothing of logs.
     let device = FileDevice::open(&pool).unwrap();
     let engine = Pool::open(Arc::new(device), Options::new(8 << 20)).unwrap();
     engine.rewind(Txg(before), &mut |_| {}).unwrap();
     engine.close().unwrap();
     drop(engine);
     assert_eq!(rows(&database), ROWS);
-    // And it goes on from there, with a log of its own.
+    // And the database continues from there, with a log of its own.
     leave_a_log(&database, "DELETE FROM t WHERE a > 2000");
     assert_eq!(rows(&database), 2000);
     run(&["check", "-q"], &[&pool]);
@@ -119,7 +113,7 @@ fn what_comes_back_after_it_was_replaced_comes_without_its_log() {
             }
         }
         assert_eq!(logs(&pool), Vec::<PathBuf>::new(), "{command}");
-        // As it is after a crash before it was removed.
+        // As after a crash before the log was removed.
         fs::write(&left[0], log).unwrap();
         run(&["rollback"], &[&pool.join("d@full")]);
         assert_eq!(self::number(&database), number, "{command}");
@@ -132,7 +126,7 @@ fn what_comes_back_after_it_was_replaced_comes_without_its_log() {
 #[test]
 fn a_hot_journal_of_other_content_is_not_rolled_back_from() {
     let (directory, pool, database) = pool();
-    // What takes the database back to all of its rows.
+    // A hot journal that restores all rows of the database.
     let plain = directory.path().join("app.db");
     let db = Connection::open(&plain).unwrap();
     db.execute_batch(
@@ -160,7 +154,7 @@ fn a_lone_database_goes_on_after_it_was_rolled_back() {
     make_database(&plain, 4096, 1000);
     let pool = pack(&plain);
     run(&["snapshot"], &[&with_ending(&pool, "@then")]);
-    // In a rollback mode a connection that does nothing is in nobody's way, and sees what there is now.
+    // In a rollback mode, an idle connection blocks nobody, and sees the current content.
     let mut idle = Session::open(&pool);
     idle.run("INSERT INTO t(b) VALUES ('more')");
     assert_eq!(idle.run("SELECT count(*) FROM t"), ["1001"]);
@@ -168,7 +162,7 @@ fn a_lone_database_goes_on_after_it_was_rolled_back() {
     assert_eq!(idle.run("SELECT count(*) FROM t"), ["1000"]);
     idle.run("INSERT INTO t(b) VALUES ('more')");
     assert_eq!(rows(&pool), 1001);
-    // A log of content before is not played: this one would be by its name.
+    // A log of the earlier content is not applied, though its name once matched.
     idle.close();
     fs::write(with_ending(&pool, "-wal"), b"nothing that SQLite knows").unwrap();
     leave_a_log(&pool, "DELETE FROM t WHERE a > 500");
@@ -189,7 +183,7 @@ fn a_connection_that_knows_the_content_before_drops_its_cache() {
     idle.run("UPDATE t SET b = 'one' WHERE a = 1");
     assert_eq!(idle.run("SELECT b FROM t WHERE a = 1"), ["one"]);
     run(&["rollback"], &[&with_ending(&pool, "@then")]);
-    // The change counter is what it was with the other content.
+    // The change counter is the same as with the other content.
     run(&["sql"], &[&pool, Path::new("UPDATE t SET b = 'two' WHERE a = 1")]);
     assert_eq!(idle.run("SELECT b FROM t WHERE a = 1"), ["two"]);
     idle.run("UPDATE t SET b = 'three' WHERE a = 2");
@@ -230,23 +224,17 @@ fn what_another_process_has_open_is_not_taken_away() {
             let mut user = Session::open(&database);
             user.run(&format!("PRAGMA journal_mode = {mode}; BEGIN; SELECT count(*) FROM t"));
             let who = format!("hardpack (process {}) has it open", user.id());
-            // The first file is waited for.
-            let is_first = above == *pool;
-            if !is_first || mode == "wal" {
-                refused(&["rm"], &[&database], 5, &who);
-                refused(&["put", "-q", "--delete", "-T"], &[&empty, &above], 3, &who);
-                run(&["put", "-q"], &[&text, &file]);
-            }
-            if !is_first || mode == "delete" {
-                refused(&["mv"], &[&file, &database], 5, &who);
-            }
-            if !is_first {
-                refused(&["ln", "-f"], &[&file, &database], 5, &who);
-                refused(&["ln", "-sf"], &[Path::new("x"), &database], 5, &who);
+            refused(&["rm"], &[&database], 5, &who);
+            refused(&["put", "-q", "--delete", "-T"], &[&empty, &above], 3, &who);
+            run(&["put", "-q"], &[&text, &file]);
+            refused(&["mv"], &[&file, &database], 5, &who);
+            refused(&["ln", "-f"], &[&file, &database], 5, &who);
+            refused(&["ln", "-sf"], &[Path::new("x"), &database], 5, &who);
+            if above != *pool {
                 refused(&["rm", "-r"], &[&above], 5, &who);
             }
             assert_eq!(user.run("SELECT count(*) FROM t"), [ROWS.to_string()]);
-            // It may get another name.
+            // It may be renamed.
             run(&["mv"], &[&database, &with_ending(&database, ".moved")]);
             run(&["mv"], &[&with_ending(&database, ".moved"), &database]);
             user.run("COMMIT");
@@ -289,7 +277,7 @@ fn what_is_received_keeps_out_other_processes_and_settles_logs() {
     }
     user.run("COMMIT");
     user.close();
-    // What is only in a log is a change, too, and is not played onto what is received.
+    // Content of a log is a change, too, and is not applied to the received content.
     leave_a_log(&there, "UPDATE t SET b = 'mine' WHERE a < 100");
     let text = receive(&[], &step, 3);
     assert!(text.contains("changed since"), "{text}");
@@ -346,7 +334,7 @@ fn what_a_reader_keeps_in_a_log_is_told() {
     assert_eq!(rows(&pool.join("clone")), ROWS + 1);
 }
 
-/// Writes into a file of a pool.
+/// Overwrites bytes of a file in a pool.
 fn overwrite(pool: &Path, path: &[u8], bytes: &[u8], offset: u64) {
     let device = FileDevice::open(pool).unwrap();
     let engine = Pool::open(Arc::new(device), Options::new(8 << 20)).unwrap();
@@ -362,7 +350,7 @@ fn what_sqlite_cannot_read_is_rolled_back_and_replaced() {
     let plain = directory.path().join("plain.db");
     make_database(&plain, 4096, ROWS);
     drop(spoilt);
-    // A header that is none, one of a later version, and a schema that says nothing.
+    // An invalid header, one of a later version, and an unreadable schema.
     let spoils: [(&[u8], u64); 3] = [(&[0xaa; 100], 0), (&[9, 9], 18), (&[0xff; 3000], 1000)];
     for (case, (bytes, offset)) in spoils.into_iter().enumerate() {
         let pool = directory.path().join(format!("{case}.hpk"));
@@ -377,7 +365,7 @@ fn what_sqlite_cannot_read_is_rolled_back_and_replaced() {
             overwrite(&pool, name.as_bytes(), bytes, offset);
             run(&["put", "-q"], &[&plain, &database]);
             assert_eq!(rows(&database), ROWS, "{case} {name}");
-            // Whoever has it open is noticed all the same.
+            // A process that has it open is noticed nevertheless.
             let mut user = Session::open(&database);
             user.run("BEGIN; SELECT count(*) FROM t");
             overwrite(&pool, name.as_bytes(), bytes, offset);
@@ -417,7 +405,7 @@ fn a_connection_to_other_content_neither_reads_nor_writes_any_more() {
     db.execute_batch("PRAGMA journal_mode = wal; PRAGMA wal_autocheckpoint = 0").unwrap();
     db.execute_batch("DELETE FROM t WHERE a > 1500; PRAGMA wal_checkpoint").unwrap();
     db.execute_batch("DELETE FROM t WHERE a > 1200").unwrap();
-    // As a program does that asks nobody.
+    // As a program does that checks for no other users.
     let device = FileDevice::open(&pool).unwrap();
     let engine = Pool::open(Arc::new(device), Options::new(8 << 20)).unwrap();
     engine.rollback(engine.resolve(b"d").unwrap().file, b"full").unwrap();

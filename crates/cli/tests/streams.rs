@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::*;
 use tempfile::TempDir;
 
-/// A pool with a directory and two snapshots of it, and an empty one.
+/// Makes a pool with a directory and two snapshots of it, and an empty pool.
 fn pools() -> (TempDir, PathBuf, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let tree = directory.path().join("a");
@@ -108,8 +108,8 @@ fn what_is_given_up_is_gone() {
     hardpack().args(["send", "-q"]).arg(from.join("a")).assert().code(3);
 }
 
-/// Of a nightly `send -i` whose pool was put back from a copy and went on: the txgs are the same again, and what they
-/// stand for is not.
+/// A nightly `send -i` from a pool that was restored from a copy and then changed: its txgs repeat,
+/// but stand for different states.
 #[test]
 fn a_stream_from_a_pool_that_was_put_back_is_not_taken_for_another() {
     let directory = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_stream_from_a_pool_that_was_put_back_is_not_taken_for_another() {
     let resume = ["send", "-q", "--resume", token.trim()];
     hardpack().args(resume).arg(from.join("a@second")).assert().code(3);
 
-    // From what both have it goes on, where nothing came after that.
+    // Both can continue from a common snapshot without later changes.
     hardpack().args(["rollback"]).arg(to.join("copy@first")).assert().success();
     receive(&to, &[], &send(&from, &["-i", "@first"], "a@third")).success();
     let kept = hardpack().arg("cat").arg(to.join("copy/file")).assert().success();
@@ -172,7 +172,7 @@ fn streams_in_one_input_are_received_one_after_the_other() {
     hardpack().arg("rm").args(["-r"]).arg(to.join("copy")).assert().success();
 
     let error = error_of(receive(&to, &[], &[&whole[..], &part, &part[..99]].concat()).code(1));
-    assert!(error.contains("the 2 streams before it are received"), "{error}");
+    assert!(error.contains("the 2 streams before it were received"), "{error}");
     assert_eq!(list(to.join("copy@new")), list(from.join("a@new")));
 }
 
@@ -189,7 +189,7 @@ fn a_target_that_was_renamed_takes_what_follows() {
     assert_eq!(found, list(from.join("a")));
 }
 
-/// The reader of a stream has gone before its end: that is no success.
+/// Sending fails if the reader stops before the end of the stream.
 #[test]
 fn a_stream_that_nobody_takes_is_not_sent() {
     let (_directory, from, _) = pools();

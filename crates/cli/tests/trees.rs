@@ -1,4 +1,4 @@
-//! Whole trees into a pool and out of it again: what comes out is what went in, the odd included.
+//! Whole trees are stored in a pool and extracted unchanged, including odd files.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn os(bytes: &[u8]) -> &OsStr {
     OsStr::from_bytes(bytes)
 }
 
-/// Everything below a directory: for each path a line of all that must be kept.
+/// Lists everything below a directory: for each path, a line of everything that must be kept.
 fn listing(top: &Path) -> BTreeMap<OsString, String> {
     let mut found = BTreeMap::new();
     let mut inodes: BTreeMap<(u64, u64), OsString> = BTreeMap::new();
@@ -47,7 +47,7 @@ fn listing(top: &Path) -> BTreeMap<OsString, String> {
                 ahead.push(inner.clone());
                 String::new()
             };
-            // Which earlier name is of the same file.
+            // The first name of the same file.
             let first = inodes
                 .entry((metadata.dev(), metadata.ino()))
                 .or_insert_with(|| inner.clone().into_os_string())
@@ -95,7 +95,7 @@ fn set_time(path: &Path, ns: u64) {
     File::open(path).unwrap().set_modified(time).unwrap();
 }
 
-/// A directory in which everything odd is.
+/// Makes a directory with all kinds of odd files.
 fn nasty_tree() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let top = directory.path().join("tree");
@@ -132,7 +132,7 @@ fn nasty_tree() -> (TempDir, PathBuf) {
     }
     fs::create_dir(top.join("nothing in it")).unwrap();
     let all: Vec<u8> = (0..=255).collect();
-    // Not every file system has them; then there is less to compare.
+    // Not every file system supports them; then there is less to compare.
     let _ = lsetxattr(top.join("large"), "user.all bytes", &all, XattrFlags::empty());
     let _ = lsetxattr(top.join("many"), "user.of.a.directory", b"value", XattrFlags::empty());
     set_time(&top.join("empty"), 1);
@@ -161,7 +161,7 @@ fn what_comes_out_is_what_went_in() {
     let blocks = fs::metadata(out.join("tree/holes")).unwrap().blocks();
     assert!(blocks * 512 < 1 << 20, "holes are written: {blocks} blocks");
 
-    // Directories are unpacked by name, or what is in them.
+    // A directory is extracted under its name, or only its contents.
     let out = directory.path().join("out 2");
     hardpack().args(["extract", "-q"]).args([&pool.join("tree"), &out]).assert().success();
     assert_same_trees(&tree, &out.join("tree"));
@@ -194,7 +194,7 @@ fn what_has_not_changed_is_not_put_again() {
     fs::remove_file(tree.join("a second name")).unwrap();
     fs::write(tree.join("a second name"), "for me alone").unwrap();
     fs::remove_dir_all(tree.join("deep/level 0/level 1")).unwrap();
-    // The same length and time hide what has changed from all but --checksum.
+    // With the same length and time, only --checksum notices a change.
     let hidden = fs::metadata(tree.join("many/11")).unwrap();
     fs::write(tree.join("many/11"), "FILE 11\n".repeat(11)).unwrap();
     let file = File::open(tree.join("many/11")).unwrap();
@@ -209,9 +209,9 @@ fn what_has_not_changed_is_not_put_again() {
     for what in ["files", "removed", "unchanged", "directories"] {
         assert_eq!(dry[what], done[what], "{what}: {dry} and {done}");
     }
-    // Two of the three names of one file have come apart, one of which is gone.
+    // Of a file's three names, two are no longer linked, and one of these is removed.
     assert_eq!(done["files"], 3, "{done}");
-    // The file whose mode has changed, and the directory of all.
+    // The file with the changed mode, and the top directory.
     assert_eq!(done["described"], 2, "{done}");
     assert_eq!(done["removed"], 3, "{done}");
     let compared =
@@ -222,7 +222,7 @@ fn what_has_not_changed_is_not_put_again() {
     assert_same_trees(&tree, &out);
     hardpack().args(["check", "-q"]).arg(&pool).assert().success();
 
-    // The other way: what is there stays, what differs is replaced.
+    // The other direction: unchanged files stay, different ones are replaced.
     fs::write(out.join("many/12"), "something else").unwrap();
     hardpack().args(["extract", "-q"]).args([&pool, &out]).assert().code(3);
     let updated = json_of(hardpack().args(["extract", "-qu", "--json"]).args([&pool, &out]));
@@ -265,7 +265,7 @@ fn gnu_tar_and_hardpack_understand_each_other() {
         if flags.contains(&"--xattrs") {
             assert_same_trees(&tree, &out.join("tree"));
         } else {
-            // GNU's format has whole seconds, and no extended attributes.
+            // GNU's format stores whole seconds, and no extended attributes.
             let without = |path: &Path| {
                 let names = listing(path).into_iter();
                 names
@@ -292,7 +292,7 @@ fn gnu_tar_and_hardpack_understand_each_other() {
         .unwrap();
     assert!(tar.status.success(), "{}", String::from_utf8_lossy(&tar.stderr));
     assert_same_trees(&tree, &out.join("tree"));
-    // A stream that was cut is no success.
+    // A truncated stream is an error.
     let cut = fs::read(&stream).unwrap();
     fs::write(&stream, &cut[..cut.len() / 2]).unwrap();
     hardpack().args(["put", "-q", "--tar"]).args([&stream, &pool.join("cut")]).assert().code(1);
@@ -318,7 +318,7 @@ fn a_database_in_use_goes_in_with_its_log() {
     let out = directory.path().join("out");
     hardpack().args(["extract", "-q"]).args([&pool, &out]).assert().success();
     assert_eq!(count_rows(&out.join("tree/app.db")), 150);
-    // What is only in the log does not show in the file's time.
+    // Changes that are only in the log do not affect the file's time.
     add_rows(&db, 5);
     put(&[tree.as_os_str(), pool.as_os_str()]);
     hardpack().args(["extract", "-qf"]).args([&pool, &out]).assert().success();
@@ -346,14 +346,16 @@ fn nothing_is_written_through_a_symbolic_link() {
     let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
     assert!(stderr.contains("something else of that name"), "{stderr}");
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
-    // A link in the place of a file is replaced, not followed.
+    // A link at the place of a file is neither followed nor replaced.
     fs::remove_file(out.join("tree/sub")).unwrap();
     fs::create_dir(out.join("tree/sub")).unwrap();
     fs::write(elsewhere.join("file"), "mine").unwrap();
     symlink(elsewhere.join("file"), out.join("tree/sub/file")).unwrap();
-    hardpack().args(["extract", "-qf"]).args([&pool, &out]).assert().success();
+    let done = hardpack().args(["extract", "-qf"]).args([&pool, &out]).assert().code(3);
+    let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+    assert!(stderr.contains("never replaced by a file"), "{stderr}");
     assert_eq!(fs::read(elsewhere.join("file")).unwrap(), b"mine");
-    assert_eq!(fs::read(out.join("tree/sub/file")).unwrap(), b"content");
+    assert_eq!(fs::read_link(out.join("tree/sub/file")).unwrap(), elsewhere.join("file"));
 }
 
 #[test]
@@ -366,11 +368,11 @@ fn what_cannot_be_put_is_named_and_the_rest_goes_on() {
     let pool = tree.join("pool.hpk");
     let done = hardpack().args(["put", "-q"]).args([&tree, &pool]).assert().success();
     let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-    assert!(stderr.contains("pipe' is left out: a pipe"), "{stderr}");
-    assert!(stderr.contains("pool.hpk' is left out: it is the pool itself"), "{stderr}");
+    assert!(stderr.contains("note: skipped '") && stderr.contains("pipe': a pipe"), "{stderr}");
+    assert!(stderr.contains("pool.hpk': it is the pool itself"), "{stderr}");
     assert_eq!(stdout_of(hardpack().arg("ls").arg(pool.join("tree"))), "good\n");
 
-    // A directory does not take the place of a file by itself, nor the other way.
+    // A directory does not replace a file without --delete, nor a file a directory.
     fs::remove_file(tree.join("good")).unwrap();
     fs::create_dir(tree.join("good")).unwrap();
     fs::write(tree.join("good/inner"), "inner").unwrap();
@@ -399,10 +401,10 @@ fn add(tar: &mut Builder<Vec<u8>>, kind: EntryType, path: &str, to: &str, conten
     tar.append_data(&mut header, path, content).unwrap();
 }
 
-/// What a stream gives below a name that is no directory is refused, by its path, and the rest goes in.
+/// Entries below a name that is not a directory are refused by path, and the rest is stored.
 #[test]
 fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
-    // As one batch, and over several.
+    // In one batch, and over several.
     for long in [3, 40 << 20] {
         let mut tar = Builder::new(Vec::new());
         let long = random_bytes(long, 7);
@@ -424,7 +426,7 @@ fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
         hardpack().arg("create").arg(&pool).assert().success();
         let done = hardpack().args(["put", "-q", "--tar"]).args([&path, &pool]).assert().failure();
         let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
-        let link = "'l' is a symbolic link, through which nothing is put";
+        let link = "'l' is a symbolic link, and nothing is put through it";
         for expected in [
             format!("cannot put 'l/through': {link}"),
             format!("cannot put 'l/deep/er': {link}"),
@@ -445,7 +447,7 @@ fn nothing_in_a_tar_is_put_through_what_is_no_directory() {
     }
 }
 
-/// What is not put leaves nothing behind, neither where it would have been nor where it leads.
+/// A refused link leaves nothing behind, neither at its path nor at its target.
 #[test]
 fn a_link_to_what_is_missing_makes_no_directories() {
     let mut tar = Builder::new(Vec::new());
@@ -473,7 +475,7 @@ fn a_link_to_what_is_missing_makes_no_directories() {
 #[test]
 fn capabilities_are_not_given_without_owners() {
     let (directory, file) = directory_with("program", b"does something");
-    // Version 2, with the right to bind to low ports.
+    // A version 2 capability to bind to low ports.
     let capability =
         [&0x0200_0001_u32.to_le_bytes()[..], &0x400_u32.to_le_bytes(), &[0; 12]].concat();
     let flags = XattrFlags::empty();

@@ -5,13 +5,14 @@
 //! cargo run --release -p hardpack-engine --example dedup_index -- store [MIB] [DIRECTORY]
 //! ```
 //!
-//! `index` puts synthetic hashes through the index of a pool in memory, and prints for each million the memory that
-//! its own structures take (counted exactly, from their capacities), that of the process as a check, and the time of
-//! an insertion and of look-ups: of what is new, of what is there in random order.
+//! `index` puts synthetic hashes through the index of a pool in memory, and prints for each million
+//! the memory that its own structures take (counted exactly, from their capacities), that of the
+//! process as a check, and the time of an insertion and of look-ups: of what is new, of what is
+//! there in random order.
 //!
-//! `store` writes the same data to two files of a pool, with records of 128 KiB and zstd-3: all of it new at first,
-//! all of it known after that; and in turn without deduplication. Each is done several times, alternating; medians
-//! are printed.
+//! `store` writes the same data to two files of a pool, with records of 128 KiB and zstd-3: all of
+//! it new at first, all of it known after that; and in turn without deduplication. Each is done
+//! several times, alternating; medians are printed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +72,8 @@ fn begin(store: &Arc<Store>) -> Anyhow<Txn> {
 
 fn measure_index(millions: u64, memory: u64) -> Anyhow<()> {
     let (file, device) = scratch(None)?;
-    let store = Store::create(device, Caches::new(64 << 20), [7; 16], 9)?;
+    let store =
+        Store::create(device, Caches::new(64 << 20), [7; 16], hardpack_engine::Ashift::MIN)?;
     store.set_index_memory(memory);
     println!("memory for the index: {} MiB", memory >> 20);
     println!(
@@ -129,7 +131,8 @@ fn look_up(txn: &mut Txn, hash: impl Fn(u64) -> u64, is_there: bool) -> Anyhow<D
     Ok(began.elapsed())
 }
 
-/// A device for measurements: a file that goes with its handle, or memory where no file can be made.
+/// A device for measurements: a file that goes with its handle, or memory where no file can be
+/// made.
 fn scratch(directory: Option<&str>) -> Anyhow<(Option<tempfile::NamedTempFile>, Arc<dyn Device>)> {
     let directory = directory.map_or_else(std::env::temp_dir, Into::into);
     match tempfile::NamedTempFile::new_in(directory) {
@@ -198,9 +201,10 @@ fn store_twice(bytes: &[u8], dedup: &str, directory: Option<&str>) -> Anyhow<[Sp
     let (file, device) = scratch(directory)?;
     let create = CreateOptions {
         guid: [3; 16],
-        ashift: 9,
+        ashift: hardpack_engine::Ashift::MIN,
         properties: vec![(Property::Dedup, dedup.into()), (Property::Compression, "zstd-3".into())],
         file_name: Some("first".into()),
+        file_mode: 0,
     };
     let pool = Pool::create(device, &create, Options::new(16 << 20))?;
     let other = pool.create_file_at(b"/second", 0, 0)?;

@@ -1,5 +1,5 @@
-//! How fast many small files are put into one pool, listed, read and deleted, and whether that changes as the pool
-//! grows.
+//! How fast many small files are put into one pool, listed, read and deleted, and whether that
+//! changes as the pool grows.
 //!
 //! ```text
 //! cargo run --release -p hardpack-engine --example small_files -- POOL [COUNT]
@@ -88,8 +88,13 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let count = args.next().and_then(|n| n.to_str()?.parse().ok()).unwrap_or(COUNT_DEFAULT);
     OpenOptions::new().write(true).create_new(true).open(&path)?;
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path.as_ref())?);
-    let create =
-        CreateOptions { guid: [7; 16], ashift: 9, properties: Vec::new(), file_name: None };
+    let create = CreateOptions {
+        guid: [7; 16],
+        ashift: hardpack_engine::Ashift::MIN,
+        properties: Vec::new(),
+        file_name: None,
+        file_mode: 0,
+    };
     let pool = Pool::create(Arc::clone(&device), &create, Options::new(CACHE_LEN))?;
 
     println!(

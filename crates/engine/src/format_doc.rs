@@ -1,24 +1,26 @@
-//! `docs/format.md` against the encoder: every field of its tables is where and what it says.
+//! Checks `docs/format.md` against the encoder: every field is where its table says, and holds what
+//! it says.
 
 use std::collections::HashMap;
 
 use crate::pool::stream_format::{self as stream, Origin, PROGRESS_FRONT_LEN, Progress};
 use crate::pool::{Attributes, FileOwner, Kind, ROOT};
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::dead::DEAD_KEY_LEN;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{POINTER_HEADER_LEN, Place, Pointer};
+use crate::store::format::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
+use crate::store::format::snapshot::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::store::format::stats::{CodecStats, PoolStats};
 use crate::store::format::superblock::{
-    BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock, TREE_COUNT,
+    BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock,
 };
-use crate::store::sharing::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
-use crate::store::snapshots::dead::DEAD_KEY_LEN;
-use crate::store::snapshots::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
-use crate::units::{FileId, Run, Sector, Txg};
+use crate::store::format::trees::{PerTree, TreeId};
+use crate::units::{Ashift, FileId, Run, Sector, Txg};
 
 const GUID: [u8; 16] = *b"0123456789abcdef";
 
-/// The rows of a table: offset, length and name of each field.
+/// Returns the rows of a table: offset, length and name of each field.
 fn table(name: &str) -> Vec<(usize, usize, String)> {
     let text = include_str!("../../../docs/format.md");
     let start = text.find(&format!("<!-- table: {name} -->")).expect("the table is there");
@@ -33,7 +35,7 @@ fn table(name: &str) -> Vec<(usize, usize, String)> {
 }
 
 /// Compares a table with encoded bytes: the fields follow each other without a gap, each one holds
-/// the expected bytes, and none is left out on either side.
+/// the expected bytes, and none is missing on either side.
 fn compare(name: &str, encoded: &[u8], mut expected: HashMap<&str, Vec<u8>>) {
     let mut end = 0;
     for (offset, len, field) in table(name) {
@@ -80,7 +82,7 @@ fn pointer() -> Pointer {
 
 #[test]
 fn header_is_as_documented() {
-    let encoded = Header { version: FORMAT_VERSION, guid: GUID, ashift: 11 }.encode();
+    let encoded = Header { version: FORMAT_VERSION, guid: GUID, ashift: Ashift::ALL[2] }.encode();
     let expected = HashMap::from([
         ("magic", MAGIC.to_vec()),
         ("version", FORMAT_VERSION.to_le_bytes().to_vec()),
@@ -280,7 +282,7 @@ fn receive_is_as_documented() {
 fn node_is_as_documented() {
     let mut node = Node::new(3);
     node.insert(0, b"key", b"value");
-    let encoded = node.encode(2, Txg(99), &GUID).expect("it can be encoded");
+    let encoded = node.encode(TreeId::Patches, Txg(99), &GUID).expect("it can be encoded");
     let payload = [&[1, 0, 3, 0, 5, 0][..], b"keyvalue"].concat();
     let expected = HashMap::from([
         ("magic", b"HPKN".to_vec()),
@@ -321,9 +323,9 @@ fn superblock_is_as_documented() {
         embedded: CodecStats { records: 2, logical: 3, stored: 4, allocated: 5 },
         ..PoolStats::default()
     };
-    let mut roots = [const { None }; TREE_COUNT];
-    roots[1] = Some(pointer());
-    roots[9] = Some(pointer());
+    let mut roots = PerTree::default();
+    roots[TreeId::Map] = Some(pointer());
+    roots[TreeId::Snapshots] = Some(pointer());
     let superblock = Superblock {
         compat: 10,
         read_only_compat: 0,

@@ -1,28 +1,41 @@
-//! Hardpack's storage engine: a pool holds files compressed, checksummed and always consistent
-//! inside one ordinary file.
+//! Hardpack's storage engine: files kept compressed, deduplicated, checksummed and always
+//! consistent in one ordinary file, a *pool*.
 //!
-//! The layers, each knowing only the ones below it:
+//! A pool holds files, directories and links. A file consists of *records*, runs of bytes that are
+//! compressed as one piece, and of *patches* that override parts of them, so that a small change
+//! costs little. Everything is found through copy-on-write trees. A commit makes the next state of
+//! the pool, atomically and with one sync; what a durable state reaches is never overwritten, so
+//! opening after a crash needs no journal. Every byte read is verified against a checksum.
 //!
-//! * [`pool`]: files, properties, transactions; the write path starts here.
-//! * [`store`]: superblocks, pointers, copy-on-write trees, the allocator, the commit.
-//! * [`codec`] and [`device`]: compression algorithms, and the medium. Neither knows of pools.
+//! Where to start:
+//!
+//! * [`Pool`] creates, opens, checks and maintains a pool, and takes snapshots of it. The module
+//!   [`pool`] lists by task what a pool can do.
+//! * [`File`] reads, writes and commits a file.
+//! * [`Options`] and [`CreateOptions`] say how to open a pool and how to create one.
+//! * [`Property`] lists the settings: algorithm, record size, checksum, deduplication.
+//! * [`Durability`] says what a commit waits for.
+//! * [`device`] is the medium below a pool: a file, memory, or one of your own.
+//! * [`codec`] names the compression algorithms and their levels.
+//! * [`Error`] is what can go wrong, named by what the caller can do about it.
+//!
+//! The engine reads no random numbers, takes the times of files from its caller, and runs no
+//! maintenance unless it is asked to. Its medium is a [`device::Device`], which tests replace by
+//! one that fails. `ARCHITECTURE.md` explains the design, `docs/format.md` every byte of a pool.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
 //! use hardpack_engine::device::FileDevice;
-//! use hardpack_engine::pool::{CreateOptions, Options, Pool, Property, ROOT};
-//! use hardpack_engine::store::Durability;
+//! use hardpack_engine::{CreateOptions, Durability, FileId, Options, Pool, Property};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("archive.hpk");
-//! // The engine reads neither clock nor random numbers: the caller passes the pool's identity, and times.
+//! // The engine reads neither clock nor random numbers: the caller passes the identity and times.
 //! let create = CreateOptions {
-//!     guid: *b"sixteen bytes id",
-//!     ashift: 9, // sectors of 512 bytes
 //!     properties: vec![(Property::Compression, "zstd-9".into())],
-//!     file_name: None,
+//!     ..CreateOptions::new(*b"sixteen bytes id")
 //! };
 //! let cache_bytes = 64 << 20;
 //! let device = Arc::new(FileDevice::create_new(&path)?);
@@ -33,7 +46,7 @@
 //! file.write_at(b"first", 0)?;
 //! file.commit(Durability::Durable)?; // one sync
 //!
-//! pool.create_snapshot(ROOT, b"monday", 0)?;
+//! pool.create_snapshot(FileId::ROOT, b"monday", 0)?;
 //! file.write_at(b"later", 0)?;
 //! file.commit(Durability::Durable)?;
 //! drop((file, pool));
@@ -46,7 +59,16 @@
 //! # Ok(())
 //! # }
 //! ```
-#![deny(unsafe_op_in_unsafe_fn)]
+//!
+//! # Stability
+//!
+//! Versions follow semantic versioning for what this documentation shows. Enums and reports that
+//! will grow are `#[non_exhaustive]`. Options and [`Attributes`](pool::Attributes) may get new
+//! fields in a minor version: write `..Options::new(cache_bytes)` and the like. No type of another
+//! crate is part of the interface. Hidden items, the whole layer `store` among them, belong to the
+//! SQLite extension, the command line and the tests of this repository, and may change at any time.
+#![warn(missing_debug_implementations)]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods, clippy::iter_over_hash_type))]
 
 pub mod codec;
 pub mod device;
@@ -54,13 +76,21 @@ mod error;
 #[cfg(test)]
 mod format_doc;
 pub mod pool;
+#[doc(hidden)]
 pub mod store;
+mod system;
 mod units;
 
-pub use error::{Error, Result};
-pub use units::{FileId, Run, Sector, Txg};
+pub use error::{CutShort, Error, Location, Result};
+#[doc(no_inline)]
+pub use pool::{CreateOptions, File, Options, Pool, Property};
+pub use store::cache::Caches;
+pub use store::{Ask, Durability, Patience};
+pub use units::{Ashift, FileId, Txg};
+#[doc(hidden)]
+pub use units::{Run, Sector};
 
-// The unit tests share their helpers with the tests in `tests/`, which know the crate by its name.
+// The unit tests share their helpers with the tests in `tests/`, which refer to the crate by name.
 #[cfg(test)]
 extern crate self as hardpack_engine;
 #[cfg(test)]

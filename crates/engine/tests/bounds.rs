@@ -1,6 +1,6 @@
-//! Small images that ask for much: trees whose ways outnumber their nodes by far, streams that hold
-//! more than their pointer says, lengths beyond every limit. What they cost is bounded by how long
-//! the image is and by the lengths that were recorded, in reads and in memory.
+//! Small images that demand a lot: trees with far more paths than nodes, streams that hold more
+//! than their pointer says, lengths beyond every limit. Their cost, in reads and in memory, is
+//! bounded by the length of the image and by the recorded lengths.
 
 mod common;
 
@@ -17,36 +17,36 @@ use hardpack_engine::store::dictionaries::{DICTIONARY_LEN_MAX, dictionary_key};
 use hardpack_engine::store::node::{NODE_PAYLOAD_LIMIT, Node};
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
-use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Encoding};
 use hardpack_engine::{Result, Txg};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// What is allocated is counted for the whole process, so one test runs at a time.
+/// Allocations are counted for the whole process, so only one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const LEN_MAX: u64 = 64 << 20;
-/// The shares of a tree that is walked in many ways: so many children, in so many stages.
+/// The shape of a tree with many paths: the number of children in each stage, and of stages.
 const WIDTH: u64 = 8;
 const STAGE_COUNT: u64 = 5;
 const NODE_COUNT: u64 = STAGE_COUNT * (WIDTH + 1) + 1;
-/// Opening, a look at each tree and a check read each node a few times.
+/// Opening, looking at each tree and checking read each node a few times.
 const READS_PER_NODE: u64 = 8;
 const READS_BESIDES: u64 = 200;
 
-/// A key of a tree: `n` counts up.
-fn key(tree: u8, n: u64) -> Vec<u8> {
+/// Returns a key of a tree; `n` counts up.
+fn key(tree: TreeId, n: u64) -> Vec<u8> {
     let be = |n: u64| n.to_be_bytes().to_vec();
     match tree {
-        NAMES => [vec![1], be(1), be(n)].concat(),
-        MAP | PATCHES => [be(2), be(n * 4096)].concat(),
-        FREED => [be(1), be(n)].concat(),
-        DICTIONARIES => (n as u32 + 1).to_be_bytes().to_vec(),
+        TreeId::Names => [vec![1], be(1), be(n)].concat(),
+        TreeId::Map | TreeId::Patches => [be(2), be(n * 4096)].concat(),
+        TreeId::Freed => [be(1), be(n)].concat(),
+        TreeId::Dictionaries => (n as u32 + 1).to_be_bytes().to_vec(),
         _ => be(n),
     }
 }
@@ -71,10 +71,10 @@ fn small_pool() -> (Arc<MemoryDevice>, Pool) {
     (device, pool)
 }
 
-/// A tree in stages. The children of a stage's top lie side by side, as they must, but each has a
-/// single entry, and all of those lead to the top of the next stage: which is within the bounds that
-/// each child itself knows of, since a last entry has no other behind it.
-fn tree_of_many_ways(tree: u8, data_synced: bool) -> Vec<u8> {
+/// Builds a tree in stages. The children of a stage's top are adjacent, as they must be, but each
+/// has a single entry, and all those entries lead to the top of the next stage. That respects the
+/// bounds that each child itself knows, since no entry follows a last entry.
+fn tree_of_many_ways(tree: TreeId, data_synced: bool) -> Vec<u8> {
     let (device, pool) = small_pool();
     let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
     let mut store = |node: &Node| {
@@ -99,7 +99,7 @@ fn tree_of_many_ways(tree: u8, data_synced: bool) -> Vec<u8> {
     txn.commit(Durability::Durable).unwrap();
     let mut image = device.image();
     change_superblock(&mut image, |superblock| {
-        superblock.roots[usize::from(tree)] = Some(root);
+        superblock.roots[tree] = Some(root);
         superblock.durable_txg = Txg(1);
         superblock.data_synced = data_synced;
     });
@@ -111,38 +111,38 @@ fn nodes_that_many_parents_share_are_not_walked_in_every_way() {
     let _alone = alone();
     let ways = WIDTH.pow(STAGE_COUNT as u32);
     let read_count_max = READS_BESIDES + READS_PER_NODE * NODE_COUNT;
-    assert!(ways > 10 * read_count_max, "the test would not tell");
-    for (tree, name) in ALL {
+    assert!(ways > 10 * read_count_max, "too few paths for this test");
+    for tree in TreeId::ALL {
         for data_synced in [false, true] {
             let image = tree_of_many_ways(tree, data_synced);
             let device = Arc::new(BoundedDevice::new(image, read_count_max, LEN_MAX));
             let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
-            assert!(!device.is_exhausted(), "{name}: opening reads {} times", device.read_count());
+            assert!(!device.is_exhausted(), "{tree}: opening reads {} times", device.read_count());
             let is_hostile = pool.store().recovered_from().is_none();
-            assert_eq!(is_hostile, data_synced, "{name}: opening looks at what was not synced");
+            assert_eq!(is_hostile, data_synced, "{tree}: opening reads what was not synced");
             let found = problems(&pool).unwrap();
-            assert!(!device.is_exhausted(), "{name}: checking reads {} times", device.read_count());
-            assert_eq!(!found.is_empty(), is_hostile, "{name}: {found:?}");
+            assert!(!device.is_exhausted(), "{tree}: checking reads {} times", device.read_count());
+            assert_eq!(!found.is_empty(), is_hostile, "{tree}: {found:?}");
             if !is_hostile {
                 continue;
             }
-            // The same through the cache of nodes, past which no reads can be counted.
+            // The same through the cache of nodes, where no reads can be counted.
             let state = pool.state();
-            let txn_tree = &state.trees[usize::from(tree)];
+            let txn_tree = &state.trees[tree];
             let mut met = 0;
             let scanned = txn_tree.scan(&mut &**pool.store(), &[], &mut |_, _| {
                 met += 1;
                 std::ops::ControlFlow::Continue(())
             });
-            assert!(scanned.is_err_and(|error| error.is_corruption()) && met <= 1, "{name}: {met}");
+            assert!(scanned.is_err_and(|error| error.is_corruption()) && met <= 1, "{tree}: {met}");
             let almost_last = key(tree, STAGE_COUNT * WIDTH);
             let found = txn_tree.floor(&mut &**pool.store(), &almost_last);
-            assert!(found.is_err_and(|error| error.is_corruption()), "{name}");
+            assert!(found.is_err_and(|error| error.is_corruption()), "{tree}");
         }
     }
 }
 
-/// A stream of each codec that holds `len` equal bytes.
+/// Returns a stream of the codec that holds `len` equal bytes.
 fn bomb(codec: CodecId, len: usize) -> Vec<u8> {
     let compression = match codec {
         CodecId::Raw => Compression::Off,
@@ -151,6 +151,7 @@ fn bomb(codec: CodecId, len: usize) -> Vec<u8> {
         CodecId::Gzip => Compression::Gzip(9),
         CodecId::Lz4 => Compression::Lz4,
         CodecId::Zstd => Compression::Zstd(19),
+        other => panic!("{other} has no bomb yet"),
     };
     let mut stream = Vec::new();
     Codec::new().compress(compression, &vec![0; len], &mut stream, usize::MAX).unwrap();
@@ -164,7 +165,7 @@ fn streams_that_hold_more_than_their_record_are_refused() {
     const RECORD_LEN: usize = 4096;
     for codec in CodecId::ALL {
         let stream = bomb(codec, BOMB_LEN);
-        // Contexts are made before it counts.
+        // Contexts are created before counting begins.
         let mut library = Codec::new();
         let mut guarded = vec![0xa5; RECORD_LEN + 64];
         let _ = library.decompress(codec as u8, &stream, &mut guarded[..RECORD_LEN]);
@@ -173,7 +174,8 @@ fn streams_that_hold_more_than_their_record_are_refused() {
         assert!(guarded[RECORD_LEN..].iter().all(|byte| *byte == 0xa5), "{codec}");
         let peak = counting.allocated().peak;
         assert!(peak <= RECORD_LEN, "{codec}: {peak} bytes for a record of {RECORD_LEN}");
-        // The front of it: no more than the record, which is as long as was recorded, and a block.
+        // Reading the front takes no more than the record, which is as long as recorded, and a
+        // block.
         let recorded_len = 2 * RECORD_LEN;
         let counting = begin_counting();
         let _ = Codec::new().decompress_prefix(
@@ -189,7 +191,12 @@ fn streams_that_hold_more_than_their_record_are_refused() {
 }
 
 /// Puts an extent with these stored bytes into a tree, and returns the image.
-fn with_entry(tree: u8, key: &[u8], stored: &[u8], change: impl FnOnce(&mut Pointer)) -> Vec<u8> {
+fn with_entry(
+    tree: TreeId,
+    key: &[u8],
+    stored: &[u8],
+    change: impl FnOnce(&mut Pointer),
+) -> Vec<u8> {
     let (device, pool) = small_pool();
     let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
     let len = stored.len() as u32;
@@ -200,7 +207,8 @@ fn with_entry(tree: u8, key: &[u8], stored: &[u8], change: impl FnOnce(&mut Poin
     device.image()
 }
 
-/// Opens, reads the front of the file and checks; what was held at once beyond the caches.
+/// Opens an image, reads the front of the file and checks the pool. Returns the peak of memory
+/// beyond the caches, the problems found, and the result of the read.
 fn cost_of(image: Vec<u8>) -> (usize, Vec<String>, Result<usize>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     let counting = begin_counting();
@@ -219,7 +227,7 @@ fn records_that_expand_beyond_their_pointer_are_refused() {
     for codec in CodecId::ALL {
         let stream = bomb(codec, if codec == CodecId::Raw { 2 * RECORD_LEN } else { 15 << 20 });
         let stored_len = stream.len();
-        let image = with_entry(MAP, &key(MAP, 0), &stream, |pointer| {
+        let image = with_entry(TreeId::Map, &key(TreeId::Map, 0), &stream, |pointer| {
             pointer.codec = codec as u8;
             pointer.extent_len = RECORD_LEN as u32;
             pointer.len = RECORD_LEN as u32;
@@ -229,11 +237,11 @@ fn records_that_expand_beyond_their_pointer_are_refused() {
         assert!(read.is_err_and(|error| error.is_corruption()), "{codec}");
         assert!(found.iter().any(|problem| problem.contains("at byte")), "{codec}: {found:?}");
         let limit = RECORD_LEN + 3 * stored_len + BESIDES;
-        assert!(peak <= limit, "{codec}: {peak} bytes held, {limit} expected at most");
+        assert!(peak <= limit, "{codec}: {peak} bytes held, at most {limit} expected");
     }
 }
 
-/// What is recorded is limited before it is allocated.
+/// Recorded lengths are limited before anything is allocated.
 #[test]
 fn lengths_beyond_the_limits_are_refused() {
     let _alone = alone();
@@ -247,28 +255,29 @@ fn lengths_beyond_the_limits_are_refused() {
         (pointer.extent_len, pointer.stored_len) = (extent_len, stored_len);
         assert_eq!(Pointer::decode(&pointer.to_bytes()), None);
     }
-    // The longest that may be, of a pool that is much shorter.
-    let mut image = with_entry(MAP, &key(MAP, 0), &stream, |pointer| {
+    // The longest allowed length, in a pool that is much shorter.
+    let mut image = with_entry(TreeId::Map, &key(TreeId::Map, 0), &stream, |pointer| {
         pointer.codec = CodecId::Zstd as u8;
         (pointer.stored_len, pointer.extent_len) = (EXTENT_LEN_MAX, EXTENT_LEN_MAX);
         pointer.len = EXTENT_LEN_MAX;
         pointer.span_log2 = 24;
     });
-    // Otherwise opening finds that it is not whole, and falls back to the state before.
+    // Otherwise opening finds the state incomplete and falls back to the one before.
     change_superblock(&mut image, |superblock| superblock.data_synced = true);
     let (peak, found, read) = cost_of(image);
     assert!(read.is_err_and(|error| error.is_corruption()) && !found.is_empty());
     assert!(peak <= (EXTENT_LEN_MAX as usize) + (4 << 20), "{peak} bytes held");
-    // A dictionary too long to be one is not read at all.
+    // A dictionary beyond the limit is not read at all.
     let long = DICTIONARY_LEN_MAX as u32 + 1;
-    let image = with_entry(DICTIONARIES, &dictionary_key(9), &bomb(CodecId::Zstd, 1 << 20), |p| {
-        p.codec = CodecId::Zstd as u8;
-        (p.extent_len, p.len) = (long, long);
-    });
+    let image =
+        with_entry(TreeId::Dictionaries, &dictionary_key(9), &bomb(CodecId::Zstd, 1 << 20), |p| {
+            p.codec = CodecId::Zstd as u8;
+            (p.extent_len, p.len) = (long, long);
+        });
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     let pool = Pool::open(device, options(1 << 20)).unwrap();
     let error = pool.store().dictionary(9).unwrap_err();
-    assert!(error.to_string().contains("cannot be one"), "{error}");
+    assert!(error.to_string().contains("found 262145 bytes"), "{error}");
 }
 
 #[test]
@@ -277,9 +286,9 @@ fn nodes_that_expand_beyond_the_limit_are_refused() {
     let node = {
         let mut node = Node::new(0);
         node.insert(0, &[0], &[0; 1000]);
-        node.encode(SPACE, Txg(2), &GUID).unwrap()
+        node.encode(TreeId::Space, Txg(2), &GUID).unwrap()
     };
-    assert!(Node::decode(&node, SPACE, &GUID, 0).is_ok());
+    assert!(Node::decode(&node, TreeId::Space, &GUID, 0).is_ok());
     let bomb = bomb(CodecId::Lz4, 12 << 20);
     for payload_len in [0, 1, 1006, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_LIMIT + 1, u32::MAX as usize] {
         let mut stored = node.clone();
@@ -289,15 +298,15 @@ fn nodes_that_expand_beyond_the_limit_are_refused() {
         stored[20..24].copy_from_slice(&(bomb.len() as u32).to_le_bytes());
         stored.extend_from_slice(&bomb);
         let counting = begin_counting();
-        let error = Node::decode(&stored, SPACE, &GUID, 4711).unwrap_err();
+        let error = Node::decode(&stored, TreeId::Space, &GUID, 4711).unwrap_err();
         assert!(error.to_string().contains("at byte 4711"), "{error}");
         let peak = counting.allocated().peak;
         assert!(peak <= NODE_PAYLOAD_LIMIT + 1024, "{peak} bytes for {payload_len}");
     }
 }
 
-/// One extent that every entry of the map refers to: reading any of them is right, and a check says
-/// that nobody has counted so many references, having read each entry once.
+/// Every entry of the map refers to one extent: reading any of them is right, and a check, after
+/// reading each entry once, says that so many references were never counted.
 #[test]
 fn an_extent_in_use_many_times_costs_one_read_each() {
     let _alone = alone();
@@ -308,15 +317,15 @@ fn an_extent_in_use_many_times_costs_one_read_each() {
         txn.store_extent(&[7; 4096], Encoding::RAW, 4096, ChecksumKind::Xxh3).unwrap();
     pointer.span_log2 = 12;
     for n in 100..100 + COUNT {
-        txn.insert(MAP, &key(MAP, n), &pointer.to_bytes()).unwrap();
+        txn.insert(TreeId::Map, &key(TreeId::Map, n), &pointer.to_bytes()).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
-    // Opening verifies what is new, then it is checked; besides there are the nodes.
+    // Opening verifies new extents, then the check reads them; nodes come on top.
     let read_count_max = 2 * COUNT + COUNT / 4;
     let device = Arc::new(BoundedDevice::new(device.image(), read_count_max, LEN_MAX));
     let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
     let found = problems(&pool).unwrap();
     assert!(!device.is_exhausted(), "{} reads for {COUNT} entries", device.read_count());
-    let expected = format!("{COUNT} pointers to it, 1 are counted");
+    let expected = format!("{COUNT} pointers, but 1 are counted");
     assert!(found.iter().any(|problem| problem.contains(&expected)), "{:?}", found.first());
 }

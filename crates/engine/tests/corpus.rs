@@ -1,21 +1,22 @@
-//! The kept corpora, run with stable Rust: corrupt pools with what came of each when it was put here, and
-//! the inputs of the fuzz targets (`fuzz/corpus`). Nothing panics, holds much memory or reads without end.
+//! Runs the kept corpora with stable Rust: corrupt pools, each with its outcome from the time it
+//! was added, and the inputs of the fuzz targets (`fuzz/corpus`). Nothing may panic, hold much
+//! memory or read without end.
 //!
-//! `corpus/base-N` are sound pools and `corpus/*.pool` what differs from one of them, both deflated, so
-//! that whole images take little room and never change with the code; `corpus/outcomes.txt` says what
-//! opening, reading and checking each gave. They are kept for ever. More are added, and only with care
-//! are outcomes renewed, by
+//! `corpus/base-N` are sound pools and `corpus/*.pool` differences from one of them, both deflated,
+//! so that whole images take little room and never change with the code. `corpus/outcomes.txt`
+//! records the results of opening, reading and checking each. They are kept for ever. New ones are
+//! added, and outcomes renewed only with care, by
 //!
 //! ```text
-//! HARDPACK_WRITE_CORPUS=1 cargo test -p hardpack-engine --test corpus        new ones
-//! HARDPACK_WRITE_OUTCOMES=1 cargo test -p hardpack-engine --test corpus      what the kept ones come to
+//! HARDPACK_WRITE_CORPUS=1 cargo test -p hardpack-engine --test corpus      adds new inputs
+//! HARDPACK_WRITE_OUTCOMES=1 cargo test -p hardpack-engine --test corpus    renews the outcomes
 //! ```
 //!
-//! `HARDPACK_FUZZ_SEEDS=100000` gives each target so many inputs from seeds besides.
+//! `HARDPACK_FUZZ_SEEDS=100000` also gives each target that many inputs from seeds.
 
 mod common;
 #[path = "../../../fuzz/src/engine/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tests need part of it")]
 mod engine;
 
 use std::collections::HashMap;
@@ -36,15 +37,15 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BASE_COUNT: usize = 4;
 const POOL_COUNT: usize = 100;
-/// Of the same kind of outcome no more are kept.
+/// The most inputs that are kept for the same kind of outcome.
 const ALIKE_COUNT_MAX: usize = 4;
-/// A difference that takes more than this, deflated, is not kept.
+/// The longest difference that is kept, deflated, in bytes.
 const DIFF_LEN_MAX: usize = 6000;
-/// What a small image may cost: extents of 16 MiB are held a few at a time.
+/// The memory that a small image may cost: extents of 16 MiB are held a few at a time.
 const PEAK_MAX: usize = 128 << 20;
 const READ_COUNT_MAX: u64 = 100_000;
 const DEVICE_LEN_MAX: u64 = 64 << 20;
-/// Inputs from seeds that each target is given besides the kept ones.
+/// The number of inputs from seeds that each target gets besides the kept ones.
 const SEED_COUNT: u64 = 150;
 const INPUT_LEN_MAX: u64 = 600;
 
@@ -65,7 +66,8 @@ fn inflate(stored: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Which base, how long the image is, and the runs that differ: offset, length, bytes.
+/// Encodes an image as the number of its base, its length, and the runs that differ: offset,
+/// length, bytes.
 fn diff(index: usize, base: &[u8], image: &[u8]) -> Vec<u8> {
     let mut out = vec![index as u8];
     out.extend_from_slice(&(image.len() as u32).to_le_bytes());
@@ -73,7 +75,7 @@ fn diff(index: usize, base: &[u8], image: &[u8]) -> Vec<u8> {
     let mut at = 0;
     while at < image.len() {
         let start = at;
-        // A run ends before eight bytes that are the same.
+        // A run ends before eight equal bytes.
         while (at..(at + 8).min(image.len())).any(|at| image[at] != old(at)) {
             at += 1;
         }
@@ -101,7 +103,7 @@ fn apply(bases: &[Vec<u8>], diff: &[u8]) -> Vec<u8> {
     image
 }
 
-/// What comes of an image, in one line: what stays the same however the code is changed.
+/// Returns the outcome of an image in one line, limited to facts that do not depend on the code.
 fn outcome(image: Vec<u8>, label: &str) -> String {
     let counting = begin_counting();
     let device = Arc::new(BoundedDevice::new(image.clone(), READ_COUNT_MAX, DEVICE_LEN_MAX));
@@ -109,14 +111,14 @@ fn outcome(image: Vec<u8>, label: &str) -> String {
         Err(error) => format!("refused: {error}"),
         Ok(pool) => look(&pool),
     };
-    assert!(!device.is_exhausted(), "{label}: it is read without end");
-    // Used in every way, for whatever comes of it.
+    assert!(!device.is_exhausted(), "{label}: the image is read without end");
+    // Use it in every way, whatever the results.
     let device = Arc::new(BoundedDevice::new(image, READ_COUNT_MAX, DEVICE_LEN_MAX));
     exercise(
         device.clone(),
         &mut Input(&[6, 1, 3, 0, 2, 9, 1, 1, 2, 5, 4, 0, 0, 2, 7, 1, 1, 6, 6]),
     );
-    assert!(!device.is_exhausted(), "{label}: it is read without end");
+    assert!(!device.is_exhausted(), "{label}: the image is read without end");
     let peak = counting.allocated().peak;
     assert!(peak <= PEAK_MAX, "{label}: {peak} bytes are held");
     outcome
@@ -149,7 +151,7 @@ fn look(pool: &Pool) -> String {
     }
     let sum = &ChecksumKind::Xxh3.sum(&all)[..4];
     let sum = u32::from_le_bytes(sum.try_into().unwrap());
-    assert!(hurt == 0 || !is_clean, "a check finds nothing wrong with what cannot be read");
+    assert!(hurt == 0 || !is_clean, "the check misses bytes that cannot be read");
     format!("{line}; {read} bytes read ({sum:08x}), {hurt} pages not")
 }
 
@@ -159,7 +161,7 @@ fn bases() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Adds what is missing, and writes all outcomes.
+/// Adds missing inputs, and writes all outcomes.
 fn write_corpus() {
     for n in 0..BASE_COUNT {
         let path = corpus_path(&format!("base-{n}"));
@@ -195,7 +197,7 @@ fn write_corpus() {
     write_outcomes();
 }
 
-/// Notes what the kept inputs come to: for one that a new version understands better.
+/// Writes the outcomes of the kept inputs, for when a new version understands one better.
 fn write_outcomes() {
     let bases = bases();
     let line = |name: &String| {
@@ -214,7 +216,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// One test for all: what is allocated is counted for the whole process.
+/// One test for everything, since allocations are counted for the whole process.
 #[test]
 fn kept_inputs_come_to_what_they_did() {
     if std::env::var_os("HARDPACK_WRITE_CORPUS").is_some() {
@@ -226,7 +228,7 @@ fn kept_inputs_come_to_what_they_did() {
     let text = fs::read_to_string(corpus_path("outcomes.txt")).unwrap();
     let names = names();
     assert!(names.len() >= POOL_COUNT);
-    assert_eq!(text.lines().count(), names.len(), "each pool has its outcome");
+    assert_eq!(text.lines().count(), names.len(), "each pool has an outcome");
     let (mut opened, mut refused) = (0, 0);
     for (name, line) in names.iter().zip(text.lines()) {
         let image = apply(&bases, &inflate(&fs::read(corpus_path(name)).unwrap()));
@@ -238,7 +240,7 @@ fn kept_inputs_come_to_what_they_did() {
     replay();
 }
 
-/// Every target on its kept inputs, and on some from seeds.
+/// Runs every target on its kept inputs, and on some from seeds.
 fn replay() {
     let seed_count = env_number("HARDPACK_FUZZ_SEEDS").unwrap_or(SEED_COUNT);
     for (target, run) in engine::TARGETS {
@@ -249,7 +251,7 @@ fn replay() {
         assert!(!inputs.is_empty(), "{target} has no inputs");
         inputs.sort();
         for path in inputs {
-            // Seen when it panics.
+            // This is shown if it panics.
             println!("{target}: {}", path.display());
             run_bounded(target, run, &fs::read(&path).unwrap());
         }

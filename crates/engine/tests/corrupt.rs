@@ -1,6 +1,6 @@
-//! Damaged images: bits flipped, ranges zeroed or exchanged, the end cut off. Whatever is done to an
-//! image, opening, reading and checking it end in an error that says what is wrong, or in the right
-//! bytes: never in a panic, in wrong bytes, in a hang or in a large allocation.
+//! Damaged images: bits flipped, ranges zeroed or swapped, the end cut off. Whatever is done to an
+//! image, opening, reading and checking it end with an error that says what is wrong, or with the
+//! right bytes; never with a panic, wrong bytes, a hang or a large allocation.
 
 mod common;
 
@@ -13,28 +13,29 @@ use common::{Rng, create, create_options, only_file, options, problems, read_all
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::pointer::Pointer;
 use hardpack_engine::store::superblock::{BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, slot_offset};
-use hardpack_engine::store::trees::{ALL, MAP, PATCHES, ROOTS};
-use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::{Error, Txg};
 
-/// Finds lengths that were believed without a check.
+/// Detects lengths that were used without a check.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// No extent is longer than 16 MiB, decompressed.
 const ALLOCATION_MAX: usize = 17 << 20;
 
-/// An image with the states that it may be opened in.
+/// An image with the states in which it may be opened.
 struct Sample {
     image: Vec<u8>,
     /// The file's content, by txg.
     states: Vec<(Txg, Vec<u8>)>,
 }
 
-/// A pool of some 300 KiB, with every kind of record, patches, free space and several superblocks
-/// that can be fallen back to.
+/// Creates a pool of some 300 KiB with every kind of record, patches, free space and several
+/// superblocks to fall back to.
 fn sample(sealed: bool) -> Sample {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -65,7 +66,7 @@ fn sample(sealed: bool) -> Sample {
     Sample { image: device.image(), states }
 }
 
-/// What an open pool of the sample says: which 4 KiB ranges of the file cannot be read.
+/// Reads an open pool of the sample, and returns the 4 KiB ranges of the file that cannot be read.
 fn read_ranges(pool: &Pool, sample: &Sample, label: &str) -> Vec<Range<u64>> {
     let file = match only_file(pool) {
         Ok(file) => file,
@@ -95,7 +96,10 @@ fn read_ranges(pool: &Pool, sample: &Sample, label: &str) -> Vec<Range<u64>> {
 }
 
 fn is_expected(error: &Error) -> bool {
-    matches!(error, Error::Corrupt { .. } | Error::NotAPool(_) | Error::Unsupported(_))
+    matches!(
+        error,
+        Error::Corrupt { .. } | Error::CutShort(_) | Error::NotAPool(_) | Error::Unsupported(_)
+    )
 }
 
 /// Opens, reads and checks a damaged image.
@@ -111,16 +115,16 @@ fn examine(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Pool, Vec<Ra
     };
     let unreadable = read_ranges(&pool, sample, label);
     let found = problems(&pool).unwrap();
-    assert!(unreadable.is_empty() || !found.is_empty(), "{label}: a check finds nothing wrong");
+    assert!(unreadable.is_empty() || !found.is_empty(), "{label}: the check finds nothing wrong");
     let largest = counting.allocated().largest;
     assert!(largest <= ALLOCATION_MAX, "{label}: {largest} bytes were allocated at once");
     Some((pool, unreadable))
 }
 
-/// Where a record lies in the pool, and which bytes of the file it holds.
+/// The place of a record in the pool, and the bytes of the file that it holds.
 type Placed = (Range<u64>, Range<u64>);
 
-/// Where things lie in the newest state: nodes, and records.
+/// Returns the places of the nodes and records in the newest state.
 fn layout(image: &[u8]) -> (Vec<Range<u64>>, Vec<Placed>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image.to_vec()));
     let pool = Pool::open(device, options(1 << 20)).unwrap();
@@ -130,15 +134,15 @@ fn layout(image: &[u8]) -> (Vec<Range<u64>>, Vec<Placed>) {
         let offset = store.offset_of(pointer);
         offset..offset + u64::from(pointer.stored_len)
     };
-    for (tree, _) in ALL {
-        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+    for tree in TreeId::ALL {
+        let Some(root) = &state.superblock.roots[tree] else { continue };
         walk_tree(store, tree, root, Txg(0), &mut |met| {
             match met {
                 Met::Node(_, pointer) => nodes.push(place(pointer)),
-                Met::Entry(MAP | PATCHES, key, value) => {
+                Met::Entry(TreeId::Map | TreeId::Patches, key, value) => {
                     let pointer = data_pointer(value)?;
                     let start = u64::from_be_bytes(key[8..16].try_into().unwrap());
-                    if pointer.run(9).is_some() {
+                    if pointer.run(hardpack_engine::Ashift::MIN).is_some() {
                         records.push((place(&pointer), start..start + u64::from(pointer.len)));
                     }
                 }
@@ -162,7 +166,7 @@ fn a_flipped_bit_hurts_only_what_it_is_in() {
             let at = place.start + rng.below(place.end - place.start);
             let mut image = sample.image.clone();
             image[at as usize] ^= 1 << rng.below(8);
-            let label = format!("a bit of byte {at}, which is in {range:?}");
+            let label = format!("a bit of byte {at} in {range:?}");
             let (pool, unreadable) = examine(&sample, image, &label).expect("it opens");
             assert_eq!(pool.store().recovered_from(), None, "{label}");
             for hurt in &unreadable {
@@ -177,7 +181,8 @@ fn a_flipped_bit_hurts_only_what_it_is_in() {
     }
 }
 
-/// Nothing reads the zeros that fill the last sector of an extent, and yet a check finds a bit that flips there.
+/// Nothing reads the zeros that fill the last sector of an extent, yet a check finds a flipped bit
+/// there.
 #[test]
 fn a_flipped_bit_behind_the_stored_bytes_is_found_by_a_check() {
     let sample = sample(true);
@@ -192,7 +197,7 @@ fn a_flipped_bit_behind_the_stored_bytes_is_found_by_a_check() {
         for at in [place.end, place.end + rng.below(end - place.end), end - 1] {
             let mut image = sample.image.clone();
             image[at as usize] ^= 1 << rng.below(8);
-            let label = format!("a bit of byte {at}, behind {place:?}");
+            let label = format!("a bit of byte {at}, after {place:?}");
             let (pool, unreadable) = examine(&sample, image, &label).expect("it opens");
             assert_eq!(pool.store().recovered_from(), None, "{label}");
             assert!(unreadable.is_empty(), "{label}: {unreadable:?} cannot be read");
@@ -204,8 +209,9 @@ fn a_flipped_bit_behind_the_stored_bytes_is_found_by_a_check() {
     }
 }
 
-/// A loss of power may tear a sector of the pool where the device's are shorter, and keep the stored bytes without
-/// the zeros behind them. That state is whole. Whoever writes next writes the zeros again, before a check counts on them.
+/// A power loss may tear a sector of the pool if the device's sectors are shorter, and keep the
+/// stored bytes without the zeros after them. That state is intact. The next writer writes the
+/// zeros again, before a check relies on them.
 #[test]
 fn zeros_that_a_loss_of_power_took_come_back() {
     const SECTOR_LEN: u64 = 4096;
@@ -225,12 +231,12 @@ fn zeros_that_a_loss_of_power_took_come_back() {
     let (_, newest) = newest_superblock(&image).unwrap();
     assert!(newest.durable_txg < newest.txg && !newest.data_synced && image.len() > old);
     let mut torn = 0;
-    for tree in [MAP, ROOTS] {
-        let root = newest.roots[usize::from(tree)].as_ref().unwrap();
+    for tree in [TreeId::Map, TreeId::Roots] {
+        let root = newest.roots[tree].as_ref().unwrap();
         walk_tree(pool.store(), tree, root, newest.durable_txg, &mut |met| {
             let pointer = match met {
                 Met::Node(_, pointer) => pointer.clone(),
-                Met::Entry(MAP, _, value) => data_pointer(value)?,
+                Met::Entry(TreeId::Map, _, value) => data_pointer(value)?,
                 _ => return Ok(()),
             };
             let stored_end = pool.store().offset_of(&pointer) + u64::from(pointer.stored_len);
@@ -251,7 +257,7 @@ fn zeros_that_a_loss_of_power_took_come_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     let file = only_file(&pool).unwrap();
     assert!(read_all(&file).unwrap() == expected);
-    // The second commit says that the first is durable, and with it all that was before.
+    // The second commit says that the first is durable, and with it everything before.
     for at in [0, 4096] {
         file.write_at(b"and on it goes", at).unwrap();
         file.commit(Durability::Durable).unwrap();
@@ -298,8 +304,8 @@ fn damage_anywhere() {
     }
 }
 
-/// A damaged leaf of the map hides the records it has, and nothing else: not even from a scan that
-/// reads ahead.
+/// A damaged leaf of the map hides its records and nothing else, not even from a scan that reads
+/// ahead.
 #[test]
 fn a_damaged_node_hides_only_what_is_below_it() {
     let device = Arc::new(MemoryDevice::default());
@@ -313,8 +319,8 @@ fn a_damaged_node_hides_only_what_is_below_it() {
     let states = vec![(pool.state().txg(), bytes)];
     let sample = Sample { image: device.image(), states };
     let state = pool.state();
-    let root = state.superblock.roots[usize::from(MAP)].clone().unwrap();
-    let node = pool.store().node(MAP, &root).unwrap();
+    let root = state.superblock.roots[TreeId::Map].clone().unwrap();
+    let node = pool.store().node(TreeId::Map, &root).unwrap();
     assert!(node.level == 1 && node.len() >= 5);
     let start = |index: usize| u64::from_be_bytes(node.key(index)[8..].try_into().unwrap());
     for index in 0..node.len() {
@@ -338,7 +344,7 @@ fn a_truncated_image_keeps_what_is_left() {
             continue;
         };
         if nodes.iter().all(|place| place.end <= cut as u64) {
-            // Every node is there: whatever lies below the cut must be read.
+            // Every node is there, so every record below the cut must be readable.
             let lost = records.iter().filter(|(place, _)| place.end > cut as u64);
             let lost: Vec<_> = lost.map(|(_, range)| range.clone()).collect();
             for hurt in unreadable {
@@ -360,20 +366,20 @@ fn a_damaged_superblock_falls_back() {
         assert_eq!(pool.state().txg().0, newest.txg.0 - 1);
         assert!(unreadable.is_empty());
     }
-    // One after the other, until none is left.
+    // Damage one after another, until none is left.
     let mut image = sample.image.clone();
     for gone in 1..=SLOT_COUNT {
         let (slot, _) = newest_superblock(&image).unwrap();
         image[slot_offset(slot) as usize] ^= 1;
         match examine(&sample, image.clone(), "damaged") {
-            // Older states are there as long as their space was not reused.
+            // Older states are available while their space is not reused.
             Some((pool, _)) => assert!(pool.state().txg().0 <= newest.txg.0 - gone),
             None => assert_eq!(gone, SLOT_COUNT),
         }
     }
 }
 
-/// The newest state is not whole, as after a loss of power: the one before is opened instead, and
+/// The newest state is incomplete, as after a power loss: the one before is opened instead, and
 /// writing goes on from there.
 #[test]
 fn a_state_that_is_not_whole_falls_back() {

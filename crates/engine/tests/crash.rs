@@ -1,12 +1,15 @@
-//! Loss of power at every write and sync of random workloads, and again on what was recovered.
+//! Simulates a power loss at every write and sync of random workloads, and again on the recovered
+//! pool.
 //!
-//! `make crash` runs for longer than the default, and prints what it tried as a table:
+//! `make crash` runs longer than the default, and prints a table of what it tried:
 //!
 //! ```text
-//! HARDPACK_CRASH_STATES=1000000 cargo test --release -p hardpack-engine --test crash -- --nocapture
+//! HARDPACK_CRASH_STATES=1000000 \
+//!     cargo test --release -p hardpack-engine --test crash -- --nocapture
 //! ```
 //!
-//! A failure prints the workload and the seed that reproduce it; `HARDPACK_CRASH_SEED` sets the first.
+//! A failure prints the workload and the seed that reproduce it; `HARDPACK_CRASH_SEED` sets the
+//! first seed.
 
 mod common;
 
@@ -27,10 +30,10 @@ use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Pool, Property};
 use hardpack_engine::store::Store;
 
-/// Crashes in a run of the tests.
+/// The number of crashes in a run of the tests.
 const STATES_DEFAULT: u64 = 20_000;
 
-/// Runs one round of the workloads on all processors. What comes out depends on the seeds alone.
+/// Runs one round of the workloads on all processors. The results depend only on the seeds.
 fn round(seed: u64) -> Vec<(usize, Result<Tally, String>)> {
     let due: Vec<usize> = (0..WORKLOADS.len())
         .filter(|index| (seed + 1).is_multiple_of(WORKLOADS[*index].one_round_in))
@@ -53,7 +56,7 @@ fn round(seed: u64) -> Vec<(usize, Result<Tally, String>)> {
     tallies
 }
 
-/// What was tried, as a table for people.
+/// Prints a table of what was tried, for people.
 fn print_summary(sums: &[(u64, Tally)], seeds: std::ops::Range<u64>, began: Instant) {
     println!(
         "| workload | runs | crashes | images | used on | fell back | after a lie | bits flipped \
@@ -89,7 +92,7 @@ fn print_row(name: &str, runs: u64, tally: &Tally) {
     );
 }
 
-/// All workloads, round by round, until there were so many crashes.
+/// Runs all workloads, round by round, until the number of crashes is reached.
 #[test]
 fn every_workload_survives_loss_of_power() {
     let wanted = env_number("HARDPACK_CRASH_STATES").unwrap_or(STATES_DEFAULT);
@@ -113,7 +116,7 @@ fn every_workload_survives_loss_of_power() {
     assert_everything_occurred(&sums);
 }
 
-/// A run in which nothing happens shows nothing.
+/// Asserts that everything occurred: a run in which nothing happens proves nothing.
 fn assert_everything_occurred(sums: &[(u64, Tally)]) {
     let mut total = Tally::default();
     sums.iter().for_each(|(_, tally)| total.add(tally));
@@ -127,7 +130,7 @@ fn assert_everything_occurred(sums: &[(u64, Tally)]) {
     assert!(work.shared > 0, "{work:?}");
 }
 
-/// Every subset of the writes of small commits, instead of some of them.
+/// Tries every subset of the writes of small commits, instead of only some.
 #[test]
 fn every_subset_of_a_small_commit() {
     let mut sum = Tally::default();
@@ -143,7 +146,7 @@ fn every_subset_of_a_small_commit() {
     assert!(sum.images > 500, "{sum:?}");
 }
 
-/// What a run does, and what comes out of it, depends on its seed alone.
+/// A run and its results depend only on its seed.
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for (index, shape) in WORKLOADS.into_iter().enumerate() {
@@ -160,10 +163,10 @@ fn the_same_seed_gives_the_same_run() {
 
 type MakeMutant = fn() -> Box<dyn Fault>;
 
-/// Seeds with which each mutant must be noticed.
+/// The number of seeds with which each mutant must be noticed.
 const MUTANT_SEEDS: u64 = 4;
 
-/// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
+/// A harness that never complains proves nothing: each mutant must be noticed, whatever the seed.
 #[test]
 fn broken_devices_are_noticed() {
     let shape = Shape { name: "mutant", commit_count: 40, durable_one_in: 4, tries: 3, ..SMALL };
@@ -177,13 +180,13 @@ fn broken_devices_are_noticed() {
         ("writes are lost", shape, || Box::<LostWrites>::default()),
         ("the barrier of large commits is dropped", shape, || Box::new(Claims(claim_synced))),
         ("a state is not verified when it is opened", shape, || Box::new(Claims(claim_durable))),
-        ("what is visible is taken for durable", two, || {
+        ("the visible state is taken for durable", two, || {
             Box::new(Claims(claim_visible_as_durable))
         }),
         ("a failed sync is taken for success", FAILED_SYNCS, || {
             Box::new(FailingSyncs { hidden: true, ..FailingSyncs::default() })
         }),
-        ("what a failed sync lost is not written again", FAILED_SYNCS, || {
+        ("writes lost by a failed sync are not repeated", FAILED_SYNCS, || {
             Box::new(FailingSyncs { once_only: true, ..FailingSyncs::default() })
         }),
     ];
@@ -193,14 +196,14 @@ fn broken_devices_are_noticed() {
             expect_notice(name, seed, found);
         }
     }
-    // The device of the last two, without what makes it a mutant.
+    // The device of the last two, without the property that makes it a mutant.
     for seed in 0..MUTANT_SEEDS {
         let device = Box::<FailingSyncs>::default();
         run_broken(seed, FAILED_SYNCS, 512, Some(device), None).unwrap();
     }
 }
 
-/// The same of what an engine would leave that breaks a rule.
+/// Images as left by an engine that breaks a rule must be noticed too.
 #[test]
 fn broken_images_are_noticed() {
     let shape = Shape { name: "forged", commit_count: 20, compressions: &["off"], ..SMALL };
@@ -223,7 +226,8 @@ fn expect_notice(name: &str, seed: u64, found: Result<Tally, String>) {
     }
 }
 
-/// Creation, cut anywhere: what is left is either a pool, or recognised as the remains of one.
+/// Cuts a creation anywhere: the remains are either a pool, or recognised as those of an
+/// interrupted creation.
 #[test]
 fn creation_is_cut_anywhere() {
     let device = SimDevice::new(Vec::new());
@@ -238,7 +242,7 @@ fn creation_is_cut_anywhere() {
             let label = format!("cut at {at}, {} bytes", image.len());
             let device: Arc<dyn Device> = SimDevice::new(image);
             if Store::is_unborn(&*device).unwrap() {
-                assert!(at < trace.len(), "{label}: it was acknowledged");
+                assert!(at < trace.len(), "{label}: the creation was acknowledged");
                 unborn += 1;
                 device.set_len(0).unwrap();
                 Pool::create(device, &create, options(1 << 20)).unwrap();

@@ -1,5 +1,5 @@
-//! The generation of a file's content, by which what lies beside a pool is told apart: it changes with whatever
-//! exchanges the content from outside, never with a write, and never comes back.
+//! The generation of a file's content, which identifies its companion files: it changes whenever
+//! the content is replaced from outside, never with a write, and never repeats.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn write(pool: &Pool, file: FileId, byte: u8) {
     file.commit(Durability::Durable).unwrap();
 }
 
-/// A generation that was not seen before.
+/// Asserts that the generation was not seen before, and returns it.
 fn new(pool: &Pool, file: FileId, seen: &mut BTreeSet<u64>) -> u64 {
     let found = pool.generation(file).unwrap();
     assert!(found != 0 && seen.insert(found), "{found:#x} of {seen:x?}");
@@ -46,18 +46,18 @@ fn whatever_exchanges_content_gives_it_another_generation() {
     assert_eq!(pool.generation(file).unwrap(), now);
     pool.rollback(file, b"one").unwrap();
     let now = new(&pool, file, seen);
-    // It is the same already.
+    // The content is the same already.
     pool.rollback(file, b"one").unwrap();
     assert_eq!(pool.generation(file).unwrap(), now);
 
-    // A new file has a number of its own.
+    // A new file has its own number.
     let clone = pool.clone_file(file, ROOT, b"clone", 1).unwrap();
     pool.create_snapshot(file, b"two", 1).unwrap();
     let other = pool.clone_from_snapshot((file, b"two"), file, ROOT, b"other", 1).unwrap();
     for file in [clone, other] {
         assert_eq!(pool.generation(file).unwrap(), 0);
     }
-    // An import takes the file that is there, and one that comes back is not what it was.
+    // An import replaces an existing file, and a file that comes back is not what it was.
     let mut import = pool.import(1);
     let attributes = Attributes::new(Kind::File, ROOT);
     import.file(ROOT, b"clone", &attributes, &[], vec![4; 10_000]).unwrap();
@@ -70,7 +70,7 @@ fn whatever_exchanges_content_gives_it_another_generation() {
     new(&pool, clone, seen);
     assert_eq!(pool.generation(file).unwrap(), now);
 
-    // A rewind concerns all, those too that never had another one.
+    // A rewind changes the generations of all files, even of those that never had one.
     for _ in 0..2 {
         let before = pool.state().txg();
         write(&pool, file, 9);
@@ -100,7 +100,7 @@ fn what_is_received_has_another_generation_where_it_differs() {
     write(&from, same, 1);
     write(&from, other, 2);
     from.create_snapshot(directory, b"zero", 1).unwrap();
-    // It has a generation where it comes from, which stays there.
+    // The file has a generation in its source pool, which stays there.
     write(&from, same, 5);
     from.rollback(directory, b"zero").unwrap();
     assert_ne!(from.generation(same).unwrap(), 0);
@@ -130,7 +130,7 @@ fn what_is_received_has_another_generation_where_it_differs() {
     let find = |name: &[u8]| to.lookup_in(report.file, name).unwrap().unwrap().file;
     let (same, other) = (find(b"same"), find(b"diff"));
     assert_eq!([same, other].map(|file| to.generation(file).unwrap()), [0, 0]);
-    // Who cannot keep others out receives nothing.
+    // If others cannot be kept out, nothing is received.
     let busy = |_| Err(Error::Busy);
     let options = ReceiveOptions { before_change: Some(&busy), ..ReceiveOptions::default() };
     let refused = to.receive(ROOT, b"d", &mut &step[..], &options, &mut |_| {});
@@ -151,7 +151,7 @@ fn a_file_that_comes_back_empty_gets_another_generation() {
         let file = pool.edit(1, |edit| edit.create(ROOT, b"empty", &like)).unwrap();
         let scope = if scope_is_root { ROOT } else { file };
         pool.create_snapshot(scope, b"one", 1).unwrap();
-        // It gets a log of generation 0.
+        // The file gets a log of generation 0.
         write(&pool, file, 1);
         pool.edit(1, |edit| edit.unlink(ROOT, b"empty")).unwrap();
         pool.rollback(scope, b"one").unwrap();

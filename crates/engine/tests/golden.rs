@@ -1,8 +1,9 @@
-//! The format stays what it is: a pool written by an earlier version is read for ever.
+//! Checks that the format stays as it is: a pool written by an earlier version can be read for
+//! ever.
 //!
-//! `golden/v1.hpk` is never written again. Nor is `golden/v1-deltas.hpk`, whose patches hold only what
-//! differs from their records: a feature that came later; nor `golden/v2-roots.hpk`. Only while the format is not released yet, or
-//! with a new version of it beside the old ones, make what is missing anew:
+//! `golden/v1.hpk` is never written again. Nor is `golden/v1-deltas.hpk`, whose patches hold only
+//! differences from their records, a later feature; nor `golden/v2-roots.hpk`. Only while the
+//! format is not released yet, or together with a new version of it, create a missing pool with:
 //!
 //! ```text
 //! HARDPACK_WRITE_GOLDEN=1 cargo test -p hardpack-engine --test golden
@@ -19,25 +20,26 @@ use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
 use hardpack_engine::pool::{
     Fold, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SendPlan, Settings, StepLimits,
 };
+use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::pointer::Place;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_PAGE_FILTER,
     FEATURE_ROOTS, FEATURE_SNAPSHOT_IDS, SLOT_COUNT, Superblock, slot_offset,
 };
-use hardpack_engine::store::trees::{MAP, PATCHES, ROOTS};
-use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
 use hardpack_engine::{Error, FileId, Txg};
 
-/// Each takes a part of the file.
+/// Each compresses one part of the file.
 const COMPRESSIONS: [&str; 8] =
     ["lz4", "zstd-3", "gzip-6", "lzjb", "zle", "off", "lz4hc-9", "zstd-fast-1"];
-/// The length of a part: a record of text, one of noise with long runs of zeros, a hole, and one that
-/// fits into its pointer. Uncompressed, the text alone.
+/// The length of a part: a record of text, one of noise with long runs of zeros, a hole, and a
+/// record that fits into its pointer. The uncompressed part has only the text.
 const PART_LEN: usize = 4 * RECORD_LEN;
 const RECORD_LEN: usize = 8192;
 
-/// What the file of the golden pool holds. Made without [`Rng::text`], which may change.
+/// Returns the content of the golden pool's file. It does not use [`Rng::text`], which may change.
 fn content() -> Vec<u8> {
     let mut bytes = Vec::new();
     for (part, name) in COMPRESSIONS.iter().enumerate() {
@@ -72,7 +74,7 @@ fn patch(part: usize) -> Vec<u8> {
     format!("patch {part}. ").repeat(4096).into_bytes()[..4096].to_vec()
 }
 
-/// Writes the golden pool; the same bytes every time.
+/// Writes the golden pool, with the same bytes every time.
 fn write() -> Vec<u8> {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -102,18 +104,18 @@ fn write() -> Vec<u8> {
     device.image()
 }
 
-/// How many pieces of the pool each codec stored, and how many are inside their pointers.
+/// Counts the file extents stored by each codec, those inside their pointers, and the patches.
 fn codecs(pool: &Pool) -> ([u64; 6], u64, u64) {
     let (mut counts, mut embedded, mut patches) = ([0; 6], 0, 0);
-    for tree in [MAP, PATCHES] {
+    for tree in [TreeId::Map, TreeId::Patches] {
         let state = pool.state();
-        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        let Some(root) = &state.superblock.roots[tree] else { continue };
         walk_tree(pool.store(), tree, root, Txg(0), &mut |met| {
             if let Met::Entry(_, _, value) = met {
                 let pointer = data_pointer(value)?;
                 counts[usize::from(pointer.codec)] += 1;
                 embedded += u64::from(matches!(pointer.place, Place::Embedded(_)));
-                patches += u64::from(tree == PATCHES);
+                patches += u64::from(tree == TreeId::Patches);
             }
             Ok(())
         })
@@ -146,7 +148,7 @@ fn the_golden_pool_is_read() {
     if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
         std::fs::write(&path, write()).unwrap();
     }
-    // From the file itself, and from a copy that may be written to.
+    // Read the file itself, and a copy that may be written to.
     let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
     let pool = Pool::open(device, options(1 << 20)).unwrap();
     assert_golden(&pool);
@@ -162,7 +164,7 @@ fn the_golden_pool_is_read() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// Version 2, in which a tree of roots came later.
+/// Reads a pool of version 2, which later got a tree of roots.
 #[test]
 fn the_golden_pool_of_version_2_is_read() {
     let path = golden_path().with_file_name("v2-roots.hpk");
@@ -174,7 +176,7 @@ fn the_golden_pool_of_version_2_is_read() {
     assert_golden(&pool);
     let superblock = &pool.state().superblock;
     assert_eq!(superblock.incompat & FEATURE_ROOTS, FEATURE_ROOTS);
-    assert!(superblock.roots[usize::from(ROOTS)].is_some());
+    assert!(superblock.roots[TreeId::Roots].is_some());
 }
 
 #[test]
@@ -186,8 +188,8 @@ fn writing_is_deterministic() {
     assert_golden(&Pool::open(device, options(1 << 20)).unwrap());
 }
 
-/// What the file of the second golden pool holds: lines of text, with some bytes replaced in every
-/// other page.
+/// Returns the content of the second golden pool's file: lines of text, with some bytes replaced in
+/// every other page.
 fn edited_content() -> Vec<u8> {
     let mut bytes = plain_content();
     for (at, new) in edits() {
@@ -204,7 +206,7 @@ fn plain_content() -> Vec<u8> {
     bytes
 }
 
-/// In turn: a number, two numbers far apart, and so much that it does not fit into a pointer.
+/// Returns edits, in turn: a number, two numbers far apart, and one too long for a pointer.
 fn edits() -> Vec<(usize, Vec<u8>)> {
     let noise = |len: usize, by: usize| (0..len).map(|at| (at * at * 7 + at + by) as u8).collect();
     let mut edits: Vec<(usize, Vec<u8>)> = Vec::new();
@@ -219,7 +221,7 @@ fn edits() -> Vec<(usize, Vec<u8>)> {
     edits
 }
 
-/// Writes the second golden pool; the same bytes every time.
+/// Writes the second golden pool, with the same bytes every time.
 fn write_deltas() -> Vec<u8> {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -237,12 +239,12 @@ fn write_deltas() -> Vec<u8> {
     device.image()
 }
 
-/// How many patches of a pool are deltas inside their pointers, and how many in extents.
+/// Counts the patches of a pool that are deltas inside their pointers, and those in extents.
 fn deltas(pool: &Pool) -> (u64, u64) {
     let (mut embedded, mut in_extents) = (0, 0);
     let state = pool.state();
-    let root = state.superblock.roots[usize::from(PATCHES)].as_ref().expect("there are patches");
-    walk_tree(pool.store(), PATCHES, root, Txg(0), &mut |met| {
+    let root = state.superblock.roots[TreeId::Patches].as_ref().expect("there are patches");
+    walk_tree(pool.store(), TreeId::Patches, root, Txg(0), &mut |met| {
         if let Met::Entry(_, _, value) = met {
             let pointer = data_pointer(value)?;
             match pointer.place {
@@ -272,7 +274,7 @@ fn the_golden_pool_with_deltas_is_read() {
     }
     let device: Arc<dyn Device> = Arc::new(FileDevice::open_read_only(&path).unwrap());
     assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
-    // It is written to as any other: patches are replaced, and all are folded.
+    // It can be written to like any other pool: patches are replaced, and all are folded.
     let copy = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
     let pool = Pool::open(copy, options(1 << 20)).unwrap();
     let file = only_file(&pool).unwrap();
@@ -283,7 +285,7 @@ fn the_golden_pool_with_deltas_is_read() {
     assert!(read_all(&file).unwrap() == expected);
     pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
     assert!(read_all(&file).unwrap() == expected);
-    assert!(pool.state().superblock.roots[usize::from(PATCHES)].is_none());
+    assert!(pool.state().superblock.roots[TreeId::Patches].is_none());
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
@@ -296,7 +298,8 @@ fn writing_deltas_is_deterministic() {
     assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
 }
 
-/// A later version may use what this one does not know: that is said, and nothing is touched.
+/// A later version may use features that this one does not know: they are reported, and nothing is
+/// touched.
 #[test]
 fn unknown_features_are_refused_by_name() {
     let image = write_deltas();
@@ -310,7 +313,7 @@ fn unknown_features_are_refused_by_name() {
         image[at..at + BLOCK_LEN].copy_from_slice(&superblock.encode(&GUID));
         Arc::new(MemoryDevice::new(image))
     };
-    // It does not fall back to the state before, which it could read.
+    // Opening does not fall back to the previous state, although it could read that.
     let device = with(&|superblock| {
         superblock.incompat |= 1 << 40;
         superblock.foreign_names = "i40=column-filter r3=quotas".into();
@@ -319,8 +322,8 @@ fn unknown_features_are_refused_by_name() {
     let error = Pool::open(device.clone(), options(1 << 20)).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
     assert!(error.to_string().contains("without column-filter (bit 40)"), "{error}");
-    assert!(device.image() == before, "it was written to");
-    // With a feature that only writers must know it is read.
+    assert!(device.image() == before, "the pool was written to");
+    // With a feature that only writers must know, the pool can be read.
     let device = with(&|superblock| {
         superblock.read_only_compat |= 1 << 3;
         superblock.foreign_names = "r3=quotas".into();
@@ -333,16 +336,17 @@ fn unknown_features_are_refused_by_name() {
     assert!(error.to_string().contains("without quotas (bit 3)"), "{error}");
     let error = pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
-    // And any may ignore these.
+    // Any version may ignore these features.
     let device = with(&|superblock| superblock.compat |= 1 << 9);
     assert_golden_deltas(&Pool::open(device, options(1 << 20)).unwrap());
 }
 
-/// What the file of the pool with a dictionary holds: records of 4 KiB, half of them lz4's.
+/// Returns the content of the file of the pool with a dictionary: records of 4 KiB, half of them
+/// for lz4.
 fn dictionary_content(pages: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in 0_u64.. {
-        // Few words, but each of them longer than what is before it in a page could tell.
+        // Few words, but each too long to be predicted from the text before it in a page.
         let number = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55;
         let text = format!("{:016x}.", number.wrapping_mul(0xd134_2543_de82_ef95));
         bytes.extend_from_slice(text.as_bytes());
@@ -354,7 +358,8 @@ fn dictionary_content(pages: usize) -> Vec<u8> {
     bytes
 }
 
-/// A pool whose records need a dictionary, with a repack that was begun. Trained from more than is left.
+/// Writes a pool whose records need a dictionary, with an unfinished repack. The dictionary was
+/// trained on more data than is left.
 fn write_dictionary() -> Vec<u8> {
     const LEFT_COUNT: usize = 32;
     let device = Arc::new(MemoryDevice::default());
@@ -396,8 +401,8 @@ fn the_golden_pool_with_a_dictionary_is_read() {
     let content = dictionary_content(32);
     assert!(read_all(&file).unwrap() == content);
     let mut codecs = [0; 2];
-    let root = pool.state().superblock.roots[usize::from(MAP)].clone().unwrap();
-    walk_tree(pool.store(), MAP, &root, Txg(0), &mut |met| {
+    let root = pool.state().superblock.roots[TreeId::Map].clone().unwrap();
+    walk_tree(pool.store(), TreeId::Map, &root, Txg(0), &mut |met| {
         if let Met::Entry(_, _, value) = met {
             let pointer = data_pointer(value)?;
             let which = [5, 4].iter().position(|codec| *codec == pointer.codec);
@@ -407,7 +412,7 @@ fn the_golden_pool_with_a_dictionary_is_read() {
     })
     .unwrap();
     assert!(codecs.iter().all(|count| *count > 10), "{codecs:?} records need the dictionary");
-    // The repack that was begun goes on, and then the dictionary is gone.
+    // The unfinished repack goes on, and then the dictionary is gone.
     let mut repack = pool.unfinished_repack(file.id()).unwrap().expect("a repack was begun");
     while pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap().next.is_some() {}
     assert_eq!(pool.unfinished_repack(file.id()).unwrap(), None);
@@ -415,8 +420,9 @@ fn the_golden_pool_with_a_dictionary_is_read() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// What the file of the pool with filtered records holds: a database's front, and leaves of a table with rows of an
-/// integer, a double, a text with a time, and a text. Not made with [`Rng::table`], which may change.
+/// Returns the content of the file of the pool with filtered records: the front of a database, and
+/// leaves of a table with rows of an integer, a double, a text with a time, and a text. It does not
+/// use [`Rng::table`], which may change.
 fn table_content(pages: usize) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     bytes[..18].copy_from_slice(b"SQLite format 3\0\x10\0");
@@ -449,7 +455,7 @@ fn table_content(pages: usize) -> Vec<u8> {
     bytes
 }
 
-/// A pool with filtered records of two codecs, and filtered patches.
+/// Writes a pool with filtered records of two codecs, and filtered patches.
 fn write_filtered() -> Vec<u8> {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -461,7 +467,7 @@ fn write_filtered() -> Vec<u8> {
     file.write_at(front, 0).unwrap();
     file.commit(Durability::Durable).unwrap();
     pool.set_property(file.id(), Property::Compression, "lz4").unwrap();
-    // Every tenth page is still another one.
+    // Every tenth page is different at first.
     let mut early = back.to_vec();
     early.chunks_mut(4096).step_by(10).for_each(|page| page.fill(b'?'));
     file.write_at(&early, front.len() as u64).unwrap();
@@ -489,8 +495,8 @@ fn the_golden_pool_with_filtered_records_is_read() {
     let content = table_content(240);
     assert!(read_all(&file).unwrap() == content);
     let mut counts = [[0; 2]; 2];
-    for (tree, counts) in [MAP, PATCHES].into_iter().zip(&mut counts) {
-        let root = pool.state().superblock.roots[usize::from(tree)].clone().unwrap();
+    for (tree, counts) in [TreeId::Map, TreeId::Patches].into_iter().zip(&mut counts) {
+        let root = pool.state().superblock.roots[tree].clone().unwrap();
         walk_tree(pool.store(), tree, &root, Txg(0), &mut |met| {
             if let Met::Entry(_, _, value) = met {
                 let pointer = data_pointer(value)?;
@@ -512,11 +518,11 @@ fn the_golden_pool_with_filtered_records_is_read() {
 /// The generations of the file of the pool with generations.
 const GENERATION_ROLLED_BACK: u64 = 0xc18b_feaf_4a2d_0fee;
 const GENERATION_REWOUND: u64 = 0x497e_c4ec_ddaa_94aa;
-/// What that file holds at first.
+/// The first content of that file.
 static GENERATION_CONTENT: [u8; 40_000] = [b'g'; 40_000];
 
-/// A pool that was rolled back, and then rewound to what it was after that. Returns it with the generations of its
-/// file after each.
+/// Writes a pool that was rolled back, and then rewound to its state after that. Returns it with
+/// the generations of its file after each.
 fn write_generations() -> (Vec<u8>, [u64; 2]) {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -553,7 +559,7 @@ fn the_golden_pool_with_generations_is_read() {
     assert!(read_all(&file).unwrap() == GENERATION_CONTENT);
     let snapshot = pool.open_snapshot(file.id(), b"kept").unwrap();
     assert!(read_all(&only_file(&snapshot).unwrap()).unwrap() == GENERATION_CONTENT);
-    // By these, logs beside a pool are found: they stay what they are.
+    // Logs beside a pool are found by these generations, so they must not change.
     let [rolled_back, rewound] = [GENERATION_ROLLED_BACK, GENERATION_REWOUND];
     assert_eq!(pool.generation(file.id()).unwrap(), rewound);
     let older = pool.state().txg().0 - 2;
@@ -561,7 +567,7 @@ fn the_golden_pool_with_generations_is_read() {
     assert_eq!(older.generation(file.id()).unwrap(), rolled_back);
 }
 
-/// A pool with two snapshots of its one file.
+/// Writes a pool with two snapshots of its one file.
 fn write_sent() -> Vec<u8> {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -580,7 +586,8 @@ fn open_image(image: Vec<u8>) -> Pool {
     Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)).unwrap()
 }
 
-/// What changed from the first snapshot of that pool to the second, or all of the first.
+/// Returns the stream of the changes from the first to the second snapshot of that pool, or of the
+/// whole first snapshot.
 fn sent(pool: &Pool, is_second: bool, resume: Option<ResumeToken>) -> Vec<u8> {
     let scope = pool.only_file().unwrap().file;
     let open = |name: &[u8]| pool.open_snapshot(scope, name).unwrap();
@@ -598,7 +605,7 @@ fn receive(pool: &Pool, mut stream: &[u8]) -> hardpack_engine::Result<FileId> {
     pool.receive(ROOT, b"copy", &mut stream, &options, &mut |_| {}).map(|report| report.file)
 }
 
-/// A pool that received the first of these snapshots, and a part of the second.
+/// Writes a pool that has received the first of these snapshots, and part of the second.
 fn write_received(source: Vec<u8>) -> Vec<u8> {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -611,7 +618,7 @@ fn write_received(source: Vec<u8>) -> Vec<u8> {
     device.image()
 }
 
-/// What identifies a snapshot stays what it is: what was sent long ago can be gone on with.
+/// The identity of a snapshot never changes: a stream that was begun long ago can be continued.
 #[test]
 fn the_golden_pool_that_received_goes_on_from_the_one_that_sent() {
     let [from, to] = ["v2-sent.hpk", "v2-received.hpk"].map(|n| golden_path().with_file_name(n));

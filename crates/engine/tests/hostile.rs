@@ -1,5 +1,5 @@
-//! Images whose checksums are all right and whose content is not: what only a defect or malice can
-//! write. Nothing may panic, hang or believe a length.
+//! Images whose checksums are all correct but whose content is not, as only a defect or malice can
+//! write them. Nothing may panic, hang or trust a length.
 
 mod common;
 
@@ -13,17 +13,15 @@ use common::{GUID, Rng, create, only_file, options, read_all};
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
 use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::format::refs::{ContentHash, HashKind, Refs};
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
-use hardpack_engine::store::refs::{ContentHash, HashKind, Refs};
 use hardpack_engine::store::superblock::slot_offset;
-use hardpack_engine::store::trees::{
-    ALL, DICTIONARIES, FREED, INDEX, MAP, NAMES, PATCHES, REFS, ROOTS, SPACE,
-};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Encoding, Patience, Store};
 use hardpack_engine::{FileId, Run, Sector, Txg};
 
-/// The disk is not larger than this.
+/// A disk that does not grow beyond a limit.
 #[derive(Debug)]
 struct SmallDisk;
 
@@ -95,7 +93,7 @@ fn exercise(device: &Arc<SimDevice>, rng: &mut Rng) {
     let _ = pool.check(&mut |_| {});
 }
 
-/// Everything that rewrites what is stored, a few steps of each.
+/// Runs everything that rewrites stored data, a few steps of each.
 fn maintain(pool: &Pool, file: FileId) {
     let limits = StepLimits { look_count_max: 64, ..StepLimits::default() };
     let few = Cell::new(0);
@@ -169,15 +167,15 @@ fn pointer(rng: &mut Rng) -> Pointer {
     }
 }
 
-/// A key and a value that a tree may hold, or nearly.
-fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
+/// Returns a key and a value that a tree may hold, or almost.
+fn entry(tree: TreeId, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     let be = |n: u64| n.to_be_bytes().to_vec();
     let garbage_len = rng.below(40) as usize;
     if rng.one_in(6) {
         return (rng.noise(garbage_len), rng.noise(garbage_len));
     }
     match tree {
-        NAMES => {
+        TreeId::Names => {
             let file = rng.pick(&[1, 2, 3]);
             let name: &[u8] =
                 rng.pick(&[&b""[..], b"main", b"compression", b"recordsize", b"\xff"]);
@@ -189,7 +187,7 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let mut attributes = vec![0; rng.pick(&[32, 80])];
             attributes[0] = rng.below(5) as u8;
             attributes[8..16].copy_from_slice(&number(rng).to_le_bytes());
-            // A directory, or a circle of them.
+            // A directory, or a cycle of directories.
             attributes[24] = rng.below(4) as u8;
             let text = rng
                 .pick(&["16M", "zstd-22", "no", "", "position=9 recordsize=4K", "\x01\0\0\0"])
@@ -199,7 +197,7 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let choices = [attributes, text, child];
             (key, choices[rng.below(3) as usize].clone())
         }
-        MAP | PATCHES => {
+        TreeId::Map | TreeId::Patches => {
             let file = if rng.one_in(8) { number(rng) } else { 2 };
             let offset = match rng.below(3) {
                 0 => number(rng),
@@ -210,21 +208,21 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
             let value = if garbage { rng.noise(64) } else { pointer(rng).to_bytes() };
             ([be(file), be(offset)].concat(), value)
         }
-        SPACE => (be(number(rng)), number(rng).to_le_bytes().to_vec()),
-        FREED => {
+        TreeId::Space => (be(number(rng)), number(rng).to_le_bytes().to_vec()),
+        TreeId::Freed => {
             let key = [be(rng.pick(&[0, 1, 2, 3, u64::MAX])), be(number(rng))].concat();
             (key, number(rng).to_le_bytes().to_vec())
         }
-        ROOTS => {
+        TreeId::Roots => {
             let key = vec![rng.pick(&[0, 1, 2, 3, 6, 7, 0xff])];
             (key, pointer(rng).to_bytes())
         }
-        DICTIONARIES => {
+        TreeId::Dictionaries => {
             let key = (rng.below(4) as u32).to_be_bytes().to_vec();
             (key, pointer(rng).to_bytes())
         }
-        REFS => refs_entry(rng),
-        INDEX => {
+        TreeId::Refs => refs_entry(rng),
+        TreeId::Index => {
             let run = rng.pick(&[0, 1, 2, u32::MAX]).to_be_bytes().to_vec();
             let kind = vec![rng.below(4) as u8];
             let first = if rng.one_in(2) { 0 } else { number(rng) };
@@ -255,7 +253,7 @@ fn entry(tree: u8, rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// What is counted of an extent: one that is there, or is not.
+/// Returns the reference count of an extent that exists, or does not.
 fn refs_entry(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     let (any, len, stored_len) = (number(rng), number(rng) as u32, number(rng) as u32);
     let sector = rng.pick(&[80, 81, 90, 100, any]);
@@ -286,19 +284,19 @@ fn entries_that_make_no_sense() {
             let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
             let store: &Arc<Store> = pool.store();
             let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-            let (tree, _) = ALL[rng.below(ALL.len() as u64) as usize];
+            let tree = TreeId::ALL[rng.below(TreeId::ALL.len() as u64) as usize];
             for _ in 0..rng.pick(&[1, 3, 40]) {
                 let (key, value) = entry(tree, &mut rng);
                 txn.insert(tree, &key, &value).unwrap();
             }
             if rng.one_in(2) {
-                let (key, value) = entry(MAP, &mut rng);
-                txn.insert(MAP, &key, &value).unwrap();
+                let (key, value) = entry(TreeId::Map, &mut rng);
+                txn.insert(TreeId::Map, &key, &value).unwrap();
             }
             let _ = txn.commit(Durability::Durable);
         }
         if rng.one_in(2) {
-            // As if the counts agreed with it: then the runs are put to use.
+            // Make the counts agree, so that the runs are used.
             change_superblock(&device, |superblock| {
                 superblock.freed_count = 300;
                 superblock.freed_sectors = 500.min(superblock.end.0);
@@ -307,7 +305,7 @@ fn entries_that_make_no_sense() {
         }
         exercise(&device, &mut rng);
     }
-    assert_eq!((ROOTS, ALL.len()), (7, 11), "a new tree needs entries of its own here");
+    assert_eq!(TreeId::COUNT, 11, "a new tree needs entries of its own here");
 }
 
 fn change_superblock(
@@ -343,9 +341,13 @@ fn superblocks_that_make_no_sense() {
                     9 => superblock.stats.embedded.logical = n,
                     10 => superblock.stats.codecs[5].allocated = n,
                     11 => superblock.stats.nodes.records = n,
-                    12 => superblock.roots.swap(rng.below(8) as usize, rng.below(8) as usize),
+                    12 => superblock
+                        .roots
+                        .values_mut()
+                        .swap(rng.below(8) as usize, rng.below(8) as usize),
                     _ => {
-                        superblock.roots[rng.below(8) as usize] = Some(pointer(&mut rng));
+                        superblock.roots.values_mut()[rng.below(8) as usize] =
+                            Some(pointer(&mut rng));
                     }
                 }
             }
@@ -354,12 +356,12 @@ fn superblocks_that_make_no_sense() {
     }
 }
 
-/// A tree that refers to the same children again and again: 40 to the power of 20 entries in a few
+/// A tree that refers to the same children repeatedly: 40 to the power of 20 entries in a few
 /// kilobytes. The bounds of the children do not allow it.
 #[test]
 fn a_tree_that_folds_in_on_itself() {
-    for tree in [NAMES, MAP, SPACE] {
-        let mut rng = Rng(tree.into());
+    for tree in [TreeId::Names, TreeId::Map, TreeId::Space] {
+        let mut rng = Rng(tree.number().into());
         let device = small_pool(&mut rng);
         let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
         let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
@@ -375,7 +377,7 @@ fn a_tree_that_folds_in_on_itself() {
         let root = Pointer::decode(node.value(0)).unwrap();
         txn.commit(Durability::Durable).unwrap();
         change_superblock(&device, |superblock| {
-            superblock.roots[usize::from(tree)] = Some(root);
+            superblock.roots[tree] = Some(root);
             superblock.durable_txg = Txg(1);
             superblock.data_synced = rng.one_in(2);
         });

@@ -1,5 +1,5 @@
-//! What a process may believe of what it finds when it opens a pool, or looks at it again: syncs that
-//! failed before it came, and reads that go wrong on their way. Each of these was a defect once.
+//! Limits to what a process may trust when it opens a pool or refreshes it: earlier syncs may have
+//! failed, and reads may go wrong on the way. Each of these was a defect once.
 
 mod common;
 
@@ -29,16 +29,16 @@ impl Fault for NoSync {
     }
 }
 
-/// What is to happen to the reads of a range.
+/// What happens to the reads of a range.
 #[derive(Clone, Copy, Debug)]
 enum Bad {
-    /// This bit of the range is wrong.
+    /// This bit of the range is flipped.
     Flip(u64),
     Short,
     Error,
 }
 
-/// Spoils the next reads that touch a range, one way after the other.
+/// Spoils the next reads that touch a range, in one way after another.
 #[derive(Debug)]
 struct BadReads {
     range: Range<u64>,
@@ -73,7 +73,7 @@ fn open(device: &Arc<SimDevice>) -> hardpack_engine::Result<(Arc<Handle>, Pool, 
     Ok((handle, pool, file))
 }
 
-/// A pool with a file of some pages, durable.
+/// Creates a durable pool with a file of some pages.
 fn device_with(content: &[u8]) -> Arc<SimDevice> {
     let device = SimDevice::new(Vec::new());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -84,7 +84,7 @@ fn device_with(content: &[u8]) -> Arc<SimDevice> {
     device
 }
 
-/// What is durable of what was recorded.
+/// Returns the durable part of a recording.
 fn after_power_loss(base: Vec<u8>, trace: &[Op]) -> Arc<SimDevice> {
     let mut disk = Disk::new(base);
     trace.iter().for_each(|op| disk.apply(op));
@@ -97,8 +97,8 @@ fn content_of(device: &Arc<SimDevice>) -> Vec<u8> {
     read_all(&file).unwrap()
 }
 
-/// Linux takes pages that it could not write for written: what is read back is not on the medium, and
-/// the next sync says nothing.
+/// Linux treats pages that it could not write as written: they can be read back but are not on the
+/// medium, and the next sync reports nothing.
 #[test]
 fn what_is_found_after_a_failed_sync_is_not_taken_for_durable() {
     for seed in 0..60 {
@@ -121,7 +121,7 @@ fn what_is_found_after_a_failed_sync_is_not_taken_for_durable() {
         device.set_fault(None);
         assert!(handle.has_failed());
         drop((pool, file));
-        // Whoever opens it now sees what was committed, and may say that it is durable.
+        // Whoever opens it now sees the committed content, and may report it as durable.
         let (_, _pool, file) = open(&device).unwrap();
         assert!(read_all(&file).unwrap() == bytes, "seed {seed}");
         if rng.one_in(2) {
@@ -130,14 +130,14 @@ fn what_is_found_after_a_failed_sync_is_not_taken_for_durable() {
         }
         file.commit(Durability::Durable).unwrap();
         let left = after_power_loss(base, &device.take_trace());
-        assert!(content_of(&left) == bytes, "seed {seed}: what was durable is lost");
+        assert!(content_of(&left) == bytes, "seed {seed}: durable content is lost");
     }
 }
 
-/// The same of the header, whose sync is the last of a creation.
+/// The same applies to the header, whose sync is the last of a creation.
 #[test]
 fn a_pool_whose_creation_was_not_synced_is_completed_for_good() {
-    /// Lets some syncs pass.
+    /// Fails one sync after letting some pass.
     #[derive(Debug)]
     struct FailNth(u64);
     impl Fault for FailNth {
@@ -162,7 +162,7 @@ fn a_pool_whose_creation_was_not_synced_is_completed_for_good() {
     }
 }
 
-/// A transaction that was begun before a sync of another thread failed is not committed after it.
+/// A transaction that began before another thread's sync failed must not be committed after it.
 #[test]
 fn a_transaction_does_not_outlive_a_failed_sync() {
     let device = device_with(b"before");
@@ -179,7 +179,8 @@ fn a_transaction_does_not_outlive_a_failed_sync() {
     assert_eq!(pool.state().txg(), txg);
 }
 
-/// A bit of the newest superblock that flips on its way makes nobody open, and build on, an older state.
+/// A bit of the newest superblock that flips on the way must not make anybody open, and build on,
+/// an older state.
 #[test]
 fn a_bad_read_of_the_ring_opens_no_older_state() {
     let mut rng = Rng(1);
@@ -204,8 +205,8 @@ fn a_bad_read_of_the_ring_opens_no_older_state() {
     }
 }
 
-/// A bit that flips on its way when a process looks for commits of others does not hide them: what it
-/// commits next would undo them.
+/// A bit that flips on the way while a process looks for commits of others must not hide them: its
+/// next commit would undo them.
 #[test]
 fn a_bad_look_hides_no_commit_of_another_process() {
     for version in [1, 2] {
@@ -220,7 +221,7 @@ fn a_bad_look_hides_no_commit_of_another_process() {
             first.write_at(b"first", 0).unwrap();
             first.commit(Durability::Durable).unwrap();
             let (_, pool, second) = open(&device).unwrap();
-            // So that both have the same state in hand, at different txgs.
+            // This way both hold the same state, at different txgs.
             for round in 0..bit % 9 {
                 second.write_at(&[round as u8], 100).unwrap();
                 second.commit(Durability::Durable).unwrap();
@@ -242,7 +243,7 @@ fn a_bad_look_hides_no_commit_of_another_process() {
     }
 }
 
-/// A state that cannot be read at the moment is not thrown away for that.
+/// A state that temporarily cannot be read is not thrown away for that.
 #[test]
 fn a_read_that_fails_at_opening_rejects_nothing() {
     let mut rng = Rng(3);
@@ -264,7 +265,7 @@ fn a_read_that_fails_at_opening_rejects_nothing() {
     }
 }
 
-/// What one process makes durable another may have written, which then must not reuse its slot.
+/// One process may make durable what another has written; the writer must then not reuse its slot.
 #[test]
 fn what_another_process_made_durable_is_not_overwritten() {
     for seed in 0..40 {

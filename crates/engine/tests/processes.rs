@@ -1,5 +1,5 @@
-//! Several users of one pool: as processes that take turns on a simulated disk, and as threads with
-//! a real file and its locks between them.
+//! Several users of one pool: processes that take turns on a simulated disk, and threads on a real
+//! file with its locks.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn stale_maps_heal() {
         let before = reader_pool.state().txg();
         let found = read_all(&reader).unwrap();
         let version = versions.iter().rposition(|version| *version == found);
-        let version = version.expect("what is read is one version") + 1;
+        let version = version.expect("a read returns one version") + 1;
         stale_reads += usize::from(version < versions.len());
         healed += usize::from(reader_pool.state().txg() != before);
         if rng.one_in(20) {
@@ -62,13 +62,14 @@ fn stale_maps_heal() {
     assert!(stale_reads > 5, "an old state was read {stale_reads} times only");
     let (pool, _) = open(&device);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
-    // What two processes write durably in turn is reused: neither forgets what is durable.
+    // Space is reused although two processes write durably in turn: neither forgets what is
+    // durable.
     let len = device.len().unwrap();
     assert!(len < 5 * LEN as u64, "{len} bytes hold {LEN}");
 }
 
-/// Two processes that write small commits in turn, and never anything else: the durable txg moves
-/// on with them, and space is reused.
+/// Two processes write only small commits, in turn: the durable txg moves on with them, and space
+/// is reused.
 #[test]
 fn writers_in_turn_reuse_space() {
     let device: Arc<dyn Device> = SimDevice::new(Vec::new());
@@ -81,7 +82,7 @@ fn writers_in_turn_reuse_space() {
         file.write_at(&rng.noise(4096), rng.below(16) * 4096).unwrap();
         file.commit(Durability::Durable).unwrap();
         let behind = pool.state().txg().0 - pool.state().superblock.durable_txg.0;
-        assert!(behind <= 3, "round {round}: the superblock knows of durability {behind} txgs ago");
+        assert!(behind <= 3, "round {round}: the superblock's durable txg is {behind} behind");
     }
     let (pool, _) = open(&device);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
@@ -89,7 +90,8 @@ fn writers_in_turn_reuse_space() {
     assert!(len < 2 << 20, "{len} bytes hold 64 KiB");
 }
 
-/// A process that only makes its commits visible does not undo what another was told is durable.
+/// A process that only makes its commits visible does not undo commits that another was told are
+/// durable.
 #[test]
 fn what_others_made_durable_stays() {
     for visible_count in 0..20 {
@@ -119,7 +121,7 @@ fn what_others_made_durable_stays() {
     }
 }
 
-/// Users who ignore each other's changes lose them; but nothing panics, and the pool stays whole.
+/// Users who ignore each other's changes lose them; but nothing panics, and the pool stays intact.
 #[test]
 fn unsynchronised_writers_do_no_harm() {
     for seed in 0..40 {
@@ -147,7 +149,7 @@ fn unsynchronised_writers_do_no_harm() {
     }
 }
 
-/// Ends the others when one of several threads ends, a failed assertion included.
+/// Ends the other threads when one of them ends, also by a failed assertion.
 struct EndAll<'a>(&'a AtomicBool);
 
 impl Drop for EndAll<'_> {
@@ -156,7 +158,7 @@ impl Drop for EndAll<'_> {
     }
 }
 
-/// Real files, real locks: whole-file commits of several threads never mix.
+/// With real files and locks, whole-file commits of several threads never mix.
 #[test]
 fn threads_with_a_file_of_their_own_each() {
     const LEN: usize = 200_000;
@@ -178,7 +180,7 @@ fn threads_with_a_file_of_their_own_each() {
                 let (_, file) = open(&device);
                 let mut rng = Rng(writer.into());
                 while !stop.load(Ordering::Relaxed) {
-                    // Of one value throughout, but not compressible to nothing: 4 noise bytes each.
+                    // One value throughout, but not compressible to nothing: 4 bytes of noise each.
                     let stamp = rng.noise(4);
                     file.write_at(&stamp.repeat(LEN / 4), 0).unwrap();
                     let durable = rng.one_in(4);
@@ -213,7 +215,7 @@ fn threads_with_a_file_of_their_own_each() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// Closing does not wait for a transaction that is open, be it one's own.
+/// Closing does not wait for an open transaction, not even for one's own.
 #[test]
 fn closing_with_an_open_transaction() {
     let device: Arc<dyn Device> = SimDevice::new(Vec::new());
@@ -230,8 +232,8 @@ fn closing_with_an_open_transaction() {
     assert_eq!(read_all(&file).unwrap(), b"kept");
 }
 
-/// A transaction that was written ahead waits for its owner, who may be the one who wants to commit another file: that
-/// ends, and harms neither.
+/// A transaction written ahead waits for its owner, who may want to commit another file first: that
+/// must end, and harm neither.
 #[test]
 fn a_transaction_ahead_is_not_waited_for_for_ever() {
     const LEN: usize = 1 << 20;
@@ -243,7 +245,7 @@ fn a_transaction_ahead_is_not_waited_for_for_ever() {
     large.write_at(&bytes, 0).unwrap();
     other.write_at(b"small", 0).unwrap();
     assert!(matches!(other.commit(Durability::Durable), Err(Error::Busy)));
-    // What was to be committed is gone, and says so until it is rolled back.
+    // The uncommitted changes are gone, and every commit says so until a rollback.
     other.write_at(b"again", 0).unwrap();
     assert!(other.commit(Durability::Durable).is_err());
     other.discard();

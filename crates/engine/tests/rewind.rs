@@ -1,10 +1,12 @@
-//! Older states: opened as they were, and brought back as a new commit.
+//! Older states, opened as they were and brought back as a new commit.
 
 mod common;
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::sim_device::{Disk, Op, SimDevice};
+use common::sim_device::{Disk, Fault, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
@@ -12,7 +14,8 @@ use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use hardpack_engine::{Error, Txg};
 
-/// A pool, and what its file held after each commit. With `recycles`, space is used again soon.
+/// Creates a pool, and returns the content of its file after each commit. With `recycles`, space is
+/// reused soon.
 fn history(seed: u64, rounds: usize, recycles: bool) -> (Arc<MemoryDevice>, Vec<(Txg, Vec<u8>)>) {
     let device = Arc::new(MemoryDevice::default());
     let dynamic: Arc<dyn Device> = device.clone();
@@ -74,7 +77,8 @@ fn states_that_are_whole_hold_what_they_held() {
     }
 }
 
-/// Back to each state that is whole, on from there, and all adds up; and the way back again.
+/// Rewinds to each intact state and goes on from there; everything adds up, and the rewind can be
+/// undone.
 #[test]
 fn rewinding_is_a_commit_like_any_other() {
     for (seed, recycles) in [(4, false), (5, true), (6, true), (7, true)] {
@@ -95,12 +99,12 @@ fn rewinding_is_a_commit_like_any_other() {
             let expected = &states.iter().find(|known| known.0 == state.txg).unwrap().1;
             assert!(content(&pool) == *expected, "{label}");
             assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
-            // It can be undone.
+            // The rewind can be undone.
             let again = pool.rewind(newest.0, &mut |_| {}).unwrap();
             assert!(again > txg && content(&pool) == newest.1, "{label}");
             assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
             pool.rewind(txg, &mut |_| {}).unwrap();
-            // Whoever opens it next goes on from there.
+            // The next user goes on from there.
             let pool = Pool::open(Arc::clone(pool.store().device()), options(1 << 20)).unwrap();
             assert_eq!(pool.store().recovered_from(), None, "{label}");
             let file = only_file(&pool).unwrap();
@@ -119,9 +123,9 @@ fn rewinding_is_a_commit_like_any_other() {
     }
 }
 
-/// The power is lost at every write and sync of a rewind, and of what is committed behind it: the pool is
-/// what it was, what it was rewound to, or what was made of that. Once rewinding has returned, it is not
-/// the first any more.
+/// Loses power at every write and sync of a rewind and of the next commit: the pool is in the old
+/// state, the rewound one, or the one committed after it. Once the rewind has returned, the old
+/// state is no longer possible.
 #[test]
 fn rewinding_survives_loss_of_power() {
     for (seed, recycles) in [(8, false), (9, true)] {
@@ -159,7 +163,7 @@ fn rewinding_survives_loss_of_power() {
                 let which = known.iter().position(|known| *known == found).expect(&label);
                 assert!(which > 0 || at < rewound_at, "{label}: the rewind was acknowledged");
                 seen[which] += 1;
-                // It can be gone on with.
+                // Work can go on.
                 let file = only_file(&pool).unwrap();
                 file.write_at(b"on", 7).unwrap();
                 file.commit(Durability::Durable).expect(&label);
@@ -173,8 +177,9 @@ fn rewinding_survives_loss_of_power() {
     }
 }
 
-/// Up to its superblock a rewind is nothing yet: should its process end before, whoever opens the pool finds the newest
-/// state, and all of it. What is free in the older state may be in use in that.
+/// A rewind without its superblock does not count: if its process ends before that, the next user
+/// finds the newest state, complete. Space that is free in the older state may be in use in the
+/// newest.
 #[test]
 fn a_rewind_that_is_cut_short_leaves_the_newest_state_whole() {
     let mut rewound = 0;
@@ -205,4 +210,56 @@ fn a_rewind_that_is_cut_short_leaves_the_newest_state_whole() {
         }
     }
     assert!(rewound > 12, "{rewound}");
+}
+
+/// Fails the next sync.
+#[derive(Debug, Default)]
+struct FailOnce(Arc<AtomicBool>);
+
+impl Fault for FailOnce {
+    fn sync(&mut self, _: &[u8]) -> io::Result<bool> {
+        match self.0.swap(false, Ordering::Relaxed) {
+            true => Err(io::Error::other("injected")),
+            false => Ok(true),
+        }
+    }
+}
+
+/// A state whose sync failed can be read, but may be lost with the power, whatever was synced since
+/// on top of it. Restoring it makes it durable.
+#[test]
+fn a_rewind_to_a_state_whose_sync_failed_survives_a_loss_of_power() {
+    let mut rng = Rng(40);
+    for round in 0..20 {
+        let sim = SimDevice::new(Vec::new());
+        let fails = FailOnce::default();
+        let armed = Arc::clone(&fails.0);
+        sim.set_fault(Some(Box::new(fails)));
+        let processes = [(); 2].map(|()| sim.handle());
+        let [one, other] = processes.map(|device| -> Arc<dyn Device> { device });
+        create(&one, &[], 1 << 20);
+        let [one, other] = [one, other].map(|it| Pool::open(it, options(1 << 20)).unwrap());
+        let write = |pool: &Pool, byte: u8| {
+            let file = only_file(pool).unwrap();
+            file.write_at(&[byte; 5000], 0).unwrap();
+            file.commit(Durability::Durable)
+        };
+        write(&one, 1).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        write(&one, 2).unwrap_err();
+        other.refresh().unwrap();
+        let unsynced = other.state().txg();
+        // Its process is told of the failure, too, but only once the next state is visible.
+        write(&other, 3).unwrap_err();
+        drop((one, other));
+        let pool = Pool::open(sim.handle(), options(1 << 20)).unwrap();
+        write(&pool, 4).unwrap();
+        pool.rewind(unsynced, &mut |_| {}).unwrap();
+        let mut disk = Disk::new(Vec::new());
+        sim.take_trace().iter().for_each(|op| disk.apply(op));
+        let image: Arc<dyn Device> = Arc::new(MemoryDevice::new(disk.crash(&mut rng, 512)));
+        let pool = Pool::open(image, options(1 << 20)).unwrap();
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "round {round}");
+        assert!(content(&pool) == [2; 5000], "round {round}");
+    }
 }

@@ -1,5 +1,5 @@
-//! Salvaging damaged pools: whatever is done to an image, every byte that comes out is right, or is
-//! reported as older or as lost, and says so exactly.
+//! Salvages damaged pools: whatever is done to an image, every recovered byte is right, or is
+//! reported exactly as older or as lost.
 
 mod common;
 
@@ -14,12 +14,12 @@ use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, SLOT_COUNT, slot_offset,
 };
-use hardpack_engine::store::trees::{ALL, DICTIONARIES, FREED, MAP, NAMES, PATCHES, ROOTS, SPACE};
+use hardpack_engine::store::trees::TreeId;
 
-/// A unit of the fates.
+/// The granularity of fates, in bytes.
 const UNIT_LEN: usize = 4096;
 
-/// What a pool went through.
+/// The history of a pool.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Workload {
     Records,
@@ -37,7 +37,7 @@ const WORKLOADS: [Workload; 5] = [
     Workload::Compacted,
 ];
 
-/// An image with all states that its file went through.
+/// An image with all states of its file.
 struct Sample {
     image: Vec<u8>,
     states: Vec<(Txg, Vec<u8>)>,
@@ -52,7 +52,7 @@ impl Sample {
         let file = only_file(&pool).unwrap();
         let mut rng = Rng(seed);
         let mut sample = Sample { image: Vec::new(), states: vec![(Txg(0), Vec::new())] };
-        // Text alone: many leaves, and every byte tells where it belongs.
+        // Only text: many leaves, and every byte shows where it belongs.
         let mut bytes = rng.text(4_200_000);
         bytes[1 << 20..(1 << 20) + 200_000].fill(0);
         file.write_at(&bytes, 0).unwrap();
@@ -81,7 +81,7 @@ impl Sample {
             file.commit(Durability::Durable).unwrap();
             sample.states.push((pool.state().txg(), bytes.clone()));
             pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
-            assert!(pool.state().superblock.roots[usize::from(PATCHES)].is_none());
+            assert!(pool.state().superblock.roots[TreeId::Patches].is_none());
         }
         if workload == Workload::Compacted {
             let mut compaction = pool.compact();
@@ -93,13 +93,13 @@ impl Sample {
         sample
     }
 
-    /// The content of a state.
+    /// Returns the content of a state.
     fn at(&self, txg: Txg) -> &[u8] {
         &self.states.iter().rev().find(|state| state.0 <= txg).expect("a known txg").1
     }
 }
 
-/// How many bytes had which fate.
+/// The number of bytes for each fate.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tally {
     right: u64,
@@ -112,7 +112,7 @@ fn open(image: Vec<u8>) -> hardpack_engine::Result<Salvage> {
     Salvage::open(device, &options(1 << 20), None, &mut |_| {})
 }
 
-/// Salvages an image, and compares all that comes out with the truth.
+/// Salvages an image, and compares everything recovered with the truth.
 fn verify(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Salvage, Tally)> {
     let salvage = match open(image) {
         Ok(salvage) => salvage,
@@ -130,7 +130,7 @@ fn verify(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Salvage, Tall
             assert_eq!(len, expected.len() as u64, "{label}");
         }
         for start in (0..len).step_by(PART_LEN as usize) {
-            let part = salvage.read_part(file, start);
+            let part = salvage.read_part(file, start).unwrap();
             let mut at = start;
             for stretch in &part.stretches {
                 assert_eq!(stretch.start, at, "{label}: a gap");
@@ -153,13 +153,13 @@ fn verify(sample: &Sample, image: Vec<u8>, label: &str) -> Option<(Salvage, Tall
                     }
                 }
             }
-            assert_eq!(at, (start + PART_LEN).min(len), "{label}: it ends too early");
+            assert_eq!(at, (start + PART_LEN).min(len), "{label}: the file ends too early");
         }
     }
     Some((salvage, tally))
 }
 
-/// What is said to be older was so in a state up to the one that is named, unit by unit.
+/// Checks that each older unit was so in some state up to the reported one.
 fn check_older(sample: &Sample, txg: Txg, start: usize, bytes: &[u8], label: &str) {
     for (index, unit) in bytes.chunks(UNIT_LEN).enumerate() {
         let at = start + index * UNIT_LEN;
@@ -189,8 +189,8 @@ fn a_whole_pool_comes_out_whole() {
     }
 }
 
-/// Without superblocks the newest state is found all the same, and exactly: patches of a tree that was
-/// emptied since, and older roots, are still there, and are not taken for live.
+/// Without superblocks the newest state is still found, exactly: patches of a tree that was emptied
+/// since, and older roots, still exist but are not taken for live.
 #[test]
 fn lost_superblocks_and_header_lose_nothing() {
     for workload in WORKLOADS {
@@ -203,8 +203,8 @@ fn lost_superblocks_and_header_lose_nothing() {
             assert_eq!((tally.older, tally.lost), (0, 0), "{label}: {tally:?}");
             assert_eq!(salvage.found_by(), FoundBy::Search, "{label}");
             let newest = newest_superblock(&sample.image).unwrap().1;
-            // What every commit writes for it: a sector, or two where there are many windows.
-            let record = newest.roots[usize::from(ROOTS)].as_ref().expect("a tree of roots");
+            // Every commit writes one sector for this, or two if there are many windows.
+            let record = newest.roots[TreeId::Roots].as_ref().expect("a tree of roots");
             assert!(record.stored_len <= 1024, "{label}: {} bytes", record.stored_len);
             // The last superblock may only say that the one before is durable.
             assert!(salvage.state().txg().0 + 1 >= newest.txg.0, "{label}");
@@ -228,28 +228,30 @@ fn some_lost_superblocks_lose_nothing() {
     }
 }
 
-/// The leaves below a lost root are found by a search. Those of the map are known to be current; of
-/// patches nobody can say that there were no more.
+/// A search finds the leaves below a lost root. The leaves of the map are known to be current;
+/// whether there were more patches, nobody can say.
 #[test]
 fn each_lost_root() {
     for workload in WORKLOADS {
         let sample = Sample::new(workload, 4);
         let (_, superblock) = newest_superblock(&sample.image).unwrap();
-        for (tree, name) in ALL {
-            let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
-            let run = root.run(9).unwrap();
+        for tree in TreeId::ALL {
+            let Some(root) = &superblock.roots[tree] else { continue };
+            let run = root.run(hardpack_engine::Ashift::MIN).unwrap();
             let (start, end) = (run.start.0 as usize * 512, run.end().0 as usize * 512);
-            let label = format!("{workload:?}, root of {name}");
+            let label = format!("{workload:?}, root of {tree}");
             let (salvage, tally) =
                 verify(&sample, zero(&sample.image, start, end), &label).unwrap();
             let total = sample.states.last().unwrap().1.len() as u64;
             match tree {
-                SPACE | FREED | ROOTS => assert_eq!(tally.right, total, "{label}: {tally:?}"),
-                // One leaf: what is left is an older one, with the length of then.
-                NAMES => assert!(tally.right > total * 9 / 10, "{label}: {tally:?}"),
-                MAP => assert!(tally.right > total / 2, "{label}: {tally:?}"),
-                PATCHES => assert!(tally.lost < total / 10, "{label}: {tally:?}"),
-                DICTIONARIES => {}
+                TreeId::Space | TreeId::Freed | TreeId::Roots => {
+                    assert_eq!(tally.right, total, "{label}: {tally:?}")
+                }
+                // One leaf: only an older one is left, with the length at that time.
+                TreeId::Names => assert!(tally.right > total * 9 / 10, "{label}: {tally:?}"),
+                TreeId::Map => assert!(tally.right > total / 2, "{label}: {tally:?}"),
+                TreeId::Patches => assert!(tally.lost < total / 10, "{label}: {tally:?}"),
+                TreeId::Dictionaries => {}
                 _ => unreachable!(),
             }
             assert_eq!(salvage.found_by(), FoundBy::Superblock);
@@ -308,7 +310,7 @@ fn random_damage() {
     }
 }
 
-/// Older pools have no tree of roots: without a superblock nothing can be passed off as current.
+/// Older pools have no tree of roots: without a superblock nothing can count as current.
 #[test]
 fn a_pool_of_version_1_without_superblocks_is_a_guess() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/v1.hpk");
@@ -320,7 +322,7 @@ fn a_pool_of_version_1_without_superblocks_is_a_guess() {
     assert_eq!(salvage.found_by(), FoundBy::Guess);
     let [file] = salvage.files() else { panic!("{:?}", salvage.files()) };
     assert_eq!((file.name.as_deref(), file.attributes.len), (Some("main"), truth.len() as u64));
-    let part = salvage.read_part(file, 0);
+    let part = salvage.read_part(file, 0).unwrap();
     let mut found = 0;
     for stretch in part.stretches {
         assert_ne!(stretch.fate, Fate::Right, "nothing is certain");

@@ -1,10 +1,11 @@
-//! What several threads of several processes do to each other, one step at a time in an order that a seed
-//! chooses, against a model: what was acknowledged as durable is there after a loss of power, whatever is read was
-//! committed, and is as new as what others had committed before.
+//! Runs several threads of several processes against each other, one step at a time in an order
+//! that a seed chooses, and compares with a model: data acknowledged as durable is there after a
+//! power loss; data that is read was committed, and is as new as the commits that others had made
+//! before.
 //!
-//! Two processes with two or three threads each commit, read, sync, fold, repack, compact, make, destroy and roll
-//! back to snapshots, rewind, and add dictionaries. Syncs fail, and each process is told once; superblocks cannot
-//! be written; processes are killed.
+//! Two processes with two or three threads each commit, read, sync, fold, repack, compact, create,
+//! destroy and roll back to snapshots, rewind, and add dictionaries. Syncs fail, and each process
+//! is told once; superblocks cannot be written; processes are killed.
 //!
 //! ```text
 //! HARDPACK_SCHEDULES=20000 cargo test --release -p hardpack-engine --test schedules -- --nocapture
@@ -29,20 +30,20 @@ use hardpack_engine::device::Device;
 use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::pointer::Pointer;
-use hardpack_engine::store::trees::MAP;
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Encoding, Owner, Store, Txn};
 
-/// Seeds in a run of the tests: enough to find syncs of threads that do not take turns (62), and a dictionary that
-/// outlives its transaction (12).
-const SEEDS_DEFAULT: u64 = 80;
-/// Losses of power that are tried after each run.
+/// The number of seeds in a run of the tests: enough to find syncs of threads that do not take
+/// turns (99), and a dictionary that outlives its transaction (12).
+const SEEDS_DEFAULT: u64 = 120;
+/// The number of power losses tried after each run.
 const CRASH_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;
 const FILE_LEN_MAX: usize = 48 << 10;
-/// Thing 0 is the file of the pool, the others are records of their own.
+/// Thing 0 is the file of the pool; the others are separate records.
 const THING_COUNT: usize = 4;
 
-/// What was begun, or acknowledged as durable: a version of a thing.
+/// Notes that a version of a thing was begun, or acknowledged as durable.
 const STARTED: u64 = 1 << 56;
 const DURABLE: u64 = 2 << 56;
 
@@ -50,19 +51,19 @@ fn note(kind: u64, thing: usize, version: usize) -> u64 {
     kind | (thing as u64) << 40 | version as u64
 }
 
-/// What there are versions of.
+/// Something that has versions.
 #[derive(Debug, Default)]
 struct Thing {
     versions: Vec<Arc<[u8]>>,
-    /// Those that came to nothing.
+    /// The versions that failed.
     aborted: HashSet<usize>,
-    /// The newest that is known to be visible.
+    /// The newest version known to be visible.
     visible: usize,
     is_locked: bool,
 }
 
 impl Thing {
-    /// Which version these bytes are, of those from `oldest` to `newest` that are not `gone`.
+    /// Finds the version with these bytes, from `oldest` to `newest` and not in `gone`.
     fn find(
         &self,
         bytes: &[u8],
@@ -70,7 +71,7 @@ impl Thing {
         gone: &HashSet<usize>,
     ) -> Result<usize, String> {
         let is_it = |version: &usize| *self.versions[*version] == *bytes;
-        // What was rolled back to has several.
+        // A state that was rolled back to has several versions.
         if let Some(found) = (oldest..=newest).rev().filter(|v| !gone.contains(v)).find(is_it) {
             return Ok(found);
         }
@@ -88,7 +89,7 @@ impl Thing {
     }
 }
 
-/// One process: opened by whichever of its threads needs it.
+/// One process; whichever of its threads needs the pool opens it.
 #[derive(Default)]
 struct Process {
     live: Mutex<Option<Arc<Live>>>,
@@ -112,7 +113,7 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// Whether somebody who meets faults, and others at work, must live with it.
+/// Whether this error is acceptable with injected faults and others at work.
 fn is_excused(error: &str, live: &Live) -> bool {
     let expected = [
         "injected",
@@ -156,7 +157,7 @@ impl Shared {
         options(DIRTY_LEN_MAX)
     }
 
-    /// Keeps others from writing a thing, as SQLite's locks do.
+    /// Keeps others from writing to a thing, as SQLite's locks do.
     fn lock(&self, thing: usize) -> Lock<'_> {
         while std::mem::replace(&mut self.things()[thing].is_locked, true) {
             point("cede");
@@ -179,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// What somebody who has the lock of a thing finds there is what it is: all later ones came to nothing.
+    /// Accepts the content that the holder of a thing's lock finds: all later versions have failed.
     fn settle(&self, thing: usize, bytes: &[u8]) -> Result<(), String> {
         let mut things = self.things();
         let it = &mut things[thing];
@@ -191,7 +192,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What is visible now, of everything.
+    /// Returns the visible version of everything.
     fn all_visible(&self) -> Vec<usize> {
         self.things().iter().map(|thing| thing.visible).collect()
     }
@@ -210,7 +211,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// The committed bytes of the file, in one go.
+/// Reads the committed bytes of the file in one call.
 fn committed(file: &File) -> Result<Vec<u8>, String> {
     let mut bytes = vec![0; FILE_LEN_MAX + 4096];
     let n = file.read_committed_at(&mut bytes, 0).map_err(text)?;
@@ -225,11 +226,11 @@ fn record_key(thing: usize) -> [u8; 16] {
     key
 }
 
-/// The committed bytes of a record; none where there is none.
+/// Reads the committed bytes of a record; empty if there is none.
 fn record(store: &Store, thing: usize) -> Result<Vec<u8>, String> {
     store
         .with_state(|state| {
-            let value = state.trees[usize::from(MAP)].get(&mut &*store, &record_key(thing))?;
+            let value = state.trees[TreeId::Map].get(&mut &*store, &record_key(thing))?;
             let Some(pointer) = value.and_then(|value| Pointer::decode(&value)) else {
                 return Ok(Vec::new());
             };
@@ -242,11 +243,11 @@ fn content_of(live: &Live, thing: usize) -> Result<Vec<u8>, String> {
     if thing == 0 { committed(&live.file) } else { record(live.pool.store(), thing) }
 }
 
-/// Puts a record in its place, compressed with a dictionary of its own or not at all.
+/// Writes a record, compressed with its own dictionary or not at all.
 fn put_record(txn: &mut Txn, thing: usize, rng: &mut Rng) -> Result<Vec<u8>, Error> {
     let ashift = txn.store().ashift();
-    if let Some(value) = txn.remove(MAP, &record_key(thing))? {
-        let old = Pointer::decode(&value).expect("it was written here");
+    if let Some(value) = txn.remove(TreeId::Map, &record_key(thing))? {
+        let old = Pointer::decode(&value).expect("this test wrote the pointer");
         txn.stats_mut().count_data(&old, ashift, false, false);
         txn.free(&old, Owner::Nobody)?;
         if old.dictionary != 0 {
@@ -272,7 +273,7 @@ fn put_record(txn: &mut Txn, thing: usize, rng: &mut Rng) -> Result<Vec<u8>, Err
     let pointer = txn.store_extent(&stored, encoding, 4096, ChecksumKind::Xxh3)?;
     let pointer = Pointer { span_log2: 24, ..pointer };
     txn.stats_mut().count_data(&pointer, ashift, false, true);
-    txn.insert(MAP, &record_key(thing), &pointer.to_bytes())?;
+    txn.insert(TreeId::Map, &record_key(thing), &pointer.to_bytes())?;
     txn.cache(&pointer, page.clone());
     Ok(page)
 }
@@ -354,7 +355,7 @@ fn read(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
     found.map(drop).map_err(|error| format!("thing {thing} is read as {error}"))
 }
 
-/// Everything that anybody was told of is durable after this.
+/// Makes everything durable that anybody was told of.
 fn sync(shared: &Shared, live: &Live) -> Result<(), String> {
     let visible = shared.all_visible();
     live.pool.refresh().map_err(text)?;
@@ -405,7 +406,7 @@ fn snapshots(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> 
     Ok(())
 }
 
-/// One of the states that are still there comes back.
+/// Rewinds to one of the states that still exist.
 fn rewind(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
     let _locks: Vec<_> = (0..THING_COUNT).map(|thing| shared.lock(thing)).collect();
     live.pool.refresh().map_err(text)?;
@@ -413,7 +414,7 @@ fn rewind(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
         shared.settle(thing, &content_of(live, thing)?)?;
     }
     let txg = hardpack_engine::Txg(live.pool.state().txg().0.saturating_sub(1 + rng.below(4)));
-    // The space of an older state may be in use again: then it is not offered.
+    // The space of an older state may have been reused: then it is not offered.
     let device: Arc<dyn Device> = live.device.clone();
     let Ok(old) = Pool::open_at(device, Shared::options(), txg) else { return Ok(()) };
     let Ok(file) = only_file(&old) else { return Ok(()) };
@@ -436,7 +437,7 @@ fn rewind(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
     }
 }
 
-/// One thread of a process.
+/// Runs one thread of a process.
 fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(), String> {
     for _ in 0..7 {
         let live = shared.live(process)?;
@@ -457,7 +458,7 @@ fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(
             9..=12 => ("read", read(shared, &live, &mut rng)),
             13..=15 => ("sync", sync(shared, &live)),
             16..=18 => ("maintain", maintain(shared, &live, &mut rng)),
-            // A snapshot made since would come to nothing.
+            // A rewind would lose snapshots made since.
             _ if shared.has_records => ("rewind", rewind(shared, &live, &mut rng)),
             _ => ("read", read(shared, &live, &mut rng)),
         };
@@ -468,7 +469,8 @@ fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(
             Err(error) => return Err(format!("{name}: {error}")),
         }
         if live.device.has_failed() || live.pool.store().make_durable().is_err() {
-            // It must open the pool anew, as after its end. Others may still be at work with the old one.
+            // The process must reopen the pool, as after a restart. Other threads may still use the
+            // old one.
             let mut current = shared.processes[process].live.lock().unwrap();
             if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &live)) {
                 *current = None;
@@ -478,7 +480,7 @@ fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(
     Ok(())
 }
 
-/// What a run did.
+/// The results of a run.
 #[derive(PartialEq, Eq, Debug, Default)]
 struct Run {
     steps: Vec<(usize, &'static str)>,
@@ -525,13 +527,13 @@ fn run(seed: u64, mutant: Mutant) -> Result<Run, String> {
         trace[..end].iter().for_each(|op| disk.apply(op));
         let image = disk.crash(&mut rng, 512);
         verify(&shared, &image, Some(&trace[..end]))
-            .map_err(|error| format!("after a loss of power behind operation {end} {error}"))?;
+            .map_err(|error| format!("after a power loss following operation {end} {error}"))?;
     }
     Ok(Run { steps, fingerprint })
 }
 
-/// Whether an image holds what it must: what is visible, or after so many operations and a loss of power what is
-/// durable or newer.
+/// Checks that an image holds what it must: the visible versions, or after a number of operations
+/// and a power loss the durable versions or newer ones.
 fn verify(shared: &Shared, image: &[u8], trace: Option<&[Op]>) -> Result<(), String> {
     let things = shared.things();
     let pool = Pool::open(SimDevice::new(image.to_vec()).handle(), options(DIRTY_LEN_MAX))
@@ -559,15 +561,15 @@ fn verify(shared: &Shared, image: &[u8], trace: Option<&[Op]>) -> Result<(), Str
         found.map_err(|error| format!("thing {index} is {error}"))?;
     }
     let mut problems = problems(&pool).map_err(text)?;
-    // The records of their own are of no file.
-    problems.retain(|problem| !problem.contains("there are records of it, and it is no file"));
+    // The test's own records belong to no file.
+    problems.retain(|problem| !problem.contains("it has records but is not a file"));
     if !problems.is_empty() {
         return Err(format!("check finds {problems:?}"));
     }
     snapshotting::verify(&pool)
 }
 
-/// Every order that a seed chooses is as good as any other.
+/// Every order that a seed chooses must work.
 #[test]
 fn threads_and_processes_in_any_order() {
     let first = env_number("HARDPACK_SCHEDULE_SEED").unwrap_or(0);
@@ -582,7 +584,7 @@ fn threads_and_processes_in_any_order() {
     println!("{count} schedules from seed {first} on, {steps} steps");
 }
 
-/// A run depends on its seed alone.
+/// A run depends only on its seed.
 #[test]
 fn the_same_seed_gives_the_same_schedule() {
     for seed in 100..103 {
@@ -594,11 +596,11 @@ fn the_same_seed_gives_the_same_schedule() {
     }
 }
 
-/// A test that never complains proves nothing: each of these must be noticed with one of a few seeds.
+/// A test that never complains proves nothing: each mutant must be noticed with one of a few seeds.
 #[test]
 fn broken_worlds_are_noticed() {
     for mutant in [Mutant::SyncsOfThreads, Mutant::NoWriterLock, Mutant::HiddenFailures] {
-        let found = (0..60).find_map(|seed| run(seed, mutant).err().map(|error| (seed, error)));
+        let found = (0..150).find_map(|seed| run(seed, mutant).err().map(|error| (seed, error)));
         let (seed, error) = found.unwrap_or_else(|| panic!("nobody noticed: {mutant:?}"));
         println!("{mutant:?}: seed {seed}: {error}");
     }

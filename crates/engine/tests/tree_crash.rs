@@ -1,11 +1,13 @@
-//! Loss of power at every write and sync while trees of files are made, changed, brought in and removed, and
-//! again after what was recovered has been used on.
+//! Simulates a power loss at every write and sync while trees of files are created, changed,
+//! imported and removed, and again after the recovered pool was used on.
 //!
-//! Every change is one commit. What is found after a crash must be, to the last name, attribute and byte, what one
-//! commit made it, and that commit at least as new as the newest that was acknowledged as durable; and a check,
-//! which compares names with files, and reference counts with references, must find nothing wrong.
+//! Every change is one commit. After a crash, the trees must match one commit to the last name,
+//! attribute and byte, and that commit must be at least as new as the newest that was acknowledged
+//! as durable. A check, which compares names with files and reference counts with references, must
+//! find nothing wrong.
 //!
-//! `HARDPACK_CRASH_STATES` sets how many crashes are tried, `HARDPACK_CRASH_SEED` the first seed; a failure prints its own.
+//! `HARDPACK_CRASH_STATES` sets the number of crashes, `HARDPACK_CRASH_SEED` the first seed; a
+//! failure prints its seed.
 
 mod common;
 
@@ -15,21 +17,22 @@ use common::workload::{DURABLE, STARTED};
 use common::{Rng, env_number, options, problems};
 use hardpack_engine::pool::Pool;
 
-/// Crashes in a run of the tests.
+/// The number of crashes in a run of the tests.
 const STATES_DEFAULT: u64 = 4_000;
-/// Changes in one run.
+/// The number of changes in one run.
 const STEP_COUNT: usize = 40;
-/// One crash in so many is followed by more changes and another crash.
+/// One crash in this many is followed by more changes and another crash.
 const AGAIN_ONE_IN: u64 = 12;
 
-/// A recorded run: what the device held before, what was done to it, and what each commit made of the trees.
+/// A recorded run: the device's content before it, the operations, and a fingerprint of the trees
+/// after each commit.
 struct Recording {
     base: Vec<u8>,
     trace: Vec<Op>,
     versions: Vec<u128>,
 }
 
-/// Changes the trees of the pool in an image.
+/// Records changes to the trees of the pool in an image.
 fn record(base: Vec<u8>, rng: &mut Rng, steps: usize) -> Result<Recording, String> {
     let device = SimDevice::new(base.clone());
     let pool = Pool::open(device.clone(), options(200_000)).map_err(|error| error.to_string())?;
@@ -46,13 +49,13 @@ fn record(base: Vec<u8>, rng: &mut Rng, steps: usize) -> Result<Recording, Strin
     Ok(Recording { base, trace: device.take_trace(), versions })
 }
 
-/// Opens what a crash left, and says which version it is.
+/// Opens the image after a crash, and checks that it is an allowed version.
 fn judge(image: Vec<u8>, recording: &Recording, span: (u64, u64)) -> Result<Vec<u8>, String> {
     let device = SimDevice::new(image);
     let pool = Pool::open(device.clone(), options(200_000)).map_err(|error| error.to_string())?;
     let found = problems(&pool).map_err(|error| error.to_string())?;
     if let Some(problem) = found.first() {
-        return Err(format!("it is opened, but {problem}"));
+        return Err(format!("the pool opens, but {problem}"));
     }
     let fingerprint = Tree::new(pool).fingerprint()?;
     let (oldest, newest) = (span.0 as usize, span.1 as usize);
@@ -61,14 +64,14 @@ fn judge(image: Vec<u8>, recording: &Recording, span: (u64, u64)) -> Result<Vec<
         true => Ok(device.image()),
         false => match recording.versions.iter().rposition(|version| *version == fingerprint) {
             Some(other) => Err(format!(
-                "version {other} is found; durable is {oldest}, the newest begun {newest}"
+                "version {other} is found; {oldest} is durable, {newest} the newest begun"
             )),
-            None => Err(format!("what is found is no version from {oldest} to {newest}")),
+            None => Err(format!("the trees match no version from {oldest} to {newest}")),
         },
     }
 }
 
-/// Cuts a recording at every operation. Returns how many crashes there were.
+/// Cuts a recording at every operation. Returns the number of crashes.
 fn crash_everywhere(recording: &Recording, rng: &mut Rng, depth: u32) -> Result<u64, String> {
     let mut disk = Disk::new(recording.base.clone());
     let (mut span, mut states) = ((0, 0), 0);
@@ -88,11 +91,11 @@ fn crash_everywhere(recording: &Recording, rng: &mut Rng, depth: u32) -> Result<
         };
         states += 1;
         let recovered = judge(image, recording, span)
-            .map_err(|error| format!("crash behind operation {index}: {error}"))?;
+            .map_err(|error| format!("crash after operation {index}: {error}"))?;
         if depth > 0 && rng.one_in(AGAIN_ONE_IN) {
             let again = record(recovered, rng, 4)?;
             states += crash_everywhere(&again, rng, depth - 1)
-                .map_err(|error| format!("after a crash behind operation {index}: {error}"))?;
+                .map_err(|error| format!("after a crash at operation {index}: {error}"))?;
         }
     }
     Ok(states)
@@ -117,7 +120,7 @@ fn trees_survive_loss_of_power() {
     println!("{states} crashes, seeds below {seed}, {done:?}");
 }
 
-/// What a run does depends on its seed alone.
+/// A run depends only on its seed.
 #[test]
 fn the_same_seed_gives_the_same_trees() {
     let run = |seed| {

@@ -1,11 +1,13 @@
-//! Measures the page filter on databases: sizes with and without it, per record the smaller, and speeds.
+//! Measures the page filter on databases: sizes without it and with it (per record, the smaller),
+//! and speeds.
 //!
 //! ```text
-//! cargo run --release -p hardpack-page-filter --example measure -- [--level NAME] [--record KIB] [--first MB] FILE...
+//! cargo run --release -p hardpack-page-filter --example measure -- [--level NAME] [--record KIB]
+//! [--first MB] FILE...
 //! ```
 //!
-//! The codecs are the pool's. Speeds are of the filter alone, in MB of database per second and core; every record is
-//! decoded and compared.
+//! The codecs are those of the pool. Speeds are of the filter alone, in MB of database per second
+//! and core. Every record is decoded and compared.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +18,7 @@ use hardpack_page_filter::{PageFilter, guess_page_len};
 
 const RUN_COUNT: usize = 3;
 
-/// How long bytes are as the pool stores them, but for the rounding to sectors.
+/// The length of bytes as the pool stores them, without rounding to sectors.
 fn compressed_len(
     compression: Compression,
     codec: &mut Codec,
@@ -72,7 +74,7 @@ fn measure(path: &str, compression: Compression, record_len: usize, first: usize
     figures
 }
 
-/// The shortest of a few runs: the others were interrupted.
+/// The duration of the fastest run; the others were interrupted.
 fn fastest(mut run: impl FnMut()) -> Duration {
     let timed = |_| {
         let start = Instant::now();

@@ -1,27 +1,28 @@
-//! The memory that the decoder's strings are in.
+//! The memory for the decoder's strings.
 
 use super::streams::{Reader, Stream};
 
-/// Room at the arena's end, in bytes, so that short strings can be copied as if they were this long.
+/// Spare bytes at the arena's end, so that short strings can be copied in chunks of this length.
 const SPARE_LEN: usize = 32;
 
-/// Strings up to this length are copied as if they had it, in bytes.
+/// Strings up to this length, in bytes, are copied as a chunk of this length.
 const SHORT_LEN: usize = 16;
 
-/// Where the decoder's strings are: a copy of the streams of strings, then those that had to be put together.
-/// Only the front of `bytes` is used; they are never cleared.
+/// The decoder's strings: a copy of the streams of strings, followed by strings assembled from
+/// parts. Only the first `used` bytes are valid; the rest is never cleared.
 #[derive(Default)]
 pub(super) struct Arena {
     pub(super) bytes: Vec<u8>,
     pub(super) used: usize,
-    /// How far the strings may reach.
+    /// The end of the space for strings.
     pub(super) limit: usize,
-    /// Where in the buffer the copied streams begin.
+    /// The position in the reader's buffer where the copied streams begin.
     base: usize,
 }
 
 impl Arena {
-    /// Begins with a reader's streams, before anything is taken from them. Strings of `out_len` bytes can be added.
+    /// Copies a reader's streams, before anything is taken from them. Strings of `out_len` bytes in
+    /// total can be added.
     pub(super) fn start(&mut self, reader: &Reader<'_>, out_len: usize) {
         let (text, bytes) = (reader.rest(Stream::Text), reader.rest(Stream::Bytes));
         self.base = reader.position(Stream::Text);
@@ -35,25 +36,25 @@ impl Arena {
         back.copy_from_slice(bytes);
     }
 
-    /// Where the next piece of one of those streams is.
+    /// The position in the arena of the next piece of one of the copied streams.
     pub(super) fn position(&self, reader: &Reader<'_>, stream: Stream) -> usize {
         reader.position(stream) - self.base
     }
 
-    /// The bytes from `at` on. There are some behind each string.
+    /// The `LEN` bytes from `at` on. The spare bytes make this possible for every string.
     #[inline(always)]
     pub(super) fn chunk<const LEN: usize>(&self, at: usize) -> Option<&[u8; LEN]> {
         const { assert!(LEN <= SPARE_LEN) };
         self.bytes.get(at..)?.first_chunk()
     }
 
-    /// See [`Arena::chunk`].
+    /// The mutable form of [`Arena::chunk`].
     #[inline(always)]
     pub(super) fn chunk_mut<const LEN: usize>(&mut self, at: usize) -> Option<&mut [u8; LEN]> {
         self.bytes.get_mut(at..)?.first_chunk_mut()
     }
 
-    /// Copies `len` bytes from `from` to `to`, and possibly something behind them.
+    /// Copies `len` bytes from `from` to `to`. May overwrite some bytes after them.
     #[inline(always)]
     pub(super) fn copy(&mut self, from: usize, len: usize, to: usize) {
         if len <= SHORT_LEN

@@ -1,9 +1,10 @@
-//! The decoder's inner part, second half: the cells of a page, written where they belong.
+//! Writes the cells of a page to their positions: the second half of the decoder's inner part.
 //!
-//! A page is put together in a buffer with spare room behind it. Its cells are written from the lowest address up, and
-//! each from its front to its end. So a type or body can be written as a whole word or chunk,
-//! whatever its length: what that spoils is written afterwards. Positions are brought below the buffer's length by a
-//! mask, which costs less than a check and an error; none is above it unless something is wrong here.
+//! A page is assembled in a buffer with spare room after it. Cells are written from the lowest
+//! address up, and each cell from front to end. So a type or body can be written as a whole word or
+//! chunk, whatever its length: the bytes it spoils are written later. Positions are masked to stay
+//! inside the buffer, which costs less than a check and an error; no position exceeds it unless
+//! this code has a bug.
 
 use super::arena::Arena;
 use super::decode::Group;
@@ -14,40 +15,41 @@ use super::rebuild::Leftover;
 use super::varint;
 use super::{Malformed, PAGE_LEN_MAX};
 
-/// The spare room behind the page, in bytes: the longest chunk that is written as a whole.
+/// The spare room after the page, in bytes: the length of the longest chunk.
 const SPARE_LEN: usize = 64;
 
-/// A page, and spare room. As a field may be empty and end the longest page, positions are below twice its length.
+/// A page and spare room. An empty field may start at the end of the longest page, so positions
+/// range below twice its length, a power of two.
 pub(super) type Buffer = [u8; POSITION_END + SPARE_LEN];
 const POSITION_END: usize = 2 * PAGE_LEN_MAX;
 
-/// Strings up to this length are copied as if they had it, in bytes.
+/// Strings up to this length, in bytes, are copied as a chunk of this length.
 const SHORT_LEN: usize = 32;
 
-const NOT_AS_LONG: Malformed = Malformed("a cell is not as long as its fields");
+const NOT_AS_LONG: Malformed = Malformed("the length of a cell does not match its fields");
 
-/// What a cell has whose payload is not whole in it.
+/// The overflow data of a cell.
 #[derive(Clone, Copy, Default)]
 struct Overflow {
     cell: usize,
     page: u32,
-    /// Where the part of the payload that belongs to no whole field is in the arena.
+    /// The position in the arena of the local payload after the last whole field.
     tail_at: usize,
 }
 
-/// Working memory: the cells of one page.
+/// Working memory for the cells of one page.
 #[derive(Default)]
 pub(super) struct Cells {
     /// The cells' lengths, in bytes.
     pub(super) lens: Vec<u32>,
     program: Program,
     payload_lens: Vec<u32>,
-    /// Whether prefixes and types are in slots of the program.
+    /// Whether the program's slots hold the prefixes and types.
     has_slots: bool,
     overflow: Vec<Overflow>,
 }
 
-/// Where cells come from, and the buffer that they go to.
+/// The data that cells are made of.
 pub(super) struct Sources<'a> {
     pub(super) group: &'a Group,
     pub(super) fields: &'a Fields,
@@ -59,7 +61,7 @@ impl Cells {
         self.program.len_in_memory() + 8 * self.lens.capacity()
     }
 
-    /// Finds the lengths of the group's next cells.
+    /// Computes the lengths of the group's next cells.
     pub(super) fn measure(
         &mut self,
         group: &mut Group,
@@ -86,8 +88,8 @@ impl Cells {
             self.list_overflow(group, payloads.1, local_len_max)?;
         }
         let fits = |len: u64| len <= geometry.usable_len() as u64;
-        let full = Malformed("a page has more cells than room");
-        // Before anything is put together: what is written goes with the page's length then.
+        let full = Malformed("the cells do not fit in their page");
+        // Checked before anything is assembled, which bounds the work by the page's length.
         let payloads_len: u64 = self.payload_lens.iter().map(|&len| u64::from(len)).sum();
         if self.overflow.is_empty() && page::has_payload(group.kind) && !fits(payloads_len) {
             return Err(full);
@@ -103,7 +105,7 @@ impl Cells {
         Ok(())
     }
 
-    /// Lists the cells whose payloads are not whole in them.
+    /// Lists the cells with overflow pages.
     fn list_overflow(
         &mut self,
         group: &mut Group,
@@ -130,8 +132,9 @@ impl Cells {
         }
     }
 
-    /// Measures cells the parts of whose prefixes are of one length, and puts into slots what can be. False where they are
-    /// not. `payloads` are the shortest and the longest.
+    /// Measures cells whose prefixes have parts of equal length, and fills slots as far as
+    /// possible. Returns false for other cells. `payloads` are the shortest and the longest payload
+    /// length.
     fn measure_alike(
         &mut self,
         group: &Group,
@@ -199,10 +202,10 @@ impl Cells {
         }
     }
 
-    /// Writes the group's next cells, which were measured and fit into the page, to where they start, and what is
-    /// between them: all from `at` on. `places` are where they start, and their order from the end of the page down unless that
-    /// is the cells' own. Returns where
-    /// the last one ends.
+    /// Writes the group's next cells, which were measured and fit into the page, and the bytes
+    /// between them, all from `at` on. `places` holds the start of each cell, and the order of
+    /// cells from the end of the page down (empty if that is the cells' own order). Returns the end
+    /// of the last cell.
     pub(super) fn write(
         &self,
         sources: &Sources<'_>,
@@ -226,7 +229,7 @@ impl Cells {
         }
     }
 
-    /// Writes cells that are each one slot, of no more than `LEN` bytes.
+    /// Writes cells that each consist of one slot of at most `LEN` bytes.
     fn write_slots<const LEN: usize>(
         &self,
         (starts, order): (&[u32], &[u32]),
@@ -291,7 +294,7 @@ impl Cells {
         Ok(at)
     }
 
-    /// Writes what is in front of the serial types. Where it ends.
+    /// Writes the part of a cell before the serial types, and returns its end.
     fn put_prefix(&self, group: &Group, cell: usize, buffer: &mut Buffer, mut at: usize) -> usize {
         if page::is_interior(group.kind) {
             let child = group.children[group.next_child + cell] as u32;
@@ -311,7 +314,7 @@ impl Cells {
         at
     }
 
-    /// Writes serial types that are not as long in all cells. Where they end.
+    /// Writes serial types whose lengths differ between cells, and returns their end.
     fn put_types(
         &self,
         sources: &Sources<'_>,
@@ -331,7 +334,7 @@ impl Cells {
         at
     }
 
-    /// Writes what a payload ends with that is not whole in its cell, if this is one. Where it ends.
+    /// Writes the tail and overflow page of a cell that has one, and returns its end.
     fn put_overflow(
         &self,
         arena: &Arena,
@@ -353,7 +356,7 @@ impl Cells {
         Ok(end)
     }
 
-    /// Writes what a step says to `at`, and something behind it. Where it ends.
+    /// Carries out a step at `at`, and returns the end. May overwrite some bytes after it.
     #[inline(always)]
     fn put_body(
         &self,
@@ -410,17 +413,17 @@ pub(super) fn new_buffer() -> Box<Buffer> {
     zeros.try_into().expect("it is as long")
 }
 
-/// The length of all the row ids as varints, if they are as long. 0 where there are none.
+/// The length of the row ids as varints, if it is the same for all; 0 if there are none.
 fn same_varint_len(row_ids: &[i64]) -> Option<usize> {
     let Some(&row_id) = row_ids.first() else { return Some(0) };
     let len = varint::sqlite_len(row_id as u64);
     let differing = row_ids.iter().fold(0, |differing, other| differing | (other ^ row_id));
-    // Those that have the top bit in common are as long.
+    // Values with the same top bit are equally long.
     let is_same = row_id > 0 && differing.leading_zeros() > row_id.leading_zeros();
     (is_same || row_ids.iter().all(|&other| varint::sqlite_len(other as u64) == len)).then_some(len)
 }
 
-/// Writes a chunk. It lies inside the buffer, but for what of it is in the spare room.
+/// Writes a chunk, which may extend into the spare room.
 #[inline(always)]
 fn put<const LEN: usize>(buffer: &mut Buffer, at: usize, bytes: [u8; LEN]) {
     const { assert!(LEN <= SPARE_LEN) };
@@ -428,7 +431,7 @@ fn put<const LEN: usize>(buffer: &mut Buffer, at: usize, bytes: [u8; LEN]) {
     *buffer[at..at + LEN].first_chunk_mut().expect("it is as long") = bytes;
 }
 
-/// Writes a varint, and possibly something behind it; returns where it ends.
+/// Writes a varint, and returns its end. May overwrite some bytes after it.
 #[inline(always)]
 fn put_varint(buffer: &mut Buffer, at: usize, value: u64) -> usize {
     if value < 0x80 {
@@ -443,11 +446,11 @@ fn put_varint(buffer: &mut Buffer, at: usize, value: u64) -> usize {
     at + len
 }
 
-/// Writes the body of a serial type below 12, and something behind it. Where it ends.
+/// Writes the body of a serial type below 12, and returns its end. Overwrites some bytes after it.
 #[inline(always)]
 fn put_word(buffer: &mut Buffer, at: usize, word: i64, serial: u32) -> usize {
     let len = page::small_body_len(serial);
-    // Shifted by 64 where there is no body: then it does not matter what is written.
+    // Without a body, this shifts by 64, and the written bytes do not matter.
     put(buffer, at, word.wrapping_shl(64 - 8 * len).to_be_bytes());
     at + len as usize
 }
@@ -466,7 +469,7 @@ fn put_string(buffer: &mut Buffer, to: usize, arena: &Arena, from: usize, len: u
 
 #[inline(never)]
 fn put_long_string(buffer: &mut Buffer, to: usize, arena: &Arena, from: usize, len: usize) {
-    // Strings are inside the arena, and cells inside their page.
+    // Strings lie inside the arena, and cells inside their page, so both ranges exist.
     let source = arena.bytes.get(from..from + len);
     if let (Some(source), Some(target)) = (source, buffer.get_mut(to..to + len)) {
         target.copy_from_slice(source);

@@ -1,11 +1,11 @@
-//! Days of the proleptic Gregorian calendar, years 0 to 9999, as numbers: what dates in texts become.
+//! Converts dates of the proleptic Gregorian calendar, years 0 to 9999, to day numbers and back.
 //!
-//! The arithmetic is Howard Hinnant's, <https://howardhinnant.github.io/date_algorithms.html>: years begin in March, so
-//! that the leap day is the last one of its year.
+//! The arithmetic is Howard Hinnant's, <https://howardhinnant.github.io/date_algorithms.html>:
+//! years begin in March, so that the leap day is the last day of its year.
 
-/// 0000-01-01 and 9999-12-31, in days since 1970-01-01.
+/// 0000-01-01, in days since 1970-01-01.
 pub(super) const DAY_MIN: i64 = -719_528;
-/// See [`DAY_MIN`].
+/// 9999-12-31, in days since 1970-01-01.
 pub(super) const DAY_MAX: i64 = 2_932_896;
 
 /// A date that may not exist.
@@ -16,7 +16,7 @@ pub(super) struct Date {
     pub(super) day: u32,
 }
 
-/// A day's number, since 1970-01-01. None for a date that does not exist.
+/// The number of days since 1970-01-01; `None` for a date that does not exist.
 pub(super) fn day_of(date: Date) -> Option<i64> {
     let Date { year, month, day } = date;
     let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
@@ -40,7 +40,7 @@ pub(super) fn day_of(date: Date) -> Option<i64> {
 
 /// The date of a day between [`DAY_MIN`] and [`DAY_MAX`].
 pub(super) fn date_of(day: i64) -> Date {
-    // An era of 400 years more, so that nothing is negative.
+    // Shifted by an era of 400 years, so that nothing is negative.
     let shifted = (day + 719_468 + 146_097) as u32;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;

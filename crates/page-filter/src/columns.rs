@@ -1,8 +1,8 @@
-//! The rows of a group, written as sequences: row ids, each column, what continues on overflow pages.
+//! Writes the rows of a group as sequences: row ids, each column, and overflow data.
 //!
-//! For each column there is first the class of every field (one byte if they are all the same, as
-//! they mostly are), then for each class that occurs the sequence of its values. An integer's width
-//! and a text's length are not written: they follow from the value.
+//! For each column, the class of every field comes first (one byte if all are equal, as they mostly
+//! are), then for each class that occurs the sequence of its values. The width of an integer and
+//! the length of a text are not written, since they follow from the value.
 
 use super::decimal;
 use super::ints::{self, Ints};
@@ -11,17 +11,18 @@ use super::page::{self, Field, Row};
 use super::streams::{Stream, Writer};
 use super::texts::{self, Span, Texts};
 
-/// Where the rows of a group come from.
+/// The rows of a group.
 pub(super) struct Source<'a> {
     pub(super) record: &'a [u8],
     pub(super) fields: &'a [Field],
     pub(super) rows: &'a [Row],
-    /// The first field and the number of rows of each page, if all rows have as many fields, all whole.
+    /// The first field and the number of rows of each page, if all rows have the same number of
+    /// fields, all whole.
     pub(super) pages: Option<&'a [(u32, u32)]>,
     pub(super) column_count: usize,
 }
 
-/// Working memory: one column's values, by class.
+/// Working memory for one column's values, by class.
 #[derive(Default)]
 pub(super) struct Columns {
     fields: Vec<Field>,
@@ -72,7 +73,7 @@ impl Columns {
             writer.put_byte(Stream::Control, exponent as u8);
             ints::encode(ints, &self.decimals, writer);
         }
-        // As integers their bytes have the same order of significance.
+        // As integers, their bytes keep their order of significance.
         self.ints.clear();
         self.ints.extend(self.doubles.iter().map(|&bits| bits as i64));
         ints::encode(ints, &self.ints, writer);
@@ -90,8 +91,9 @@ impl Columns {
         self.cuts.clear();
     }
 
-    /// Gathers a column all of whose fields are of one class, which it returns. The classes of doubles are listed
-    /// nevertheless, as some may be decimals. `None`, and anything gathered, where it is not seen to be such a column.
+    /// Gathers a column whose fields all have one class, and returns the class. Classes of doubles
+    /// are listed nevertheless, since some doubles may be decimals. Returns `None`, with any values
+    /// gathered, if the column is not recognised as such.
     fn gather_class(
         &mut self,
         column: usize,
@@ -181,7 +183,8 @@ impl Columns {
         }
     }
 
-    /// Moves the doubles that are decimals, if most are. The power of ten, if there are any.
+    /// Moves doubles that are decimals to `decimals`, if most are. Returns the exponent, if any
+    /// were moved.
     fn find_decimals(&mut self) -> Option<usize> {
         self.decimals.clear();
         let exponent = decimal::choose_exponent(&self.doubles)?;
@@ -205,8 +208,8 @@ impl Columns {
         (!self.decimals.is_empty()).then_some(exponent)
     }
 
-    /// Where the payloads continue that are not whole in their cells, and the part of each that is in
-    /// the cell but belongs to no whole field.
+    /// Writes, for each cell with overflow pages, the first overflow page and the part of the local
+    /// payload after the last whole field.
     pub(super) fn encode_overflow(
         &mut self,
         source: &Source<'_>,
@@ -242,17 +245,17 @@ fn put_classes(classes: &[u8], writer: &mut Writer) {
     }
 }
 
-/// Whether a serial type from 1 to 6 is the shortest one of all the integers.
+/// Whether a serial type from 1 to 6 is the shortest for each of the integers.
 fn are_shortest(ints: &[i64], serial: u32) -> bool {
     if serial == 1 {
         return ints.iter().fold(true, |are, &int| are & (int & !1 != 0));
     }
-    // What has fewer bits without sign than this has a shorter one.
+    // An integer with fewer bits (without sign) than this has a shorter type.
     let least = 1i64 << (8 * page::small_body_len(serial - 1) - 1);
     ints.iter().fold(0, |short, &int| short | ((int ^ int >> 63) - least)) >= 0
 }
 
-/// The integer of serial type 1 to 9, or the bits of the double.
+/// Reads an integer of serial type 1 to 9, or the bits of a double.
 #[inline]
 fn read_int(record: &[u8], field: Field) -> i64 {
     match field.serial {
@@ -265,7 +268,7 @@ fn read_int(record: &[u8], field: Field) -> i64 {
     }
 }
 
-/// The eight bytes from `at` on, of which there are fewer at the record's end.
+/// Reads eight bytes at `at`; bytes beyond the record's end are zero.
 #[inline(always)]
 fn read_word(record: &[u8], at: u32) -> i64 {
     let at = at as usize;

@@ -1,13 +1,14 @@
-//! Texts with dates and times in them, whatever else they are: lines of logs, documents.
+//! Texts that contain dates and times, such as log lines or documents.
 //!
-//! Each date is taken out and a marker left in its place, so that the text around it is found again in one go; the dates
-//! become sequences of integers, which are mostly rising.
+//! Each date is replaced by a marker, so that a codec finds the text around it in one match. The
+//! dates become sequences of integers, which mostly rise.
 //!
 //! Invariants:
 //!
-//! * What is taken out comes back byte for byte (see `notations`).
-//! * Texts with bytes that are markers are left alone.
-//! * The decoder finds how many dates there are by counting the markers, so that they are no more than bytes of the form.
+//! * Dates are restored byte for byte (see `notations`).
+//! * Texts that contain marker bytes are left alone.
+//! * The decoder counts the markers to find the number of dates, so there are never more dates than
+//!   bytes in the form.
 
 use super::Malformed;
 use super::arena::Arena;
@@ -16,32 +17,33 @@ use super::notations::{self, MARKER_MAX, RESERVED_MAX, find};
 use super::streams::{Reader, Stream, Writer};
 use super::texts::{self, Span, text};
 
-/// Of each marker the first in a text, then all others.
+/// Two sequences per marker: its first date in each text, and all others.
 const SEQUENCE_COUNT: usize = 2 * MARKER_MAX as usize;
 
-/// Fewer texts are not worth the modes of the sequences.
+/// The minimum number of texts; fewer are not worth the modes of the sequences.
 const TEXT_COUNT_MIN: usize = 16;
 
-/// How many texts are looked at to see whether there are dates in them.
+/// The number of texts sampled to see whether they contain dates.
 const GLANCE_COUNT: usize = 16;
 
-/// How many texts are looked at to see whether their dates are worth it.
+/// The number of texts sampled to see whether extracting their dates pays.
 const SAMPLE_COUNT: usize = 64;
 
-/// What a date costs in a text: that a codec cannot go on where it was, and each digit that is not as before, in bits.
+/// The estimated cost of a date in a text, in bits: an interrupted match of the codec.
 const BREAK_COST: usize = 8;
-/// See [`BREAK_COST`].
+/// The cost of each digit that differs from the previous date, in bits.
 const DIGIT_COST: usize = 3;
 
-/// Working memory of both directions.
+/// Working memory of encoder and decoder.
 #[derive(Default)]
 pub(super) struct Dates {
     sequences: [Vec<i64>; SEQUENCE_COUNT],
-    /// Where in the stream the markers and the ends of texts are.
+    /// The positions of markers and ends of texts in the stream.
     marks: Vec<u32>,
 }
 
-/// Writes the strings like [`texts::encode`]. False, and nothing, where they have no dates or those are not worth it.
+/// Writes the strings like [`texts::encode`]. Returns false, and writes nothing, if they contain no
+/// dates or extracting them does not pay.
 pub(super) fn encode(
     work: &mut Dates,
     ints: &mut Ints,
@@ -85,12 +87,12 @@ pub(super) fn encode(
 }
 
 fn reserved_count(bytes: &[u8]) -> usize {
-    // Counted in bytes, which a compiler makes vectors of.
+    // Counting in bytes lets the compiler vectorise.
     let count = |chunk: &[u8]| chunk.iter().map(|&byte| u8::from(byte <= RESERVED_MAX)).sum::<u8>();
     bytes.chunks(usize::from(u8::MAX)).map(|chunk| usize::from(count(chunk))).sum()
 }
 
-/// Whether half of a few texts have a date.
+/// Whether at least half of a few sampled texts contain a date.
 fn has_dates_at_a_glance(record: &[u8], spans: &[Span]) -> bool {
     let step = spans.len().div_ceil(GLANCE_COUNT);
     let glanced = spans.iter().step_by(step);
@@ -98,7 +100,7 @@ fn has_dates_at_a_glance(record: &[u8], spans: &[Span]) -> bool {
     dated.count() * 2 >= glanced.len()
 }
 
-/// Whether the dates of a sample cost at most 60% of what they do as text.
+/// Whether the dates of a sample cost at most 60% of what they cost as text.
 fn pays(work: &mut Dates, ints: &mut Ints, record: &[u8], spans: &[Span]) -> bool {
     work.clear();
     let mut text_cost = 0;
@@ -128,7 +130,8 @@ impl Dates {
         self.sequences.iter_mut().for_each(Vec::clear);
     }
 
-    /// Where the next date of a text belongs; `is_later` is the text's.
+    /// The sequence of the next date in a text. `is_later` holds, per marker, whether the text had
+    /// one before.
     fn sequence(
         &mut self,
         marker: u8,
@@ -146,7 +149,7 @@ fn sequence_index(marker: u8, is_later: &mut [bool; MARKER_MAX as usize + 1]) ->
 const TOO_LONG: Malformed = Malformed("texts with dates are too long");
 const NO_DATE: Malformed = Malformed("a date is out of range");
 
-/// Reads `count` strings, from what is behind the mode on, and puts them behind those that `spans` holds.
+/// Reads `count` strings, whose mode was read already, and appends them to `spans`.
 pub(super) fn append(
     work: &mut Dates,
     ints: &mut Ints,
@@ -200,7 +203,7 @@ pub(super) fn append(
 }
 
 impl Dates {
-    /// Finds where the markers and the ends of `count` texts are.
+    /// Finds the markers and ends of `count` texts.
     fn find_marks(&mut self, bytes: &[u8], count: usize) -> Result<(), Malformed> {
         const HIGH_BITS: u64 = 0xf8f8_f8f8_f8f8_f8f8;
         self.marks.clear();
@@ -222,7 +225,8 @@ impl Dates {
         Err(Malformed("a text does not end"))
     }
 
-    /// Calls with the place of each mark, its byte, and the sequence of the date there; none at a text's end.
+    /// Calls `call` with the position and byte of each mark, and the index of its date's sequence
+    /// (`None` at a text's end).
     fn each_mark(
         &self,
         bytes: &[u8],
@@ -259,7 +263,7 @@ mod tests {
     use crate::civil;
     use crate::notations::{DAY, SECOND_MAX, SECOND_MIN, SECOND_NAMED, SECOND_SPACE};
 
-    /// The form's streams if the texts were written with their dates taken out.
+    /// The streams of the form, if the encoder extracted the dates.
     fn encoded(values: &[String]) -> Option<Vec<u8>> {
         let (mut record, mut spans) = (Vec::new(), Vec::new());
         for value in values {
@@ -302,7 +306,7 @@ mod tests {
     fn every_notation_comes_back() {
         let minute = |i: i64| (i / 60 % 24, i % 60);
         let time = |i| format!("{:02}:{:02}:{:02}", minute(i).0, minute(i).1, i * 7 % 60);
-        // Days of February and of no month, too.
+        // Including days that February does not have.
         assert_round_trip(&rising(|i| format!("2023-02-{:02}", i % 40)));
         assert_round_trip(&rising(|i| format!("2024-02-{:02} {}", 25 + i / 20, time(i))));
         assert_round_trip(&rising(|i| format!("x{i} 1900-02-28T{}Z", time(i))));

@@ -1,12 +1,14 @@
-//! The decoder, first half: sequences become the fields of every row, with their lengths.
+//! The decoder, first half: turns sequences into the fields of every row, with their lengths.
 //!
-//! Fields are kept column by column: a serial type, and what its body is made of. Once all columns of a group
-//! are there, so are the lengths of its rows, and `rebuild` can put the cells into their pages.
+//! Fields are kept column by column: a serial type, and the source of the body. When all columns of
+//! a group are read, the lengths of its rows are known, and `rebuild` can put the cells into their
+//! pages.
 //!
-//! Everything read is bounded before it takes memory, by what a record of that length can hold: the pages by its
-//! length, the cells of a page by the least that a cell and its pointer take, payloads that are not whole by the least that
-//! these leave in their cells, the fields by [`FIELDS_PER_BYTE_MAX`]. No encoder wrote more, as no page holds more. Lists
-//! grow by no more than an eighth of what they hold: see [`make_room`].
+//! Every count is checked before memory is taken for it, against what a record of that length can
+//! hold: the number of pages by its length, the cells of a page by the minimum length of a cell and
+//! its pointer, overflowing payloads by the minimum they leave in their cells, the fields by
+//! [`FIELDS_PER_BYTE_MAX`]. This refuses nothing that an encoder wrote, since no page holds more.
+//! Lists grow by at most an eighth of their capacity: see [`make_room`].
 
 use std::ops::Range;
 
@@ -21,7 +23,8 @@ use super::streams::{Reader, Stream};
 use super::varint;
 use super::{Malformed, RECORD_LEN_MAX};
 
-/// Makes room for `count` more items, and little besides: a list of a long record would double otherwise.
+/// Reserves room for `count` more items and little else; otherwise the lists of a long record would
+/// double.
 pub(super) fn make_room<T>(list: &mut Vec<T>, count: usize) {
     const LEAST: usize = 64;
     if list.capacity() - list.len() < count {
@@ -38,22 +41,22 @@ pub(super) struct Group {
     pub(super) page_count: usize,
     pub(super) row_ids: Vec<i64>,
     pub(super) children: Vec<i64>,
-    /// The rows whose payloads are not whole in their cells.
+    /// The rows with overflow pages.
     pub(super) overflow_rows: Vec<i64>,
     /// Their first overflow pages.
     pub(super) overflow: Vec<i64>,
-    /// Where in the arena are the parts of their payloads that belong to no whole field.
+    /// The positions in the arena of their local payloads after the last whole field.
     pub(super) tails: Vec<usize>,
-    /// The number of its first column in the decoder's list.
+    /// The index of its first column in the decoder's list.
     pub(super) first_column: usize,
-    // How far `rebuild` has come.
+    // The progress of `rebuild`.
     pub(super) next_row: usize,
     pub(super) next_child: usize,
     pub(super) next_overflow: usize,
 }
 
 impl Group {
-    /// Goes on to what is behind a page.
+    /// Advances past a page.
     pub(super) fn pass_page(&mut self, cell_count: usize) {
         self.next_row += cell_count;
         if page::is_interior(self.kind) {
@@ -111,7 +114,7 @@ pub(super) struct Decoder {
     pub(super) groups: Vec<Group>,
     pub(super) fields: Fields,
     pub(super) arena: Arena,
-    // Of the page being rebuilt.
+    // For the page being rebuilt.
     pub(super) starts: Vec<u32>,
     pub(super) order: Vec<u32>,
     pub(super) cells: Cells,
@@ -119,7 +122,7 @@ pub(super) struct Decoder {
     column: Column,
 }
 
-/// Where the pages are in the record.
+/// The positions of the pages in the record.
 pub(super) struct Plan {
     pub(super) geometry: Geometry,
     pub(super) head_len: usize,
@@ -137,7 +140,7 @@ impl Decoder {
             + self.groups.iter().map(Group::len_in_memory).sum::<usize>()
     }
 
-    /// Writes at least those pages into `out` that have bytes in `part`.
+    /// Writes at least the pages that overlap `part` into `out`.
     pub(super) fn decode(
         &mut self,
         filtered: &[u8],
@@ -164,7 +167,7 @@ impl Decoder {
         self.rebuild(&plan, &mut reader, out, part)
     }
 
-    /// Reads the sequences of pages, and how many cells each group has.
+    /// Reads the sequences of pages, and counts the cells of each group.
     fn read_pages(&mut self, plan: &Plan, reader: &mut Reader<'_>) -> Result<(), Malformed> {
         let work = &mut self.column.work;
         let pages = &mut self.pages;
@@ -205,7 +208,7 @@ impl Decoder {
         ints::decode(work, reader, hole_count, &mut pages.holes)
     }
 
-    /// Reads what kind a group is of. How many fields it has.
+    /// Reads the kind and the columns of a group. Returns its number of fields.
     fn read_group_head(
         &mut self,
         index: usize,
@@ -217,7 +220,7 @@ impl Decoder {
         if !page::is_btree_kind(group.kind) || column_count > page::COLUMN_COUNT_MAX as u64 {
             return Err(Malformed("a group is unknown"));
         }
-        // Columns without rows are nothing, and no field speaks for how many they may be.
+        // Without rows, no field limits the number of columns, so they are ignored.
         group.column_count = if group.row_count > 0 { column_count as usize } else { 0 };
         Ok(group.row_count * group.column_count)
     }
@@ -263,7 +266,7 @@ fn read_plan(filtered: &[u8], out_len: usize) -> Result<(Plan, Reader<'_>), Malf
         varint::read(&filtered[at..]).ok_or(Malformed("the header is cut short"))?;
     at += used;
     if head_len >= page_len as u64 || head_len > out_len as u64 {
-        return Err(Malformed("the first page is too far in"));
+        return Err(Malformed("the first page starts too late"));
     }
     let head_len = head_len as usize;
     let page_count = (out_len - head_len) / page_len;
@@ -271,7 +274,7 @@ fn read_plan(filtered: &[u8], out_len: usize) -> Result<(Plan, Reader<'_>), Malf
     Ok((plan, Reader::new(filtered, at)?))
 }
 
-/// Reads which rows' payloads are not whole in their cells, and what they have, and sets aside their tails.
+/// Reads which rows have overflow pages, their first overflow pages and their tails.
 fn read_overflow(
     group: &mut Group,
     geometry: Geometry,
@@ -283,7 +286,7 @@ fn read_overflow(
     let count = reader.take_number()?;
     let room = group.page_count as u64 * geometry.usable_len() as u64;
     if count > group.row_count as u64 || count > room / geometry.overflow_cell_len_min() {
-        return Err(Malformed("too many payloads are not whole"));
+        return Err(Malformed("too many cells have overflow pages"));
     }
     ints::decode(work, reader, count as usize, &mut group.overflow_rows)?;
     let mut rows = 0..group.row_count as i64;
@@ -299,7 +302,7 @@ fn read_overflow(
     ints::decode(work, reader, count as usize, &mut group.overflow)
 }
 
-/// How much of a row's local payload belongs to no whole field, in bytes.
+/// The length of a row's local payload after the last whole field, in bytes.
 fn tail_len(
     group: &Group,
     geometry: Geometry,

@@ -1,20 +1,21 @@
-//! The values of a column, numbered in the order in which they first appear.
+//! A dictionary of a column's values, numbered in order of first appearance.
 
-/// The most entries: their numbers are bytes.
+/// The maximum number of entries; their numbers are bytes.
 pub(super) const COUNT_MAX: usize = 256;
 
-/// Slots of the encoder's hash table of entries. A power of two, so that few values collide.
+/// The number of slots of the encoder's hash table: a power of two, and large, so that few values
+/// collide.
 pub(super) const SLOT_COUNT: usize = 1024;
 
-/// The number of no entry.
+/// Marks an empty slot.
 const FREE: u16 = u16::MAX;
 
-/// Working memory of both directions; the decoder needs the entries alone.
+/// Working memory of encoder and decoder; the decoder uses only the entries.
 #[derive(Default)]
 pub(super) struct Dictionary<T> {
     slots: Vec<u16>,
     pub(super) entries: Vec<T>,
-    /// Of each value, the number of its entry.
+    /// For each value, the number of its entry.
     pub(super) indices: Vec<u8>,
 }
 
@@ -26,14 +27,14 @@ impl<T: Copy> Dictionary<T> {
         self.indices.clear();
     }
 
-    /// Numbers the next value as the one before.
+    /// Gives the next value the number of the previous one.
     #[inline]
     pub(super) fn repeat(&mut self) {
         self.indices.extend(self.indices.last().copied());
     }
 
-    /// Numbers the next value, whose search begins at `slot`. False where it would be one entry more than `count_max`, which
-    /// is at most [`COUNT_MAX`].
+    /// Numbers the next value; the search begins at `slot`. Returns false if it would need more
+    /// than `count_max` entries, which is at most [`COUNT_MAX`].
     #[inline]
     pub(super) fn number(
         &mut self,

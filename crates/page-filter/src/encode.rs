@@ -1,10 +1,10 @@
-//! The encoder: a record becomes rows by b-tree, then sequences.
+//! The encoder: turns a record into rows by b-tree, then into sequences.
 //!
-//! 1. Each page is taken apart, or kept. Pages of one b-tree make a group; which b-tree a page belongs to
-//!    is not known, so pages go together that are of one kind, have as many columns, and the same
-//!    classes of values in them.
-//! 2. The pages' own sequences are written: what becomes of each, how many cells, where they lie.
-//! 3. Then each group's: row ids, children, and column by column (`columns`).
+//! 1. Each page is taken apart, or kept. Pages of one b-tree form a group. The b-tree of a page is
+//!    not known, so pages are grouped by kind, number of columns, and classes of values in them.
+//! 2. The sequences of pages are written: the kind of each page, its number of cells, and their
+//!    positions.
+//! 3. Then the sequences of each group: row ids, children, and the columns (`columns`).
 
 use super::RECORD_LEN_MAX;
 use super::columns::{self, Columns};
@@ -16,7 +16,7 @@ use super::streams::{Stream, Writer};
 use super::texts::Texts;
 use super::varint;
 
-/// How many rows of a page are looked at to see which classes of values its columns have.
+/// The number of rows of a page sampled to find the classes of values in its columns.
 const MASK_ROW_COUNT: usize = 16;
 
 /// Pages that seem to belong to one b-tree.
@@ -24,14 +24,14 @@ const MASK_ROW_COUNT: usize = 16;
 pub(super) struct Group {
     pub(super) kind: u8,
     pub(super) column_count: usize,
-    /// For each column, the classes of values seen in it: a set of bits.
+    /// For each column, a bit set of the classes of values seen in it.
     masks: Vec<u8>,
     pub(super) rows: Vec<Row>,
     /// The first field and the number of rows of each page.
     pages: Vec<(u32, u32)>,
-    /// Whether all rows have as many fields, all whole.
+    /// Whether all rows have the same number of fields, all whole.
     is_regular: bool,
-    /// Of interior pages: the children of each page's cells, then its right child.
+    /// For interior pages: the children of each page's cells, then its right child.
     children: Vec<i64>,
 }
 
@@ -39,7 +39,8 @@ pub(super) struct Group {
 #[derive(Default)]
 struct PageSequences {
     kinds: Vec<i64>,
-    /// The first four bytes of kept pages, less the page's number: an overflow page names its successor.
+    /// The first four bytes of kept pages, minus the page's number, since an overflow page names
+    /// its successor there.
     words: Vec<i64>,
     cell_counts: Vec<i64>,
     flags: Vec<i64>,
@@ -84,13 +85,13 @@ pub(super) struct Encoder {
     groups: Vec<Group>,
     group_count: usize,
     pages: PageSequences,
-    // Of the page being taken apart.
+    // For the page being taken apart.
     rows: Vec<Row>,
     places: Vec<Place>,
     order: Vec<u32>,
     /// Whether the cells lie in order from the end of the page down, with nothing between them.
     is_packed: bool,
-    /// Where the lowest cell begins, or the usable end.
+    /// The start of the lowest cell, or the usable end of a page without cells.
     lowest: usize,
     masks: Vec<u8>,
 }
@@ -173,8 +174,9 @@ impl Encoder {
         self.writer.put(Stream::Rest, &page[4..]);
     }
 
-    /// Reads the cells of a b-tree page into `rows` and `places`, and puts them in `order` from the end of the
-    /// page down unless they are packed. `None` where the page is to be kept as it is.
+    /// Reads the cells of a b-tree page into `rows` and `places`. Unless they are packed, lists
+    /// them in `order` from the end of the page down. Returns `None` if the page must be kept
+    /// unchanged.
     fn parse_page(
         &mut self,
         page: &[u8],
@@ -200,7 +202,7 @@ impl Encoder {
             }
             let (rows, fields) = (&mut self.rows, &mut self.fields);
             let len = page::read_cell(geometry, header.kind, page, page_at, at, rows, fields)?;
-            // Otherwise many pointers to one long cell would take quadratic time.
+            // Otherwise, many pointers to one long cell would take quadratic time.
             room = room.checked_sub(len)?;
             is_ordered &= at + len.max(CELL_LEN_MIN) <= lowest;
             is_packed &= at + len == lowest && len >= CELL_LEN_MIN;
@@ -230,7 +232,7 @@ impl Encoder {
         Some(header)
     }
 
-    /// The group that the page in `rows` goes into.
+    /// Finds or creates the group for the page in `rows`.
     fn find_group(&mut self, kind: u8, geometry: Geometry) -> Option<usize> {
         let column_count =
             self.rows.iter().map(|row| usize::from(row.field_count)).max().unwrap_or(0);
@@ -246,7 +248,7 @@ impl Encoder {
         }
         let is_regular = self.rows.len() * column_count == field_count
             && self.rows.iter().all(|row| !row.has_overflow);
-        // Rows of very different lengths would fill the memory with fields that they lack.
+        // Rows with very different numbers of fields would fill the memory with absent fields.
         if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * geometry.page_len {
             return None;
         }
@@ -282,7 +284,8 @@ impl Encoder {
         Some(index)
     }
 
-    /// Notes what of the page in `rows`, `places` and `order` does not follow from its cells.
+    /// Records the parts of the page in `rows`, `places` and `order` that do not follow from its
+    /// cells.
     fn add_btree_page(&mut self, page: &[u8], btree_at: usize, header: Header, geometry: Geometry) {
         let cell_count = self.rows.len();
         let pointers_end = btree_at + page::header_len(header.kind) + 2 * cell_count;
@@ -308,7 +311,8 @@ impl Encoder {
         self.pages.cell_counts.push(cell_count as i64);
     }
 
-    /// Notes in which order the cells lie and what room is between them. The flags of what there is to note.
+    /// Records the order of the cells and the gaps between them, as far as necessary. Returns the
+    /// flags for both.
     fn add_places(&mut self, geometry: Geometry) -> i64 {
         let pages = &mut self.pages;
         let mut flags = 0;
@@ -338,7 +342,8 @@ impl Encoder {
         flags
     }
 
-    /// Writes what no cell covers, from the end of the pointers up. False, and nothing, where it is all zero.
+    /// Writes the bytes that no cell covers, from the end of the pointers up. Returns false, and
+    /// writes nothing, if they are all zero.
     fn put_leftover(&mut self, page: &[u8], pointers_end: usize, geometry: Geometry) -> bool {
         let mut at = pointers_end;
         if self.is_packed
@@ -418,12 +423,12 @@ impl Group {
     }
 }
 
-/// Without an early end, which a compiler makes vectors of.
+/// Whether all bytes are zero. Has no early exit, so that the compiler can vectorise.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
-/// The class of a serial type as a bit; NULL goes with all.
+/// The class of a serial type as a bit; 0 for NULL, which is compatible with all.
 #[inline]
 fn mask_of(serial: u32) -> u8 {
     match serial {

@@ -1,8 +1,8 @@
-//! The decoder's fields: columns as they were written, kept column by column until their pages are put together.
+//! The decoder's fields, kept column by column until their pages are assembled.
 //!
-//! A column is kept in the narrowest way that its classes allow: nothing but a serial type, integers and doubles
-//! with a byte each for the serial type, places of strings, or anything. Which fields of a page are of one
-//! type, and so how long its cells are, `program` finds out page by page.
+//! A column is kept in the narrowest shape that its classes allow: only a serial type, integers and
+//! doubles with a serial type each, spans of strings, or anything. `program` finds out for each
+//! page which of its fields have one type, and so how long its cells are.
 
 use super::Malformed;
 use super::arena::Arena;
@@ -14,13 +14,13 @@ use super::page;
 use super::streams::{Reader, Stream};
 use super::texts::{self, Span, Texts};
 
-/// The serial type of a field that its row lacks. It counts as cut as well.
+/// The serial type of a field that its row lacks. It includes [`SERIAL_IS_CUT`].
 pub(super) const SERIAL_ABSENT: u32 = u32::MAX;
 
-/// Set in the serial type of a field whose body is not written as such: only the header names it.
+/// Set in the serial type of a field whose body is not stored as a field: only its type is known.
 pub(super) const SERIAL_IS_CUT: u32 = page::SERIAL_LIMIT;
 
-/// How the fields of a column are kept. Each names its first item of a list in [`Fields`].
+/// How the fields of a column are kept, with the index of its first item in a list of [`Fields`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
     /// NULLs.
@@ -31,24 +31,25 @@ pub(super) enum Shape {
     Ints { first: usize },
     /// Serial types below 12, in `words` and `serials`.
     Words { first: usize, first_serial: usize },
-    /// Strings that are whole in their cells, in `spans`. The serial type of an empty one is `base`.
+    /// Whole strings, in `spans`. `base` is the serial type of an empty one.
     Texts { first: usize, base: u32 },
     /// Anything, in `mixed`.
     Mixed { first: usize },
 }
 
-/// A field that may be anything.
+/// A field of any kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MixedField {
     pub(super) serial: u32,
-    /// An integer of up to four bytes, where in the arena a string is, or which of the words a longer number is.
+    /// An integer of up to four bytes, the position of a string in the arena, or the index of a
+    /// longer number in `words`.
     pub(super) body: u32,
 }
 
-/// A field that may be anything, as it is read.
+/// A field of any kind, as it is read.
 struct WholeField {
     serial: u32,
-    /// An integer or the bits of a double, or where in the arena a string is.
+    /// An integer, the bits of a double, or the position of a string in the arena.
     body: u64,
 }
 
@@ -62,16 +63,16 @@ pub(super) struct Fields {
     pub(super) serials: Vec<u8>,
     pub(super) spans: Vec<Span>,
     pub(super) mixed: Vec<MixedField>,
-    /// How many more numbers of six and eight bytes there may be among the mixed ones.
+    /// How many more numbers of six and eight bytes the mixed fields may have.
     long_count_left: usize,
 }
 
-/// The serial types of numbers that are longer than the body of a [`MixedField`], and their least length.
+/// The serial types of numbers that are longer than the body of a [`MixedField`].
 const LONG_SERIALS: std::ops::RangeInclusive<u32> = 5..=7;
 const LONG_LEN_MIN: usize = 6;
 
 impl MixedField {
-    /// The number, if its serial type is one of a number.
+    /// The number, if the field is one.
     #[inline(always)]
     pub(super) fn word(self, words: &[i64]) -> i64 {
         if LONG_SERIALS.contains(&self.serial) {
@@ -83,7 +84,7 @@ impl MixedField {
 }
 
 impl Fields {
-    /// Begins with the fields of a record of so many bytes.
+    /// Starts with the fields of a record of `record_len` bytes.
     pub(super) fn start(&mut self, record_len: usize) {
         self.long_count_left = record_len / LONG_LEN_MIN;
         self.shapes.clear();
@@ -114,7 +115,8 @@ impl Fields {
         Ok(())
     }
 
-    /// The serial type of a row's field, [`SERIAL_IS_CUT`] and [`SERIAL_ABSENT`] included.
+    /// The serial type of a row's field, possibly with [`SERIAL_IS_CUT`] or equal to
+    /// [`SERIAL_ABSENT`].
     #[inline]
     pub(super) fn serial(&self, shape: Shape, row: usize) -> u32 {
         match shape {
@@ -150,8 +152,8 @@ impl Column {
         8 * (ints + self.cuts.capacity() + self.texts.capacity() + self.blobs.capacity())
     }
 
-    /// Gives memory back where another column left much more than one of so many rows takes: six columns, each of
-    /// another class, would otherwise leave that of six.
+    /// Frees memory if an earlier column left much more than one of `row_count` rows needs.
+    /// Otherwise six columns, each of another class, would hold the memory of six.
     fn shrink(&mut self, row_count: usize) {
         const KEPT_LEN: usize = 1 << 20;
         if self.len_in_memory() > KEPT_LEN + 16 * row_count {
@@ -189,7 +191,7 @@ impl Column {
         Ok(())
     }
 
-    /// Reads a column all of whose fields are of one class.
+    /// Reads a column whose fields all have one class.
     fn read_one_class(
         &mut self,
         class: u8,
@@ -254,7 +256,7 @@ impl Column {
         self.put_mixed(classes.iter().copied(), &counts, exponent, fields)
     }
 
-    /// Reads the sequences of the classes that occur. The decimals' exponent.
+    /// Reads the sequences of the classes that occur. Returns the exponent of the decimals.
     fn read_values(
         &mut self,
         counts: &[usize; 256],
@@ -363,7 +365,7 @@ fn read_exponent(reader: &mut Reader<'_>) -> Result<usize, Malformed> {
     Ok(exponent)
 }
 
-/// The field of a string; `base` is the serial type of an empty one.
+/// Makes the field of a string; `base` is the serial type of an empty one.
 fn string_field(base: u32, span: Span) -> Result<WholeField, Malformed> {
     if span.len as usize > super::PAGE_LEN_MAX {
         return Err(TOO_LONG);
@@ -371,5 +373,5 @@ fn string_field(base: u32, span: Span) -> Result<WholeField, Malformed> {
     Ok(WholeField { serial: base + 2 * span.len, body: u64::from(span.at) })
 }
 
-/// For a string that is whole in its cell.
+/// The error for a whole string that does not fit in a page.
 pub(super) const TOO_LONG: Malformed = Malformed("a string is longer than a page");

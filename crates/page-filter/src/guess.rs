@@ -1,19 +1,20 @@
-//! The page length of a database and its reserved bytes, from any part of it.
+//! Guesses the page length and the reserved bytes of a database from any part of it.
 
 use super::page::{self, CELL_LEN_MIN, Geometry, Header};
 use super::{PAGE_LEN_MAX, PAGE_LEN_MIN};
 
-/// What every database begins with.
+/// The first bytes of every database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// The most pages of each length that are looked at.
+/// The maximum number of pages sampled for each length.
 const SAMPLE_COUNT_MAX: usize = 64;
 
-/// Reserved bytes are looked for where page 1's header is not at hand: in this many pages.
+/// The number of pages sampled to guess the reserved bytes if page 1 is not in the record.
 const RESERVED_SAMPLE_COUNT: usize = 16;
 
-/// The page length of the database that `record` is a part of, from `offset` on: what its header says, or
-/// else the shortest at which about as many pages look like b-tree pages as at any.
+/// Guesses the page length of the database that contains `record` at `offset`: the length in its
+/// header if available, otherwise the shortest length at which nearly as many pages look like
+/// b-tree pages as at the best length.
 pub fn guess_page_len(record: &[u8], offset: u64) -> Option<usize> {
     if offset == 0 {
         if !record.starts_with(MAGIC) || record.len() < page::DATABASE_HEADER_LEN {
@@ -34,7 +35,8 @@ pub fn guess_page_len(record: &[u8], offset: u64) -> Option<usize> {
         pages.filter(|page| looks_like_btree(page)).count() * 1024 / count.max(1)
     };
     let best = lens().map(share).max()?;
-    // With twice the true length every page still looks right; with half of it every other one does not.
+    // At twice the true length every page still looks right; at half of it every other one does
+    // not.
     lens().find(|&len| best > 0 && share(len) * 10 >= best * 6)
 }
 
@@ -58,8 +60,9 @@ fn looks_like_btree(page: &[u8]) -> bool {
     })
 }
 
-/// How many bytes at the end of each page SQLite leaves alone: what page 1 says, or else how far from the end
-/// of most b-tree pages the last cell ends, if that is a possible number.
+/// Guesses how many bytes at the end of each page SQLite leaves unused: the number in page 1 if
+/// available, otherwise the distance from the last cell to the end of the page in most b-tree
+/// pages, if that is a valid number.
 pub(super) fn guess_reserved_len(
     record: &[u8],
     head_len: usize,
@@ -84,7 +87,7 @@ pub(super) fn guess_reserved_len(
         let at = usize::from(last);
         rows.clear();
         fields.clear();
-        // Cells with overflow pages are longer or shorter than this says; most have none.
+        // The length of a cell with overflow pages is wrong here; most cells have none.
         let geometry = Geometry { page_len, reserved_len: 0 };
         let len = page::read_cell(geometry, header.kind, page, 0, at, &mut rows, &mut fields)
             .unwrap_or(0);

@@ -1,12 +1,12 @@
-//! Sequences of integers: one coding for everything that is a number, be it a column, row ids,
-//! pointers or lengths.
+//! Sequences of integers: one coding for all numbers, whether columns, row ids, pointers or
+//! lengths.
 //!
-//! A sequence is written in whichever of a few forms looks shortest to a codec; the choice is made from
-//! the order-0 entropy of the bytes that each would write, of a sample. Values are divided into planes, one for
-//! each byte of their significance, so that the lowest bytes, which are all different, do not stand between the
-//! higher ones, which are all alike.
+//! A sequence is written in the form that looks shortest to a codec, judged by the order-0 entropy
+//! of the bytes that each form would write for a sample. Values are divided into planes, one for
+//! each byte of significance, so that the low bytes, which all differ, do not separate the high
+//! ones, which are all alike.
 //!
-//! The encoder's choice is never checked by the decoder: any form gives back its values exactly.
+//! The decoder does not check the encoder's choice: every form restores its values exactly.
 
 use super::Malformed;
 use super::decode::make_room;
@@ -23,25 +23,25 @@ const SAMPLE_RUN_COUNT: usize = 4;
 const SAMPLE_RUN_LEN: usize = 64;
 const SAMPLE_COUNT_MAX: usize = SAMPLE_RUN_COUNT * SAMPLE_RUN_LEN;
 
-/// What a dictionary costs beside the numbers of its entries, in bits per entry.
+/// The cost of a dictionary entry, in bits.
 const DICTIONARY_ENTRY_BITS: usize = 14;
 
-/// The low half of the mode is the number of planes, 0 to 8.
+/// The modes. The low half of the byte is the number of planes, 0 to 8.
 const PLAIN: u8 = 0x00;
 const DELTA: u8 = 0x10;
 const DELTA2: u8 = 0x20;
 const DICTIONARY: u8 = 0x30;
 
-/// Working memory of both directions.
+/// Working memory of encoder and decoder.
 #[derive(Default)]
 pub(super) struct Ints {
-    /// The values as they are divided into planes.
+    /// The values to be divided into planes.
     residuals: Vec<u64>,
     dictionary: Dictionary<i64>,
     entropy: Entropy,
 }
 
-/// Writes `values`, of which the reader knows the number.
+/// Writes `values`. The reader must know their number.
 pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
     if values.len() < PLANES_COUNT_MIN {
         let mut previous = 0i64;
@@ -119,7 +119,7 @@ fn put_planes(mode: u8, parameters: &[i64], residuals: &[u64], writer: &mut Writ
     }
 }
 
-/// About what `values` cost in the shortest form but a dictionary, in bits.
+/// Estimates the cost of `values` in the shortest form other than a dictionary, in bits.
 pub(super) fn estimate(work: &mut Ints, values: &[i64]) -> usize {
     let base = values.iter().copied().min().unwrap_or(0);
     let cost_of = |mode| {
@@ -130,7 +130,7 @@ pub(super) fn estimate(work: &mut Ints, values: &[i64]) -> usize {
     [PLAIN, DELTA, DELTA2].into_iter().map(cost_of).min().unwrap_or(0)
 }
 
-/// The form that looks shortest. Leaves the dictionary in `work` if that is it.
+/// Chooses the form that looks shortest. If that is a dictionary, leaves it in `work`.
 fn choose(work: &mut Ints, values: &[i64], base: i64) -> u8 {
     let mut best = (usize::MAX, PLAIN);
     for mode in [PLAIN, DELTA, DELTA2] {
@@ -155,7 +155,8 @@ fn choose(work: &mut Ints, values: &[i64], base: i64) -> u8 {
     best.1
 }
 
-/// Fills `residuals` with those that a sample of `values`, none below `base`, has in `mode`.
+/// Fills `residuals` with the residuals, in `mode`, of a sample of `values`. No value is below
+/// `base`.
 fn sample(residuals: &mut Vec<u64>, values: &[i64], base: i64, mode: u8) {
     residuals.clear();
     let mut add = |run: &[i64]| match mode {
@@ -172,7 +173,8 @@ fn sample(residuals: &mut Vec<u64>, values: &[i64], base: i64, mode: u8) {
     }
 }
 
-/// Numbers the values in the order in which they first appear. False where they are too many.
+/// Builds a dictionary in order of first appearance. Returns false if there are too many distinct
+/// values.
 fn find_dictionary(work: &mut Ints, values: &[i64]) -> bool {
     work.dictionary.clear();
     let count_max = dictionary::COUNT_MAX.min(values.len() / 2);
@@ -183,7 +185,7 @@ fn find_dictionary(work: &mut Ints, values: &[i64]) -> bool {
     })
 }
 
-/// Reads `count` values into `out`, in place of what it holds. `count` is bounded by the caller.
+/// Reads `count` values into `out`, replacing its contents. The caller bounds `count`.
 pub(super) fn decode(
     work: &mut Ints,
     reader: &mut Reader<'_>,
@@ -194,7 +196,7 @@ pub(super) fn decode(
     append(work, reader, count, out)
 }
 
-/// Reads `count` values and puts them behind those that `out` holds. `count` is bounded by the caller.
+/// Reads `count` values and appends them to `out`. The caller bounds `count`.
 pub(super) fn append(
     work: &mut Ints,
     reader: &mut Reader<'_>,
@@ -261,11 +263,11 @@ fn decode_dictionary(
         previous = previous.wrapping_add(reader.take_signed()?);
         work.dictionary.entries.push(previous);
     }
-    // Every byte is then the number of an entry, and what is no entry's is found out below.
+    // Now every byte is a valid index; numbers without an entry are refused below.
     work.dictionary.entries.resize(dictionary::COUNT_MAX, 0);
     let indices = reader.take(Stream::Symbols, count)?;
     if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
-        return Err(Malformed("a dictionary has no such entry"));
+        return Err(Malformed("a dictionary entry does not exist"));
     }
     let dictionary: &[i64; dictionary::COUNT_MAX] =
         work.dictionary.entries[..].try_into().expect("it was resized");
@@ -273,7 +275,7 @@ fn decode_dictionary(
     Ok(())
 }
 
-/// Appends `count` values, put together from their planes. `value_of` is asked in their order.
+/// Appends `count` values assembled from their planes. `value_of` is called in order.
 fn take_planes(
     reader: &mut Reader<'_>,
     plane_count: usize,
@@ -315,11 +317,11 @@ fn take_planes(
     Ok(())
 }
 
-/// Estimates of what bytes cost when each is coded on its own.
+/// Estimates the cost of bytes that are each coded on their own.
 struct Entropy {
     /// `n * log2(n)`, in 1/64 bit; empty before first use.
     n_log_n: Vec<u32>,
-    /// By how much that is more than of the number before.
+    /// The differences between successive entries of `n_log_n`.
     steps: [u16; SAMPLE_COUNT_MAX + 1],
     counts: [u16; 256],
 }
@@ -336,7 +338,7 @@ impl Entropy {
         self.cost(bytes.iter().copied(), bytes.len())
     }
 
-    /// The cost of all planes, or if it is at least `limit` something from there on.
+    /// The cost of all planes; any value of at least `limit` if it reaches that.
     fn planes_cost(&mut self, residuals: &[u64], limit: usize) -> usize {
         let all = residuals.iter().fold(0, |all, residual| all | residual);
         let plane_count = (64 - all.leading_zeros()).div_ceil(8);

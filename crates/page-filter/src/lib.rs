@@ -1,25 +1,29 @@
 //! The page filter: rearranges pages of a SQLite database so that a codec compresses them better.
 //!
-//! A b-tree page holds its table row by row, every row with its own header. The filter takes a record (a
-//! run of pages) apart and puts like with like: the pages' headers, the cells' places, row ids, and each column's
-//! values, by b-tree. Integers become differences where that is shorter, sorted keys leave out
-//! what they share with the one before, doubles that were written in decimal become decimals again.
-//! What can be derived is left out. Decoding gives back the very bytes.
+//! A b-tree page holds its table row by row, every row with its own header. The filter takes a
+//! record (a run of pages) apart and groups similar data: the page headers, the positions of cells,
+//! the row ids, and the values of each column, by b-tree. Integers become differences where that is
+//! shorter, sorted keys omit the prefix they share with their predecessor, and doubles that were
+//! written in decimal become decimals again. Data that follows from other data is omitted. Decoding
+//! restores the exact bytes.
 //!
 //! Invariants:
 //!
-//! * [`PageFilter::decode`] of what [`PageFilter::encode`] wrote is the record, whatever its bytes are. What does not
-//!   parse is kept as it is, page by page.
-//! * Everything that decoding needs is in the filtered form, but for the length of the record.
-//! * Decoding of any bytes ends without a panic, in time linear in the lengths of both buffers, and
-//!   with at most 17 bytes of memory for each of the record and 1 MiB: what a form claims is compared with what the
-//!   record's pages can hold before memory is taken. No page is gone over column by column unless it has cells. It fills the record exactly or is an error.
-//! * The same record, offset and page length give the same filtered form.
-//! * After warm-up nothing is allocated per page or cell.
+//! * [`PageFilter::decode`] restores exactly the record that [`PageFilter::encode`] was given,
+//!   whatever its bytes are. A page that does not parse is kept unchanged.
+//! * The filtered form contains everything that decoding needs except the length of the record.
+//! * Decoding any bytes ends without a panic, in time linear in the lengths of both buffers, and
+//!   with at most 17 bytes of memory for each byte of the record plus 1 MiB: before memory is
+//!   taken, every count is checked against what the record's pages can hold. Columns are visited
+//!   only for pages with cells. Decoding fills the record exactly or fails.
+//! * The same record, offset and page length always give the same filtered form.
+//! * After warm-up, nothing is allocated per page or cell.
 //!
 //! Reading order: `page` takes a page apart; `encode` divides the parts into sequences; `ints` and
-//! `texts` write a sequence, `dates` those with dates in them; `streams` put them into one buffer; `decode` reads them back, `fields` by
-//! column; `rebuild` puts pages together, `program` finds what their cells have in common, `cells` writes them. `docs/page-filter.md` gives the bytes.
+//! `texts` write a sequence, `dates` one of texts with dates; `streams` puts them into one buffer;
+//! `decode` reads them back, `fields` column by column; `rebuild` puts pages together, `program`
+//! finds what their cells have in common, `cells` writes them. `docs/page-filter.md` specifies the
+//! bytes.
 //!
 //! ```
 //! use hardpack_page_filter::PageFilter;
@@ -27,13 +31,15 @@
 //! let record = vec![0; 4 * 4096]; // four pages of a database
 //! let (mut filter, mut filtered) = (PageFilter::new(), Vec::new());
 //! if filter.encode(&record, 0, 4096, &mut filtered) {
-//!     // `filtered` is what a codec compresses; it is turned back after decompression.
+//!     // A codec compresses `filtered`; after decompression, `decode` restores the record.
 //!     let mut restored = vec![0; record.len()];
 //!     filter.decode(&filtered, &mut restored).expect("it was just encoded");
 //!     assert_eq!(restored, record);
 //! }
 //! ```
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods, clippy::iter_over_hash_type))]
 
 mod arena;
 mod cells;
@@ -64,13 +70,14 @@ pub use layout::filtered_len_max;
 /// The longest record that is filtered, in bytes.
 pub const RECORD_LEN_MAX: usize = 16 << 20;
 
-/// The page lengths that SQLite has, in bytes: powers of two between these.
+/// The shortest page of SQLite, in bytes. Page lengths are powers of two up to [`PAGE_LEN_MAX`].
 pub const PAGE_LEN_MIN: usize = 512;
-/// See [`PAGE_LEN_MIN`].
+/// The longest page of SQLite, in bytes.
 pub const PAGE_LEN_MAX: usize = 65536;
 
-/// The filtered form is not one that an encoder writes, for the reason given.
+/// The error for bytes that no encoder writes, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Malformed(pub &'static str);
 
 impl std::fmt::Display for Malformed {
@@ -81,24 +88,32 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// Working memory of encoder and decoder, to be used again.
+/// The filter, with reusable working memory for encoding and decoding.
 #[derive(Default)]
 pub struct PageFilter {
     encoder: encode::Encoder,
     decoder: decode::Decoder,
 }
 
+impl std::fmt::Debug for PageFilter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageFilter")
+            .field("len_in_memory", &self.len_in_memory())
+            .finish_non_exhaustive()
+    }
+}
+
 impl PageFilter {
-    /// Nothing is allocated before first use.
+    /// Creates a filter. Memory is allocated on first use.
     pub fn new() -> PageFilter {
         PageFilter::default()
     }
 
-    /// Rearranges `record`, which begins at `offset` of a file that consists of pages of `page_len`
-    /// bytes, into `out`, in place of what that holds.
+    /// Rearranges `record` into `out`, replacing its contents. The record begins at `offset` of a
+    /// file that consists of pages of `page_len` bytes.
     ///
-    /// False where there is nothing to gain: no b-tree page lies in the record, or the record or the page
-    /// length is none that the filter knows. `out` is then unspecified.
+    /// Returns false if there is nothing to gain: the record has no b-tree page, or the record or
+    /// page length is not supported. `out` is then unspecified.
     pub fn encode(
         &mut self,
         record: &[u8],
@@ -109,14 +124,15 @@ impl PageFilter {
         self.encoder.encode(record, offset, page_len, out)
     }
 
-    /// Turns back what [`PageFilter::encode`] wrote. After an error the contents of `out` are unspecified.
+    /// Restores a record from its filtered form. `out` must have the record's length; after an
+    /// error its contents are unspecified.
     pub fn decode(&mut self, filtered: &[u8], out: &mut [u8]) -> Result<(), Malformed> {
         self.decoder.decode(filtered, out, &(0..out.len()))
     }
 
-    /// Turns back so much that the bytes of the record in `part` are in their places in `out`, which is as long as the
-    /// record. Its other bytes are unspecified, and what is malformed there may not be found. Saves a third to three
-    /// quarters of the time where `part` is small.
+    /// Restores at least the bytes of the record in `part`, at their positions in `out`, which is
+    /// as long as the record. Its other bytes are unspecified, and errors outside of `part` may go
+    /// unnoticed. Saves a third to three quarters of the time if `part` is small.
     pub fn decode_part(
         &mut self,
         filtered: &[u8],
@@ -126,7 +142,7 @@ impl PageFilter {
         self.decoder.decode(filtered, out, &part)
     }
 
-    /// What the working memory occupies, in bytes.
+    /// The size of the working memory, in bytes.
     pub fn len_in_memory(&self) -> usize {
         self.encoder.len_in_memory() + self.decoder.len_in_memory()
     }

@@ -1,6 +1,7 @@
-//! Notations of dates and times: finding one in a text, and writing it again from its number.
+//! Notations of dates and times: finds them in texts, and writes them from numbers.
 //!
-//! Only what exists and is written the one way is found, so that what is written again is the very same.
+//! Only dates that exist and are in canonical form are found, so that writing them restores the
+//! exact bytes.
 
 use super::civil::{self, Date};
 
@@ -8,23 +9,26 @@ pub(super) const SECONDS_PER_DAY: i64 = 86_400;
 pub(super) const SECOND_MIN: i64 = civil::DAY_MIN * SECONDS_PER_DAY;
 pub(super) const SECOND_MAX: i64 = (civil::DAY_MAX + 1) * SECONDS_PER_DAY - 1;
 
-/// Markers: `YYYY-MM-DD`, with ` HH:MM:SS`, with `THH:MM:SS`, `DD/Mon/YYYY:HH:MM:SS`, `Mon DD HH:MM:SS`.
+/// The markers: `YYYY-MM-DD`, with ` HH:MM:SS`, with `THH:MM:SS`, `DD/Mon/YYYY:HH:MM:SS`, `Mon DD
+/// HH:MM:SS`.
 pub(super) const DAY: u8 = 1;
 pub(super) const SECOND_SPACE: u8 = 2;
 const SECOND_T: u8 = 3;
 const SECOND_SLASH: u8 = 4;
 pub(super) const SECOND_NAMED: u8 = 5;
 pub(super) const MARKER_MAX: u8 = 5;
-/// Texts with other bytes up to this are left alone: so many are found by their upper bits.
+/// Texts that contain other bytes up to this are left alone, so that the upper bits identify
+/// markers.
 pub(super) const RESERVED_MAX: u8 = 7;
 
-/// The year of dates that are written without one: with a leap day.
+/// The year of dates written without one; it has a leap day.
 const YEAR_OF_NONE: u32 = 1972;
 
 /// The longest notation, in bytes.
 pub(super) const LEN_MAX: usize = 20;
 
-/// How many bytes are searched at once: those of a vector, and three that are looked at from there.
+/// The number of bytes searched at once: a vector, and the three bytes that its last ones are
+/// compared with.
 const BLOCK_LEN: usize = 35;
 
 const MONTHS: &[u8; 36] = b"JanFebMarAprMayJunJulAugSepOctNovDec";
@@ -37,12 +41,12 @@ pub(super) struct Found {
     pub(super) value: i64,
 }
 
-/// The first date from `from` on.
+/// Finds the first date from `from` on.
 pub(super) fn find(bytes: &[u8], from: usize) -> Option<Found> {
     let mut at = from + 4;
     loop {
         let block = bytes.get(at..)?;
-        // Most blocks have none, and all of a block is seen at once.
+        // Most blocks have no mark, and this checks a whole block at once.
         if let Some(block) = block.first_chunk::<BLOCK_LEN>()
             && !has_mark(block)
         {
@@ -70,13 +74,13 @@ fn has_mark(block: &[u8; BLOCK_LEN]) -> bool {
     pairs.fold(0, |any, (&byte, &third)| any | u8::from(is_mark(byte, third))) != 0
 }
 
-/// Whether two bytes, three apart, are what all notations have: twice the same with two digits between.
+/// Whether two bytes, three apart, are equal separators, as all notations have around two digits.
 #[inline(always)]
 fn is_mark(byte: u8, third: u8) -> bool {
     (byte == third) & ((byte == b'-') | (byte == b':'))
 }
 
-/// The date that has its first such mark at `at`.
+/// Finds the date whose first such separator is at `at`.
 fn find_around(bytes: &[u8], at: usize, mark: u8) -> Option<Found> {
     if mark == b'-' {
         return find_numeric(bytes, at - 4);
@@ -128,14 +132,14 @@ fn take_month(name: &[u8]) -> Option<u32> {
     MONTHS.chunks(3).position(|month| month == name).map(|month| month as u32 + 1)
 }
 
-/// The day that `YYYY-MM-DD` is.
+/// Parses `YYYY-MM-DD` into a day number.
 fn take_day(bytes: &[u8; 10]) -> Option<i64> {
     let &[a, b, c, d, b'-', e, f, b'-', g, h] = bytes else { return None };
     let year = two_digits(a, b)? * 100 + two_digits(c, d)?;
     civil::day_of(Date { year, month: two_digits(e, f)?, day: two_digits(g, h)? })
 }
 
-/// The second of the day that `HH:MM:SS` is.
+/// Parses `HH:MM:SS` into a second of the day.
 fn take_second(bytes: &[u8; 8]) -> Option<i64> {
     let &[a, b, b':', c, d, b':', e, f] = bytes else { return None };
     let (hour, minute, second) = (two_digits(a, b)?, two_digits(c, d)?, two_digits(e, f)?);
@@ -147,7 +151,8 @@ fn two_digits(high: u8, low: u8) -> Option<u32> {
     is_two.then(|| u32::from(high - b'0') * 10 + u32::from(low - b'0'))
 }
 
-/// Writes the date of a marker into the front of `room`: its length, or nothing where there is no such date.
+/// Writes the date of a marker to the front of `room` and returns its length; `None` if the value
+/// is out of range.
 pub(super) fn write(marker: u8, value: i64, room: &mut [u8; LEN_MAX]) -> Option<usize> {
     if marker == DAY {
         (civil::DAY_MIN..=civil::DAY_MAX).contains(&value).then_some(())?;

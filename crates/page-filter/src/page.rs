@@ -1,8 +1,10 @@
-//! Pages of a SQLite database, taken apart: the b-tree page header, the cells, their records' fields.
+//! Takes pages of a SQLite database apart: the b-tree page header, the cells, the fields of their
+//! records.
 //!
-//! A page is only taken apart if everything in it is written as SQLite writes it: varints no
-//! longer than needed, records as long as their fields, cells inside the page that do not overlap. All else is not
-//! "wrong"; it is kept as it is. So the fields alone say every byte of a cell.
+//! A page is taken apart only if everything in it is written as SQLite writes it: varints no longer
+//! than needed, records as long as their fields, cells inside the page and without overlaps. Then
+//! the fields alone determine every byte of a cell. Any other page is not an error; it is kept
+//! unchanged.
 
 use super::varint;
 
@@ -15,26 +17,28 @@ pub(super) const TABLE_LEAF: u8 = 13;
 /// The length of the database header in front of page 1, in bytes.
 pub(super) const DATABASE_HEADER_LEN: usize = 100;
 
-/// SQLite gives a cell at least so many bytes.
+/// The minimum number of bytes that SQLite allocates for a cell.
 pub(super) const CELL_LEN_MIN: usize = 4;
 
-/// The fewest bytes of a page that are not reserved, as SQLite demands.
+/// The minimum number of unreserved bytes in a page, as SQLite requires.
 pub(super) const USABLE_LEN_MIN: usize = 480;
 
-/// Serial types are below this: SQLite has no value of 1 GiB.
+/// Serial types are below this, since SQLite has no value of 1 GiB.
 pub(super) const SERIAL_LIMIT: u32 = 1 << 31;
 
-/// Payloads are not longer, in bytes. SQLite has none of this length.
+/// The limit of payload lengths, in bytes. SQLite's payloads are shorter.
 pub(super) const PAYLOAD_LEN_MAX: u64 = 1 << 31;
 
-/// The most columns of a record that is taken apart.
+/// The maximum number of columns of a record.
 pub(super) const COLUMN_COUNT_MAX: usize = 2000;
 
-/// The lengths of bodies, in bytes, by serial type from 0 to 11. (10 and 11 are reserved: no record has them.)
+/// The lengths of bodies, in bytes, by serial type from 0 to 11. (10 and 11 are reserved; no record
+/// has them.)
 const SMALL_BODY_LEN: [u8; 16] = [0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The lengths of bodies by the first byte of the serial type, in bytes, and a greater one than any payload's where
-/// that is not the type. So fields whose lengths add up to the payload's have types of one byte each.
+/// The lengths of bodies, in bytes, by the first byte of the serial type. If that byte is not the
+/// whole type, the length is greater than any payload. So if the lengths of all fields add up to
+/// the payload, every type is one byte long.
 const BODY_LEN: [u32; 256] = {
     let mut table = [1 << 20; 256];
     let mut serial = 0;
@@ -49,7 +53,8 @@ const BODY_LEN: [u32; 256] = {
     table
 };
 
-/// Whether a serial type is one of numbers. (NULL goes with strings: where it is among them cannot be foretold.)
+/// Whether a serial type is that of a number. (NULL counts as a string, since its positions among
+/// strings are unpredictable.)
 #[inline(always)]
 pub(super) fn is_number(serial: u32) -> bool {
     (1..12).contains(&serial)
@@ -61,13 +66,14 @@ pub(super) fn body_len(serial: u32) -> u32 {
     if is_number(serial) { small_body_len(serial) } else { serial.saturating_sub(12) / 2 }
 }
 
-/// The same of a serial type below 12.
+/// The length of the body of a serial type below 12, in bytes.
 #[inline]
 pub(super) fn small_body_len(serial: u32) -> u32 {
     u32::from(SMALL_BODY_LEN[serial as usize & 15])
 }
 
-/// The length of a record's header, in bytes, whose serial types take `types_len`: it includes itself.
+/// The length of a record's header with serial types of `types_len` bytes, including the length
+/// itself.
 #[inline]
 pub(super) fn record_header_len(types_len: usize) -> usize {
     if types_len <= 126 {
@@ -79,11 +85,11 @@ pub(super) fn record_header_len(types_len: usize) -> usize {
     }
 }
 
-/// What holds for all pages of a database.
+/// The lengths common to all pages of a database.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub(super) page_len: usize,
-    /// Bytes at the end of each page that SQLite leaves alone.
+    /// The bytes at the end of each page that SQLite leaves unused.
     pub(super) reserved_len: usize,
 }
 
@@ -92,26 +98,27 @@ impl Geometry {
         self.page_len - self.reserved_len
     }
 
-    /// The most cells that a page can have.
+    /// The maximum number of cells of a page.
     pub(super) fn cell_count_max(self) -> usize {
         const HEADER_LEN_MIN: usize = 8;
         const POINTER_LEN: usize = 2;
         (self.usable_len() - HEADER_LEN_MIN) / (CELL_LEN_MIN + POINTER_LEN)
     }
 
-    /// The least that a cell takes whose payload is not whole in it: what is left of that, and a page number.
+    /// The minimum length of a cell with overflow pages: the minimum local payload, and a page
+    /// number.
     pub(super) fn overflow_cell_len_min(self) -> u64 {
         (self.usable_len() as u64 - 12) * 32 / 255 - 23 + 4
     }
 
-    /// The longest payload that is whole in its cell.
+    /// The length of the longest payload that is stored entirely in its cell.
     #[inline]
     pub(super) fn local_len_max(self, kind: u8) -> u64 {
         let usable = self.usable_len() as u64;
         if kind == TABLE_LEAF { usable - 35 } else { (usable - 12) * 64 / 255 - 23 }
     }
 
-    /// How many bytes of a payload are in its cell. The rest is on overflow pages.
+    /// The number of bytes of a payload in its cell; the rest is on overflow pages.
     #[inline]
     pub(super) fn local_len(self, kind: u8, payload_len: u64) -> u64 {
         let usable = self.usable_len() as u64;
@@ -147,7 +154,7 @@ pub(super) struct Header {
     pub(super) kind: u8,
     pub(super) first_freeblock: u16,
     pub(super) cell_count: u16,
-    /// Zero stands for 65536.
+    /// Zero means 65536.
     pub(super) content_start: u16,
     pub(super) fragmented_len: u8,
     pub(super) right_child: u32,
@@ -158,7 +165,7 @@ pub(super) fn header_len(kind: u8) -> usize {
 }
 
 impl Header {
-    /// The header at the front of `bytes`, if it is one of a b-tree page.
+    /// Reads the header at the front of `bytes`, if it is that of a b-tree page.
     pub(super) fn read(bytes: &[u8]) -> Option<Header> {
         let kind = *bytes.first()?;
         if !is_btree_kind(kind) || bytes.len() < header_len(kind) {
@@ -174,7 +181,7 @@ impl Header {
         })
     }
 
-    /// Writes it to the front of `out`.
+    /// Writes the header to the front of `out`.
     pub(super) fn write(&self, out: &mut [u8]) {
         out[0] = self.kind;
         out[1..3].copy_from_slice(&self.first_freeblock.to_be_bytes());
@@ -195,7 +202,7 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// A field of a record: its serial type, and where its body begins in the record of the pool.
+/// A field of a row: its serial type, and the position of its body in the pool's record.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Field {
     pub(super) serial: u32,
@@ -205,22 +212,23 @@ pub(super) struct Field {
 /// A cell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Row {
-    /// The number of its first field in the list of all.
+    /// The index of its first field in the list of all fields.
     pub(super) first_field: u32,
     pub(super) field_count: u16,
-    /// How many fields are whole in the cell. What follows, up to the local payload's end, is the tail.
+    /// The number of fields that are whole in the cell. The rest of the local payload is the tail.
     pub(super) whole_field_count: u16,
     pub(super) tail_at: u32,
     pub(super) tail_len: u32,
     pub(super) child: u32,
-    /// The first overflow page, or zero where the whole payload is in the cell.
+    /// The first overflow page, or zero if the whole payload is in the cell.
     pub(super) overflow: u32,
     pub(super) has_overflow: bool,
     pub(super) row_id: i64,
 }
 
-/// Reads the cell at `at` of `page`, which begins at `page_at` of what positions count from. Appends it to
-/// `rows` and its fields to `fields`, and returns its length.
+/// Reads the cell at `at` of `page`. `page_at` is the page's position in the record, which is added
+/// to the positions of fields. Appends the cell to `rows` and its fields to `fields`, and returns
+/// its length.
 #[inline]
 pub(super) fn read_cell(
     geometry: Geometry,
@@ -273,14 +281,15 @@ pub(super) fn read_cell(
         field_count = record.read_whole(fields)?;
         next = local_end;
     }
-    // Put together only here, so that it goes straight to the list: memory gives slowly back what was written in parts.
+    // Built only here, so that it goes straight to the list: a load just after partial stores
+    // stalls.
     let whole_field_count = field_count;
     let row_id = row_id as i64;
     rows.push(Row { child, row_id, first_field, field_count, whole_field_count, ..Row::default() });
     Some(next - at)
 }
 
-/// A record whose header is whole in its cell.
+/// Reads a record whose header is entirely in its cell.
 struct RecordReader<'a> {
     /// The page up to the end of the local payload.
     local: &'a [u8],
@@ -295,7 +304,7 @@ impl<'a> RecordReader<'a> {
     fn new(local: &'a [u8], page_at: usize, payload_at: usize) -> Option<RecordReader<'a>> {
         let (header_len, types_at) = varint::read_sqlite(local, payload_at)?;
         let types_end = payload_at.checked_add(usize::try_from(header_len).ok()?)?;
-        // Two lengths of the length's varint may both be possible; SQLite writes one of them.
+        // The header length's own varint may have two possible lengths; SQLite writes one of them.
         if types_end > local.len()
             || types_at > types_end
             || record_header_len(types_end - types_at) as u64 != header_len
@@ -306,7 +315,7 @@ impl<'a> RecordReader<'a> {
         Some(RecordReader { local, page_at, payload_at, types_at, types_end })
     }
 
-    /// The serial type at `at`, and where it ends.
+    /// Reads the serial type at `at`. Also returns its end.
     #[inline(always)]
     fn serial_at(&self, at: usize) -> Option<(u32, usize)> {
         let byte = self.local[at];
@@ -318,7 +327,7 @@ impl<'a> RecordReader<'a> {
         Some((serial, end))
     }
 
-    /// Reads a record that is whole in its cell. How many fields it has.
+    /// Reads a record that is entirely in its cell. Returns its number of fields.
     #[inline(always)]
     fn read_whole(&self, fields: &mut Vec<Field>) -> Option<u16> {
         let types = &self.local[self.types_at..self.types_end];
@@ -328,7 +337,7 @@ impl<'a> RecordReader<'a> {
             body += BODY_LEN[usize::from(serial)] as usize;
             field
         }));
-        // A byte that is no type has made it too great.
+        // A byte that is not a whole type has made the sum too great.
         if body == self.local.len() && types.len() <= COLUMN_COUNT_MAX {
             return Some(types.len() as u16);
         }

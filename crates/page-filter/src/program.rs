@@ -1,11 +1,11 @@
-//! The decoder's inner part, first half: what the cells of a page have in common.
+//! Finds what the cells of a page have in common: the first half of the decoder's inner part.
 //!
-//! Within a page most columns have one serial type. Such a column adds as much to all cells, its type is written by
-//! copying a template, and if it has no body there is nothing else to do. The others get an operation each,
-//! which is carried out for every cell.
+//! Within a page most columns have one serial type. Such a column adds the same length to all
+//! cells, its type is written by copying a template, and an empty body needs no further work. Each
+//! other column gets an operation that is carried out for every cell.
 //!
-//! The lengths of cells are added up from the very lists that operations then write from, so that cells get
-//! as long as they were said to.
+//! The lengths of cells are computed from the same lists that the operations then write from, so
+//! that each cell gets exactly its computed length.
 
 use super::Malformed;
 use super::arena::Arena;
@@ -24,36 +24,39 @@ const SERIAL_ONE_BYTE_END: u32 = 0x80;
 /// Templates are copied in chunks of this length, in bytes.
 const CHUNK_LEN: usize = 16;
 
-/// Room for parts of a cell that are as long in all cells: what is in front of the bodies, words, short strings.
+/// Space for parts of a cell that have the same length in all cells: the part before the bodies,
+/// words, short strings.
 pub(super) type Slot = [u8; 64];
 
-/// The longest string that is put into a slot, in bytes, and how it is copied.
+/// The longest string put into a slot, in bytes, and the length of the chunk it is copied as.
 const SLOT_TEXT_LEN_MAX: usize = 32;
 
-/// Words are written whole: they need room behind them.
+/// The longest content of a slot to which a word can be added: words are written whole, so they
+/// need room after them.
 const SLOT_WORDS_LEN_MAX: usize = size_of::<Slot>() - 8;
 
-/// What writes a field's body. Lists begin with the page's first row; `type_at` says where among the
-/// types the field's own goes, if that differs from cell to cell.
+/// An operation that writes a field's body. Lists begin with the page's first row; `type_at` is the
+/// position of the field's type among the types, if it differs between cells.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
-    /// An integer or double, of one serial type.
+    /// Integers or doubles of one serial type.
     Word { first: usize, shift: u32, len: u32 },
     /// Integers and doubles of serial types below 12.
     Words { first: usize, first_serial: usize, type_at: usize },
-    /// Integers; their serial types are the program's own.
+    /// Integers, with serial types in [`Program::serials`].
     Ints { first: usize, first_serial: usize, type_at: usize },
     /// Strings of one length.
     Text { first: usize, len: u32 },
     /// Strings.
     Texts { first: usize, base: u32, type_at: usize },
-    /// Fields that may be anything.
+    /// Fields of any kind.
     Mixed { first: usize, type_at: usize },
-    /// What is in slots, of which `first` is that of the first row.
+    /// The content of slots; `first` is the slot of the first row.
     Slot { first: usize, len: usize },
 }
 
-/// The types of a few columns, for pages without a template: those that all cells have, then one that differs.
+/// The types of a few columns, for pages without a template: types common to all cells, then one
+/// that differs.
 #[derive(Default)]
 pub(super) struct TypeRun {
     pub(super) bytes: [u8; TYPE_RUN_LEN_MAX],
@@ -63,28 +66,30 @@ pub(super) struct TypeRun {
 
 const TYPE_RUN_LEN_MAX: usize = 16;
 
-/// How the cells of a page are written.
+/// The instructions for writing the cells of a page.
 #[derive(Default)]
 pub(super) struct Program {
-    /// What is carried out for each cell.
+    /// The operations carried out for each cell.
     pub(super) steps: Vec<Operation>,
     pub(super) slots: Vec<Slot>,
     operations: Vec<Operation>,
-    /// The serial types, if each is as long in all cells, in whole chunks. Those that differ are any.
+    /// The serial types, padded to whole chunks, if each has the same length in all cells. Types
+    /// that differ have placeholders.
     template: Vec<u8>,
     pub(super) type_runs: Vec<TypeRun>,
-    /// Whether the types of the column that was looked at last differ.
+    /// Whether the types of the last column differ.
     is_open: bool,
-    /// The lengths of each cell's types, unless these are all `same_types_len`.
+    /// The length of each cell's types beyond `same_types_len`; empty if there is none.
     types_lens: Vec<u32>,
     cell_count: usize,
-    /// The lengths of each cell's bodies, those that are cut included, but for `same_len`. Empty where that is all.
+    /// The length of each cell's bodies (including cut ones) beyond `same_len`; empty if there is
+    /// none.
     body_lens: Vec<u32>,
-    /// The serial types of integers, for the columns of the page where they differ.
+    /// The serial types of integers, for columns of the page in which they differ.
     pub(super) serials: Vec<u8>,
-    /// How long those bodies are that are as long in all cells.
+    /// The total length of bodies that have the same length in all cells.
     same_len: u32,
-    /// How long those types are that are as long in all cells.
+    /// The total length of types that have the same length in all cells.
     same_types_len: u32,
 }
 
@@ -96,12 +101,12 @@ impl Program {
             + self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Whether serial types are as long in all cells.
+    /// Whether each serial type has the same length in all cells.
     pub(super) fn has_template(&self) -> bool {
         self.types_lens.is_empty()
     }
 
-    /// Looks at the group's next `cell_count` rows.
+    /// Builds the program for the group's next `cell_count` rows.
     pub(super) fn find(
         &mut self,
         group: &Group,
@@ -117,7 +122,7 @@ impl Program {
         self.cell_count = cell_count;
         (self.same_len, self.same_types_len) = (0, 0);
         if cell_count == 0 {
-            // A form of a few bytes can have 32768 such pages, in a group of 2000 columns.
+            // A form of a few bytes can contain 32768 such pages, in a group of 2000 columns.
             return Ok(());
         }
         let row = group.next_row;
@@ -149,13 +154,13 @@ impl Program {
         Ok(())
     }
 
-    /// The length of all cells' payloads, if they are as long.
+    /// The payload length, if it is the same for all cells.
     pub(super) fn same_payload_len(&self) -> Option<u32> {
         let header_len = page::record_header_len(self.types_len(0)) as u32;
         (self.has_template() && self.body_lens.is_empty()).then_some(header_len + self.same_len)
     }
 
-    /// Puts the length of each cell's payload into `out`.
+    /// Writes the payload length of each cell to `out`.
     pub(super) fn payload_lens(&self, out: &mut Vec<u32>) {
         out.clear();
         if let Some(len) = self.same_payload_len() {
@@ -178,7 +183,7 @@ impl Program {
         (self.same_types_len + self.types_lens.get(cell).copied().unwrap_or(0)) as usize
     }
 
-    /// A serial type that all cells have.
+    /// Adds a serial type that all cells share.
     fn add_type(&mut self, serial: u32) {
         let mut bytes = [0; 8];
         let len = varint::write_sqlite(&mut bytes, 0, u64::from(serial));
@@ -189,7 +194,7 @@ impl Program {
         self.same_types_len += len as u32;
     }
 
-    /// The run of types that is being made, which has room for some bytes.
+    /// The current run of types, with room for `len` bytes.
     fn last_run(&mut self, len: usize) -> &mut TypeRun {
         let has_room = |run: &TypeRun| run.open.is_none() && run.len + len <= TYPE_RUN_LEN_MAX;
         if !self.type_runs.last().is_some_and(has_room) {
@@ -198,7 +203,8 @@ impl Program {
         self.type_runs.last_mut().expect("there is one")
     }
 
-    /// A serial type of one byte that differs. Where its byte goes.
+    /// Adds a one-byte serial type that differs between cells. Returns its position in the
+    /// template.
     fn add_open_type(&mut self) -> usize {
         self.is_open = true;
         self.same_types_len += 1;
@@ -206,7 +212,7 @@ impl Program {
         self.template.len() - 1
     }
 
-    /// Serial types of several lengths.
+    /// Adds serial types of different lengths.
     fn add_open_types(&mut self, lens: impl Iterator<Item = u32>) {
         self.is_open = true;
         self.types_lens.resize(self.cell_count, 0);
@@ -232,11 +238,11 @@ impl Program {
         self.operations.push(Operation::Words { first, first_serial, type_at });
     }
 
-    /// Integers whose serial types are not known yet.
+    /// Adds integers whose serial types are not known yet.
     fn add_ints(&mut self, values: &[i64], first: usize) {
         let Some(&value) = values.first() else { return };
         let differing = values.iter().fold(0, |differing, other| differing | (other ^ value));
-        // Numbers from two on that have the top bit in common are of one type.
+        // Integers above 1 with the same top bit have one type.
         if value > 1 && differing.leading_zeros() > value.leading_zeros() {
             return self.add_word(int_serial(value), first);
         }
@@ -259,7 +265,7 @@ impl Program {
         for span in spans {
             all |= span.len;
             differing |= span.len ^ len;
-            // The top bit is set where the length is greater.
+            // Sets the top bit if the length is greater.
             is_long |= ((SERIAL_ONE_BYTE_END - 1 - 13) / 2).wrapping_sub(span.len);
         }
         if all >= 2 * super::PAGE_LEN_MAX as u32 {
@@ -306,7 +312,7 @@ impl Program {
     }
 }
 
-/// Adds to the lengths, of which there are none yet or as many.
+/// Adds lengths to the sums, which are empty or equally many.
 #[inline(always)]
 fn add_lens(sums: &mut Vec<u32>, lens: impl Iterator<Item = u32>) {
     if sums.is_empty() {
@@ -316,15 +322,16 @@ fn add_lens(sums: &mut Vec<u32>, lens: impl Iterator<Item = u32>) {
     }
 }
 
-/// Fills slots, and lists the steps that write cells.
+/// The part that fills slots and lists the steps that write cells.
 impl Program {
-    /// Puts into slots what bodies are as long in all cells.
+    /// Puts the bodies that have the same length in all cells into slots.
     pub(super) fn fill_slots_with_bodies(&mut self, fields: &Fields, arena: &Arena) {
         self.steps.clear();
         self.fuse_all(0, None, fields, arena);
     }
 
-    /// Puts what operations write into slots, where these have `front_len` bytes already, or makes it steps.
+    /// Puts the output of operations into slots, which hold `front_len` bytes already, or makes the
+    /// operations steps.
     fn fuse_all(
         &mut self,
         front_len: usize,
@@ -347,8 +354,8 @@ impl Program {
         self.operations = operations;
     }
 
-    /// Puts into slots what is as long in all cells: prefixes (from the top of a word down), types, and bodies. False where
-    /// there are too many types.
+    /// Fills slots with the parts that have the same length in all cells: prefixes (from the top of
+    /// a word down), types, and bodies. Returns false if there are too many types.
     pub(super) fn fill_slots(
         &mut self,
         prefixes: impl Iterator<Item = u64>,
@@ -385,7 +392,8 @@ impl Program {
         true
     }
 
-    /// Puts what an operation writes into slots. False, and nothing done, where that is not as long in all cells.
+    /// Puts the output of an operation into slots. Returns false, and does nothing, if its length
+    /// differs between cells.
     fn fuse(
         &mut self,
         operation: Operation,
@@ -413,7 +421,7 @@ impl Program {
         }
     }
 
-    /// Puts types of one byte that differ into the slots of what is in front of the bodies.
+    /// Puts one-byte types that differ between cells into the slots of the part before the bodies.
     fn put_open_types(&mut self, operation: Operation, types_at: usize, fields: &Fields) {
         let slots = &mut self.slots[..self.cell_count];
         match operation {
@@ -441,7 +449,8 @@ impl Program {
         }
     }
 
-    /// The slots that have room for a body of `len` bytes, written as if it had `room` bytes, and where in them.
+    /// Returns slots with room for a body of `len` bytes, written as a chunk of `room` bytes, and
+    /// the position in them.
     fn slots_for(&mut self, run: &mut Run, len: usize, room: usize) -> (&mut [Slot], usize) {
         if run.len + room > size_of::<Slot>() {
             self.end_run(run);
@@ -455,7 +464,7 @@ impl Program {
         (&mut self.slots[run.first..end], at)
     }
 
-    /// What is in the run's slots becomes a step, and there are others for the next one.
+    /// Makes the run's slots a step, and starts a new run.
     fn end_run(&mut self, run: &mut Run) {
         if run.len > 0 {
             self.steps.push(Operation::Slot { first: run.first, len: run.len });
@@ -464,7 +473,7 @@ impl Program {
     }
 }
 
-/// The slots that are being filled.
+/// The slots being filled.
 struct Run {
     first: usize,
     len: usize,
@@ -486,8 +495,8 @@ fn type_len(serial: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// What a page costs is bounded by its cells: rows times columns are, by the length of the record, and columns alone
-    /// are not.
+    /// The cost of a page is bounded by its cells: the record's length bounds rows times columns,
+    /// but not columns alone.
     #[test]
     fn a_page_without_cells_costs_nothing_however_many_columns_its_group_has() {
         let column_count = page::COLUMN_COUNT_MAX;

@@ -1,9 +1,10 @@
-//! The decoder, second half: fields become cells, and cells pages.
+//! The decoder, second half: turns fields into cells, and cells into pages.
 //!
-//! The lengths of a page's cells say where they lie. Cells are then written from the lowest up, and what is
-//! between them as well, so that a copy of a fixed length may run over its end: what it spoils is
-//! written afterwards. A page is put together in a buffer and then copied into the record. One that is not wanted
-//! is left out, unless how much it takes from a stream follows from its cells.
+//! The lengths of a page's cells determine their positions. Cells and the bytes between them are
+//! then written from the lowest address up, so that a chunk of fixed length may overrun: the bytes
+//! it spoils are written later. A page is assembled in a buffer and then copied into the record. A
+//! page that is not wanted is skipped, unless the number of bytes it takes from a stream depends on
+//! its cells.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use super::layout::*;
 use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
 use super::streams::{Reader, Stream};
 
-/// How far the sequences of pages have been used.
+/// The positions in the sequences of pages.
 #[derive(Default)]
 struct Cursor {
     group: usize,
@@ -26,7 +27,8 @@ struct Cursor {
 }
 
 impl Decoder {
-    /// Writes the pages into `out` that have bytes in `part`, possibly others, and what follows them.
+    /// Writes the pages that overlap `part`, possibly others, and the bytes after the last page
+    /// into `out`.
     pub(super) fn rebuild(
         &mut self,
         plan: &Plan,
@@ -64,7 +66,7 @@ impl Decoder {
         if reader.is_finished() { Ok(()) } else { Err(Malformed("a stream is too long")) }
     }
 
-    /// Passes over a b-tree page. False, and nothing done, where it has to be put together.
+    /// Skips a b-tree page. Returns false, and does nothing, if the page must be assembled.
     fn skip_page(
         &mut self,
         number: u64,
@@ -106,7 +108,7 @@ impl Decoder {
         let pointers_end = pointers_at + 2 * cell_count;
         let lowest = self.place_cells(group, cell_count, flags, cursor, geometry)?;
         if lowest < pointers_end {
-            return Err(Malformed("a page has more cells than room"));
+            return Err(Malformed("the cells do not fit in their page"));
         }
         let header = self.next_header(group, cell_count, lowest, flags, cursor);
         let mut buffer = self.buffer.take().unwrap_or_else(cells::new_buffer);
@@ -128,8 +130,9 @@ impl Decoder {
         Ok(())
     }
 
-    /// Finds out where the cells of the next page of a group begin: `starts` by cell, `order` from the end of
-    /// the page down unless that is the order of the cells. Where the lowest one begins.
+    /// Computes the positions of the cells of a group's next page: `starts` by cell, and `order`
+    /// from the end of the page down (empty if that is the order of the cells). Returns the start
+    /// of the lowest cell.
     fn place_cells(
         &mut self,
         group: usize,
@@ -139,14 +142,14 @@ impl Decoder {
         geometry: Geometry,
     ) -> Result<usize, Malformed> {
         const NONE: u32 = u32::MAX;
-        const FULL: Malformed = Malformed("a page has more cells than room");
+        const FULL: Malformed = Malformed("the cells do not fit in their page");
         let group = &mut self.groups[group];
         self.cells.measure(group, cell_count, (&self.fields, &self.arena), geometry)?;
         self.starts.clear();
         self.order.clear();
         let mut end = geometry.usable_len();
         if flags & (FLAG_RANKS | FLAG_HOLES) == 0 {
-            // Far below zero at worst: no cell is longer than a page.
+            // May go below zero but cannot overflow, since no cell is longer than a page.
             let mut end = end as i64;
             self.starts.extend(self.cells.lens.iter().map(|&len| {
                 end -= i64::from(len).max(CELL_LEN_MIN as i64);
@@ -213,7 +216,7 @@ impl Decoder {
     }
 }
 
-/// What no cell covers, from the lowest address up.
+/// The bytes that no cell covers, from the lowest address up.
 pub(super) struct Leftover<'r, 'a> {
     is_zero: bool,
     reader: &'r mut Reader<'a>,

@@ -1,34 +1,34 @@
-//! The streams of the filtered form: a fixed number of them, one after the other.
+//! The streams of the filtered form: a fixed number, stored one after the other.
 //!
-//! What is alike goes into one stream, whatever page or column it comes from, because a codec's
-//! statistics are those of a stretch of its input. The first varints of the buffer say how long each
-//! stream is; how each is divided follows from what was read before, so that nothing in them needs a
-//! length of its own.
+//! Similar data goes into one stream, whatever page or column it comes from, because a codec's
+//! statistics are those of a stretch of its input. Varints at the start of the buffer give the
+//! length of each stream. How a stream is divided follows from data read before, so its pieces need
+//! no lengths.
 //!
-//! A reader hands out pieces in the order in which they were written. It never reads outside its
+//! A reader returns the pieces in the order in which they were written. It never reads beyond a
 //! stream, and at the end every stream must be used up.
 
 use super::Malformed;
 use super::varint;
 
-/// The streams, in the order in which they stand in the buffer.
+/// The streams, in their order in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
-    /// Modes, their parameters and numbers that are few.
+    /// Modes, their parameters, and infrequent numbers.
     Control = 0,
     /// One byte per value: classes, numbers of dictionary entries, lengths of common prefixes.
     Symbols = 1,
-    /// The bytes of integers, one plane after the other.
+    /// The bytes of integers, plane by plane.
     Planes = 2,
     /// Text.
     Text = 3,
     /// Blobs, and the parts of payloads that continue on overflow pages.
     Bytes = 4,
-    /// Kept pages and all else that no cell covers.
+    /// Kept pages, and all bytes that no cell covers.
     Rest = 5,
 }
 
-/// How many streams there are.
+/// The number of streams.
 pub(super) const STREAM_COUNT: usize = 6;
 
 /// Collects the streams.
@@ -48,7 +48,7 @@ impl Writer {
         &mut self.streams[stream as usize]
     }
 
-    /// [`Stream::Symbols`] and one that stands behind it.
+    /// Returns [`Stream::Symbols`] and a later stream.
     pub(super) fn symbols_and(&mut self, stream: Stream) -> (&[u8], &mut Vec<u8>) {
         let (front, back) = self.streams.split_at_mut(Stream::Symbols as usize + 1);
         (
@@ -65,12 +65,12 @@ impl Writer {
         self.streams[stream as usize].push(byte);
     }
 
-    /// A number in [`Stream::Control`].
+    /// Writes a number to [`Stream::Control`].
     pub(super) fn put_number(&mut self, value: u64) {
         varint::push(self.stream(Stream::Control), value);
     }
 
-    /// A number of either sign in [`Stream::Control`].
+    /// Writes a signed number to [`Stream::Control`].
     pub(super) fn put_signed(&mut self, value: i64) {
         self.put_number(varint::zigzag(value));
     }
@@ -88,7 +88,7 @@ impl Writer {
     }
 }
 
-/// Hands out what a [`Writer`] collected.
+/// Reads the streams that a [`Writer`] collected.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: [usize; STREAM_COUNT],
@@ -96,7 +96,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the directory, which begins at `at`.
+    /// Reads the directory at `at`.
     pub(super) fn new(bytes: &'a [u8], mut at: usize) -> Result<Reader<'a>, Malformed> {
         let mut lens = [0usize; STREAM_COUNT - 1];
         for len in &mut lens {
@@ -120,12 +120,12 @@ impl<'a> Reader<'a> {
         Ok(reader)
     }
 
-    /// Where the next piece of a stream begins in the buffer.
+    /// The position of the next piece of a stream in the buffer.
     pub(super) fn position(&self, stream: Stream) -> usize {
         self.at[stream as usize]
     }
 
-    /// The rest of a stream.
+    /// The unread rest of a stream.
     pub(super) fn rest(&self, stream: Stream) -> &'a [u8] {
         &self.bytes[self.at[stream as usize]..self.end[stream as usize]]
     }

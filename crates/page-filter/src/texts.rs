@@ -1,12 +1,13 @@
 //! Sequences of strings: the texts or the blobs of one column.
 //!
-//! Texts stand one after the other with a zero byte behind each, rather than with their lengths elsewhere:
-//! then a codec finds a repeated value and its length in one go. Few different values become a
-//! dictionary and a byte for each; sorted ones, as in an index, leave out what they share with the one
-//! before; dates are taken out of them, see `dates`. Strings that contain a zero byte, and those of one length, have their lengths written apart.
+//! Texts are stored one after the other with a zero byte after each, rather than with their lengths
+//! elsewhere: this way a codec finds a repeated value and its length in one match. A few distinct
+//! values become a dictionary and one byte each. Sorted values, as in an index, omit the prefix
+//! they share with their predecessor. Dates are extracted (see `dates`). Strings that contain a
+//! zero byte, and strings of equal length, have their lengths stored separately.
 //!
-//! The decoder hands out spans of an arena. That begins with a copy of the streams of strings, in which most
-//! of them are; behind it are those that had to be put together.
+//! The decoder returns spans of an arena. It begins with a copy of the streams of strings, which
+//! contains most of them; strings assembled from parts follow.
 
 use super::Malformed;
 use super::arena::Arena;
@@ -16,21 +17,23 @@ use super::dictionary::{self, Dictionary};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
 
-/// How many values must share a dictionary entry on average.
+/// The minimum average number of values per dictionary entry.
 const DICTIONARY_SHARE_MIN: usize = 3;
 
-/// After so many values it is seen whether there will be a dictionary.
+/// The number of values after which the encoder decides whether a dictionary is likely.
 const DICTIONARY_TRIAL_COUNT: usize = 96;
-/// The most of those that may be different: of 256 different values 96 are about 80 different ones.
+/// The maximum number of distinct ones among those: 96 draws from 256 values give about 80 distinct
+/// ones.
 const DICTIONARY_TRIAL_MAX: usize = 90;
 
-/// How many values are looked at to see whether neighbours have a common prefix.
+/// The number of values sampled to see whether neighbours share prefixes.
 const PREFIX_SAMPLE_COUNT: usize = 256;
 
-/// How long the common prefix must be on average, in bytes. Shorter ones a codec finds for as much.
+/// The minimum average length of common prefixes, in bytes. A codec handles shorter ones equally
+/// well.
 const PREFIX_LEN_MIN: usize = 2;
 
-/// The longest prefix that is left out, in bytes: its length is a byte.
+/// The longest prefix that is omitted, in bytes, since its length is stored as a byte.
 const PREFIX_LEN_MAX: usize = u8::MAX as usize;
 
 const TERMINATED: u8 = 0;
@@ -39,17 +42,17 @@ const DICTIONARY: u8 = 2;
 const PREFIXED: u8 = 3;
 pub(super) const DATED: u8 = 4;
 
-/// Where a string is, in the record or the arena, and how long.
+/// The position and length of a string in the record or the arena.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
     pub(super) at: u32,
     pub(super) len: u32,
 }
 
-/// Strings up to this length are copied as if they had it, in bytes.
+/// Strings up to this length, in bytes, are copied as a chunk of this length.
 const SHORT_LEN: usize = 16;
 
-/// Working memory of both directions.
+/// Working memory of encoder and decoder.
 #[derive(Default)]
 pub(super) struct Texts {
     dictionary: Dictionary<Span>,
@@ -57,7 +60,8 @@ pub(super) struct Texts {
     dates: Dates,
 }
 
-/// Writes the strings that `spans` mark in `record`, of which the reader knows the number, into `stream` and others.
+/// Writes the strings that `spans` mark in `record` to `stream` and others. The reader must know
+/// their number.
 pub(super) fn encode(
     work: &mut Texts,
     ints: &mut Ints,
@@ -101,7 +105,7 @@ pub(super) fn encode(
     }
 }
 
-/// Appends the strings with a zero byte behind each.
+/// Appends the strings, each followed by a zero byte.
 fn put_terminated(record: &[u8], spans: &[Span], out: &mut Vec<u8>) {
     let len: usize = spans.iter().map(|span| span.len as usize + 1).sum();
     let mut at = out.len();
@@ -116,7 +120,7 @@ fn put_terminated(record: &[u8], spans: &[Span], out: &mut Vec<u8>) {
     out.truncate(end);
 }
 
-/// Writes a string to `at`, and possibly something behind it.
+/// Writes a string to `at`. May overwrite some bytes after it.
 #[inline(always)]
 fn put_string(record: &[u8], span: Span, out: &mut [u8], at: usize) {
     let len = span.len as usize;
@@ -132,7 +136,7 @@ fn put_string(record: &[u8], span: Span, out: &mut [u8], at: usize) {
 }
 
 fn zero_count(bytes: &[u8]) -> usize {
-    // Counted in bytes, which a compiler makes vectors of.
+    // Counting in bytes lets the compiler vectorise.
     let count = |chunk: &[u8]| chunk.iter().map(|&byte| u8::from(byte == 0)).sum::<u8>();
     bytes.chunks(usize::from(u8::MAX)).map(|chunk| usize::from(count(chunk))).sum()
 }
@@ -141,7 +145,8 @@ pub(super) fn text(record: &[u8], span: Span) -> &[u8] {
     &record[span.at as usize..][..span.len as usize]
 }
 
-/// Writes the strings without what each shares with the one before. False, and nothing, where one has a zero byte.
+/// Writes each string without the prefix it shares with its predecessor. Returns false, and writes
+/// nothing, if a string contains a zero byte.
 fn encode_prefixed(record: &[u8], spans: &[Span], stream: Stream, writer: &mut Writer) -> bool {
     let symbols = writer.stream(Stream::Symbols);
     let mut previous: &[u8] = &[];
@@ -165,7 +170,7 @@ fn encode_prefixed(record: &[u8], spans: &[Span], stream: Stream, writer: &mut W
         at += 1;
     }
     out.truncate(at);
-    // What is shared was written before, so that a zero byte anywhere is among these.
+    // Shared prefixes were written with earlier strings, so this finds any zero byte.
     if zero_count(&out[start..]) != spans.len() {
         out.truncate(start);
         let symbols = writer.stream(Stream::Symbols);
@@ -204,7 +209,8 @@ fn shares_prefixes(record: &[u8], spans: &[Span]) -> bool {
     shared >= PREFIX_LEN_MIN * (sampled.len() - 1)
 }
 
-/// Numbers the strings in the order in which they first appear. False where too many differ.
+/// Builds a dictionary in order of first appearance. Returns false if there are too many distinct
+/// strings.
 fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
     let count_max = dictionary::COUNT_MAX.min(spans.len() / DICTIONARY_SHARE_MIN);
     if count_max == 0 {
@@ -217,7 +223,7 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
             return false;
         }
         let key = Key::of(record, span);
-        // Many columns have the same value in row after row.
+        // Many columns repeat a value in consecutive rows.
         if key == previous && key.len <= 16 {
             work.dictionary.repeat();
             continue;
@@ -236,8 +242,9 @@ fn find_dictionary(work: &mut Texts, record: &[u8], spans: &[Span]) -> bool {
     true
 }
 
-/// The first and the last eight bytes of a string, or its only ones: enough to tell apart the values of a column, and
-/// with the length all of those up to 16 bytes.
+/// The first and the last eight bytes of a string, or all of a shorter one. This mostly
+/// distinguishes the values of a column; together with the length it identifies every string up to
+/// 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     head: u64,
@@ -269,7 +276,7 @@ impl Key {
     }
 }
 
-/// Reads `count` strings and puts them behind those that `spans` holds.
+/// Reads `count` strings and appends them to `spans`.
 pub(super) fn append(
     work: &mut Texts,
     ints: &mut Ints,
@@ -318,11 +325,11 @@ pub(super) fn append(
                 arena,
                 &mut work.dictionary.entries,
             )?;
-            // Every byte is then the number of an entry, and what is no entry's is found out below.
+            // Now every byte is a valid index; numbers without an entry are refused below.
             work.dictionary.entries.resize(dictionary::COUNT_MAX, Span::default());
             let indices = reader.take(Stream::Symbols, count)?;
             if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
-                return Err(Malformed("a dictionary has no such entry"));
+                return Err(Malformed("a dictionary entry does not exist"));
             }
             let entries: &[Span; dictionary::COUNT_MAX] =
                 work.dictionary.entries[..].try_into().expect("it was resized");
@@ -335,10 +342,10 @@ pub(super) fn append(
     }
 }
 
-/// How many strings may end in one word.
+/// The number of strings that can end in one word.
 const ENDS_AT_ONCE: usize = 8;
 
-/// Finds `count` strings, and puts their places behind those that `spans` holds.
+/// Finds `count` strings that end with zero bytes, and appends their spans.
 fn take_terminated(
     reader: &mut Reader<'_>,
     stream: Stream,
@@ -359,13 +366,14 @@ fn take_terminated(
     Ok(())
 }
 
-/// Puts spans behind those that `spans` holds, which begin at the first `count` zero bytes. Where the last one ends.
+/// Appends spans that start at the first `count` zero bytes. Returns the position after the last of
+/// them.
 ///
-/// All zero bytes of a word are found at once, and up to two noted whether there are any or not:
-/// where short strings end cannot be foretold, so that branches would cost more.
+/// All zero bytes of a word are found at once, and two positions are always stored, whether they
+/// exist or not: the ends of short strings are unpredictable, so branches would cost more.
 fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize, Malformed> {
     let start = spans.len();
-    // Words may have a few more than are wanted.
+    // The last word may have a few more than wanted.
     spans.resize(start + count + ENDS_AT_ONCE, Span::default());
     let ends = &mut spans[start..];
     let mut found = 0;
@@ -403,14 +411,14 @@ fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize,
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// The top bits of those bytes that are zero.
+/// Sets the top bit of each byte that is zero.
 #[inline(always)]
 pub(super) fn zero_bytes(word: u64) -> u64 {
     const LOW: u64 = 0x7f * ONES;
     !(((word & LOW) + LOW) | word | LOW)
 }
 
-/// Puts strings together that are each written without what they share with the one before.
+/// Assembles strings that were written without the prefix they share with their predecessor.
 fn decode_prefixed(
     reader: &mut Reader<'_>,
     count: usize,
@@ -424,7 +432,7 @@ fn decode_prefixed(
     let first = spans.len();
     let len = find_ends(reader.rest(stream), count, spans)?;
     let mut at = 0;
-    // A string's first bytes are kept in a register: memory gives slowly back what was just written in parts.
+    // The first bytes of a string are kept in a register: a load just after partial stores stalls.
     let (mut previous_at, mut previous_len, mut previous) = (0, 0, 0u128);
     for (&prefix_len, span) in shared.iter().zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);

@@ -1,15 +1,15 @@
-//! Variable-length integers: SQLite's own, as found in cells, and those of the filtered form.
+//! Variable-length integers: SQLite's own, as in cells, and those of the filtered form.
 //!
 //! SQLite's are big-endian groups of seven bits, up to nine bytes. A value can be written in more
-//! bytes than it needs; a page that does so is not taken apart, so that a value alone says which
-//! bytes it was.
+//! bytes than it needs; a page that does so is not taken apart, so the value alone determines its
+//! bytes.
 //!
 //! The filtered form uses little-endian groups of seven bits, the top bit set on all but the last.
 
 /// The longest varint of the filtered form, in bytes.
 const VARINT_LEN_MAX: usize = 10;
 
-/// The lengths of SQLite's varints by how many bits their values have, in bytes.
+/// The lengths of SQLite's varints, in bytes, by the number of bits of the value.
 const LEN_OF_BITS: [u8; 65] = {
     let mut table = [9u8; 65];
     let mut bits = 0;
@@ -26,14 +26,14 @@ pub(super) fn sqlite_len(value: u64) -> usize {
     usize::from(LEN_OF_BITS[(64 - value.leading_zeros()) as usize])
 }
 
-/// Reads a varint of SQLite that is no longer than it needs to be: its value and where it ends.
+/// Reads a SQLite varint that is no longer than necessary. Returns its value and its end.
 #[inline(always)]
 pub(super) fn read_sqlite(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     let first = *bytes.get(at)?;
     if first < 0x80 {
         return Some((u64::from(first), at + 1));
     }
-    // Most row ids have two or three bytes. The first one may not be without bits of the value.
+    // Most row ids have two or three bytes. A first byte without value bits is not allowed.
     if let Some(&[_, second, third]) = bytes.get(at..).and_then(|rest| rest.first_chunk())
         && first != 0x80
         && second & third < 0x80
@@ -54,7 +54,7 @@ fn read_sqlite_long(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
         let ends = !word & 0x8080_8080_8080_8080;
         if ends != 0 {
             let len = ends.leading_zeros() / 8 + 1;
-            // A first byte without bits of the value is one too many.
+            // A first byte without value bits means that the varint is too long.
             return (chunk[0] != 0x80).then_some((sqlite_value(word, len), at + len as usize));
         }
     }
@@ -83,7 +83,7 @@ fn read_sqlite_bytewise(bytes: &[u8], at: usize) -> Option<(u64, usize)> {
     (sqlite_len(value) == 9).then_some((value, at + 9))
 }
 
-/// The bytes of a varint of `len` bytes, up to 8, from the top of a word down.
+/// Encodes a varint of `len` bytes, at most 8, into the top bytes of a word.
 #[inline(always)]
 pub(super) fn sqlite_word(value: u64, len: usize) -> u64 {
     let wide = value & 0x0fff_ffff | (value & 0x00ff_ffff_f000_0000) << 4;
@@ -95,17 +95,19 @@ pub(super) fn sqlite_word(value: u64, len: usize) -> u64 {
 /// The top bits of a varint's bytes.
 const TOP_BITS: u64 = 0x8080_8080_8080_8080;
 
-/// From the word of a varint of `len` bytes, up to 8, that of a value greater by `step`, which is below 128 and does not make it longer.
+/// Adds `step` to a value encoded by [`sqlite_word`] in `len` bytes, at most 8. `step` is below 128
+/// and must not make it longer.
 #[inline(always)]
 pub(super) fn sqlite_word_behind(word: u64, len: usize, step: u64) -> u64 {
     let low = 64 - 8 * len as u32;
-    // Bits that are set above each group of seven hand on what is carried.
+    // The set bit above each group of seven passes the carry on.
     let sum = (word | TOP_BITS) + (step << low);
     let top_bits = TOP_BITS << low;
     sum & !TOP_BITS | top_bits << 8
 }
 
-/// Writes `value` as SQLite does to `at` of `out`; returns where it ends. Nothing is written that has no room.
+/// Writes `value` as SQLite does to `at` of `out`, and returns its end. Writes nothing if it does
+/// not fit.
 pub(super) fn write_sqlite(out: &mut [u8], at: usize, value: u64) -> usize {
     let len = sqlite_len(value);
     let Some(out) = out.get_mut(at..at + len) else { return at + len };
@@ -115,7 +117,7 @@ pub(super) fn write_sqlite(out: &mut [u8], at: usize, value: u64) -> usize {
     } else if len <= 8 {
         out.copy_from_slice(&sqlite_word(value, len).to_be_bytes()[..len]);
     } else {
-        // Eight bytes of seven bits each, and one of eight.
+        // Eight bytes with seven bits each, and one with eight.
         out[..8].copy_from_slice(&(sqlite_word(value >> 8, 8) | 0x80).to_be_bytes());
         out[8] = value as u8;
     }
@@ -131,7 +133,7 @@ pub(super) fn push(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Reads a varint of the filtered form: its value and its length.
+/// Reads a varint of the filtered form. Returns its value and its length.
 pub(super) fn read(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0u64;
     for (i, &byte) in bytes.iter().take(VARINT_LEN_MAX).enumerate() {
@@ -148,7 +150,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<(u64, usize)> {
     None
 }
 
-/// Maps small numbers of either sign to small numbers: 0, -1, 1, -2, …
+/// Maps signed numbers to unsigned ones, small to small: 0, -1, 1, -2, …
 #[inline]
 pub(super) fn zigzag(value: i64) -> u64 {
     (value << 1 ^ value >> 63) as u64

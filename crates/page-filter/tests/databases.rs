@@ -1,7 +1,7 @@
-//! Round trips of real databases, and of databases of every kind made by stock SQLite.
+//! Round trips of real databases, and of all kinds of databases made by stock SQLite.
 //!
-//! `HARDPACK_DATABASES` names files and directories of databases, separated by colons; without it only those
-//! made here are used. `HARDPACK_DATABASES_MB` limits how much of each is read.
+//! `HARDPACK_DATABASES` names files and directories of databases, separated by colons; without it,
+//! only databases made here are used. `HARDPACK_DATABASES_MB` limits how much of each is read.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn real_databases_come_back() {
     }
 }
 
-/// Makes a database with the stock command line.
+/// Makes a database with the stock shell.
 fn make(path: &Path, reserved: usize, sql: &str) {
     let _ = std::fs::remove_file(path);
     let mut command = Command::new("sqlite3");
@@ -67,7 +67,8 @@ fn make(path: &Path, reserved: usize, sql: &str) {
 
 const SERIES: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<1500)";
 
-/// Rows of every class, long texts, deletions, an index, a table without row ids, dropped tables.
+/// SQL that makes rows of every class, long texts, deletions, an index, a table without row ids,
+/// and dropped tables.
 fn every_kind(page_len: usize, vacuum: &str, legacy: &str) -> String {
     format!(
         "PRAGMA page_size={page_len}; PRAGMA auto_vacuum={vacuum}; PRAGMA legacy_file_format={legacy};
@@ -109,7 +110,7 @@ fn databases_of_every_kind_come_back() {
             assert_eq!(usize::from(bytes[20]), reserved, "the shell takes no reserved bytes");
             let count = round_trip_file(&path, 64);
             assert!(count > 6, "{page_len} {vacuum}: only {count} records are filtered");
-            // What is one whole record must have become smaller by what it no longer says.
+            // The whole database as one record must become smaller by the bytes that are omitted.
             let mut filtered = Vec::new();
             let bytes = &bytes[..bytes.len().min(RECORD_LEN_MAX)];
             assert!(PageFilter::new().encode(bytes, 0, page_len, &mut filtered));

@@ -1,13 +1,14 @@
-//! Pages and filtered forms that no SQLite and no encoder wrote. Seeded; a failure prints its seed.
+//! Pages that SQLite never writes, and filtered forms that no encoder writes. Seeded; a failure
+//! prints its seed.
 //!
-//! `HARDPACK_FUZZ_COUNT` sets how many cases each test tries.
+//! `HARDPACK_FUZZ_COUNT` sets the number of cases per test.
 
 mod common;
 
 use common::round_trip;
 use hardpack_page_filter::{PageFilter, RECORD_LEN_MAX};
 
-/// A small generator of pseudo-random numbers (xorshift64*), so that a seed repeats a failure.
+/// A small pseudo-random number generator (xorshift64*), so that a seed reproduces a failure.
 struct Random(u64);
 
 impl Random {
@@ -42,7 +43,7 @@ fn push_varint(out: &mut Vec<u8>, value: u64) {
     out.extend(groups);
 }
 
-/// A field: its serial type and body.
+/// Draws a field: its serial type and body.
 fn field(random: &mut Random) -> (u64, Vec<u8>) {
     let bytes = |random: &mut Random, len: usize| -> Vec<u8> {
         (0..len).map(|_| random.next() as u8).collect()
@@ -71,7 +72,7 @@ fn field(random: &mut Random) -> (u64, Vec<u8>) {
     }
 }
 
-/// A date in one of a few notations. Not all exist.
+/// Draws a date in one of a few notations. Some dates do not exist.
 fn date(random: &mut Random) -> String {
     let (hour, minute, second) = (random.below(12), random.below(61), random.below(60));
     let day = 27 + random.below(4);
@@ -84,7 +85,7 @@ fn date(random: &mut Random) -> String {
     }
 }
 
-/// A page of the kind that most filters see: cells as SQLite writes them, from the end down.
+/// Draws a typical page: cells as SQLite writes them, from the end down.
 fn btree_page(random: &mut Random, page_len: usize, btree_at: usize) -> Vec<u8> {
     let kind = [2u8, 5, 10, 13][random.below(4)];
     let mut page = vec![0u8; page_len];
@@ -161,7 +162,7 @@ fn record(random: &mut Random, page_len: usize, offset: u64) -> Vec<u8> {
     record
 }
 
-/// Flips, sets, copies or cuts something, mostly near the front of pages.
+/// Flips, sets, copies or cuts bytes, mostly near the front of pages.
 fn mutate(random: &mut Random, bytes: &mut [u8], page_len: usize) {
     for _ in 0..random.below(6) {
         if bytes.is_empty() {

@@ -1,11 +1,12 @@
-//! The filtered form of a small record, byte for byte, as `docs/page-filter.md` says: what was written once must
-//! stay readable.
+//! The filtered form of a small record, byte for byte, as `docs/page-filter.md` specifies it: forms
+//! written once must stay readable.
 
 use hardpack_page_filter::PageFilter;
 
 const PAGE_LEN: usize = 512;
 
-/// A table leaf with five rows (id, NULL, integer, text), then a page that is no b-tree page, then half a page.
+/// A table leaf with five rows (id, NULL, integer, text), then a page that is not a b-tree page,
+/// then part of a page.
 fn record() -> Vec<u8> {
     let mut record = vec![0u8; PAGE_LEN];
     let rows: [(u8, u8, &str); 5] =
@@ -33,7 +34,7 @@ fn record() -> Vec<u8> {
 #[test]
 fn the_form_of_a_small_record_is_fixed() {
     let (record, mut filtered, mut filter) = (record(), Vec::new(), PageFilter::new());
-    // The first page is the file's second.
+    // The record starts with the file's second page.
     assert!(filter.encode(&record, 512, PAGE_LEN, &mut filtered));
     let mut expected = Vec::new();
     // Header: 2^9 bytes per page, none reserved, no head, first page 2.

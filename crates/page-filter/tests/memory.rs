@@ -1,7 +1,8 @@
-//! How much memory decoding takes at most: of forms that claim as much as any can, and of honest records of the worst
-//! kind. What is allocated is counted, not what the library says of itself.
+//! The maximum memory of decoding: for forms that claim as much as possible, and for honest records
+//! of the worst kind. The test counts allocations and does not rely on the library's own figures.
 //!
-//! `HARDPACK_FUZZ_COUNT` sets how many small forms are tried.
+//! `HARDPACK_FUZZ_COUNT` sets the number of small forms.
+#![expect(unsafe_code, reason = "a global allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,17 +10,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hardpack_page_filter::PageFilter;
 
-/// The most that decoding holds at once, in bytes for each of the record, as `docs/page-filter.md` says; and besides.
+/// The maximum memory of decoding per byte of the record, as in `docs/page-filter.md`, and the
+/// constant part.
 const PER_BYTE_MAX: usize = 17;
 const BESIDES: usize = 1 << 20;
-/// Long enough that what goes with the length is what counts.
+/// Long enough that the part proportional to the length dominates.
 const RECORD_LEN: usize = 2 << 20;
 
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// All that was ever allocated: what is allocated is also written.
+/// The total ever allocated, since allocated memory is also written.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
 fn grown(len: usize) {
@@ -28,11 +30,11 @@ fn grown(len: usize) {
     PEAK.fetch_max(live, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grown(layout.size());
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller guarantees what the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
@@ -46,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.dealloc(pointer, layout) }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        // Long ones are moved by their pages, not copied.
+        // Long allocations are moved by remapping pages, not copied.
         match len.checked_sub(layout.size()) {
             Some(more) => grown(more),
             None => drop(LIVE.fetch_sub(layout.size() - len, Ordering::Relaxed)),
@@ -59,13 +61,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What is allocated is counted for the whole process, so one test runs at a time.
+/// Allocations are counted for the whole process, so only one test runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The most that was held at once by a new decoder, and all that it allocated. `out` is not its own.
+/// Decodes with a new decoder. Returns the peak and the total of its allocations (without `out`),
+/// and whether it succeeded.
 fn cost(form: &[u8], out: &mut [u8]) -> (usize, usize, bool) {
     let (live, total) = (LIVE.load(Ordering::Relaxed), TOTAL.load(Ordering::Relaxed));
     PEAK.store(live, Ordering::Relaxed);
@@ -95,11 +98,11 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// What a sequence is of which all residuals are 0: `DELTA2` counts up.
+/// The mode of a sequence whose residuals are all 0: `DELTA2` counts up.
 const PLAIN: u8 = 0;
 const DELTA2: u8 = 0x20;
 
-/// Writes a form by hand.
+/// Builds a form by hand.
 #[derive(Default)]
 struct Form {
     control: Vec<u8>,
@@ -107,7 +110,7 @@ struct Form {
 }
 
 impl Form {
-    /// A sequence of any length whose items are all `value`.
+    /// Adds a sequence of any length whose items are all `value`.
     fn all(&mut self, value: i64) -> &mut Form {
         self.control.push(PLAIN);
         varint(&mut self.control, (value << 1 ^ value >> 63) as u64);
@@ -124,7 +127,7 @@ impl Form {
         self
     }
 
-    /// Pages of one group, all alike: so many cells, with these flags.
+    /// Adds identical pages of one group, with this many cells and these flags.
     fn pages(&mut self, cell_count: i64, flags: i64) -> &mut Form {
         self.all(2).all(cell_count).all(flags);
         for flag in [2, 4] {
@@ -149,8 +152,8 @@ impl Form {
 const INDEX_INTERIOR: u8 = 2;
 const TABLE_LEAF: u8 = 13;
 
-/// Forms that claim as much as may be: cells, with all that goes with each; payloads that are not whole; fields in each
-/// way of keeping them; words and strings in a single page; columns of groups without rows.
+/// Forms that claim as much as possible: cells with all their parts; payloads with overflow pages;
+/// fields in each shape; words and strings in a single page; columns of groups without rows.
 fn greedy_forms() -> Vec<(String, Vec<u8>)> {
     let mut forms = Vec::new();
     for (page_bits, cell_counts) in [(9, [84, 256]), (12, [681, 2048]), (16, [10_921, 32_768])] {
@@ -178,7 +181,7 @@ fn greedy_forms() -> Vec<(String, Vec<u8>)> {
                 let what = format!("{columns} columns of class {class}, 2^{page_bits}");
                 forms.push((what, form.finish(page_bits)));
             }
-            // All classes by turns, so that each column leaves other lists long.
+            // Cycles through the classes, so that each column leaves different lists long.
             let mut form = Form::default();
             form.pages(cells, 6).bytes(&[TABLE_LEAF]).number(columns as u64).all(5);
             let rows = (cells * pages) as usize;
@@ -196,7 +199,7 @@ fn greedy_forms() -> Vec<(String, Vec<u8>)> {
         }
     }
     let mut form = Form::default();
-    // The first page kept, the second of the last group.
+    // The first page is kept, the second belongs to the last group.
     form.bytes(&[0x30, 0]).number(1).number(514);
     forms.push(("groups without rows".into(), form.finish(9)));
     forms
@@ -211,7 +214,7 @@ fn no_form_takes_more_than_its_record_allows() {
     }
 }
 
-/// Pages full of rows: `row` gives the serial types of each, none of which has a body.
+/// Makes pages full of rows: `row` returns the serial types of each, all without a body.
 fn record(page_len: usize, len: usize, row: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
     let mut record = vec![0; len];
     let mut number = 0;
@@ -247,8 +250,8 @@ fn record(page_len: usize, len: usize, row: impl Fn(usize) -> Vec<u8>) -> Vec<u8
     record
 }
 
-/// As many cells as there may be, and as many fields in each way of keeping them: an honest form is taken whole, and holds
-/// no more than any other.
+/// With the maximum number of cells, and of fields in each shape, an honest form is decoded
+/// completely and uses no more memory than any other.
 #[test]
 fn honest_records_of_the_worst_kind_are_within_the_bound() {
     let _alone = alone();
@@ -274,7 +277,7 @@ fn honest_records_of_the_worst_kind_are_within_the_bound() {
     }
 }
 
-/// A small generator of pseudo-random numbers (xorshift64*).
+/// A small pseudo-random number generator (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -286,7 +289,8 @@ impl Random {
     }
 }
 
-/// Forms of a few bytes, of numbers that mean something in many places, for records of each length.
+/// Forms of a few bytes, made of numbers that are meaningful in many places, for records of each
+/// length.
 #[test]
 fn small_forms_take_no_more_than_their_records_allow() {
     let _alone = alone();

@@ -1,8 +1,10 @@
-//! Measures what clearing unused bytes would save: `cargo run --release --example unused_space -- DB...`
+//! Measures what clearing unused bytes would save: `cargo run --release --example unused_space --
+//! DB...`
 //!
-//! For each database: the bytes of free-list leaves, of gaps in pages, and inside freeblocks, with the
-//! share that is not zero already; and the length of all records of 128 KiB under zstd-3, before and
-//! after. The files are only read; they must be complete, without a hot journal or a WAL.
+//! For each database: the bytes of free-list leaves, of gaps in pages, and inside freeblocks, with
+//! the share that is not zero already; and the length of all records of 128 KiB under zstd-3,
+//! before and after. The files are only read; they must be complete, without a hot journal or a
+//! WAL.
 
 use hardpack::unused::{HEADER_LEN, Layout, PENDING_BYTE_DEFAULT, freelist};
 use hardpack_engine::codec::{Codec, CodecError, Encoded, Policy};

@@ -1,22 +1,25 @@
 //! The functions of the host SQLite that this crate calls.
 //!
-//! For: a loadable extension must not link to a SQLite of its own; it uses the one that loaded it,
-//! through the table `sqlite3_api_routines` (`sqlite3ext.h`) that the loader passes to the entry point.
-//! A Rust program that links SQLite statically builds the same table with [`api_from!`](crate::api_from).
+//! A loadable extension must not link to a SQLite of its own. It uses the one that loaded it,
+//! through the table `sqlite3_api_routines` (`sqlite3ext.h`) that the loader passes to the entry
+//! point. A Rust program that links SQLite statically builds the same table with
+//! [`api_from!`](crate::api_from).
 //!
 //! Invariants: members of that table never move, so a function is found by its index there
-//! ([`slot`]; `tests/api_table.rs` checks each against the real header). No index is read before the
-//! host's version shows that its table is that long. A process has one [`Api`], set once.
+//! ([`slot`]; `tests/api_table.rs` checks each index against the real header). No index is read
+//! before the host's version shows that its table is long enough. A process has one [`Api`], set
+//! once.
 //!
 //! Failures: a host that is too old, or was built without a needed function, is refused with a text
-//! fit for the loader's error message; nothing is half set up.
+//! for the loader's error message. Nothing is left half set up.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use crate::ffi::*;
 use std::ffi::{CString, c_char, c_double, c_int, c_uchar, c_void};
 use std::sync::OnceLock;
 
-/// The oldest host that is accepted, as `sqlite3_libversion_number` puts it: 3.31.0, the first whose
-/// table reaches [`slot::FILENAME_DATABASE`].
+/// The oldest accepted host, as `sqlite3_libversion_number` counts: 3.31.0, the first whose table
+/// reaches [`slot::FILENAME_DATABASE`].
 pub const OLDEST_HOST_VERSION: c_int = 3_031_000;
 
 /// An entry point of an extension, as [`Api::auto_extension`] takes it.
@@ -26,7 +29,7 @@ pub type EntryPoint = unsafe extern "C" fn(
     routines: *const c_void,
 ) -> c_int;
 
-/// What [`Api::exec`] calls for each row.
+/// The callback that [`Api::exec`] calls for each row.
 pub type ExecCallback = unsafe extern "C" fn(
     context: *mut c_void,
     columns: c_int,
@@ -34,10 +37,11 @@ pub type ExecCallback = unsafe extern "C" fn(
     names: *mut *mut c_char,
 ) -> c_int;
 
-/// Declares each function once: its member name and index in `sqlite3_api_routines`, and its type.
+/// Declares each function once: its name and index in `sqlite3_api_routines`, and its type.
 macro_rules! host_functions {
     ($($slot:ident = $index:literal, $name:ident: $type:ty;)+) => {
-        /// The host's functions; field `x` is `sqlite3_x`, documented at <https://sqlite.org/c3ref/funclist.html>.
+        /// The host's functions. Field `x` is `sqlite3_x`, documented at
+        /// <https://sqlite.org/c3ref/funclist.html>.
         #[derive(Debug, Clone, Copy)]
         pub struct Api {
             $(
@@ -46,7 +50,7 @@ macro_rules! host_functions {
             )+
         }
 
-        /// Where each function lies in `sqlite3_api_routines`, counted in members.
+        /// The index of each function in `sqlite3_api_routines`, counted in members.
         pub mod slot {
             $(
                 #[doc = concat!("`sqlite3_", stringify!($name), "`")]
@@ -145,7 +149,7 @@ host_functions! {
     FILENAME_DATABASE = 246, filename_database: unsafe extern "C" fn(filename: *const c_char) -> *const c_char;
 }
 
-/// How many members of `sqlite3_api_routines` this crate may look at.
+/// The number of members of `sqlite3_api_routines` that this crate may read.
 pub const TABLE_LEN: usize = slot::FILENAME_DATABASE + 1;
 
 const _: () = {
@@ -159,8 +163,8 @@ const _: () = {
 impl Api {
     /// Reads the table that the loader passes to an extension's entry point.
     ///
-    /// Fails, with a text for the user, on a NULL table, a host older than [`OLDEST_HOST_VERSION`],
-    /// or one built without a function that is needed.
+    /// Fails with a text for the user if the table is NULL, the host is older than
+    /// [`OLDEST_HOST_VERSION`], or the host was built without a needed function.
     ///
     /// # Safety
     ///
@@ -173,9 +177,9 @@ impl Api {
         // SAFETY: this member is as old as extensions are, so every table has it.
         let version = unsafe { *table.add(slot::LIBVERSION_NUMBER) };
         if version.is_null() {
-            return Err("this SQLite does not tell its version");
+            return Err("this SQLite does not report its version");
         }
-        // SAFETY: not NULL, hence the function that belongs into this slot.
+        // SAFETY: not NULL, hence the function that belongs in this slot.
         let version = unsafe {
             std::mem::transmute::<*const c_void, unsafe extern "C" fn() -> c_int>(version)
         };
@@ -187,7 +191,7 @@ impl Api {
         unsafe { Api::from_table(table) }
     }
 
-    /// Whether both are the functions of one and the same SQLite library.
+    /// Whether both tables come from the same SQLite library.
     fn same_host(&self, other: &Api) -> bool {
         std::ptr::fn_addr_eq(self.vfs_register, other.vfs_register)
     }
@@ -196,9 +200,10 @@ impl Api {
 /// Builds an [`Api`](crate::api::Api) from a SQLite linked into the program, given the path of a
 /// module with its symbols: `hardpack::api_from!(rusqlite::ffi)`.
 ///
-/// Yields what [`Api::from_routines`](crate::api::Api::from_routines) yields, since the linked SQLite
-/// may be too old as well. The module must declare the C functions themselves, under their C names
-/// and with their C signatures, as `libsqlite3-sys` does (without its feature `loadable_extension`).
+/// Returns the result of [`Api::from_routines`](crate::api::Api::from_routines), since the linked
+/// SQLite may be too old as well. The module must declare the C functions themselves, under their C
+/// names and with their C signatures, as `libsqlite3-sys` does (without its feature
+/// `loadable_extension`).
 #[macro_export]
 macro_rules! api_from {
     (@fill $table:ident, $($slot:ident = $symbol:ident,)+) => {
@@ -235,17 +240,17 @@ macro_rules! api_from {
             FILENAME_DATABASE = sqlite3_filename_database,
         );
         // SAFETY: the table is TABLE_LEN members long, and every member that is not NULL is the C
-        // function that belongs into its slot, with SQLite's own signature.
+        // function that belongs in its slot, with SQLite's own signature.
         unsafe { $crate::api::Api::from_routines(table.as_ptr().cast()) }
     }};
 }
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// Makes `api` the one this process uses; to set the same host again does nothing.
+/// Makes this process use `api`. Setting the same host again does nothing.
 ///
-/// Fails if another SQLite library of this process was set before: the VFS structures that it holds
-/// and the memory it frees must stay with it.
+/// Fails if another SQLite library of this process was set before: the VFS structures that Hardpack
+/// holds and the memory that it frees must stay with that library.
 pub fn set(api: Api) -> Result<(), &'static str> {
     if API.get_or_init(|| api).same_host(&api) {
         Ok(())
@@ -254,21 +259,21 @@ pub fn set(api: Api) -> Result<(), &'static str> {
     }
 }
 
-/// The host's functions.
+/// Returns the host's functions.
 ///
 /// # Panics
 ///
-/// Before [`set`]. Code that SQLite calls runs after it; elsewhere see [`try_get`].
+/// Panics before [`set`]. Code that SQLite calls runs after it; use [`try_get`] elsewhere.
 pub fn get() -> &'static Api {
     API.get().expect("hardpack::api::set was not called")
 }
 
-/// The host's functions, if [`set`] was called.
+/// Returns the host's functions, if [`set`] was called.
 pub fn try_get() -> Option<&'static Api> {
     API.get()
 }
 
-/// Writes `text` to SQLite's error log under result code `code`; no effect before [`set`].
+/// Writes `text` to SQLite's error log with the result code `code`. Does nothing before [`set`].
 pub fn log(code: c_int, text: &str) {
     if let Some(api) = try_get() {
         let text = c_string(text);
@@ -277,16 +282,17 @@ pub fn log(code: c_int, text: &str) {
     }
 }
 
-/// A copy of `text` in memory of the host, for SQLite to free: the answer to a pragma, a `zErrMsg`.
+/// Copies `text` into the host's memory for SQLite to free, as the answer to a pragma or a
+/// `zErrMsg`.
 ///
-/// NULL if the host is out of memory, and before [`set`]. A NUL byte ends the text.
+/// Returns NULL if the host is out of memory, and before [`set`]. A NUL byte ends the text.
 pub fn sqlite_string(text: &str) -> *mut c_char {
     let Some(api) = try_get() else {
         return std::ptr::null_mut();
     };
     let text = c_string(text);
     let bytes = text.as_bytes_with_nul();
-    // SAFETY: sqlite3_malloc64 takes any length and returns NULL where it cannot serve it.
+    // SAFETY: sqlite3_malloc64 takes any length, and returns NULL if it cannot provide it.
     let copy: *mut u8 = unsafe { (api.malloc64)(bytes.len() as sqlite3_uint64) }.cast();
     if !copy.is_null() {
         // SAFETY: the new allocation has bytes.len() bytes and overlaps nothing.
@@ -295,7 +301,7 @@ pub fn sqlite_string(text: &str) -> *mut c_char {
     copy.cast()
 }
 
-/// `text` up to its first NUL byte.
+/// Copies `text` up to its first NUL byte.
 fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()

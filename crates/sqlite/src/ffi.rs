@@ -1,15 +1,15 @@
-//! SQLite's stable C interface, written by hand: the structures a VFS and an eponymous virtual table
-//! exchange with SQLite, and the numbers that go with them.
+//! SQLite's stable C interface, written by hand: the structures that a VFS and an eponymous virtual
+//! table exchange with SQLite, and the constants that belong to them.
 //!
-//! For: every module of this crate that speaks C. Nothing here links to a libsqlite3; the functions
-//! of the host are reached through [`crate::api`]. Source of all of it: `sqlite3.h`, documented at
-//! <https://sqlite.org/c3ref/intro.html>; names are kept as they are there.
+//! It serves every module of this crate that speaks C. Nothing here links to a libsqlite3; the
+//! host's functions are reached through [`crate::api`]. The source is `sqlite3.h`, documented at
+//! <https://sqlite.org/c3ref/intro.html>; its names are kept.
 //!
-//! Invariants: every structure has the size and field offsets of the C one, every constant its value;
-//! `tests/api_table.rs` compares each with an independent binding. `sqlite3_module` stops at version 3
-//! (SQLite reads what lies behind only where `iVersion` says that it exists).
+//! Invariants: every structure has the size and field offsets of the C one, and every constant its
+//! value; `tests/api_table.rs` compares each with an independent binding. `sqlite3_module` stops at
+//! version 3 (SQLite reads later fields only if `iVersion` says that they exist).
 //!
-//! Failures: none; this module only declares.
+//! Failures: none; this module contains only declarations.
 #![allow(
     missing_docs,
     non_camel_case_types,
@@ -22,15 +22,15 @@ use std::marker::{PhantomData, PhantomPinned};
 
 pub type sqlite3_int64 = i64;
 pub type sqlite3_uint64 = u64;
-/// A system call in the table of a VFS, of a signature known only to who installs it.
+/// A system call in the table of a VFS. Only the code that installs it knows its signature.
 pub type sqlite3_syscall_ptr = Option<unsafe extern "C" fn()>;
 /// The symbol that `xDlSym` finds.
 pub type sqlite3_dlsym_ptr = Option<unsafe extern "C" fn()>;
-/// How SQLite releases a value handed to it: a function, [`SQLITE_STATIC`] or [`SQLITE_TRANSIENT`].
-/// A data pointer rather than a function pointer, because the latter cannot hold -1 in Rust.
+/// How SQLite releases a value that was passed to it: a function, [`SQLITE_STATIC`] or
+/// [`SQLITE_TRANSIENT`]. It is a data pointer because a function pointer in Rust cannot hold -1.
 pub type sqlite3_destructor = *const c_void;
 
-/// Declares objects of the host that only SQLite looks into.
+/// Declares opaque objects of the host.
 macro_rules! opaque {
     ($($name:ident),*) => {$(
         #[repr(C)]
@@ -187,11 +187,11 @@ pub type sqlite3_vtab_open = unsafe extern "C" fn(
     ppVTab: *mut *mut sqlite3_vtab,
     pzErr: *mut *mut c_char,
 ) -> c_int;
-/// The methods of a virtual table that take nothing but the table.
+/// A method of a virtual table that takes only the table.
 pub type sqlite3_vtab_call = unsafe extern "C" fn(*mut sqlite3_vtab) -> c_int;
-/// The methods of a virtual table that take a savepoint's number.
+/// A method of a virtual table that takes a savepoint's number.
 pub type sqlite3_vtab_savepoint_call = unsafe extern "C" fn(*mut sqlite3_vtab, c_int) -> c_int;
-/// The methods of a cursor that take nothing but the cursor.
+/// A method of a cursor that takes only the cursor.
 pub type sqlite3_vtab_cursor_call = unsafe extern "C" fn(*mut sqlite3_vtab_cursor) -> c_int;
 
 #[repr(C)]
@@ -419,7 +419,7 @@ pub const SQLITE_AUTH_USER: c_int = SQLITE_AUTH | (1 << 8);
 pub const SQLITE_OK_LOAD_PERMANENTLY: c_int = SQLITE_OK | (1 << 8);
 pub const SQLITE_OK_SYMLINK: c_int = SQLITE_OK | (2 << 8);
 
-// What a file is opened for, and how.
+// Flags of xOpen: what a file is opened for, and how.
 pub const SQLITE_OPEN_READONLY: c_int = 0x00000001;
 pub const SQLITE_OPEN_READWRITE: c_int = 0x00000002;
 pub const SQLITE_OPEN_CREATE: c_int = 0x00000004;
@@ -468,24 +468,24 @@ pub const SQLITE_LOCK_RESERVED: c_int = 2;
 pub const SQLITE_LOCK_PENDING: c_int = 3;
 pub const SQLITE_LOCK_EXCLUSIVE: c_int = 4;
 
-// How `xSync` is asked to sync.
+// Flags of `xSync`.
 pub const SQLITE_SYNC_NORMAL: c_int = 0x2;
 pub const SQLITE_SYNC_FULL: c_int = 0x3;
 pub const SQLITE_SYNC_DATAONLY: c_int = 0x10;
 
-// What `xAccess` asks.
+// Questions that `xAccess` answers.
 pub const SQLITE_ACCESS_EXISTS: c_int = 0;
 pub const SQLITE_ACCESS_READWRITE: c_int = 1;
 pub const SQLITE_ACCESS_READ: c_int = 2;
 
-// Locks of shared memory: two flags together, and how many lock slots there are.
+// Locks of shared memory: pairs of flags, and the number of lock slots.
 pub const SQLITE_SHM_UNLOCK: c_int = 1;
 pub const SQLITE_SHM_LOCK: c_int = 2;
 pub const SQLITE_SHM_SHARED: c_int = 4;
 pub const SQLITE_SHM_EXCLUSIVE: c_int = 8;
 pub const SQLITE_SHM_NLOCK: c_int = 8;
 
-// File controls; 17 is not used. Those from 43 on came after 3.46.
+// File controls; 17 is not used. Those from 43 on came after SQLite 3.46.
 pub const SQLITE_FCNTL_LOCKSTATE: c_int = 1;
 pub const SQLITE_FCNTL_GET_LOCKPROXYFILE: c_int = 2;
 pub const SQLITE_FCNTL_SET_LOCKPROXYFILE: c_int = 3;
@@ -531,10 +531,10 @@ pub const SQLITE_FCNTL_NULL_IO: c_int = 43;
 pub const SQLITE_FCNTL_BLOCK_ON_CONNECT: c_int = 44;
 pub const SQLITE_FCNTL_FILESTAT: c_int = 45;
 
-// Constraints that `xBestIndex` is shown.
+// Constraints that `xBestIndex` gets.
 pub const SQLITE_INDEX_CONSTRAINT_EQ: c_int = 2;
 
-// Types of a value.
+// Types of values.
 pub const SQLITE_INTEGER: c_int = 1;
 pub const SQLITE_FLOAT: c_int = 2;
 pub const SQLITE_TEXT: c_int = 3;

@@ -1,44 +1,46 @@
-//! The registry and `fork`.
+//! Keeps the registry usable after `fork`.
 //!
-//! A child has only the thread that forked. Where another one had the registry at that moment, which opens and closes pools
-//! under its lock, nobody would ever give it back in the child. So whoever forks takes it, and parent and child both go on
-//! with it free.
+//! A child has only the thread that forked. If another thread held the registry's lock at that
+//! moment, to open or close a pool, nobody would ever release it in the child. So the forking
+//! thread takes the lock first, and parent and child both go on with it free.
 //!
-//! * The registry is taken before the list of devices (`device/fork.rs` in the engine), as by those who open a pool:
-//!   handlers are called in the reverse order of their registration.
-//! * Nobody forks while he has the registry.
+//! * The registry is locked before the list of devices (`device/fork.rs` in the engine), in the
+//!   same order as when a pool is opened: handlers run in the reverse order of their registration.
+//! * Nobody forks while holding the registry.
+#![expect(unsafe_code, reason = "handlers of `fork`")]
 
 use std::cell::UnsafeCell;
 use std::sync::{MutexGuard, Once};
 
 use crate::registry::{self, Registry};
 
-/// The registry, of who forks.
+/// The lock on the registry, held by the thread that forks.
 struct Held(UnsafeCell<Option<MutexGuard<'static, Registry>>>);
 
-// SAFETY: it is only touched by the one who has the registry.
+// SAFETY: only the thread that holds the registry touches it.
 unsafe impl Sync for Held {}
 
 static HELD: Held = Held(UnsafeCell::new(None));
 
-/// To be called when a device was opened, and so the engine's handlers are known.
+/// Installs the handlers. Must be called after a device was opened, which installs the engine's
+/// own.
 pub fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handlers are functions of this library, which the C library forgets with it. Where there is no
-        // memory for them, a child may find the registry taken.
+        // SAFETY: the handlers are functions of this library; the C library forgets them when it is
+        // unloaded. If there is no memory for them, a child may find the registry locked.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     });
 }
 
 unsafe extern "C" fn before() {
     let registry = registry::lock();
-    // SAFETY: this thread has the registry.
+    // SAFETY: this thread holds the registry.
     unsafe { *HELD.0.get() = Some(registry) };
 }
 
 unsafe extern "C" fn after() {
-    // SAFETY: as above, or this is the child of the thread that has it.
+    // SAFETY: as above, or this is the child of the thread that holds it.
     let registry = unsafe { (*HELD.0.get()).take() };
     drop(registry);
 }
@@ -65,7 +67,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
         });
         told.recv().unwrap();
-        // SAFETY: the child does nothing but what is under test, and ends.
+        // SAFETY: the child only runs the code under test, then exits.
         unsafe {
             let child = libc::fork();
             if child == 0 {

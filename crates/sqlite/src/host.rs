@@ -1,11 +1,13 @@
 //! The VFS below ours: the one SQLite would use without Hardpack.
 //!
-//! Locks, shared memory, write-ahead logs, temporary files and plain databases are its business and
-//! are passed through to it, so that SQLite's own protocol between processes holds unchanged.
-//! [`HostFile`] owns one open file of it, in memory that never moves, since the host keeps pointers
-//! into it, and closes it when dropped.
+//! Locks, shared memory, write-ahead logs, temporary files and plain databases are passed through
+//! to it, so that SQLite's own protocol between processes holds unchanged. [`HostFile`] owns one
+//! open file of the host and closes it when dropped. Its memory never moves, since the host keeps
+//! pointers into it.
+#![expect(unsafe_code, reason = "calls the host's VFS")]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
 
 use crate::ffi::{
     SQLITE_CANTOPEN, SQLITE_IOERR, SQLITE_IOERR_SHORT_READ, SQLITE_NOTFOUND, SQLITE_OK,
@@ -29,12 +31,12 @@ impl Host {
         Host(vfs)
     }
 
-    /// The VFS, to be passed to its own methods.
+    /// The VFS, as its own methods expect it.
     pub fn as_ptr(self) -> *mut sqlite3_vfs {
         self.0
     }
 
-    /// Its methods.
+    /// The methods of the VFS.
     pub fn methods(&self) -> &sqlite3_vfs {
         // SAFETY: see `new`.
         unsafe { &*self.0 }
@@ -44,11 +46,12 @@ impl Host {
 /// An open file of the host.
 #[derive(Debug)]
 pub struct HostFile {
-    // Aligned for anything that C code may put there.
-    memory: Box<[u128]>,
+    /// Owned, and aligned for anything that C code may store there. It is no `Box`, which would be
+    /// the only pointer to it: the host keeps others, and writes through them.
+    memory: NonNull<[u128]>,
 }
 
-/// Calls one of the host's I/O methods; where it has none, the answer is `$default`.
+/// Calls one of the host's I/O methods; the result is `$default` if it has none.
 macro_rules! call {
     ($file:expr, $method:ident($($argument:expr),*), $default:expr) => {{
         let file = $file;
@@ -61,8 +64,8 @@ macro_rules! call {
 }
 
 impl HostFile {
-    /// Opens a file; `name` may carry URI parameters behind it and is passed on unchanged. Returns
-    /// it with the flags the host reports, or the host's error code.
+    /// Opens a file. `name` is passed on unchanged, with any URI parameters after it. Returns the
+    /// file with the flags that the host reports, or the host's error code.
     ///
     /// # Safety
     ///
@@ -73,20 +76,19 @@ impl HostFile {
         flags: c_int,
     ) -> Result<(HostFile, c_int), c_int> {
         let len = usize::try_from(host.methods().szOsFile).unwrap_or(0).max(size_of::<u128>());
-        let mut file =
-            HostFile { memory: vec![0; len.div_ceil(size_of::<u128>())].into_boxed_slice() };
+        let memory = vec![0; len.div_ceil(size_of::<u128>())].into_boxed_slice();
+        let file = HostFile { memory: NonNull::from(Box::leak(memory)) };
         let Some(open) = host.methods().xOpen else { return Err(SQLITE_CANTOPEN) };
         let mut out_flags = flags;
-        let pointer = file.memory.as_mut_ptr().cast();
-        // SAFETY: the memory is as long as the host asked for; the caller vouches for the name.
-        let code = unsafe { open(host.as_ptr(), name, pointer, flags, &mut out_flags) };
+        // SAFETY: the memory is as long as the host requires; the caller vouches for the name.
+        let code = unsafe { open(host.as_ptr(), name, file.as_ptr(), flags, &mut out_flags) };
         // A file that failed to open is closed on drop only if the host set its methods.
         if code == SQLITE_OK { Ok((file, out_flags)) } else { Err(code) }
     }
 
-    /// The file, to be passed to the host's methods.
+    /// The file, as the host's methods expect it.
     pub fn as_ptr(&self) -> *mut sqlite3_file {
-        self.memory.as_ptr().cast_mut().cast()
+        self.memory.as_ptr().cast()
     }
 
     fn methods_ptr(&self) -> *const sqlite3_io_methods {
@@ -94,7 +96,7 @@ impl HostFile {
         unsafe { (*self.as_ptr()).pMethods }
     }
 
-    /// Its methods. Only for a file that was opened.
+    /// The methods of the file, which must have been opened.
     fn methods(&self) -> &sqlite3_io_methods {
         // SAFETY: an open file has methods, and they are constants of the host.
         unsafe { &*self.methods_ptr() }
@@ -105,7 +107,7 @@ impl HostFile {
         self.methods().iVersion >= 2 && self.methods().xShmMap.is_some()
     }
 
-    /// Reads like xRead: what lies behind the end is zero, with SQLITE_IOERR_SHORT_READ.
+    /// Reads like xRead: bytes beyond the end are zero, with SQLITE_IOERR_SHORT_READ.
     pub fn read(&self, buf: &mut [u8], offset: u64) -> c_int {
         let (Ok(len), Ok(offset)) = (c_int::try_from(buf.len()), i64::try_from(offset)) else {
             return SQLITE_IOERR;
@@ -113,7 +115,7 @@ impl HostFile {
         call!(self, xRead(buf.as_mut_ptr().cast(), len, offset), SQLITE_IOERR)
     }
 
-    /// Reads what is there of `buf`.
+    /// Fills as much of `buf` as the file has, and the rest with zeros.
     pub fn read_some(&self, buf: &mut [u8], offset: u64) -> Result<(), c_int> {
         match self.read(buf, offset) {
             SQLITE_OK | SQLITE_IOERR_SHORT_READ => Ok(()),
@@ -159,12 +161,16 @@ impl HostFile {
     }
 
     /// Passes xCheckReservedLock on.
-    pub fn check_reserved_lock(&self, out: *mut c_int) -> c_int {
+    pub fn check_reserved_lock(&self, out: &mut c_int) -> c_int {
         call!(self, xCheckReservedLock(out), SQLITE_IOERR)
     }
 
     /// Passes xFileControl on.
-    pub fn file_control(&self, op: c_int, argument: *mut c_void) -> c_int {
+    ///
+    /// # Safety
+    ///
+    /// `argument` is what SQLite's interface asks for with `op`.
+    pub unsafe fn file_control(&self, op: c_int, argument: *mut c_void) -> c_int {
         call!(self, xFileControl(op, argument), SQLITE_NOTFOUND)
     }
 
@@ -179,7 +185,11 @@ impl HostFile {
     }
 
     /// Passes xShmMap on.
-    pub fn shm_map(
+    ///
+    /// # Safety
+    ///
+    /// `out` is a place for a pointer.
+    pub unsafe fn shm_map(
         &self,
         region: c_int,
         len: c_int,
@@ -205,7 +215,11 @@ impl HostFile {
     }
 
     /// Passes xFetch on.
-    pub fn fetch(&self, offset: i64, len: c_int, out: *mut *mut c_void) -> c_int {
+    ///
+    /// # Safety
+    ///
+    /// `out` is a place for a pointer.
+    pub unsafe fn fetch(&self, offset: i64, len: c_int, out: *mut *mut c_void) -> c_int {
         if self.methods().iVersion < 3 {
             return SQLITE_OK;
         }
@@ -213,7 +227,11 @@ impl HostFile {
     }
 
     /// Passes xUnfetch on.
-    pub fn unfetch(&self, offset: i64, page: *mut c_void) -> c_int {
+    ///
+    /// # Safety
+    ///
+    /// `page` is NULL, or what `fetch` returned for `offset`.
+    pub unsafe fn unfetch(&self, offset: i64, page: *mut c_void) -> c_int {
         if self.methods().iVersion < 3 {
             return SQLITE_OK;
         }
@@ -224,8 +242,10 @@ impl HostFile {
 impl Drop for HostFile {
     fn drop(&mut self) {
         if !self.methods_ptr().is_null() {
-            // The host logs what goes wrong here; there is nobody left to tell.
+            // The host logs errors here; there is nobody left to report them to.
             let _ = call!(&*self, xClose(), SQLITE_OK);
         }
+        // SAFETY: `open` leaked this box, and a host has no use for a file that is closed.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
     }
 }

@@ -1,32 +1,33 @@
-//! A name for the host's xOpen, laid out in memory as SQLite's own are.
+//! File names for the host's xOpen, laid out in memory as SQLite lays out its own.
 //!
-//! A host looks behind the name of a database for URI parameters, and around those of a journal or a log for the
-//! database they belong to (<https://sqlite.org/c3ref/filename.html>). The layout is that of
-//! `sqlite3_create_filename`, which SQLite 3.31 lacks: four NUL bytes, the database, its parameters as pairs of
-//! strings, an empty one, the journal, the log, an empty one.
+//! A host looks for URI parameters after the name of a database, and for the database around the
+//! name of a journal or a log (<https://sqlite.org/c3ref/filename.html>). The layout is that of
+//! `sqlite3_create_filename`, which SQLite 3.31 lacks: four NUL bytes, the database, its parameters
+//! as pairs of strings, an empty string, the journal, the log, an empty string.
 //!
-//! A host keeps the pointer, so a name must live as long as what was opened with it.
+//! A host keeps the pointer, so a name must outlive the file that was opened with it.
+#![expect(unsafe_code, reason = "reads names as SQLite lays them out in memory")]
 
 use std::ffi::{CStr, c_char};
 
-/// Ends the name of a rollback journal.
+/// The suffix of a rollback journal.
 pub const JOURNAL_SUFFIX: &[u8] = b"-journal";
-/// Ends the name of a write-ahead log.
+/// The suffix of a write-ahead log.
 pub const LOG_SUFFIX: &[u8] = b"-wal";
-/// A generation in a name, in hexadecimal digits.
+/// The length of a generation in a name, in hexadecimal digits.
 pub const GENERATION_LEN: usize = 16;
-/// NUL bytes before the name, by which SQLite finds its beginning, and at the end.
+/// The number of NUL bytes before the name, by which SQLite finds its beginning, and at the end.
 const PADDING: usize = 4;
 
-/// What follows the names of a journal and a log for a generation of the content, which binds them to it.
+/// Returns the suffix that binds a journal or a log to a generation of the content.
 ///
-/// It comes last and holds no `-`: a host finds the database, and with it the permissions of a new log, by what is
-/// before the last one.
+/// It comes last and contains no `-`: a host takes the part before the last `-` as the database,
+/// and with it finds the permissions for a new log.
 pub fn generation_suffix(generation: u64) -> String {
     if generation == 0 { String::new() } else { format!("{generation:016x}") }
 }
 
-/// The names of a database and of what belongs to it.
+/// The names of a database, its journal and its log.
 #[derive(Debug)]
 pub struct HostName {
     bytes: Box<[u8]>,
@@ -37,24 +38,25 @@ pub struct HostName {
 }
 
 impl HostName {
-    /// Names for a database at `path`, which holds no NUL byte, without parameters.
+    /// Returns the names for a database at `path`, which contains no NUL byte, without parameters.
     pub fn new(path: &[u8]) -> HostName {
         HostName::build(path, &[], 0)
     }
 
-    /// Names for a database whose content is of this generation, which the names of journal and log end with.
+    /// Returns the names for a database whose content has this generation; the names of the journal
+    /// and the log end with it.
     pub fn of_generation(path: &[u8], generation: u64) -> HostName {
         HostName::build(path, &[], generation)
     }
 
-    /// The same with the parameters of another.
+    /// Returns the names for a database at `path`, with the URI parameters of another name.
     ///
     /// # Safety
     ///
     /// `of` is the name of a main database as SQLite passes it to xOpen.
     pub unsafe fn with_parameters(path: &[u8], of: *const c_char) -> HostName {
         let mut parameters = Vec::new();
-        // SAFETY: behind the name are pairs of strings, up to an empty one.
+        // SAFETY: pairs of strings follow the name, up to an empty one.
         unsafe {
             let mut at = of.add(CStr::from_ptr(of).count_bytes() + 1);
             while *at != 0 {
@@ -89,7 +91,7 @@ impl HostName {
         HostName { bytes, path_len: path.len(), generation, journal, log }
     }
 
-    /// The generation that journal and log are of.
+    /// The generation in the names of the journal and the log.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -99,17 +101,17 @@ impl HostName {
         &self.bytes[PADDING..PADDING + self.path_len]
     }
 
-    /// The database.
+    /// The name of the database.
     pub fn database(&self) -> *const c_char {
         self.bytes[PADDING..].as_ptr().cast()
     }
 
-    /// Its journal.
+    /// The name of its journal.
     pub fn journal(&self) -> *const c_char {
         self.bytes[self.journal..].as_ptr().cast()
     }
 
-    /// Its log.
+    /// The name of its log.
     pub fn log(&self) -> *const c_char {
         self.bytes[self.log..].as_ptr().cast()
     }
@@ -122,7 +124,7 @@ mod tests {
     #[test]
     fn parameters_follow_the_path() {
         let from = b"/a\0psow\x000\0mode\0ro\0\0";
-        // SAFETY: laid out as SQLite does.
+        // SAFETY: the name has SQLite's layout.
         let name = unsafe { HostName::with_parameters(b"/b/c", from.as_ptr().cast()) };
         let expected = b"\0\0\0\0/b/c\0psow\x000\0mode\0ro\0\0/b/c-journal\0/b/c-wal\0\0\0\0";
         assert_eq!(&name.bytes[..], expected);

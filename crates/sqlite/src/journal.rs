@@ -1,33 +1,36 @@
 //! Rollback journals of databases that are pools.
 //!
-//! The commit of a pool is atomic by itself, so the journal serves only SQLite's own ROLLBACK, and
-//! need not survive the process: it is kept in memory, and beyond a limit in a temporary file.
+//! The commit of a pool is atomic by itself, so the journal serves only SQLite's own ROLLBACK and
+//! need not survive the process. It is kept in memory, and beyond a limit in a temporary file.
 //!
-//! There is one exception. When one transaction spans several files, SQLite commits them by deleting
-//! a super-journal that the journal of each file names; then each journal must be on disk before its
-//! file changes, to be rolled back after a crash. SQLite writes the name at the end of the journal,
-//! followed by an 8-byte magic in a write of its own: with that write the journal moves to disk,
-//! and stays there.
+//! There is one exception. A transaction across several files is committed by deleting a
+//! super-journal that each file's journal names. Each of those journals must be on disk before its
+//! file changes, so that the file can be rolled back after a crash. SQLite writes the name at the
+//! end of the journal, followed by an 8-byte magic in a write of its own: with that write the
+//! journal moves to disk and stays there.
 //!
-//! A journal on disk counts from the moment that its header says how many pages there are, and a page
-//! that is torn may still fit its checksum, which SQLite takes from one byte in 200. So that header is
-//! written only once all before it is durable. SQLite sees to this with `synchronous=FULL`, but not with
-//! NORMAL; and what it synced while the journal was in memory is made up for by the move. Where a crash
-//! comes before, the journal has no magic, so that nothing is rolled back, and nothing has changed yet.
+//! A journal on disk counts from the moment its header says how many pages it has, and a torn page
+//! may still fit its checksum, which SQLite takes from one byte in 200. So that header is written
+//! only after everything before it is durable. SQLite ensures this with `synchronous=FULL`, but not
+//! with NORMAL; the move makes up for the syncs that SQLite requested while the journal was in
+//! memory. If a crash comes earlier, the journal has no magic, so nothing is rolled back, and
+//! nothing has changed yet.
 //!
-//! With `synchronous=OFF` nobody asks for a sync. Where such a database is one of several that a super-journal binds
-//! together, its journal is made durable all the same before anything relies on it: before its first magic is
-//! written, and once more behind the name of the super-journal, whose end decides for all of them. A transaction
-//! that syncs nothing and spans no other file has no use for a journal on disk, where a loss of power would tear
-//! it: it keeps its own in memory, also where an earlier one lies on disk.
+//! With `synchronous=OFF` nobody requests a sync. If a super-journal ties such a database to
+//! others, its journal is still made durable before anything relies on it: before its first magic
+//! is written, and again after the name of the super-journal, whose deletion decides for all of
+//! them. A transaction that syncs nothing and spans no other file has no use for a journal on disk,
+//! which a power loss could tear. It keeps its own in memory, even if an earlier one lies on disk.
 //!
-//! A journal undoes changes of the state that it was written for, and of no older one. So that state is made durable
-//! before the journal counts: a database that was committed to without syncs could else be behind it after a loss of
-//! power.
+//! A journal undoes changes to the state that it was written for, not to an older one. So that
+//! state is made durable before the journal counts: otherwise a database with unsynced commits
+//! could fall behind its journal after a power loss.
 //!
-//! A journal that could not be cut when its transaction ended names a super-journal that is gone, so nothing
-//! is rolled back from it; SQLite leaves it as it is, and the next transaction writes over it, the name
-//! included. Lost with the power halfway, it would be rolled back from after all. So it is cut first, durably.
+//! A journal that could not be truncated when its transaction ended names a super-journal that is
+//! gone, so nothing is rolled back from it. SQLite leaves it alone, and the next transaction
+//! overwrites it, including the name. If the power failed halfway through that, it would be rolled
+//! back from after all. So it is truncated first, durably.
+#![expect(unsafe_code, reason = "opens files of the host's VFS")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::ops::Range;
@@ -43,30 +46,31 @@ use crate::ffi::{
     SQLITE_OPEN_READWRITE, SQLITE_OPEN_TEMP_JOURNAL, SQLITE_SYNC_NORMAL,
 };
 use crate::host::{Host, HostFile};
+use crate::registry::CompanionNames;
 use crate::{registry, super_journal};
 
-/// A journal longer than this goes to a temporary file.
+/// A journal longer than this many bytes goes to a temporary file.
 const MEMORY_LEN_MAX: usize = 16 << 20;
-/// Copies between the two are made in pieces of this length.
+/// Journals are moved in chunks of this length.
 const COPY_LEN: usize = 64 << 10;
-/// NUL bytes before and behind a name.
+/// The number of NUL bytes before and after a name.
 const NAME_PADDING: usize = 4;
-/// What begins the header of a journal, and ends the record that names a super-journal (SQLite's file
-/// format, sections 3 and 4.2).
+/// The magic that begins the header of a journal and ends the record that names a super-journal
+/// (SQLite's file format, sections 3 and 4.2).
 const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 
-/// What SQLite ends a persistent journal with: zeros for the fields of its header. One that begins a
-/// journal is as long as a sector.
+/// The length of the zeros that SQLite writes over the header to end a persistent journal. The
+/// header of a new journal is as long as a sector.
 const ENDING_LEN: usize = 28;
-/// The name of a super-journal is a path.
+/// The longest name of a super-journal, which is a path.
 const SUPER_JOURNAL_LEN_MAX: u64 = 64 << 10;
-/// The length of the magic with the number of pages, which SQLite writes by themselves.
+/// The length of the magic and the number of pages, which SQLite writes together.
 const COUNT_LEN: usize = MAGIC.len() + 4;
-/// What the header of a journal begins with that will not be synced: instead of the number of pages it says that they
-/// are as many as there are.
+/// The beginning of the header of a journal that will not be synced: instead of the number of pages
+/// it says that there are as many as the file has.
 const UNSYNCED_BEGINNING: [u8; COUNT_LEN] =
     [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7, 0xff, 0xff, 0xff, 0xff];
-/// What SQLite takes for a sector where it is told nothing.
+/// The sector length that SQLite assumes by default.
 const SECTOR_LEN_DEFAULT: c_int = 4096;
 
 /// A rollback journal.
@@ -76,18 +80,22 @@ pub struct Journal {
     /// The path between NUL bytes: a host may look for URI parameters around it.
     name: Vec<u8>,
     place: Place,
-    /// Its database was opened by its path in a pool, so that not every super-journal may be named.
-    is_inside: bool,
-    /// The flags of the last sync that SQLite asked for while nothing was on disk.
+    /// The database was opened by its path in a pool, so the journal may not name every
+    /// super-journal.
+    has_pool_path: bool,
+    /// The flags of the last sync that SQLite requested while nothing was on disk.
     owed_sync: Option<c_int>,
-    /// It was on disk when it was opened, so that any transaction uses it there.
+    /// The journal was on disk when it was opened, so every transaction uses it there.
     was_on_disk: bool,
-    /// What was written to disk is not synced.
+    /// Writes to disk are not synced yet.
     is_unsynced: bool,
-    /// SQLite asks for no sync in this transaction.
+    /// SQLite requests no sync in this transaction, so the journal syncs itself.
     syncs_itself: bool,
-    /// The pool that its database is in.
+    /// The path of the pool that contains the database.
     pool: PathBuf,
+    /// SQLite's name of the database if that did not exist when the journal was opened: the name of
+    /// the journal follows from the number that the database has by the time it is needed.
+    unmade: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -98,30 +106,34 @@ enum Place {
 }
 
 impl Journal {
-    /// An empty journal that would have this path.
+    /// Makes an empty journal in memory, which would have this path on disk.
     pub fn new(host: Host, path: &CStr, pool: &[u8]) -> Journal {
-        let mut name = vec![0; NAME_PADDING];
-        name.extend_from_slice(path.to_bytes());
-        name.extend_from_slice(&[0; NAME_PADDING]);
         Journal {
             host,
-            name,
+            name: padded(path),
             place: Place::Memory(Vec::new()),
-            is_inside: false,
+            has_pool_path: false,
             owed_sync: None,
             was_on_disk: false,
             is_unsynced: false,
             syncs_itself: false,
             pool: OsStr::from_bytes(pool).into(),
+            unmade: None,
         }
     }
 
-    /// The same for a database that was opened by its path in a pool.
-    pub fn inside(self) -> Journal {
-        Journal { is_inside: true, ..self }
+    /// Marks the database as one that does not exist yet; `database` is SQLite's name for it.
+    pub fn of_unmade(self, database: &[u8]) -> Journal {
+        Journal { unmade: Some(database.to_vec()), ..self }
     }
 
-    /// One that is on disk already. Returns it with the flags the host reports, or the host's error code.
+    /// Marks the database as opened by its path in a pool.
+    pub fn with_pool_path(self) -> Journal {
+        Journal { has_pool_path: true, ..self }
+    }
+
+    /// Opens a journal that is on disk already. Returns it with the flags that the host reports, or
+    /// the host's error code.
     ///
     /// # Safety
     ///
@@ -145,7 +157,7 @@ impl Journal {
         ))
     }
 
-    /// Fills `buf`; what is not there is zero, with SQLITE_IOERR_SHORT_READ.
+    /// Fills `buf`; bytes beyond the end are zero, with SQLITE_IOERR_SHORT_READ.
     pub fn read(&self, buf: &mut [u8], offset: u64) -> c_int {
         let bytes = match &self.place {
             Place::Memory(bytes) => bytes,
@@ -158,7 +170,7 @@ impl Journal {
         if n < buf.len() { SQLITE_IOERR_SHORT_READ } else { SQLITE_OK }
     }
 
-    /// Writes `buf`, moving the journal where that is due.
+    /// Writes `buf`, and moves the journal when that is due.
     pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
         if offset == 0 && buf.len() > COUNT_LEN && buf.starts_with(&UNSYNCED_BEGINNING) {
             let code = self.return_to_memory();
@@ -167,8 +179,8 @@ impl Journal {
             }
         }
         let names_super_journal = buf == MAGIC && offset > 0;
-        if names_super_journal && self.is_inside {
-            // As early, for the same reason as below.
+        if names_super_journal && self.has_pool_path {
+            // This comes before the write, for the same reason as the move below.
             let code = match self.super_journal_name(offset) {
                 Ok(name) => super_journal::check(&name),
                 Err(code) => code,
@@ -178,8 +190,9 @@ impl Journal {
             }
         }
         if names_super_journal && !matches!(self.place, Place::Disk(_)) {
-            // Before it is written: where that fails, the journal must not name the super-journal, or
-            // SQLite would not roll back from it once the other files' rollback has removed that.
+            // This comes before the write: if it fails, the journal must not name the
+            // super-journal, or SQLite would not roll back from it once the rollback of the other
+            // files has removed the super-journal.
             let code = self.move_to_disk();
             if code != SQLITE_OK {
                 return code;
@@ -210,7 +223,7 @@ impl Journal {
         }
     }
 
-    /// Begins anew in memory, where nothing of an earlier transaction is left on disk that could be rolled back from.
+    /// Starts again in memory, after removing anything on disk that could be rolled back from.
     fn return_to_memory(&mut self) -> c_int {
         let code = self.cut_left_over();
         if code == SQLITE_OK {
@@ -222,7 +235,8 @@ impl Journal {
         code
     }
 
-    /// The name that the record ending with a magic at `offset` has: before it are its length and a checksum.
+    /// Returns the name in the record that ends with a magic at `offset`; its length and a checksum
+    /// precede the magic.
     fn super_journal_name(&self, offset: u64) -> Result<Vec<u8>, c_int> {
         let mut ending = [0; 8];
         let ending_at = offset.checked_sub(8).ok_or(SQLITE_IOERR_WRITE)?;
@@ -241,7 +255,7 @@ impl Journal {
         Ok(name)
     }
 
-    /// Cuts what an earlier transaction left on disk, where it still looks like a journal.
+    /// Truncates an earlier transaction's journal on disk, if it still looks like one.
     fn cut_left_over(&self) -> c_int {
         let Place::Disk(file) = &self.place else { return SQLITE_OK };
         let mut magic = [0; MAGIC.len()];
@@ -290,16 +304,16 @@ impl Journal {
         }
     }
 
-    /// Makes durable what the journal takes its database to be.
+    /// Makes the state durable that the journal assumes its database to be in.
     fn make_state_durable(&self) -> c_int {
         let done = match registry::open(&self.pool) {
-            // The transaction is the one that makes a pool of the file: there is no state yet.
+            // The transaction is the one that turns the file into a pool: there is no state yet.
             Err(Error::NotAPool(_)) => Ok(()),
             opened => opened.and_then(|pool| pool.pool().store().make_durable()),
         };
         match done.map_err(|error| code(&error, SQLITE_IOERR_FSYNC, &self.pool)) {
             Ok(()) => SQLITE_OK,
-            // SQLite would try again what cannot be.
+            // With SQLITE_BUSY, SQLite would retry in vain.
             Err(SQLITE_BUSY) => SQLITE_IOERR_FSYNC,
             Err(code) => code,
         }
@@ -310,13 +324,23 @@ impl Journal {
         if code != SQLITE_OK {
             return code;
         }
+        if let Some(database) = self.unmade.take() {
+            let Some(CompanionNames::Translated(name)) = registry::companion_names(&database)
+            else {
+                self.unmade = Some(database);
+                return SQLITE_IOERR_WRITE;
+            };
+            // SAFETY: the name ends with a NUL byte and lives as long as `name`.
+            let path = unsafe { CStr::from_ptr(name.journal()) };
+            self.name = padded(path);
+        }
         let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_JOURNAL;
-        // SAFETY: the name stands between NUL bytes, as SQLite's own names do.
+        // SAFETY: the name lies between NUL bytes, as SQLite's own names do.
         match unsafe { HostFile::open(self.host, self.name[NAME_PADDING..].as_ptr().cast(), flags) }
         {
             Ok((file, _)) => match file.truncate(0) {
                 SQLITE_OK => {
-                    // Nothing is owed where SQLite asks for no sync.
+                    // No sync is owed if SQLite requests none.
                     let sync = self.owed_sync.filter(|_| !self.syncs_itself);
                     self.move_to(file, Place::Disk, Some(sync.unwrap_or(SQLITE_SYNC_NORMAL)))
                 }
@@ -326,9 +350,9 @@ impl Journal {
         }
     }
 
-    /// Copies everything to `file`, which becomes the journal. Where that fails, nothing is left in it:
-    /// on disk, a part of a journal that is not used any more would be rolled back from later. With the
-    /// flags of a sync, the first magic is written last, when the rest is durable.
+    /// Copies everything to `file`, which becomes the journal. If that fails, the file is emptied:
+    /// on disk, part of a journal no longer in use would be rolled back from later. Given the flags
+    /// of a sync, this writes the first magic last, when the rest is durable.
     fn move_to(
         &mut self,
         file: HostFile,
@@ -377,30 +401,31 @@ impl Journal {
         SQLITE_OK
     }
 
-    /// Cuts the journal.
+    /// Truncates the journal.
     pub fn truncate(&mut self, len: i64) -> c_int {
         match &mut self.place {
             Place::Memory(bytes) => {
                 bytes.truncate(usize::try_from(len).unwrap_or(0));
                 if len == 0 {
-                    // A long transaction should not keep its memory for the short ones after it.
+                    // Frees the memory of a long transaction before short ones follow.
                     bytes.shrink_to(COPY_LEN);
                 }
                 SQLITE_OK
             }
             Place::Temporary(file) => file.truncate(len),
             Place::Disk(file) => match file.truncate(len) {
-                // Where no super-journal has to go, this is the end of the transaction, which is durable
-                // with its journal in memory too. SQLite syncs it with FULL only.
+                // If there is no super-journal to delete, this is the end of the transaction, which
+                // would also be durable with its journal in memory. SQLite syncs it only with FULL.
                 SQLITE_OK if len == 0 && self.was_on_disk => file.sync(SQLITE_SYNC_NORMAL),
-                // What is cut would hide the name of the super-journal.
+                // The bytes to remove would hide the name of the super-journal.
                 SQLITE_OK if len > 0 && self.syncs_itself => file.sync(SQLITE_SYNC_NORMAL),
                 code => code,
             },
         }
     }
 
-    /// Makes a journal on disk durable; others need not be, unless they come to be there.
+    /// Makes a journal on disk durable. One in memory or in a temporary file need not be, until it
+    /// moves to disk.
     pub fn sync(&mut self, flags: c_int) -> c_int {
         let Place::Disk(file) = &self.place else {
             self.owed_sync = Some(flags);
@@ -411,7 +436,7 @@ impl Journal {
         code
     }
 
-    /// xSectorSize.
+    /// Implements xSectorSize.
     pub fn sector_size(&self) -> c_int {
         match &self.place {
             Place::Memory(_) => SECTOR_LEN_DEFAULT,
@@ -419,7 +444,8 @@ impl Journal {
         }
     }
 
-    /// xDeviceCharacteristics. In memory it promises nothing, for it may have to move.
+    /// Implements xDeviceCharacteristics. A journal in memory promises nothing, since it may have
+    /// to move.
     pub fn device_characteristics(&self) -> c_int {
         match &self.place {
             Place::Memory(_) => 0,
@@ -427,11 +453,16 @@ impl Journal {
         }
     }
 
-    /// The length in bytes, or the host's error code.
+    /// Returns the length in bytes, or the host's error code.
     pub fn len(&self) -> Result<i64, c_int> {
         match &self.place {
             Place::Memory(bytes) => Ok(bytes.len() as i64),
             Place::Temporary(file) | Place::Disk(file) => file.len(),
         }
     }
+}
+
+/// Puts NUL bytes around a path.
+fn padded(path: &CStr) -> Vec<u8> {
+    [&[0; NAME_PADDING], path.to_bytes(), &[0; NAME_PADDING]].concat()
 }

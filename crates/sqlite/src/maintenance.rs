@@ -1,36 +1,40 @@
-//! Maintenance in the background: folding when the pool is idle, and with `compression=auto`
-//! recompressing what has stayed cold.
+//! Background maintenance: folding when the pool is idle and, with `compression=auto`,
+//! recompressing records that have stayed cold.
 //!
-//! Each pool that this process writes to has one thread, started with the first commit. It waits until
-//! nothing was committed for a moment, then works in small steps until there is nothing left to do or
-//! somebody commits again. The engine compresses outside of its transactions, so that a writer waits
-//! for an exchange of pointers at most; what the thread may take of a processor and of the disk is a
-//! property of the file. It goes over the files that this process has changed: a pool may hold very many.
+//! Each pool that this process writes to has one thread, started by the first commit. It waits
+//! until there was no commit for a moment, then works in small steps until nothing is left to do or
+//! somebody commits again. The engine compresses outside of its transactions, so a writer waits at
+//! most for an exchange of pointers. A property of the file limits how much processor time and disk
+//! bandwidth the thread takes. The thread visits only files that this process has changed: a pool
+//! may hold very many.
 //!
-//! Nothing depends on it, and nothing is told to anybody when it fails: what it could not do is left
-//! for the next time, and damage is found and reported by whoever reads. A pool has one thread at most, and it is
-//! stopped and waited for before the pool is closed: it holds the pool's descriptor. In a forked child it does not exist, see `registry.rs`.
+//! Nothing depends on this work, and failures are not reported: unfinished work is left for the
+//! next time, and whoever reads damaged data finds and reports it. A pool has at most one thread.
+//! The thread holds the pool's descriptor, so it is stopped and joined before the pool is closed.
+//! It does not exist in a forked child, see `registry/`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hardpack_engine::pool::{Fold, Pool, Settings, Step, StepLimits};
 use hardpack_engine::store::Patience;
 use hardpack_engine::{Error, FileId, Result, Txg};
 
-/// The pool is idle when nothing was committed for so long.
+use crate::system::{self, Stopwatch};
+
+/// The pool is idle after this long without a commit.
 const IDLE_TIME: Duration = Duration::from_millis(100);
-/// A record is cold when it was not written for so long, as far as this process knows.
+/// A record is cold if it was not written for this long, as far as this process knows.
 const COLD_TIME: Duration = Duration::from_secs(30);
-/// What one step rewrites: small, so that whoever comes back need not wait.
+/// How much one step rewrites, in bytes. It is small, so that a returning writer need not wait.
 const STEP_LEN: u64 = 512 << 10;
-/// What is folded when the pool is closed: a few dozen milliseconds.
+/// How much is folded when the pool is closed, in bytes: a few dozen milliseconds of work.
 const CLOSE_LEN: u64 = 8 << 20;
-/// Extents of patches that make a dictionary worth training.
+/// A dictionary is worth training for at least this many bytes of patch extents.
 const PATCHED_LEN_MIN: u64 = 512 << 10;
-/// The longest pause between two steps, so that a small share of the machine still is one.
+/// The longest pause between two steps, so that even a small share of the machine makes progress.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// The maintenance of one pool.
@@ -52,7 +56,7 @@ struct Seen {
     /// The files that this process has changed.
     files: BTreeSet<FileId>,
     stop: bool,
-    /// Somebody waits for the next commit.
+    /// Somebody is waiting for the next commit.
     wants_commit: bool,
 }
 
@@ -61,9 +65,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for so long, and says whether nobody committed meanwhile, nor asked to stop.
+    /// Waits for `time`. Returns whether there was neither a commit nor a request to stop
+    /// meanwhile.
     fn is_quiet_for(&self, seen: u64, time: Duration) -> bool {
-        // Commits do not wake anybody up here: there may be thousands a second.
+        // Commits do not wake this up: there may be thousands a second.
         let (state, _) = self
             .changed
             .wait_timeout_while(self.state(), time, |state| !state.stop)
@@ -71,8 +76,8 @@ impl Shared {
         !state.stop && state.commits == seen
     }
 
-    /// Waits for another commit than `seen`, at most for so long where a time is given. Whether nobody
-    /// committed, nor asked to stop.
+    /// Waits for a commit after `seen`, at most for `time` if that is given. Returns whether there
+    /// was neither a commit nor a request to stop.
     fn wait_for_commit(&self, seen: u64, time: Option<Duration>) -> bool {
         let mut state = self.state();
         state.wants_commit = true;
@@ -94,12 +99,12 @@ impl Shared {
 }
 
 impl Maintenance {
-    /// Maintenance that has not begun.
+    /// Makes the maintenance of a pool, without starting it.
     pub fn new() -> Maintenance {
         Maintenance { shared: Arc::default(), thread: Mutex::default() }
     }
 
-    /// Notes a commit by this process that changed `file`.
+    /// Records a commit by this process that changed `file`.
     pub fn note_commit(&self, pool: &Pool, file: FileId) {
         let mut state = self.shared.state();
         state.commits += 1;
@@ -114,37 +119,36 @@ impl Maintenance {
         }
     }
 
-    /// Whether something goes on in the background, or did and was not waited for. While the pool has no users,
-    /// nothing can begin.
+    /// Whether background work was started and not yet waited for. While the pool has no users,
+    /// none can start.
     pub fn is_begun(&self) -> bool {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn start(&self, pool: &Pool) {
         let mut begun = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        // A commit is the first again where somebody else is about to close the pool. Of two threads only one
-        // would be waited for.
+        // A commit counts as the first again while another user is closing the pool. With two
+        // threads, only one would be joined.
         if begun.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
         }
         let (shared, pool) = (Arc::clone(&self.shared), pool.clone());
         let work = move || Worker { shared, pool }.run();
-        let thread = std::thread::Builder::new().name("hardpack-maintenance".into()).spawn(work);
-        // Where the system has no thread to give, folding is left to the commits.
-        *begun = thread.ok();
+        // If the system cannot start a thread, folding is left to the commits.
+        *begun = system::spawn("hardpack-maintenance", work);
     }
 
-    /// Ends what goes on in the background and waits for it; then does what is due at closing.
+    /// Stops the background work and waits for it, then does the work due at closing.
     pub fn finish(&self, pool: &Pool) {
         self.shared.state().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let is_begun = thread.is_some();
         if let Some(thread) = thread {
-            // Its panic would be a defect, but of no harm to what is stored.
+            // A panic of the thread would be a defect, but would not harm stored data.
             let _ = thread.join();
         }
-        // Somebody may have come back, whose commits are the first again.
+        // A user may have come back, whose next commit counts as the first again.
         let seen = std::mem::take(&mut *self.shared.state());
         if !is_begun {
             return;
@@ -158,7 +162,7 @@ impl Maintenance {
         for file in seen.files {
             let mut next = Some(0);
             while let Some(from) = next.filter(|_| rewritten_len < CLOSE_LEN) {
-                // What cannot be done is left for the next time.
+                // Work that fails is left for the next time.
                 let Ok(step) = pool.fold_step(file, Fold::Due, from, &limits) else { break };
                 next = step.next;
                 rewritten_len += step.rewritten_len;
@@ -182,7 +186,7 @@ impl Worker {
             }
             if folded != seen {
                 match self.fold(seen) {
-                    // Another process is writing: its commits are not seen here.
+                    // Another process is writing; its commits are not seen here.
                     Err(Error::Busy) => continue,
                     Ok(true) => folded = seen,
                     Ok(false) | Err(_) => {}
@@ -193,7 +197,7 @@ impl Worker {
                 continue;
             }
             let _ = self.sink(seen, cold);
-            // Nothing is left to do until somebody commits.
+            // Nothing is left to do until the next commit.
             self.shared.wait_for_commit(seen, None);
         }
     }
@@ -202,7 +206,7 @@ impl Worker {
         StepLimits { rewrite_len_max: STEP_LEN, patience: Patience::None, ..StepLimits::default() }
     }
 
-    /// The files that this process has changed and that are still there.
+    /// Returns the files that this process has changed and that still exist.
     fn files(&self) -> Result<Vec<FileId>> {
         let files = self.shared.state().files.clone();
         let (mut there, mut gone) = (Vec::new(), Vec::new());
@@ -217,14 +221,14 @@ impl Worker {
         Ok(there)
     }
 
-    /// Folds what is due, while nobody commits. Whether all of it was done.
+    /// Folds records that are due, while nobody commits. Returns whether it finished.
     fn fold(&self, seen: u64) -> Result<bool> {
         for file in self.files()? {
             let step = |from| self.pool.fold_step(file, Fold::Due, from, &Worker::limits());
             if !self.steps(seen, file, &step)? {
                 return Ok(false);
             }
-            // Pages that were patched whole are likely to be again.
+            // Pages that were patched as a whole are likely to be patched so again.
             if self.pool.state().stats().patches.allocated >= PATCHED_LEN_MIN {
                 let settings = self.pool.settings(file)?;
                 self.pool.train_dictionary(file, &settings, false, Patience::None)?;
@@ -233,7 +237,7 @@ impl Worker {
         Ok(true)
     }
 
-    /// Recompresses what is cold, while nobody commits.
+    /// Recompresses cold records, while nobody commits.
     fn sink(&self, seen: u64, cold: Txg) -> Result<()> {
         for file in self.files()? {
             if self.pool.settings(file)?.auto.is_none() {
@@ -247,7 +251,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes steps over a file within the budget. Whether it came to the end.
+    /// Steps through a file within the budget. Returns whether it reached the end.
     fn steps(&self, seen: u64, file: FileId, step: &dyn Fn(u64) -> Result<Step>) -> Result<bool> {
         let settings = self.pool.settings(file)?;
         if settings.background_cpu == 0 {
@@ -255,7 +259,7 @@ impl Worker {
         }
         let mut next = Some(0);
         while let Some(from) = next {
-            let began = Instant::now();
+            let began = Stopwatch::start();
             let done = step(from)?;
             next = done.next;
             let pause = pause(&settings, began.elapsed(), done.stored_after);
@@ -267,7 +271,7 @@ impl Worker {
     }
 }
 
-/// How long to rest after a step that took `took` and wrote `written` bytes.
+/// Returns how long to pause after a step that took `took` and wrote `written` bytes.
 fn pause(settings: &Settings, took: Duration, written: u64) -> Duration {
     let share = f64::from(settings.background_cpu) / 100.0;
     let cpu = took.mul_f64((1.0 / share - 1.0).max(0.0));

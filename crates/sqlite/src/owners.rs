@@ -1,43 +1,45 @@
-//! Which tables and indexes some pages of a SQLite database belong to, as far as what still reads of it
-//! tells.
+//! Finds the tables and indexes that pages of a SQLite database belong to, as far as the readable
+//! part of it shows.
 //!
-//! The schema is read from its own b-tree, then every b-tree it names is walked from its root, with
-//! the overflow pages of its cells, and the freelist. Nothing is believed: a page counts once, numbers
-//! outside the file and cells that overrun their page are passed over, and where a page cannot be read
-//! the walk goes on beside it. What hangs below such a page alone has no known owner.
+//! The schema is read from its own b-tree, then every b-tree that it names is walked from its root,
+//! with the overflow pages of its cells, and the freelist. Nothing is trusted: a page counts once,
+//! numbers outside the file and cells that overrun their page are skipped, and the walk continues
+//! around a page that cannot be read. Pages below only such a page have no known owner.
 //!
-//! Invariant: time and memory go with the pages that are met and the ranges that are asked for, never with how long the
-//! database says it is or how much of it is hurt: a file may claim 2^60 bytes, nearly all of them a hole.
+//! Invariant: time and memory grow with the pages visited and the ranges asked for, never with the
+//! length that the database claims or with the amount of damage: a file may claim 2^60 bytes,
+//! nearly all of them a hole.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
-use crate::unused::{HEADER_LEN, Kind, PENDING_BYTE_DEFAULT, be16, be32, varint};
+use crate::unused::{HEADER_LEN, PENDING_BYTE_DEFAULT, PageKind, be16, be32, varint};
 
-/// A page is not shorter, nor has fewer usable bytes than SQLite allows.
+/// The fewest usable bytes per page that SQLite allows.
 const USABLE_LEN_MIN: usize = 480;
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// The largest page number of SQLite.
 const PAGE_COUNT_MAX: u64 = u32::MAX as u64 - 1;
-/// So many pointer maps are known by their places, which is those of a database of 400 GB. Others have no known owner.
+/// At most this many pointer maps are known by their places: those of a database of 400 GB. Further
+/// ones have no known owner.
 const POINTER_MAP_COUNT_MAX: usize = 1 << 20;
-/// Pages met are noted by this many, in a word each 64.
+/// Visited pages are stored in groups of this many words of 64 bits.
 const VISITED_WORD_COUNT: usize = 8;
 
-/// Fills a buffer from an offset of the database, and says whether that could be read.
+/// Fills a buffer from an offset of the database, and returns whether it could be read.
 pub type ReadAt<'a> = dyn FnMut(&mut [u8], u64) -> bool + 'a;
 
-/// Pages that follow each other and belong to the same.
+/// Consecutive pages with the same owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OwnedPages {
     /// Their numbers.
     pub pages: RangeInclusive<u32>,
-    /// Whose they are, such as "table t"; `None` where that is not known.
+    /// The owner, such as "table t"; `None` if it is not known.
     pub owner: Option<String>,
 }
 
-/// What is known of some pages.
+/// The owners of some pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owners {
     /// The length of a page, in bytes.
@@ -46,8 +48,8 @@ pub struct Owners {
     pub pages: Vec<OwnedPages>,
 }
 
-/// Finds the owners of the pages that any of `ranges` touches, in a database file of `len` bytes. None
-/// where its header cannot be read, or is not one.
+/// Finds the owners of the pages that any of `ranges` touches, in a database file of `len` bytes.
+/// Returns `None` if its header cannot be read or is not one.
 pub fn find(len: u64, ranges: &[(u64, u64)], read: &mut ReadAt<'_>) -> Option<Owners> {
     let mut header = [0; HEADER_LEN];
     (len >= HEADER_LEN as u64 && read(&mut header, 0)).then_some(())?;
@@ -81,7 +83,7 @@ pub fn find(len: u64, ranges: &[(u64, u64)], read: &mut ReadAt<'_>) -> Option<Ow
     Some(Owners { page_len: page_len as u32, pages: walk.finish() })
 }
 
-/// The pages that any of `ranges` touches: in order, apart from each other.
+/// Returns the pages that any of `ranges` touches, in order and without overlaps.
 fn asked_pages(ranges: &[(u64, u64)], page_len: u64, page_count: u32) -> Vec<RangeInclusive<u32>> {
     let mut ranges: Vec<_> = ranges.iter().filter(|(start, end)| start < end).collect();
     ranges.sort_unstable();
@@ -105,17 +107,19 @@ struct Walk<'a, 'r> {
     page_len: usize,
     usable_len: usize,
     page_count: u32,
-    /// A bit for each page, by those that lie together and of which one was met.
+    /// A bit for each page, in groups of neighbours; a group exists once one of its pages was
+    /// visited.
     visited: HashMap<u32, [u64; VISITED_WORD_COUNT]>,
     asked: Vec<RangeInclusive<u32>>,
-    /// Of the pages that are asked for, those whose owner was found.
+    /// The pages asked for whose owner was found.
     owners: BTreeMap<u32, String>,
-    /// Pages that are asked for and have no owner yet.
+    /// The number of pages asked for that have no owner yet.
     missing: u64,
 }
 
 impl Walk<'_, '_> {
-    /// Notes whose a page is. False if it was met before, is none, or nothing is left to find.
+    /// Records the owner of a page. Returns false if the page was visited before or does not exist,
+    /// or if nothing is left to find.
     fn visit(&mut self, page: u32, owner: &str) -> bool {
         if page == 0 || page > self.page_count || self.missing == 0 {
             return false;
@@ -141,7 +145,7 @@ impl Walk<'_, '_> {
         (self.read)(&mut bytes, offset).then_some(bytes)
     }
 
-    /// The pages whose place says what they are.
+    /// Visits the pages whose place says what they are.
     fn fixed_places(&mut self, header: &[u8]) {
         let lock_page = (PENDING_BYTE_DEFAULT / self.page_len as u64 + 1) as u32;
         self.visit(lock_page, "no table: SQLite locks it");
@@ -150,7 +154,7 @@ impl Walk<'_, '_> {
         }
         let interval = self.usable_len / 5 + 1;
         for page in (2..=self.page_count).step_by(interval).take(POINTER_MAP_COUNT_MAX) {
-            // `ptrmapPageno` in `btree.c`: not on the lock-byte page, but behind it.
+            // As in `ptrmapPageno` in `btree.c`: not on the lock-byte page, but after it.
             let page = if page == lock_page { page + 1 } else { page };
             self.visit(page, "pointer map");
         }
@@ -167,18 +171,19 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Walks a b-tree; `visit_payload` gets what of each cell of a table is in its page.
+    /// Walks a b-tree. `visit_payload` gets the part of each table cell's payload that lies in its
+    /// page.
     fn btree(&mut self, root: u32, owner: &str, visit_payload: &mut dyn FnMut(&[u8])) {
         let overflow = format!("{owner} (overflow)");
         let mut waiting = vec![root];
         while let Some(number) = waiting.pop() {
-            // The schema is wanted whole, even when it is not itself what is hurt.
+            // The whole schema is needed, even if no page of it is damaged.
             if !self.visit(number, owner) {
                 continue;
             }
             let Some(page) = self.page(number) else { continue };
             let header = if number == 1 { HEADER_LEN } else { 0 };
-            let Some(kind) = Kind::of(page[header]) else { continue };
+            let Some(kind) = PageKind::of(page[header]) else { continue };
             let header_len = if kind.is_leaf() { 8 } else { 12 };
             if !kind.is_leaf() {
                 waiting.push(be32(&page, header + 8));
@@ -194,7 +199,7 @@ impl Walk<'_, '_> {
 
     fn cell(
         &mut self,
-        kind: Kind,
+        kind: PageKind,
         mut cell: &[u8],
         waiting: &mut Vec<u32>,
         overflow: &str,
@@ -256,7 +261,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The root page that a row of the schema names, and what it is the root of.
+/// Returns the root page that a row of the schema names, and its owner.
 fn parse_schema(payload: &[u8], encoding: u32) -> Option<(u32, String)> {
     let (header_len, mut types) = varint(payload)?;
     let mut values = payload.get(usize::try_from(header_len).ok()?..)?;
@@ -297,7 +302,7 @@ fn parse_schema(payload: &[u8], encoding: u32) -> Option<(u32, String)> {
 mod tests {
     use super::*;
 
-    /// A range of 2^60 hurt bytes is one row, and no page of it is gone over.
+    /// A range of 2^60 damaged bytes is one row, and its pages are not visited.
     #[test]
     fn a_hurt_range_of_any_length_is_told_at_once() {
         const LEN: u64 = 1 << 60;

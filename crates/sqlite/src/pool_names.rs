@@ -1,14 +1,17 @@
-//! By which name a pool is used: that of its file, and of what lies beside it.
+//! The name that a pool is used by: that of its file, from which the names of its companion files
+//! are derived.
 //!
-//! Logs, journals, shared memory, and the locks of all databases but the first, go by names that are made of the
-//! pool's. A file may have several (hard links, a file that is mounted over another, one that was renamed while somebody
-//! had it open), and two users of a database who go by different names would share neither its locks nor its log.
+//! Logs, journals, shared memory, and the locks of all databases but the first depend on the pool's
+//! name. A file may have several names (hard links, a file mounted over another, a file renamed
+//! while somebody had it open), and two users of a database under different names would share
+//! neither its locks nor its log.
 //!
-//! * Everybody who has a database of a pool open shares a mark of the pool's file that stands for the name he uses,
-//!   and nobody does so while somebody shares another one. Marks belong to the file, whichever name it was opened by.
-//! * A name is a directory and what the file is called in it, so that a directory may have several paths.
-//! * What was left beside another name of the file (a log, a journal) would be missed: where there is another name in
-//!   the same directory with such a file, this one is refused.
+//! * Everybody who has a database of a pool open shares a mark on the pool's file that stands for
+//!   the name in use, and nobody does so while somebody shares another such mark. Marks belong to
+//!   the file, whichever name it was opened by.
+//! * A name consists of a directory and a file name, so the directory may have several paths.
+//! * A companion file (a log, a journal) left under another name of the pool would be missed. If
+//!   the same directory has another name of the pool with such a file, this name is refused.
 
 use std::fs;
 use std::io;
@@ -19,36 +22,49 @@ use std::path::Path;
 
 use crate::host_name::{GENERATION_LEN, JOURNAL_SUFFIX, LOG_SUFFIX};
 
-/// The marks of names: what the readers' marks (see `side.rs`) leave, since no file has a number so high.
+/// The range of marks for names. It lies beyond the readers' marks (see `lock_file.rs`), since no
+/// file has such a high number.
 pub const NAME_MARKS: Range<u64> = 3 << 60..1 << 62;
-/// FNV-1a, of 64 bits.
+/// The range of marks for databases that do not exist yet. It lies between the readers' marks and
+/// those for names.
+pub const CREATION_MARKS: Range<u64> = 1 << 61 | 1 << 59..3 << 60;
+/// The parameters of 64-bit FNV-1a.
 const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
 const HASH_FACTOR: u64 = 0x0100_0000_01b3;
 
-/// The mark that stands for the name of a pool. It is the same in every process and version.
+/// Returns the mark that stands for a name of a pool; it is the same in every process and version.
 pub fn mark_of(pool: &Path) -> io::Result<u64> {
     let (file, directory) = (fs::metadata(pool)?, fs::metadata(directory_of(pool))?);
-    // The number of a file system may differ from one look at it to another, that of a directory in it not.
+    // A file system's number may differ from one lookup to the next, but the number of a directory
+    // in it does not.
     let elsewhere = if directory.dev() == file.dev() { 0 } else { directory.dev() };
     let name = pool.file_name().unwrap_or_default().as_bytes();
     let numbers = [elsewhere.to_le_bytes(), directory.ino().to_le_bytes()].concat();
-    let hash = numbers
-        .iter()
-        .chain(name)
-        .fold(HASH_START, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(HASH_FACTOR));
-    Ok(NAME_MARKS.start + (hash ^ hash >> 60) % (NAME_MARKS.end - NAME_MARKS.start))
+    Ok(mark_in(&NAME_MARKS, &[&numbers[..], name].concat()))
 }
 
-/// The log or journal of a database in the pool that lies beside another name of the pool in the same directory, if
-/// there is one that holds anything.
-pub fn left_beside_another(pool: &Path) -> io::Result<Option<String>> {
+/// Returns the mark that stands for a database that does not exist yet, by its path in the pool.
+pub fn creation_mark_of(path: &[u8]) -> u64 {
+    mark_in(&CREATION_MARKS, path)
+}
+
+fn mark_in(range: &Range<u64>, bytes: &[u8]) -> u64 {
+    let hash = bytes
+        .iter()
+        .fold(HASH_START, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(HASH_FACTOR));
+    range.start + (hash ^ hash >> 60) % (range.end - range.start)
+}
+
+/// Finds a non-empty log or journal that lies beside another name of the pool in the same
+/// directory.
+pub fn companion_of_another_name(pool: &Path) -> io::Result<Option<String>> {
     let file = fs::metadata(pool)?;
     if file.nlink() < 2 {
         return Ok(None);
     }
     let mut names = Vec::new();
     let entries = match fs::read_dir(directory_of(pool)) {
-        // Who may use what is in a directory need not be allowed to list it.
+        // A process may use files in a directory that it may not list.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         entries => entries?,
     };
@@ -63,7 +79,7 @@ pub fn left_beside_another(pool: &Path) -> io::Result<Option<String>> {
     for other in names.iter().filter(|name| *name != own && is_same(name)) {
         let holds_something = |name: &&std::ffi::OsString| {
             let path = directory_of(pool).join(name);
-            is_beside(name.as_bytes(), other.as_bytes())
+            is_companion(name.as_bytes(), other.as_bytes())
                 && fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0)
         };
         if let Some(left) = names.iter().find(holds_something) {
@@ -73,9 +89,9 @@ pub fn left_beside_another(pool: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Whether this is the name of a log or a journal beside a pool of that name, of whichever generation: `pool-wal`,
+/// Whether `name` is a log or journal of a pool named `pool`, of any generation: `pool-wal`,
 /// `pool-db7-journal0123456789abcdef`.
-fn is_beside(name: &[u8], pool: &[u8]) -> bool {
+fn is_companion(name: &[u8], pool: &[u8]) -> bool {
     let Some(rest) = name.strip_prefix(pool) else { return false };
     let endings = [LOG_SUFFIX, JOURNAL_SUFFIX].into_iter();
     let found = endings.filter_map(|ending| {
@@ -112,7 +128,7 @@ mod tests {
             b"p.hpk-wal0123456789abcdef",
             b"p.hpk-db12-journal0123456789abcdef",
         ] {
-            assert!(is_beside(name, b"p.hpk"));
+            assert!(is_companion(name, b"p.hpk"));
         }
         for name in [
             &b"p.hpk-db-wal"[..],
@@ -123,7 +139,7 @@ mod tests {
             b"p.hpk-x-wal",
             b"p.hpk",
         ] {
-            assert!(!is_beside(name, b"p.hpk"));
+            assert!(!is_companion(name, b"p.hpk"));
         }
     }
 }

@@ -1,10 +1,11 @@
-//! `PRAGMA hardpack_…`: properties and facts of a pool, from SQL.
+//! `PRAGMA hardpack_…`: properties of a pool and facts about it, from SQL.
 //!
-//! `PRAGMA hardpack_compression` reads a property, `PRAGMA hardpack_compression='zstd-9'` sets it for
-//! what is written from now on, and `= 'inherit'` makes it inherited again. They are those of the pool, or of the
-//! file alone where it was opened by its path in the pool. `PRAGMA hardpack_txg` and
-//! `PRAGMA hardpack_ratio` tell the number of the state that is read and how well it is compressed;
+//! `PRAGMA hardpack_compression` reads a property, `PRAGMA hardpack_compression='zstd-9'` sets it
+//! for data written from now on, and `= 'inherit'` makes it inherited again. The property belongs
+//! to the pool, or to the file if that was opened by its path in the pool. `PRAGMA hardpack_txg`
+//! returns the number of the state being read, `PRAGMA hardpack_ratio` its compression ratio, and
 //! `PRAGMA hardpack_version` the version of this library.
+#![expect(unsafe_code, reason = "arguments that SQLite passes as pointers")]
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -20,7 +21,7 @@ use crate::main_file::MainFile;
 
 const PREFIX: &str = "hardpack_";
 
-/// Answers a pragma, or SQLITE_NOTFOUND where it is not one of ours.
+/// Answers a pragma. Returns SQLITE_NOTFOUND for a pragma that is not ours.
 ///
 /// # Safety
 ///
@@ -39,12 +40,12 @@ pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
         Ok(text) => (SQLITE_OK, text),
         Err(Refused(code, reason)) => (code, format!("hardpack_{name}: {reason}")),
     };
-    // SAFETY: the first element is ours to set, to memory that SQLite frees.
+    // SAFETY: the first element is ours to set; SQLite frees the memory.
     unsafe { *arguments = api::sqlite_string(&text) };
     code
 }
 
-/// Why there is no answer: a code that a program can act on, and the words for it.
+/// Why a pragma was refused: a code for programs and a text for people.
 struct Refused(c_int, String);
 
 impl From<&str> for Refused {
@@ -56,11 +57,11 @@ impl From<&str> for Refused {
 impl From<Error> for Refused {
     fn from(error: Error) -> Refused {
         let code = match &error {
-            // What is no error of the pool, but of what was asked.
+            // These are errors of the request, not of the pool.
             Error::Invalid(_) | Error::NotFound { .. } => SQLITE_ERROR,
             Error::Busy => SQLITE_BUSY,
             Error::NoSpace => SQLITE_FULL,
-            Error::ReadOnly(_) => SQLITE_READONLY,
+            Error::ReadOnly(_) | Error::CutShort(_) => SQLITE_READONLY,
             Error::Corrupt { .. } => SQLITE_CORRUPT,
             _ => SQLITE_IOERR,
         };
@@ -97,14 +98,20 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
         }
         None => {
             let pending = file.pending_properties().iter().rfind(|(p, _)| *p == property).cloned();
-            Ok(pending.map_or_else(|| Settings::default().get(property), |(_, text)| text))
+            match pending {
+                Some((_, text)) => Ok(text),
+                None => Ok(file.future_settings()?.get(property)),
+            }
         }
     }
 }
 
 fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refused> {
+    if let Some(cut) = file.pool().and_then(|pool| pool.store().cut_short()) {
+        return Err(Error::CutShort(cut).into());
+    }
     if file.is_read_only() {
-        return Err("the database was opened for reading only".into());
+        return Err("the database was opened read-only".into());
     }
     let inherit = text.eq_ignore_ascii_case("inherit");
     file.await_turn()?;

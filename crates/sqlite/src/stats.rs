@@ -1,4 +1,5 @@
-//! What `hardpack_stats` shows of a pool.
+//! The rows that `hardpack_stats` shows for a pool.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use std::ffi::{CString, c_void};
 
@@ -10,7 +11,7 @@ use crate::ffi::{SQLITE_FCNTL_FILE_POINTER, SQLITE_OK, sqlite3, sqlite3_file};
 use crate::stats_table::{StatRow, StatValue};
 use crate::vfs;
 
-/// The rows for a database of a connection. A plain database has none.
+/// Returns the rows for a database of a connection. A plain database has none.
 pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     let schema = CString::new(schema).map_err(|_| "no such database".to_string())?;
     let mut file: *mut sqlite3_file = std::ptr::null_mut();
@@ -53,13 +54,13 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     let codecs = codecs.map(|(codec, stats)| (codec.to_string(), stats));
     let groups = groups.into_iter().map(|(name, stats)| (name.to_string(), stats));
     for (name, group) in groups.chain(codecs).filter(|(_, group)| group.records > 0) {
-        let CodecStats { records, logical, stored, allocated } = group;
+        let CodecStats { records, logical, stored, allocated, .. } = group;
         add(&format!("{name}_records"), bytes(records), "records");
         add(&format!("{name}_logical"), bytes(logical), "bytes");
         add(&format!("{name}_stored"), bytes(stored), "bytes");
         add(&format!("{name}_allocated"), bytes(allocated), "bytes");
     }
-    let FilterStats { records, logical, unfiltered, stored } = stats.filtered;
+    let FilterStats { records, logical, unfiltered, stored, .. } = stats.filtered;
     if records > 0 {
         add("filtered_records", bytes(records), "records");
         add("filtered_logical", bytes(logical), "bytes");

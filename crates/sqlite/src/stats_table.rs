@@ -1,29 +1,33 @@
 //! The virtual table `hardpack_stats(name TEXT, value ANY, unit TEXT, schema HIDDEN)`.
 //!
-//! For: a look into a pool with plain SQL. `SELECT * FROM hardpack_stats` shows the numbers of `main`,
+//! It shows a pool's statistics in plain SQL: `SELECT * FROM hardpack_stats` those of `main`,
 //! `SELECT * FROM hardpack_stats('aux')` those of another attached database. It exists in every
-//! connection where [`register`] was called, without `CREATE VIRTUAL TABLE`, and cannot be written.
+//! connection where [`register`] was called, without `CREATE VIRTUAL TABLE`, and cannot be written
+//! to.
 //!
-//! Invariants: the rows of one scan are taken at its start and do not change under it. The source of
-//! the rows comes from outside ([`StatsFn`]); this module knows SQLite only. A schema of NULL has no rows.
+//! Invariants: the rows of one scan are taken at its start and do not change during it. The source
+//! of the rows comes from outside ([`StatsFn`]); this module knows only SQLite. A schema of NULL
+//! has no rows.
 //!
-//! Failures: an error of the source fails the statement with its text; a panic in any callback is
-//! caught and fails it as well.
+//! Failures: an error of the source fails the statement with the error's text. A panic in a
+//! callback is caught and fails the statement as well.
+#![expect(unsafe_code, reason = "SQLite calls these functions")]
 
 use crate::api;
+use crate::codes::guard;
 use crate::ffi::*;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::ptr::null_mut;
 
 /// One row of `hardpack_stats`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatRow {
-    /// What is counted.
+    /// The name of the statistic.
     pub name: String,
-    /// How much or which.
+    /// Its value.
     pub value: StatValue,
-    /// The unit of `value`, such as `bytes`; empty where there is none.
+    /// The unit of `value`, such as `bytes`; empty if there is none.
     pub unit: &'static str,
 }
 
@@ -38,8 +42,8 @@ pub enum StatValue {
     Text(String),
 }
 
-/// Gives the rows for one attached database (`main`, `temp` or a name from `ATTACH`) of a connection,
-/// or a text that says why there are none. Called within a statement on that connection.
+/// Returns the rows for one attached database (`main`, `temp` or a name from `ATTACH`) of a
+/// connection, or the text of an error. Called within a statement on that connection.
 pub type StatsFn = fn(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String>;
 
 const DECLARATION: &CStr = c"CREATE TABLE x(name TEXT, value ANY, unit TEXT, schema TEXT HIDDEN)";
@@ -50,15 +54,16 @@ const COLUMN_SCHEMA: c_int = 3;
 
 const DEFAULT_SCHEMA: &str = "main";
 
-/// `idxNum` of a scan without a schema, and of one whose schema is the first argument of `xFilter`.
+/// The `idxNum` of a scan without a schema, and of one whose schema is the first argument of
+/// `xFilter`.
 const PLAN_DEFAULT_SCHEMA: c_int = 0;
 const PLAN_GIVEN_SCHEMA: c_int = 1;
 
-/// What the planner is told; about as many rows as there are statistics.
+/// The row count for the planner: about the number of statistics.
 const ESTIMATED_ROWS: sqlite3_int64 = 50;
 
-/// No `xCreate`: the table is there by its own name and cannot be created under another. No `xUpdate`:
-/// it is read-only.
+/// The methods of the table. No `xCreate`: the table exists under its own name and cannot be
+/// created under another. No `xUpdate`: it is read-only.
 static MODULE: sqlite3_module = sqlite3_module {
     iVersion: 0,
     xCreate: None,
@@ -86,7 +91,7 @@ static MODULE: sqlite3_module = sqlite3_module {
     xShadowName: None,
 };
 
-/// What SQLite sees as a `sqlite3_vtab`.
+/// The table, which SQLite sees as a `sqlite3_vtab`.
 #[repr(C)]
 struct Table {
     base: sqlite3_vtab,
@@ -94,7 +99,7 @@ struct Table {
     stats: StatsFn,
 }
 
-/// What SQLite sees as a `sqlite3_vtab_cursor`.
+/// A cursor, which SQLite sees as a `sqlite3_vtab_cursor`.
 #[repr(C)]
 struct Cursor {
     base: sqlite3_vtab_cursor,
@@ -103,7 +108,7 @@ struct Cursor {
     position: usize,
 }
 
-/// Makes `hardpack_stats` known to a connection. Returns a SQLite result code, `SQLITE_MISUSE` if
+/// Registers `hardpack_stats` with a connection. Returns a SQLite result code, `SQLITE_MISUSE` if
 /// [`api::set`] was not called.
 ///
 /// # Safety
@@ -113,16 +118,11 @@ pub unsafe fn register(db: *mut sqlite3, stats: StatsFn) -> c_int {
     let Some(api) = api::try_get() else {
         return SQLITE_MISUSE;
     };
-    // SAFETY: the connection is open; the module is static and the function pointer that travels as
-    // pAux is as well, so nothing has to be released with the module.
+    // SAFETY: the connection is open. The module and the function pointer passed as pAux are
+    // static, so nothing has to be released with the module.
     unsafe {
         (api.create_module_v2)(db, c"hardpack_stats".as_ptr(), &MODULE, stats as *mut c_void, None)
     }
-}
-
-/// Runs the body of a callback; a panic, which must not unwind into SQLite, becomes `on_panic`.
-fn guard(on_panic: c_int, body: impl FnOnce() -> c_int) -> c_int {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(on_panic)
 }
 
 unsafe extern "C" fn connect(
@@ -133,8 +133,8 @@ unsafe extern "C" fn connect(
     out: *mut *mut sqlite3_vtab,
     _error: *mut *mut c_char,
 ) -> c_int {
-    guard(SQLITE_ERROR, || {
-        // SAFETY: SQLite passes the connection that is being set up, and a C string.
+    guard(SQLITE_IOERR, || {
+        // SAFETY: SQLite passes the connection that is being set up; the declaration is a C string.
         let rc = unsafe { (api::get().declare_vtab)(db, DECLARATION.as_ptr()) };
         if rc != SQLITE_OK {
             return rc;
@@ -150,16 +150,16 @@ unsafe extern "C" fn connect(
 }
 
 unsafe extern "C" fn disconnect(table: *mut sqlite3_vtab) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `connect` made the table with Box::into_raw, and SQLite disconnects it once.
         drop(unsafe { Box::from_raw(table.cast::<Table>()) });
         SQLITE_OK
     })
 }
 
-/// Takes `schema = ?` as the argument of the scan if there is one.
+/// Uses `schema = ?` as the argument of the scan, if there is such a constraint.
 unsafe extern "C" fn best_index(_table: *mut sqlite3_vtab, info: *mut sqlite3_index_info) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: SQLite passes a structure that is ours to fill during this call.
         let info = unsafe { &mut *info };
         info.idxNum = PLAN_DEFAULT_SCHEMA;
@@ -183,13 +183,13 @@ unsafe extern "C" fn best_index(_table: *mut sqlite3_vtab, info: *mut sqlite3_in
                 return SQLITE_OK;
             }
         }
-        // A schema that comes from a table further right in the join: not in this order.
+        // The schema comes from a table further right in the join: not possible in this order.
         if wants_schema { SQLITE_CONSTRAINT } else { SQLITE_OK }
     })
 }
 
 unsafe extern "C" fn open(_table: *mut sqlite3_vtab, out: *mut *mut sqlite3_vtab_cursor) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         let cursor = Box::new(Cursor {
             base: sqlite3_vtab_cursor { pVtab: null_mut() },
             schema: String::new(),
@@ -204,14 +204,14 @@ unsafe extern "C" fn open(_table: *mut sqlite3_vtab, out: *mut *mut sqlite3_vtab
 }
 
 unsafe extern "C" fn close(cursor: *mut sqlite3_vtab_cursor) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `open` made the cursor with Box::into_raw, and SQLite closes it once.
         drop(unsafe { Box::from_raw(cursor.cast::<Cursor>()) });
         SQLITE_OK
     })
 }
 
-/// Starts a scan: takes all rows of the schema asked for.
+/// Starts a scan by fetching all rows of the requested schema.
 unsafe extern "C" fn filter(
     cursor: *mut sqlite3_vtab_cursor,
     plan: c_int,
@@ -219,7 +219,7 @@ unsafe extern "C" fn filter(
     argc: c_int,
     argv: *mut *mut sqlite3_value,
 ) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `open` made the cursor, and SQLite uses it from one thread at a time.
         let cursor = unsafe { cursor_mut(cursor) };
         cursor.rows.clear();
@@ -230,7 +230,7 @@ unsafe extern "C" fn filter(
             if text.is_null() {
                 return SQLITE_OK;
             }
-            // SAFETY: value_text gives a C string that stays until the value is used again.
+            // SAFETY: value_text returns a C string that is valid until the value is used again.
             unsafe { CStr::from_ptr(text.cast()) }.to_string_lossy().into_owned()
         } else {
             DEFAULT_SCHEMA.to_owned()
@@ -238,7 +238,7 @@ unsafe extern "C" fn filter(
 
         let table: *mut Table = cursor.base.pVtab.cast();
         // SAFETY: SQLite set pVtab to the table that `connect` made, which outlives its cursors.
-        // The fields are copied, since the source may come back here through SQL of its own.
+        // The fields are copied, since the source may re-enter here through SQL of its own.
         let (db, stats) = unsafe { ((*table).db, (*table).stats) };
         let rows = catch_unwind(|| stats(db, &cursor.schema))
             .unwrap_or_else(|_| Err("internal error: the source of the rows panicked".to_owned()));
@@ -257,7 +257,7 @@ unsafe extern "C" fn filter(
 }
 
 unsafe extern "C" fn next(cursor: *mut sqlite3_vtab_cursor) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `open` made the cursor, and SQLite uses it from one thread at a time.
         unsafe { cursor_mut(cursor) }.position += 1;
         SQLITE_OK
@@ -278,7 +278,7 @@ unsafe extern "C" fn column(
     context: *mut sqlite3_context,
     column: c_int,
 ) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `open` made the cursor, and SQLite uses it from one thread at a time.
         let cursor = unsafe { cursor_mut(cursor) };
         let Some(row) = cursor.rows.get(cursor.position) else {
@@ -303,7 +303,7 @@ unsafe extern "C" fn column(
 }
 
 unsafe extern "C" fn rowid(cursor: *mut sqlite3_vtab_cursor, out: *mut sqlite3_int64) -> c_int {
-    guard(SQLITE_ERROR, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: `open` made the cursor, and SQLite uses it from one thread at a time.
         let position = unsafe { cursor_mut(cursor) }.position;
         // SAFETY: `out` is where SQLite wants the number.
@@ -312,7 +312,7 @@ unsafe extern "C" fn rowid(cursor: *mut sqlite3_vtab_cursor, out: *mut sqlite3_i
     })
 }
 
-/// The cursor behind the pointer that SQLite holds.
+/// Returns the cursor behind the pointer that SQLite holds.
 ///
 /// # Safety
 ///
@@ -322,20 +322,20 @@ unsafe fn cursor_mut<'a>(cursor: *mut sqlite3_vtab_cursor) -> &'a mut Cursor {
     unsafe { &mut *cursor.cast::<Cursor>() }
 }
 
-/// Leaves `text` as the reason why the next callback to return an error does so.
+/// Sets `text` as the reason for the error that the current callback returns.
 ///
 /// # Safety
 ///
 /// `table` comes from [`connect`], is connected, and no reference to it is in use.
 unsafe fn set_error(table: *mut Table, text: &str) {
-    // SAFETY: the table is valid; a message that SQLite did not take yet is the host's memory.
+    // SAFETY: the table is valid; a message that SQLite has not taken yet is the host's memory.
     unsafe {
         (api::get().free)((*table).base.zErrMsg.cast());
         (*table).base.zErrMsg = api::sqlite_string(text);
     }
 }
 
-/// Makes `text` the result; an error if it is longer than SQLite can count.
+/// Makes `text` the result, or an error if it is longer than SQLite can count.
 ///
 /// # Safety
 ///

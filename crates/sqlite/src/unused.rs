@@ -1,43 +1,46 @@
-//! Which bytes of a SQLite database file SQLite will never read again, so that they can be kept as
-//! zeros: the free space inside b-tree pages here, free pages in [`freelist`].
+//! Finds bytes of a SQLite database file that SQLite will never read again, so that they can be
+//! stored as zeros: the free space inside b-tree pages here, free pages in [`freelist`].
 //!
-//! A byte wrongly called unused is lost data, so each claim needs its argument. All of them hold for
-//! the pages of **one committed state** of a database that `PRAGMA integrity_check` would accept.
-//! What is not such a state, and must not be given to this module:
+//! A byte wrongly called unused is lost data, so each claim needs its argument. All of them hold
+//! for the pages of **one committed state** of a database that `PRAGMA integrity_check` would
+//! accept. These are not such states, and must not be given to this module:
 //!
-//! * a file with a hot journal: its free-list may name pages whose old contents a rollback brings back
-//!   into use without having written them to the journal;
-//! * a file behind a WAL that is not copied back completely: the checkpoint leaves out pages that have
-//!   newer frames, so the file mixes states. A page may have been taken from the free-list and filled,
-//!   while the file's free-list still names it; and readers use it from the file.
+//! * a file with a hot journal: its free-list may name pages whose old contents are not in the
+//!   journal, and a rollback brings those pages back into use;
+//! * a file with a WAL that is not copied back completely: the checkpoint leaves out pages that
+//!   have newer frames, so the file mixes states. A page may have been taken from the free-list and
+//!   filled, while the file's free-list still names it; and readers use it from the file.
 //!
-//! **Which pages are b-trees.** Every page is one of: b-tree, overflow, free-list trunk or leaf, pointer
-//! map, lock-byte page (file format, section 1.2), and only its own bytes are looked at here.
+//! **Which pages are b-trees.** Every page is one of: b-tree, overflow, free-list trunk or leaf,
+//! pointer map, lock-byte page (file format, section 1.2). Only the page's own bytes are examined
+//! here.
 //!
 //! * An overflow page and a trunk begin with a big-endian page number, at most the number of pages.
-//!   Below 2^24 pages its first byte is 0 or 1 and no flag of a b-tree (2, 5, 10, 13); larger
+//!   Below 2^24 pages its first byte is 0 or 1, which is no flag of a b-tree (2, 5, 10, 13); larger
 //!   databases are refused.
-//! * Where pointer maps can be is arithmetic; those places are left out whether or not the database has
-//!   pointer maps. So is the lock-byte page, both where it is by default and where the caller says.
-//! * A free-list leaf is not read by anyone, whatever it looks like.
+//! * The places of pointer maps follow from arithmetic; they are skipped whether or not the
+//!   database has pointer maps. So is the lock-byte page, both at its default place and where the
+//!   caller says.
+//! * Nobody reads a free-list leaf, whatever it looks like.
 //!
-//! So what begins with a flag is a b-tree page or is never read. Page 1 is one by definition.
+//! So a page that begins with a flag is a b-tree page or is never read. Page 1 is one by
+//! definition.
 //!
 //! **Which bytes of a b-tree page are unused.** The gap between the array of cell pointers and the
 //! content area, and the freeblocks without their four bytes of header. SQLite reads a page through
-//! its header, the pointers, the cells they point to, and the headers of freeblocks; it writes gap and
-//! freeblocks before it reads them (`allocateSpace`, `freeSpace`, `defragmentPage` in `btree.c`). That
-//! no cell reaches into them is checked, not believed: every cell is measured, and cells, freeblocks
-//! and the count of fragmented bytes must cover the content area exactly, as integrity_check asks. The
-//! fragments, at most 60 bytes a page, are left alone.
+//! its header, the pointers, the cells they point to, and the headers of freeblocks; it writes to
+//! the gap and the freeblocks before it reads them (`allocateSpace`, `freeSpace`, `defragmentPage`
+//! in `btree.c`). That no cell reaches into them is checked, not trusted: every cell is measured,
+//! and cells, freeblocks and the count of fragmented bytes must cover the content area exactly, as
+//! integrity_check demands. The fragments, at most 60 bytes a page, are left alone.
 //!
-//! **Reserved bytes** at the end of pages belong to an extension, such as checksums over the page: such
-//! databases are refused. So is a header that is unusual in any way, or disagrees with the file's
-//! length.
+//! **Reserved bytes** at the end of pages belong to an extension, such as checksums of the page:
+//! databases with such bytes are refused. So is a header that is unusual in any way, or disagrees
+//! with the file's length.
 //!
-//! On failure there is nothing to report: what does not pass every check is left as it is. Nothing is
-//! read outside the page given, whatever it holds. What was deleted cannot be recovered from a file
-//! that was cleared, as with `PRAGMA secure_delete`, and the file is no longer the same byte for byte.
+//! On failure there is nothing to report: pages that fail a check are left as they are. Nothing is
+//! read outside the given page, whatever it contains. Deleted rows cannot be recovered from a
+//! cleared file, as with `PRAGMA secure_delete`, and the file is no longer the same byte for byte.
 #![forbid(unsafe_code)]
 
 mod clearing;
@@ -53,13 +56,13 @@ pub const HEADER_LEN: usize = 100;
 /// SQLite's lock-byte page holds this byte of the file, unless a test moved it.
 pub const PENDING_BYTE_DEFAULT: u64 = 1 << 30;
 
-/// A database of so many pages is refused. At 2^25 an overflow page could begin like a b-tree.
+/// A database with this many pages is refused. At 2^25 an overflow page could begin like a b-tree.
 const PAGE_COUNT_MAX: u32 = 1 << 24;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// A freeblock begins with the offset of the next and its own length.
 const FREEBLOCK_HEADER_LEN: usize = 4;
-/// No cell takes less than this, in bytes.
+/// The shortest cell, in bytes.
 const CELL_LEN_MIN: usize = 4;
 /// A well-formed page has no more fragmented bytes than this.
 const FRAGMENTED_LEN_MAX: usize = 60;
@@ -67,7 +70,7 @@ const FRAGMENTED_LEN_MAX: usize = 60;
 const PAYLOAD_LEN_MAX: u64 = i32::MAX as u64;
 const PAYLOAD_VARINT_LEN_MAX: usize = 5;
 
-/// What a database's header says, once it has passed all checks.
+/// The layout of a database from its header, which has passed all checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     page_len: usize,
@@ -82,7 +85,7 @@ impl Layout {
     /// Reads the header of a database file of `file_len` bytes, whose lock-byte page holds byte
     /// `pending_byte` ([`PENDING_BYTE_DEFAULT`] unless the host says otherwise).
     ///
-    /// None if it is not one of which everything here is certain.
+    /// Returns `None` if anything in it is in doubt.
     pub fn parse(header: &[u8; HEADER_LEN], file_len: u64, pending_byte: u64) -> Option<Layout> {
         let page_len = match be16(header, 16) {
             1 => 65536,
@@ -98,7 +101,8 @@ impl Layout {
             && be32(header, 44) <= 4 // schema format
             && be32(header, 56) <= 3 // text encoding
             && header[72..92].iter().all(|&byte| byte == 0);
-        // The number of pages is valid only if whoever changed the file last kept it.
+        // The number of pages is valid only if the last program that changed the file maintained
+        // it.
         let has_page_count = be32(header, 24) == be32(header, 92)
             && (1..PAGE_COUNT_MAX).contains(&page_count)
             && u64::from(page_count) * page_len as u64 == file_len;
@@ -121,18 +125,18 @@ impl Layout {
         })
     }
 
-    /// The length of a page, in bytes, all of which SQLite uses.
+    /// The length of a page in bytes, all of which SQLite uses.
     pub fn page_len(&self) -> usize {
         self.page_len
     }
 
-    /// How many pages there are; the first has the number 1.
+    /// The number of pages; the first page has the number 1.
     pub fn page_count(&self) -> u32 {
         self.page_count
     }
 
-    /// Sets what is unused in the b-tree page `page` to zeros; says whether that changed anything. Other
-    /// pages are left as they are, and so is what fails a check.
+    /// Sets the unused bytes of the b-tree page `page` to zeros, and returns whether that changed
+    /// anything. Other pages, and pages that fail a check, are left as they are.
     pub fn clear_unused(&self, page_number: u32, page: &mut [u8]) -> bool {
         let mut changed = false;
         for range in self.unused(page_number, page).unwrap_or_default() {
@@ -143,8 +147,8 @@ impl Layout {
         changed
     }
 
-    /// The unused ranges of the b-tree page `page`, none of them empty, rising: the gap, then what is
-    /// inside freeblocks. None if it is not a b-tree page for certain.
+    /// Returns the unused ranges of the b-tree page `page`, ascending and not empty: the gap, then
+    /// the insides of freeblocks. Returns `None` unless it is a b-tree page for certain.
     pub fn unused(&self, page_number: u32, page: &[u8]) -> Option<Vec<Range<usize>>> {
         let is_candidate = page.len() == self.page_len
             && (1..=self.page_count).contains(&page_number)
@@ -160,20 +164,20 @@ impl Layout {
         self.lock_pages.contains(&page_number)
     }
 
-    /// Whether a pointer map is here, if there are any: `ptrmapPageno` in `btree.c`, for each place
-    /// that the lock-byte page may have.
+    /// Whether this is the place of a pointer map, if there are any: `ptrmapPageno` in `btree.c`,
+    /// for each place that the lock-byte page may have.
     fn is_pointer_map_place(&self, page_number: u32) -> bool {
         let interval = self.page_len as u32 / 5 + 1;
         let is_regular = |number: u32| number >= 2 && (number - 2).is_multiple_of(interval);
-        // A pointer map that would fall on the lock-byte page comes right behind it.
+        // A pointer map that would fall on the lock-byte page comes right after it.
         let before = page_number.saturating_sub(1);
         is_regular(page_number) || (self.is_lock_page(before) && is_regular(before))
     }
 }
 
-/// The kinds of b-tree pages, by the flag that they begin with.
+/// The kind of a b-tree page, from the flag that it begins with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PageKind {
     IndexInterior,
     TableInterior,
     IndexLeaf,
@@ -183,18 +187,18 @@ pub(crate) enum Kind {
 /// A b-tree page whose header is sound.
 struct BtreePage<'a> {
     bytes: &'a [u8],
-    kind: Kind,
+    kind: PageKind,
     first_freeblock: usize,
     /// The array of cell pointers.
     pointers: Range<usize>,
-    /// Where the content area begins; it ends with the page.
+    /// The start of the content area, which ends with the page.
     content: usize,
     fragmented_len: usize,
 }
 
 impl<'a> BtreePage<'a> {
     fn parse(bytes: &'a [u8], header: usize) -> Option<BtreePage<'a>> {
-        let kind = Kind::of(bytes[header])?;
+        let kind = PageKind::of(bytes[header])?;
         let header_len = if kind.is_leaf() { 8 } else { 12 };
         let cell_count = be16(bytes, header + 3);
         let content = match be16(bytes, header + 5) {
@@ -225,7 +229,8 @@ impl<'a> BtreePage<'a> {
         Some(std::iter::once(gap).chain(insides).filter(|range| !range.is_empty()).collect())
     }
 
-    /// The freeblocks, rising, with their headers. They are not adjacent: SQLite joins those.
+    /// Returns the freeblocks with their headers, in ascending order. They are not adjacent: SQLite
+    /// joins adjacent ones.
     fn freeblocks(&self) -> Option<Vec<Range<usize>>> {
         let mut freeblocks = Vec::new();
         let mut start = self.first_freeblock;
@@ -245,7 +250,7 @@ impl<'a> BtreePage<'a> {
         Some(freeblocks)
     }
 
-    /// Whether cells, freeblocks and fragments cover the content area exactly, without overlap.
+    /// Checks that cells, freeblocks and fragments cover the content area exactly, without overlap.
     fn check_cover(&self, freeblocks: &[Range<usize>]) -> Option<()> {
         let (pointers, _) = self.bytes[self.pointers.clone()].as_chunks::<2>();
         let mut parts = freeblocks.to_vec();
@@ -269,16 +274,17 @@ impl<'a> BtreePage<'a> {
         (fragmented_len == self.fragmented_len).then_some(())
     }
 
-    /// The length of the cell at `start`, as `btreeParseCellPtr` and its kin find it.
+    /// Returns the length of the cell at `start`, as `btreeParseCellPtr` and similar functions find
+    /// it.
     fn cell_len(&self, start: usize) -> Option<usize> {
         let mut rest = self.bytes.get(start..)?;
         if !self.kind.is_leaf() {
             rest = rest.get(4..)?;
         }
         let mut payload_len = 0;
-        if self.kind != Kind::TableInterior {
+        if self.kind != PageKind::TableInterior {
             let (len, after) = varint(rest)?;
-            // SQLite reads longer forms, which it never writes, in a way of its own.
+            // SQLite never writes longer forms, and reads them differently.
             if rest.len() - after.len() > PAYLOAD_VARINT_LEN_MAX {
                 return None;
             }
@@ -295,26 +301,27 @@ impl<'a> BtreePage<'a> {
         (start + len <= self.bytes.len()).then_some(len.max(CELL_LEN_MIN))
     }
 
-    /// How much of a payload is kept in the cell, with the number of the first overflow page.
+    /// Returns how much of a payload is in the cell, including the number of the first overflow
+    /// page.
     fn local_len(&self, payload_len: usize) -> usize {
         let kept_len = self.kind.kept_len(payload_len, self.bytes.len());
         if kept_len < payload_len { kept_len + 4 } else { kept_len }
     }
 }
 
-impl Kind {
-    pub(crate) fn of(flag: u8) -> Option<Kind> {
+impl PageKind {
+    pub(crate) fn of(flag: u8) -> Option<PageKind> {
         Some(match flag {
-            2 => Kind::IndexInterior,
-            5 => Kind::TableInterior,
-            10 => Kind::IndexLeaf,
-            13 => Kind::TableLeaf,
+            2 => PageKind::IndexInterior,
+            5 => PageKind::TableInterior,
+            10 => PageKind::IndexLeaf,
+            13 => PageKind::TableLeaf,
             _ => return None,
         })
     }
 
-    /// How much of a payload is kept in a cell of a page with so many usable bytes; where that is not
-    /// all of it, the number of the first overflow page follows.
+    /// Returns how much of a payload is in a cell of a page with `usable_len` usable bytes. If that
+    /// is not all of it, the number of the first overflow page follows.
     pub(crate) fn kept_len(self, payload_len: usize, usable_len: usize) -> usize {
         let local_len_max =
             if self.is_table() { usable_len - 35 } else { (usable_len - 12) * 64 / 255 - 23 };
@@ -327,15 +334,15 @@ impl Kind {
     }
 
     pub(crate) fn is_leaf(self) -> bool {
-        matches!(self, Kind::IndexLeaf | Kind::TableLeaf)
+        matches!(self, PageKind::IndexLeaf | PageKind::TableLeaf)
     }
 
     pub(crate) fn is_table(self) -> bool {
-        matches!(self, Kind::TableInterior | Kind::TableLeaf)
+        matches!(self, PageKind::TableInterior | PageKind::TableLeaf)
     }
 }
 
-/// SQLite's variable-length integer at the start of `bytes`, and what follows it.
+/// Reads SQLite's variable-length integer at the start of `bytes`, and returns it with the rest.
 pub(crate) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut value = 0;
     for (index, &byte) in bytes.iter().take(9).enumerate() {

@@ -1,30 +1,31 @@
-//! The VFS as SQLite sees it: C entry points that only translate, one after the other.
+//! The VFS as SQLite sees it: C entry points that only translate.
 //!
-//! Files that are not main databases or their rollback journals are opened by the host straight into
-//! SQLite's memory, so that write-ahead logs and temporary files cost nothing extra. What lies beside a database in
-//! a pool may have another name there, see `beside.rs`.
+//! The host opens files that are neither main databases nor their rollback journals straight into
+//! SQLite's memory, so write-ahead logs and temporary files cost nothing extra. A companion file of
+//! a database in a pool may have another name on the host, see `companion.rs`.
 //!
-//! Every entry point that runs code of ours catches panics.
+//! Every entry point that runs our code catches panics.
+#![expect(unsafe_code, reason = "SQLite calls these functions")]
 
-mod files_beside;
+mod companions;
 
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::api;
-use crate::beside::{self, Companion, Translated};
 use crate::codes::guard;
+use crate::companion::{self, Companion, TranslatedName};
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
-use crate::inside;
 use crate::journal::Journal;
-use crate::locate::locate;
 use crate::main_file::MainFile;
+use crate::pool_entry;
+use crate::pool_path::PoolPath;
 use crate::super_journal::SuperJournal;
-use files_beside::{BESIDE_FLAGS, Opening, delete_file, open_beside};
+use companions::{COMPANION_FLAGS, OpenedCompanion, delete_file, open_companion};
 
-/// The name to open databases with.
+/// The name of the VFS, for `?vfs=`.
 pub const VFS_NAME: &CStr = c"hardpack";
 
 /// One of our open files, as SQLite holds it.
@@ -39,8 +40,8 @@ enum Opened {
     Main(MainFile),
     Journal(Journal),
     SuperJournal(SuperJournal),
-    /// The host's, by another name than SQLite's, which must last as long.
-    Renamed(HostFile, #[allow(dead_code, reason = "lives as long as the file")] Translated),
+    /// A file of the host under another name than SQLite's; the name must live as long as the file.
+    Renamed(HostFile, #[allow(dead_code, reason = "lives as long as the file")] TranslatedName),
 }
 
 struct Registered(*mut sqlite3_vfs);
@@ -50,8 +51,8 @@ unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
 
-/// Registers the VFS on top of the one that is the default now. Does nothing but change the default
-/// where it is registered already.
+/// Registers the VFS on top of the current default. If it is registered already, only changes the
+/// default.
 ///
 /// # Safety
 ///
@@ -118,7 +119,7 @@ pub unsafe fn register(make_default: bool) -> Result<(), &'static str> {
     }
 }
 
-/// The state of a file that is one of ours and a main database, for use by the statistics table.
+/// Returns the state of a main database of ours, for the statistics table.
 ///
 /// # Safety
 ///
@@ -135,7 +136,7 @@ pub unsafe fn main_file<'a>(file: *mut sqlite3_file) -> Option<&'a mut MainFile>
     }
 }
 
-/// The VFS below the one that SQLite passes.
+/// Returns the VFS below the one that SQLite passes.
 ///
 /// # Safety
 ///
@@ -164,7 +165,7 @@ unsafe extern "C" fn open(
     unsafe {
         (*file).pMethods = std::ptr::null();
         let host = host_of(vfs);
-        guard(SQLITE_CANTOPEN, || open_file(host, name, file, flags, out_flags))
+        guard(SQLITE_IOERR, || open_file(host, name, file, flags, out_flags))
     }
 }
 
@@ -192,10 +193,10 @@ unsafe fn open_file(
                 }
                 Err(code) => return code,
             }
-        } else if !name.is_null() && flags & BESIDE_FLAGS != 0 {
-            match open_beside(host, name, flags) {
-                Ok(Opening::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
-                Ok(Opening::Hosts(renamed)) => {
+        } else if !name.is_null() && flags & COMPANION_FLAGS != 0 {
+            match open_companion(host, name, flags) {
+                Ok(OpenedCompanion::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
+                Ok(OpenedCompanion::Hosts(renamed)) => {
                     name = renamed;
                     None
                 }
@@ -239,16 +240,18 @@ unsafe extern "C" fn access(
         unsafe {
             let host = host_of(vfs);
             let Some(access) = host.methods().xAccess else { return SQLITE_IOERR_ACCESS };
-            match beside::companion(host, name) {
+            match companion::of_name(host, name) {
                 Err(code) => code,
-                Ok(Companion::Nowhere) => {
+                Ok(Companion::Absent | Companion::Unmade) => {
                     *out = 0;
                     SQLITE_OK
                 }
-                Ok(Companion::There(there)) => access(host.as_ptr(), there.as_ptr(), flags, out),
-                Ok(Companion::Pools) => access(host.as_ptr(), name, flags, out),
-                Ok(Companion::Hosts) => {
-                    match inside::access(host, CStr::from_ptr(name).to_bytes(), flags) {
+                Ok(Companion::Translated(translated)) => {
+                    access(host.as_ptr(), translated.as_ptr(), flags, out)
+                }
+                Ok(Companion::Unchanged) => access(host.as_ptr(), name, flags, out),
+                Ok(Companion::Plain) => {
+                    match pool_entry::access(host, CStr::from_ptr(name).to_bytes(), flags) {
                         Some(Ok(answer)) => {
                             *out = c_int::from(answer);
                             SQLITE_OK
@@ -268,34 +271,34 @@ unsafe extern "C" fn full_pathname(
     len: c_int,
     out: *mut c_char,
 ) -> c_int {
-    guard(SQLITE_CANTOPEN, || {
+    guard(SQLITE_IOERR, || {
         // SAFETY: SQLite passes valid arguments, and a buffer of this length.
         unsafe {
             let host = host_of(vfs);
             let Some(full) = host.methods().xFullPathname else { return SQLITE_CANTOPEN };
-            let Some(location) = locate(host, CStr::from_ptr(name).to_bytes()) else {
+            let Some(pool_path) = PoolPath::split(host, CStr::from_ptr(name).to_bytes()) else {
                 return full(host.as_ptr(), name, len, out);
             };
-            let pool = HostName::new(&location.pool);
+            let pool = HostName::new(&pool_path.pool);
             let code = full(host.as_ptr(), pool.database(), len, out);
             if code != SQLITE_OK && code != SQLITE_OK_SYMLINK {
                 return code;
             }
             let pool_len = CStr::from_ptr(out).count_bytes();
             let len = usize::try_from(len).unwrap_or(0);
-            if pool_len + location.rest.len() >= len {
+            if pool_len + pool_path.inner.len() >= len {
                 return SQLITE_CANTOPEN;
             }
             let end = out.add(pool_len).cast::<u8>();
-            end.copy_from_nonoverlapping(location.rest.as_ptr(), location.rest.len());
-            *end.add(location.rest.len()) = 0;
+            end.copy_from_nonoverlapping(pool_path.inner.as_ptr(), pool_path.inner.len());
+            *end.add(pool_path.inner.len()) = 0;
             code
         }
     })
 }
 
-/// Defines VFS methods that are passed through to the host. The method exists there: these are
-/// installed only where it does.
+/// Defines VFS methods that pass the call through to the host. They are installed only if the host
+/// has the method.
 macro_rules! forward {
     ($($name:ident = $method:ident($($argument:ident: $type:ty),*) -> $result:ty, $default:expr;)*) => {$(
         unsafe extern "C" fn $name(vfs: *mut sqlite3_vfs $(, $argument: $type)*) -> $result {
@@ -326,13 +329,13 @@ forward! {
     next_system_call = xNextSystemCall(name: *const c_char) -> *const c_char, std::ptr::null();
 }
 
-/// Defines I/O methods of our files: `$file` is its state, the rest are SQLite's arguments.
+/// Defines I/O methods of our files: `$file` is the state, the rest are SQLite's arguments.
 macro_rules! file_methods {
     ($($(#[$doc:meta])* $name:ident($file:ident $(, $argument:ident: $type:ty)*), $on_panic:expr, $body:expr;)*) => {$(
         unsafe extern "C" fn $name($file: *mut sqlite3_file $(, $argument: $type)*) -> c_int {
             guard($on_panic, || {
                 // SAFETY: SQLite calls the methods of a file only while it is open.
-                #[allow(unused_variables)]
+                #[allow(unused_variables, reason = "some bodies do not look at the file")]
                 let $file = unsafe { opened($file) };
                 $body
             })
@@ -340,7 +343,7 @@ macro_rules! file_methods {
     )*};
 }
 
-/// The main database that a method of [`MAIN_METHODS`] is about.
+/// Runs `$body` on the main database that a method of [`MAIN_METHODS`] is called on.
 macro_rules! main {
     ($file:ident, $main:ident => $body:expr) => {
         match $file {
@@ -350,7 +353,7 @@ macro_rules! main {
     };
 }
 
-/// The bytes that xRead is to fill, or xWrite to take.
+/// Makes a slice of the buffer that xRead fills or xWrite reads.
 macro_rules! buffer {
     ($from:path, $pointer:expr, $len:expr) => {
         // SAFETY: SQLite passes a buffer of this length.
@@ -419,12 +422,14 @@ file_methods! {
         // SAFETY: SQLite passes a place for the answer.
         main.check_reserved_lock(unsafe { &mut *out })
     });
-    // SAFETY: SQLite passes the argument that goes with the operation.
     file_control(file, op: c_int, argument: *mut c_void), SQLITE_IOERR, match file {
+        // SAFETY: SQLite passes the argument that goes with the operation.
         Opened::Main(main) => unsafe { main.file_control(op, argument) },
         Opened::Journal(_) => SQLITE_NOTFOUND,
-        Opened::SuperJournal(journal) => journal.file().file_control(op, argument),
-        Opened::Renamed(file, _) => file.file_control(op, argument),
+        // SAFETY: as above.
+        Opened::SuperJournal(journal) => unsafe { journal.file().file_control(op, argument) },
+        // SAFETY: as above.
+        Opened::Renamed(file, _) => unsafe { file.file_control(op, argument) },
     };
     sector_size(file), 0, match file {
         Opened::Main(main) => main.host_file().sector_size(),
@@ -432,7 +437,7 @@ file_methods! {
         Opened::SuperJournal(journal) => journal.file().sector_size(),
         Opened::Renamed(file, _) => file.sector_size(),
     };
-    // An answer is a set of flags, so a result code would promise what nobody does.
+    // The answer is a set of flags; an error code would be read as promises.
     device_characteristics(file), 0, match file {
         Opened::Main(main) => main.device_characteristics(),
         Opened::Journal(journal) => journal.device_characteristics(),
@@ -448,12 +453,16 @@ file_methods! {
     fetch(file, offset: sqlite3_int64, len: c_int, out: *mut *mut c_void), SQLITE_IOERR, {
         // SAFETY: SQLite passes a place for the answer; NULL means "read it".
         unsafe { *out = std::ptr::null_mut() };
-        main!(file, main => {
-            if main.is_plain() { main.host_file().fetch(offset, len, out) } else { SQLITE_OK }
+        main!(file, main => match main.is_plain() {
+            // SAFETY: as above.
+            true => unsafe { main.host_file().fetch(offset, len, out) },
+            false => SQLITE_OK,
         })
     };
-    unfetch(file, offset: sqlite3_int64, page: *mut c_void), SQLITE_IOERR, main!(file, main => {
-        if main.is_plain() { main.host_file().unfetch(offset, page) } else { SQLITE_OK }
+    unfetch(file, offset: sqlite3_int64, page: *mut c_void), SQLITE_IOERR, main!(file, main => match main.is_plain() {
+        // SAFETY: SQLite passes NULL, or a page that it has fetched.
+        true => unsafe { main.host_file().unfetch(offset, page) },
+        false => SQLITE_OK,
     });
 }
 
@@ -470,7 +479,7 @@ unsafe extern "C" fn shm_barrier(file: *mut sqlite3_file) {
 
 unsafe extern "C" fn close(file: *mut sqlite3_file) -> c_int {
     guard(SQLITE_IOERR_CLOSE, || {
-        // SAFETY: the file is open until now, and its state was boxed by `open_file`.
+        // SAFETY: the file is still open, and `open_file` boxed its state.
         unsafe {
             let open = &mut *file.cast::<OpenFile>();
             open.base.pMethods = std::ptr::null();
@@ -480,7 +489,7 @@ unsafe extern "C" fn close(file: *mut sqlite3_file) -> c_int {
     })
 }
 
-/// Methods of a main database whose host has no shared memory.
+/// The methods of a main database whose host has no shared memory.
 static MAIN_METHODS_1: sqlite3_io_methods = sqlite3_io_methods {
     iVersion: 1,
     xClose: Some(close),
@@ -503,7 +512,7 @@ static MAIN_METHODS_1: sqlite3_io_methods = sqlite3_io_methods {
     xUnfetch: None,
 };
 
-/// Methods of a main database.
+/// The methods of a main database.
 static MAIN_METHODS: sqlite3_io_methods = sqlite3_io_methods {
     iVersion: 3,
     xShmMap: Some(shm_map),
@@ -515,5 +524,5 @@ static MAIN_METHODS: sqlite3_io_methods = sqlite3_io_methods {
     ..MAIN_METHODS_1
 };
 
-/// Methods of a rollback journal.
+/// The methods of a journal, and of a file of the host under another name.
 static JOURNAL_METHODS: sqlite3_io_methods = sqlite3_io_methods { iVersion: 1, ..MAIN_METHODS_1 };

@@ -1,14 +1,16 @@
-//! The one field of SQLite's WAL index that a failed checkpoint needs: how many frames of the log are in
-//! the database.
+//! The one field of SQLite's WAL index that a failed checkpoint needs: the number of frames of the
+//! log that were copied into the database.
 //!
-//! It lies in the shared memory of all processes, as <https://sqlite.org/walformat.html#the_wal_index_format>
-//! lays down, in native byte order. It is changed only under the exclusive lock of a checkpoint.
+//! The field lies in shared memory, in native byte order, where
+//! <https://sqlite.org/walformat.html#the_wal_index_format> puts it. It is changed only under the
+//! exclusive lock of a checkpoint.
+#![expect(unsafe_code, reason = "shared memory of SQLite")]
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where the field lies in the first region.
+/// The offset of the field in the first region, in bytes.
 const BACKFILLED_OFFSET: usize = 96;
 
 /// The first region of the index, mapped by the host.
@@ -27,16 +29,16 @@ impl WalIndex {
     }
 
     fn field(&self) -> &AtomicU32 {
-        // SAFETY: the region is mapped as long as the value lives.
+        // SAFETY: the region stays mapped while the value lives.
         unsafe { self.0.as_ref() }
     }
 
-    /// How many frames of the log are in the database.
+    /// Returns the number of frames of the log that are in the database.
     pub fn backfilled(&self) -> u32 {
         self.field().load(Ordering::SeqCst)
     }
 
-    /// Says how many there are.
+    /// Sets the number of frames of the log that are in the database.
     pub fn set_backfilled(&self, frames: u32) {
         self.field().store(frames, Ordering::SeqCst);
     }

@@ -1,5 +1,6 @@
-//! Holds the hand-written interface of `ffi.rs` and `api.rs` against two independent sources: the real
-//! `sqlite3ext.h` for the order of the function table, and libsqlite3-sys for everything else.
+//! Compares the hand-written interface of `ffi.rs` and `api.rs` with two independent sources: the
+//! real `sqlite3ext.h` for the order of the function table, and libsqlite3-sys for everything else.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use hardpack::{api, ffi as ours};
 use rusqlite::ffi as theirs;
@@ -10,7 +11,7 @@ use std::sync::Mutex;
 
 const HEADER: &str = "/usr/include/sqlite3ext.h";
 
-/// The members of `struct sqlite3_api_routines`, in order.
+/// Returns the members of `struct sqlite3_api_routines`, in order.
 fn header_members() -> Vec<String> {
     let header = std::fs::read_to_string(HEADER)
         .unwrap_or_else(|error| panic!("{HEADER}: {error}; install the package libsqlite3-dev"));
@@ -21,7 +22,8 @@ fn header_members() -> Vec<String> {
     for (i, part) in body.split("/*").enumerate() {
         code.push_str(if i == 0 { part } else { part.split_once("*/").unwrap().1 });
     }
-    // A member is `type (*name)(args);`; an argument may be a function pointer, the name comes first.
+    // A member is `type (*name)(args);`. An argument may be a function pointer, but the name comes
+    // first.
     code.split(';')
         .map(str::trim)
         .filter(|member| !member.is_empty())
@@ -48,7 +50,8 @@ fn slots_are_those_of_the_header() {
     }
 }
 
-/// The type of a value without the paths of its parts, so that two crates' types can be compared.
+/// Returns the type of a value without the paths of its parts, so that two crates' types can be
+/// compared.
 fn shape<T>(value: &T) -> String {
     let mut shape = String::new();
     let mut word = String::new();
@@ -65,7 +68,7 @@ fn shape<T>(value: &T) -> String {
     shape + &word
 }
 
-/// Compares a structure's size, and its fields' offsets and types.
+/// Compares the size of a structure and the offsets and types of its fields.
 macro_rules! same_layout {
     ($name:ident { $($field:ident)* } $($exact:ident)?) => {{
         // SAFETY: zero is a valid value of every field: numbers, raw pointers, Option of functions.
@@ -92,7 +95,7 @@ macro_rules! same_layout {
             }
             size = size.max(offset_of!(ours::$name, $field) + size_of_val(&our.$field));
         )*
-        // Every field is named above, but for padding at the end.
+        // Every field is named above, except padding at the end.
         assert!(size_of_val(&our) - size < align_of_val(&our), "{}", stringify!($name));
         $(
             let _ = stringify!($exact);
@@ -132,15 +135,15 @@ fn structures_have_the_layout_of_c() {
     same_layout!(sqlite3_index_constraint_usage { argvIndex omit } exact);
 }
 
-/// Compares the types of functions; each underscore is an argument.
+/// Compares the types of functions; each underscore stands for an argument.
 macro_rules! same_functions {
     ($api:ident: $($field:ident = $symbol:ident ($($arg:tt),*);)*) => {{
         let mut seen = 0;
         $(
             let our: unsafe extern "C" fn($($arg),*) -> _ = $api.$field;
             let their: unsafe extern "C" fn($($arg),*) -> _ = theirs::$symbol;
-            // Declared on purpose as what they are for us: the table as an untyped pointer, the
-            // destructor as a pointer that can hold -1.
+            // Declared deliberately as we use them: the table as an untyped pointer, the destructor
+            // as a pointer that can hold -1.
             let their = shape(&their)
                 .replace("sqlite3_api_routines", "c_void");
             let their = if stringify!($field) == "result_text" {
@@ -189,7 +192,7 @@ fn functions_have_the_types_of_c() {
     );
 }
 
-/// Compares constants, and gives their names.
+/// Compares constants, and returns their names.
 macro_rules! same_constants {
     ($($name:ident)*) => {{
         $(assert_eq!(ours::$name, theirs::$name, stringify!($name));)*
@@ -269,7 +272,7 @@ fn constants_have_the_values_of_c() {
     assert_eq!(ours::SQLITE_TRANSIENT.addr(), usize::MAX);
 }
 
-/// A table in which every function is the same one, which answers `VERSION`.
+/// Returns a table in which every member is the same function, which returns `VERSION`.
 fn table_of_version<const VERSION: c_int>() -> [*const c_void; api::TABLE_LEN] {
     unsafe extern "C" fn version<const VERSION: c_int>() -> c_int {
         VERSION
@@ -278,7 +281,7 @@ fn table_of_version<const VERSION: c_int>() -> [*const c_void; api::TABLE_LEN] {
 }
 
 fn refusal(table: &[*const c_void]) -> &'static str {
-    // SAFETY: the tables below are long enough, and from_routines calls only the version's function.
+    // SAFETY: the tables below are long enough; only the version's function is called.
     unsafe { api::Api::from_routines(table.as_ptr().cast()) }.unwrap_err()
 }
 
@@ -288,13 +291,13 @@ fn unfit_hosts_are_refused_with_a_reason() {
     let error = unsafe { api::Api::from_routines(std::ptr::null()) }.unwrap_err();
     assert!(error.contains("no table"), "{error}");
 
-    // A host before 3.31 has a shorter table: nothing behind the version's slot may be read.
+    // A host before 3.31 has a shorter table: nothing after the version's slot may be read.
     let error = refusal(&table_of_version::<3_030_001>()[..=api::slot::LIBVERSION_NUMBER]);
     assert!(error.contains("3.31.0 or newer"), "{error}");
 
     for (name, index) in api::slot::ALL {
         let mut table = table_of_version::<3_031_000>();
-        // SAFETY: the table is long enough, and nothing in it is called but the version's function.
+        // SAFETY: the table is long enough, and only the version's function is called.
         assert!(unsafe { api::Api::from_routines(table.as_ptr().cast()) }.is_ok());
         table[*index] = std::ptr::null();
         let error = refusal(&table);
@@ -314,7 +317,8 @@ unsafe extern "C" fn record(_: *mut c_void, code: c_int, text: *const c_char) {
     LOGGED.lock().unwrap().push((code, text));
 }
 
-/// One test for all that needs the global host, whose log can be set before its first use only.
+/// One test for everything that needs the global host, whose log can be set only before its first
+/// use.
 #[test]
 fn the_host_is_set_once_and_logs_and_allocates() {
     let logger: unsafe extern "C" fn(*mut c_void, c_int, *const c_char) = record;
@@ -345,7 +349,7 @@ fn the_host_is_set_once_and_logs_and_allocates() {
     for (text, expected) in [("", c""), ("grün", c"grün"), ("a\0b", c"a")] {
         let copy = api::sqlite_string(text);
         assert!(!copy.is_null());
-        // SAFETY: sqlite_string gives a C string in memory of the host, which is freed once.
+        // SAFETY: sqlite_string returns a C string in the host's memory, which is freed once.
         unsafe {
             assert_eq!(CStr::from_ptr(copy), expected);
             (api::get().free)(copy.cast());

@@ -1,18 +1,19 @@
-//! Transactions across several files are atomic: a process dies before every system call of their
-//! commit in turn, and at random moments; afterwards each file has the same transactions.
+//! Checks that transactions across several files are atomic: a process dies before every system
+//! call of their commit in turn, and at random moments; afterwards all files have the same
+//! transactions.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Random, Role, beside, interpose, run, value};
+use common::{Random, Role, interpose, run, value, with_suffix};
 use rusqlite::Connection;
 
 const DEATH_COUNT_MAX: i64 = 2000;
 const KILL_COUNT: u64 = 60;
 
-/// Pools, databases inside of one, and plain databases, of which a test uses some.
+/// The pools, databases in a pool, and plain databases that a test uses.
 struct Files {
     dir: tempfile::TempDir,
     paths: Vec<PathBuf>,
@@ -38,8 +39,8 @@ impl Files {
         names.join("|")
     }
 
-    /// Opens each file on its own, from the `first` on, and compares. Returns how many transactions
-    /// there are.
+    /// Opens each file separately, starting with `first`, and compares them. Returns the number of
+    /// transactions.
     fn assert_same(&self, first: usize, context: &str) -> i64 {
         let mut counts = Vec::new();
         for index in 0..self.paths.len() {
@@ -73,7 +74,7 @@ impl Files {
     }
 }
 
-/// The file that holds a database: itself, or the pool that its path leads into.
+/// Returns the file that holds a database: itself, or the pool that its path leads into.
 fn pool_of(path: &Path) -> &Path {
     match path.parent() {
         Some(pool) if pool.extension().is_some_and(|extension| extension == "hpk") => pool,
@@ -81,7 +82,7 @@ fn pool_of(path: &Path) -> &Path {
     }
 }
 
-/// Opens a file of its kind; the name says which.
+/// Opens a file in the way that its name tells.
 fn open_one(path: &Path) -> Connection {
     if path.extension().is_some_and(|extension| extension == "db") {
         common::open_plain(path)
@@ -100,7 +101,7 @@ fn open_all(paths: &[PathBuf]) -> Connection {
     db
 }
 
-/// One transaction across all the files.
+/// Runs one transaction across all files.
 fn transact(db: &Connection, file_count: usize, random: &mut Random) -> i64 {
     run(db, "begin immediate");
     let seq: i64 = value(db, "select coalesce(max(seq), 0) + 1 from main.t");
@@ -144,7 +145,8 @@ fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
     let mut count = 1;
     let mut undone = 0;
     for n in 0..DEATH_COUNT_MAX {
-        // They find what the dead process left; what they roll back has to stay so, though they sync nothing.
+        // These connections find what the dead process left. Their rollbacks must last although
+        // they sync nothing.
         let finders: Vec<Connection> = files.paths.iter().map(|path| open_one(path)).collect();
         finders.iter().for_each(|db| run(db, "pragma synchronous=off"));
         let role = Role::start("die", &[&files.arguments(), &n.to_string(), pragmas]);
@@ -181,7 +183,7 @@ fn two_pools_at_every_boundary() {
     }
 }
 
-/// The first of the files is not synced; two others are, so SQLite makes a super-journal.
+/// The first file is not synced; two others are, so SQLite creates a super-journal.
 #[test]
 fn a_pool_without_syncs_among_others_at_every_boundary() {
     every_boundary("", "pragma main.synchronous=off", &["a.hpk", "b.hpk", "c.hpk"]);
@@ -199,7 +201,7 @@ fn three_files_with_caches_that_spill() {
     every_boundary("pragma page_size=512; vacuum", pragmas, &["a.hpk", "b.db", "c.hpk"]);
 }
 
-/// Two databases in one pool, each with a journal of its own; one of them may be the pool's first file.
+/// Two databases in one pool, each with its own journal; one of them may be the pool's first file.
 #[test]
 fn two_databases_in_one_pool_at_every_boundary() {
     for mode in ["delete", "persist"] {
@@ -214,8 +216,9 @@ fn databases_in_one_pool_and_others_at_every_boundary() {
     every_boundary("", "pragma synchronous=normal", &["q.hpk", "p.hpk/a", "r.hpk/b"]);
 }
 
-/// A plain database can be rolled back by a program that knows nothing of pools, and would not find what it has to look
-/// for inside of one: so no transaction spans the two, whichever is the main one, and by whichever VFS.
+/// A program that knows nothing of pools can roll back a plain database, but would not find the
+/// other journals in a pool. So no transaction spans a plain database and one in a pool, whichever
+/// is the main one and whichever VFS opens it.
 #[test]
 fn a_database_in_a_pool_and_a_plain_one_are_not_changed_together() {
     for names in [&["p.hpk/a", "b.db"][..], &["b.db", "p.hpk/a"], &["q.hpk", "b.db", "p.hpk/a"]] {
@@ -255,7 +258,7 @@ fn killed(pragmas: &str, names: &[&str]) {
         let seed = random.next() >> 1;
         let mut role = Role::start("loop", &[&files.arguments(), &seed.to_string(), pragmas]);
         let mut lines: Vec<String> =
-            (0..1 + random.below(3)).map(|_| role.line().expect("it goes on")).collect();
+            (0..1 + random.below(3)).map(|_| role.line().expect("the child goes on")).collect();
         std::thread::sleep(Duration::from_micros(random.below(5000)));
         lines.extend(role.kill());
         acked = acked.max(last_ack(&lines));
@@ -274,8 +277,8 @@ fn killed_at_random_moments() {
     killed("pragma synchronous=full", &["p.hpk/a", "p.hpk/b", "p.hpk/c"]);
 }
 
-/// After commits across files, nothing of their machinery is left, and the journals of the pools'
-/// own transactions stay in memory.
+/// After commits across files, none of their companion files are left, and the journals of the
+/// pools' own transactions stay in memory.
 #[test]
 fn nothing_is_left_behind() {
     let files = Files::new("", &["a.hpk", "b.hpk"]);
@@ -288,14 +291,14 @@ fn nothing_is_left_behind() {
     run(&db, "update main.t set filler = 'changed'");
     run(&db, "pragma cache_spill=on; pragma cache_size=1; update main.t set filler = seq");
     for path in &files.paths {
-        assert!(!beside(path, "-journal").exists());
+        assert!(!with_suffix(path, "-journal").exists());
     }
     run(&db, "rollback");
     drop(db);
     files.assert_same(0, "in peace");
 }
 
-/// Rolling back, by the user and by savepoints, undoes all files.
+/// A rollback, by the user or to a savepoint, undoes the changes of all files.
 #[test]
 fn rollback_across_files() {
     let files = Files::new("", &["a.hpk", "b.db", "c.hpk"]);

@@ -1,14 +1,15 @@
-//! A process dies before each system call of an operation in turn, in the middle of each write too.
-//! What was acknowledged is there afterwards, nothing is there by half, and life goes on.
+//! Kills a process before each system call of an operation in turn, and in the middle of each
+//! write. Afterwards every acknowledged transaction is there, no transaction is there in part, and
+//! work can go on.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Random, Role, beside, interpose, ledger, open, run};
+use common::{Random, Role, interpose, ledger, open, run, with_suffix};
 use rusqlite::Connection;
 
-/// Deaths beyond this mean that the operation does not end.
+/// The number of deaths after which the operation counts as endless.
 const DEATH_COUNT_MAX: i64 = 3000;
 
 #[test]
@@ -48,7 +49,7 @@ fn child_role() {
         }
         "ahead" => {
             run(&db, "pragma temp_store=memory; pragma cache_size=5; begin");
-            // With its index, this is more than the engine keeps in memory.
+            // With its index, this exceeds what the engine keeps in memory.
             run(
                 &db,
                 "insert into log select max(seq) + 1, max(seq) * 7 + 7, hex(zeroblob(9000000)) from log",
@@ -75,7 +76,7 @@ fn child_role() {
     interpose::disarm();
 }
 
-/// Runs pragmas, and reads everything once, so that it is cached.
+/// Runs pragmas, and reads everything once to fill the caches.
 fn prepare(db: &Connection, pragmas: &str) {
     run(db, pragmas);
     ledger::assert_holds(db);
@@ -85,7 +86,7 @@ fn ack(seq: i64) {
     common::report(&format!("ack {seq}"));
 }
 
-/// The last acknowledged transaction among a child's reports.
+/// Returns the last acknowledged transaction among a child's reports.
 fn last_ack(lines: &[String]) -> Option<i64> {
     for line in lines {
         assert!(!line.contains("panicked"), "{}", lines.join("\n"));
@@ -93,7 +94,7 @@ fn last_ack(lines: &[String]) -> Option<i64> {
     lines.iter().filter_map(|line| line.strip_prefix("ack ")?.parse().ok()).max()
 }
 
-/// A pool with some history.
+/// Creates a pool with some history.
 fn template(dir: &Path, pragmas: &str) -> PathBuf {
     let path = dir.join("template.hpk");
     let db = open(&path);
@@ -113,14 +114,14 @@ fn die(path: &Path, action: &str, n: i64, pragmas: &str) -> (bool, Vec<String>) 
     Role::start("die", &[&path, action, &n.to_string(), pragmas]).wait()
 }
 
-/// Lets a child die at every boundary of `action`, each time on a fresh copy.
+/// Runs `action` in children that die at every boundary in turn, each on a fresh copy.
 fn every_boundary(action: &str, pragmas: &str) {
     let dir = tempfile::tempdir().unwrap();
     let template = template(dir.path(), pragmas);
     let path = dir.path().join("pool.hpk");
     for n in 0..DEATH_COUNT_MAX {
         for suffix in ["", "-wal", "-shm", "-journal"] {
-            let _ = std::fs::remove_file(beside(&path, suffix));
+            let _ = std::fs::remove_file(with_suffix(&path, suffix));
         }
         std::fs::copy(&template, &path).unwrap();
         let (survived, lines) = die(&path, action, n, pragmas);
@@ -133,7 +134,7 @@ fn every_boundary(action: &str, pragmas: &str) {
         let next = ledger::transact(&db, &mut Random(1), 2000).unwrap();
         assert_eq!(next, count + 1);
         drop(db);
-        assert!(!beside(&path, "-journal").exists(), "{context}");
+        assert!(!with_suffix(&path, "-journal").exists(), "{context}");
         common::assert_pool_is_clean(&path);
         assert_eq!(ledger::assert_sound(&open(&path)), next, "{context}");
         if survived {

@@ -1,8 +1,8 @@
-//! The fuzz targets of the VFS (`fuzz/src/sqlite`) with stable Rust: on the inputs kept in `fuzz/corpus`,
-//! and on some from seeds: `HARDPACK_FUZZ_SEEDS` says how many.
+//! Runs the fuzz targets of the VFS (`fuzz/src/sqlite`) with stable Rust, on the inputs kept in
+//! `fuzz/corpus` and on some made from seeds; `HARDPACK_FUZZ_SEEDS` says how many.
 
 #[path = "../../../fuzz/src/engine/mod.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tests need part of it")]
 mod engine;
 #[path = "../../../fuzz/src/sqlite/mod.rs"]
 mod sqlite;
@@ -12,11 +12,11 @@ use std::path::Path;
 
 use engine::Target;
 
-/// Inputs from seeds that each target is given besides the kept ones.
+/// The number of inputs from seeds that each target gets besides the kept ones.
 const SEED_COUNT: u64 = 60;
 const INPUT_LEN: usize = 500;
 
-/// Bytes from a seed (splitmix64).
+/// Returns bytes from a seed (splitmix64).
 fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed;
     let numbers = std::iter::repeat_with(|| {

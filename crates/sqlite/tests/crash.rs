@@ -1,14 +1,14 @@
-//! Writers are killed at random moments, hundreds of times. What they had acknowledged is there
-//! afterwards, nothing is there by half, and the pool is clean.
+//! Kills writers at random moments, hundreds of times. Afterwards every acknowledged transaction is
+//! there, no transaction is there in part, and the pool is clean.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Random, Role, beside, ledger, open, run};
+use common::{Random, Role, ledger, open, run, with_suffix};
 
 const KILL_COUNT: usize = 40;
-/// A writer is killed after at most so many acknowledged transactions, and a moment more.
+/// A writer is killed after at most this many acknowledged transactions, and a moment more.
 const ACK_COUNT_MAX: u64 = 12;
 const MOMENT_MICROS_MAX: u64 = 4000;
 
@@ -49,7 +49,7 @@ fn last_ack(lines: &[String]) -> i64 {
     acks.max().unwrap_or(0)
 }
 
-/// Kills writers; where `with_survivor`, another connection of this process stays open throughout.
+/// Kills writers. With `with_survivor`, a connection of this process stays open throughout.
 fn killed(kind: &str, creation: &str, pragmas: &str, with_survivor: bool) {
     let mut random = Random::new(20_260_101);
     let dir = tempfile::tempdir().unwrap();
@@ -83,11 +83,11 @@ fn killed(kind: &str, creation: &str, pragmas: &str, with_survivor: bool) {
         };
         assert!(count >= acked, "{context}: {acked} acknowledged, {count} there");
         assert!(count <= acked + 1, "{context}: {acked} acknowledged, {count} there");
-        assert!(!beside(&path, "-journal").exists(), "{context}");
+        assert!(!with_suffix(&path, "-journal").exists(), "{context}");
         acked = count;
     }
     drop(survivor);
-    assert!(acked > KILL_COUNT as i64, "only {acked} transactions came about");
+    assert!(acked > KILL_COUNT as i64, "only {acked} transactions were committed");
     common::assert_pool_is_clean(&path);
     assert_eq!(ledger::assert_sound(&open(&path)), acked);
 }

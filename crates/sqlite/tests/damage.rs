@@ -1,5 +1,5 @@
-//! Wrong, truncated, bit-flipped and hostile pools, through SQLite: an error that names the place, what
-//! is not damaged stays readable, and the process never crashes.
+//! Wrong, truncated, bit-flipped and hostile pools, through SQLite: the error names the place,
+//! undamaged data stays readable, and the process never crashes.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::{Random, ledger, open, run, text, try_open};
 use rusqlite::{Connection, ErrorCode};
 
-/// Where a pool's extents begin.
+/// The offset at which a pool's extents begin.
 const EXTENTS_OFFSET: usize = 40960;
 const FLIP_COUNT: usize = 250;
 
@@ -25,7 +25,7 @@ fn new_pool(dir: &Path) -> PathBuf {
     path
 }
 
-/// Reads everything there is. Errors are fine, of the kinds that say what happened.
+/// Reads everything. Errors are fine if they say what happened.
 fn read_everything(path: &Path) -> Result<i64, rusqlite::Error> {
     let db = try_open(path, "")?;
     let mut count = 0;
@@ -40,7 +40,7 @@ fn read_everything(path: &Path) -> Result<i64, rusqlite::Error> {
     let verdict: String = check.query_row([], |row| row.get(0))?;
     assert!(verdict == "ok" || !common::logged_about(path).is_empty(), "{verdict}");
     db.query_row("select count(*) from hardpack_stats", [], |row| row.get::<_, i64>(0))?;
-    // Writing must not crash either, whatever comes of it.
+    // Writing must not crash either, whether it succeeds or not.
     let _ = db.execute_batch("update account set note = note || 'x'; vacuum");
     Ok(count)
 }
@@ -52,7 +52,7 @@ fn is_expected(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// Whether a message of SQLite's log says where the damage is.
+/// Whether a message in SQLite's log says where the damage is.
 fn is_logged_with_place(path: &Path) -> bool {
     let log = common::logged_about(path);
     log.iter().any(|(_, text)| text.starts_with("hardpack: ") && text.contains("at byte "))
@@ -79,7 +79,7 @@ fn flipped_bits_are_found_and_named() {
         bytes[at as usize] ^= 1 << random.below(8);
         std::fs::write(&path, &bytes).unwrap();
         match read_everything(&path) {
-            // It hit free space, or a superblock that is not needed.
+            // The bit was in free space, or in a superblock that is not needed.
             Ok(count) => assert_eq!(count, whole, "bit at {at}"),
             Err(error) => {
                 errors += 1;
@@ -95,7 +95,7 @@ fn flipped_bits_are_found_and_named() {
     assert_eq!(common::open_descriptors(dir.path()), Vec::<PathBuf>::new());
 }
 
-/// No more than a few nodes are free at the end of a pool that was just written.
+/// The most free space at the end of a pool that was just written: a few nodes.
 const FREE_TAIL_MAX: usize = 64 << 10;
 
 #[test]
@@ -105,14 +105,14 @@ fn truncated_pools() {
     let image = std::fs::read(&image_path).unwrap();
     let whole = read_everything(&image_path).unwrap();
     let mut random = Random::new(62);
-    // SQLite takes a file of one byte for an empty one.
+    // SQLite treats a file of one byte as empty.
     let edges = [2, 16, 100, 512, 4095, 4096, 8192, 20480, EXTENTS_OFFSET - 1, EXTENTS_OFFSET];
     let lens = edges.into_iter().chain((0..40).map(|_| random.below(image.len() as u64) as usize));
     for len in lens {
         let path = dir.path().join(format!("cut-{len}.hpk"));
         std::fs::write(&path, &image[..len]).unwrap();
         match read_everything(&path) {
-            // What the last commits gave up at the end of a pool is free, and is not missed.
+            // Space that the last commits freed at the end of a pool is not missed.
             Ok(count) => {
                 let missing = image.len() - len;
                 assert!(count == whole && missing < FREE_TAIL_MAX, "{missing} bytes are missing");
@@ -123,7 +123,7 @@ fn truncated_pools() {
     }
 }
 
-/// Whole ranges overwritten, with noise, with zeros, with other parts of the pool.
+/// Whole ranges are overwritten with noise, zeros, or other parts of the pool.
 #[test]
 fn hostile_ranges() {
     let dir = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn hostile_ranges() {
     }
 }
 
-/// What is neither a pool nor a database is refused, and stays as it is.
+/// A file that is neither a pool nor a database is refused and stays as it is.
 #[test]
 fn garbage_is_refused_and_unchanged() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +186,8 @@ fn an_empty_file_becomes_a_pool() {
     assert_eq!(text(&open(&path), "select a from t"), "1");
 }
 
-/// SQLite without Hardpack takes a pool for no database, whatever it is told to do, and leaves it alone.
+/// SQLite without Hardpack says that a pool is not a database, whatever it is told to do, and
+/// leaves it alone.
 #[test]
 fn plain_sqlite_refuses_a_pool_and_leaves_it_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -214,7 +215,7 @@ fn the_rest_stays_readable() {
     run(&db, "insert into b values(randomblob(400000))");
     drop(db);
     let mut bytes = std::fs::read(&path).unwrap();
-    // The random bytes are stored as they are, and are most of the pool.
+    // The random bytes are stored uncompressed and make up most of the pool.
     let middle = bytes.len() * 3 / 5;
     bytes[middle] ^= 1;
     std::fs::write(&path, &bytes).unwrap();

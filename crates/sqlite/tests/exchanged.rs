@@ -1,5 +1,6 @@
-//! A connection that does nothing stays open while the content of its database is exchanged by somebody else. What it
-//! knows of the content before is of no use then: neither its pages nor its schema, whatever numbers they have.
+//! An idle connection stays open while somebody else replaces the content of its database.
+//! Everything that it knows of the old content is then useless: its pages and its schema, whatever
+//! numbers they have.
 
 mod common;
 
@@ -15,7 +16,8 @@ fn child_role() {
             pool.create_snapshot(pool.only_file().unwrap().file, b"then", 1).unwrap();
             pool.close().unwrap();
         }
-        // Brings the snapshot back, and makes another table with the number of the schema that went.
+        // Rolls back to the snapshot, and creates another table with the schema number that the old
+        // content had.
         "exchange" => {
             let pool = common::engine(&path);
             pool.rollback(pool.only_file().unwrap().file, b"then").unwrap();
@@ -73,7 +75,7 @@ fn a_schema_is_not_taken_for_another_of_the_same_number() {
     }
 }
 
-/// The connection goes on with the content as it is now, and may change its schema.
+/// The connection goes on with the new content, and may change its schema.
 #[test]
 fn a_connection_goes_on_with_exchanged_content() {
     let dir = tempfile::tempdir().unwrap();

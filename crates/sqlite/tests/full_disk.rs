@@ -1,14 +1,14 @@
-//! The disk fills up in the middle of transactions: SQLITE_FULL, a rollback that works, and once there
-//! is space again everything goes on with nothing lost that was acknowledged.
+//! The disk fills up in the middle of transactions: SQLITE_FULL, then a rollback that works. Once
+//! there is space again, everything goes on and no acknowledged transaction is lost.
 //!
-//! Needs the right to mount a small tmpfs; without it, the tests say so and check nothing.
+//! The tests need permission to mount a small tmpfs; without it, they say so and check nothing.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Random, beside, ledger, run, value};
+use common::{Random, ledger, run, value, with_suffix};
 use rusqlite::Connection;
 
 /// A small file system, unmounted when dropped.
@@ -27,7 +27,7 @@ impl SmallDisk {
         if mounted.is_ok_and(|status| status.success()) {
             return Some(SmallDisk { dir });
         }
-        println!("SKIPPED: mounting a tmpfs is not permitted here, a full disk was not tested");
+        println!("SKIPPED: mounting a tmpfs is not permitted here; a full disk was not tested");
         None
     }
 
@@ -35,7 +35,7 @@ impl SmallDisk {
         self.dir.path().join(name)
     }
 
-    /// Leaves so many bytes free.
+    /// Fills the disk so that only this much space is free.
     fn fill(&self, free_kib: u64) -> PathBuf {
         let path = self.path("ballast");
         let output =
@@ -58,7 +58,7 @@ fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }
 
-/// Random bytes, which no compression makes smaller.
+/// Inserts random bytes, which no compression makes smaller.
 fn insert_blob(db: &Connection, seq: i64, len: usize) -> rusqlite::Result<()> {
     db.execute_batch(&format!("insert into log values({seq}, {seq} * 7, randomblob({len}))"))
 }
@@ -71,7 +71,7 @@ fn new_pool(path: &Path, pragmas: &str) -> Connection {
     db
 }
 
-/// Grows a database until the disk is full, makes space, and goes on.
+/// Grows a database until the disk is full, frees space, and goes on.
 fn fills_up(pragmas: &str, blob_len: usize) {
     let Some(disk) = SmallDisk::mount(6 << 10) else { return };
     let path = disk.path("pool.hpk");
@@ -93,11 +93,11 @@ fn fills_up(pragmas: &str, blob_len: usize) {
         if !db.is_autocommit() {
             run(&db, "rollback");
         }
-        // Reading goes on, here and elsewhere, and nothing that was acknowledged is lost.
+        // Reading goes on, here and elsewhere, and no acknowledged transaction is lost.
         assert_eq!(ledger::assert_sound(&db), acked, "{pragmas}, round {round}");
         assert_eq!(ledger::assert_sound(&common::open(&path)), acked, "{pragmas}");
-        // With the disk still full, an attempt fails again and harms nothing, even one that is
-        // longer than what the engine keeps in memory.
+        // With the disk still full, another attempt fails and harms nothing, even one that exceeds
+        // what the engine keeps in memory.
         for len in [3_000_000, 40_000_000] {
             assert!(is_full(&insert_blob(&db, acked + 1, len).unwrap_err()));
         }
@@ -113,7 +113,7 @@ fn fills_up(pragmas: &str, blob_len: usize) {
     std::fs::remove_file(&ballast).unwrap();
     drop(db);
     common::assert_pool_is_clean(&path);
-    assert!(!beside(&path, "-journal").exists());
+    assert!(!with_suffix(&path, "-journal").exists());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn with_a_write_ahead_log() {
     );
 }
 
-/// Without a journal SQLite cannot roll back; but the pool is as it was before.
+/// Without a journal SQLite cannot roll back, but the pool is as it was before.
 #[test]
 fn without_a_journal() {
     let Some(disk) = SmallDisk::mount(4 << 10) else { return };
@@ -153,8 +153,8 @@ fn without_a_journal() {
     common::assert_pool_is_clean(&path);
 }
 
-/// A checkpoint that fails, in whole or in the part that readers allow, is not taken for done: the log
-/// keeps what the pool did not get.
+/// A checkpoint that fails, as a whole or in the part that readers allow, does not count as done:
+/// the log keeps the pages that the pool did not get.
 fn checkpoint_fails(mode: &str, with_reader: bool, synchronous: &str) {
     let Some(disk) = SmallDisk::mount(8 << 10) else { return };
     let path = disk.path("pool.hpk");
@@ -174,7 +174,7 @@ fn checkpoint_fails(mode: &str, with_reader: bool, synchronous: &str) {
     let context = format!("{mode}, reader: {with_reader}, {synchronous}");
     let checkpoint = format!("pragma wal_checkpoint({mode})");
     for _ in 0..2 {
-        // In part, SQLite does not ask whether the pages have arrived.
+        // After a partial checkpoint, SQLite does not check that the pages have arrived.
         let done = db.query_row(&checkpoint, [], |row| row.get::<_, i64>(0));
         assert!(with_reader || done.as_ref().is_err_and(is_full), "{context}: {done:?}");
         assert_eq!(ledger::assert_sound(&db), count, "{context}");
@@ -187,7 +187,7 @@ fn checkpoint_fails(mode: &str, with_reader: bool, synchronous: &str) {
     assert_eq!(out, format!("{count}\nok"), "{context}: {errors}");
     std::fs::remove_file(&ballast).unwrap();
     assert_eq!(value::<i64>(&db, "pragma wal_checkpoint(truncate)"), 0);
-    assert_eq!(std::fs::metadata(beside(&path, "-wal")).unwrap().len(), 0);
+    assert_eq!(std::fs::metadata(with_suffix(&path, "-wal")).unwrap().len(), 0);
     assert_eq!(ledger::assert_sound(&db), count, "{context}");
     drop(db);
     common::assert_pool_is_clean(&path);
@@ -204,7 +204,8 @@ fn a_failed_checkpoint_is_not_taken_for_done() {
     }
 }
 
-/// A property that cannot be set says why in a code that a program can act on, and can be set later.
+/// A property that cannot be set is reported with a code that a program can act on, and can be set
+/// later.
 #[test]
 fn properties() {
     let Some(disk) = SmallDisk::mount(4 << 10) else { return };
@@ -212,7 +213,7 @@ fn properties() {
     let db = new_pool(&path, "pragma journal_mode=delete");
     let ballast = disk.fill(0);
     let mut refused = None;
-    // Each takes a little of what free space the pool has within itself.
+    // Each change takes a little of the free space within the pool.
     for level in (1..=19).cycle().take(2000) {
         let sql = format!("pragma hardpack_compression='zstd-{level}'");
         if let Err(error) = db.execute_batch(&sql) {
@@ -231,7 +232,7 @@ fn properties() {
     common::assert_pool_is_clean(&path);
 }
 
-/// A pool that cannot be created leaves an empty database, which becomes one when there is space.
+/// If a pool cannot be created, an empty database stays, which becomes a pool once there is space.
 #[test]
 fn creation() {
     let Some(disk) = SmallDisk::mount(1 << 10) else { return };

@@ -1,7 +1,8 @@
-//! What the VFS below Hardpack says, and what lies in a file, is taken seriously. Each of these was found by SQLite's own
-//! test suites (scripts/sqlite-suite).
+//! Answers of the VFS below Hardpack, and data found in files, must be taken seriously. SQLite's
+//! own test suites (scripts/sqlite-suite) found each of these cases.
 //!
-//! The host is SQLite's `unix`, whose xAccess is replaced by one that can be made to fail.
+//! The host is SQLite's `unix` with an xAccess that can be made to fail.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 mod common;
 
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{is_pool, open, open_plain, run, shell, try_open, value};
 use rusqlite::{ErrorCode, ffi};
 
-/// The file whose presence cannot be told while [`ACCESS_FAILS`].
+/// The file whose existence is unknown while [`ACCESS_FAILS`].
 const FAILING_NAME: &str = "failing.hpk-journal";
 
 static ACCESS_FAILS: AtomicBool = AtomicBool::new(false);
@@ -38,11 +39,11 @@ unsafe extern "C" fn access(
     }
 }
 
-/// Every test begins with this: the exchange is made before any of them opens a file.
+/// Installs the failing xAccess. Every test begins with this, before it opens a file.
 fn prepare() {
     common::setup();
     UNIX_ACCESS.get_or_init(|| {
-        // SAFETY: `unix` is always there, and nothing calls its methods yet.
+        // SAFETY: `unix` always exists, and nothing calls its methods yet.
         unsafe {
             let unix = ffi::sqlite3_vfs_find(c"unix".as_ptr());
             (*unix).xAccess.replace(access).unwrap()
@@ -50,7 +51,8 @@ fn prepare() {
     });
 }
 
-/// A journal that is on disk must be rolled back. Who cannot tell whether there is one must not begin another in memory.
+/// A journal on disk must be rolled back. If it is unknown whether there is one, no other may be
+/// begun in memory.
 #[test]
 fn a_journal_is_not_begun_when_the_host_cannot_say_whether_there_is_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,7 +73,8 @@ fn a_journal_is_not_begun_when_the_host_cannot_say_whether_there_is_one() {
     assert_eq!(value::<i64>(&db, "select sum(a) from t"), 4);
 }
 
-/// A creation that was cut short leaves zeros. So may a failing disk, but what follows them is still somebody's.
+/// An interrupted creation leaves zeros. So may a failing disk, but then somebody's data follows
+/// them.
 #[test]
 fn a_plain_database_with_a_zeroed_beginning_is_not_taken_for_empty() {
     prepare();
@@ -101,7 +104,7 @@ fn a_plain_database_with_a_zeroed_beginning_is_not_taken_for_empty() {
     }
 }
 
-/// What a creation left behind is still made a pool, wherever it was cut short.
+/// What an interrupted creation left can still become a pool, wherever it was interrupted.
 #[test]
 fn remains_of_a_creation_become_a_pool() {
     prepare();
@@ -116,7 +119,7 @@ fn remains_of_a_creation_become_a_pool() {
     }
 }
 
-/// With nolock=1 no lock tells that it is time to look what others have committed.
+/// With nolock=1 no lock signals that it is time to check for commits of others.
 #[test]
 fn without_locks_what_another_process_commits_is_seen() {
     prepare();

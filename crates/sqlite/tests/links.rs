@@ -1,6 +1,7 @@
-//! Databases in a pool are locked by what they are: a second name of the pool (a hard link, a file mounted over
-//! another, a new name) never lets anybody in beside those who use the first. And no lock of this process is lost where
-//! threads open and close databases at once.
+//! Databases in a pool are locked by identity, not by name: a second name of the pool (a hard link,
+//! a file mounted over another, a new name) never lets anybody in while somebody uses the first.
+//! And no lock of this process is lost when threads open and close databases at once.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 mod common;
 
@@ -40,13 +41,13 @@ fn child_role() {
     }
 }
 
-/// What another process is told that wants to write.
+/// Returns the answer that another process gets when it tries to write.
 fn seen_from_outside(path: &Path) -> String {
     let (_, lines) = Role::start("lock", &[&path.to_string_lossy()]).wait();
     lines.last().cloned().unwrap_or_default()
 }
 
-/// A directory with a pool: a database that is the pool's only file, or one of several.
+/// Creates a directory with a pool, in which a database is the only file or one of several.
 fn pool(is_alone: bool) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("p.hpk");
@@ -66,8 +67,8 @@ fn rows(db: &Connection) -> i64 {
     value(db, "select count(*) from t")
 }
 
-/// Through the second name nobody comes in while the first is in use, of this process or another; and afterwards
-/// everybody does.
+/// Nobody can use the second name while the first is in use, in this process or another; afterwards
+/// everybody can.
 fn is_refused_while_in_use(first: &Path, second: &Path, is_alone: bool) {
     for mode in ["delete", "wal"] {
         let (one, other) = (inner(first, is_alone), inner(second, is_alone));
@@ -78,7 +79,7 @@ fn is_refused_while_in_use(first: &Path, second: &Path, is_alone: bool) {
         assert!(common::try_open(&other, "").is_err(), "{context}");
         let before = rows(&db);
         run(&db, "commit");
-        // Not even to read: it would not find the log.
+        // Not even for reading: the reader would not find the log.
         assert!(common::try_open(&other, "&mode=ro").is_err(), "{context}");
         drop(db);
         assert_eq!(seen_from_outside(&other), "free", "{context}");
@@ -106,7 +107,7 @@ fn a_hard_link_is_no_second_database() {
     }
 }
 
-/// A symbolic link, and another way to the same directory, are the same name.
+/// A symbolic link and another path to the same directory are the same name.
 #[test]
 fn another_path_of_the_same_name_is_not_refused() {
     for is_alone in [true, false] {
@@ -154,8 +155,8 @@ fn a_file_mounted_over_another_is_no_second_database() {
     }
 }
 
-/// A pool that is renamed while it is in use: who has it open is told with the next write, and nobody comes in by the
-/// new name before he is gone.
+/// A pool is renamed while it is in use: its users get an error at the next write, and nobody can
+/// use the new name before they are gone.
 #[test]
 fn a_renamed_pool_is_not_written_by_two() {
     for is_alone in [true, false] {
@@ -182,8 +183,8 @@ fn a_renamed_pool_is_not_written_by_two() {
     }
 }
 
-/// Another pool takes the name while somebody has the one before open: when he leaves, he takes nothing away that those
-/// who use the new one lock.
+/// Another pool takes the name while somebody has the previous one open: when that user leaves, it
+/// removes nothing that the users of the new pool lock.
 #[test]
 fn who_leaves_a_replaced_pool_lets_the_lock_file_be() {
     let (dir, path) = pool(false);
@@ -204,15 +205,11 @@ fn who_leaves_a_replaced_pool_lets_the_lock_file_be() {
     assert_eq!(rows(&db), 1);
     drop(db);
     let left = std::fs::read_dir(dir.path()).unwrap().flatten();
-    assert_eq!(
-        left.filter(|entry| entry.path() != signal).count(),
-        1,
-        "the last user takes it away"
-    );
+    assert_eq!(left.filter(|entry| entry.path() != signal).count(), 1, "the last user removes it");
 }
 
-/// A pool with another name elsewhere, as a backup makes one, is opened by whoever may use it, though he may not list the
-/// directory that it is in.
+/// A pool with another name elsewhere, as a backup creates, can be opened by anyone with permission
+/// for it, even if the directory cannot be listed.
 #[test]
 fn a_directory_that_cannot_be_listed_is_no_obstacle() {
     use std::os::unix::fs::{PermissionsExt, chown};
@@ -243,7 +240,8 @@ print(db.execute('select count(*) from t').fetchone()[0])";
     assert_eq!(text.trim(), "0", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What a process that died has left beside one name is not missed through another in the same directory.
+/// A log that a dead process left beside one name is not missed through another name in the same
+/// directory.
 #[test]
 fn a_log_beside_another_name_is_not_missed() {
     for is_alone in [true, false] {
@@ -259,7 +257,7 @@ fn a_log_beside_another_name_is_not_missed() {
         assert_eq!(rows(&db), 0);
         writer.kill();
         run(&db, "insert into t values(7)");
-        // As after a crash: the connection ends without a checkpoint.
+        // As after a crash, the connection ends without a checkpoint.
         run(&db, "pragma wal_autocheckpoint=0");
         db.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
             .unwrap();
@@ -270,8 +268,8 @@ fn a_log_beside_another_name_is_not_missed() {
     }
 }
 
-/// Threads open the same databases for the first time at once: one makes the lock file, others lock it as soon as it has
-/// its name. Whatever the first does next, nobody outside gets in.
+/// Threads open the same database for the first time at once: one creates the lock file, others
+/// lock it as soon as it has its name. Whatever the first does next, no other process gets in.
 #[test]
 fn a_lock_survives_the_making_of_its_file() {
     const ROUNDS: usize = 60;
@@ -282,15 +280,15 @@ fn a_lock_survives_the_making_of_its_file() {
     run(&open(&path.join("first.db")), "create table t(a)");
     let database = path.join("x.db");
     run(&open(&database), "create table t(a)");
-    let side = std::fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(side, 1, "the lock file goes with its last user");
-    // The pool stays open, and nothing of it.
+    let file_count = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(file_count, 1, "the lock file goes with its last user");
+    // The pool stays open, but not this database.
     let _pool = open(&path.join("other.db"));
-    let lock_file = common::beside(&path, "-db3");
+    let lock_file = common::with_suffix(&path, "-db3");
     for round in 0..ROUNDS {
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            // Stands for a thread whose SQLite opens and locks the file the moment it is there.
+            // Simulates a thread in which SQLite opens and locks the file the moment it exists.
             let other = scope.spawn(|| {
                 loop {
                     let is_last = done.load(std::sync::atomic::Ordering::Relaxed);
@@ -304,7 +302,7 @@ fn a_lock_survives_the_making_of_its_file() {
             });
             let db = open(&database);
             done.store(true, std::sync::atomic::Ordering::Relaxed);
-            let _other = other.join().unwrap().expect("the lock file is there");
+            let _other = other.join().unwrap().expect("the lock file exists");
             assert!(has_lock_file_locked(dir.path()), "round {round}: the lock is gone");
             drop(db);
         });
@@ -312,13 +310,13 @@ fn a_lock_survives_the_making_of_its_file() {
     assert_eq!(seen_from_outside(&database), "free");
 }
 
-/// How often the list of locks is read before a lock is gone.
+/// How often the list of locks is read before a lock counts as gone.
 const LOOK_COUNT: usize = 50;
 
-/// Locks a byte of a file that SQLite does not use, as SQLite locks.
+/// Locks a byte of a file that SQLite does not use, with the same kind of lock.
 fn lock_byte(file: std::fs::File) -> std::fs::File {
     use std::os::fd::AsRawFd;
-    // SAFETY: the structure is one of integers, and the descriptor is open.
+    // SAFETY: the structure consists of integers, and the descriptor is open.
     unsafe {
         let mut range: libc::flock = std::mem::zeroed();
         range.l_type = libc::F_WRLCK as libc::c_short;
@@ -329,8 +327,9 @@ fn lock_byte(file: std::fs::File) -> std::fs::File {
     file
 }
 
-/// Whether a file of a database in `dir` is locked by this process, as the system tells. It tells piece by piece, and may
-/// leave a lock out while others come and go; one that is gone never comes back.
+/// Whether this process holds a lock on a lock file in `dir`, according to the system. The system
+/// lists locks in parts and may miss one while others come and go; a lock that is gone never
+/// reappears.
 fn has_lock_file_locked(dir: &Path) -> bool {
     (0..LOOK_COUNT).any(|_| is_lock_file_locked(dir))
 }

@@ -1,5 +1,6 @@
-//! Maintenance in the background: what commits left to be folded is folded when the pool is idle or
-//! closed, beside other processes and in forked ones too; and what `compression=auto` says it chose.
+//! Background maintenance: the folding that commits left over is done when the pool is idle or
+//! closed, also beside other processes and in forked ones; and `compression=auto` says what it
+//! chose.
 
 mod common;
 
@@ -14,10 +15,10 @@ use rusqlite::Connection;
 
 /// Longer than any machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Less than it takes until records count as cold, and more than folding does on any machine.
+/// Less than the time until records count as cold, and more than folding takes on any machine.
 const SOON: Duration = Duration::from_secs(20);
 const ROW_COUNT: i64 = 3000;
-/// Less than this is left when all that was due is folded.
+/// Fewer patches than this are left when everything due is folded.
 const FEW_PATCHES: i64 = 100;
 
 #[test]
@@ -28,7 +29,7 @@ fn child_role() {
     }
     let db = open(&common::path_argument(0));
     match role.as_str() {
-        // Writes much at once, rests long enough for maintenance to begin, and so on.
+        // Alternates between writing a lot and resting long enough for maintenance to begin.
         "bursts" => {
             let mut random = Random(common::argument(1).parse().unwrap());
             common::report("ready");
@@ -56,7 +57,7 @@ fn stat(db: &Connection, name: &str) -> i64 {
         .unwrap_or(0)
 }
 
-/// A pool with a row a page.
+/// Creates a pool with one row per page.
 fn create(path: &Path, pragmas: &str) -> Connection {
     let db = open(path);
     run(&db, pragmas);
@@ -71,7 +72,8 @@ fn create(path: &Path, pragmas: &str) -> Connection {
     db
 }
 
-/// New content for scattered rows: whole pages, so that one commit folds only a part of what is due.
+/// Gives scattered rows new content: whole pages, so that one commit folds only part of what is
+/// due.
 fn update_scattered(db: &Connection) {
     let update = "update t set b = hex(randomblob(1850)) where a % 8 = ";
     run(db, &format!("{update} 1"));
@@ -89,7 +91,7 @@ fn patches(path: &Path) -> u64 {
     pool.state().stats().patches.records
 }
 
-/// Again and again: what was idle once is not left alone for long.
+/// Repeats the check: a pool that was idle once must be maintained again.
 #[test]
 fn an_idle_pool_is_folded() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +100,7 @@ fn an_idle_pool_is_folded() {
     common::assert_pool_is_clean(&path);
 }
 
-/// The same for one of several databases in a pool, in a directory.
+/// Repeats the check with one of several databases in a pool, in a directory.
 #[test]
 fn a_database_in_an_idle_pool_is_folded() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,16 +115,16 @@ fn is_folded_when_idle(path: &Path) {
     let db = create(path, "pragma journal_mode=wal");
     for round in 0..3 {
         run(&db, "pragma hardpack_background_cpu='0%'");
-        // A thread that is at work still sees that soon.
+        // A thread that is still working notices this soon.
         std::thread::sleep(Duration::from_millis(300));
         update_scattered(&db);
         let before = stat(&db, "patches_records");
-        assert!(before > 3 * FEW_PATCHES, "{before} patches: the test is of no use");
+        assert!(before > 3 * FEW_PATCHES, "{before} patches: too few for this test");
         run(&db, "pragma hardpack_background_cpu='100%'");
         run(&db, "update t set b = 'a row' where a = 1; pragma wal_checkpoint(truncate)");
         let expected = content(&db);
         let started = Instant::now();
-        // Only reads: it is not commits that fold here. The last one touched a single record.
+        // This only reads, so no commit folds here. The last commit touched a single record.
         while stat(&db, "patches_records") > FEW_PATCHES {
             let left = stat(&db, "patches_records");
             assert!(started.elapsed() < SOON, "round {round}: {left} patches are left of {before}");
@@ -133,7 +135,7 @@ fn is_folded_when_idle(path: &Path) {
     common::assert_integrity(&db);
 }
 
-/// Where it may take nothing of a processor nothing is folded, until the pool is closed.
+/// If maintenance may take no processor time, nothing is folded until the pool is closed.
 #[test]
 fn closing_folds_what_is_due() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,9 +144,9 @@ fn closing_folds_what_is_due() {
     update_scattered(&db);
     run(&db, "pragma wal_checkpoint(truncate)");
     let before = stat(&db, "patches_records");
-    assert!(before > 3 * FEW_PATCHES, "{before} patches: the test is of no use");
+    assert!(before > 3 * FEW_PATCHES, "{before} patches: too few for this test");
     std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(stat(&db, "patches_records"), before, "it took time that it has not");
+    assert_eq!(stat(&db, "patches_records"), before, "maintenance took time that it may not take");
     let expected = content(&db);
     drop(db);
     let after = patches(&path);
@@ -178,8 +180,8 @@ fn two_processes_with_maintenance() {
     }
 }
 
-/// A host process forks while the thread works: the child opens the pool afresh, with a thread of its
-/// own, and both end well.
+/// A host process forks while the thread works: the child opens the pool anew, with its own thread,
+/// and both finish successfully.
 #[test]
 fn forks_of_a_process_with_maintenance() {
     let dir = tempfile::tempdir().unwrap();
@@ -217,8 +219,8 @@ for rest in range(4):
         try:
             expect_threads(1)
             child = connect()
-            # The thread starts with a commit to the pool: with a checkpoint that no other process took
-            # over.
+            # The thread starts with a commit to the pool, here a checkpoint that no other process
+            # took over.
             until = time.monotonic() + 20
             while threads() == 1 and time.monotonic() < until:
                 burst(child, rest + 4)
@@ -275,20 +277,21 @@ fn auto_says_what_it_chose_and_why() {
     }
 }
 
-/// Threads of this process that do maintenance.
+/// Returns the number of maintenance threads of this process.
 fn maintenance_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names =
         threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-    // The system cuts names short.
+    // The system truncates names.
     names.filter(|name| "hardpack-maintenance".starts_with(name.trim())).count()
 }
 
-/// Connections that open, commit and close while another is closing the pool, which takes a while: the last to go leaves
-/// no thread behind, nor a descriptor that would take the locks of whoever comes later with it.
+/// Connections open, commit and close while another is closing the pool, which takes a while. The
+/// last to go must leave no thread behind, and no descriptor, whose closing would drop the locks of
+/// later users.
 #[test]
 fn nothing_is_left_of_those_who_came_while_the_pool_was_closed() {
-    // On its own, since the threads of other tests are of this process too.
+    // This runs in its own process, since the threads of other tests would be counted too.
     let (well, lines) = Role::start("closing", &[]).wait();
     assert!(well, "{}", lines.join("\n"));
 }

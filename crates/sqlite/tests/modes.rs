@@ -1,5 +1,5 @@
-//! The same random work on a pool and on a plain database, in every combination of modes that matters:
-//! both hold the same at the end, and after opening again.
+//! Does the same random work on a pool and on a plain database, in every combination of modes that
+//! matters: both have the same content at the end, and after being opened again.
 
 mod common;
 
@@ -8,7 +8,7 @@ use rusqlite::{Connection, types::Value};
 
 const STEP_COUNT: usize = 60;
 
-/// Every row of every table, in order, and the settings that a database keeps.
+/// Returns every row of every table, in order, and the settings that a database keeps.
 fn dump(db: &Connection) -> Vec<String> {
     let mut dump = Vec::new();
     for pragma in ["integrity_check", "page_size", "auto_vacuum", "encoding", "user_version"] {
@@ -40,7 +40,7 @@ fn assert_same(pool: &Connection, plain: &Connection, context: &str) {
     }
 }
 
-/// One random statement or a few.
+/// Returns one random statement or a few.
 fn step(random: &mut Random) -> String {
     let (key, len) = (random.below(200), random.below(3000) as usize);
     let filler = random.text(len);
@@ -67,7 +67,7 @@ fn step(random: &mut Random) -> String {
 const TABLES: &str = "create table t(k integer primary key, v, n int); create index tn on t(n);
     create table u(a, b)";
 
-/// Does the same random work on both, now and then with a look from a new connection.
+/// Does the same random work on both, and sometimes compares through a new connection.
 fn work(pool: &Connection, plain: &Connection, seed: u64, context: &str) {
     let mut random = Random(seed);
     for number in 0..STEP_COUNT {
@@ -113,7 +113,7 @@ fn combination(mode: &str, page_size: u32, synchronous: &str, locking: &str, see
     both(&pair, &pragmas);
     assert_eq!(text(&pair.0, "pragma journal_mode"), mode, "{context}");
     both(&pair, TABLES);
-    // Without a journal, ROLLBACK is undefined: such steps are left out.
+    // Without a journal, ROLLBACK is undefined, so such steps are left out.
     if mode == "off" {
         for number in 0..20 {
             both(&pair, &format!("insert into t values({number}, zeroblob(2000), {number})"));
@@ -175,7 +175,7 @@ fn switching_the_journal_mode_back_and_forth() {
         }
     }
     drop(pair);
-    assert!(!common::beside(&files.path("pool.hpk"), "-wal").exists());
+    assert!(!common::with_suffix(&files.path("pool.hpk"), "-wal").exists());
     common::assert_pool_is_clean(&files.path("pool.hpk"));
 }
 
@@ -271,10 +271,10 @@ fn large_blobs_and_transactions_that_spill() {
         let files = Pair::new();
         let pair = files.open();
         both(&pair, &format!("pragma journal_mode={mode}; pragma cache_size=4"));
-        // The plain one would sync its journal with every spill.
+        // The plain database would sync its journal with every spill.
         run(&pair.1, "pragma synchronous=off");
         both(&pair, TABLES);
-        // Ten megabytes of text, longer than the engine keeps for one transaction.
+        // Ten megabytes of text, more than the engine keeps in memory for one transaction.
         both(&pair, "insert into t values(1, zeroblob(10000000), 0)");
         let series =
             "with recursive n(i) as (select 2 union all select i + 1 from n where i < 1500)";
@@ -298,7 +298,7 @@ fn large_blobs_and_transactions_that_spill() {
     }
 }
 
-/// Without a journal SQLite cannot roll back; what it wrote is dropped all the same.
+/// Without a journal SQLite cannot roll back, but its changes are dropped all the same.
 #[test]
 fn what_is_not_committed_is_dropped_without_a_journal() {
     let files = Pair::new();
@@ -311,7 +311,7 @@ fn what_is_not_committed_is_dropped_without_a_journal() {
         run(&db, "insert into u values(zeroblob(100000), zeroblob(100000))");
         run(&db, end);
         drop(db);
-        // Looked at afresh: the change counter tells nobody of what was dropped.
+        // Read through a new connection: the change counter tells nobody about dropped changes.
         assert_same(&open(&files.path("pool.hpk")), &pair.1, end);
         both(&pair, "drop table t; drop table u");
     }
@@ -392,7 +392,7 @@ fn the_stock_shell_recovers_and_dumps() {
     both(&pair, TABLES);
     work(&pair.0, &pair.1, 51, "before");
     drop(pair);
-    // Debian's shell has .recover, but not the table it needs: then it fails here as it does there.
+    // Debian's shell has .recover, but not the table that it needs: then both must fail alike.
     for command in [".recover", ".dump"] {
         let ours = common::shell(&common::uri(&path, ""), &[command]);
         let theirs = common::stock_shell(&[&format!(".open {}", plain.display()), command]);

@@ -1,5 +1,5 @@
-//! Many processes, connections and threads on one pool: writers in turn, readers and checkpoints all
-//! the while. Every snapshot is consistent, and in the end nothing is missing.
+//! Many processes, connections and threads on one pool: writers in turn, with readers and
+//! checkpoints all the while. Every snapshot is consistent, and in the end nothing is missing.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Random, Role, ledger, open, run, text, value};
 
 const WRITER_COUNT: i64 = 3;
 const WRITES_PER_WRITER: i64 = 60;
-/// Longer than any machine needs; nothing is waited for that may not come.
+/// Longer than any machine needs; every awaited event must come.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 #[test]
@@ -53,7 +53,7 @@ fn child_role() {
             let setting = db.execute_batch("pragma hardpack_compression='lz4'");
             let error = setting.unwrap_err();
             assert!(error.to_string().contains("busy"), "{error}");
-            // A program that retries what is busy sees that it is.
+            // A program that retries on "busy" must get that code.
             assert_eq!(
                 error.sqlite_error_code(),
                 Some(rusqlite::ErrorCode::DatabaseBusy),
@@ -75,7 +75,8 @@ fn child_role() {
     }
 }
 
-/// Reads snapshot after snapshot until there are so many transactions; they never become fewer.
+/// Reads snapshot after snapshot until there are `target` transactions; their number never
+/// decreases.
 fn read_until(db: &rusqlite::Connection, target: i64) {
     let mut last = 0;
     let started = Instant::now();
@@ -93,7 +94,8 @@ fn new_pool(path: &Path, pragmas: &str) {
     ledger::create(&db);
 }
 
-/// Writers in turn, two readers, and whatever else; then the final state is exact.
+/// Runs writers in turn, two readers and optionally checkpoints, and checks that the final state is
+/// exact.
 fn writers_and_readers(pragmas: &str, per_writer: &str, with_checkpoints: bool) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.hpk");
@@ -157,7 +159,8 @@ fn threads(pragmas: &str) {
             scope.spawn(move || {
                 let mut random = Random(seed as u64);
                 for _ in 0..WRITES_PER_WRITER {
-                    // A connection for each transaction: opening and closing must not disturb others.
+                    // Each transaction has its own connection: opening and closing must not disturb
+                    // others.
                     let db = open(path);
                     ledger::transact(&db, &mut random, 1000).unwrap();
                 }
@@ -179,10 +182,9 @@ fn threads_of_one_process_with_a_write_ahead_log() {
     threads("pragma journal_mode=wal; pragma wal_autocheckpoint=10");
 }
 
-/// A reader's snapshot stays what it is while others write, in the process and outside.
-/// Threads that open the pool, commit and close it again and again, against another process that does
-/// the same. Whoever closes last closes the engine while others come back, and nobody loses a lock by it:
-/// two writers at once would leave gaps, or a database that is not sound.
+/// Threads repeatedly open the pool, commit and close it, against another process that does the
+/// same. Whoever closes last closes the engine while others come back, and nobody loses a lock by
+/// that: two writers at once would leave gaps, or an unsound database.
 #[test]
 fn engines_come_and_go() {
     const THREAD_COUNT: u64 = 3;
@@ -207,12 +209,13 @@ fn engines_come_and_go() {
 fn come_and_go(path: &Path, seed: u64, times: i64) {
     let mut random = Random(seed);
     for _ in 0..times {
-        // Patches enough that there is something to fold when it is closed.
+        // Enough patches that there is something to fold when the pool is closed.
         let filler_len = random.below(60_000) as usize;
         ledger::transact(&open(path), &mut random, filler_len).unwrap();
     }
 }
 
+/// A reader's snapshot stays unchanged while others write, in this process and outside.
 #[test]
 fn snapshots_stay_while_others_write() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,7 +242,7 @@ fn lock_seen_from_outside(path: &Path) -> String {
     lines.last().cloned().unwrap_or_default()
 }
 
-/// Closing any descriptor of a file drops the POSIX locks of the process on it: ours must not.
+/// Closing any descriptor of a file drops the process's POSIX locks on it; ours must not.
 #[test]
 fn locks_survive_the_end_of_other_connections() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +269,7 @@ fn locks_survive_the_end_of_other_connections() {
     assert_eq!(lock_seen_from_outside(&path), "free");
 }
 
-/// The same for a database that is only about to become a pool.
+/// Locks also survive on a database that is only about to become a pool.
 #[test]
 fn locks_survive_on_an_empty_database() {
     let dir = tempfile::tempdir().unwrap();
@@ -299,8 +302,8 @@ fn no_descriptor_is_left_open() {
     }
 }
 
-/// While a process is in the middle of a long transaction, which holds the engine's writer lock too,
-/// another can read, close and be told that it cannot write.
+/// While a process is in the middle of a long transaction, which holds the engine's writer lock
+/// too, another process can read, close, and be told that it cannot write.
 #[test]
 fn a_long_transaction_blocks_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -327,7 +330,7 @@ fn a_long_transaction_blocks_nobody_else() {
     common::assert_pool_is_clean(&path);
 }
 
-/// A forked child opens a connection of its own, and leaves its parent's alone.
+/// A forked child opens its own connection and leaves its parent's alone.
 #[test]
 fn forked_children() {
     let dir = tempfile::tempdir().unwrap();

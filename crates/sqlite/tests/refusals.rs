@@ -1,7 +1,9 @@
-//! A VFS above Hardpack that refuses calls: from one on, or that one alone. Hardpack never hears of them, so it must not take
-//! for committed what SQLite gave up, nor half of a rollback for the whole.
+//! A VFS above Hardpack refuses calls, all from one on or only that one. Hardpack never sees them,
+//! so it must not treat as committed what SQLite gave up, or half a rollback as the whole.
 //!
-//! Found by `pagerfault.test` of SQLite's own suite (scripts/sqlite-suite), whose test VFS does the same.
+//! Found by `pagerfault.test` of SQLite's own suite (scripts/sqlite-suite), whose test VFS does the
+//! same.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 mod common;
 
@@ -14,18 +16,18 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use common::{assert_integrity, open, run, text};
 use rusqlite::{Connection, ffi};
 
-/// More calls than any of the transactions here makes.
+/// More calls than any transaction here makes.
 const CALL_COUNT_MAX: i64 = 500;
 const NO_REFUSAL: i64 = i64::MAX;
 
-/// How many more calls are let through. One test at a time uses it: there is only one.
+/// The number of calls that still pass. Only one test may use it at a time.
 static CALLS_LEFT: AtomicI64 = AtomicI64::new(NO_REFUSAL);
-/// Whether the refusals last.
+/// Whether all further calls are refused.
 static FOR_EVER: AtomicBool = AtomicBool::new(false);
-/// Whether a main database was synced before the first refusal: later, that is the end of a rollback.
+/// Whether a main database was synced before the first refusal. A later sync ends a rollback.
 static SYNCED: AtomicBool = AtomicBool::new(false);
 
-/// The methods of a file with some of them exchanged, and those it had.
+/// The methods of a file, some of them replaced, and the original ones.
 #[repr(C)]
 struct Methods {
     ours: ffi::sqlite3_io_methods,
@@ -47,7 +49,7 @@ fn refuses() -> bool {
 ///
 /// The file was opened by [`open_refusing`].
 unsafe fn methods<'a>(file: *mut ffi::sqlite3_file) -> (&'a ffi::sqlite3_io_methods, bool) {
-    // SAFETY: its methods are the first part of ours, which are never freed.
+    // SAFETY: its methods are the first field of ours, which are never freed.
     unsafe {
         let methods = &*(*file).pMethods.cast::<Methods>();
         (&*methods.original, methods.is_main)
@@ -88,7 +90,7 @@ unsafe extern "C" fn open_refusing(
     flags: c_int,
     out_flags: *mut c_int,
 ) -> c_int {
-    // SAFETY: the arguments are those of xOpen, and a copy of Hardpack's VFS is as good as that.
+    // SAFETY: the arguments are those of xOpen; a copy of Hardpack's VFS works like the original.
     unsafe {
         let hardpack = ffi::sqlite3_vfs_find(c"hardpack".as_ptr());
         let code = (*hardpack).xOpen.unwrap()(vfs, name, file, flags, out_flags);
@@ -104,7 +106,7 @@ unsafe extern "C" fn open_refusing(
     }
 }
 
-/// Opens a database through the VFS that refuses.
+/// Opens a database through the refusing VFS.
 fn open_above(path: &Path) -> Connection {
     static ONCE: Once = Once::new();
     common::setup();
@@ -122,7 +124,8 @@ fn open_above(path: &Path) -> Connection {
 
 const CONTENT: &str = "select count(*) || ' ' || coalesce(sum(length(a)), 0) from t";
 
-/// One that grows the file, one that cuts it, one whose pages go to the file before its end, and one with a checkpoint.
+/// One transaction grows the file, one shrinks it, one writes pages to the file before its end, and
+/// one runs a checkpoint.
 const TRANSACTIONS: [&str; 4] = [
     "insert into t select hex(zeroblob(1000)) || a, b || 'x' from t",
     "begin; delete from t where rowid > 2; update t set a = 'new'; commit",
@@ -130,7 +133,8 @@ const TRANSACTIONS: [&str; 4] = [
     "insert into t values('one', 'more'); pragma wal_checkpoint(truncate)",
 ];
 
-/// Refuses one call of the transaction after the other. Returns how many failed before anything was synced.
+/// Refuses the calls of the transaction, one per run. Returns the number of runs that failed before
+/// anything was synced.
 fn refuse_each(original: &Path, pragmas: &str, transaction: &str, for_ever: bool) -> usize {
     let dir = original.parent().unwrap();
     let mut undone = 0;
@@ -147,18 +151,18 @@ fn refuse_each(original: &Path, pragmas: &str, transaction: &str, for_ever: bool
         let result = db.execute_batch(transaction);
         let _ = db.execute_batch("rollback");
         let survived = CALLS_LEFT.swap(NO_REFUSAL, Ordering::SeqCst) >= 0;
-        // In exclusive mode nobody else can look before the end.
+        // In exclusive mode nobody else can read before the end.
         let db = Some(db).filter(|_| !pragmas.contains("exclusive"));
         for db in [Some(open(&path)), db].into_iter().flatten() {
             assert_integrity(&db);
             let now = text(&db, CONTENT);
             match &result {
                 Ok(()) => assert_ne!(now, before, "{context}: a commit is lost"),
-                // A journal that cannot be ended after the sync is an error of a transaction that is committed; so is a
-                // log that cannot be synced.
+                // If a journal cannot be ended after the sync, or a log cannot be synced, SQLite
+                // reports an error for a transaction that is committed.
                 Err(_) if SYNCED.load(Ordering::SeqCst) || pragmas.contains("wal") => {}
                 Err(error) => {
-                    assert_eq!(now, before, "{context}: {error}, but it is committed");
+                    assert_eq!(now, before, "{context}: {error}, but the transaction is committed");
                     undone += 1;
                 }
             }

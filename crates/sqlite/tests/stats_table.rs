@@ -1,4 +1,5 @@
-//! `hardpack_stats` seen from SQL, with made-up statistics.
+//! Queries `hardpack_stats` with made-up statistics.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use hardpack::stats_table::{self, StatRow, StatValue};
 use hardpack::{api, ffi};
@@ -81,7 +82,7 @@ fn the_source_s_error_reaches_the_user() {
     let db = connection();
     let error = rows(&db, "SELECT * FROM hardpack_stats('gone')").unwrap_err().to_string();
     assert!(error.contains("hardpack_stats: no such database: gone"), "{error}");
-    // The connection and the same statement go on working.
+    // The connection and the same statement still work.
     let mut statement = db.prepare("SELECT count(*) FROM hardpack_stats(?)").unwrap();
     let mut count = |schema| statement.query_row([schema], |row| row.get::<_, i64>(0));
     assert!(count("gone").is_err());

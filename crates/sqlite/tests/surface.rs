@@ -1,5 +1,5 @@
-//! What users see: entry points, URI parameters, pragmas, the table of statistics, plain and temporary
-//! databases, read-only opens.
+//! The user's view: entry points, URI parameters, pragmas, the table of statistics, plain and
+//! temporary databases, and read-only opens.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn properties_from_the_uri() {
     assert!(stat(&db, "gzip_records").parse::<i64>().unwrap() > 0);
     assert_eq!(stat(&db, "zstd_records"), "");
     drop(db);
-    // An existing pool is set to them, and keeps the others.
+    // An existing pool gets these properties and keeps the others.
     let db = try_open(&path, "&hardpack_compression=LZ4").unwrap();
     assert_eq!(text(&db, "pragma hardpack_compression"), "lz4");
     assert_eq!(text(&db, "pragma hardpack_recordsize"), "32K");
@@ -53,7 +53,7 @@ fn properties_from_the_uri() {
         let db = try_open(&path, "&hardpack_compression=lz4").unwrap();
         text(&db, "pragma hardpack_txg")
     });
-    assert_eq!(txgs[0], txgs[1], "what is so already is not set again");
+    assert_eq!(txgs[0], txgs[1], "a property that has the value is not set again");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn pragmas_read_set_inherit_and_fail() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool.hpk");
     let db = open(&path);
-    // Before there is a pool, and after.
+    // Before the pool exists, and after.
     for round in 0..2 {
         assert_eq!(text(&db, "pragma hardpack_compression"), "zstd-3");
         assert_eq!(text(&db, "pragma hardpack_compression='zstd-9'"), "zstd-9");
@@ -99,7 +99,7 @@ fn pragmas_read_set_inherit_and_fail() {
     assert_eq!(text(&db, "pragma hardpack_txg"), stat(&db, "txg"));
     assert!(text(&db, "pragma hardpack_ratio").parse::<f64>().unwrap() > 0.0);
     assert_eq!(text(&db, "pragma mmap_size=1000000"), "0");
-    // Within a transaction that has written nothing yet, and from another connection.
+    // Within a transaction that has not written anything yet, and from another connection.
     run(&db, "begin; pragma hardpack_compression='lz4'; insert into t values(1); commit");
     assert_eq!(text(&open(&path), "pragma hardpack_compression"), "lz4");
     let plain = open_plain(&dir.path().join("plain.db"));
@@ -132,7 +132,7 @@ fn settings_take_effect_on_what_is_written_next() {
             setting == "zstd-19" || before.0 == 0 || codec == "lz4",
             "nothing is rewritten yet"
         );
-        // Small updates may be patches, which have a codec of their own.
+        // Small updates may become patches, which have their own codec.
         run(&db, "vacuum");
         assert!(records(codec) > 0, "{setting}");
         if codec == "gzip" {
@@ -183,14 +183,14 @@ fn entry_points_in_the_stock_shell() {
         shell(&uri, &["create table t(a); insert into t values(42);", ".vfsname main"]);
     assert_eq!((out.as_str(), errors.as_str()), ("hardpack/unix", ""));
     assert!(is_pool(&path));
-    // Loading it again does no harm, and it stays after the connection that loaded it.
+    // Loading the extension again is harmless, and it outlives the connection that loaded it.
     let load = format!(".load {}", common::library().display());
     let (out, errors) = shell(
         &uri,
         &[&load, &load, "select a from t;", "select count(*) > 5 from hardpack_stats;"],
     );
     assert_eq!((out.as_str(), errors.as_str()), ("42\n1", ""));
-    // As the default VFS: databases need no parameter, and existing ones stay what they are.
+    // As the default VFS, it needs no parameter, and existing databases stay what they are.
     let (other, plain) = (dir.path().join("other.hpk"), dir.path().join("plain.db"));
     run(&open_plain(&plain), "create table t(a); insert into t values(1)");
     let image = std::fs::read(&plain).unwrap();
@@ -239,7 +239,7 @@ db.close()
     assert_eq!(text(&open(&path), "select count(*) from t"), "1000");
 }
 
-/// A plain database opened through the VFS becomes, step by step, the very same file as without it.
+/// A plain database opened through the VFS becomes, step by step, the same file as without the VFS.
 #[test]
 fn plain_databases_stay_plain_byte_for_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -289,7 +289,7 @@ fn read_only_opens_change_nothing() {
     }
     assert!(try_open(&dir.path().join("none.hpk"), "&mode=ro").is_err());
     assert!(try_open(&dir.path().join("none.hpk"), "&mode=rw").is_err());
-    // A reader that may only read sees what others write meanwhile.
+    // A read-only connection sees what others write meanwhile.
     let (reader, writer) = (try_open(&path, "&mode=ro").unwrap(), open(&path));
     ledger::transact(&writer, &mut Random(2), 1000).unwrap();
     assert_eq!(ledger::assert_sound(&reader), 6);
@@ -311,7 +311,7 @@ fn names_that_are_not_text() {
     assert!(is_pool(&path));
 }
 
-/// The pool's file can be renamed and linked; two names of one pool share it.
+/// The pool's file can be renamed and linked; two names of one pool lead to the same pool.
 #[test]
 fn two_names_of_one_pool() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,22 +1,22 @@
-//! What a commit asks of the medium: one sync where SQLite's settings want durability, none where they
-//! do not, and no journal on disk. A suite of one test, since it counts the calls of the whole process.
+//! Counts the syncs of commits: one if SQLite's settings demand durability, none otherwise, and no
+//! journal on disk. The suite has only one test, since it counts the calls of the whole process.
 
 mod common;
 
 use std::path::Path;
 
-use common::{Random, beside, interpose, ledger, open, run, text};
+use common::{Random, interpose, ledger, open, run, text, with_suffix};
 use rusqlite::Connection;
 
 const COMMIT_COUNT: u64 = 10;
 
-/// The syncs of some commits, each of which is told of by the pool's txg.
+/// Returns the number of syncs of some commits, each of which must advance the pool's txg.
 fn syncs_of_commits(db: &Connection, path: &Path, random: &mut Random) -> u64 {
     let txg = |db: &Connection| text(db, "pragma hardpack_txg").parse::<u64>().unwrap();
     let (txg_before, syncs_before) = (txg(db), interpose::sync_count());
     for _ in 0..COMMIT_COUNT {
         ledger::begin(db, random, 2000).unwrap();
-        assert!(!beside(path, "-journal").exists());
+        assert!(!with_suffix(path, "-journal").exists());
         run(db, "commit");
     }
     assert_eq!(txg(db), txg_before + COMMIT_COUNT, "a transaction is one commit of the pool");
@@ -39,10 +39,10 @@ fn commits_sync_once_where_durability_is_asked_for() {
             let is_durable = durable == text(&db, "pragma hardpack_txg");
             assert_eq!(is_durable, expected > 0, "{mode}, synchronous={synchronous}");
             drop(db);
-            assert!(!beside(&path, "-journal").exists());
+            assert!(!with_suffix(&path, "-journal").exists());
         }
     }
-    // The write-ahead log is synced by SQLite; the pool with a checkpoint, once.
+    // SQLite syncs the write-ahead log; a checkpoint syncs the pool once.
     let path = dir.path().join("wal.hpk");
     let db = open(&path);
     run(&db, "pragma journal_mode=wal; pragma synchronous=normal; pragma wal_autocheckpoint=0");

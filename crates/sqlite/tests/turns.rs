@@ -1,6 +1,6 @@
-//! One transaction of a pool at a time: who waits for his turn waits as long as his busy handler says, is told
-//! "busy" and nothing else, and has lost nothing. And nobody waits for the dead: a child that was forked has no lock
-//! of its parent.
+//! One transaction of a pool at a time: a connection waits as long as its busy handler says, then
+//! gets "busy" and nothing else, and has lost nothing. And nobody waits for the dead: a forked
+//! child holds no lock of its parent.
 
 mod common;
 
@@ -14,7 +14,7 @@ use rusqlite::{Connection, ErrorCode};
 
 /// Longer than any machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Short enough that a test may wait it out.
+/// Short enough for a test to wait for.
 const SHORT: Duration = Duration::from_millis(100);
 
 #[test]
@@ -34,7 +34,8 @@ fn child_role() {
     }
 }
 
-/// Begins a transaction that has the pool from now on: it writes more than the engine keeps in memory.
+/// Begins a transaction that holds the pool from now on: it writes more than the engine keeps in
+/// memory.
 fn stream(db: &Connection) {
     run(db, "create table if not exists large(a, b); pragma cache_size=5; begin");
     run(
@@ -66,7 +67,7 @@ impl Home {
         self.pool().join(path)
     }
 
-    /// Another process that has the pool, until `signal` is there.
+    /// Starts another process that holds the pool until `signal` exists.
     fn holder(&self, signal: &Path) -> Role {
         let mut holder =
             Role::start("holder", &[&self.at("a.db").to_string_lossy(), &signal.to_string_lossy()]);
@@ -83,8 +84,8 @@ fn rows(db: &Connection) -> i64 {
     value(db, "select count(*) from t")
 }
 
-/// COMMIT says busy and leaves the transaction as it is: it can be committed later, or rolled back, which waits for
-/// nobody. `before` is what makes it what it is.
+/// COMMIT reports "busy" and leaves the transaction as it is: it can be committed later, or rolled
+/// back without waiting. `before` sets the mode.
 fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
     for (end, expected) in [("commit", 2), ("rollback", 1)] {
         let home = Home::new();
@@ -121,7 +122,7 @@ fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
     }
 }
 
-/// Each way in which SQLite ends a transaction.
+/// The ways in which SQLite ends a transaction.
 const WAYS: [&str; 3] = [
     "pragma synchronous=full",
     "pragma synchronous=off",
@@ -153,7 +154,7 @@ fn a_transaction_of_another_process_makes_others_busy() {
     }
 }
 
-/// Where the exclusive lock was taken before, xSync is the first to find the pool taken.
+/// If the exclusive lock was taken earlier, xSync is the first call to find the pool busy.
 #[test]
 fn a_transaction_that_spilled_is_told_that_the_pool_is_busy() {
     let spilled = "pragma cache_size=2; pragma cache_spill=on";
@@ -193,7 +194,8 @@ fn a_transaction_that_spilled_is_told_that_the_pool_is_busy() {
     }
 }
 
-/// A checkpoint is put off, and closing the database last keeps the log of what it could not copy.
+/// A checkpoint is postponed, and closing the last connection keeps the log with the pages that
+/// were not copied.
 #[test]
 fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     let home = Home::new();
@@ -218,7 +220,8 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     common::assert_integrity(&db);
 }
 
-/// Without shared memory a checkpoint that was put off leaves nothing that later commits to the log would wait for.
+/// Without shared memory, a postponed checkpoint leaves nothing behind that later commits to the
+/// log would wait for.
 #[test]
 fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     let home = Home::new();
@@ -229,7 +232,7 @@ fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     db.busy_timeout(SHORT).unwrap();
     assert_eq!(code(db.execute_batch("pragma wal_checkpoint")), Some(ErrorCode::DatabaseBusy));
     run(&db, "insert into t values(3)");
-    // Nobody is asked for the checkpoints that SQLite makes by itself.
+    // The handler is not asked about automatic checkpoints.
     fn handler(_: i32) -> bool {
         ASKED_BY_LOG.fetch_add(1, Ordering::Relaxed);
         false
@@ -246,7 +249,8 @@ fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     common::assert_integrity(&db);
 }
 
-/// Two transactions that are too large to wait in memory: the second is told, and goes on when the first has ended.
+/// Two transactions are too large to wait in memory: the second gets "busy", and goes on once the
+/// first has ended.
 #[test]
 fn a_second_large_transaction_waits_in_memory() {
     let home = Home::new();
@@ -264,8 +268,8 @@ fn a_second_large_transaction_waits_in_memory() {
     }
 }
 
-/// A connection that has the pool already, with what it wrote to one database, does not wait for itself where it
-/// commits another of the same pool.
+/// A connection that already holds the pool, through one database, does not wait for itself when it
+/// commits to another database of the same pool.
 #[test]
 fn a_connection_does_not_wait_for_its_own_transaction() {
     for before in [
@@ -293,8 +297,8 @@ fn a_connection_does_not_wait_for_its_own_transaction() {
     }
 }
 
-/// Where a transaction has grown beyond what may wait in memory, what it wrote is dropped, and so the whole of it ends:
-/// nobody reads or commits the rest.
+/// If a transaction has outgrown the memory in which it may wait, its changes are dropped, and the
+/// whole transaction ends with them: nobody reads or commits the rest.
 #[test]
 fn nothing_is_left_of_a_transaction_that_could_not_wait() {
     let home = Home::new();
@@ -324,7 +328,7 @@ fn nothing_is_left_of_a_transaction_that_could_not_wait() {
 static ASKED_BY_LOG: AtomicI32 = AtomicI32::new(0);
 static ASKED: AtomicI32 = AtomicI32::new(0);
 
-/// A handler of the program's own is asked, and counts as it does for SQLite's locks.
+/// The program's own handler is asked, and has the same say as for SQLite's locks.
 #[test]
 fn a_busy_handler_is_asked_about_the_pool() {
     fn handler(count: i32) -> bool {
@@ -347,8 +351,8 @@ fn a_busy_handler_is_asked_about_the_pool() {
     assert_eq!(rows(&db), 2);
 }
 
-/// A process that forked without exec in the middle of a large transaction is killed: the pool is free at once, though
-/// its child lives on.
+/// A process that forked without exec in the middle of a large transaction is killed: the pool is
+/// free at once, although the child lives on.
 #[test]
 fn a_killed_parent_leaves_no_lock_to_its_child() {
     let home = Home::new();
@@ -393,13 +397,13 @@ os.waitpid(child, 0)
     let child: i32 = line.trim().parse().unwrap();
     let db = open(&home.at("b.db"));
     db.busy_timeout(SHORT).unwrap();
-    // While the parent lives, the pool is his, whatever his child does.
+    // While the parent lives, it holds the pool, whatever its child does.
     assert_eq!(code(db.execute_batch("insert into t values(2)")), Some(ErrorCode::DatabaseBusy));
     parent.kill().unwrap();
     parent.wait().unwrap();
     assert!(Path::new(&format!("/proc/{child}")).exists());
     run(&db, "insert into t values(2)");
-    // Nor has the child any mark of the database that its parent had open.
+    // Nor does the child hold a mark of the database that its parent had open.
     let device = hardpack_engine::device::FileDevice::open(&home.pool()).unwrap();
     let number = number_of(&home, "a.db");
     assert!(!device.is_marked(number).unwrap(), "the child shares its parent's mark");
@@ -415,14 +419,14 @@ os.waitpid(child, 0)
     assert_eq!(rows(&open(&home.at("a.db"))), 1);
 }
 
-/// The number of a database in the pool.
+/// Returns the number of a database in the pool.
 fn number_of(home: &Home, path: &str) -> u64 {
     let device = hardpack_engine::device::FileDevice::open_read_only(&home.pool()).unwrap();
     let device = std::sync::Arc::new(device);
     let options = hardpack_engine::pool::Options::new(1 << 20);
     let pool =
         hardpack_engine::pool::Pool::open(std::sync::Arc::clone(&device) as _, options).unwrap();
-    // Its descriptor stays open: this process has the pool's databases open too.
+    // The descriptor stays open, since this process has the pool's databases open too.
     std::mem::forget(device);
     pool.resolve(path.as_bytes()).unwrap().file.0
 }

@@ -1,4 +1,4 @@
-//! Compressing and decompressing, with and without dictionaries, all of a record or its front.
+//! Compressing and decompressing, with and without dictionaries, whole records and fronts.
 
 use std::sync::OnceLock;
 
@@ -6,20 +6,22 @@ use hardpack_engine::codec::{Codec, CodecId, Compression, Dictionary, Policy, ta
 
 use super::input::{Input, content};
 
-/// Bytes behind the destination that must stay as they are.
+/// Bytes after the destination that must not change.
 const GUARD: [u8; 64] = [0xa5; 64];
 const RECORD_LEN_MAX: usize = 300_000;
 
-/// One with zstd's own header and tables.
+/// Returns a dictionary with zstd's own header and tables.
 fn trained() -> &'static Dictionary {
     static TRAINED: OnceLock<Dictionary> = OnceLock::new();
     TRAINED.get_or_init(|| {
         let samples: Vec<u8> = (0..400).flat_map(|n| content(n * 4 + 3, 512)).collect();
-        Dictionary::new(Dictionary::train(&samples, &[512; 400], 8192).expect("it can be trained"))
+        Dictionary::new(
+            Dictionary::train(&samples, &[512; 400], 8192).expect("the samples can be trained on"),
+        )
     })
 }
 
-/// Lets `with` use the dictionary that the input chooses.
+/// Calls `with` with the dictionary that the input chooses.
 fn with_dictionary<R>(
     input: &mut Input<'_>,
     with: impl FnOnce(&mut Input<'_>, Option<&Dictionary>) -> R,
@@ -31,7 +33,7 @@ fn with_dictionary<R>(
             with(input, Some(&Dictionary::new(bytes)))
         }
         3 => {
-            // A trained one that is damaged: some of its front is what the input says.
+            // A damaged trained one: some of its front comes from the input.
             let mut bytes = trained().bytes().to_vec();
             let at = input.below(bytes.len());
             for (byte, new) in bytes[at..].iter_mut().zip(input.short_bytes()) {
@@ -43,7 +45,7 @@ fn with_dictionary<R>(
     }
 }
 
-/// Decompresses whatever the input holds. What is decoded twice is the same, the front of it too.
+/// Decompresses the input. Decoding twice gives the same bytes, also for the front.
 pub fn decompress(data: &[u8]) {
     let mut input = Input(data);
     let codec = input.u8() % 8;
@@ -64,16 +66,16 @@ pub fn decompress(data: &[u8]) {
             Codec::new()
                 .decompress_with(codec, stream, &mut again, dictionary)
                 .expect("it decoded once");
-            assert!(again == whole[..len], "it decodes to other bytes the second time");
+            assert!(again == whole[..len], "the second decoding gives other bytes");
         }
         if decoded.is_ok() && dictionary.is_none() {
             decoded_front.expect("the whole decodes");
-            assert!(front[..front_len] == whole[..front_len], "the front is another");
+            assert!(front[..front_len] == whole[..front_len], "the front decodes to other bytes");
         }
     });
 }
 
-/// What is compressed comes back.
+/// A compressed record decompresses to the same bytes.
 pub fn round_trip(data: &[u8]) {
     let mut input = Input(data);
     let compressions: Vec<Compression> = table().map(|(_, compression)| compression).collect();
@@ -117,7 +119,7 @@ fn check(
     if !record.is_empty() {
         let longer =
             codec.decompress_with(id as u8, stream, &mut vec![0; record.len() + 1], dictionary);
-        assert!(longer.is_err(), "a record of another length");
+        assert!(longer.is_err(), "a record of another length is decoded");
         let mut shorter = vec![0; record.len() - 1];
         assert!(codec.decompress_with(id as u8, stream, &mut shorter, dictionary).is_err());
     }

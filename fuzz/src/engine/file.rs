@@ -1,4 +1,5 @@
-//! A file of a pool against a plain vector: any order of reads, writes, commits, maintenance and reopening.
+//! Compares a file of a pool with a plain vector, for any order of reads, writes, commits,
+//! maintenance and reopening.
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ const FILE_LEN_MAX: usize = 1 << 20;
 const OP_COUNT_MAX: usize = 60;
 
 fn file_of(pool: &Pool) -> Arc<File> {
-    pool.file(pool.only_file().expect("there is one").file).expect("it is there")
+    pool.file(pool.only_file().expect("the pool has a file").file).expect("the file opens")
 }
 
 fn compare(file: &File, expected: &[u8], from: usize, len: usize) {
-    assert_eq!(file.len().expect("it has a length"), expected.len() as u64);
+    assert_eq!(file.len().expect("the length is known"), expected.len() as u64);
     let mut bytes = vec![0xa5; len];
     let n = file.read_at(&mut bytes, from as u64).expect("nothing is damaged");
     let there = &expected[from.min(expected.len())..(from + len).min(expected.len())];
@@ -48,17 +49,17 @@ pub fn run(data: &[u8]) {
         match input.u8() % 16 {
             0..5 => {
                 let new = content(input.u16(), len);
-                file.write_at(&new, at as u64).expect("it can be written");
+                file.write_at(&new, at as u64).expect("the write succeeds");
                 bytes.resize(bytes.len().max(at + len), 0);
                 bytes[at..at + len].copy_from_slice(&new);
             }
             5 => {
-                file.set_len(at as u64).expect("it can be cut");
+                file.set_len(at as u64).expect("the truncation succeeds");
                 bytes.resize(at, 0);
             }
             6 | 7 => {
                 let durability = input.pick(&[Durability::Durable, Durability::Visible]);
-                file.commit(durability).expect("it is committed");
+                file.commit(durability).expect("the commit succeeds");
                 committed.clone_from(&bytes);
             }
             8 => {
@@ -68,7 +69,7 @@ pub fn run(data: &[u8]) {
             9 => {
                 // As after a process was killed.
                 drop((file, pool));
-                pool = Pool::open(device.clone(), options()).expect("it opens");
+                pool = Pool::open(device.clone(), options()).expect("the pool opens");
                 file = file_of(&pool);
                 bytes.clone_from(&committed);
             }
@@ -77,7 +78,7 @@ pub fn run(data: &[u8]) {
         }
     }
     compare(&file, &bytes, 0, FILE_LEN_MAX);
-    file.commit(Durability::Durable).expect("it is committed");
+    file.commit(Durability::Durable).expect("the commit succeeds");
     finish(&pool, &bytes);
 }
 
@@ -87,13 +88,13 @@ fn device_of(pool: &Pool) -> Arc<dyn Device> {
 
 fn finish(pool: &Pool, expected: &[u8]) {
     pool.close().expect("it closes");
-    let report = pool.check(&mut |_| {}).expect("it can be checked");
+    let report = pool.check(&mut |_| {}).expect("the check runs");
     assert!(report.is_clean(), "{:?}", report.problems);
-    let again = Pool::open(device_of(pool), options()).expect("it opens");
+    let again = Pool::open(device_of(pool), options()).expect("the pool opens");
     compare(&file_of(&again), expected, 0, expected.len());
 }
 
-/// One step of something that changes no content.
+/// Takes one step of something that changes no content.
 fn maintain(pool: &Pool, file: &File, input: &mut Input<'_>) {
     if file.is_dirty() {
         return;
@@ -101,7 +102,7 @@ fn maintain(pool: &Pool, file: &File, input: &mut Input<'_>) {
     let limits =
         StepLimits { rewrite_len_max: 50_000, patience: Patience::None, ..StepLimits::default() };
     match input.u8() % 4 {
-        0 => drop(pool.fold(Fold::All, &limits, &mut |_| true).expect("it is folded")),
+        0 => drop(pool.fold(Fold::All, &limits, &mut |_| true).expect("the fold succeeds")),
         1 => {
             let mut goal = Settings::default();
             let size = input.pick(&["4K", "32K", "128K"]);
@@ -116,6 +117,8 @@ fn maintain(pool: &Pool, file: &File, input: &mut Input<'_>) {
                 compaction.step().expect("a step");
             }
         }
-        _ => pool.set_property(file.id(), Property::Compression, "zstd-1").expect("it is set"),
+        _ => pool
+            .set_property(file.id(), Property::Compression, "zstd-1")
+            .expect("the property is set"),
     }
 }

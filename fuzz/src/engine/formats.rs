@@ -1,5 +1,6 @@
-//! Decoders of what is on disk. What decodes is encoded again, and is then the same.
+//! Decoders of the on-disk format. Whatever decodes is encoded again, and must be the same.
 
+use hardpack_engine::Ashift;
 use hardpack_engine::Txg;
 use hardpack_engine::codec::{Compression, table};
 use hardpack_engine::pool::fuzzing;
@@ -8,12 +9,12 @@ use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::node::{KEY_LEN_MAX, NODE_HEADER_LEN, Node, VALUE_LEN_MAX};
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Pointer};
 use hardpack_engine::store::superblock::{BLOCK_LEN, Header, Superblock};
-use hardpack_engine::store::trees::ALL;
+use hardpack_engine::store::trees::TreeId;
 
 use super::image::{GUID, base};
 use super::input::Input;
 
-/// Puts runs of the input over a block, and closes it with the right checksum.
+/// Overlays a block with runs of the input, and seals it with the right checksum.
 fn overlay(mut block: Vec<u8>, input: &mut Input<'_>) -> Vec<u8> {
     let sealed_len = BLOCK_LEN - 16;
     while !input.is_empty() {
@@ -50,9 +51,9 @@ pub fn superblock(data: &[u8]) {
 
 pub fn pointer(data: &[u8]) {
     let Some(pointer) = Pointer::decode(data) else { return };
-    assert_eq!(pointer.to_bytes(), data, "there are two forms of {pointer:?}");
+    assert_eq!(pointer.to_bytes(), data, "{pointer:?} has two encodings");
     assert!(pointer.stored_len <= EXTENT_LEN_MAX && pointer.extent_len <= EXTENT_LEN_MAX);
-    for ashift in 9..=12 {
+    for ashift in Ashift::ALL {
         if let Some(run) = pointer.run(ashift) {
             assert!(run.sectors > 0 && run.end() > run.start);
         }
@@ -60,10 +61,11 @@ pub fn pointer(data: &[u8]) {
     let _ = (pointer.extent_key(), pointer.is_delta());
 }
 
-/// The input is the payload of a node, or all of it.
+/// Treats the input as the payload of a node, or as a whole node.
 pub fn node(data: &[u8]) {
     let mut input = Input(data);
-    let (tree, level, codec) = (input.u8() % 8, input.u8() % 26, input.u8() % 8);
+    let tree = TreeId::ALL[usize::from(input.u8() % 8)];
+    let (level, codec) = (input.u8() % 26, input.u8() % 8);
     let payload_len = input.u16();
     let body = input.rest();
     let _ = Node::decode(data, tree, &GUID, 0);
@@ -83,7 +85,7 @@ pub fn node(data: &[u8]) {
     }
     let again = node.encode(tree, Txg(3), &GUID).expect("it decoded");
     assert_eq!(Node::decode(&again, tree, &GUID, 0).expect("it was just encoded"), node);
-    // As a change of the tree would treat it.
+    // Use the node as a change of the tree would.
     let key = node.key(node.len() / 2).to_vec();
     node.set_value(node.len() / 2, &[7; VALUE_LEN_MAX]);
     if let Err(index) = node.search(&[0x55; KEY_LEN_MAX]) {
@@ -98,13 +100,13 @@ pub fn node(data: &[u8]) {
     node.remove(0);
 }
 
-/// Entries of the trees, one after the other: a key and a value with their lengths.
+/// Treats the input as entries of the trees in sequence: a key and a value with their lengths.
 pub fn entries(data: &[u8]) {
     let mut input = Input(data);
-    let (tree, _) = ALL[input.below(ALL.len())];
+    let tree = TreeId::ALL[input.below(TreeId::ALL.len())];
     while !input.is_empty() {
         let _ = fuzzing::parse_entry(tree, input.short_bytes(), input.short_bytes());
-        let _ = hardpack_engine::store::verify::parse_space_entry(
+        let _ = hardpack_engine::store::format::parse_space_entry(
             tree,
             input.short_bytes(),
             input.short_bytes(),
@@ -112,7 +114,7 @@ pub fn entries(data: &[u8]) {
     }
 }
 
-/// A base, a new version of it, and whatever may be taken for a delta.
+/// Treats the input as a base, a new version of it, and a supposed delta.
 pub fn delta(data: &[u8]) {
     let mut input = Input(data);
     let (len, from) = (input.below(70_000), input.below(70_000));
@@ -135,10 +137,10 @@ pub fn delta(data: &[u8]) {
     let is_sound = fuzzing::apply_delta(edits, len, &mut whole, 0);
     let from = from.min(len);
     assert_eq!(fuzzing::apply_delta(edits, len, &mut part, from), is_sound);
-    assert!(!is_sound || part == whole[from..from + part.len()], "a part is not that of the whole");
+    assert!(!is_sound || part == whole[from..from + part.len()], "a part differs from the whole");
 }
 
-/// What users type: names and values of properties, names of compressions.
+/// Treats the input as text from a user: names and values of properties, names of compressions.
 pub fn settings(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let _ = text.parse::<Property>();
@@ -154,6 +156,6 @@ pub fn settings(data: &[u8]) {
             assert_eq!(again, settings, "{property}");
         }
     }
-    // The goal of a repack is kept as text.
-    let _ = fuzzing::parse_entry(0, &[4, 0, 0, 0, 0, 0, 0, 0, 2], data);
+    // The goal of a repack is stored as text.
+    let _ = fuzzing::parse_entry(TreeId::Names, &[4, 0, 0, 0, 0, 0, 0, 0, 2], data);
 }

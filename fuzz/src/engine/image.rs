@@ -1,13 +1,14 @@
-//! A whole image that is wrong, opened and used in every way.
+//! Opens a wrong image and uses it in every way.
 //!
-//! The input is a list of changes to a small sound pool. Changes of single bytes are found by checksums; so
-//! that what lies behind them is reached too, others are made as a defect or malice would make them: a
-//! superblock with other fields, a node or an extent with other bytes, and the checksums of all that leads
-//! to it made right again.
+//! The input is a list of changes to a small sound pool. Checksums detect changes of single bytes.
+//! To reach the code behind the checksums as well, other changes are made as a defect or malice
+//! would make them: a superblock with other fields, a node or an extent with other bytes, with the
+//! checksums of everything that leads there adjusted.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
+use hardpack_engine::Ashift;
 use hardpack_engine::codec::Dictionary;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
@@ -19,9 +20,9 @@ use hardpack_engine::store::node::{KEY_LEN_MAX, Node, VALUE_LEN_MAX};
 use hardpack_engine::store::pointer::{Place, Pointer};
 use hardpack_engine::store::stats::CODEC_SLOTS;
 use hardpack_engine::store::superblock::{
-    BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, Superblock, TREE_COUNT, slot_offset,
+    BLOCK_LEN, EXTENTS_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
-use hardpack_engine::store::trees::{ALL, NAMES};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience, Store};
 use hardpack_engine::{Run, Sector, Txg};
 
@@ -29,14 +30,14 @@ use super::input::{Input, content};
 
 pub const GUID: [u8; 16] = *b"hardpack--tests!";
 const ASHIFT: u8 = 9;
-/// A device is full at this length.
+/// The length at which a device is full.
 const DEVICE_LEN_MAX: u64 = 16 << 20;
 const CHANGE_COUNT_MAX: usize = 24;
 
 /// A sound pool to begin with.
 pub struct Base {
     pub image: Vec<u8>,
-    /// Which slot has its newest superblock.
+    /// The slot of its newest superblock.
     slot: u64,
 }
 
@@ -46,24 +47,27 @@ impl Base {
     }
 }
 
-/// Options on one thread, with small caches.
+/// Returns options with one thread and small caches.
 pub fn options() -> Options {
     let clock = Arc::new(|| std::time::Duration::ZERO);
-    Options { caches: Caches::new(0), threads: 1, dirty_len_max: 60_000, clock }
+    let is_stopped = || false;
+    let caches = Caches::new(0);
+    Options { caches, threads: 1, dirty_len_max: 60_000, clock, is_stopped, ..Options::new(0) }
 }
 
 pub fn create(device: Arc<dyn Device>, properties: &[(Property, &str)]) -> Pool {
     let create = CreateOptions {
         guid: GUID,
-        ashift: ASHIFT,
+        ashift: Ashift::MIN,
         properties: properties.iter().map(|(p, text)| (*p, (*text).to_string())).collect(),
         file_name: Some("main".into()),
+        file_mode: 0,
     };
-    Pool::create(device, &create, options()).expect("a pool is created")
+    Pool::create(device, &create, options()).expect("the pool is created")
 }
 
-/// Pools that differ in what they hold: nothing much, deltas and patches, short records with a dictionary, a
-/// repack that was not finished.
+/// Returns one of several pools with different content: almost nothing; deltas and patches; short
+/// records with a dictionary; an unfinished repack.
 pub fn base(index: usize) -> &'static Base {
     static BASES: [OnceLock<Base>; 4] = [const { OnceLock::new() }; 4];
     let index = index % BASES.len();
@@ -75,7 +79,7 @@ pub fn base(index: usize) -> &'static Base {
                 Superblock::decode(block, &GUID).map(|superblock| (superblock.txg, slot))
             })
             .max()
-            .expect("there is a superblock");
+            .expect("the pool has a superblock");
         Base { image, slot: slot.1 }
     })
 }
@@ -85,28 +89,30 @@ fn make_base(index: usize) -> Vec<u8> {
     let pool = create(device.clone(), &[(Property::RecordSize, ["16K", "16K", "4K", "8K"][index])]);
     let file = pool.file(pool.only_file().expect("a file").file).expect("the file");
     let write = |seed: u16, len: usize, at: u64| {
-        file.write_at(&content(seed, len), at).expect("it is written");
-        file.commit(Durability::Durable).expect("it is committed");
+        file.write_at(&content(seed, len), at).expect("the write succeeds");
+        file.commit(Durability::Durable).expect("the commit succeeds");
     };
     if index == 2 {
         let mut txn = pool.store().begin(ChecksumKind::Xxh3).expect("no other");
         let dictionary = Arc::new(Dictionary::new(content(7, 3000)));
-        let number = txn.add_dictionary(&dictionary, ChecksumKind::Xxh3).expect("it is added");
+        let number =
+            txn.add_dictionary(&dictionary, ChecksumKind::Xxh3).expect("the dictionary is added");
         let key = [&[5][..], &file.id().0.to_be_bytes()].concat();
-        txn.insert(NAMES, &key, &number.to_le_bytes()).expect("it is noted");
-        txn.commit(Durability::Durable).expect("it is committed");
+        txn.insert(TreeId::Names, &key, &number.to_le_bytes()).expect("the entry is inserted");
+        txn.commit(Durability::Durable).expect("the commit succeeds");
     }
     write(1, 60_000, 0);
     if index > 0 {
         for (seed, compression) in
             ["lz4", "gzip-6", "lzjb", "zle", "off", "zstd-3"].iter().enumerate()
         {
-            pool.set_property(file.id(), Property::Compression, compression).expect("it is set");
+            pool.set_property(file.id(), Property::Compression, compression)
+                .expect("the property is set");
             write(seed as u16 * 4 + 5, 9000, seed as u64 * 20_000);
         }
         for n in 0..5_u64 {
-            // Few bytes of a record that is in the cache: a delta.
-            file.read_at(&mut [0; 4096], n * 16_384).expect("it is read");
+            // A few bytes of a cached record become a delta.
+            file.read_at(&mut [0; 4096], n * 16_384).expect("the read succeeds");
             write(3, 40, n * 16_384 + 100);
         }
     }
@@ -122,14 +128,14 @@ fn make_base(index: usize) -> Vec<u8> {
     device.image()
 }
 
-/// An image and its newest superblock, being changed.
+/// An image that is being changed, and its newest superblock.
 struct Forgery {
     image: Vec<u8>,
     slot: u64,
     superblock: Superblock,
 }
 
-/// The node on the way to another, and which of its entries leads on.
+/// A node on the way to another, and the index of the entry that leads there.
 type Step = (Node, usize);
 
 impl Forgery {
@@ -139,18 +145,18 @@ impl Forgery {
         self.image.get(start..start.checked_add(pointer.stored_len as usize)?).map(<[u8]>::to_vec)
     }
 
-    fn node(&self, tree: u8, pointer: &Pointer) -> Option<Node> {
+    fn node(&self, tree: TreeId, pointer: &Pointer) -> Option<Node> {
         Node::decode(&self.stored(pointer)?, tree, &GUID, 0).ok()
     }
 
-    /// Goes down a tree as the input says; the nodes above, and the pointer arrived at.
+    /// Descends a tree as the input says. Returns the nodes above, and the pointer reached.
     fn descend(
         &self,
-        tree: u8,
+        tree: TreeId,
         levels: usize,
         input: &mut Input<'_>,
     ) -> Option<(Vec<Step>, Pointer)> {
-        let mut pointer = self.superblock.roots[usize::from(tree)].clone()?;
+        let mut pointer = self.superblock.roots[tree].clone()?;
         let mut above = Vec::new();
         for _ in 0..levels {
             let Some(node) = self.node(tree, &pointer).filter(|node| node.level > 0) else { break };
@@ -161,7 +167,7 @@ impl Forgery {
         Some((above, pointer))
     }
 
-    /// Puts bytes at the end of the pool, and makes the pointer refer to them.
+    /// Appends bytes to the pool, and makes the pointer refer to them.
     fn append(&mut self, stored: &[u8], pointer: &mut Pointer) {
         let sector =
             (self.image.len() as u64).div_ceil(1 << ASHIFT).max(self.superblock.end.0.min(1 << 16));
@@ -179,8 +185,8 @@ impl Forgery {
         pointer.place = Place::Extent { sector: Sector(sector), checksum_kind: kind, checksum };
     }
 
-    /// Stores a node's bytes, and all above it anew, so that every checksum is right.
-    fn replace(&mut self, tree: u8, above: Vec<Step>, stored: &[u8], mut pointer: Pointer) {
+    /// Stores a node's bytes and rewrites everything above it, so that every checksum is right.
+    fn replace(&mut self, tree: TreeId, above: Vec<Step>, stored: &[u8], mut pointer: Pointer) {
         self.append(stored, &mut pointer);
         for (mut node, index) in above.into_iter().rev() {
             node.set_value(index, &pointer.to_bytes());
@@ -189,7 +195,7 @@ impl Forgery {
             pointer.len = pointer.extent_len;
             self.append(&stored, &mut pointer);
         }
-        self.superblock.roots[usize::from(tree)] = Some(pointer);
+        self.superblock.roots[tree] = Some(pointer);
     }
 
     fn seal(&mut self) {
@@ -201,7 +207,7 @@ impl Forgery {
 
 /// Makes one change.
 fn change(forgery: &mut Forgery, input: &mut Input<'_>) {
-    let (tree, _) = ALL[input.below(ALL.len())];
+    let tree = TreeId::ALL[input.below(TreeId::ALL.len())];
     match input.u8() % 8 {
         0 => {
             let limit = if input.one_in(2) { EXTENTS_OFFSET as usize } else { forgery.image.len() };
@@ -216,12 +222,13 @@ fn change(forgery: &mut Forgery, input: &mut Input<'_>) {
         }
         2 => change_superblock(&mut forgery.superblock, input),
         3 => {
-            // A root that another tree has, or a node that lies elsewhere in this one.
+            // A root of another tree, or a node from elsewhere in this one.
             let Some((_, pointer)) = forgery.descend(tree, 3, input) else { return };
-            forgery.superblock.roots[input.below(TREE_COUNT)] = Some(pointer);
+            let other = TreeId::ALL[input.below(TreeId::COUNT)];
+            forgery.superblock.roots[other] = Some(pointer);
         }
         4 => {
-            // The bytes of a node, as they are stored.
+            // The stored bytes of a node.
             let levels = input.below(4);
             let Some((above, pointer)) = forgery.descend(tree, levels, input) else { return };
             let Some(mut stored) = forgery.stored(&pointer) else { return };
@@ -249,8 +256,8 @@ fn change(forgery: &mut Forgery, input: &mut Input<'_>) {
     }
 }
 
-/// Changes an entry of a node at any level: its key, its value, some bytes of it, or adds one.
-fn change_entry(forgery: &mut Forgery, tree: u8, input: &mut Input<'_>) {
+/// Changes an entry of a node at any level: its key, its value, or some bytes of it; or adds one.
+fn change_entry(forgery: &mut Forgery, tree: TreeId, input: &mut Input<'_>) {
     let levels = input.below(4);
     let Some((above, pointer)) = forgery.descend(tree, levels, input) else { return };
     let Some(mut node) = forgery.node(tree, &pointer) else { return };
@@ -266,7 +273,7 @@ fn change_entry(forgery: &mut Forgery, tree: u8, input: &mut Input<'_>) {
             *byte = *new;
         }
     } else {
-        // A number, as keys and values are full of them, at any place and of either order.
+        // A number at any place in either byte order, since keys and values are full of numbers.
         let number = input.number();
         let number = if how & 4 == 0 { number.to_le_bytes() } else { number.to_be_bytes() };
         let at = input.below(target.len() + 1);
@@ -305,14 +312,17 @@ fn change_superblock(superblock: &mut Superblock, input: &mut Input<'_>) {
         9 => superblock.stats.embedded.logical = n,
         10 => superblock.stats.codecs[input.below(16) % CODEC_SLOTS].allocated = n,
         11 => superblock.stats.nodes.records = n,
-        12 => superblock.roots.swap(input.below(TREE_COUNT), input.below(TREE_COUNT)),
+        12 => superblock
+            .roots
+            .values_mut()
+            .swap(input.below(TreeId::COUNT), input.below(TreeId::COUNT)),
         13 => superblock.data_synced = !superblock.data_synced,
         14 => superblock.next_slot = Some(n % SLOT_COUNT),
         _ => superblock.incompat = n,
     }
 }
 
-/// The image that an input stands for.
+/// Returns the image that an input describes.
 pub fn forge(input: &mut Input<'_>) -> Vec<u8> {
     let base = base(input.below(4));
     let block = &base.image[base.slot_offset()..];
@@ -325,7 +335,7 @@ pub fn forge(input: &mut Input<'_>) -> Vec<u8> {
     forgery.image
 }
 
-/// A device that is full some day.
+/// A device that fills up.
 #[derive(Debug)]
 struct SmallDevice(MemoryDevice);
 
@@ -402,7 +412,7 @@ fn read_some(file: &File) {
     }
 }
 
-/// A few steps of everything that rewrites what is stored.
+/// Runs a few steps of everything that rewrites stored data.
 fn maintain(pool: &Pool, file: &File) {
     let limits = StepLimits { look_count_max: 64, ..StepLimits::default() };
     let few = Cell::new(0);

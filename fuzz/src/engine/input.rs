@@ -1,6 +1,7 @@
-//! Takes an input apart: choices, numbers and bytes, from the front. An input that has ended gives zeros.
+//! Takes an input apart from the front: choices, numbers and bytes. An exhausted input yields
+//! zeros.
 
-/// What is left of an input.
+/// The rest of an input.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -22,7 +23,7 @@ impl<'a> Input<'a> {
         u32::from(self.u16()) | u32::from(self.u16()) << 16
     }
 
-    /// A number of any size, small ones and those at the edges more often.
+    /// Takes a number of any size; small numbers and those at limits are more frequent.
     pub fn number(&mut self) -> u64 {
         let kind = self.u8();
         match kind % 8 {
@@ -37,7 +38,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// A number below `n`, or 0.
+    /// Takes a number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         let number = if n <= 256 { u32::from(self.u8()) } else { self.u32() };
         if n == 0 { 0 } else { number as usize % n }
@@ -51,14 +52,14 @@ impl<'a> Input<'a> {
         choices[self.below(choices.len())]
     }
 
-    /// Up to `len` bytes.
+    /// Takes up to `len` bytes.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// Bytes with their length, of at most 255, before them.
+    /// Takes bytes preceded by their length, which is at most 255.
     pub fn short_bytes(&mut self) -> &'a [u8] {
         let len = self.u8();
         self.bytes(usize::from(len))
@@ -69,7 +70,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// `len` bytes from a seed: noise, text or runs, by its lowest bits.
+/// Returns `len` bytes from a seed: noise, text or runs, depending on its lowest bits.
 pub fn content(seed: u16, len: usize) -> Vec<u8> {
     let mut state = u64::from(seed) << 1 | 1;
     let mut next = || {

@@ -1,7 +1,7 @@
-//! Targets below SQLite: codecs, what is on disk, whole images, files against a model.
+//! Targets below SQLite: codecs, the on-disk format, whole images, and files against a model.
 //!
-//! Nothing may panic or loop whatever the input; where there is an oracle, it is asserted. Memory is bounded
-//! by libFuzzer's limits, and in the tests by a counting allocator.
+//! Nothing may panic or loop, whatever the input; where there is an oracle, its answer is asserted.
+//! libFuzzer's limits bound the memory, or a counting allocator in the tests.
 
 pub mod codec;
 pub mod file;
@@ -10,7 +10,7 @@ pub mod image;
 pub mod input;
 pub mod pages;
 
-/// A name and what it does with an input.
+/// A name, and the function that takes an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// The targets of this module.

@@ -6,7 +6,7 @@ use super::input::Input;
 
 const RECORD_LEN_MAX: usize = 40_000;
 
-/// Decodes whatever the input holds as a filtered form. What is decoded twice is the same.
+/// Decodes the input as a filtered form. Decoding twice gives the same bytes.
 pub fn decode(data: &[u8]) {
     let mut input = Input(data);
     let len = input.below(RECORD_LEN_MAX);
@@ -18,14 +18,14 @@ pub fn decode(data: &[u8]) {
     let decoded = with_codec(|codec| codec.decompress_filtered(raw, &stored, &mut record, None));
     if decoded.is_ok() {
         let mut again = vec![1; len];
-        // One that has decoded nothing before.
+        // A codec that has not decoded anything before.
         let decoded = Codec::new().decompress_filtered(raw, &stored, &mut again, None);
         decoded.expect("it decoded once");
-        assert!(again == record, "it decodes to other bytes the second time");
+        assert!(again == record, "the second decoding gives other bytes");
     }
 }
 
-/// What is filtered comes back, for pages that are nearly right.
+/// Filtered records decode to the same bytes, also for nearly valid pages.
 pub fn round_trip(data: &[u8]) {
     let mut input = Input(data);
     let page_len = 512 << input.below(5);
@@ -40,7 +40,7 @@ pub fn round_trip(data: &[u8]) {
         record[..16].copy_from_slice(b"SQLite format 3\0");
         record[16..18].copy_from_slice(&(page_len as u16).to_be_bytes());
     }
-    // Some of it is overwritten, and it may end anywhere.
+    // Parts of the record are overwritten, and it may end anywhere.
     for _ in 0..input.below(8) {
         let at = input.below(record.len());
         record[at] = input.u8();
@@ -48,7 +48,7 @@ pub fn round_trip(data: &[u8]) {
     record.truncate(record.len() - input.below(20));
     let mut stored = Vec::new();
     with_codec(|codec| {
-        // It decodes what it filtered, and in a build with assertions it panics where that is another record.
+        // The filter decodes its own output; in a build with assertions it panics if that differs.
         if !codec.filter(&record, offset) {
             return;
         }
@@ -68,7 +68,7 @@ pub fn round_trip(data: &[u8]) {
     });
 }
 
-/// A page of a b-tree with cells from the end down, or bytes of the input.
+/// Returns a page of a b-tree with cells from the end down, or bytes of the input.
 fn page(input: &mut Input<'_>, len: usize, btree_at: usize) -> Vec<u8> {
     let mut page = vec![0; len];
     let kind = [13, 10, 5, 2, 13, 10, 0, 255][input.below(8)];

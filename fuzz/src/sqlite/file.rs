@@ -1,7 +1,8 @@
-//! A file of the VFS against a plain vector, and hostile pools below the same calls.
+//! Compares a file of the VFS with a plain vector, and makes the same calls on hostile pools.
 //!
-//! The model is the table in `main_file.rs`: what is written is committed by xSync, CKPT_DONE and
-//! COMMIT_PHASETWO, and by SYNC where a journal on disk vouches for it, or dropped when the lock or the checkpoint ends without any of them.
+//! The model is the table in `main_file/mod.rs`: xSync, CKPT_DONE and COMMIT_PHASETWO commit
+//! writes, and so does SYNC if the transaction has a journal on disk; uncommitted writes are
+//! dropped when the lock or the checkpoint ends.
 
 use std::ffi::{CString, c_int};
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::engine::input::{Input, content};
 
 const FILE_LEN_MAX: usize = 1 << 20;
 const OP_COUNT_MAX: usize = 80;
-/// Controls whose argument is a number or a place for one, that leave content alone.
+/// Controls whose argument is a number or a place for one, and that do not touch the content.
 const CONTROLS: [c_int; 8] = [
     ffi::SQLITE_FCNTL_LOCKSTATE,
     ffi::SQLITE_FCNTL_SIZE_HINT,
@@ -32,7 +33,7 @@ struct Model {
     committed: Vec<u8>,
     lock: c_int,
     journal_on_disk: bool,
-    /// A checkpoint has begun and not ended: what is written is its own.
+    /// A checkpoint has begun and not ended: writes belong to it.
     checkpointing: bool,
     checkpoint_done: bool,
 }
@@ -51,7 +52,7 @@ impl Model {
 
 fn text(bytes: &[u8]) -> CString {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    CString::new(&bytes[..end]).expect("it is cut at the first NUL")
+    CString::new(&bytes[..end]).expect("the text ends before the first NUL")
 }
 
 fn pragma(file: &mut Handle, input: &mut Input<'_>) -> c_int {
@@ -85,7 +86,7 @@ fn locks(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
     if input.one_in(2) {
         let next = match model.lock {
             ffi::SQLITE_LOCK_NONE => ffi::SQLITE_LOCK_SHARED,
-            // To roll back from a journal that it found, SQLite leaves out the reserved lock.
+            // To roll back from a journal that it found, SQLite skips the reserved lock.
             ffi::SQLITE_LOCK_SHARED if input.one_in(4) => ffi::SQLITE_LOCK_EXCLUSIVE,
             ffi::SQLITE_LOCK_SHARED => ffi::SQLITE_LOCK_RESERVED,
             _ => ffi::SQLITE_LOCK_EXCLUSIVE,
@@ -117,7 +118,7 @@ fn controls(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
         }
         1 => {
             assert_eq!(file.control(ffi::SQLITE_FCNTL_COMMIT_PHASETWO, 0), ffi::SQLITE_OK);
-            // What a checkpoint that failed has left is no part of the transaction.
+            // Writes of a failed checkpoint are no part of the transaction.
             if std::mem::take(&mut model.checkpointing) {
                 model.bytes.clone_from(&model.committed);
             }
@@ -149,7 +150,7 @@ fn shared_memory(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
         0 => drop(file.shm_map(input.below(3) as c_int)),
         1 => file.shm_barrier(),
         2 => {
-            // Only what is mapped has locks.
+            // Only mapped regions have locks.
             file.shm_map(0);
             let slot = input.below(8) as c_int;
             let kind = ffi::SQLITE_SHM_EXCLUSIVE;
@@ -164,7 +165,7 @@ fn shared_memory(file: &mut Handle, model: &mut Model, input: &mut Input<'_>) {
     }
 }
 
-/// Any calls in any order, against the model.
+/// Makes any calls in any order, and compares with the model.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let directory = tempfile::tempdir_in(scratch()).expect("a directory");
@@ -225,19 +226,19 @@ pub fn run(data: &[u8]) {
     compare(&mut open(&path), &model, 0, FILE_LEN_MAX);
 }
 
-/// In memory where there is such a place.
+/// Returns a directory, in memory if possible.
 pub fn scratch() -> &'static Path {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory } else { Path::new("/tmp") }
 }
 
-/// A hostile pool, under the calls that SQLite makes. Errors are fine.
+/// Makes the calls that SQLite makes on a hostile pool. Errors are fine.
 pub fn run_image(data: &[u8]) {
     let mut input = Input(data);
     let image = forge(&mut input);
     let directory = tempfile::tempdir_in(scratch()).expect("a directory");
     let path = directory.path().join("pool");
-    std::fs::write(&path, image).expect("it is written");
+    std::fs::write(&path, image).expect("the image is written");
     for _ in 0..2 {
         let value = text(input.short_bytes());
         let parameters = [

@@ -1,4 +1,5 @@
 //! A file of the VFS, opened and called without SQLite in between.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -7,41 +8,42 @@ use std::sync::Once;
 
 use rusqlite::ffi;
 
-/// Registers the VFS, once, with a small cache.
+/// Registers the VFS once, with a small cache.
 pub fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let api = hardpack::api_from!(rusqlite::ffi).expect("this SQLite will do");
-        hardpack::register(api, false).expect("it can be registered");
+        let api = hardpack::api_from!(rusqlite::ffi).expect("this SQLite is supported");
+        hardpack::register(api, false).expect("the VFS is registered");
     });
 }
 
-/// An open file, in memory that does not move.
+/// An open file in memory that does not move.
 pub struct Handle {
     memory: Box<[u128]>,
     name: *const c_char,
 }
 
-/// Calls a method; every file of ours for a main database has all of those used here.
+/// Calls a method; every main database of ours has all methods used here.
 macro_rules! call {
     ($self:ident.$method:ident($($argument:expr),*)) => {{
         let file = $self.file();
-        // SAFETY: the file is open, so it has methods, and the arguments are of the kind that they ask for.
-        unsafe { ((*(*file).pMethods).$method.expect("a main database has it"))(file $(, $argument)*) }
+        // SAFETY: the file is open, so it has methods, and the arguments are of the required kinds.
+        unsafe { ((*(*file).pMethods).$method.expect("a main database has this method"))(file $(, $argument)*) }
     }};
 }
 
 impl Handle {
-    /// Opens a main database for reading and writing; the error code where that fails.
+    /// Opens a main database for reading and writing, or returns the error code.
     pub fn open(path: &Path, parameters: &[(CString, CString)]) -> Result<Handle, c_int> {
         setup();
-        let path = CString::new(path.to_str().expect("the path is text")).expect("it has no NUL");
+        let path =
+            CString::new(path.to_str().expect("the path is text")).expect("the path has no NUL");
         let mut list: Vec<*const c_char> = Vec::new();
         for (key, value) in parameters {
             list.extend([key.as_ptr(), value.as_ptr()]);
         }
-        // SAFETY: the names are C strings, and the list has as many pairs as is said. The VFS was registered, and
-        // gets memory of the length that it asks for, zeroed.
+        // SAFETY: the names are C strings, and the list has the given number of pairs. The VFS is
+        // registered, and gets zeroed memory of the length that it asks for.
         unsafe {
             let name = ffi::sqlite3_create_filename(
                 path.as_ptr(),
@@ -99,7 +101,8 @@ impl Handle {
         call!(self.xUnlock(level))
     }
 
-    /// What the device promises, whether anybody has a reserved lock, and the size of a sector.
+    /// Asks for the promises of the device, whether anybody has a reserved lock, and the sector
+    /// size.
     pub fn facts(&mut self) {
         let mut reserved = 0;
         call!(self.xCheckReservedLock(&mut reserved));
@@ -110,25 +113,25 @@ impl Handle {
         assert!(page.is_null(), "pages are never mapped");
     }
 
-    /// A file control whose argument is a number, or a place for one.
+    /// Calls a file control whose argument is a number, or a place for one.
     pub fn control(&mut self, op: c_int, number: i64) -> c_int {
         let mut argument = [number, 0, 0, 0];
         call!(self.xFileControl(op, argument.as_mut_ptr().cast()))
     }
 
-    /// FCNTL_SYNC, whose argument is the name of the super-journal, or NULL.
+    /// Calls FCNTL_SYNC, whose argument is the name of the super-journal, or NULL.
     pub fn announce(&mut self, has_super_journal: bool) -> c_int {
         let name = if has_super_journal { c"super".as_ptr().cast_mut() } else { null_mut() };
         call!(self.xFileControl(ffi::SQLITE_FCNTL_SYNC, name.cast()))
     }
 
-    /// A pragma, and what it answers.
+    /// Runs a pragma and drops its answer.
     pub fn pragma(&mut self, name: &CString, value: Option<&CString>) -> c_int {
         let value = value.map_or(null_mut(), |value| value.as_ptr().cast_mut());
         let mut argument: [*mut c_char; 4] =
             [null_mut(), name.as_ptr().cast_mut(), value, null_mut()];
         let code = call!(self.xFileControl(ffi::SQLITE_FCNTL_PRAGMA, argument.as_mut_ptr().cast()));
-        // SAFETY: the answer is NULL or memory of SQLite's, for the caller to free.
+        // SAFETY: the answer is NULL or SQLite's memory, which the caller frees.
         unsafe { ffi::sqlite3_free(argument[0].cast()) };
         code
     }

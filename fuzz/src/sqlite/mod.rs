@@ -1,5 +1,5 @@
-//! Targets at the VFS: its files called as SQLite does and as it does not, hostile pools below it, and
-//! statements, pragmas and names of databases.
+//! Targets for the VFS: calls on its files, as SQLite makes them and otherwise; hostile pools below
+//! it; and statements, pragmas and names of databases.
 
 pub mod file;
 pub mod handle;

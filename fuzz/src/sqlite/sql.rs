@@ -1,5 +1,5 @@
-//! Statements, pragmas and names of databases: a pool and a plain database in memory get the same, and must
-//! answer the same.
+//! Runs the same statements, pragmas and names of databases on a pool and on a plain database in
+//! memory, which must give the same answers.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn open(path: &Path, parameters: &str) -> rusqlite::Result<Connection> {
     Connection::open_with_flags(name, OpenFlags::default())
 }
 
-/// Parameters of a URI, with whatever bytes.
+/// Returns URI parameters with arbitrary bytes.
 fn parameters(input: &mut Input<'_>) -> String {
     let names =
         ["compression", "recordsize", "checksum", "min_savings", "clear_unused", "", "nothing"];
@@ -33,7 +33,7 @@ fn all(db: &Connection) -> rusqlite::Result<Vec<(i64, Vec<u8>)>> {
     rows.collect()
 }
 
-/// One statement; those with an answer of their own for each database are not compared.
+/// Runs one statement. Statements whose answer depends on the database are not compared.
 fn step(pool: &Connection, plain: &Connection, input: &mut Input<'_>) {
     let id = input.below(ROW_COUNT as usize) as i64;
     let both = [pool, plain];
@@ -80,12 +80,12 @@ fn step(pool: &Connection, plain: &Connection, input: &mut Input<'_>) {
                 "select * from hardpack_stats(?1)",
                 "select count(*) from hardpack_stats where value > ?1",
             ];
-            let mut statement = pool.prepare(sql[input.below(2)]).expect("the table is there");
-            let mut rows = statement.query([name]).expect("it takes any text");
+            let mut statement = pool.prepare(sql[input.below(2)]).expect("the table exists");
+            let mut rows = statement.query([name]).expect("the query takes any text");
             while let Ok(Some(_)) = rows.next() {}
         }
         _ => assert!(
-            all(pool).expect("it can be read") == all(plain).expect("it too"),
+            all(pool).expect("the pool is read") == all(plain).expect("the plain database is read"),
             "the rows differ"
         ),
     }
@@ -96,8 +96,10 @@ pub fn run(data: &[u8]) {
     let directory = tempfile::tempdir_in(scratch()).expect("a directory");
     let path = directory.path().join("pool.db");
     let wanted = parameters(&mut input);
-    // A value that is none is refused.
-    let pool = open(&path, &wanted).or_else(|_| open(&path, "")).expect("it opens without");
+    // An invalid value is refused.
+    let pool = open(&path, &wanted)
+        .or_else(|_| open(&path, ""))
+        .expect("the pool opens without the parameters");
     let plain = Connection::open_in_memory().expect("a database in memory");
     for db in [&pool, &plain] {
         let page_len = 512 << (data.len() % 8);
@@ -116,7 +118,7 @@ pub fn run(data: &[u8]) {
     assert!(all(&pool).expect("it can be read") == expected, "the rows differ");
     drop(pool);
     let pool = open(&path, "").expect("it opens");
-    assert!(all(&pool).expect("it can be read") == expected, "the rows differ once it was closed");
+    assert!(all(&pool).expect("it can be read") == expected, "the rows differ after closing");
     let check: String =
         pool.query_row("pragma integrity_check", [], |row| row.get(0)).expect("a verdict");
     assert_eq!(check, "ok");

@@ -3,46 +3,43 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use hardpack_engine::pool::{Kind, Property};
+use clap::{ArgAction, Args as ClapArgs};
 
-use super::{Given, PropertyFlags};
+use super::{Assignments, PropertyFlags};
 use crate::address::Address;
 
 const PUT_HELP: &str = "\
-A directory goes in as DIR/NAME; 'SOURCE/' and -T put what is in it into DIR itself. A single file goes
-into DIR where DIR is a directory or ends with '/', and else gets that name. What is missing of DIR is made,
-and so is the pool. Given again, the command passes over files whose length and time are the same.
+A directory is stored as DIR/NAME; with 'SOURCE/' or -T its contents go into DIR itself. A single \
+file goes into DIR if DIR is a directory or ends with '/'; otherwise DIR is its new name. Missing \
+directories are created, and so is the pool, if its name ends in '.hpk' or no path follows it. Repeated, the command skips files whose length and time \
+have not changed.
 
-Modes, owners, times, symbolic and hard links, extended attributes and holes are kept. A SQLite database is
-taken as of one moment with what is in its log or hot journal, which are left out themselves. Devices,
-pipes and sockets are named and left out; what cannot be read is named, and the rest goes on (exit code 3).
-Interrupted, the command leaves a whole pool, and given again it goes on from there.
+Modes, owners, times, symbolic and hard links, extended attributes and holes are kept. A SQLite \
+database is stored as of one moment, including its log or hot journal, which are not stored \
+themselves. Devices, pipes and sockets are reported and skipped. Unreadable files are reported, \
+and the rest is stored (exit code 3). An interrupted command leaves the pool consistent; \
+repeated, it continues where it stopped.
 
 Examples:
-  hardpack put photos archive.hpk            archive.hpk/photos
-  hardpack put photos/ archive.hpk/2026      what is in photos, in archive.hpk/2026
+  hardpack put photos archive.hpk            to archive.hpk/photos
+  hardpack put photos/ archive.hpk/2026      the contents of photos, to archive.hpk/2026
   hardpack put --delete /etc/ backup.hpk/etc
   tar -c photos | hardpack put --tar - archive.hpk";
 
 const EXTRACT_HELP: &str = "\
-A directory comes out as DEST/NAME; 'POOL', 'POOL/DIR/' and -T give what is in it to DEST itself. A single
-file goes into DEST where that is a directory or ends with '/', and else gets that name. DEST is made.
+A directory is written to DEST/NAME; with 'POOL', 'POOL/DIR/' or -T its contents go into DEST \
+itself. A single file goes into DEST if DEST is a directory or ends with '/'; otherwise DEST is \
+its new name. DEST is created if necessary.
 
-Each file is written beside its place and gets its name when it is complete. Nothing is written through a
-symbolic link below DEST. Owners are set for root, or with --owner. Nothing that is there is replaced
-without --force or --update.
+Each file is written next to its destination and renamed when it is complete. Nothing is written \
+through a symbolic link below DEST. Owners are set for root, or with --owner. Existing files are \
+replaced only with --force or --update.
 
 Examples:
-  hardpack extract archive.hpk photos        what is in the pool
-  hardpack extract archive.hpk/photos .      ./photos
+  hardpack extract archive.hpk photos        the contents of the pool, to photos
+  hardpack extract archive.hpk/photos .      to ./photos
   hardpack extract --tar archive.hpk/photos - | tar -t";
-
-const FIND_HELP: &str = "\
-All conditions must hold. --size +N is more than N, -N less, N exactly; N may end in K, M, G or T.
-
-Example: hardpack find archive.hpk --name '*.db' --size +1M";
 
 #[derive(Debug, ClapArgs)]
 pub struct CreateArgs {
@@ -57,28 +54,29 @@ pub struct CreateArgs {
 #[command(after_help = PUT_HELP)]
 #[command(override_usage = "hardpack put [OPTIONS] <SOURCE>... <POOL[/DIR]>")]
 pub struct PutArgs {
-    /// Files and directories, and last where they go
+    /// Files and directories, then their destination
     #[arg(value_name = "SOURCE", required = true, num_args = 2..)]
     pub operands: Vec<OsString>,
     /// The sources are tar streams; '-' is standard input
     #[arg(long)]
     pub tar: bool,
-    /// A directory: put what is in it, not itself; a file: the last operand is its name
+    /// Put the contents of a directory, not the directory itself; for a file, the last operand is
+    /// its new name
     #[arg(short = 'T', long = "no-target-directory")]
     pub no_target_directory: bool,
-    /// Compare contents, not lengths and times, to see what has changed
-    #[arg(short = 'c', long = "checksum")]
+    /// Compare contents instead of lengths and times to see what has changed
+    #[arg(short = 'c', long, alias = "checksum")]
     pub compare: bool,
-    /// Remove from the directories of the pool what is not in the source
+    /// Remove files from the pool's directories that are not in the source
     #[arg(long, conflicts_with = "tar")]
     pub delete: bool,
-    /// Only say what would be done
+    /// Only show what would be done
     #[arg(short = 'n', long, conflicts_with = "tar")]
     pub dry_run: bool,
-    /// Take SQLite databases like any files, with their logs and journals beside them
+    /// Store SQLite databases like any other file, and their logs and journals as files too
     #[arg(long)]
     pub raw: bool,
-    /// Name each file that is put or removed, on standard output
+    /// Print the name of each stored or removed file to standard output
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
     #[command(flatten)]
@@ -91,63 +89,90 @@ pub struct PutArgs {
 #[command(after_help = EXTRACT_HELP)]
 #[command(override_usage = "hardpack extract [OPTIONS] <POOL[/PATH]>... <DEST>")]
 pub struct ExtractArgs {
-    /// What to give back, and last where to
+    /// Files and directories of a pool, then their destination
     #[arg(value_name = "POOL[/PATH]", required = true, num_args = 2..)]
     pub operands: Vec<OsString>,
     /// DEST is a tar stream to write; '-' is standard output
     #[arg(long)]
     pub tar: bool,
-    /// A directory: give what is in it, not itself; a file: DEST is its name
+    /// Write the contents of a directory, not the directory itself; for a file, DEST is its new
+    /// name
     #[arg(short = 'T', long = "no-target-directory")]
     pub no_target_directory: bool,
-    /// Replace files that are there
+    /// Replace existing regular files; links, pipes and devices are never replaced by files
     #[arg(long, short)]
     pub force: bool,
-    /// Leave what is there with the same length and time, and replace other files
+    /// Keep existing files with the same length and time, and replace others
     #[arg(long, short, conflicts_with = "tar")]
     pub update: bool,
-    /// Set owners even where the user is not root
+    /// Set owners even if the user is not root
     #[arg(long, conflicts_with = "no_owner")]
     pub owner: bool,
-    /// Leave owners alone even where the user is root, and with them rights: set-user-id bits, and
+    /// Do not set owners even if the user is root, nor what grants rights: set-user-id bits, and
     /// extended attributes such as capabilities
     #[arg(long)]
     pub no_owner: bool,
-    /// Name each file, on standard error
+    /// Print the name of each file to standard error
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
     pub work: super::WorkArgs,
 }
 
-/// Names that may hold anything.
+/// The flag for output of names that may contain line breaks.
 #[derive(Debug, ClapArgs)]
 pub struct NulArg {
-    /// End each name with NUL, not with a new line
+    /// End each name with NUL instead of a newline
     #[arg(short = '0', long = "null")]
     pub nul: bool,
 }
 
+/// The flag for lengths that people read. It takes the letter of the help.
 #[derive(Debug, ClapArgs)]
+pub struct HumanArg {
+    /// Show lengths in units, such as 1.5K and 23M
+    #[arg(short = 'h', long = "human-readable")]
+    pub is_human: bool,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(disable_help_flag = true)]
 pub struct LsArgs {
     /// Directories or files of a pool
     #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// Mode, links, owner, length and time
+    /// Show mode, links, owner, length and time
     #[arg(short = 'l', long)]
     pub long: bool,
-    /// Names that begin with a dot, too
+    /// List one name on each line; this is always so
+    #[arg(short = '1')]
+    pub one: bool,
+    /// Sort by time, the newest first
+    #[arg(short = 't', overrides_with = "by_size")]
+    pub by_time: bool,
+    /// Sort by length, the longest first
+    #[arg(short = 'S', overrides_with = "by_time")]
+    pub by_size: bool,
+    /// Reverse the order
+    #[arg(short, long)]
+    pub reverse: bool,
+    #[command(flatten)]
+    pub human: HumanArg,
+    /// Show names that begin with a dot, too
     #[arg(short, long)]
     pub all: bool,
-    /// Everything below
+    /// List subdirectories too
     #[arg(short = 'R', long)]
     pub recursive: bool,
-    /// A directory itself, not what is in it
+    /// List directories themselves, not their contents
     #[arg(short, long)]
     pub directory: bool,
     #[command(flatten)]
     pub end: NulArg,
-    /// Report as JSON, a line for each
+    /// Report as JSON, one line per entry
     #[arg(long)]
     pub json: bool,
 }
@@ -161,16 +186,16 @@ pub struct CatArgs {
 
 #[derive(Debug, ClapArgs)]
 pub struct RmArgs {
-    /// What to remove
+    /// Files and directories to remove
     #[arg(value_name = "POOL/PATH", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// Directories too, with all that is in them
+    /// Remove directories too, with everything in them
     #[arg(short, long)]
     pub recursive: bool,
-    /// What is not there is no failure
+    /// Ignore paths that do not exist
     #[arg(short, long)]
     pub force: bool,
-    /// No progress
+    /// Print no progress
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -178,13 +203,13 @@ pub struct RmArgs {
 #[derive(Debug, ClapArgs)]
 #[command(override_usage = "hardpack mv [OPTIONS] <POOL/PATH>... <POOL/PATH>")]
 pub struct MvArgs {
-    /// What to move, and last where to: a directory, or the new name
+    /// Files and directories to move, then their destination: a directory, or the new name
     #[arg(value_name = "POOL/PATH", required = true, num_args = 2.., value_parser = address())]
     pub paths: Vec<Address>,
-    /// The last is a name, even where there is a directory of that name
+    /// Take the last path as the new name, even if a directory has that name
     #[arg(short = 'T', long = "no-target-directory")]
     pub no_target_directory: bool,
-    /// Replace no file
+    /// Do not replace existing files
     #[arg(short, long)]
     pub no_clobber: bool,
 }
@@ -194,26 +219,28 @@ pub struct MkdirArgs {
     /// Directories to make
     #[arg(value_name = "POOL/PATH", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// With what is missing above them; what is there is no failure
+    /// Create missing parent directories too, and ignore directories that exist
     #[arg(short, long)]
     pub parents: bool,
     /// Permissions, in octal
     #[arg(short, long, value_name = "MODE", default_value = "755", value_parser = parse_mode)]
     pub mode: u32,
+    #[command(flatten)]
+    pub properties: Assignments,
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct LnArgs {
-    /// The file to give another name, as POOL/PATH; with -s the text that the link holds
+    /// The file to give another name, as POOL/PATH; with -s, the text of the symbolic link
     #[arg(value_name = "TARGET")]
     pub target: OsString,
     /// The new name
     #[arg(value_name = "POOL/PATH", value_parser = address())]
     pub path: Address,
-    /// A symbolic link
+    /// Make a symbolic link instead of a hard link
     #[arg(short, long)]
     pub symbolic: bool,
-    /// Replace what has that name, unless it is a directory
+    /// Replace an existing file of that name, but never a directory
     #[arg(short, long)]
     pub force: bool,
 }
@@ -223,74 +250,47 @@ pub struct TreeArgs {
     /// The directory to show
     #[arg(value_name = "POOL[/PATH]", value_parser = address())]
     pub path: Address,
-    /// Names that begin with a dot, too
+    /// Show names that begin with a dot, too
     #[arg(short, long)]
     pub all: bool,
-    /// Directories only
+    /// Show directories only
     #[arg(short = 'd', long)]
     pub directories: bool,
-    /// So many levels
+    /// Show at most N levels
     #[arg(short = 'L', long = "level", value_name = "N")]
     pub level: Option<usize>,
 }
 
 #[derive(Debug, ClapArgs)]
+#[command(disable_help_flag = true)]
 pub struct DuArgs {
     /// Directories or files of a pool
     #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// Only what was named, not each directory below
+    /// Show a total for each path, not each directory below it
     #[arg(short, long)]
     pub summarize: bool,
-    /// Files, too
+    /// Show files, too
     #[arg(short, long, conflicts_with = "summarize")]
     pub all: bool,
-    /// Exact numbers of bytes
-    #[arg(short = 'p', long = "parsable")]
+    /// Show exact numbers of bytes
+    #[arg(short = 'p', long = "parsable", alias = "exact", overrides_with = "is_human")]
     pub exact: bool,
     #[command(flatten)]
-    pub end: NulArg,
-    /// Report as JSON, a line for each
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// A condition on a length.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SizeTest {
-    More(u64),
-    Less(u64),
-    Exactly(u64),
-}
-
-#[derive(Debug, ClapArgs)]
-#[command(after_help = FIND_HELP)]
-pub struct FindArgs {
-    /// Where to look
-    #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
-    pub paths: Vec<Address>,
-    /// The last name is like this, as the shell has it: *, ?, [a-z]
-    #[arg(long, value_name = "GLOB")]
-    pub name: Option<OsString>,
-    /// f for files, d for directories, l for symbolic links
-    #[arg(long = "type", value_name = "f|d|l", value_parser = parse_kind)]
-    pub kind: Option<Kind>,
-    /// Length in bytes
-    #[arg(long, value_name = "[+-]N", value_parser = parse_size, allow_hyphen_values = true)]
-    pub size: Option<SizeTest>,
+    pub human: HumanArg,
     #[command(flatten)]
     pub end: NulArg,
-    /// Report as JSON, a line for each
+    /// Report as JSON, one line per entry
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct StatArgs {
-    /// What to show
+    /// Files and directories to show
     #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// What a symbolic link leads to, not the link
+    /// Show the target of a symbolic link, not the link
     #[arg(short = 'L', long)]
     pub dereference: bool,
     /// Report as JSON
@@ -298,7 +298,7 @@ pub struct StatArgs {
     pub json: bool,
 }
 
-/// Reads an address.
+/// Parses an address.
 pub fn address() -> impl TypedValueParser<Value = Address> {
     OsStringValueParser::new().map(Address::from)
 }
@@ -308,57 +308,20 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "use an octal number up to 7777".into())
 }
 
-fn parse_kind(text: &str) -> Result<Kind, String> {
-    match text {
-        "f" => Ok(Kind::File),
-        "d" => Ok(Kind::Directory),
-        "l" => Ok(Kind::Symlink),
-        _ => Err("use f, d or l".into()),
-    }
-}
-
-fn parse_size(text: &str) -> Result<SizeTest, String> {
-    let (test, number): (fn(u64) -> SizeTest, &str) = match text.as_bytes().first() {
-        Some(b'+') => (SizeTest::More, &text[1..]),
-        Some(b'-') => (SizeTest::Less, &text[1..]),
-        _ => (SizeTest::Exactly, text),
-    };
-    let wrong = || "use a number of bytes such as +100, -4K or 1M".to_string();
-    let units = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
-    let unit = units.iter().find(|(letter, _)| number.to_ascii_uppercase().ends_with(*letter));
-    let digits = if unit.is_some() { &number[..number.len() - 1] } else { number };
-    let n: u64 = digits.parse().map_err(|_| wrong())?;
-    n.checked_mul(1 << unit.map_or(0, |(_, shift)| *shift)).map(test).ok_or_else(wrong)
-}
-
 impl PutArgs {
-    /// What goes in, and where.
+    /// Returns the sources and the destination.
     pub fn split(&self) -> (&[OsString], Address) {
-        // The parser asks for two at least.
+        // The parser requires at least two.
         let (last, sources) = self.operands.split_last().unwrap_or_else(|| unreachable!());
         (sources, last.clone().into())
     }
 }
 
 impl ExtractArgs {
-    /// What comes out, and where to.
+    /// Returns the addresses to extract and the destination.
     pub fn split(&self) -> (Vec<Address>, PathBuf) {
-        // The parser asks for two at least.
+        // The parser requires at least two.
         let (last, sources) = self.operands.split_last().unwrap_or_else(|| unreachable!());
         (sources.iter().cloned().map(Address::from).collect(), last.into())
-    }
-}
-
-impl PropertyFlags {
-    /// The properties to set.
-    pub fn given(&self) -> Given {
-        let given = [
-            (Property::Compression, &self.compression),
-            (Property::RecordSize, &self.recordsize),
-            (Property::Checksum, &self.checksum),
-            (Property::MinSavings, &self.min_savings),
-        ];
-        let set = given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?)));
-        set.chain(self.property.iter().cloned()).collect()
     }
 }

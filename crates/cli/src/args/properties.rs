@@ -1,18 +1,19 @@
-//! The flags of `get`, `set` and `inherit`, and those that set properties of what is created.
+//! The flags of `get`, `set` and `inherit`, and those that set properties of a new pool.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
+use clap::Args as ClapArgs;
 use clap::error::ErrorKind;
-use clap::{Args as ClapArgs, CommandFactory};
 use hardpack_engine::pool::{Property, Settings};
 
-use super::{Args, address, value_of};
+use super::{address, value_of, wrong_usage};
 use crate::address::Address;
 
 const GET_HELP: &str = "\
-Without PATH, and for a pool that is one file alone, POOL is what it is about. SOURCE says where a value comes
-from: 'local' from the directory or file itself, 'inherited from' one above it, or 'default'.
+Without PATH, and for a pool with a single file, the command shows the properties of the whole \
+POOL. SOURCE says where a value comes from: 'local' is set on the directory or file itself, \
+'inherited from' on one above it, and 'default' nowhere.
 
 Examples:
   hardpack get all words.db.hpk
@@ -22,7 +23,7 @@ Examples:
 /// Properties with values.
 pub type Given = Vec<(Property, String)>;
 
-/// Properties of a pool that is created.
+/// Flags for the properties of what a command makes.
 #[derive(Debug, ClapArgs)]
 pub struct PropertyFlags {
     /// The algorithm and level; 'hardpack codecs' lists them [default: zstd-3]
@@ -31,27 +32,59 @@ pub struct PropertyFlags {
     /// The longest run of bytes compressed as one, 4K to 16M [default: 128K]
     #[arg(long, value_name = "SIZE", value_parser = value_of(Property::RecordSize))]
     pub recordsize: Option<String>,
-    /// The checksum of a new pool: xxh3, blake3 or sha256 [default: xxh3]
+    /// The kind of checksum: xxh3, blake3 or sha256 [default: xxh3]
     #[arg(long = "checksum-kind", value_name = "NAME", value_parser = value_of(Property::Checksum))]
     pub checksum: Option<String>,
-    /// The share compression must save, or a record is stored as it is [default: 12.5%]
+    /// The share that compression must save; otherwise a record is stored uncompressed [default:
+    /// 12.5%]
     #[arg(long, value_name = "PERCENT", value_parser = value_of(Property::MinSavings))]
     pub min_savings: Option<String>,
-    /// Any other property, as in 'hardpack set'; for a pool that is made
-    #[arg(short = 'o', value_name = "PROPERTY=VALUE", value_parser = parse_assignment)]
-    pub property: Vec<(Property, String)>,
+    /// Rearrange the pages of SQLite databases by column first: auto, sqlite (try every record both
+    /// ways) or none [default: auto]
+    #[arg(long, value_name = "WHICH", value_parser = value_of(Property::Filter))]
+    pub filter: Option<String>,
+    #[command(flatten)]
+    pub others: Assignments,
+}
+
+/// The flag that sets any property of what a command makes.
+#[derive(Debug, ClapArgs)]
+pub struct Assignments {
+    /// Set a property of what is made, as 'hardpack set' does; may be given several times
+    #[arg(
+        short = 'o',
+        long = "property",
+        value_name = "PROPERTY=VALUE",
+        value_parser = parse_assignment
+    )]
+    pub given: Vec<(Property, String)>,
+}
+
+impl PropertyFlags {
+    /// The properties to set, from all flags.
+    pub fn given(&self) -> Given {
+        let given = [
+            (Property::Compression, &self.compression),
+            (Property::RecordSize, &self.recordsize),
+            (Property::Checksum, &self.checksum),
+            (Property::MinSavings, &self.min_savings),
+            (Property::Filter, &self.filter),
+        ];
+        let set = given.into_iter().filter_map(|(p, value)| Some((p, value.clone()?)));
+        set.chain(self.others.given.iter().cloned()).collect()
+    }
 }
 
 fn set_help() -> String {
     let mut help = String::from("Properties:\n");
     for property in Property::ALL {
-        help.push_str(&format!("  {property:<12}  {}\n", property.values()));
+        help.push_str(&format!("  {property:<14}  {}\n", property.values()));
     }
     help + "\nExamples:\n  hardpack set compression=zstd-9 recordsize=1M words.db.hpk\n  \
             hardpack set compression=lz4 archive.hpk/photos archive.hpk/videos"
 }
 
-/// What `get` is asked for.
+/// One thing that `get` can show.
 #[derive(Clone, Debug)]
 pub enum Wanted {
     All,
@@ -59,10 +92,10 @@ pub enum Wanted {
     Statistic(&'static str),
 }
 
-/// What `get` also shows, though it cannot be set.
+/// The read-only values that `get` also shows.
 pub const STATISTICS: [&str; 4] = ["compressratio", "used", "logicalused", "guid"];
 
-/// Names separated by commas.
+/// The parsed list of names, which the user separated by commas.
 #[derive(Clone, Debug)]
 pub struct WantedList(pub Vec<Wanted>);
 
@@ -98,22 +131,23 @@ pub struct GetArgs {
     /// The pool, or directories and files in it
     #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// Of everything below, too
+    /// Show the properties of everything below, too
     #[arg(short, long)]
     pub recursive: bool,
-    /// Which columns
+    /// The columns to show
     #[arg(
         short = 'o',
+        long,
         value_name = "FIELD,...",
         value_delimiter = ',',
         default_value = "name,property,value,source"
     )]
     pub fields: Vec<Field>,
-    /// For scripts: no header, tabs between the columns
-    #[arg(short = 'H')]
+    /// Print no header, and separate the columns by tabs, for scripts
+    #[arg(short = 'H', long)]
     pub scripted: bool,
-    /// Exact numbers
-    #[arg(short = 'p', long = "parsable")]
+    /// Show exact numbers
+    #[arg(short = 'p', long = "parsable", alias = "exact")]
     pub exact: bool,
     /// Report as JSON
     #[arg(long)]
@@ -133,24 +167,23 @@ fn parse_assignment(text: &str) -> Result<(Property, String), String> {
 #[command(override_usage = "hardpack set [OPTIONS] <PROPERTY=VALUE>... <POOL[/PATH]>...")]
 #[command(after_help = set_help())]
 pub struct SetArgs {
-    /// What to set, such as compression=zstd-9, and then where
-    // One list, so that flags may stand anywhere between.
+    /// Assignments such as compression=zstd-9, then the pool, directories or files
+    // One list, so that flags may stand anywhere in it.
     #[arg(value_name = "PROPERTY=VALUE", required = true)]
     operands: Vec<OsString>,
 }
 
 impl SetArgs {
-    /// What to set, and where: assignments end with the first operand that is none. Ends the process where it
-    /// is wrong, as the parser does.
+    /// Splits the operands into assignments and addresses. The assignments end at the first operand
+    /// that is not one. Exits the process on a usage error, as the parser does.
     pub fn parse(&self) -> (Given, Vec<Address>) {
-        let exit =
-            |text: String| -> ! { Args::command().error(ErrorKind::ValueValidation, text).exit() };
+        let exit = |text: String| -> ! { wrong_usage("set", ErrorKind::ValueValidation, text) };
         let is_assignment = |text: &&OsString| {
             let bytes = text.as_bytes();
             let name = bytes.split(|byte| *byte == b'=').next().unwrap_or_default();
             name.len() < bytes.len() && !name.contains(&b'/')
         };
-        // The last is a path whatever it looks like.
+        // The last operand is a path even if it looks like an assignment.
         let last = self.operands.len().saturating_sub(1);
         let count = self.operands[..last].iter().take_while(is_assignment).count();
         let (settings, paths) = self.operands.split_at(count);
@@ -158,8 +191,12 @@ impl SetArgs {
             exit("expected PROPERTY=VALUE, and then the pool".into());
         }
         let parsed = settings.iter().map(|text| {
-            parse_assignment(&text.to_string_lossy())
-                .map_err(|error| format!("invalid value '{}': {error}", text.display()))
+            parse_assignment(&text.to_string_lossy()).map_err(|error| {
+                format!(
+                    "invalid value '{}': {error}",
+                    crate::text::escaped(text.as_encoded_bytes())
+                )
+            })
         });
         let parsed = parsed.collect::<Result<_, _>>().unwrap_or_else(|error| exit(error));
         (parsed, paths.iter().cloned().map(Address::from).collect())
@@ -174,7 +211,7 @@ pub struct InheritArgs {
     /// The pool, or directories and files in it
     #[arg(value_name = "POOL[/PATH]", required = true, value_parser = address())]
     pub paths: Vec<Address>,
-    /// Everything below, too
+    /// Inherit it in everything below, too
     #[arg(short, long)]
     pub recursive: bool,
 }

@@ -1,5 +1,5 @@
-//! `hardpack check`: every checksum, every tree, free space against what is reachable, and then what
-//! SQLite says of each database.
+//! `hardpack check`: verifies every checksum, every tree, free space against reachable extents, and
+//! then each database with SQLite's integrity_check.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -16,65 +16,68 @@ use crate::args::CheckArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, sqlite_code};
 use crate::output::{self, bytes, count};
 use crate::progress::{Progress, Spinner};
-use crate::{contents, pool_file, signals, sqlite, text};
+use crate::{contents, pool_file, signals, sqlite, text, users};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How many steps SQLite takes between two looks at the signals.
+/// The number of SQLite's steps between two checks for signals.
 const STEPS_PER_LOOK: i32 = 10_000;
-/// The smallest page of a database, in bytes.
+/// The smallest page size of a database, in bytes.
 const PAGE_LEN_MIN: u64 = 512;
 
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch("nothing was changed, or with --repair, only what was repaired");
     if args.states {
-        return super::rewind::list_states(args).cannot("check", args.pool.display());
+        return super::rewind::list_states(args).cannot("check", text::path(&args.pool));
     }
     let began = Instant::now();
-    let findings = check(args).cannot("check", args.pool.display())?;
+    let findings = check(args).cannot("check", text::path(&args.pool))?;
     let seconds = began.elapsed().as_secs_f64();
     let done = if args.work.json {
         output::print_json(&findings.json(args, seconds))
     } else {
         output::print(findings.text(args, seconds))
     };
-    done.cannot("report on", args.pool.display())?;
+    done.cannot("report on", text::path(&args.pool))?;
     Ok(ExitCode::from(match findings.problem_count() {
         0 if findings.is_clean() => 0,
-        // Nothing is wrong as far as could be seen, which is not all.
+        // No problems were found, but not everything could be checked.
         0 => Code::InUse as u8,
         _ => Code::Data as u8,
     }))
 }
 
-/// What came out.
+/// The result of a check.
 struct Findings {
     repaired: Option<RepairReport>,
     report: CheckReport,
-    names: HashMap<FileId, String>,
-    /// The pages of databases that are hurt, by file.
-    hurt_pages: Vec<(String, Owners)>,
-    /// How many databases `integrity_check` was run on.
+    names: HashMap<FileId, Vec<u8>>,
+    /// The damaged pages of databases, by file.
+    hurt_pages: Vec<(Vec<u8>, Owners)>,
+    /// The number of databases that `integrity_check` ran on.
     databases: usize,
-    /// What it said of them.
-    integrity: Vec<String>,
+    /// The problems that `integrity_check` reported.
+    integrity: Vec<(Vec<u8>, String)>,
 }
 
-/// A database in the pool: what it is called, and under which path SQLite finds it.
+/// A database in the pool: its name, and the path by which SQLite opens it.
 struct Database {
-    /// Empty where it is the only file of the pool.
-    name: String,
+    /// Empty if it is the only file of the pool.
+    name: Vec<u8>,
     path: PathBuf,
+    file: FileId,
+    /// It has a log or journal that holds changes.
+    has_log: bool,
 }
 
-/// How long a repair waits for others.
+/// How long a repair waits for other processes.
 const PATIENCE: Patience = Patience::Within(TIMEOUT);
 
 fn repair(args: &CheckArgs) -> Result<RepairReport, Reason> {
-    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
+    let pool = pool_file::open_even_cut(&args.pool, args.work.threads)?;
     let _spinner = Spinner::new("repairing", args.work.quiet);
     let done = pool.repair(PATIENCE, &mut || !signals::is_interrupted())?;
     signals::check()?;
-    // Where there was nothing to mend, nothing is written.
+    // If there was nothing to repair, nothing is written.
     if done != RepairReport::default() {
         pool.store().make_durable()?;
         pool.close()?;
@@ -87,33 +90,31 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     let pool = pool_file::open_state(&args.pool, args.rewind.txg, args.work.threads)?;
     let (report, names) = check_pool(args, &pool)?;
     let hurt_pages = find_hurt_pages(&pool, &report, &names);
-    // SQLite sees the newest state only.
+    // SQLite sees only the newest state.
     let is_wanted = !args.no_integrity_check && args.rewind.txg.is_none() && report.is_clean();
     let databases = if is_wanted { find_databases(args, &pool)? } else { Vec::new() };
-    // Before SQLite takes locks on the file: closing a descriptor would drop them.
+    // Closed before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
     let mut integrity = Vec::new();
     for database in &databases {
-        let prefix = match &database.name[..] {
-            "" => String::new(),
-            name => format!("{name}: "),
-        };
-        let lines = check_integrity(args, &database.path)?;
-        integrity.extend(lines.into_iter().map(|line| prefix.clone() + &line));
+        let lines = check_integrity(args, database)?;
+        integrity.extend(lines.into_iter().map(|line| (database.name.clone(), line)));
     }
     Ok(Findings { repaired, report, names, hurt_pages, databases: databases.len(), integrity })
 }
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
     if let Ok(entry) = pool.only_file() {
-        let database = Database { name: String::new(), path: args.pool.clone() };
+        let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
+        let database =
+            Database { name: Vec::new(), path: args.pool.clone(), file: entry.file, has_log };
         let is_database = pool_file::is_database(&*pool.file(entry.file)?)?;
         return Ok(Vec::from_iter(is_database.then_some(database)));
     }
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     pool.walk(ROOT, &mut |path, entry, attributes| {
-        // No page of a database is smaller, nor its length anything but whole pages.
+        // The length of a database is a positive number of whole pages.
         let may_be = entry.kind == Kind::File
             && attributes.len >= PAGE_LEN_MIN
             && attributes.len.is_multiple_of(PAGE_LEN_MIN);
@@ -121,8 +122,10 @@ fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason
             let mut head = [0; sqlite::MAGIC.len()];
             pool.file(entry.file)?.read_at(&mut head, 0)?;
             if head == *sqlite::MAGIC {
-                let name = text::escaped(path);
-                found.push(Database { name, path: contents::database_path(&args.pool, path) });
+                let name = path.to_vec();
+                let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
+                let path = contents::database_path(&args.pool, path);
+                found.push(Database { name, path, file: entry.file, has_log });
             }
         }
         Ok(true)
@@ -130,12 +133,12 @@ fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason
     Ok(found)
 }
 
-/// Which pages are hurt, and whose they are, in each file that is a database as far as can be told.
+/// Finds the damaged pages, and their owners, in each file that appears to be a database.
 fn find_hurt_pages(
     pool: &Pool,
     report: &CheckReport,
-    names: &HashMap<FileId, String>,
-) -> Vec<(String, Owners)> {
+    names: &HashMap<FileId, Vec<u8>>,
+) -> Vec<(Vec<u8>, Owners)> {
     let mut ranges: BTreeMap<FileId, Vec<(u64, u64)>> = BTreeMap::new();
     for problem in &report.problems {
         if let (Some(file), Some(range)) = (problem.file, problem.range) {
@@ -151,39 +154,44 @@ fn find_hurt_pages(
     ranges.into_iter().filter_map(owners).collect()
 }
 
-fn name_of(names: &HashMap<FileId, String>, file: FileId) -> String {
-    names.get(&file).cloned().unwrap_or_else(|| format!("file {}", file.0))
+fn name_of(names: &HashMap<FileId, Vec<u8>>, file: FileId) -> Vec<u8> {
+    names.get(&file).cloned().unwrap_or_else(|| format!("file {}", file.0).into_bytes())
 }
 
 fn check_pool(
     args: &CheckArgs,
     pool: &Pool,
-) -> Result<(CheckReport, HashMap<FileId, String>), Reason> {
+) -> Result<(CheckReport, HashMap<FileId, Vec<u8>>), Reason> {
     let state = pool.state();
     let total = state.stats().data().stored + state.stats().nodes.stored;
     let mut progress = Progress::new("checking".into(), total, args.work.quiet);
     let report = pool.check(&mut |done| {
         progress.at(done);
-        if signals::is_interrupted() {
-            // The engine cannot be stopped midway; there is nothing to clean up.
-            std::process::exit(Code::Interrupted as i32);
-        }
     })?;
     progress.finish();
-    // Where the names cannot be read, that is among the problems.
+    // If the names cannot be read, that is among the problems.
     let hurt: HashSet<FileId> = report.problems.iter().filter_map(|problem| problem.file).collect();
-    let name = |file: FileId| Some((file, text::escaped(&pool.path_of(file).ok()?)));
+    let name = |file: FileId| Some((file, pool.path_of(file).ok()?));
     let names = hurt.into_iter().filter_map(name).collect();
     Ok((report, names))
 }
 
-fn check_integrity(args: &CheckArgs, path: &Path) -> Result<Vec<String>, Reason> {
-    // A database in write-ahead log mode may need its log recovered, which read-only cannot.
+fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Vec<String>, Reason> {
     let _spinner = Spinner::new("integrity_check", args.work.quiet);
-    let lines = integrity_lines(path, true).or_else(|error| match sqlite_code(&error) {
-        Code::Cannot => integrity_lines(path, false),
-        _ => Err(error),
-    });
+    // A log is neither recovered nor moved into the pool, if SQLite can do without. Where there is
+    // none, a connection that may write changes nothing, and removes the empty files that SQLite
+    // makes next to a database in write-ahead log mode; one that only reads would leave them.
+    let ways = if database.has_log { [true, false] } else { [false, true] };
+    let had_memory = contents::shared_memory(&args.pool, database.file).exists();
+    let lines =
+        integrity_lines(&database.path, ways[0]).or_else(|error| match sqlite_code(&error) {
+            Code::Cannot => integrity_lines(&database.path, ways[1]),
+            _ => Err(error),
+        });
+    if !had_memory {
+        // A connection that only reads leaves it. If it stays, the next user takes it over.
+        let _ = users::remove_unused_memory(&args.pool, database.file);
+    }
     match lines {
         Ok(lines) if lines == ["ok"] => Ok(Vec::new()),
         Ok(lines) => Ok(lines),
@@ -210,7 +218,7 @@ impl Findings {
         self.report.problems.len() + self.integrity.len()
     }
 
-    fn name(&self, problem: &Problem) -> Option<String> {
+    fn name(&self, problem: &Problem) -> Option<Vec<u8>> {
         problem.file.map(|file| name_of(&self.names, file))
     }
 
@@ -219,34 +227,43 @@ impl Findings {
         if let Some(done) = self.repaired.filter(|_| !args.work.quiet) {
             if done.removed > 0 {
                 let count = count(done.removed, false);
-                text.push_str(&format!("removed {count} entries of files that are gone\n"));
+                text.push_str(&format!("removed {count} entries of files that no longer exist\n"));
+            }
+            if done.lengthened {
+                text.push_str(
+                    "gave the pool, which was cut short, its length again: no data was lost\n",
+                );
             }
             if done.index_rebuilt {
-                text.push_str("the index of content was damaged, and is built anew\n");
+                text.push_str("rebuilt the index of content, which was damaged\n");
             }
         }
         for problem in &self.report.problems {
-            let place = match (self.name(problem), problem.range) {
+            let name = self.name(problem).map(|name| text::escaped(&name));
+            let place = match (name, problem.range) {
                 (Some(name), Some((from, to))) => format!("{name}, bytes {from} to {to}: "),
                 (Some(name), None) => format!("{name}: "),
                 (None, _) => String::new(),
             };
-            text.push_str(&format!("{place}{}\n", problem.detail));
+            text.push_str(&format!("{place}{}\n", text::line(&problem.detail)));
         }
         let rows: Vec<_> =
             self.hurt_pages.iter().flat_map(|(name, owners)| page_rows(name, owners)).collect();
         if !rows.is_empty() {
-            text.push_str(&output::columns(["FILE", "PAGES", "HURT"], rows, 3));
+            text.push_str(&output::columns(["FILE", "DAMAGED PAGES", "OWNER"], rows, 3));
         }
         for detail in &self.report.overtaken {
-            text.push_str(&format!("not checked, it is written to all the time: {detail}\n"));
+            text.push_str(&format!(
+                "not checked, because it is being written to all the time: {detail}\n"
+            ));
         }
-        for line in &self.integrity {
-            text.push_str(&format!("integrity_check: {line}\n"));
+        for (name, line) in &self.integrity {
+            let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
+            text.push_str(&format!("integrity_check: {name}{}\n", text::line(line)));
         }
         if self.report.repairable > 0 {
             text.push_str(&format!(
-                "'hardpack check --repair' mends {} of this, and nothing is lost by it\n",
+                "'hardpack check --repair' repairs {} of these without losing data\n",
                 count(self.report.repairable, false)
             ));
         }
@@ -256,13 +273,13 @@ impl Findings {
         let report = &self.report;
         text.push_str(&format!(
             "{}: {} records and {} tree nodes, {} read and verified in {seconds:.1} s\n",
-            args.pool.display(),
+            text::path(&args.pool),
             count(report.records, false),
             count(report.nodes, false),
             bytes(report.bytes, false),
         ));
         text.push_str(&match (self.problem_count(), self.databases) {
-            (0, _) if !self.is_clean() => "no problems as far as could be seen\n".into(),
+            (0, _) if !self.is_clean() => "no problems in what could be checked\n".into(),
             (0, 0) => "no problems\n".into(),
             (0, 1) => "no problems; integrity_check: ok\n".into(),
             (0, n) => format!("no problems; integrity_check of {n} databases: ok\n"),
@@ -272,11 +289,20 @@ impl Findings {
         text
     }
 
+    /// SQLite's findings, each line prefixed with its database, for programs.
+    fn integrity_lines(&self) -> Vec<String> {
+        let line = |(name, line): &(Vec<u8>, String)| match &name[..] {
+            [] => line.clone(),
+            name => format!("{}: {line}", lossy(name)),
+        };
+        self.integrity.iter().map(line).collect()
+    }
+
     fn json(&self, args: &CheckArgs, seconds: f64) -> Value {
         let report = &self.report;
         let problems = report.problems.iter().map(|problem| {
             json!({
-                "file": self.name(problem),
+                "file": self.name(problem).map(|name| lossy(&name)),
                 "range": problem.range.map(|(from, to)| [from, to]),
                 "detail": problem.detail,
             })
@@ -294,28 +320,36 @@ impl Findings {
             "overtaken": report.overtaken,
             "repairable": report.repairable,
             "repaired": self.repaired.map(|done| {
-                json!({ "removed": done.removed, "index_rebuilt": done.index_rebuilt })
+                json!({
+                    "removed": done.removed,
+                    "index_rebuilt": done.index_rebuilt,
+                    "lengthened": done.lengthened,
+                })
             }),
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "databases": self.databases,
-            "integrity_check": (self.databases > 0).then_some(&self.integrity),
+            "integrity_check": (self.databases > 0).then(|| self.integrity_lines()),
         })
     }
 }
 
-/// Pages that nothing leads to that still reads.
-const UNKNOWN_OWNER: &str = "not known: what leads there is hurt";
+/// The owner of pages that no readable page leads to.
+const UNKNOWN_OWNER: &str = "unknown: the pages that lead there are damaged";
 
-fn page_rows(name: &str, owners: &Owners) -> Vec<[String; 3]> {
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+fn page_rows(name: &[u8], owners: &Owners) -> Vec<[String; 3]> {
     let row = |owned: &OwnedPages| {
         let (first, last) = (*owned.pages.start(), *owned.pages.end());
         let pages = if first == last { first.to_string() } else { format!("{first} to {last}") };
-        [name.into(), pages, owned.owner.clone().unwrap_or_else(|| UNKNOWN_OWNER.into())]
+        [text::escaped(name), pages, text::line(owned.owner.as_deref().unwrap_or(UNKNOWN_OWNER))]
     };
     owners.pages.iter().map(row).collect()
 }
 
-fn pages_json((name, owners): &(String, Owners)) -> Value {
+fn pages_json((name, owners): &(Vec<u8>, Owners)) -> Value {
     let pages = owners.pages.iter().map(|owned| {
         json!({
             "first": *owned.pages.start(),
@@ -323,5 +357,5 @@ fn pages_json((name, owners): &(String, Owners)) -> Value {
             "owner": owned.owner,
         })
     });
-    json!({ "file": name, "page_bytes": owners.page_len, "pages": pages.collect::<Value>() })
+    json!({ "file": lossy(name), "page_bytes": owners.page_len, "pages": pages.collect::<Value>() })
 }

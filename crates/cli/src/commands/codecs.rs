@@ -1,4 +1,4 @@
-//! `hardpack codecs`: the compression algorithms and their levels.
+//! `hardpack codecs`: lists the compression algorithms and their levels.
 
 use std::process::ExitCode;
 
@@ -21,14 +21,14 @@ pub fn run(args: &CodecsArgs) -> Result<ExitCode, Failure> {
                 family.summary.to_string(),
             ]
         });
-        let table = output::columns(["NAME", "LEVELS", "MEANS", "SUMMARY"], rows, 4);
+        let table = output::columns(["NAME", "LEVELS", "DEFAULT", "SUMMARY"], rows, 4);
         output::print(format_args!("{table}\n'on' is lz4. Example: --compression zstd-9\n"))
     };
     done.cannot("list", "codecs")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the bare name stands for.
+/// The algorithm and level that the bare name stands for.
 fn default_name(family: &Family) -> String {
     if family.levels.is_empty() {
         family.name.to_string()

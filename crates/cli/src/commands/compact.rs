@@ -1,8 +1,9 @@
-//! `hardpack compact`: moves what lies at the end of a pool into its free space, step by step, and
-//! gives the end back.
+//! `hardpack compact`: moves data from the end of a pool into its free space, step by step, and
+//! truncates the file.
 //!
-//! Each step is a commit of its own, so whatever ends the command leaves a whole pool; what was moved
-//! until then stays moved. A pool that others hold for long is waited for with patience, not for ever.
+//! Each step is a commit of its own: if the command ends at any point, the pool is consistent, and
+//! the data moved so far stays moved. A pool that other processes hold is waited for, but not
+//! forever.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -15,17 +16,17 @@ use crate::args::CompactArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes};
 use crate::progress::Progress;
-use crate::{pool_file, signals};
+use crate::{pool_file, signals, text};
 
-/// How long to go on asking for a pool that others hold.
+/// How long to retry while other processes hold the pool.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn run(args: &CompactArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch("the pool is whole; run the command again to continue");
     if args.estimate {
-        estimate(args).cannot("estimate what compacting would do to", args.pool.display())?;
+        estimate(args).cannot("estimate what compacting would do to", text::path(&args.pool))?;
     } else {
-        compact(args).cannot("compact", args.pool.display())?;
+        compact(args).cannot("compact", text::path(&args.pool))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -43,8 +44,8 @@ fn estimate(args: &CompactArgs) -> Result<(), Reason> {
         }));
     }
     output::print_line(format_args!(
-        "{}: {}, of which {} in use; compacting would move about {} and give back about {}",
-        args.pool.display(),
+        "{}: {}, of which {} in use; compacting would move about {} and free about {}",
+        text::path(&args.pool),
         bytes(found.pool_bytes, false),
         bytes(found.used_bytes, false),
         bytes(found.move_bytes, false),
@@ -57,7 +58,7 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     let pool = pool_file::open_writable(&args.pool, None)?;
     let total = pool.compact_estimate()?.move_bytes;
     let mut compaction = pool.compact();
-    let label = format!("compacting {}", args.pool.display());
+    let label = format!("compacting {}", text::path(&args.pool));
     let mut progress = Progress::new(label, total, args.quiet);
     let done = work(&mut compaction, &mut progress);
     let report = compaction.report();
@@ -69,7 +70,7 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
     report_on(args, &report, began)
 }
 
-/// Steps until there is nothing left to do.
+/// Takes steps until nothing is left to do.
 fn work(compaction: &mut Compaction, progress: &mut Progress) -> Result<(), Reason> {
     let mut last_step = Instant::now();
     loop {
@@ -90,15 +91,15 @@ fn work(compaction: &mut Compaction, progress: &mut Progress) -> Result<(), Reas
     }
 }
 
-/// Adds to a failure how the pool is left.
+/// Adds to a failure the state of the pool.
 fn what_was_done(reason: Reason, pool: &Pool, report: &CompactReport) -> Reason {
-    // What was committed last need not be lost with the power, now that nothing follows it.
+    // No later commit follows that would make the last one durable.
     let _ = pool.store().make_durable();
     if reason.hint.is_some() {
         return reason;
     }
     reason.hint(format!(
-        "the pool is whole; it was {} long and is now {}; running it again goes on from there",
+        "the pool is whole; it was {} long and is now {}; run the command again to continue",
         bytes(report.before_bytes, false),
         bytes(report.after_bytes, false),
     ))
@@ -122,11 +123,14 @@ fn report_on(args: &CompactArgs, report: &CompactReport, began: Instant) -> Resu
     }
     if report.steps == 0 {
         let now = bytes(report.after_bytes, false);
-        return output::print_line(format_args!("{}: {now}, nothing to gain", args.pool.display()));
+        return output::print_line(format_args!(
+            "{}: {now}, nothing to gain",
+            text::path(&args.pool)
+        ));
     }
     output::print_line(format_args!(
         "{}: {} -> {}, {} moved in {seconds:.1} s",
-        args.pool.display(),
+        text::path(&args.pool),
         bytes(report.before_bytes, false),
         bytes(report.after_bytes, false),
         bytes(report.moved_bytes, false),

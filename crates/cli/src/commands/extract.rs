@@ -1,10 +1,11 @@
-//! `hardpack extract`: files and whole directories out of a pool.
+//! `hardpack extract`: writes files and whole directories of a pool to the file system.
 //!
-//! `place.rs` is the only way to the file system: it goes down from DEST a name at a time, without following symbolic
-//! links, so that what a pool says can lead nowhere else. `tree.rs` makes directories and symbolic links as it
-//! meets them, and has small files written on several threads; hard links and what is known of directories come last.
+//! All access to the file system goes through `place.rs`: it descends from DEST one name at a time,
+//! without following symbolic links, so that no name or link in a pool can lead outside of DEST.
+//! `tree.rs` makes directories and symbolic links as it meets them, and writes small files on
+//! several threads; hard links and the metadata of directories come last.
 //!
-//! What cannot be written or read is named on stderr, and the rest goes on.
+//! Files that cannot be read or written are reported on stderr, and the rest is extracted.
 
 mod place;
 mod tree;
@@ -13,7 +14,6 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use hardpack_engine::pool::Kind;
@@ -25,81 +25,35 @@ use crate::address::{Address, Opened, last_name};
 use crate::args::ExtractArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
-use crate::progress::FilesProgress;
-use crate::{leftovers, signals, tarball, text};
+use crate::summary::{Account, ExtractSummary};
+use crate::{globs, leftovers, signals, tarball, text};
 
-/// What was done.
-#[derive(Default)]
-pub struct Summary {
-    pub files: u64,
-    pub bytes: u64,
-    pub directories: u64,
-    pub symlinks: u64,
-    pub hard_links: u64,
-    pub unchanged: u64,
-    pub failed: u64,
-    /// Extended attributes that the file system does not take.
-    pub xattrs_lost: u64,
-    /// Something was damaged, not only in the way.
-    pub is_damaged: bool,
-}
-
-/// What all threads tell of their work.
-pub struct Account {
-    inner: Mutex<(Summary, FilesProgress)>,
-    is_verbose: bool,
-}
-
-impl Account {
-    pub fn new(label: &str, args: &ExtractArgs) -> Account {
-        let progress = FilesProgress::new(label, args.work.quiet);
-        Account { inner: Mutex::new((Summary::default(), progress)), is_verbose: args.verbose }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (Summary, FilesProgress)> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts something.
-    pub fn note(&self, count: impl FnOnce(&mut Summary)) {
-        count(&mut self.lock().0);
-    }
-
-    /// Counts a file that is written.
-    pub fn wrote(&self, shown: &[u8], len: u64) {
-        let mut inner = self.lock();
-        inner.0.files += 1;
-        inner.0.bytes += len;
-        inner.1.add(1, len);
-        if self.is_verbose {
-            inner.1.say(&text::escaped(shown));
-        }
-    }
-
-    /// Says that something failed, and goes on.
-    pub fn failed(&self, shown: &[u8], reason: &Reason) {
-        let mut inner = self.lock();
-        inner.0.failed += 1;
-        inner.0.is_damaged |= reason.code == Code::Data;
-        let shown = text::escaped(shown);
-        inner.1.say(&format!("hardpack: cannot extract '{shown}': {}", reason.text));
-    }
-
-    pub fn into_summary(self) -> Summary {
-        self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).0
-    }
-}
+/// What an interrupted extract leaves.
+const LEFT_BEHIND: &str = "the files written so far are complete, but their directories may not have their \
+                           permissions and times yet; the same command with --update continues from there";
 
 pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(match args.tar {
+        true => "the stream is cut short",
+        false => LEFT_BEHIND,
+    });
     let began = Instant::now();
     let (sources, dest) = args.split();
+    let sources = globs::expand(&sources, "extract")?;
     let account = Account::new("extracting", args);
+    let (mut is_new, mut made) = (false, PathBuf::new());
     if args.tar {
         tarball::extract(args, &sources, &dest, &account)?;
     } else {
-        let cannot = |reason: Reason| reason.cannot("extract to", dest.display());
+        let cannot = |reason: Reason| reason.cannot("extract to", text::path(&dest));
+        // Nothing is made for sources that are not there.
+        for source in &sources {
+            let found = source.open(Some(1)).and_then(|opened| opened.link_entry());
+            found.cannot("extract", source)?;
+        }
         let (path, name) = target(args, &sources, &dest).map_err(cannot)?;
+        is_new = fs::symlink_metadata(&path).is_err();
+        made = path.clone();
         fs::create_dir_all(&path).map_err(|error| cannot(error.into()))?;
         leftovers::tell(&path);
         let top = Place::open(&path).map_err(|error| cannot(error.into()))?;
@@ -109,18 +63,23 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
         top.sync().map_err(|error| cannot(error.into()))?;
     }
     let done = account.into_summary();
-    // A stream on standard output has it for itself.
+    if is_new && done.failed > 0 {
+        // An error means that something came into it after all.
+        let _ = fs::remove_dir(&made);
+    }
+    // Standard output may carry the stream.
     if !args.tar {
-        report(args, &dest, &done, began).cannot("report on", dest.display())?;
+        report(args, &dest, &done, began).cannot("report on", text::path(&dest))?;
     }
     Ok(match done.failed {
         0 => ExitCode::SUCCESS,
+        _ if done.is_internal => ExitCode::from(Code::Internal as u8),
         _ if done.is_damaged => ExitCode::from(Code::Data as u8),
         _ => ExitCode::from(Code::Cannot as u8),
     })
 }
 
-/// The directory that things go into, and the name of a single file where it is to have another.
+/// Returns the directory to extract into, and the new name if a single file gets one.
 fn target(
     args: &ExtractArgs,
     sources: &[Address],
@@ -140,7 +99,7 @@ fn target(
     Ok((dest.into(), None))
 }
 
-/// Extracts one source into a directory, under another `name` where there is one.
+/// Extracts one source into a directory, as `name` if given.
 fn extract(
     args: &ExtractArgs,
     source: &Address,
@@ -159,7 +118,12 @@ fn extract(
     tree.one(&opened.path, &entry, &name)
 }
 
-fn report(args: &ExtractArgs, dest: &Path, done: &Summary, began: Instant) -> Result<(), Reason> {
+fn report(
+    args: &ExtractArgs,
+    dest: &Path,
+    done: &ExtractSummary,
+    began: Instant,
+) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
         return output::print_json(&json!({
@@ -180,7 +144,7 @@ fn report(args: &ExtractArgs, dest: &Path, done: &Summary, began: Instant) -> Re
     }
     let mut line = format!(
         "{}: {} {} ({})",
-        dest.display(),
+        text::path(dest),
         count(done.files, false),
         if done.files == 1 { "file" } else { "files" },
         bytes(done.bytes, false)
@@ -191,7 +155,7 @@ fn report(args: &ExtractArgs, dest: &Path, done: &Summary, began: Instant) -> Re
         (done.unchanged, "unchanged"),
         (
             done.xattrs_lost,
-            "extended attributes that the file system does not take, or that give rights",
+            "extended attributes not set (not supported by the file system, or granting rights)",
         ),
         (done.failed, "failed"),
     ];

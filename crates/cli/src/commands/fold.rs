@@ -1,4 +1,4 @@
-//! `hardpack fold`: merge the patches that updates left into their records, while others read and
+//! `hardpack fold`: merges the patches that updates left into their records, while others read and
 //! write.
 
 use std::process::ExitCode;
@@ -10,15 +10,17 @@ use serde_json::json;
 use crate::args::FoldArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
-use crate::pool_file;
 use crate::progress::Progress;
-use crate::signals;
+use crate::{pool_file, signals, text};
+
+/// What an interrupted fold leaves.
+const LEFT_BEHIND: &str = "the records folded so far stay folded";
 
 pub fn run(args: &FoldArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(LEFT_BEHIND);
     let began = Instant::now();
-    let done = fold(args).cannot("fold", args.pool.display())?;
-    report(args, &done, began).cannot("report on", args.pool.display())?;
+    let done = fold(args).cannot("fold", text::path(&args.pool))?;
+    report(args, &done, began).cannot("report on", text::path(&args.pool))?;
     Ok(ExitCode::from(if done.damaged.is_empty() { 0 } else { Code::Data as u8 }))
 }
 
@@ -31,14 +33,18 @@ fn fold(args: &FoldArgs) -> Result<Step, Reason> {
         let left = pool.state().stats().patches.logical;
         progress.at(patched.saturating_sub(left));
         !signals::is_interrupted()
-    })?;
+    });
+    if signals::is_interrupted() {
+        pool.store().make_durable()?;
+        return Err(Reason::interrupted().hint(LEFT_BEHIND));
+    }
+    let done = done?;
     finish(&pool)?;
     progress.finish();
-    signals::check().map_err(|reason| reason.hint("what was folded until now stays so"))?;
     Ok(done)
 }
 
-/// Makes what was done durable, so that the space it gave up can be used again.
+/// Makes the work durable, so that the space it freed can be reused.
 pub fn finish(pool: &Pool) -> Result<(), Reason> {
     pool.store().make_durable()?;
     Ok(pool.close()?)
@@ -62,16 +68,18 @@ fn report(args: &FoldArgs, done: &Step, began: Instant) -> Result<(), Reason> {
     }
     output::print_line(format_args!(
         "{}: {} records folded, {} became {}, in {seconds:.1} s",
-        args.pool.display(),
+        text::path(&args.pool),
         count(done.rewritten, false),
         bytes(done.stored_before, false),
         bytes(done.stored_after, false),
     ))
 }
 
-/// Says on stderr what could not be read, and was left as it is.
+/// Reports on stderr the ranges that could not be read and were left unchanged.
 pub fn report_damage(done: &Step) {
     for (start, end, reason) in &done.damaged {
-        eprintln!("hardpack: bytes {start} to {end} were left as they are: {reason}");
+        output::tell(format_args!(
+            "hardpack: bytes {start} to {end} were left unchanged: {reason}"
+        ));
     }
 }

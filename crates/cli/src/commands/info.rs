@@ -1,5 +1,5 @@
-//! `hardpack info`: what a pool holds. All of it is kept as data flows, but for the number of
-//! names: this reads no record.
+//! `hardpack info`: shows what a pool holds. Except for the number of names, which it counts, the
+//! pool keeps all figures up to date, so no record is read.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
 use crate::{pool_file, sqlite, text};
 
 pub fn run(args: &InfoArgs) -> Result<ExitCode, Failure> {
-    show(args).cannot("show", args.pool.display())?;
+    show(args).cannot("show", text::path(&args.pool))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -35,7 +35,7 @@ fn show(args: &InfoArgs) -> Result<(), Reason> {
 struct Info<'p> {
     pool: &'p Pool,
     path: &'p Path,
-    /// The file that is all the pool holds, with its attributes.
+    /// The only file of the pool, with its attributes.
     only: Option<(DirEntry, Attributes)>,
     counts: Counts,
     stats: PoolStats,
@@ -43,14 +43,14 @@ struct Info<'p> {
     durable_txg: u64,
     pool_bytes: u64,
     free_bytes: u64,
-    /// What only snapshots hold.
+    /// The space that only snapshots hold.
     held: Held,
     wal_bytes: u64,
-    /// One that was begun and not finished.
+    /// An unfinished repack.
     repack: Option<Repack>,
 }
 
-/// How much of what there is in a pool.
+/// The number of entries of each kind in a pool.
 #[derive(Default)]
 struct Counts {
     files: u64,
@@ -101,7 +101,7 @@ impl<'p> Info<'p> {
         })
     }
 
-    /// Whose properties are shown.
+    /// The file or directory whose properties are shown.
     fn subject(&self) -> FileId {
         self.only.as_ref().map_or(ROOT, |(entry, _)| entry.file)
     }
@@ -110,13 +110,14 @@ impl<'p> Info<'p> {
         quotient(self.stats.file_bytes, self.pool_bytes)
     }
 
-    /// Bytes of the file that no record covers; patches lie over records.
+    /// Bytes of files that no record covers. Patches do not count, since they override parts of
+    /// records.
     fn hole_bytes(&self) -> u64 {
         let records = self.stats.data().logical.saturating_sub(self.stats.patches.logical);
         self.stats.file_bytes.saturating_sub(records)
     }
 
-    /// What is neither data nor metadata nor held by snapshots nor free: header and superblocks.
+    /// The rest, neither data, metadata, held by snapshots nor free: header and superblocks.
     fn fixed_bytes(&self) -> u64 {
         let shared = self.stats.shared.allocated.saturating_sub(self.held.shared);
         let data = self.stats.data().allocated.saturating_sub(shared);
@@ -124,7 +125,7 @@ impl<'p> Info<'p> {
         known.into_iter().fold(self.pool_bytes, u64::saturating_sub)
     }
 
-    /// What each codec stores, and what is inside pointers.
+    /// The statistics of each codec in use.
     fn codecs(&self) -> Vec<(String, CodecStats)> {
         let name = |number: usize| {
             let known = u8::try_from(number).ok().and_then(|n| CodecId::try_from(n).ok());
@@ -196,7 +197,7 @@ impl<'p> Info<'p> {
         }))
     }
 
-    /// What the page filter did.
+    /// The row about the page filter.
     fn filtered(&self, exact: bool) -> String {
         let filtered = &self.stats.filtered;
         let saved = filtered.unfiltered.saturating_sub(filtered.stored);
@@ -253,20 +254,20 @@ impl<'p> Info<'p> {
         ];
         if self.held.only > 0 {
             let at = rows.iter().position(|(name, _)| *name == "free").unwrap_or(rows.len());
-            rows.insert(at, ("snapshots", format!("{} that only they hold", size(self.held.only))));
+            rows.insert(at, ("snapshots", format!("{} held only by them", size(self.held.only))));
         }
         if stats.filtered.records > 0 {
             rows.push(("page filter", self.filtered(exact)));
         }
         if self.wal_bytes > 0 {
-            rows.push(("write-ahead log", format!("{} beside the pool", size(self.wal_bytes))));
+            rows.push(("write-ahead log", format!("{} next to the pool", size(self.wal_bytes))));
         }
         if let Some(repack) = &self.repack {
             let percent = quotient(repack.position, stats.file_bytes) * 100.0;
             let goal = repack.goal.get(Property::Compression);
             rows.push((
                 "repack",
-                format!("to {goal}, {percent:.0}% done; 'hardpack repack' goes on"),
+                format!("to {goal}, {percent:.0}% done; 'hardpack repack' continues it"),
             ));
         }
         rows.extend([

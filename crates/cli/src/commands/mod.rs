@@ -1,8 +1,10 @@
 //! The commands, one file each.
 
+pub mod attributes;
 pub mod check;
 pub mod codecs;
 pub mod compact;
+pub mod cp;
 pub mod extract;
 pub mod fold;
 pub mod info;

@@ -1,5 +1,6 @@
-//! `hardpack create`, `mkdir`, `rm`, `mv` and `ln`: what changes names. Each name is one transaction, so what is
-//! interrupted has been done in part and leaves a whole pool.
+//! `hardpack create`, `mkdir`, `rm`, `mv` and `ln`: the commands that change names. Each name is
+//! one transaction, so an interrupted command has done a part of its work and leaves the pool
+//! consistent.
 
 use std::fs;
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hardpack_engine::Ashift;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{
     Attributes, CreateOptions, DirEntry, Edit, FileOwner, Kind, Pool, ROOT,
@@ -19,21 +21,21 @@ use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Spinner;
 use crate::publish::{self, Unfinished};
 use crate::users::Users;
-use crate::{pool_file, signals};
+use crate::{globs, near, pool_file, signals, text};
 
 /// Sectors of 512 bytes.
-const ASHIFT: u8 = 9;
-/// The permissions of directories that are made on the way.
+const ASHIFT: Ashift = Ashift::MIN;
+/// The permissions of parent directories made implicitly.
 pub const DIRECTORY_MODE: u32 = 0o755;
 const POOL_MODE: u32 = 0o644;
 
-/// Now, in nanoseconds since 1970.
+/// The current time, in nanoseconds since 1970.
 pub fn now_ns() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The attributes of something new of ours.
+/// The attributes of a new entry owned by the current user.
 pub fn new_attributes(kind: Kind, mode: u32) -> Attributes {
     let now = now_ns();
     let owner = FileOwner {
@@ -50,15 +52,22 @@ pub fn new_attributes(kind: Kind, mode: u32) -> Attributes {
     }
 }
 
+/// The permissions that new files of this process do not get.
+pub fn umask() -> u32 {
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    mask.bits()
+}
+
 pub fn create(args: &CreateArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
-    create_pool(&args.pool, args.properties.given()).cannot("create", args.pool.display())?;
+    signals::catch(signals::NOTHING);
+    create_pool(&args.pool, args.properties.given()).cannot("create", text::path(&args.pool))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes an empty pool, complete before it has its name.
+/// Makes an empty pool under a temporary name, and renames it when it is complete.
 pub fn create_pool(path: &Path, properties: Given) -> Result<(), Reason> {
-    publish::refuse_existing(path).map_err(|mut reason| {
+    publish::refuse_existing(path, false).map_err(|mut reason| {
         reason.hint = None;
         reason
     })?;
@@ -67,16 +76,17 @@ pub fn create_pool(path: &Path, properties: Given) -> Result<(), Reason> {
     let mut guid = [0; 16];
     getrandom::fill(&mut guid)
         .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
-    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: None };
+    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: None, file_mode: 0 };
     let device = FileDevice::open(unfinished.path())?;
     Pool::create(Arc::new(device), &create, pool_file::options(Some(1)))?.close()?;
-    let mask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(mask);
-    unfinished.complete(POOL_MODE & !mask.bits(), None)?;
-    unfinished.publish(path, false)
+    unfinished.complete(POOL_MODE & !umask(), None)?;
+    unfinished.publish(path, false)?;
+    // It is only where the work begins.
+    signals::files().finished = None;
+    Ok(())
 }
 
-/// Makes a directory with what is missing above it, and returns it.
+/// Makes a directory and its missing parents, and returns it.
 pub fn make_directories(pool: &Pool, path: &[u8]) -> Result<FileId, Reason> {
     let mut at = Vec::new();
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
@@ -87,7 +97,7 @@ pub fn make_directories(pool: &Pool, path: &[u8]) -> Result<FileId, Reason> {
                 let like = new_attributes(Kind::Directory, DIRECTORY_MODE);
                 let made = pool.edit(like.changed_ns, |edit| edit.create(parent, name, &like));
                 match made {
-                    // Somebody else was faster.
+                    // Another process was faster.
                     Err(Error::Exists { .. }) => {}
                     made => made.map(drop)?,
                 }
@@ -123,23 +133,30 @@ fn make(args: &MkdirArgs, address: &Address) -> Result<(), Reason> {
     }
     let (parent, name) = named(&opened)?;
     let like = new_attributes(Kind::Directory, args.mode);
-    pool.edit(like.changed_ns, |edit| edit.create(parent, &name, &like))?;
+    pool.edit(like.changed_ns, |edit| {
+        let made = edit.create(parent, &name, &like)?;
+        edit.set_properties(made, &args.properties.given)
+    })?;
     Ok(pool.close()?)
 }
 
-/// The directory and the last name of what a command is to change, which is not the root.
-fn named(opened: &Opened) -> Result<(FileId, Vec<u8>), Reason> {
+/// Returns the directory and the last name of the path to change; refuses the root.
+pub fn named(opened: &Opened) -> Result<(FileId, Vec<u8>), Reason> {
     if last_name(&opened.path).is_none() {
         return Err(Reason::new(Code::Cannot, "it is no name in the pool")
             .hint("name a file or directory in it, as POOL/NAME"));
     }
-    let (parent, name) = opened.pool.resolve_parent(&opened.path)?;
+    let (parent, name) = opened.parent()?;
     Ok((parent, name.to_vec()))
 }
 
 pub fn rm(args: &RmArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
-    for address in &args.paths {
+    signals::catch("the files removed so far stay removed");
+    let paths = match args.force {
+        true => globs::expand_any(&args.paths, "remove")?,
+        false => globs::expand(&args.paths, "remove")?,
+    };
+    for address in &paths {
         remove(args, address).cannot("remove", address)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -160,7 +177,7 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
     if entry.kind != Kind::Directory {
         hold_last_name(&users, pool, &entry)?;
         pool.edit(now_ns(), |edit| {
-            is_still(edit, parent, &name, Some(&entry))?;
+            is_still(edit, &users, parent, &name, Some(&entry))?;
             edit.unlink(parent, &name)
         })?;
         users.finish(pool)?;
@@ -168,34 +185,41 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
     }
     if !args.recursive {
         return Err(Reason::new(Code::Cannot, "it is a directory")
-            .hint("-r removes it with all that is in it"));
+            .hint("-r removes it with everything in it"));
     }
-    users.hold_all(pool, entry.file)?;
     let spinner = Spinner::new("removing", args.quiet);
-    pool.remove_tree(parent, &name, now_ns(), &mut |_| !signals::is_interrupted())?;
+    users.remove(pool, parent, &entry, now_ns())?;
     drop(spinner);
     users.finish(pool)?;
     pool.close()?;
-    signals::check().map_err(|reason| reason.hint("what was removed until now stays so"))
+    signals::check().map_err(|reason| reason.hint("the files removed so far stay removed"))
 }
 
-/// Keeps everybody out of a file whose name is to go, where that is its last.
-fn hold_last_name(users: &Users, pool: &Pool, entry: &DirEntry) -> Result<(), Reason> {
+/// Takes exclusive hold of a file if the name to remove is its last.
+pub fn hold_last_name(users: &Users, pool: &Pool, entry: &DirEntry) -> Result<(), Reason> {
     let attributes = pool.attributes(entry.file)?;
     let is_kept = attributes.kind == Kind::File && attributes.link_count > 1;
     if is_kept { Ok(()) } else { users.hold_all(pool, entry.file) }
 }
 
-/// Refuses where a name no longer stands for what others were kept out of.
+/// Fails if a name no longer leads to the file that is held, or if it has become the last name of
+/// one that is not.
 fn is_still(
     edit: &mut Edit<'_>,
+    users: &Users,
     directory: FileId,
     name: &[u8],
     old: Option<&DirEntry>,
 ) -> hardpack_engine::Result<()> {
     let now = edit.lookup(directory, name)?;
-    let is_same = now.map(|now| now.file) == old.map(|old| old.file);
-    if is_same { Ok(()) } else { Err(Error::Busy) }
+    if now.map(|now| now.file) != old.map(|old| old.file) {
+        return Err(Error::Busy);
+    }
+    let Some(old) = old.filter(|old| old.kind != Kind::Directory && !users.holds(old.file)) else {
+        return Ok(());
+    };
+    let attributes = edit.attributes(old.file)?;
+    if attributes.link_count > 1 { Ok(()) } else { Err(Error::Busy) }
 }
 
 fn is_missing(pool: &Pool, path: &[u8]) -> bool {
@@ -203,15 +227,16 @@ fn is_missing(pool: &Pool, path: &[u8]) -> bool {
 }
 
 pub fn mv(args: &MvArgs) -> Result<ExitCode, Failure> {
-    // The parser asks for two at least.
+    // The parser requires at least two.
     let Some((to, from)) = args.paths.split_last() else { return Ok(ExitCode::SUCCESS) };
+    let from = globs::expand(from, "move")?;
     let target = to.open_writable(Some(1)).cannot("open", to)?;
     let is_directory =
         target.pool.resolve(&target.path).is_ok_and(|entry| entry.kind == Kind::Directory);
     if !is_directory && (from.len() > 1 || to.ends_with_slash()) {
         return Err(Reason::new(Code::Cannot, "it is not a directory").cannot("move into", to));
     }
-    for address in from {
+    for address in &from {
         rename(args, address, to, &target, is_directory).cannot("move", address)?;
     }
     target.pool.close().cannot("close", to)?;
@@ -227,10 +252,10 @@ fn rename(
 ) -> Result<(), Reason> {
     if fs::canonicalize(&from.pool)? != fs::canonicalize(&to.pool)? {
         return Err(Reason::new(Code::Cannot, "it is in another pool")
-            .hint("'hardpack extract --tar' and 'hardpack put --tar' copy between pools"));
+            .hint("'hardpack cp' copies between pools"));
     }
     let pool = &target.pool;
-    let (directory, name) = pool.resolve_parent(&from.path)?;
+    let (directory, name) = near::resolve_parent(pool, &target.shown, &from.path)?;
     let new = if into && !args.no_target_directory {
         (pool.resolve(&target.path)?.file, name.to_vec())
     } else {
@@ -248,7 +273,11 @@ fn rename(
         hold_last_name(&users, pool, old)?;
     }
     pool.edit(now_ns(), |edit| {
-        is_still(edit, new.0, &new.1, old.as_ref())?;
+        let moved = edit.lookup(directory, name)?.map(|moved| moved.file);
+        // Of two names of one file, nothing is taken away.
+        if moved.is_none() || moved != old.as_ref().map(|old| old.file) {
+            is_still(edit, &users, new.0, &new.1, old.as_ref())?;
+        }
         edit.rename((directory, name), (new.0, &new.1))
     })?;
     if old.is_some() { users.finish(pool) } else { Ok(()) }
@@ -265,7 +294,7 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
     let pool = &opened.pool;
     let target = Address::from(args.target.clone());
     let last = if args.symbolic { args.target.as_bytes() } else { &target.path };
-    // As with mv, an existing directory is what the link goes into.
+    // As with mv, the link goes into an existing directory.
     let is_directory = pool.resolve(&opened.path).is_ok_and(|e| e.kind == Kind::Directory);
     let (parent, name) = match last_name(last) {
         Some(name) if is_directory => (pool.resolve(&opened.path)?.file, name.to_vec()),
@@ -276,10 +305,10 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
         None
     } else {
         if fs::canonicalize(&target.pool)? != fs::canonicalize(&args.path.pool)? {
-            let text = "a hard link cannot lead to another pool";
+            let text = "a hard link cannot lead to a file in another pool";
             return Err(Reason::new(Code::Cannot, text));
         }
-        Some(pool.resolve_link(&target.path)?.file)
+        Some(near::resolve_link(pool, &opened.shown, &target.path)?.file)
     };
     let users = Users::of(&args.path.pool)?;
     let there = pool.lookup_in(parent, &name)?.filter(|old| old.kind != Kind::Directory);
@@ -289,7 +318,7 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
     }
     pool.edit(now, |edit| {
         if replaced.is_some() {
-            is_still(edit, parent, &name, replaced)?;
+            is_still(edit, &users, parent, &name, replaced)?;
         }
         let old = edit.lookup(parent, &name)?.filter(|old| old.kind != Kind::Directory);
         if args.force && old.is_some() && there.is_none() {

@@ -1,5 +1,7 @@
-//! `hardpack pack`: read the input as of one moment, write a pool beside its place, read all of it
-//! back, and only then give it its name.
+//! `hardpack pack`: reads the input as of one moment, writes a pool under a temporary name, reads
+//! it back in full, and only then renames it.
+
+mod input;
 
 use std::fs::Metadata;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -8,6 +10,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use clap::error::ErrorKind;
+use hardpack_engine::Ashift;
 use hardpack_engine::codec::is_all_zero;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{CreateOptions, Pool, Settings};
@@ -15,9 +19,10 @@ use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::MAGIC;
 use rustix::fs::XattrFlags;
 
+use self::input::Input;
 use super::put::source::xattrs_of;
 use crate::address::Address;
-use crate::args::PackArgs;
+use crate::args::{PackArgs, wrong_usage};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::leftovers;
 use crate::output::{self, bytes, json_ratio, quotient, ratio};
@@ -29,14 +34,19 @@ use crate::sqlite::{self, beside};
 use crate::{contents, signals, text};
 
 /// Sectors of 512 bytes.
-const ASHIFT: u8 = 9;
-/// The least that is read at a time.
+const ASHIFT: Ashift = Ashift::MIN;
+/// The command, for hints.
+const COMMAND: &str = "pack";
+/// The minimum number of bytes read at a time.
 const CHUNK_LEN_MIN: usize = 1 << 20;
 
 pub fn run(args: &PackArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(signals::NOTHING);
     let began = Instant::now();
-    let cannot = |reason: Reason| reason.cannot("pack", args.input.display());
+    let cannot = |reason: Reason| reason.cannot("pack", text::path(&args.input));
+    if args.input.as_os_str() == "-" {
+        return pack_stdin(args, began);
+    }
     let input = args.input.canonicalize().map_err(|error| cannot(error.into()))?;
     let beside_it =
         if args.in_place { &input } else { args.output.as_ref().unwrap_or(&args.input) };
@@ -46,16 +56,38 @@ pub fn run(args: &PackArgs) -> Result<ExitCode, Failure> {
         input.clone()
     } else {
         let output = args.output.clone().unwrap_or_else(|| beside(&args.input, ".hpk"));
-        refuse_output(args, &input, &output).cannot("create", output.display())?;
+        refuse_output(args, Some(&input), &output).cannot("create", text::path(&output))?;
         output
     };
     let packed = pack(args, &input, &output).map_err(cannot)?;
     let shown = if args.in_place { &args.input } else { &output };
-    packed.report(args, shown, began).cannot("report on", shown.display())?;
+    packed.report(args, shown, began).cannot("report on", text::path(shown))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What came out.
+/// Packs standard input to OUT, which must be named.
+fn pack_stdin(args: &PackArgs, began: Instant) -> Result<ExitCode, Failure> {
+    let Some(output) = args.output.as_ref().filter(|_| !args.in_place) else {
+        let text = "standard input has no name: name the pool to create";
+        wrong_usage(COMMAND, ErrorKind::MissingRequiredArgument, text);
+    };
+    leftovers::tell(publish::directory_of(output));
+    refuse_output(args, None, output).cannot("create", text::path(output))?;
+    let pack = || {
+        let input = Input::standard(output);
+        let unfinished = Unfinished::create(output)?;
+        let digest = write(args, &input, unfinished.path())?;
+        let packed = verify(args, unfinished.path(), &digest)?;
+        unfinished.complete(input.mode(), None)?;
+        unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
+        Ok::<_, Reason>(packed)
+    };
+    let packed = pack().cannot(COMMAND, "-")?;
+    packed.report(args, output, began).cannot("report on", text::path(output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sizes of the finished pool.
 struct Packed {
     logical_bytes: u64,
     pool_bytes: u64,
@@ -64,14 +96,15 @@ struct Packed {
 
 fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> {
     if args.in_place {
-        refuse_in_place(input)?;
+        refuse_in_place(input, COMMAND)?;
     }
     let snapshot = Snapshot::open(input, args.in_place)?;
-    let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
-    let digest = write(args, input, &snapshot, unfinished.path())?;
+    let unfinished = Unfinished::create(output)?;
+    let digest = write(args, &Input::File(input, &snapshot), unfinished.path())?;
     let metadata = snapshot.metadata().clone();
     let is_database = snapshot.page_len().is_some();
-    // In place, a database stays locked until the pool is verified; else nobody need wait longer.
+    // With --in-place, a database stays locked until the pool is verified; otherwise it is released
+    // here.
     let held = if args.in_place { Some(snapshot) } else { snapshot.into_file().map(|_| None)? };
     let packed = verify(args, unfinished.path(), &digest)?;
     if let Some(snapshot) = held {
@@ -79,7 +112,9 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
         keep_xattrs(input, unfinished.path())?;
         unfinished.complete(metadata.mode(), None)?;
         let file = snapshot.into_file()?;
-        unfinished.replace(input, &file, &digest, is_database).map_err(in_place_hint)?;
+        unfinished
+            .replace(input, &file, &digest, is_database)
+            .map_err(|reason| in_place_hint(reason, COMMAND))?;
     } else {
         unfinished.complete(metadata.mode(), None)?;
         unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
@@ -87,34 +122,35 @@ fn pack(args: &PackArgs, input: &Path, output: &Path) -> Result<Packed, Reason> 
     Ok(packed)
 }
 
-/// Writes the pool. What the file holds becomes visible and durable with one commit at the end.
-fn write(
-    args: &PackArgs,
-    input: &Path,
-    snapshot: &Snapshot,
-    path: &Path,
-) -> Result<Digest, Reason> {
-    let name = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
+/// Writes the pool. One commit at the end makes the content visible and durable.
+fn write(args: &PackArgs, input: &Input<'_>, path: &Path) -> Result<Digest, Reason> {
+    let name = input.name();
     let mut guid = [0; 16];
     getrandom::fill(&mut guid)
         .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
     let properties = args.properties();
-    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: Some(name.clone()) };
+    let create = CreateOptions {
+        guid,
+        ashift: ASHIFT,
+        properties,
+        file_name: Some(name.clone()),
+        file_mode: 0,
+    };
     let device = Arc::new(FileDevice::open(path)?);
     let pool =
         Pool::create(Arc::clone(&device) as _, &create, pool_file::options(args.work.threads))?;
     let id = pool.only_file()?.file;
     let file = pool.file(id)?;
-    if let Some(page_len) = snapshot.page_len() {
+    if let Some(page_len) = input.page_len() {
         file.set_page_len_hint(page_len);
     }
 
-    // Under the lock, or in the transaction, that the pages are read in.
-    let clearing = if args.clear_unused { snapshot.clearing()? } else { None };
+    // Computed under the same lock, or in the same transaction, as the pages are read.
+    let clearing = if args.clears_unused() { input.clearing()? } else { None };
     let mut cleared = Vec::new();
     let mut digest = Digest::default();
-    let mut progress = Progress::new(format!("packing {name}"), snapshot.len()?, args.work.quiet);
-    snapshot.read(chunk_len(args)?, &mut |chunk| {
+    let mut progress = Progress::new(format!("packing {name}"), input.len()?, args.work.quiet);
+    input.read(chunk_len(args)?, &mut |chunk| {
         signals::check()?;
         let chunk = match &clearing {
             None => chunk,
@@ -125,7 +161,7 @@ fn write(
                 &cleared
             }
         };
-        // What is not written is a hole.
+        // Bytes not written are a hole.
         if !is_all_zero(chunk) {
             file.write_at(chunk, digest.len())?;
         }
@@ -136,15 +172,14 @@ fn write(
     })?;
     file.set_len(digest.len())?;
     file.commit(Durability::Durable)?;
-    // Behind the commit, which makes the time of the last change unknown.
-    let metadata = snapshot.metadata();
-    pool.set_attributes(id, metadata.mode() & 0o7777, modified_ns(metadata))?;
+    // After the commit, which resets the modification time.
+    pool.set_attributes(id, input.mode(), input.modified_ns())?;
     pool.close()?;
     progress.finish();
     Ok(digest)
 }
 
-/// Whole records are written where chunks are whole records.
+/// The length of chunks: a multiple of the record size, so that whole records are written.
 fn chunk_len(args: &PackArgs) -> Result<usize, Reason> {
     let mut settings = Settings::default();
     for (property, value) in args.properties() {
@@ -153,12 +188,15 @@ fn chunk_len(args: &PackArgs) -> Result<usize, Reason> {
     Ok(CHUNK_LEN_MIN.max(settings.record_len as usize))
 }
 
-/// Opens the pool anew, checks all of it, and compares what it holds with what was read.
+/// Reopens the pool, checks all of it, and compares its content with the input.
 fn verify(args: &PackArgs, path: &Path, digest: &Digest) -> Result<Packed, Reason> {
     let pool = pool_file::open_read_only(path, args.work.threads)?;
     let report = pool.check(&mut |_| {})?;
     if let Some(problem) = report.problems.first() {
-        return Err(Reason::new(Code::Data, format!("the pool is not whole: {}", problem.detail)));
+        return Err(Reason::new(
+            Code::Data,
+            format!("the new pool is damaged: {}", problem.detail),
+        ));
     }
     signals::check()?;
     let file = pool.file(pool.only_file()?.file)?;
@@ -170,7 +208,7 @@ fn verify(args: &PackArgs, path: &Path, digest: &Digest) -> Result<Packed, Reaso
         signals::check()
     })?;
     if found != *digest {
-        return Err(Reason::new(Code::Data, "the pool does not hold what was read"));
+        return Err(Reason::new(Code::Data, "the new pool does not match the input"));
     }
     progress.finish();
     Ok(Packed {
@@ -199,7 +237,7 @@ impl Packed {
         }
         output::print_line(format_args!(
             "{}: {} in {} ({}), packed and verified in {seconds:.1} s",
-            output.display(),
+            text::path(output),
             bytes(self.logical_bytes, false),
             bytes(self.pool_bytes, false),
             ratio(quotient(self.logical_bytes, self.pool_bytes)),
@@ -207,86 +245,92 @@ impl Packed {
     }
 }
 
-fn modified_ns(metadata: &Metadata) -> i64 {
-    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
-}
-
-/// Only ordinary files are packed, and a pool only if it is really meant.
+/// Accepts regular files only, and a pool only with --force.
 fn refuse_input(args: &PackArgs, input: &Path) -> Result<(), Reason> {
-    // Before it is opened: that would wait for the other end of a pipe.
+    // Checked before opening, which would block on a pipe.
     if !std::fs::metadata(input)?.is_file() {
-        return Err(Reason::new(Code::Cannot, "it is not an ordinary file"));
+        return Err(Reason::new(Code::Cannot, "it is not a regular file"));
     }
     let mut head = [0; MAGIC.len()];
     read_full(&std::fs::File::open(input)?, &mut head, 0)?;
-    if head == *MAGIC && !args.force {
-        return Err(
-            Reason::new(Code::Cannot, "it is a pool already").hint("--force packs it all the same")
-        );
+    if head == *MAGIC && (args.in_place || !args.force) {
+        let reason = Reason::new(Code::Cannot, "it is a pool already");
+        return Err(reason.hint(match args.in_place {
+            true => "there is nothing to replace; 'hardpack repack' compresses it again",
+            false => {
+                "--force packs it like any other file; programs cannot open the result as a database"
+            }
+        }));
     }
     if head == *MAGIC {
-        // It is packed as the bytes that it is, and what its databases have beside it would stay behind.
+        // The pool is packed as plain bytes, without the logs next to it.
         let logs = contents::logs_beside(input)?;
         if let Some((_, path, _)) = logs.iter().find(|(_, path, _)| sqlite::is_unsettled(path)) {
-            let what = format!("'{}' holds changes that it lacks", path.display());
+            let what = format!("'{}' holds changes that are not in the pool", text::path(path));
             return Err(Reason::new(Code::InUse, what)
-                .hint("opening that database once, with nobody else using it, puts them into it"));
+                .hint("open that database once while nobody else uses it; that moves the changes into the pool"));
         }
     }
     Ok(())
 }
 
-fn refuse_output(args: &PackArgs, input: &Path, output: &Path) -> Result<(), Reason> {
-    if !Address::from(output.as_os_str().to_owned()).is_whole() {
-        let (input, output) = (args.input.display(), output.display());
-        return Err(Reason::new(Code::Cannot, "it lies in a pool that is there already")
+fn refuse_output(args: &PackArgs, input: Option<&Path>, output: &Path) -> Result<(), Reason> {
+    let address = Address::from(output.as_os_str().to_owned());
+    if !address.is_whole() && std::fs::symlink_metadata(&address.pool).is_err() {
+        return Err(publish::no_directory(output));
+    }
+    if !address.is_whole() {
+        let (input, output) = (text::path(&args.input), text::path(output));
+        return Err(Reason::new(Code::Cannot, "it is a path in an existing pool")
             .hint(format!("'hardpack put {input} {output}' puts a file into a pool")));
     }
-    if !args.force {
-        publish::refuse_existing(output)?;
-    } else if output.canonicalize().is_ok_and(|output| output == input) {
-        return Err(Reason::new(Code::Cannot, "it is the file to be packed")
-            .hint("--in-place replaces it by its pool"));
+    if args.force && output.canonicalize().is_ok_and(|output| Some(&*output) == input) {
+        return Err(Reason::new(Code::Cannot, "it is the file to pack")
+            .hint("--in-place replaces it with its pool"));
     }
+    publish::refuse_existing(output, args.force)?;
     publish::refuse_sidecars(output)?;
     if args.force { publish::refuse_in_use(output) } else { Ok(()) }
 }
 
-fn refuse_in_place(input: &Path) -> Result<(), Reason> {
+/// Refuses to replace a file with other names, or one that another process has open.
+pub fn refuse_in_place(input: &Path, command: &str) -> Result<(), Reason> {
     let file = std::fs::File::open(input)?;
     if file.metadata()?.nlink() > 1 {
-        return Err(Reason::new(Code::Cannot, "it has other names (hard links)")
-            .hint("they would keep the unpacked file; remove them, or pack without --in-place"));
+        return Err(Reason::new(Code::Cannot, "it has other names (hard links)").hint(format!(
+            "they would still name the old file; remove them, or {command} without --in-place"
+        )));
     }
-    publish::Unused::take(&file).map(drop).map_err(in_place_hint)
+    publish::Unused::take(&file).map(drop).map_err(|reason| in_place_hint(reason, command))
 }
 
-fn in_place_hint(reason: Reason) -> Reason {
+/// Adds to the error for a file in use what the user can do.
+pub fn in_place_hint(reason: Reason, command: &str) -> Reason {
     match reason.code {
-        Code::InUse => {
-            reason.hint("close it there first; without --in-place a file in use can be packed")
-        }
+        Code::InUse => reason.hint(format!(
+            "close it there first, or {command} without --in-place, which works on a file in use"
+        )),
         _ => reason,
     }
 }
 
-/// Best effort: only root may give files away.
-fn keep_owner(path: &Path, metadata: &Metadata) {
+/// Sets the owner, as far as possible: only root may give files away.
+pub fn keep_owner(path: &Path, metadata: &Metadata) {
     let _ = chown(path, Some(metadata.uid()), Some(metadata.gid()));
 }
 
-/// Gives the pool the extended attributes of what it replaces, and with them its access control list. Its mode comes
-/// after that, and says again what the list has as its mask.
-fn keep_xattrs(from: &Path, to: &Path) -> Result<(), Reason> {
+/// Copies the extended attributes of the input, including its access control list, to the pool. The
+/// mode is set later; its group bits equal the mask of the list.
+pub fn keep_xattrs(from: &Path, to: &Path) -> Result<(), Reason> {
     for (name, value) in xattrs_of(from)? {
         let set = rustix::fs::lsetxattr(to, &name, &value, XattrFlags::empty());
-        // Labels and the like are set by the system, or by those who may.
+        // Attributes such as labels are set by the system or privileged users.
         let is_systems = name.starts_with(b"security.") || name.starts_with(b"trusted.");
         if let Err(error) = set
             && !is_systems
         {
             let name = text::escaped(&name);
-            let what = format!("its extended attribute '{name}' cannot be kept: {error}");
+            let what = format!("its extended attribute '{name}' cannot be copied: {error}");
             return Err(Reason::new(Code::Cannot, what));
         }
     }

@@ -1,4 +1,4 @@
-//! `hardpack get`, `set` and `inherit`: properties, shown as `zfs get` shows them.
+//! `hardpack get`, `set` and `inherit`: properties, shown like `zfs get` does.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,15 +12,18 @@ use crate::address::{Address, Opened, join};
 use crate::args::{Field, GetArgs, InheritArgs, STATISTICS, SetArgs, Wanted};
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, ratio};
-use crate::text;
+use crate::{globs, text};
 
-/// In how many files and directories a property of their own is named when one is set above them.
+/// After setting a property on a directory, the most entries to report that override it.
 const OVERRIDES_NAMED: usize = 10;
-/// In how many it is looked for.
+/// The most entries to search for overrides.
 const OVERRIDES_SEARCHED: usize = 1000;
 
 /// One line of `get`.
 struct Row {
+    /// The unchanged name, for programs.
+    raw_name: Vec<u8>,
+    /// The name as shown to people.
     name: String,
     property: &'static str,
     value: String,
@@ -40,7 +43,7 @@ impl Row {
 
 pub fn get(args: &GetArgs) -> Result<ExitCode, Failure> {
     let mut rows = Vec::new();
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "get properties of")? {
         collect(args, address, &mut rows).cannot("get properties of", address)?;
     }
     show(args, &rows).cannot("write to", "standard output")?;
@@ -71,9 +74,11 @@ fn rows_of(
     file: FileId,
     rows: &mut Vec<Row>,
 ) -> Result<(), Reason> {
-    let name = text::escaped(&opened.shown_at(path));
+    let raw_name = opened.shown_at(path);
+    let name = text::escaped(&raw_name);
     let mut add = |(property, value, source)| {
-        rows.push(Row { name: name.clone(), property, value, source });
+        let (raw_name, name) = (raw_name.clone(), name.clone());
+        rows.push(Row { raw_name, name, property, value, source });
     };
     for wanted in &args.wanted.0 {
         match wanted {
@@ -98,12 +103,13 @@ fn rows_of(
 fn show(args: &GetArgs, rows: &[Row]) -> Result<(), Reason> {
     if args.json {
         let rows = rows.iter().map(|row| {
-            json!({
-                "name": row.name,
+            let value = json!({
+                "name": null,
                 "property": row.property,
                 "value": row.value,
                 "source": row.source,
-            })
+            });
+            output::named(value, "name", &row.raw_name)
         });
         return output::print_json(&rows.collect::<Value>());
     }
@@ -131,7 +137,7 @@ fn setting(
 ) -> Result<(&'static str, String, String), Reason> {
     let properties = opened.pool.properties(file)?;
     let Some(found) = properties.into_iter().find(|known| known.property == property) else {
-        // Every property is listed.
+        // Unreachable, since every property is listed.
         return Ok((property.name(), String::new(), String::new()));
     };
     let source = match found.source {
@@ -145,7 +151,7 @@ fn setting(
     Ok((property.name(), value, source))
 }
 
-/// A value without units.
+/// Formats a value without units.
 fn exactly(property: Property, text: &str) -> Result<String, Reason> {
     let mut settings = Settings::default();
     settings.set(property, text)?;
@@ -166,7 +172,7 @@ fn statistic(
     let pool = &opened.pool;
     let state = pool.state();
     let stats = state.stats();
-    // That of the pool is kept as data flows, that of a directory is added up.
+    // The pool keeps its own figures up to date; those of a directory are added up here.
     let is_whole = file == ROOT;
     let sum = match name {
         "guid" => Sum::default(),
@@ -186,14 +192,14 @@ fn statistic(
     Ok((name, value, "-".into()))
 }
 
-/// What identifies the pool, in hexadecimal digits.
+/// The unique identifier of the pool, in hexadecimal digits.
 pub fn guid(pool: &Pool) -> String {
     pool.store().guid().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
     let (settings, paths) = args.parse();
-    for address in &paths {
+    for address in &globs::expand(&paths, "set properties of")? {
         let change = || {
             let opened = address.open_writable(None)?;
             let target = opened.entry()?;
@@ -210,7 +216,12 @@ pub fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is set on a directory has no effect where what is in it says otherwise.
+/// Sets properties of a file or directory.
+pub fn set_all(pool: &Pool, file: FileId, given: &[(Property, String)]) -> Result<(), Reason> {
+    Ok(pool.edit(0, |edit| edit.set_properties(file, given))?)
+}
+
+/// Prints a note for each entry whose own value overrides the one set on the directory.
 fn note_overrides(opened: &Opened, directory: FileId, property: Property) -> Result<(), Reason> {
     let pool = &opened.pool;
     let mut named = 0;
@@ -219,19 +230,19 @@ fn note_overrides(opened: &Opened, directory: FileId, property: Property) -> Res
         if named < OVERRIDES_NAMED && local.iter().any(|(known, _)| *known == property) {
             named += 1;
             let path = opened.shown_at(&join(&opened.path, &entry.name));
-            eprintln!(
-                "note: '{}' has its own {property}; give it up with: hardpack inherit {property} \
+            output::tell(format_args!(
+                "note: '{}' has its own {property}; to remove it, run: hardpack inherit {property} \
                  '{}'",
                 text::escaped(&entry.name),
                 text::escaped(&path),
-            );
+            ));
         }
     }
     Ok(())
 }
 
 pub fn inherit(args: &InheritArgs) -> Result<ExitCode, Failure> {
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "set properties of")? {
         give_up(args, address).cannot("set properties of", address)?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,11 +1,11 @@
-//! `hardpack put`: files and whole directories into a pool.
+//! `hardpack put`: stores files and whole directories in a pool.
 //!
-//! `walk.rs` goes through the sources and decides what is to be done, name by name in the order of their bytes, beside
-//! the names that the pool has. `readers.rs` reads small files ahead on a few threads; long ones and databases
-//! are streamed. What is given to the engine is committed a batch at a time, each file as a whole, so whatever
-//! ends the command leaves a whole pool, and the next run goes on from there.
+//! `walk.rs` walks the sources in byte order of their names, alongside the names in the pool, and
+//! decides what to do with each. `readers.rs` reads small files ahead on a few threads; long files
+//! and databases are streamed. The engine commits in batches, each file as a whole. So if the
+//! command ends at any point, the pool is consistent, and the next run continues.
 //!
-//! What cannot be read is named on stderr, and the rest goes on.
+//! Files that cannot be read are reported on stderr, and the rest is stored.
 
 mod delivery;
 mod existing;
@@ -22,61 +22,114 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Kind, Pool};
+use hardpack_engine::pool::{Kind, Pool, Property, ROOT};
 use serde_json::json;
 
 use self::delivery::Delivery;
 use self::readers::Readers;
 use self::walk::Putter;
-use super::names::{create_pool, make_directories};
+use super::names::{DIRECTORY_MODE, create_pool, make_directories, new_attributes};
+use super::properties::set_all;
 use crate::address::{Address, last_name};
 use crate::args::PutArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
+use crate::summary::PutSummary;
 use crate::users::Users;
-use crate::{leftovers, publish, signals, tarball, text};
+use crate::{leftovers, pool_file, publish, signals, tarball, text};
 
-/// What was done.
-#[derive(Default)]
-pub struct Summary {
-    pub files: u64,
-    pub bytes: u64,
-    pub directories: u64,
-    pub symlinks: u64,
-    pub hard_links: u64,
-    pub unchanged: u64,
-    /// Only mode, owner, times or extended attributes were set anew.
-    pub described: u64,
-    pub removed: u64,
-    pub left_out: u64,
-    pub failed: u64,
-}
+/// What an interrupted put leaves.
+const LEFT_BEHIND: &str =
+    "the files stored so far are in the pool; the same command continues from there";
 
 pub fn run(args: &PutArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(LEFT_BEHIND);
     let began = Instant::now();
     let (sources, address) = args.split();
     leftovers::tell(publish::directory_of(&address.pool));
     let is_new = fs::symlink_metadata(&address.pool).is_err();
+    if is_new {
+        refuse_unlikely(&address).cannot("create", text::path(&address.pool))?;
+    }
+    if is_new && all_missing(args, sources) {
+        let mut done = PutSummary::default();
+        done.failed += sources.len() as u64;
+        report(args, &address, &done, began).cannot("report on", &address)?;
+        return Ok(ExitCode::from(Code::Cannot as u8));
+    }
     if is_new && !args.dry_run {
         create_pool(&address.pool, args.properties.given()).cannot("create", &address)?;
-    } else if !args.properties.given().is_empty() {
-        return Err(Reason::new(Code::Cannot, "the pool is there already")
-            .hint("'hardpack set' sets the properties of a pool or a directory in it")
-            .cannot("set properties of", &address));
+    } else if args.tar && !args.properties.given().is_empty() {
+        return Err(properties_stay().cannot("set properties of", &address));
     }
-    let done = if args.tar {
-        tarball::put(args, sources, &address)?
-    } else if is_new && args.dry_run {
-        put(args, sources, &address, None)?
-    } else {
-        let opened = address.open_writable(args.work.threads).cannot("open", &address)?;
-        let done = put(args, sources, &address, Some(&opened.pool))?;
-        opened.pool.close().cannot("close", &address)?;
-        done
-    };
+    // Those of a new pool are set already.
+    let properties = if is_new { Vec::new() } else { args.properties.given() };
+    let done = put_all(args, sources, &address, is_new, &properties);
+    let has_failed = done.as_ref().map_or(true, |done| done.failed > 0);
+    let is_gone = is_new && has_failed && !args.dry_run && remove_if_empty(&address.pool);
+    let done = done.map_err(|failure| match is_gone {
+        true => failure.leaving(signals::NOTHING),
+        false => failure,
+    })?;
     report(args, &address, &done, began).cannot("report on", &address)?;
     Ok(ExitCode::from(if done.failed > 0 { Code::Cannot as u8 } else { 0 }))
+}
+
+fn put_all(
+    args: &PutArgs,
+    sources: &[OsString],
+    address: &Address,
+    is_new: bool,
+    properties: &[(Property, String)],
+) -> Result<PutSummary, Failure> {
+    if args.tar {
+        return tarball::put(args, sources, address);
+    }
+    if is_new && args.dry_run {
+        return put(args, sources, address, None, properties);
+    }
+    let opened = address.open_writable(args.work.threads).cannot("open", address)?;
+    let done = put(args, sources, address, Some(&opened.pool), properties)?;
+    opened.pool.close().cannot("close", address)?;
+    Ok(done)
+}
+
+/// Refuses to create a pool for a path in it, unless its name says that it is to be one: a mistyped
+/// directory would become a pool.
+fn refuse_unlikely(address: &Address) -> Result<(), Reason> {
+    if address.is_whole() || address.pool.extension().is_some_and(|ending| ending == "hpk") {
+        return Ok(());
+    }
+    let pool = text::path(&address.pool);
+    Err(Reason::new(Code::Cannot, "there is no such directory or pool").hint(format!(
+        "'mkdir {pool}' makes the directory, 'hardpack create {pool}' a pool of that name"
+    )))
+}
+
+/// Whether no source exists, which is then reported.
+fn all_missing(args: &PutArgs, sources: &[OsString]) -> bool {
+    let mut failures = Vec::new();
+    for source in sources {
+        let is_stdin = args.tar && source == "-";
+        match fs::symlink_metadata(source) {
+            Err(error) if !is_stdin => failures.push((source, error)),
+            _ => return false,
+        }
+    }
+    for (source, error) in failures {
+        Reason::from(error).cannot("put", text::escaped(source.as_bytes())).report();
+    }
+    true
+}
+
+/// Removes the new pool if nothing came into it and nobody else uses it. Returns whether it did.
+fn remove_if_empty(pool: &Path) -> bool {
+    let is_empty = || -> Result<bool, Reason> {
+        let opened = pool_file::open_read_only(pool, Some(1))?;
+        Ok(opened.list_some(ROOT, None, 1)?.is_empty() && opened.snapshots()?.is_empty())
+    };
+    // What cannot be removed stays, as an empty pool.
+    is_empty().is_ok_and(|is_empty| is_empty) && publish::remove_unused(pool).is_ok()
 }
 
 fn put(
@@ -84,7 +137,8 @@ fn put(
     sources: &[OsString],
     address: &Address,
     pool: Option<&Pool>,
-) -> Result<Summary, Failure> {
+    properties: &[(Property, String)],
+) -> Result<PutSummary, Failure> {
     let users = match pool.filter(|_| !args.dry_run) {
         Some(pool) => {
             let users = Users::of(&address.pool).cannot("open", address)?;
@@ -93,12 +147,18 @@ fn put(
         }
         None => None,
     };
+    let is_there = pool.is_some_and(|pool| pool.resolve(&address.path).is_ok());
     let target = target(args, sources, address, pool).cannot("put into", address)?;
-    let mut summary = Summary::default();
+    if let Some(pool) = pool.filter(|_| !properties.is_empty()) {
+        let made = make_with(args, sources, pool, &target, is_there, properties);
+        made.cannot("set properties of", address)?;
+    }
+    let mut summary = PutSummary::default();
     for source in sources {
         let path = Path::new(source);
         let shown = text::escaped(source.as_bytes());
-        // A source is read to its end before the next: SQLite's locks do not bear the same file twice.
+        // Sources are read one after the other: opening the same file twice would break SQLite's
+        // locks.
         let done = std::thread::scope(|scope| {
             let readers = Readers::start(scope)?;
             let avoid = fs::metadata(&address.pool).ok().map(|m| (m.dev(), m.ino()));
@@ -118,11 +178,11 @@ fn put(
     Ok(summary)
 }
 
-/// Where sources go.
+/// The destination of the sources.
 pub struct Target {
-    /// The directory; nothing where it is not there and not made either.
+    /// The directory; `None` in a dry run if it does not exist.
     pub directory: Option<FileId>,
-    /// The name of a single file in it; nothing where its own is kept.
+    /// The new name of a single file; `None` to keep its own.
     pub name: Option<Vec<u8>>,
 }
 
@@ -151,6 +211,47 @@ fn target(
     Ok(Target { directory: directory(args, pool, above)?, name: Some(name.to_vec()) })
 }
 
+/// Makes the directories that the sources go into and sets properties of them, so that their
+/// content is stored accordingly. Refuses to change what exists already.
+fn make_with(
+    args: &PutArgs,
+    sources: &[OsString],
+    pool: &Pool,
+    target: &Target,
+    is_there: bool,
+    properties: &[(Property, String)],
+) -> Result<(), Reason> {
+    let Some(directory) = target.directory.filter(|_| !args.dry_run) else { return Ok(()) };
+    if !is_there && target.name.is_none() {
+        return set_all(pool, directory, properties);
+    }
+    let own_name = |source: &OsString| {
+        let is_itself = !args.no_target_directory && !source.as_bytes().ends_with(b"/");
+        let metadata = fs::symlink_metadata(source);
+        let is_directory = metadata.is_ok_and(|metadata| metadata.is_dir());
+        let name = Path::new(source).file_name().filter(|_| is_itself && is_directory);
+        name.map(|name| name.as_bytes().to_vec())
+    };
+    for source in sources {
+        let name = own_name(source).ok_or_else(properties_stay)?;
+        if pool.lookup_in(directory, &name)?.is_some() {
+            return Err(properties_stay());
+        }
+        let like = new_attributes(Kind::Directory, DIRECTORY_MODE);
+        pool.edit(like.changed_ns, |edit| {
+            let made = edit.create(directory, &name, &like)?;
+            edit.set_properties(made, properties)
+        })?;
+    }
+    Ok(())
+}
+
+/// The error for properties of something that exists already.
+fn properties_stay() -> Reason {
+    Reason::new(Code::Cannot, "properties are set only of a pool or directory that 'put' makes")
+        .hint("'hardpack set' sets those of an existing one, 'hardpack mkdir -o' those of a new directory")
+}
+
 fn directory(args: &PutArgs, pool: Option<&Pool>, path: &[u8]) -> Result<Option<FileId>, Reason> {
     match pool {
         Some(pool) if args.dry_run => Ok(pool.resolve(path).ok().map(|entry| entry.file)),
@@ -159,11 +260,16 @@ fn directory(args: &PutArgs, pool: Option<&Pool>, path: &[u8]) -> Result<Option<
     }
 }
 
-fn report(args: &PutArgs, address: &Address, done: &Summary, began: Instant) -> Result<(), Reason> {
+fn report(
+    args: &PutArgs,
+    address: &Address,
+    done: &PutSummary,
+    began: Instant,
+) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
         return output::print_json(&json!({
-            "pool": address.to_string(),
+            "pool": address.given().to_string_lossy(),
             "dry_run": args.dry_run,
             "files": done.files,
             "bytes": done.bytes,
@@ -185,9 +291,9 @@ fn report(args: &PutArgs, address: &Address, done: &Summary, began: Instant) -> 
         (done.symlinks, "symbolic links"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
-        (done.described, "only described anew"),
+        (done.described, "with new metadata"),
         (done.removed, "removed"),
-        (done.left_out, "left out"),
+        (done.left_out, "skipped"),
         (done.failed, "failed"),
     ];
     let mut line = format!("{address}: {}", if args.dry_run { "would put " } else { "" });

@@ -1,71 +1,146 @@
-//! `hardpack receive`: takes a snapshot, or what changed since another, from standard input.
+//! `hardpack receive`: reads a snapshot, or the changes since another, from standard input.
 
 use std::cell::RefCell;
-use std::io::{BufReader, IsTerminal, Read};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
-use hardpack_engine::pool::{Pool, ReceiveOptions, ReceiveReport};
-use hardpack_engine::{Error, FileId};
+use hardpack_engine::pool::{Kind, Pool, ReceiveOptions, ReceiveReport};
+use hardpack_engine::{Error, FileId, Location};
 
+use super::names::{create_pool, make_directories};
 use super::snapshots::{Settling, settle_databases};
+use crate::address::Address;
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output;
 use crate::progress::Spinner;
+use crate::publish::Unused;
+use crate::signals::{self, Interruptible};
 use crate::users::Users;
 
-/// So much is read at a time.
+/// The number of bytes read at a time.
 const READ_LEN: usize = 1 << 20;
 
+/// What an interrupted receive leaves.
+const LEFT_BEHIND: &str = "the part received so far is kept, invisibly: 'hardpack receive --resume-token' prints the \
+                           token for sending the rest, and --abort drops it";
+
 pub fn run(args: &ReceiveArgs) -> Result<ExitCode, Failure> {
+    signals::catch(LEFT_BEHIND);
     receive(args).cannot("receive", &args.target)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn receive(args: &ReceiveArgs) -> Result<(), Reason> {
+    let target = &args.target;
+    let only_asks = args.resume_token || args.abort;
+    let is_new = !only_asks && fs::symlink_metadata(&target.pool).is_err();
+    // Nothing is created before there is something to receive.
+    let mut input = if only_asks { None } else { Some(input()?) };
+    if let Some(input) = input.as_mut().filter(|_| is_new) {
+        refuse_whole(target)?;
+        refuse_empty(input)?;
+        create_pool(&target.pool, Vec::new())?;
+    }
     let opened = match args.resume_token {
-        true => args.target.open(None)?,
-        false => args.target.open_writable(None)?,
+        true => target.open(None)?,
+        false => target.open_writable(None)?,
     };
-    let pool = &opened.pool;
-    if args.target.is_whole() {
-        return Err(Reason::new(Code::Cannot, "a pool as a whole cannot be received into")
-            .hint(format!("name what is to be made in it, as {}/NAME", args.target)));
+    refuse_whole(target)?;
+    if is_new {
+        let parent = opened.path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        make_directories(&opened.pool, &opened.path[..parent])?;
     }
-    let (directory, name): (FileId, &[u8]) = pool.resolve_parent(&opened.path)?;
-    let nothing = || Reason::new(Code::Cannot, "no stream was cut there");
-    if args.resume_token {
-        let token = pool.receive_token(directory, name)?.ok_or_else(nothing)?;
-        return output::print_line(token);
+    let (directory, name) = opened.parent()?;
+    let (name, pool) = (name.to_vec(), opened.pool);
+    let place: (FileId, &[u8]) = (directory, &name);
+    let Some(input) = &mut input else { return answer(args, pool, place) };
+    let _spinner = Spinner::new("receiving", args.quiet);
+    let mut count = 0;
+    let received = receive_all(args, &pool, place, input, &mut count);
+    match received {
+        Err(reason) if is_new && count == 0 => Err(discard(target, pool, place, reason)),
+        Err(reason) => Err(behind_others(reason, count)),
+        Ok(()) => Ok(pool.close()?),
     }
-    if args.abort {
-        return match pool.abort_receive(directory, name)? {
-            true => Ok(pool.close()?),
-            false => Err(nothing()),
-        };
+}
+
+fn refuse_whole(target: &Address) -> Result<(), Reason> {
+    if !target.is_whole() {
+        return Ok(());
     }
-    let stdin = std::io::stdin();
-    if stdin.is_terminal() {
-        return Err(Reason::new(Code::Cannot, "a stream does not come from a terminal")
+    Err(Reason::new(Code::Cannot, "a stream cannot be received into a whole pool")
+        .hint(format!("name the file or directory to create in it, as {target}/NAME")))
+}
+
+/// Standard input, which must not be a terminal.
+fn input() -> Result<BufReader<Interruptible<File>>, Reason> {
+    if std::io::stdin().is_terminal() {
+        return Err(Reason::new(Code::Cannot, "a stream cannot be read from a terminal")
             .hint("redirect it from a file, or pipe it from 'hardpack send'"));
     }
-    let _spinner = Spinner::new("receiving", args.quiet);
-    let mut input = BufReader::with_capacity(READ_LEN, stdin.lock());
-    // Streams may follow each other.
-    let (mut count, mut behind) = (0_u64, None);
+    Ok(BufReader::with_capacity(READ_LEN, signals::stdin()?))
+}
+
+/// Waits for the first bytes.
+fn refuse_empty(input: &mut impl BufRead) -> Result<(), Reason> {
+    if input.fill_buf()?.is_empty() {
+        return Err(Reason::new(Code::Data, "there is no stream in the input")
+            .hint("'hardpack send' writes one"));
+    }
+    Ok(())
+}
+
+/// Prints the token of a cut stream, or drops the received part.
+fn answer(args: &ReceiveArgs, pool: Pool, place: (FileId, &[u8])) -> Result<(), Reason> {
+    let nothing = || Reason::new(Code::Cannot, "no interrupted stream is kept there");
+    if args.resume_token {
+        return output::print_line(pool.receive_token(place.0, place.1)?.ok_or_else(nothing)?);
+    }
+    match pool.abort_receive(place.0, place.1)? {
+        true => Ok(pool.close()?),
+        false => Err(nothing()),
+    }
+}
+
+/// Receives all streams of the input, which may follow one another, and counts them.
+fn receive_all(
+    args: &ReceiveArgs,
+    pool: &Pool,
+    place: (FileId, &[u8]),
+    input: &mut dyn Read,
+    count: &mut u64,
+) -> Result<(), Reason> {
+    let mut behind = None;
     loop {
-        let report = receive_one(args, pool, (directory, name), &mut input, behind)
-            .map_err(|reason| behind_others(reason, count))?;
-        count += 1;
-        behind = report.next;
+        behind = receive_one(args, pool, place, input, behind)?.next;
+        *count += 1;
         if behind.is_none() {
-            return Ok(pool.close()?);
+            return Ok(());
         }
     }
 }
 
-/// Receives one stream, which begins behind so many bytes; another may follow.
+/// Removes the pool that this command created, unless the beginning of a stream is kept in it or
+/// another program has opened it.
+fn discard(target: &Address, pool: Pool, place: (FileId, &[u8]), reason: Reason) -> Reason {
+    if !matches!(pool.receive_token(place.0, place.1), Ok(None)) {
+        return reason;
+    }
+    drop(pool);
+    // An empty pool that stays does no harm; what matters to the user is why nothing was received.
+    let _ = fs::File::open(&target.pool).map_err(Reason::from).and_then(|file| {
+        let unused = Unused::take(&file)?;
+        unused.is_still_unused()?;
+        Ok(fs::remove_file(&target.pool)?)
+    });
+    reason
+}
+
+/// Receives one stream. `behind` is the number of bytes before it if it is not the first; another
+/// may follow.
 fn receive_one(
     args: &ReceiveArgs,
     pool: &Pool,
@@ -73,7 +148,7 @@ fn receive_one(
     input: &mut dyn Read,
     behind: Option<u64>,
 ) -> Result<ReceiveReport, Reason> {
-    // Until all of the stream is committed. The next one may change what this one made.
+    // Held until the whole stream is committed. The next one may change what this one made.
     let kept_out = RefCell::new(None);
     let refusal = RefCell::new(None);
     let before_change = |scope: FileId| {
@@ -86,6 +161,7 @@ fn receive_one(
     };
     let options = ReceiveOptions {
         force: args.force,
+        properties: &args.properties.given,
         behind,
         before_change: Some(&before_change),
         ..ReceiveOptions::default()
@@ -93,16 +169,20 @@ fn receive_one(
     let received = pool.receive(directory, name, input, &options, &mut |_| {});
     let report = received.map_err(|error| {
         let is_of_stream =
-            matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. });
+            matches!(error, Error::Stream { .. } | Error::Corrupt { what: "stream", .. })
+                || matches!(error, Error::Corrupt { location: Location::Frame(_), .. });
+        if is_of_stream && signals::is_interrupted() {
+            return Reason::interrupted();
+        }
         let mut reason = refusal.take().unwrap_or_else(|| Reason::from(error));
         if is_of_stream {
-            // The pool is sound.
+            // The stream is damaged, not the pool.
             reason.hint = None;
         }
         match pool.receive_token(directory, name) {
             Ok(Some(_)) if is_of_stream => reason.hint(format!(
-                "what came before is kept: 'hardpack receive --resume-token {0}' tells from where \
-                 to send the rest, and with --abort it is given up",
+                "the part received so far is kept: 'hardpack receive --resume-token {0}' prints the token \
+                 for sending the rest, and --abort drops it",
                 args.target
             )),
             _ => reason,
@@ -114,18 +194,20 @@ fn receive_one(
     Ok(report)
 }
 
-/// Says that what came before is received.
+/// Adds that the streams before the failed one were received.
 fn behind_others(mut reason: Reason, count: u64) -> Reason {
     if count > 0 {
-        let streams = if count == 1 { "stream before it is" } else { "streams before it are" };
+        let streams = if count == 1 { "stream before it was" } else { "streams before it were" };
         reason.text = format!("{}; the {count} {streams} received", reason.text);
     }
     reason
 }
 
-/// Has what is in logs of the databases that may change put into them, and keeps everybody out.
+/// Empties the logs of the databases that may change, and keeps everybody out of them.
 fn keep_out(path: &Path, pool: &Pool, scope: FileId) -> Result<Users, Reason> {
     settle_databases(path, &pool.path_of(scope)?, Settling::Emptied)?;
     pool.refresh()?;
-    Users::of(path)?.keep_out(pool, scope)
+    // What a stream takes away from a directory is not known before it has been read.
+    let takes_first = pool.attributes(scope)?.kind == Kind::Directory;
+    Users::of(path)?.keep_out(pool, scope, takes_first)
 }

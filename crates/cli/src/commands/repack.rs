@@ -1,7 +1,7 @@
-//! `hardpack repack`: compress what is stored anew, while others read and write.
+//! `hardpack repack`: compresses stored data again, while others read and write.
 //!
-//! How far it has come is kept in the pool (see the engine's `repack.rs`), so that an interrupted one
-//! goes on when the command is given again, whatever ended it.
+//! The pool stores the progress (see the engine's `repack.rs`), so that the command, given again,
+//! continues an interrupted repack.
 
 use std::collections::HashSet;
 use std::process::ExitCode;
@@ -24,20 +24,23 @@ use crate::progress::Progress;
 use crate::signals;
 use crate::{contents, pool_file, sqlite};
 
-/// How much of a file an estimate compresses.
+/// The number of bytes that an estimate compresses.
 const SAMPLE_LEN: u64 = 8 << 20;
-/// And of each of many files, at the least.
+/// The minimum sample of each file, if there are many.
 const SAMPLE_LEN_MIN: u64 = 64 << 10;
-/// How much is rewritten in one step, and how long that should take at the most.
+/// The range of bytes rewritten in one step, and the time that a step should take at most.
 const STEP_LEN_RANGE: std::ops::RangeInclusive<u64> = 512 << 10..=8 << 20;
 const STEP_TIME_MAX: Duration = Duration::from_millis(500);
-/// How long others may keep a database locked that is to be cleared.
+/// How long to wait for the lock on a database to clear.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// A writer may change what is just being compressed: then it is gone over again, so many times.
+/// A writer may change data while it is being compressed; up to this many passes pick up such data.
 const PASS_COUNT_MAX: usize = 3;
 
+/// What an interrupted repack leaves.
+const LEFT_BEHIND: &str = "'hardpack repack' continues from there";
+
 pub fn run(args: &RepackArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(LEFT_BEHIND);
     let began = Instant::now();
     let path = &args.pool;
     if args.estimate {
@@ -50,7 +53,7 @@ pub fn run(args: &RepackArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if done.damaged.is_empty() { 0 } else { Code::Data as u8 }))
 }
 
-/// The properties to aim at: those in force for the file, but for what was asked for.
+/// The properties to aim at: those in force for the file, overridden by the flags.
 fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason> {
     let mut goal = pool.settings(file)?;
     for (property, value) in args.properties() {
@@ -59,7 +62,7 @@ fn goal(args: &RepackArgs, pool: &Pool, file: FileId) -> Result<Settings, Reason
     Ok(goal)
 }
 
-/// The file that is meant, or all files below the directory that is, each once.
+/// The named file, or all files below the named directory, each once.
 fn files(opened: &Opened) -> Result<Vec<FileId>, Reason> {
     let entry = opened.file_or_entry()?;
     if entry.kind != Kind::Directory {
@@ -79,7 +82,8 @@ fn estimate(args: &RepackArgs) -> Result<Estimate, Reason> {
     let opened = args.pool.open(args.work.threads)?;
     let mut sum = Estimate::default();
     for file in files(&opened)? {
-        // Of many files, a part of the sample each would say nothing: the first ones are the sample.
+        // With many files, an equal share of the sample each would be too little; the first files
+        // get most of it.
         let left = SAMPLE_LEN.saturating_sub(sum.sampled_len);
         let found = match estimate_file(args, &opened.pool, file, left.max(SAMPLE_LEN_MIN)) {
             Err(_) if is_gone(&opened.pool, file)? => continue,
@@ -102,7 +106,7 @@ fn estimate_file(
     let goal = goal(args, pool, file)?;
     let len = sample_len.min(pool.attributes(file)?.len);
     let mut progress = Progress::new("compressing a sample".into(), len, args.work.quiet);
-    // No lock is needed for it: nothing of what is cleared is kept.
+    // No lock is needed, since the result is not stored.
     let clearing = match clears(pool, file, &goal)? {
         true => clearing(pool, file)?,
         false => None,
@@ -118,7 +122,7 @@ fn estimate_file(
     Ok(estimate)
 }
 
-/// Repacks each file that is meant; what the last of them was to become is part of the report.
+/// Repacks each file. Also returns the goal of the last one, for the report.
 fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
     let opened = args.pool.open_writable(args.work.threads)?;
     let files = files(&opened)?;
@@ -131,7 +135,7 @@ fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
                 sum.add(done);
                 goal = Some(repack.goal);
             }
-            // Somebody removed it meanwhile: there is nothing to repack.
+            // It was removed meanwhile.
             Err(_) if is_one_of_many && is_gone(&opened.pool, *file)? => {}
             Err(reason) => return Err(reason),
         }
@@ -140,7 +144,7 @@ fn repack(args: &RepackArgs) -> Result<(Option<Settings>, Step), Reason> {
     Ok((goal, sum))
 }
 
-/// Whether a file that was there is not any more.
+/// Whether a file has been removed meanwhile.
 fn is_gone(pool: &Pool, file: FileId) -> Result<bool, Reason> {
     pool.refresh()?;
     match pool.attributes(file) {
@@ -174,7 +178,11 @@ fn repack_file(
         let overtaken = sum.overtaken;
         loop {
             let began = Instant::now();
-            sum.add(pool.repack_step(&mut repack, &limits, clear)?);
+            match pool.repack_step(&mut repack, &limits, clear) {
+                // The last step is abandoned.
+                Err(Error::Stopped) => return Err(interrupted(pool, &repack, len)),
+                step => sum.add(step?),
+            }
             limits.rewrite_len_max = if began.elapsed() > STEP_TIME_MAX {
                 (limits.rewrite_len_max / 2).max(*STEP_LEN_RANGE.start())
             } else {
@@ -186,11 +194,7 @@ fn repack_file(
                 break;
             }
             if signals::is_interrupted() {
-                finish(pool)?;
-                let percent = quotient(repack.position, len) * 100.0;
-                let text = format!("interrupted after {percent:.0}%");
-                return Err(Reason::new(Code::Interrupted, text)
-                    .hint("'hardpack repack' goes on from there"));
+                return Err(interrupted(pool, &repack, len));
             }
         }
         if sum.overtaken == overtaken {
@@ -199,13 +203,22 @@ fn repack_file(
         repack.position = 0;
     }
     progress.finish();
-    // Before the pool: closing a descriptor drops SQLite's locks.
+    // Dropped before the pool: closing the pool's descriptor would drop SQLite's locks.
     drop(lock);
     Ok((repack, sum))
 }
 
-/// Where unused bytes are to be cleared, the database must stay as it is meanwhile: nobody else may
-/// use it. The lock lasts as long as the connection.
+/// Makes durable what was repacked, and says how far it got.
+fn interrupted(pool: &Pool, repack: &Repack, len: u64) -> Reason {
+    if let Err(error) = pool.store().make_durable() {
+        return error.into();
+    }
+    let percent = quotient(repack.position, len) * 100.0;
+    Reason::new(Code::Interrupted, format!("interrupted after {percent:.0}%")).hint(LEFT_BEHIND)
+}
+
+/// Locks the database if unused bytes are to be cleared: it must not change meanwhile, so nobody
+/// else may use it. The lock lasts as long as the connection.
 fn lock_to_clear(
     args: &RepackArgs,
     pool: &Pool,
@@ -222,8 +235,8 @@ fn lock_to_clear(
     let locked = sqlite::lock_pool(&path, LOCK_TIMEOUT).map_err(Reason::from);
     locked.map(Some).map_err(|reason| match reason.code {
         Code::InUse => reason.hint(
-            "clear-unused needs the database for itself; close it in other programs, or repack \
-             without ('hardpack set clear-unused=off')",
+            "clear-unused needs exclusive use of the database; close it in other programs, or repack \
+             without it ('hardpack set clear-unused=off')",
         ),
         _ => reason,
     })
@@ -249,7 +262,7 @@ fn clearing(pool: &Pool, file: FileId) -> Result<Option<Clearing>, Reason> {
     Clearing::new(len, &mut |buf, offset| Ok(file.read_at(buf, offset).map(drop)?))
 }
 
-/// Goes on with what was interrupted, or begins anew where something else is wanted.
+/// Continues an interrupted repack, or starts a new one if the goal differs.
 fn begin(
     args: &RepackArgs,
     pool: &Pool,
@@ -261,10 +274,10 @@ fn begin(
         && (args.properties().is_empty() || unfinished.aims_at(&wanted))
     {
         if !args.work.quiet {
-            eprintln!(
-                "going on with a repack to {} that was interrupted",
+            output::tell(format_args!(
+                "continuing an interrupted repack to {}",
                 unfinished.goal.get(Property::Compression)
-            );
+            ));
         }
         return Ok(unfinished);
     }
@@ -276,7 +289,7 @@ fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Resul
     let whole = seconds * quotient(found.rewrite_len, found.sampled_len.max(1));
     if args.work.json {
         return output::print_json(&json!({
-            "pool": args.pool.to_string(),
+            "pool": args.pool.given().to_string_lossy(),
             "rewrite_bytes": found.rewrite_len,
             "stored_now": found.stored_now,
             "stored_then": found.stored_then,
@@ -286,15 +299,15 @@ fn report_estimate(args: &RepackArgs, found: &Estimate, began: Instant) -> Resul
     }
     if found.rewrite_len == 0 {
         return output::print_line(format_args!(
-            "{}: everything is stored that way already",
+            "{}: everything is stored like this already",
             args.pool
         ));
     }
     output::print(output::pairs([
-        ("to be written anew", bytes(found.rewrite_len, false)),
+        ("to rewrite", bytes(found.rewrite_len, false)),
         ("stored now", bytes(found.stored_now, false)),
         (
-            "stored then, about",
+            "stored afterwards, about",
             format!(
                 "{} ({} of now)",
                 bytes(found.stored_then, false),
@@ -316,7 +329,7 @@ fn report(
     report_damage(done);
     if args.work.json {
         return output::print_json(&json!({
-            "pool": args.pool.to_string(),
+            "pool": args.pool.given().to_string_lossy(),
             "compression": goal.map(|goal| goal.get(Property::Compression)),
             "recordsize": goal.map(|goal| goal.record_len),
             "rewritten_bytes": done.rewritten_len,
@@ -332,10 +345,10 @@ fn report(
         return Ok(());
     }
     let text = if done.rewritten == 0 {
-        "everything was stored that way already".to_string()
+        "everything was stored like this already".to_string()
     } else {
         format!(
-            "{} written anew, {} became {} in {seconds:.1} s",
+            "{} rewritten, {} became {} in {seconds:.1} s",
             bytes(done.rewritten_len, false),
             bytes(done.stored_before, false),
             bytes(done.stored_after, false),

@@ -1,5 +1,5 @@
-//! `hardpack rewind`: an older state becomes the newest; and the list of those there are, for
-//! `hardpack check --states`.
+//! `hardpack rewind`: makes an older state the newest. Also lists the states for `hardpack check
+//! --states`.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,61 +13,75 @@ use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes};
 use crate::progress::Progress;
 use crate::users::Users;
-use crate::{contents, pool_file, publish, signals};
+use crate::{contents, pool_file, publish, signals, text};
 
 pub fn run(args: &RewindArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch("the pool is in the state before or after the rewind");
     let began = Instant::now();
-    let (before, after) = rewind(args).cannot("rewind", args.pool.display())?;
-    report(args, before, after, began).cannot("report on", args.pool.display())?;
+    let done = rewind(args).cannot("rewind", text::path(&args.pool))?;
+    report(args, &done, began).cannot("report on", text::path(&args.pool))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the process where a signal asks for it: nothing has been written yet.
-fn stop_if_interrupted() {
-    if signals::is_interrupted() {
-        std::process::exit(Code::Interrupted as i32);
-    }
+/// A rewind: the newest txg before and after it.
+struct Done {
+    before: Txg,
+    after: Txg,
+    /// Whether the state before was cut short, so that nothing leads back to it.
+    was_cut: bool,
 }
 
-fn rewind(args: &RewindArgs) -> Result<(Txg, Txg), Reason> {
-    // Its descriptor is closed before SQLite could hold any lock: nothing here opens a connection.
+fn rewind(args: &RewindArgs) -> Result<Done, Reason> {
+    // The descriptor is closed before SQLite holds any lock, since no connection is open yet.
     publish::refuse_open_elsewhere(&std::fs::File::open(&args.pool)?)?;
-    let pool = pool_file::open_writable(&args.pool, args.work.threads)?;
-    // Before a connection is opened that would settle one, and once more when nobody can leave another.
+    let pool = pool_file::open_even_cut(&args.pool, args.work.threads)?;
+    // Checked before opening a connection, which would settle a log, and again when nobody can
+    // create another.
     refuse_logs(args, &pool)?;
     let kept_out = Users::of(&args.pool)?.keep_out_of_all(&pool)?;
     refuse_logs(args, &pool)?;
-    let before = pool.state();
+    let (before, was_cut) = (pool.state(), pool.store().cut_short().is_some());
     let total = before.stats().data().stored + before.stats().nodes.stored;
     let mut progress = Progress::new("verifying".into(), total, args.work.quiet);
     let after = pool.rewind(Txg(args.txg), &mut |done| {
         progress.at(done);
-        stop_if_interrupted();
+        if signals::is_interrupted() {
+            // Nothing has been written yet.
+            signals::end();
+        }
+    });
+    let after = after.map_err(|error| match error {
+        Error::Corrupt { what: "state", detail, .. } => {
+            let text = format!("the state of txg {} is damaged: {detail}", args.txg);
+            Reason::new(Code::Data, text)
+                .hint("'hardpack check --states' shows which states are whole")
+        }
+        error => error.into(),
     })?;
     progress.finish();
     pool.refresh()?;
     kept_out.finish(&pool)?;
     pool.close()?;
-    Ok((before.txg(), after))
+    Ok(Done { before: before.txg(), after, was_cut })
 }
 
-/// Refuses where the log or journal of a database holds what is not in the pool: it would be lost. It would not be
-/// played onto the older state, see `generation.rs` of the engine.
+/// Fails if the log or journal of a database holds changes that are not in the pool: they would be
+/// lost, since SQLite would not apply them to the older state (see `generation.rs` of the engine).
 fn refuse_logs(args: &RewindArgs, pool: &Pool) -> Result<(), Reason> {
     for (sidecar, path, _) in contents::logs_beside(&args.pool)? {
         let is_gone = matches!(pool.attributes(sidecar.file), Err(Error::NotFound { .. }));
         if !is_gone && sidecar.generation == pool.generation(sidecar.file).ok() {
-            let text = format!("there is a log or journal beside it, '{}'", path.display());
+            let text = format!("there is a log or journal next to it, '{}'", text::path(&path));
             return Err(Reason::new(Code::InUse, text).hint(
-                "it belongs to the newest state: open and close the database, or move it away",
+                "it belongs to the newest state: open and close the database to apply it, or move it away",
             ));
         }
     }
     Ok(())
 }
 
-fn report(args: &RewindArgs, before: Txg, after: Txg, began: Instant) -> Result<(), Reason> {
+fn report(args: &RewindArgs, done: &Done, began: Instant) -> Result<(), Reason> {
+    let Done { before, after, was_cut } = done;
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
         return output::print_json(&json!({
@@ -81,23 +95,27 @@ fn report(args: &RewindArgs, before: Txg, after: Txg, began: Instant) -> Result<
     if args.work.quiet {
         return Ok(());
     }
+    let shown = text::path(&args.pool);
+    let (txg, undo) = (args.txg, "undoes this, as long as nothing is written");
     output::print_line(format_args!(
-        "{}: the state of txg {} is the newest again, as txg {after}, in {seconds:.1} s\n\
-         'hardpack rewind {} {before}' undoes this, as long as nothing is written",
-        args.pool.display(),
-        args.txg,
-        args.pool.display(),
-    ))
+        "{shown}: the state of txg {txg} is the newest again, as txg {after}, in {seconds:.1} s",
+    ))?;
+    match was_cut {
+        true => Ok(()),
+        false => output::print_line(format_args!("'hardpack rewind {shown} {before}' {undo}")),
+    }
 }
 
-/// Lists the states of a pool, and verifies each.
+/// Lists the states of a pool, and verifies each one.
 pub fn list_states(args: &CheckArgs) -> Result<ExitCode, Reason> {
     let pool = pool_file::open_read_only(&args.pool, args.work.threads)?;
     let newest = pool.state();
     let total = newest.stats().data().stored + newest.stats().nodes.stored;
     let mut shown = None;
     let states = pool.states(&mut |txg, done| {
-        stop_if_interrupted();
+        if signals::is_interrupted() {
+            signals::end();
+        }
         let is_same = shown.as_ref().is_some_and(|(last, _)| *last == txg);
         if !is_same {
             let label = format!("checking txg {txg}");
@@ -126,8 +144,8 @@ pub fn list_states(args: &CheckArgs) -> Result<ExitCode, Reason> {
         let rows = states.iter().map(|state| {
             let verdict = match state.problems.len() {
                 0 => "whole".into(),
-                1 => "not whole: 1 problem".into(),
-                n => format!("not whole: {n} problems"),
+                1 => "damaged: 1 problem".into(),
+                n => format!("damaged: {n} problems"),
             };
             [state.txg.to_string(), verdict, bytes(state.file_bytes, false)]
         });

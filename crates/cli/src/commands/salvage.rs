@@ -1,7 +1,8 @@
-//! `hardpack salvage`: all that can still be read of a damaged pool, and an exact list of the rest.
+//! `hardpack salvage`: copies everything still readable out of a damaged pool, and lists exactly
+//! what is lost.
 //!
-//! The pool is opened for reading only. A file gets its name when it is complete and durable, as with
-//! `unpack`; ranges that are lost are zeros in it, stored as holes.
+//! The pool is opened read-only. As with `unpack`, a file gets its name when it is complete and
+//! durable; lost ranges become zeros, stored as holes.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -25,39 +26,46 @@ use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
 use crate::{pool_file, signals, text};
 
-/// Permissions of a file of which none are known.
+/// Permissions of a file without recorded ones.
 const MODE_DEFAULT: u32 = 0o600;
 
 pub fn run(args: &SalvageArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch("the files written so far are complete");
     let began = Instant::now();
-    let done = salvage(args).cannot("salvage", args.pool.display())?;
+    let is_new = std::fs::symlink_metadata(&args.output).is_err();
+    let done = salvage(args).map_err(|reason| {
+        // What was saved stays; a directory without anything in it says nothing.
+        if is_new {
+            let _ = std::fs::remove_dir(&args.output);
+        }
+        reason.cannot("salvage", text::path(&args.pool))
+    })?;
     let seconds = began.elapsed().as_secs_f64();
     let reported = if args.json {
         output::print_json(&done.json(args, seconds))
     } else {
         output::print(done.text(args, seconds))
     };
-    reported.cannot("report on", args.pool.display())?;
+    reported.cannot("report on", text::path(&args.pool))?;
     Ok(ExitCode::from(if done.is_whole() { 0 } else { Code::Data as u8 }))
 }
 
-/// One file that was written.
+/// A file that was written.
 struct Saved {
-    name: String,
+    name: Vec<u8>,
     output: PathBuf,
     /// Its other names.
     links: Vec<PathBuf>,
     len: u64,
-    /// Its length is lost, and may be another from this byte on.
+    /// Set if the length is lost: bytes after this one may be missing, or not belong to the file.
     known_len: Option<u64>,
-    /// None of its names is lost.
+    /// Whether no name of it is lost.
     has_all_names: bool,
-    /// What is not right, in order.
+    /// The lost and older ranges, in order.
     hurt: Vec<Stretch>,
 }
 
-/// What came out.
+/// The result of a salvage.
 struct Done {
     salvage: Salvage,
     files: Vec<Saved>,
@@ -73,19 +81,20 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
     let opened = Salvage::open(Arc::new(device), &pool_file::options(None), wanted, &mut |done| {
         progress.at(done);
         if signals::is_interrupted() {
-            // Nothing has been created yet.
-            std::process::exit(Code::Interrupted as i32);
+            // The search cannot be stopped midway; there is nothing to clean up.
+            signals::end();
         }
     });
     drop(progress);
     let salvage = opened?;
+    pool_file::tell_cut_short(&args.pool, salvage.cut_short());
     if salvage.files().is_empty() {
         return Err(Reason::new(Code::Data, "nothing is left of any file"));
     }
     let places = places(args, &input, &salvage)?;
     let mut files = Vec::new();
     let pairs: Vec<_> = salvage.files().iter().zip(places).collect();
-    // Links last, so that nothing is written through one.
+    // Symbolic links come last, so that nothing is written through one.
     let (links, plain): (Vec<_>, Vec<_>) =
         pairs.into_iter().partition(|(file, _)| file.target.is_some());
     for (file, Place { name, output, links }) in plain.into_iter().chain(links) {
@@ -106,15 +115,15 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
     Ok(Done { salvage, files, has_sidecar: !contents::logs_beside(&args.pool)?.is_empty() })
 }
 
-/// Where a file goes.
+/// The destination of a file.
 struct Place {
-    name: String,
+    name: Vec<u8>,
     output: PathBuf,
     /// The other names of the same file.
     links: Vec<PathBuf>,
 }
 
-/// Places for all files, and the directories above them and all others.
+/// Chooses a place for each file, and makes all directories.
 fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Place>, Reason> {
     let files = salvage.files();
     let is_single = |file: &SalvageFile| file.path.len() <= 1 && file.other_paths.is_empty();
@@ -122,7 +131,8 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
     let is_directory =
         args.output.is_dir() || files.len() != 1 || has_directories || !is_single(&files[0]);
     let mut taken = HashSet::new();
-    let mut place = |path: &[Vec<u8>], id: FileId| {
+    let mut place = |path: &[Vec<u8>], file: &SalvageFile| {
+        let id = file.id;
         let mut path = path_of(path, id);
         if !taken.insert(path.clone()) {
             let last = path.pop().unwrap_or_default();
@@ -135,10 +145,11 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
         let refuse = || {
             if output.canonicalize().is_ok_and(|output| output == input) {
                 return Err(Reason::new(Code::Cannot, "it is the pool itself")
-                    .hint("give the name of another file to create"));
+                    .hint("name another file to create"));
             }
-            if !args.force {
-                publish::refuse_existing(&output)?;
+            // A symbolic link may be replaced by another.
+            if !(args.force && file.target.is_some() && output.is_symlink()) {
+                publish::refuse_existing(&output, args.force)?;
             }
             publish::refuse_in_use(&output)?;
             publish::refuse_sidecars(&output)
@@ -147,14 +158,14 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
         if is_directory {
             make_directories(&args.output, &path)?;
         }
-        Ok::<_, Reason>((text::escaped(&path.join(&b'/')), output))
+        Ok::<_, Reason>((path.join(&b'/'), output))
     };
     let mut places = Vec::new();
     for file in files {
-        let (name, output) = place(&file.path, file.id)?;
+        let (name, output) = place(&file.path, file)?;
         let mut links = Vec::new();
         for path in &file.other_paths {
-            links.push(place(path, file.id)?.1);
+            links.push(place(path, file)?.1);
         }
         places.push(Place { name, output, links });
     }
@@ -166,7 +177,8 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
     Ok(places)
 }
 
-/// The names from the directory of all down to a file. They come from the pool, which may come from anybody.
+/// The path of a file below the output directory. The names come from the pool, which may come from
+/// anybody, so unsafe ones are replaced.
 fn path_of(path: &[Vec<u8>], id: FileId) -> Vec<Vec<u8>> {
     let is_plain = |name: &Vec<u8>| {
         !name.is_empty()
@@ -180,13 +192,17 @@ fn path_of(path: &[Vec<u8>], id: FileId) -> Vec<Vec<u8>> {
     }
 }
 
-/// Makes the directories above a file. A symbolic link below the first of them could lead anywhere.
+/// Makes the directories above a file. Refuses symbolic links below the top, since they could lead
+/// anywhere.
 fn make_directories(top: &Path, path: &[Vec<u8>]) -> Result<(), Reason> {
     let mut at = top.to_path_buf();
     for name in path {
         let done = match std::fs::symlink_metadata(&at) {
             Ok(found) if found.is_dir() || at == top && at.is_dir() => Ok(()),
-            Ok(_) => Err(Reason::new(Code::Cannot, "there is something else of that name")),
+            Ok(_) => Err(Reason::new(
+                Code::Cannot,
+                "something else of that name exists, which is not a directory",
+            )),
             Err(_) => std::fs::create_dir(&at).map_err(Reason::from),
         };
         done.map_err(|reason| reason.about(&at))?;
@@ -204,7 +220,7 @@ fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> 
     Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), output)?)
 }
 
-/// Gives a file that was written another name.
+/// Gives a written file another name.
 fn give_name(args: &SalvageArgs, output: &Path, link: &Path) -> Result<(), Reason> {
     if args.force && std::fs::symlink_metadata(link).is_ok() {
         publish::refuse_in_use(link)?;
@@ -213,33 +229,34 @@ fn give_name(args: &SalvageArgs, output: &Path, link: &Path) -> Result<(), Reaso
     Ok(std::fs::hard_link(output, link)?)
 }
 
-/// Copies one file, and returns what of it is not right.
+/// Copies one file, and returns its lost and older ranges.
 fn copy(
     args: &SalvageArgs,
     salvage: &Salvage,
     file: &SalvageFile,
-    name: &str,
+    name: &[u8],
     output: &Path,
 ) -> Result<Vec<Stretch>, Reason> {
     let attributes = &file.attributes;
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
     let mut writer = Writer::create(unfinished.path())?;
-    let mut progress = Progress::new(format!("salvaging {name}"), attributes.len, args.quiet);
+    let mut progress =
+        Progress::new(format!("salvaging {}", text::escaped(name)), attributes.len, args.quiet);
     let mut hurt: Vec<Stretch> = Vec::new();
     writer.begin(attributes.len)?;
     let parts = salvage.parts(file);
     let mut start = 0;
     while start < attributes.len {
         signals::check()?;
-        let mut part = salvage.read_part(file, start);
+        let mut part = salvage.read_part(file, start)?;
         writer.write(&part.bytes)?;
         let end = start + part.bytes.len() as u64;
         start = end;
         let next = parts.get(parts.partition_point(|part| *part < end)).copied();
         let next = next.unwrap_or(attributes.len);
         if next - end > PART_LEN {
-            // Nothing is stored of it, so that one part of it tells of all.
-            let fate = salvage.read_part(file, end).stretches.first().map(|first| first.fate);
+            // Nothing is stored there, so its first part has the fate of the whole gap.
+            let fate = salvage.read_part(file, end)?.stretches.first().map(|first| first.fate);
             part.stretches.extend(fate.map(|fate| Stretch { start: end, end: next, fate }));
             writer.leave(next - end)?;
             start = next;
@@ -288,7 +305,7 @@ impl Saved {
 
 fn fate_text(fate: Fate) -> String {
     match fate {
-        Fate::Right => "right".into(),
+        Fate::Right => "intact".into(),
         Fate::Older(txg) => format!("older state, txg {txg}"),
         Fate::Lost => "lost, zeros".into(),
     }
@@ -314,7 +331,7 @@ impl Done {
         let rows = self.files.iter().flat_map(|saved| {
             saved.hurt.iter().map(|s| {
                 let what = fate_text(s.fate);
-                let (name, len) = (saved.name.clone(), s.end - s.start);
+                let (name, len) = (text::escaped(&saved.name), s.end - s.start);
                 [name, what, s.start.to_string(), s.end.to_string(), bytes(len, false)]
             })
         });
@@ -327,24 +344,24 @@ impl Done {
         }
         let txg = self.salvage.state().txg();
         text.push_str(&match self.salvage.found_by() {
-            FoundBy::Superblock => format!("{}: state of txg {txg}\n", args.pool.display()),
+            FoundBy::Superblock => format!("{}: state of txg {txg}\n", text::path(&args.pool)),
             FoundBy::Search => {
-                format!("{}: state of txg {txg}, found by a search\n", args.pool.display())
+                format!("{}: state of txg {txg}, found by a search\n", text::path(&args.pool))
             }
             FoundBy::Guess => format!(
                 "{}: no state was found; put together from the newest parts, up to txg {txg}\n",
-                args.pool.display()
+                text::path(&args.pool)
             ),
         });
         if self.salvage.newest_txg() > txg {
             let newest = self.salvage.newest_txg();
-            text.push_str(&format!("there was a newer state, txg {newest}, which is not whole\n"));
+            text.push_str(&format!("there was a newer state, txg {newest}, which is damaged\n"));
         }
         for saved in &self.files {
             let right = saved.len - saved.lost() - saved.older();
             text.push_str(&format!(
-                "{}: {} of {} right ({:.2}%), {} older ({:.2}%), {} lost ({:.2}%)\n",
-                saved.output.display(),
+                "{}: {} of {} intact ({:.2}%), {} older ({:.2}%), {} lost ({:.2}%)\n",
+                text::path(&saved.output),
                 bytes(right, false),
                 bytes(saved.len, false),
                 saved.percent(right),
@@ -360,14 +377,14 @@ impl Done {
                 text.push_str("a name of it, or of a directory above it, is lost\n");
             }
             for link in &saved.links {
-                text.push_str(&format!("{}: another name of the same\n", link.display()));
+                text.push_str(&format!("{}: another name of the same file\n", text::path(link)));
             }
         }
         if self.salvage.may_lack_files() {
-            text.push_str("a part of the names cannot be read: files may be missing\n");
+            text.push_str("some names cannot be read: files may be missing\n");
         }
         if self.has_sidecar {
-            text.push_str("a log or journal beside the pool was not read; see --help\n");
+            text.push_str("a log or journal next to the pool was not read; see --help\n");
         }
         text.push_str(&format!("done in {seconds:.1} s\n"));
         text
@@ -383,8 +400,8 @@ impl Done {
                 };
                 json!({ "range": [s.start, s.end], "what": what, "txg": txg })
             });
-            json!({
-                "file": saved.name,
+            let value = json!({
+                "file": null,
                 "output": saved.output.to_string_lossy(),
                 "logical_bytes": saved.len,
                 "length_known": saved.known_len.is_none(),
@@ -395,7 +412,8 @@ impl Done {
                 "lost_bytes": saved.lost(),
                 "lost_percent": (saved.percent(saved.lost()) * 10_000.0).round() / 10_000.0,
                 "ranges": ranges.collect::<Value>(),
-            })
+            });
+            output::named(value, "file", &saved.name)
         });
         json!({
             "pool": args.pool.to_string_lossy(),

@@ -1,8 +1,7 @@
-//! `hardpack send`: writes a snapshot, or what changed since another, to standard output.
+//! `hardpack send`: writes a snapshot, or the changes since another, to standard output.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{BufWriter, IsTerminal};
-use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use hardpack_engine::pool::{InSnapshot, Pool, ResumeToken, SendPlan, SnapshotInfo};
@@ -12,21 +11,27 @@ use crate::address::Address;
 use crate::args::SendArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Progress;
-use crate::{output, pool_file};
+use crate::signals::Interruptible;
+use crate::{output, pool_file, signals};
 
-/// So much is written at a time.
+/// The number of bytes written at a time.
 const WRITE_LEN: usize = 1 << 20;
 
+/// What an interrupted send leaves.
+const LEFT_BEHIND: &str = "the stream has no end; 'hardpack receive --resume-token' on the receiving side prints \
+                           the token to continue";
+
 pub fn run(args: &SendArgs) -> Result<ExitCode, Failure> {
+    signals::catch(LEFT_BEHIND);
     send(args).cannot("send", &args.snapshot)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A snapshot that was opened.
+/// An open snapshot.
 struct Found {
     pool: Pool,
     info: SnapshotInfo,
-    /// What is sent of it.
+    /// The file or directory to send.
     file: FileId,
 }
 
@@ -35,7 +40,7 @@ fn open(pool: &Pool, found: &InSnapshot) -> Result<Found, Reason> {
     let file = opened.resolve(&found.path)?.file;
     let is_it = |info: &SnapshotInfo| info.scope == found.scope && info.name == found.name;
     let info = pool.snapshots()?.into_iter().find(is_it);
-    let info = info.ok_or_else(|| Reason::new(Code::Cannot, "the snapshot is gone"))?;
+    let info = info.ok_or_else(|| Reason::new(Code::Cannot, "the snapshot no longer exists"))?;
     Ok(Found { pool: opened, info, file })
 }
 
@@ -47,23 +52,17 @@ fn named(pool: &Pool, address: &Address) -> Result<Found, Reason> {
     open(pool, &found)
 }
 
-/// The base as it was named: in full, or as `@OLD` for one of the same.
+/// Opens the base by its name: in full, or `@OLD` for a snapshot of the same file, directory or
+/// pool.
 fn base_named(pool: &Pool, args: &SendArgs, text: &OsString) -> Result<Found, Reason> {
-    let mut full = text.clone();
-    if text.as_bytes().starts_with(b"@") {
-        let given = args.snapshot.given().as_bytes();
-        let end = given.iter().rposition(|byte| *byte == b'@').unwrap_or(given.len());
-        full = OsStr::from_bytes(&given[..end]).to_owned();
-        full.push(text);
-    }
-    let address = Address::from(full);
+    let address = args.snapshot.beside(text);
     if address.pool != args.snapshot.pool {
-        return Err(Reason::new(Code::Cannot, "the older snapshot is of another pool"));
+        return Err(Reason::new(Code::Cannot, "the older snapshot belongs to another pool"));
     }
     named(pool, &address)
 }
 
-/// The base that a stream which was cut has.
+/// Finds the base of an interrupted stream.
 fn base_of(pool: &Pool, token: &ResumeToken, file: FileId) -> Result<Option<Found>, Reason> {
     if token.base.is_none() {
         return Ok(None);
@@ -79,7 +78,7 @@ fn base_of(pool: &Pool, token: &ResumeToken, file: FileId) -> Result<Option<Foun
             Err(error) => return Err(error.into()),
         }
     }
-    Err(Reason::new(Code::Cannot, "the snapshot that the stream starts from is gone"))
+    Err(Reason::new(Code::Cannot, "the snapshot that the stream starts from no longer exists"))
 }
 
 fn send(args: &SendArgs) -> Result<(), Reason> {
@@ -91,7 +90,10 @@ fn send(args: &SendArgs) -> Result<(), Reason> {
         (None, None) => None,
     };
     if base.as_ref().is_some_and(|base| base.file != snapshot.file) {
-        return Err(Reason::new(Code::Cannot, "the older snapshot is of another file"));
+        return Err(Reason::new(
+            Code::Cannot,
+            "the older snapshot belongs to another file or directory",
+        ));
     }
     let plan = SendPlan {
         snapshot: &snapshot.pool,
@@ -106,17 +108,19 @@ fn send(args: &SendArgs) -> Result<(), Reason> {
     }
     let stdout = std::io::stdout();
     if stdout.is_terminal() {
-        return Err(Reason::new(Code::Cannot, "a stream is nothing for a terminal")
+        return Err(Reason::new(Code::Cannot, "a stream cannot be written to a terminal")
             .hint("redirect it to a file, or pipe it to 'hardpack receive'"));
     }
     let shows = !args.quiet && std::io::stderr().is_terminal();
     let total = if shows { pool.measure_send(&plan)?.bytes } else { 0 };
     let mut progress = Progress::new(format!("sending {}", args.snapshot), total, !shows);
-    let mut out = BufWriter::with_capacity(WRITE_LEN, stdout.lock());
+    let mut out = BufWriter::with_capacity(WRITE_LEN, Interruptible(stdout.lock()));
     pool.send(&plan, &mut out, &mut |done| progress.at(done)).map_err(|error| match error {
-        // A reader that has seen enough is no failure elsewhere; a stream is nothing without its end.
+        Error::Stream { .. } if signals::is_interrupted() => Reason::interrupted(),
+        // Elsewhere a reader that stops early is not a failure; but a stream is useless without its
+        // end.
         Error::Stream { source, .. } => Reason::from(source)
-            .hint("the stream was not taken to its end; 'hardpack receive --resume-token' on the other side says what was"),
+            .hint("the stream was not read to its end; 'hardpack receive --resume-token' on the receiving side prints the token to continue"),
         error => error.into(),
     })?;
     progress.finish();

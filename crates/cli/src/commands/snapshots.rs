@@ -1,32 +1,33 @@
-//! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: older states of files, directories and
-//! pools that are kept as long as they are wanted.
+//! `hardpack snapshot`, `list`, `rollback`, `clone`, `diff` and `destroy`: kept older states of
+//! files, directories and pools.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hardpack_engine::FileId;
-use hardpack_engine::pool::{Change, Difference, Kind, ROOT, SnapshotInfo, UsageBelow};
+use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo, UsageBelow};
+use hardpack_engine::{Error, FileId};
 use serde_json::{Value, json};
 
 use super::names::now_ns;
 use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
-use crate::contents::{database_path, logs_beside};
+use crate::contents::{FIRST_FILE, database_path, logs_beside};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
-use crate::users::Users;
-use crate::{pool_file, signals, sqlite, text};
+use crate::users::{Users, users_of};
+use crate::{near, pool_file, signals, sqlite, text};
 
-/// How long a database is waited for whose log is to be settled.
+/// How long to wait for a locked database to settle its log.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
-/// How long readers are waited for that keep a log from being copied.
+/// How long to wait for readers that prevent a log from being copied.
 const COPY_WAIT: Duration = Duration::from_secs(2);
 
 pub fn snapshot(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
-    for address in &args.snapshots {
-        make(address).cannot("make the snapshot", address)?;
+    for address in &Address::in_full(&args.snapshots) {
+        make(address).cannot("create the snapshot", address)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -35,32 +36,33 @@ fn make(address: &Address) -> Result<(), Reason> {
     let (path, name) = address.snapshot_name()?;
     settle_databases(&address.pool, &path, Settling::Copied)?;
     let pool = pool_file::open_writable(&address.pool, Some(1))?;
-    pool.create_snapshot(pool.resolve(&path)?.file, &name, now_ns())?;
+    let scope = near::resolve(&pool, address.pool.as_os_str().as_bytes(), &path)?.file;
+    pool.create_snapshot(scope, &name, now_ns())?;
     Ok(pool.close()?)
 }
 
-/// What is to be true of the logs beside a pool.
+/// What to do with the logs next to a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Settling {
-    /// What was committed until now is in the pool, too. Others may go on reading and writing.
+    /// Copy everything committed until now into the pool. Others may go on reading and writing.
     Copied,
-    /// Nothing is left in them. A database that SQLite can make nothing of is left alone: nothing will be played onto what
-    /// takes its place.
+    /// Empty the logs. A database that SQLite cannot read is left alone: its log will not be
+    /// applied to the content that replaces it.
     Emptied,
 }
 
-/// Has what is in logs and hot journals of the databases at or below a path put into the pool: a snapshot or a clone
-/// keeps nothing that is not.
+/// Applies the logs and hot journals of the databases at or below a path to the pool, since a
+/// snapshot or clone keeps only what is in the pool.
 pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Result<(), Reason> {
     let logs = logs_beside(pool_path)?;
     if logs.is_empty() {
         return Ok(());
     }
     let pool = pool_file::open_read_only(pool_path, Some(1))?;
-    let scope = pool.resolve(path)?.file;
+    let scope = near::resolve(&pool, pool_path.as_os_str().as_bytes(), path)?.file;
     let mut files: Vec<FileId> = Vec::new();
     for (sidecar, ..) in logs {
-        // It may be left over from one that is gone, or of other content.
+        // It may belong to a database that no longer exists, or to replaced content.
         let is_there = pool.path_of(sidecar.file).is_ok();
         if is_there && sidecar.generation == Some(pool.generation(sidecar.file)?) {
             files.push(sidecar.file);
@@ -70,13 +72,13 @@ pub fn settle_databases(pool_path: &Path, path: &[u8], settling: Settling) -> Re
     for file in files {
         if pool.is_below(file, scope)? {
             let inner = pool.path_of(file)?;
-            settle(pool_path, &inner, settling)?;
+            settle(pool_path, file, &inner, settling)?;
         }
     }
     Ok(())
 }
 
-fn settle(pool_path: &Path, inner: &[u8], settling: Settling) -> Result<(), Reason> {
+fn settle(pool_path: &Path, file: FileId, inner: &[u8], settling: Settling) -> Result<(), Reason> {
     let db = sqlite::open_any(&database_path(pool_path, inner), SETTLE_WAIT)?;
     let settled = match settling {
         Settling::Copied => sqlite::bring_in(&db, COPY_WAIT),
@@ -86,7 +88,10 @@ fn settle(pool_path: &Path, inner: &[u8], settling: Settling) -> Result<(), Reas
         Ok(true) => Ok(()),
         Ok(false) => {
             let shown = text::escaped(inner);
-            let what = format!("the database '{shown}' is in use, and part of it is in its log");
+            let users = users_of(pool_path, file);
+            let user = if users.is_empty() { "another process".into() } else { users.join(", ") };
+            let what =
+                format!("the database '{shown}' is in use by {user}, and part of it is in its log");
             Err(Reason::new(Code::InUse, what).hint("try again when it is less busy"))
         }
         Err(error) if settling == Settling::Emptied && sqlite::is_unreadable(&error) => Ok(()),
@@ -108,7 +113,7 @@ pub fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
 /// A line of the list.
 struct Row {
     name: Vec<u8>,
-    /// What destroying the snapshot alone gives back.
+    /// The space that destroying only this snapshot would free.
     used: Option<u64>,
     usage: UsageBelow,
     created_ns: i64,
@@ -150,7 +155,7 @@ fn show(args: &ListArgs) -> Result<(), Reason> {
     print_rows(args, &rows)
 }
 
-/// The address of a snapshot, which every command takes.
+/// The address of a snapshot, in the form that every command takes.
 fn shown_snapshot(opened: &Opened, info: &SnapshotInfo) -> Result<Vec<u8>, Reason> {
     let address = opened.pool.snapshot_address(info)?;
     Ok(match address.starts_with(b"@") {
@@ -162,15 +167,16 @@ fn shown_snapshot(opened: &Opened, info: &SnapshotInfo) -> Result<Vec<u8>, Reaso
 fn print_rows(args: &ListArgs, rows: &[Row]) -> Result<(), Reason> {
     if args.json {
         let value = |row: &Row| {
-            json!({
-                "name": String::from_utf8_lossy(&row.name),
+            let value = json!({
+                "name": null,
                 "used_bytes": row.used,
                 "logical_bytes": row.usage.logical,
                 "stored_bytes": row.usage.stored,
                 "compressratio": json_ratio(row.usage.compress_ratio()),
                 "dedupratio": json_ratio(row.usage.dedup_ratio()),
                 "created_ns": row.created_ns,
-            })
+            });
+            output::named(value, "name", &row.name)
         };
         return output::print_json(&Value::Array(rows.iter().map(value).collect()));
     }
@@ -208,19 +214,36 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         let (scope, name) = address.exact_snapshot(&pool)?;
         let path = pool.path_of(scope);
         drop(pool);
-        // A log that is newer than what the pool comes to hold would be applied to it. What is gone has none.
+        // Otherwise a log newer than the restored content could be applied to it. A removed file
+        // has no log.
         if let Ok(path) = path {
             settle_databases(&address.pool, &path, Settling::Emptied)?;
         }
         let pool = pool_file::open_writable(&address.pool, None)?;
-        // And what a program has read of a database would go with what the pool comes to hold.
-        let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope)?;
-        pool.rollback(scope, &name)?;
+        // And a program with the database open would mix cached pages with the restored content.
+        let takes_first = !is_first_in(&pool, scope, &name)?;
+        let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope, takes_first)?;
+        pool.rollback(scope, &name).map_err(|error| match error {
+            Error::NotFound { what: "directory", .. } => {
+                Reason::new(Code::Cannot, "the directory of the snapshot no longer exists")
+                    .hint("'hardpack clone' brings it back under another name")
+            }
+            error => error.into(),
+        })?;
         kept_out.finish(&pool)?;
         Ok::<_, Reason>(pool.close()?)
     };
-    change().cannot("go back to", address)?;
+    change().cannot("roll back to", address)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a snapshot has the first file: then a rollback only replaces its content.
+fn is_first_in(pool: &Pool, scope: FileId, snapshot: &[u8]) -> Result<bool, Error> {
+    let then = pool.open_snapshot(scope, snapshot)?;
+    match then.path_of(FIRST_FILE).and_then(|_| then.is_below(FIRST_FILE, scope)) {
+        Err(Error::NotFound { .. }) => Ok(false),
+        found => found,
+    }
 }
 
 pub fn clone(args: &CloneArgs) -> Result<ExitCode, Failure> {
@@ -229,9 +252,9 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode, Failure> {
 }
 
 fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
-    let (source, target) = (&args.source, &args.target);
+    let (source, target, given) = (&args.source, &args.target, &args.properties.given);
     if fs::canonicalize(&source.pool)? != fs::canonicalize(&target.pool)? {
-        return Err(Reason::new(Code::Cannot, "a clone is made within one pool")
+        return Err(Reason::new(Code::Cannot, "a clone must be in the same pool as its source")
             .hint("'hardpack send' and 'receive' copy from pool to pool"));
     }
     let mut pool = pool_file::open_writable(&source.pool, Some(1))?;
@@ -240,17 +263,19 @@ fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
         settle_databases(&source.pool, &source.path, Settling::Copied)?;
         pool = pool_file::open_writable(&source.pool, Some(1))?;
     }
-    let (directory, name) = pool.resolve_parent(&target.path)?;
+    let shown = source.pool.as_os_str().as_bytes();
+    let (directory, name) = near::resolve_parent(&pool, shown, &target.path)?;
     match source.find_snapshot(&pool)? {
         Some(found) => {
             let then = pool.open_snapshot(found.scope, &found.name)?;
-            let file = then.resolve(&found.path)?.file;
-            let snapshot = (found.scope, &found.name[..]);
-            pool.clone_from_snapshot(snapshot, file, directory, name, now_ns())?;
+            let shown = [shown, b"@", &found.name].concat();
+            let file = near::resolve(&then, &shown, &found.path)?.file;
+            let snapshot = Some((found.scope, &found.name[..]));
+            pool.clone_with(snapshot, file, (directory, name), now_ns(), given)?;
         }
         None => {
-            let file = pool.resolve(&source.path)?.file;
-            pool.clone_file(file, directory, name, now_ns())?;
+            let file = near::resolve(&pool, shown, &source.path)?.file;
+            pool.clone_with(None, file, (directory, name), now_ns(), given)?;
         }
     }
     Ok(pool.close()?)
@@ -261,15 +286,18 @@ pub fn diff(args: &DiffArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brings what is in logs of what a snapshot is compared with into the pool, where that is possible.
+/// Applies the logs of the current databases to the pool before a comparison, if possible.
 fn settle_for_diff(args: &DiffArgs) -> Result<(), Reason> {
     let pool = pool_file::open_read_only(&args.from.pool, Some(1))?;
     let (scope, _) = args.from.exact_snapshot(&pool)?;
-    // What is gone has no log.
+    // A removed file has no log.
     let Ok(path) = pool.path_of(scope) else { return Ok(()) };
     drop(pool);
     if let Err(reason) = settle_databases(&args.from.pool, &path, Settling::Copied) {
-        eprintln!("note: what is not in the pool yet is not compared: {}", reason.text);
+        output::tell(format_args!(
+            "note: changes that are not in the pool yet are not compared: {}",
+            reason.text
+        ));
     }
     Ok(())
 }
@@ -280,7 +308,8 @@ fn compare(args: &DiffArgs) -> Result<(), Reason> {
     }
     let pool = pool_file::open_read_only(&args.from.pool, None)?;
     let (scope, old) = args.from.exact_snapshot(&pool)?;
-    let new = match &args.to {
+    let to = args.to.as_ref().map(|to| args.from.beside(to));
+    let new = match &to {
         None => None,
         Some(to) => {
             if fs::canonicalize(&to.pool)? != fs::canonicalize(&args.from.pool)? {
@@ -325,20 +354,22 @@ fn difference_json(difference: &Difference) -> Value {
         Change::Created => ("created", None),
         Change::Removed => ("removed", None),
         Change::Modified => ("modified", None),
-        Change::Renamed { from } => ("renamed", Some(String::from_utf8_lossy(from))),
+        Change::Renamed { from } => ("renamed", Some(from)),
     };
     let ranges: Vec<_> = difference.ranges.iter().map(|(start, end)| json!([start, end])).collect();
-    json!({
-        "change": change,
-        "path": String::from_utf8_lossy(&difference.path),
-        "from": from,
-        "ranges": ranges,
-    })
+    let value = json!({ "change": change, "path": null, "from": null, "ranges": ranges });
+    let value = output::named(value, "path", &difference.path);
+    match from {
+        Some(from) => output::named(value, "from", from),
+        None => value,
+    }
 }
 
 pub fn destroy(args: &DestroyArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
-    for address in &args.snapshots {
+    signals::catch(
+        "each snapshot is destroyed or untouched; what is left of freeing their space is done by the next destroy",
+    );
+    for address in &Address::in_full(&args.snapshots) {
         remove(address).cannot("destroy", address)?;
     }
     Ok(ExitCode::SUCCESS)

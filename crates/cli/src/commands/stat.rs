@@ -1,4 +1,4 @@
-//! `hardpack stat`, `du` and `cat`: what is known of files, what they take, and what they hold.
+//! `hardpack stat`, `du` and `cat`: metadata, space and contents of files.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -14,10 +14,10 @@ use crate::args::{CatArgs, DuArgs, StatArgs};
 use crate::contents;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
-use crate::text;
+use crate::{globs, text};
 
 pub fn stat(args: &StatArgs) -> Result<ExitCode, Failure> {
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "show")? {
         show(args, address).cannot("show", address)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -60,7 +60,7 @@ fn show(args: &StatArgs, address: &Address) -> Result<(), Reason> {
         (
             "stored",
             format!(
-                "{} in {} records ({} of sectors)",
+                "{} bytes in {} records ({} in whole sectors)",
                 usage.stored, usage.records, usage.allocated
             ),
         ),
@@ -74,7 +74,7 @@ fn show(args: &StatArgs, address: &Address) -> Result<(), Reason> {
         ("created", text::time(attributes.created_ns, true)),
     ];
     if let Some(target) = target {
-        rows.push(("leads to", text::escaped(&target)));
+        rows.push(("target", text::escaped(&target)));
     }
     for (name, value) in &xattrs {
         rows.push(("attribute", format!("{}, {} bytes", text::escaped(name), value.len())));
@@ -82,7 +82,7 @@ fn show(args: &StatArgs, address: &Address) -> Result<(), Reason> {
     output::print(output::pairs(rows))
 }
 
-/// What all below a directory takes. A file with several names counts once.
+/// The space of everything below a directory. A file with several names counts once.
 #[derive(Clone, Copy, Default)]
 pub struct Sum {
     pub logical: u64,
@@ -98,7 +98,7 @@ impl Sum {
     }
 
     fn of(attributes: &Attributes, usage: &Usage) -> Sum {
-        // What is inside its pointer takes no sectors of its own.
+        // Data embedded in its pointer takes no sectors of its own.
         let stored = usage.allocated.max(usage.stored);
         Sum { logical: attributes.len, stored, files: 1 }
     }
@@ -108,7 +108,7 @@ impl Sum {
     }
 }
 
-/// What a file or all below a directory takes.
+/// Sums up a file, or everything below a directory.
 pub fn sum_below(opened: &Opened, file: FileId) -> Result<Sum, Reason> {
     let attributes = opened.pool.attributes(file)?;
     if attributes.kind != Kind::Directory {
@@ -137,7 +137,7 @@ pub fn du(args: &DuArgs) -> Result<ExitCode, Failure> {
         )
         .cannot("write to", "standard output")?;
     }
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "measure")? {
         sum_up(args, address, &mut out).cannot("measure", address)?;
     }
     out.finish().cannot("write to", "standard output")?;
@@ -151,7 +151,7 @@ fn sum_up(args: &DuArgs, address: &Address, out: &mut Out) -> Result<(), Reason>
         let sum = sum_below(&opened, top.file)?;
         return du_line(args, &opened.shown_at(&opened.path), &sum, out);
     }
-    // The directories on the way down, each with its path and what was counted in it until now.
+    // The directories on the way down, each with its path and its sum so far.
     let mut above: Vec<(Vec<u8>, Sum)> = vec![(Vec::new(), Sum::default())];
     let mut seen = HashSet::new();
     let shown = |path: &[u8]| opened.shown_at(&join(&opened.path, path));
@@ -180,7 +180,7 @@ fn sum_up(args: &DuArgs, address: &Address, out: &mut Out) -> Result<(), Reason>
     Ok(())
 }
 
-/// Shows a directory that is complete, and counts it in the one above.
+/// Prints a completed directory, and adds its sum to its parent's.
 fn leave(
     args: &DuArgs,
     above: &mut Vec<(Vec<u8>, Sum)>,
@@ -198,16 +198,20 @@ fn leave(
 fn du_line(args: &DuArgs, shown: &[u8], sum: &Sum, out: &mut Out) -> Result<(), Reason> {
     if args.json {
         let value = json!({
-            "name": String::from_utf8_lossy(shown),
+            "name": null,
             "files": sum.files,
             "logical_bytes": sum.logical,
             "stored_bytes": sum.stored,
             "ratio": json_ratio(sum.ratio()),
         });
+        let value = output::named(value, "name", shown);
         return out.line(value.to_string().as_bytes(), false);
     }
     let columns = if args.exact {
         format!("{}\t{}\t{:.2}\t", sum.logical, sum.stored, sum.ratio())
+    } else if args.human.is_human {
+        let (logical, stored) = (text::human(sum.logical), text::human(sum.stored));
+        format!("{logical:>12}  {stored:>12}  {:>7}  ", ratio(sum.ratio()))
     } else {
         let (logical, stored) = (bytes(sum.logical, false), bytes(sum.stored, false));
         format!("{logical:>12}  {stored:>12}  {:>7}  ", ratio(sum.ratio()))
@@ -217,7 +221,7 @@ fn du_line(args: &DuArgs, shown: &[u8], sum: &Sum, out: &mut Out) -> Result<(), 
 }
 
 pub fn cat(args: &CatArgs) -> Result<ExitCode, Failure> {
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "read")? {
         write_out(address).cannot("read", address)?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,5 @@
-//! `hardpack stats`: how well a pool, or a directory in it, is compressed and deduplicated, and what the tables for
-//! that take on disk and in memory.
+//! `hardpack stats`: shows how well a pool, or a directory in it, is compressed and deduplicated,
+//! and the size of the tables for this on disk and in memory.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ fn show(args: &StatsArgs) -> Result<(), Reason> {
     }
 }
 
-/// What compression and sharing together come to.
+/// The combined ratio of compression and sharing.
 fn combined(usage: &UsageBelow) -> f64 {
     usage.compress_ratio() * usage.dedup_ratio()
 }
@@ -84,7 +84,10 @@ fn text(pool: &Pool, usage: &UsageBelow, is_whole: bool, exact: bool) -> Result<
         let with = ratio(stats.dedup_ratio());
         rows.extend([
             ("snapshots", count(pool.snapshots()?.len() as u64, exact)),
-            ("references", format!("{counted} extents counted, {shared} more pointers to them")),
+            (
+                "references",
+                format!("{counted} counted extents, {shared} additional pointers to them"),
+            ),
             ("dedup with snapshots", with),
             (
                 "dedup index",

@@ -1,4 +1,4 @@
-//! `hardpack tree` and `hardpack find`: what lies below a directory.
+//! `hardpack tree` and `hardpack find`: list everything below a directory.
 
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -7,13 +7,14 @@ use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
 
 use super::ls::json_of;
+use super::names::now_ns;
 use crate::address::{Address, Opened, join};
-use crate::args::{FindArgs, SizeTest, TreeArgs};
+use crate::args::{FindArgs, TreeArgs};
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::Out;
-use crate::text;
+use crate::{globs, text};
 
-/// How many names are looked at together.
+/// The number of names read at a time.
 const PAGE_LEN: usize = 256;
 
 pub fn tree(args: &TreeArgs) -> Result<ExitCode, Failure> {
@@ -23,11 +24,11 @@ pub fn tree(args: &TreeArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A directory on the way down: what of it is still to be shown.
+/// A directory on the way down, with the names still to show.
 struct Level {
     directory: FileId,
     after: Option<Vec<u8>>,
-    /// The names that were read already, the next one last.
+    /// The names read ahead, the next one last.
     page: Vec<DirEntry>,
     is_at_end: bool,
 }
@@ -56,7 +57,7 @@ impl Level {
 fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
     let opened = args.path.open(None)?;
     let top = opened.entry()?;
-    out.line(&text::for_stdout(&opened.shown_at(&opened.path), false), false)?;
+    out.line(text::escaped(&opened.shown_at(&opened.path)).as_bytes(), false)?;
     let mut levels = Vec::new();
     if top.kind == Kind::Directory {
         let mut level = Level::new(top.file);
@@ -64,7 +65,8 @@ fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
         levels.push((level, first));
     }
     let (mut directories, mut files) = (0_u64, 0_u64);
-    // Each level has the name that comes next, so that the last of a directory is known as such.
+    // Each level holds its next name, which tells whether the current one is the last of its
+    // directory.
     while let Some((level, next)) = levels.last_mut() {
         let Some(entry) = next.take() else {
             levels.pop();
@@ -77,10 +79,11 @@ fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
             out.write(if next.is_some() { "│   ".as_bytes() } else { b"    " })?;
         }
         out.write(if last { "└── " } else { "├── " }.as_bytes())?;
-        out.write(&text::for_stdout(&entry.name, false))?;
+        out.write(text::escaped(&entry.name).as_bytes())?;
         if entry.kind == Kind::Symlink {
             out.write(b" -> ")?;
-            out.write(&text::for_stdout(&opened.pool.link_target(entry.file)?, false))?;
+            let target = opened.pool.link_target(entry.file)?;
+            out.write(text::escaped(&target).as_bytes())?;
         }
         out.write(b"\n")?;
         if entry.kind != Kind::Directory {
@@ -105,7 +108,7 @@ fn show_tree(args: &TreeArgs, out: &mut Out) -> Result<(), Reason> {
 
 pub fn find(args: &FindArgs) -> Result<ExitCode, Failure> {
     let mut out = Out::new();
-    for address in &args.paths {
+    for address in &globs::expand(&args.paths, "search")? {
         find_below(args, address, &mut out).cannot("search", address)?;
     }
     out.finish().cannot("write to", "standard output")?;
@@ -116,8 +119,9 @@ fn find_below(args: &FindArgs, address: &Address, out: &mut Out) -> Result<(), R
     let opened = address.open(None)?;
     let top = opened.entry()?;
     let attributes = opened.pool.attributes(top.file)?;
+    let now_ns = now_ns();
     let mut show = |path: &[u8], name: &[u8], attributes: &Attributes| {
-        if !is_wanted(args, name, attributes) {
+        if !is_wanted(args, now_ns, name, attributes) {
             return Ok(());
         }
         let shown = opened.shown_at(path);
@@ -127,23 +131,31 @@ fn find_below(args: &FindArgs, address: &Address, out: &mut Out) -> Result<(), R
         out.line(&text::for_stdout(&shown, args.end.nul), args.end.nul)
     };
     show(&opened.path, &top.name, &attributes)?;
-    if top.kind != Kind::Directory {
+    if top.kind != Kind::Directory || args.maxdepth == Some(0) {
         return Ok(());
     }
     opened.walk(top.file, &mut |path, entry, attributes| {
         show(&join(&opened.path, path), &entry.name, attributes)?;
-        Ok(true)
+        let depth = path.iter().filter(|byte| **byte == b'/').count() + 1;
+        Ok(args.maxdepth.is_none_or(|deepest| depth < deepest))
     })
 }
 
-fn is_wanted(args: &FindArgs, name: &[u8], attributes: &Attributes) -> bool {
-    let fits = |test: SizeTest| match test {
-        SizeTest::More(n) => attributes.len > n,
-        SizeTest::Less(n) => attributes.len < n,
-        SizeTest::Exactly(n) => attributes.len == n,
-    };
+/// A day, for `--mtime`.
+const DAY_NS: i64 = 86_400_000_000_000;
+
+fn is_wanted(args: &FindArgs, now_ns: i64, name: &[u8], attributes: &Attributes) -> bool {
+    let has_len = attributes.kind != Kind::Directory;
+    let len = attributes.len;
+    // A time that is not known, or yet to come, has no age.
+    let age_ns = now_ns.checked_sub(attributes.modified_ns);
+    let age_ns = age_ns.filter(|age| *age >= 0 && attributes.modified_ns != 0);
+    let days = age_ns.and_then(|age| u64::try_from(age / DAY_NS).ok());
     args.kind.is_none_or(|kind| kind == attributes.kind)
         && args.name.as_ref().is_none_or(|glob| text::matches(glob.as_bytes(), name))
-        // Directories have no length.
-        && args.size.is_none_or(|test| attributes.kind != Kind::Directory && fits(test))
+        && args.iname.as_ref().is_none_or(|glob| text::matches_any_case(glob.as_bytes(), name))
+        // Directories have no length, so no size matches.
+        && args.size.is_none_or(|test| has_len && test.holds(len))
+        && args.rounded.is_none_or(|test| has_len && test.count.holds(len.div_ceil(test.unit)))
+        && args.mtime.is_none_or(|test| days.is_some_and(|days| test.holds(days)))
 }

@@ -1,23 +1,26 @@
-//! `hardpack unpack`: the file that a pool holds, byte for byte.
+//! `hardpack unpack`: restores the file that a pool holds, byte for byte.
 //!
-//! How a database in use is read is in `contents.rs`.
+//! `contents.rs` reads a database in use.
+
+mod in_place;
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
+use clap::error::ErrorKind;
 use hardpack_engine::FileId;
 use hardpack_engine::codec::is_all_zero;
 use hardpack_engine::pool::Attributes;
 
 use crate::address::Opened;
-use crate::args::UnpackArgs;
+use crate::args::{UnpackArgs, wrong_usage};
 use crate::contents::{self, Piece};
 use crate::failure::{Cannot, Code, Failure, Reason, io_text};
 use crate::leftovers;
@@ -32,28 +35,67 @@ use crate::{signals, text};
 const HOLE_LEN: usize = 64 << 10;
 
 pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
-    signals::catch();
+    signals::catch(signals::NOTHING);
     let began = Instant::now();
     let cannot = |reason: Reason| reason.cannot("unpack", &args.pool);
     let input = args.pool.pool.canonicalize().map_err(|error| cannot(error.into()))?;
+    if args.in_place {
+        leftovers::tell(publish::directory_of(&input));
+        let len = in_place::replace(args, &input).map_err(cannot)?;
+        report(args, &args.pool.pool, len, began).cannot("report on", &args.pool)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let holding = describe(args).map_err(cannot)?;
     let output = match &args.output {
+        Some(output) if output.as_os_str() == "-" => {
+            write_out(args, &holding).map_err(cannot)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(output) if is_directory(output) => {
+            output.join(plain_name(&holding.name).map_err(cannot)?)
+        }
         Some(output) => output.clone(),
-        None => default_output(&args.pool.pool, &holding.name).map_err(cannot)?,
+        None => args.pool.pool.with_file_name(plain_name(&holding.name).map_err(cannot)?),
     };
     leftovers::tell(publish::directory_of(&output));
-    refuse_output(args, &input, &output).cannot("create", output.display())?;
+    refuse_output(args, &input, &output).cannot("create", text::path(&output))?;
     let len = unpack(args, &input, &output, &holding).map_err(cannot)?;
-    report(args, &output, len, began).cannot("report on", output.display())?;
+    report(args, &output, len, began).cannot("report on", text::path(&output))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is to be unpacked.
+fn is_directory(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/") || path.is_dir()
+}
+
+/// Writes the file to standard output. Nothing can be verified there, and nothing is reported.
+fn write_out(args: &UnpackArgs, holding: &Holding) -> Result<(), Reason> {
+    if args.work.json {
+        let text = "'--json' cannot be used when the file goes to standard output";
+        wrong_usage("unpack", ErrorKind::ArgumentConflict, text);
+    }
+    let stdout = std::io::stdout();
+    if stdout.is_terminal() {
+        return Err(Reason::new(Code::Cannot, "a file is not unpacked to a terminal")
+            .hint("redirect it, or use 'hardpack cat'"));
+    }
+    let mut out = stdout.lock();
+    let mut begin = contents::once();
+    let mut sink = contents::as_bytes(|bytes| {
+        signals::check()?;
+        out.write_all(bytes).map_err(Reason::stdout)
+    });
+    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut sink)?;
+    drop(sink);
+    out.flush().map_err(Reason::stdout)
+}
+
+/// The file to unpack.
 struct Holding {
     opened: Opened,
     file: FileId,
     name: Vec<u8>,
-    /// The path to it in the pool.
+    /// The path of the file in the pool.
     path: Vec<u8>,
     attributes: Attributes,
 }
@@ -66,28 +108,30 @@ fn describe(args: &UnpackArgs) -> Result<Holding, Reason> {
     Ok(Holding { opened, file: entry.file, name: entry.name, path, attributes })
 }
 
-/// The name that the file had, beside the pool.
-fn default_output(pool: &Path, name: &[u8]) -> Result<PathBuf, Reason> {
+/// The file's own name, if it can be the name of a file here.
+fn plain_name(name: &[u8]) -> Result<&OsStr, Reason> {
     // The name comes from the pool, which may come from anybody.
     let is_plain = !name.is_empty()
         && !name.iter().any(|b| matches!(b, b'/' | 0))
         && name != b"."
         && name != b"..";
     if !is_plain {
-        let text = format!("the file in it is called '{}'", text::escaped(name));
-        return Err(Reason::new(Code::Cannot, text).hint("give the name of the file to create"));
+        let text = format!(
+            "the file in it is named '{}', which is not a valid file name",
+            text::escaped(name)
+        );
+        return Err(Reason::new(Code::Cannot, text).hint("name the file to create"));
     }
-    Ok(pool.with_file_name(OsStr::from_bytes(name)))
+    Ok(OsStr::from_bytes(name))
 }
 
 fn refuse_output(args: &UnpackArgs, input: &Path, output: &Path) -> Result<(), Reason> {
     if output.canonicalize().is_ok_and(|output| output == input) {
-        return Err(Reason::new(Code::Cannot, "it is the pool itself")
-            .hint("give the name of another file to create"));
+        return Err(
+            Reason::new(Code::Cannot, "it is the pool itself").hint("name another file to create")
+        );
     }
-    if !args.force {
-        publish::refuse_existing(output)?;
-    }
+    publish::refuse_existing(output, args.force)?;
     publish::refuse_sidecars(output)?;
     if args.force { publish::refuse_in_use(output) } else { Ok(()) }
 }
@@ -99,10 +143,27 @@ fn unpack(
     holding: &Holding,
 ) -> Result<u64, Reason> {
     let unfinished = Unfinished::create(output).map_err(|reason| reason.about(output))?;
+    let written = write(args, holding, unfinished.path())?;
+    let mode = match holding.attributes.mode {
+        0 => std::fs::metadata(input)?.mode(),
+        mode => mode,
+    };
+    unfinished.complete(mode, modified(&holding.attributes))?;
+    unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
+    Ok(written.len)
+}
+
+fn modified(attributes: &Attributes) -> Option<SystemTime> {
+    let since_1970 = u64::try_from(attributes.modified_ns).ok().filter(|ns| *ns > 0);
+    since_1970.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns))
+}
+
+/// Writes the file to `path`, and verifies it.
+fn write(args: &UnpackArgs, holding: &Holding, path: &Path) -> Result<Written, Reason> {
     let attributes = &holding.attributes;
     let name = text::escaped(&holding.name);
     let mut progress = Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
-    let writer = RefCell::new(Writer::create(unfinished.path())?);
+    let writer = RefCell::new(Writer::create(path)?);
     let mut begin = |len| writer.borrow_mut().begin(len);
     contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |piece| {
         signals::check()?;
@@ -113,26 +174,18 @@ fn unpack(
     })?;
     progress.finish();
     let written = writer.into_inner().finish()?;
-    verify(args, unfinished.path(), &written)?;
-    let mode = match attributes.mode {
-        0 => std::fs::metadata(input)?.mode(),
-        mode => mode,
-    };
-    let since_1970 = u64::try_from(attributes.modified_ns).ok().filter(|ns| *ns > 0);
-    let modified = since_1970.map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
-    unfinished.complete(mode, modified)?;
-    unfinished.publish(output, args.force).map_err(|reason| reason.about(output))?;
-    Ok(written.len)
+    verify(args, path, &written)?;
+    Ok(written)
 }
 
 /// What a [`Writer`] wrote.
 #[derive(Default)]
 pub struct Written {
-    /// How long the file is.
+    /// The length of the file.
     pub len: u64,
-    /// What was given as bytes.
+    /// The digest of the written bytes, without holes.
     digest: Digest,
-    /// What was given as holes: from where to where.
+    /// The start and end of each hole.
     holes: Vec<(u64, u64)>,
 }
 
@@ -154,7 +207,8 @@ impl Writer {
         Writer { file, written: Written::default(), hole: false }
     }
 
-    /// Begins anew with an empty file, that is to become so long. What the file system cannot hold is refused here.
+    /// Starts over with an empty file of the expected length `len`. Fails here if the file system
+    /// cannot hold it.
     pub fn begin(&mut self, len: u64) -> Result<(), Reason> {
         use std::io::Seek;
         self.file.set_len(len).map_err(|error| {
@@ -167,7 +221,7 @@ impl Writer {
         Ok(())
     }
 
-    /// How long the file is so far.
+    /// The length of the file so far.
     pub fn len(&self) -> u64 {
         self.written.len
     }
@@ -219,23 +273,24 @@ fn verify(args: &UnpackArgs, path: &Path, written: &Written) -> Result<(), Reaso
     let mut progress = Progress::new("verifying".into(), written.len, args.work.quiet);
     let mut buf = vec![0; 2 << 20];
     let mut at = 0;
-    // Nothing was written to holes, in a file that was empty before.
+    // Holes need no check: nothing was written there, in a file that was empty before.
     for (hole, behind) in written.holes.iter().copied().chain([(written.len, written.len)]) {
         while at < hole {
             signals::check()?;
             let n = read_full(&file, &mut buf[..(hole - at).min(2 << 20) as usize], at)?;
             found.update(&buf[..n]);
-            progress.at(at);
             at += n as u64;
+            progress.at(at);
             if n == 0 {
                 break;
             }
         }
         at = behind;
+        progress.at(at);
     }
     let len = file.metadata()?.len();
     if found != written.digest || len != written.len {
-        return Err(Reason::new(Code::Data, "the file does not hold what was written"));
+        return Err(Reason::new(Code::Data, "the written file reads back differently"));
     }
     progress.finish();
     Ok(())
@@ -245,7 +300,7 @@ fn report(args: &UnpackArgs, output: &Path, len: u64, began: Instant) -> Result<
     let seconds = began.elapsed().as_secs_f64();
     if args.work.json {
         return output::print_json(&serde_json::json!({
-            "pool": args.pool.to_string(),
+            "pool": args.pool.given().to_string_lossy(),
             "output": output.to_string_lossy(),
             "logical_bytes": len,
             "seconds": (seconds * 1000.0).round() / 1000.0,
@@ -256,7 +311,7 @@ fn report(args: &UnpackArgs, output: &Path, len: u64, began: Instant) -> Result<
     }
     output::print_line(format_args!(
         "{}: {}, unpacked and verified in {seconds:.1} s",
-        output.display(),
+        text::path(output),
         bytes(len, false),
     ))
 }

@@ -1,4 +1,4 @@
-//! A tar stream on its way into a pool.
+//! Stores a tar stream in a pool.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -12,14 +12,14 @@ use super::stream::{Entry, TarStream, number};
 use crate::address::join;
 use crate::args::PutArgs;
 use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
-use crate::commands::put::Summary;
 use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
+use crate::summary::PutSummary;
 use crate::users::Users;
 use crate::{output, signals, text};
 
 const CHUNK_LEN: usize = 1 << 20;
-/// So many directories are remembered by their path.
+/// The most directories remembered by path.
 const KNOWN_COUNT_MAX: usize = 1 << 16;
 
 struct TarPutter<'p> {
@@ -29,17 +29,17 @@ struct TarPutter<'p> {
     import: Import<'p>,
     top: FileId,
     directories: HashMap<Vec<u8>, FileId>,
-    summary: &'p mut Summary,
+    summary: &'p mut PutSummary,
     progress: FilesProgress,
 }
 
-/// Puts all entries of a stream below `top`.
+/// Stores all entries of a stream below `top`.
 pub fn put_stream(
     args: &PutArgs,
     (pool, users): (&Pool, &Users),
     top: FileId,
     stream: impl Read,
-    summary: &mut Summary,
+    summary: &mut PutSummary,
 ) -> Result<(), Reason> {
     let progress = FilesProgress::new("putting", args.work.quiet);
     let import = pool.import(now_ns());
@@ -47,41 +47,45 @@ pub fn put_stream(
     let mut putter = TarPutter { args, pool, users, import, top, directories, summary, progress };
     let mut stream = TarStream::new(stream);
     let done = putter.entries(&mut stream);
+    if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
+        putter.import.stop()?;
+        return done;
+    }
     if done.is_err() {
         putter.import.abandon_file()?;
     }
     let TarPutter { import, summary, progress, .. } = putter;
     let report = import.finish()?;
     for (name, why) in report.refused {
-        summary.failed += 1;
-        progress.say(&format!("hardpack: cannot put '{}': {why}", text::escaped(&name)));
+        summary.note_failed(&progress, &name, &Reason::new(Code::Cannot, why));
     }
     done
 }
 
 impl TarPutter<'_> {
     fn entries(&mut self, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
-        while let Some(entry) = stream.next()? {
+        loop {
+            let next = stream.next();
             signals::check()?;
+            let Some(entry) = next? else { return Ok(()) };
             self.entry(entry, stream)?;
         }
-        Ok(())
     }
 
     fn entry(&mut self, entry: Entry, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
         let given = &entry.path;
         let Some(path) = inside(given) else {
-            self.left_out(given, "it would lie outside");
+            self.left_out(given, "its path leads outside of the directory");
             return Ok(());
         };
         let (parent, name) = split(&path);
-        // Before there was a kind for them, directories had a slash in the end.
+        // Old formats mark a directory by a slash at the end of its name.
         let kind = match entry.kind {
             EntryType::Regular if given.ends_with(b"/") => EntryType::Directory,
             kind => kind,
         };
         if name.is_empty() {
-            // The directory itself, as "./" is in many a stream.
+            // The top directory itself, which many streams contain as "./".
             return Ok(());
         }
         let left_out = match kind {
@@ -99,16 +103,17 @@ impl TarPutter<'_> {
             self.left_out(given, why);
             return Ok(());
         }
-        // What is linked to is looked for, and never made.
+        // The target of a hard link must exist; its directories are never made.
         let linked = match (kind, inside(&entry.target)) {
             (EntryType::Link, None) => {
-                self.left_out(given, "it would lead outside");
+                self.left_out(given, "its target is outside of the directory");
                 return Ok(());
             }
             (EntryType::Link, Some(target)) => {
                 let (above, name) = split(&target);
                 let Some(above) = self.directory_there(above)? else {
-                    self.failed(&path, &format!("no such file: {}", text::escaped(&target)));
+                    let text = format!("no such file: {}", text::escaped(&target));
+                    self.failed(&path, &Reason::new(Code::Cannot, text));
                     return Ok(());
                 };
                 Some((above, name.to_vec()))
@@ -128,7 +133,8 @@ impl TarPutter<'_> {
                 let (known, xattrs) = described(&entry, Kind::Directory)?;
                 match self.import.directory(parent, name, &known, &xattrs) {
                     Err(Error::NotADirectory { .. }) => {
-                        self.failed(&path, "something else has its name")
+                        let text = "something else of that name exists, which is not a directory";
+                        self.failed(&path, &Reason::new(Code::Cannot, text));
                     }
                     made => {
                         self.remember(path.clone(), made?);
@@ -164,7 +170,9 @@ impl TarPutter<'_> {
         let mut buffer = vec![0; CHUNK_LEN];
         loop {
             signals::check()?;
-            let n = match content.read(&mut buffer) {
+            let read = content.read(&mut buffer);
+            signals::check()?;
+            let n = match read {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                     return Err(Reason::new(Code::Data, "the stream ends within an entry"));
@@ -184,27 +192,25 @@ impl TarPutter<'_> {
         Ok(())
     }
 
-    /// Keeps others out of the file that has a name in the pool, until all is done. False where somebody has it open as a
-    /// database, which is told.
+    /// Takes exclusive hold of the existing file of this name, until the command ends. Returns
+    /// false if another process has it open as a database, which is reported.
     fn hold(&mut self, path: &[u8], parent: FileId, name: &[u8]) -> Result<bool, Reason> {
         let old = self.pool.lookup_in(parent, name)?.filter(|old| old.kind == Kind::File);
         match old.map_or(Ok(()), |old| self.users.hold(self.pool, old.file)) {
             Err(reason) if reason.code == Code::InUse => {
-                self.failed(path, &reason.text);
+                self.failed(path, &reason);
                 Ok(false)
             }
             held => held.map(|()| true),
         }
     }
 
-    fn failed(&mut self, path: &[u8], why: &str) {
-        self.summary.failed += 1;
-        self.progress.say(&format!("hardpack: cannot put '{}': {why}", text::escaped(path)));
+    fn failed(&mut self, path: &[u8], reason: &Reason) {
+        self.summary.note_failed(&self.progress, path, reason);
     }
 
     fn left_out(&mut self, path: &[u8], why: &str) {
-        self.summary.left_out += 1;
-        self.progress.say(&format!("note: '{}' is left out: {why}", text::escaped(path)));
+        self.summary.note_left_out(&self.progress, path, why);
     }
 
     fn remember(&mut self, path: Vec<u8>, directory: FileId) {
@@ -214,7 +220,7 @@ impl TarPutter<'_> {
         self.directories.insert(path, directory);
     }
 
-    /// A directory below the top, if the stream or the pool has it.
+    /// Finds a directory below the top, from the stream or the pool.
     fn directory_there(&self, path: &[u8]) -> Result<Option<FileId>, Reason> {
         let mut at = (Vec::new(), self.top);
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -231,7 +237,7 @@ impl TarPutter<'_> {
         Ok(Some(at.1))
     }
 
-    /// A directory below the top; made where neither the stream nor the pool has it.
+    /// Finds a directory below the top, or makes it.
     fn directory(&mut self, path: &[u8]) -> Result<FileId, Reason> {
         if path.is_empty() {
             return Ok(self.top);
@@ -260,11 +266,11 @@ impl TarPutter<'_> {
     }
 }
 
-/// Attributes and extended attributes of an entry.
+/// Returns the attributes and extended attributes of an entry.
 fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reason> {
     let (header, extensions) = (&entry.header, &entry.extensions);
     let id = |id: u64| {
-        let wrong = || Reason::new(Code::Data, format!("{id} is no number of an owner"));
+        let wrong = || Reason::new(Code::Data, format!("{id} is not a valid owner id"));
         u32::try_from(id).map_err(|_| wrong())
     };
     let uid = number(extensions, "uid").map_or_else(|| header.uid(), Ok)?;
@@ -286,7 +292,7 @@ fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reas
     Ok((attributes, xattrs))
 }
 
-/// A time in seconds, with a fraction of any number of digits, in nanoseconds.
+/// Parses seconds with an optional fraction of any number of digits, and returns nanoseconds.
 fn parse_time(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -302,7 +308,7 @@ fn parse_time(text: &[u8]) -> Option<i64> {
     if is_negative { whole_ns.checked_sub(ns) } else { whole_ns.checked_add(ns) }
 }
 
-/// A path below the directory that all goes into; nothing where it leads out of it.
+/// Normalises a path relative to the top directory; `None` if it leads outside.
 fn inside(path: &[u8]) -> Option<Vec<u8>> {
     let mut found = Vec::new();
     for name in path.split(|byte| *byte == b'/') {
@@ -315,7 +321,7 @@ fn inside(path: &[u8]) -> Option<Vec<u8>> {
     Some(found)
 }
 
-/// The directory and the last name of a path.
+/// Splits a path into its directory and last name.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => (&path[..at], &path[at + 1..]),

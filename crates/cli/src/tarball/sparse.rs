@@ -1,17 +1,17 @@
-//! Sparse files in tar streams: where the pieces belong that a stream has of a file. In pax streams GNU tar writes
-//! versions 0.1 and 1.0 of them.
+//! Maps of sparse files in tar streams: the offset and length of each stored piece. In pax streams
+//! GNU tar writes versions 0.1 and 1.0 of them.
 
 use std::io::{self, Read};
 
 use super::stream::{Extensions, number};
 use crate::failure::{Code, Reason};
 
-/// Bytes of a block of a stream.
+/// The length of a block of a stream, in bytes.
 const BLOCK_LEN: usize = 512;
-/// More pieces than this are taken for damage.
+/// A map with more pieces than this counts as damaged.
 const PIECE_COUNT_MAX: usize = 1 << 24;
 
-/// Where the bytes of an entry belong.
+/// The positions of the stored bytes of a sparse file.
 pub struct Map {
     /// The length of the file.
     len: u64,
@@ -20,11 +20,12 @@ pub struct Map {
 }
 
 fn damaged() -> Reason {
-    Reason::new(Code::Data, "its map of a sparse file is malformed")
+    Reason::new(Code::Data, "the map of a sparse file is malformed")
 }
 
 impl Map {
-    /// The map of an entry with these extensions, where it is sparse; that of version 1.0 stands before the content.
+    /// Reads the map of an entry with these extensions; `None` if it is not sparse. The map of
+    /// version 1.0 precedes the content.
     pub fn of(extensions: &Extensions, content: &mut impl Read) -> Result<Option<Map>, Reason> {
         let is_new = number(extensions, "GNU.sparse.major") == Some(1);
         let old = extensions.get(&b"GNU.sparse.map"[..]);
@@ -45,7 +46,7 @@ impl Map {
         Map::new(len, pieces).map(Some)
     }
 
-    /// A map of pieces, which must come in order and end with the file.
+    /// Makes a map from pieces, which must be in order and lie within the file.
     pub fn new(len: u64, pieces: Vec<(u64, u64)>) -> Result<Map, Reason> {
         let mut end = 0;
         for (offset, piece_len) in &pieces {
@@ -58,7 +59,7 @@ impl Map {
         Ok(Map { len, pieces })
     }
 
-    /// Reads the file with its holes as zeros.
+    /// Returns a reader of the whole file, with zeros for holes.
     pub fn reader<R: Read>(&self, content: R) -> SparseReader<'_, R> {
         SparseReader { map: self, content, at: 0, next: 0 }
     }
@@ -68,7 +69,8 @@ fn parse(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Version 1.0: the number of pieces, then each offset and length, in lines, in whole blocks.
+/// Reads a map of version 1.0: the number of pieces, then each offset and length, one a line,
+/// padded to whole blocks.
 fn read_numbers(content: &mut impl Read) -> Result<Vec<u64>, Reason> {
     let mut numbers: Vec<u64> = Vec::new();
     let mut wanted = None;
@@ -101,12 +103,12 @@ fn read_numbers(content: &mut impl Read) -> Result<Vec<u64>, Reason> {
     Ok(numbers)
 }
 
-/// The content of a sparse file, holes included.
+/// Reads a sparse file, with zeros for holes.
 pub struct SparseReader<'m, R> {
     map: &'m Map,
     content: R,
     at: u64,
-    /// The piece that `at` is in or before.
+    /// The piece that contains `at`, or the next one after it.
     next: usize,
 }
 

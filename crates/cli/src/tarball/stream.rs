@@ -1,7 +1,7 @@
-//! The entries of a tar stream, one after the other: ustar, GNU and pax.
+//! Reads the entries of a tar stream, one after the other: ustar, GNU and pax.
 //!
-//! The tar crate reads the fields of a header; what stands between the headers is read here, since its own reader
-//! takes names and extended attributes that hold a new line for damage.
+//! The tar crate decodes the headers. The parts between headers are read here, since its own reader
+//! rejects names and extended attributes that contain a newline.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -11,14 +11,14 @@ use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 use super::sparse::Map;
 use crate::failure::{Code, Reason};
 
-/// Bytes of a block.
+/// The length of a block, in bytes.
 const BLOCK_LEN: usize = 512;
-/// The longest header of extensions, in bytes.
+/// The longest extended header, in bytes.
 const EXTENSIONS_LEN_MAX: u64 = 16 << 20;
 /// The longest map of a sparse file in GNU's own format, in blocks.
 const MAP_BLOCKS_MAX: usize = 1 << 20;
 
-/// What the extended header of an entry says.
+/// The records of the extended header of an entry.
 pub type Extensions = HashMap<Vec<u8>, Vec<u8>>;
 
 /// An entry, whose content is still in the stream.
@@ -28,14 +28,14 @@ pub struct Entry {
     pub path: Vec<u8>,
     pub target: Vec<u8>,
     pub extensions: Extensions,
-    /// Where the content belongs, where there are holes.
+    /// The map of a sparse file.
     pub map: Option<Map>,
 }
 
-/// A stream that is read.
+/// A stream being read.
 pub struct TarStream<R> {
     input: R,
-    /// What is left of the entry, and of its last block.
+    /// The unread bytes of the entry's content, and the padding of its last block.
     content_len: u64,
     padding_len: u64,
     global: Extensions,
@@ -52,7 +52,7 @@ impl<R: Read> TarStream<R> {
         TarStream { input, content_len: 0, padding_len: 0, global, is_begun: false }
     }
 
-    /// The next entry. What was not read of the one before is passed over.
+    /// Reads the next entry, skipping the unread rest of the one before. Returns `None` at the end.
     pub fn next(&mut self) -> Result<Option<Entry>, Reason> {
         let mut extensions = self.global.clone();
         let (mut long_path, mut long_target) = (None, None);
@@ -96,7 +96,7 @@ impl<R: Read> TarStream<R> {
         self.padding_len = (BLOCK_LEN as u64 - len % BLOCK_LEN as u64) % BLOCK_LEN as u64;
     }
 
-    /// The next header; nothing at the end of the stream.
+    /// Reads the next header; `None` at the end of the stream.
     fn header(&mut self) -> Result<Option<Header>, Reason> {
         let passed = self.content_len + self.padding_len;
         if io::copy(&mut (&mut self.input).take(passed), &mut io::sink())? < passed {
@@ -105,12 +105,12 @@ impl<R: Read> TarStream<R> {
         (self.content_len, self.padding_len) = (0, 0);
         let mut block = [0; BLOCK_LEN];
         self.input.read_exact(&mut block).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof if !self.is_begun => damaged("it is no tar stream"),
+            io::ErrorKind::UnexpectedEof if !self.is_begun => damaged("it is not a tar stream"),
             io::ErrorKind::UnexpectedEof => damaged("the stream ends before its end mark"),
             _ => error.into(),
         })?;
         if block == [0; BLOCK_LEN] {
-            // Whoever writes the stream is not to find its reader gone.
+            // Read to the end, so that the writer of the stream gets no broken pipe.
             io::copy(&mut self.input, &mut io::sink())?;
             return Ok(None);
         }
@@ -120,7 +120,7 @@ impl<R: Read> TarStream<R> {
             sum = sum - u32::from(*byte) + u32::from(b' ');
         }
         if header.cksum().ok() != Some(sum) {
-            let what = if self.is_begun { "a header is damaged" } else { "it is no tar stream" };
+            let what = if self.is_begun { "a header is damaged" } else { "it is not a tar stream" };
             return Err(damaged(what));
         }
         self.is_begun = true;
@@ -128,11 +128,11 @@ impl<R: Read> TarStream<R> {
         Ok(Some(header))
     }
 
-    /// The content as a whole.
+    /// Reads the whole content of the entry.
     fn whole(&mut self) -> Result<Vec<u8>, Reason> {
         let len = self.content_len;
         if len > EXTENSIONS_LEN_MAX {
-            return Err(damaged("a header of extensions is too long"));
+            return Err(damaged("an extended header is too long"));
         }
         let mut text = Vec::new();
         self.read_to_end(&mut text)?;
@@ -142,7 +142,8 @@ impl<R: Read> TarStream<R> {
         Ok(text)
     }
 
-    /// The map of a sparse file in GNU's own format, which goes on in further blocks behind the header.
+    /// Reads the map of a sparse file in GNU's own format, which continues in blocks after the
+    /// header.
     fn gnu_map(&mut self, header: &Header) -> Result<Map, Reason> {
         let gnu = header.as_gnu().ok_or_else(|| damaged("a header is damaged"))?;
         let mut pieces = Vec::new();
@@ -159,12 +160,12 @@ impl<R: Read> TarStream<R> {
                 return Map::new(gnu.real_size()?, pieces);
             }
             let mut block = GnuExtSparseHeader::new();
-            // These blocks do not count as content.
+            // These blocks are not counted as content.
             self.input.read_exact(block.as_mut_bytes())?;
             add(block.sparse())?;
             is_extended = block.is_extended();
         }
-        Err(damaged("its map of a sparse file is too long"))
+        Err(damaged("the map of a sparse file is too long"))
     }
 }
 
@@ -180,7 +181,8 @@ impl<R: Read> Read for TarStream<R> {
     }
 }
 
-/// Others give a hard link the length of its file, and no content.
+/// Whether an entry has content. Some programs give a hard link the length of its file, but no
+/// content.
 fn has_content(kind: EntryType) -> bool {
     use EntryType::{Block, Char, Fifo, Link, Symlink};
     !matches!(kind, Symlink | Link | Char | Block | Fifo)
@@ -192,15 +194,15 @@ fn without_nul(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-/// A number among the extensions.
+/// Returns the value of an extension as a number.
 pub fn number(extensions: &Extensions, key: &str) -> Option<u64> {
     std::str::from_utf8(extensions.get(key.as_bytes())?).ok()?.parse().ok()
 }
 
-/// Lines of a length, which counts itself, a key and a value, which may hold anything. An empty value takes back
-/// what was said before.
+/// Parses lines of a length (which counts its own digits), a key and a value. A value may contain
+/// any bytes; an empty one removes the key.
 fn parse_extensions(mut text: &[u8], into: &mut Extensions) -> Result<(), Reason> {
-    let malformed = || damaged("a header of extensions is malformed");
+    let malformed = || damaged("an extended header is malformed");
     while !text.is_empty() {
         let space = text.iter().position(|byte| *byte == b' ').ok_or_else(malformed)?;
         let digits = std::str::from_utf8(&text[..space]).map_err(|_| malformed())?;

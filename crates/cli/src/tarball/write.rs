@@ -1,4 +1,4 @@
-//! A part of a pool as a tar stream, in the pax format.
+//! Writes a part of a pool as a tar stream in the pax format.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -9,27 +9,27 @@ use tar::{EntryType, Header};
 
 use crate::address::{Address, Opened, join};
 use crate::args::ExtractArgs;
-use crate::commands::extract::Account;
 use crate::contents;
 use crate::failure::{Code, Reason};
 use crate::signals;
+use crate::summary::Account;
 
-/// Streams are made of blocks of so many bytes.
+/// The length of a block of a stream, in bytes.
 const BLOCK_LEN: u64 = 512;
-/// The longest name that has room in a header, in bytes.
+/// The longest name that fits in a header, in bytes.
 const NAME_LEN: usize = 100;
-/// The largest numbers that have room in a header.
+/// The largest numbers that fit in a header.
 const ID_MAX: u32 = 0o7_777_777;
 const SIZE_MAX: u64 = 0o77_777_777_777;
 
 pub struct TarWriter<'w, W> {
     out: &'w mut W,
-    /// Paths of the first names of files with several.
+    /// The path of the first name of each file with several names.
     first_names: HashMap<FileId, Vec<u8>>,
     is_broken: bool,
 }
 
-/// What a header says.
+/// The content of a header.
 struct Head<'h> {
     path: &'h [u8],
     kind: EntryType,
@@ -44,7 +44,7 @@ impl<'w, W: Write> TarWriter<'w, W> {
         TarWriter { out, first_names: HashMap::new(), is_broken: false }
     }
 
-    /// Whether the stream could not be written.
+    /// Whether a write to the stream has failed.
     pub fn is_broken(&self) -> bool {
         self.is_broken
     }
@@ -56,7 +56,7 @@ impl<'w, W: Write> TarWriter<'w, W> {
         })
     }
 
-    /// Fills the last block of `len` bytes.
+    /// Pads content of `len` bytes to whole blocks.
     fn pad(&mut self, len: u64) -> Result<(), Reason> {
         let n = (BLOCK_LEN - len % BLOCK_LEN) % BLOCK_LEN;
         self.write(&[0; BLOCK_LEN as usize][..n as usize])
@@ -109,7 +109,7 @@ fn put_name(header: &mut Header, name: &[u8]) {
     }
 }
 
-/// What has no room in the header itself.
+/// Encodes the values that do not fit in the header itself.
 fn extensions(head: &Head<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let mut add = |key: &[u8], value: &[u8]| {
@@ -157,7 +157,7 @@ fn extensions(head: &Head<'_>) -> Vec<u8> {
     out
 }
 
-/// Adds what a source stands for.
+/// Adds a source, with everything below it.
 pub fn add<W: Write>(
     args: &ExtractArgs,
     source: &Address,
@@ -226,7 +226,8 @@ fn add_one<W: Write>(
     }
 }
 
-/// Writes a file. One that ends early or is damaged cannot be told in a stream: that ends it.
+/// Writes a file. If it ends early or is damaged, the whole stream fails, since a tar stream cannot
+/// express that.
 fn add_content<'h, W: Write>(
     opened: &Opened,
     path: &[u8],

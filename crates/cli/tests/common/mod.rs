@@ -1,5 +1,5 @@
-//! What the tests of the command line share.
-#![allow(dead_code)]
+//! Helpers shared by the tests of the command line.
+#![allow(dead_code, reason = "each suite uses its own part")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub fn hardpack() -> Command {
     command
 }
 
-/// A directory with one file in it.
+/// Makes a directory with one file in it.
 pub fn directory_with(name: &str, content: &[u8]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join(name);
@@ -26,7 +26,7 @@ pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
     format!("{}{ending}", path.display()).into()
 }
 
-/// Bytes that do not compress, the same in every run.
+/// Returns incompressible bytes, the same in every run.
 pub fn random_bytes(len: usize, mut seed: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -40,7 +40,7 @@ pub fn random_bytes(len: usize, mut seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A connection to a pool, or to a database in one, in this process.
+/// Opens a connection to a pool, or to a database in one, in this process.
 pub fn open_in_pool(path: &Path) -> Connection {
     hardpack::register(hardpack::api_from!(rusqlite::ffi).unwrap(), false).unwrap();
     let uri = format!("file:{}?vfs=hardpack", path.display());
@@ -49,7 +49,7 @@ pub fn open_in_pool(path: &Path) -> Connection {
     db
 }
 
-/// A database of `rows` rows, closed.
+/// Makes a database of `rows` rows.
 pub fn make_database(path: &Path, page_size: u32, rows: u32) {
     let db = Connection::open(path).unwrap();
     db.execute_batch(&format!(
@@ -88,10 +88,52 @@ pub fn assert_same(a: &Path, b: &Path) {
     assert!(fs::read(a).unwrap() == fs::read(b).unwrap(), "{a:?} and {b:?} differ");
 }
 
-/// Packs quietly, to IN.hpk.
+/// Packs `input` quietly to IN.hpk, and returns that path.
 pub fn pack(input: &Path) -> PathBuf {
     hardpack().args(["pack", "-q"]).arg(input).assert().success().stdout("").stderr("");
     with_ending(input, ".hpk")
+}
+
+/// Makes a database of `rows` rows and packs it. Returns its directory and the pool.
+pub fn packed_as(name: &str, rows: u32) -> (TempDir, PathBuf) {
+    let (directory, path) = directory_with(name, b"");
+    make_database(&path, 4096, rows);
+    let pool = pack(&path);
+    (directory, pool)
+}
+
+/// A directory with the database `a.db` and its pool `a.db.hpk`.
+pub fn packed() -> (TempDir, PathBuf) {
+    let (directory, _) = packed_as("a.db", 2000);
+    let at = directory.path().to_owned();
+    (directory, at)
+}
+
+/// Runs a command in a directory, which must succeed, and returns its standard output.
+pub fn succeeds(directory: &Path, arguments: &[&str]) -> String {
+    stdout_of(hardpack().current_dir(directory).args(arguments))
+}
+
+/// Runs a command in a directory, which must fail with this code, and its message must contain all
+/// of `words`. Returns its standard error.
+pub fn fails(directory: &Path, arguments: &[&str], code: i32, words: &[&str]) -> String {
+    let stderr = stderr_of(hardpack().current_dir(directory).args(arguments), code);
+    for word in words {
+        assert!(stderr.contains(word), "{arguments:?} lacks '{word}': {stderr}");
+    }
+    stderr
+}
+
+/// Runs a command on these paths, which must be refused with this code and text.
+pub fn refused(arguments: &[&str], paths: &[&Path], code: i32, text: &str) {
+    let stderr = stderr_of(hardpack().args(arguments).args(paths), code);
+    assert!(stderr.contains(text), "{arguments:?} {paths:?}: {stderr}");
+}
+
+/// Runs a command that must end with this code, and returns its standard error.
+pub fn stderr_of(command: &mut Command, code: i32) -> String {
+    let done = command.assert().code(code);
+    String::from_utf8_lossy(&done.get_output().stderr).into_owned()
 }
 
 pub fn stdout_of(command: &mut Command) -> String {
@@ -102,7 +144,7 @@ pub fn json_of(command: &mut Command) -> serde_json::Value {
     serde_json::from_str(&stdout_of(command)).unwrap()
 }
 
-/// Another process that has a database of a pool open.
+/// A second process with a database of a pool open.
 pub struct Session {
     child: std::process::Child,
     answers: std::io::BufReader<std::process::ChildStdout>,
@@ -110,8 +152,13 @@ pub struct Session {
 
 impl Session {
     pub fn open(path: &Path) -> Session {
+        Session::open_with(path, &[])
+    }
+
+    pub fn open_with(path: &Path, arguments: &[&str]) -> Session {
         let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
             .arg("sql")
+            .args(arguments)
             .arg(path)
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
@@ -121,7 +168,7 @@ impl Session {
         Session { child, answers }
     }
 
-    /// The lines that statements answer with.
+    /// Runs statements, and returns their output lines.
     pub fn run(&mut self, sql: &str) -> Vec<String> {
         use std::io::{BufRead, Write};
         let input = self.child.stdin.as_mut().unwrap();
@@ -136,13 +183,13 @@ impl Session {
         self.child.id()
     }
 
-    /// Ends it as it would by itself.
+    /// Ends the process normally.
     pub fn close(mut self) {
         drop(self.child.stdin.take());
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Ends it as a crash does.
+    /// Ends the process as a crash would.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -154,4 +201,18 @@ impl Drop for Session {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Splits a command like a shell that knows only single quotes.
+pub fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    for c in line.chars() {
+        match c {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            c => word.push(c),
+        }
+    }
+    words.push(word);
+    words
 }

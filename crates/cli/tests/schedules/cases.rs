@@ -1,15 +1,16 @@
-//! Orders that are told: of two threads, one is stopped before each of its calls in turn, and the other goes first.
+//! Fixed orders: of two threads, one is stopped before each of its calls in turn, and the other
+//! goes first.
 
 use super::is_open;
 use super::pools::{self, Start};
 use super::worker;
 use super::world::World;
 
-/// More calls than any of these threads makes.
+/// An upper bound of the calls that a thread makes.
 const STEP_COUNT_MAX: u64 = 400;
 
-/// A thread opens and reads a database; before its call number `at`, another thread of the process begins to write. Says
-/// what is wrong, and whether there was such a call.
+/// A thread opens and reads a database; before its call number `at`, another thread of the process
+/// starts to write. Returns whether there was such a call; the error says what is wrong.
 fn a_thread_comes_between(mode: &str, at: u64) -> Result<bool, String> {
     let made = pools::new_directory(mode, Start::Worked);
     let mut world = World::new(made.directory.path(), at);
@@ -23,7 +24,7 @@ fn a_thread_comes_between(mode: &str, at: u64) -> Result<bool, String> {
     world.resume_thread(reader);
     let is_such_a_call = world.run_thread(reader, at) == at;
     world.resume_thread(writer);
-    // Each may have to wait for the other.
+    // Each thread may have to wait for the other.
     for thread in [writer, reader, writer] {
         world.run_thread(thread, STEP_COUNT_MAX);
     }
@@ -34,7 +35,7 @@ fn a_thread_comes_between(mode: &str, at: u64) -> Result<bool, String> {
         [both, other].iter().flat_map(|w| world.said(*w)).map(String::from).collect();
     let has = |line: &str| said.iter().any(|said| said == line);
     if !world.said(both).contains(&"ok begin x") {
-        // The reader, stopped as it closes the database, kept the writer out.
+        // The reader, stopped while closing the database, kept the writer out.
         return Ok(is_such_a_call);
     }
     if !has("ok put x one") || !has("busy begin x") {

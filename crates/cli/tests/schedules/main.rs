@@ -1,6 +1,7 @@
-//! What processes, threads and commands do to each other: one of them goes at a time, from one system call to the
-//! next, in an order that a seed or the test decides. See `world.rs` for how, `cases.rs` for orders that are told,
-//! `seeds.rs` for those that are drawn, and `uses/` for the table of `docs/reliability.md`.
+//! How processes, threads and commands affect each other: one of them runs at a time, from one
+//! system call to the next, in an order chosen by a seed or the test. `world.rs` implements this,
+//! `cases.rs` has fixed orders, `seeds.rs` random ones, and `uses/` the table of
+//! `docs/reliability.md`.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod cases;
@@ -19,19 +20,20 @@ fn worker_role() {
     worker::run();
 }
 
-/// The defects that are known and not mended: what fails because of one is passed over.
+/// Known defects that are not fixed yet; failures caused by one are ignored.
 ///
-/// 2: an incremental `receive` does not ask who uses the database, nor settles its log. 3: logs are played into a state
-/// they do not belong to; `mv`, `ln -f`, `rm`, `put --delete` and `pack -f` do not ask who uses what they replace. 4: a
-/// clone lacks what is in a log. 5: making a lock file drops the locks of another thread. 6: databases inside a
-/// pool are locked by the pool's name.
+/// 2: an incremental `receive` does not check who uses the database, and does not settle its log.
+/// 3: logs are applied to a state they do not belong to; `mv`, `ln -f`, `rm`, `put --delete` and
+/// `pack -f` do not check who uses the file they replace. 4: a clone lacks the content of a log. 5:
+/// creating a lock file drops the locks of another thread. 6: databases inside a pool are locked by
+/// the pool's name.
 const OPEN: &[u32] = &[];
 
 fn is_open(defect: u32) -> bool {
     OPEN.contains(&defect)
 }
 
-/// Does the same with each of many things, as many at a time as there are processors.
+/// Runs `work` on each of many things, with one thread per processor.
 fn in_parallel<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};

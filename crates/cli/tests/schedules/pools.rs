@@ -1,4 +1,4 @@
-//! Pools with ledgers in them, and what can be said of them.
+//! Makes pools with ledgers in them, and checks them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use rusqlite::Connection;
 use super::common::{hardpack, json_of};
 use super::worker;
 
-/// What a ledger holds before anybody has worked with it.
+/// The number of tokens in a new ledger.
 const BASE_COUNT: usize = 20;
 
 const CHECK_CACHE_LEN: u64 = 1 << 20;
@@ -24,25 +24,27 @@ pub fn base_tokens() -> Tokens {
     (0..BASE_COUNT).map(|index| format!("base-{index}")).collect()
 }
 
-/// What a directory begins with: the databases of `p.hpk` as they were received, or with a transaction more.
+/// The initial state of a directory: the databases of `p.hpk` as received, or with one more
+/// transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     Received,
     Worked,
 }
 
-/// A directory, and the number of the state of its pool before it was worked with.
+/// A directory, and the txg of its pool before the additional transactions.
 pub struct Made {
     pub directory: tempfile::TempDir,
     pub txg: u64,
 }
 
-/// A directory with a pool of three ledgers, copied from one made before:
+/// Makes a directory with a pool of three ledgers, copied from a template:
 ///
-/// * `p.hpk` with `x.db`, the first, and `y.db`, which were received and then worked with, and `d/z.db`; the first two and
-///   the pool have a snapshot `base` of before;
-/// * `full`, and `next-x.db` and `next-y.db`: streams of a ledger, and of what came to it later;
-/// * `lone.hpk`, a pool of one ledger; `plain.db` and `other.db`, plain ones; `in`, with files to bring in; `empty`.
+/// * `p.hpk` with `x.db` (the first database) and `y.db`, which were received and then changed, and
+///   `d/z.db`; the first two and the pool have an earlier snapshot `base`;
+/// * `full`, and `next-x.db` and `next-y.db`: streams of a ledger, and of its later changes;
+/// * `lone.hpk`, a pool of one ledger; `plain.db` and `other.db`, plain ledgers; `in`, with files
+///   to import; `empty`.
 pub fn new_directory(mode: &str, start: Start) -> Made {
     use std::sync::{Mutex, OnceLock};
     type Templates = Vec<((String, Start), Made)>;
@@ -70,7 +72,7 @@ fn copy_all(from: &Path, to: &Path) {
     }
 }
 
-/// Where nothing waits for a disk, if there is such a place.
+/// A directory in memory, if the system has one.
 fn scratch() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.into() } else { std::env::temp_dir() }
@@ -159,7 +161,7 @@ fn set_mode(path: &Path, mode: &str) {
     assert_eq!(now, mode);
 }
 
-/// What a database holds, if nothing is wrong with it.
+/// Reads the tokens of a database, and checks its integrity.
 pub fn tokens(path: &Path) -> Result<Tokens, String> {
     let fail = |error: rusqlite::Error| format!("{}: {error}", path.display());
     let db = worker::open(path).map_err(fail)?;
@@ -190,7 +192,7 @@ fn read_tokens(db: &Connection) -> Result<Tokens, String> {
     Ok(a)
 }
 
-/// Verifies all of a pool, in which nothing may be wrong.
+/// Verifies a whole pool, which must have no problems.
 pub fn check(path: &Path) -> Result<(), String> {
     let fail = |error: hardpack_engine::Error| format!("{}: {error}", path.display());
     let device =

@@ -1,15 +1,18 @@
-//! Orders that are drawn: several processes work with the databases of a pool, in threads, through hard links, forking,
-//! killed, while commands change what is below them and the pool gets another name. What may come of it says a model:
+//! Random orders: several processes use the databases of a pool, with threads, hard links, forks
+//! and kills, while commands change the databases and the pool is renamed. A model says which
+//! results are allowed:
 //!
-//! * a transaction that was acknowledged is there, unless a command that replaces its database ended well and began
-//!   before the acknowledgement was followed by anything else;
-//! * nothing is there that nobody committed, and nothing by half;
-//! * of the transactions of one database one at a time has its locks;
-//! * a copy has everything acknowledged before its making began, and nothing begun after it;
-//! * a command that is refused has changed nothing;
-//! * whoever is not killed gets no answer but done, busy, or "no longer what you opened".
+//! * an acknowledged transaction is present, unless a command that replaces its database succeeded
+//!   and had not ended before the acknowledgement;
+//! * nothing uncommitted is present, and no transaction in part;
+//! * one transaction of a database at a time holds its locks;
+//! * a copy contains everything acknowledged before copying began, and nothing begun after it;
+//! * a refused command has changed nothing;
+//! * a process that is not killed gets only the results done, busy, or "no longer the database you
+//!   opened".
 //!
-//! `HARDPACK_SCHEDULE_SEED=n` runs one seed and tells all of its calls, `HARDPACK_SCHEDULES=n` runs so many.
+//! `HARDPACK_SCHEDULE_SEED=n` runs one seed and prints all of its calls, `HARDPACK_SCHEDULES=n`
+//! runs that many seeds.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,17 +27,18 @@ use super::world::{Event, Order, Worker, World};
 
 const SEED: &str = "HARDPACK_SCHEDULE_SEED";
 const COUNT: &str = "HARDPACK_SCHEDULES";
-/// How many seeds a run of the tests tries, and the first of them.
+/// The number of seeds in a test run, and the first of them.
 const DEFAULT_COUNT: u64 = 200;
 const FIRST_SEED: u64 = 1;
-/// Databases in the pool.
+/// The databases in the pool.
 const DATABASES: [&str; 3] = ["x.db", "y.db", "d/z.db"];
-/// The exit code of what was killed.
+/// The exit code of a killed process.
 const KILLED: i32 = 128 + libc::SIGKILL;
-/// Steps after which something is done from outside.
+/// The last step at which an external action may happen.
 const OUTSIDE_STEP_MAX: u64 = 400;
 
-/// Seeds that found a defect, and its number in [`super::OPEN`] as long as it is there.
+/// Seeds that found a defect, and the defect's number, which is in [`super::OPEN`] until it is
+/// fixed.
 const FOUND: &[(u64, u32)] = &[
     (16, 6),
     (28, 6),
@@ -76,7 +80,7 @@ const FOUND: &[(u64, u32)] = &[
     (585, 6),
 ];
 
-/// Something that happens after so many steps.
+/// An external action after a number of steps.
 #[derive(Clone, Debug)]
 enum Outside {
     Start(usize),
@@ -88,20 +92,20 @@ enum Outside {
 struct Job {
     arguments: Vec<String>,
     input: Option<String>,
-    /// The databases it replaces, and by what.
+    /// The databases it replaces, with their new content.
     replaces: Vec<(&'static str, Option<Tokens>)>,
-    /// A copy it makes, and of what.
+    /// The copy it makes, and the copied database.
     copies: Option<(String, &'static str)>,
 }
 
 impl Job {
-    /// Whether a database may have two names then, or another's.
+    /// Whether it may give a database a second name, or another's name.
     fn makes_names_of_one(&self) -> bool {
         ["mv", "ln"].contains(&self.arguments[0].as_str())
     }
 }
 
-/// All that a seed decides but the order.
+/// Everything that a seed decides.
 #[derive(Clone, Debug)]
 struct Plan {
     mode: &'static str,
@@ -152,7 +156,7 @@ fn job(text: &str) -> Job {
     Job { arguments, input: None, replaces: Vec::new(), copies: None }
 }
 
-/// A command that replaces a database.
+/// Draws a command that replaces a database.
 fn replacing_job(random: &mut Random, txg: u64) -> Job {
     let target = *random.of(&["x.db", "y.db"]);
     let of = |text: String, tokens| Job { replaces: vec![(target, tokens)], ..job(&text) };
@@ -216,11 +220,11 @@ fn plan(seed: u64, txg: u64) -> Plan {
     let mut outside: Vec<(u64, Outside)> =
         (0..jobs.len()).map(|i| (random.below(OUTSIDE_STEP_MAX), Outside::Start(i))).collect();
     if random.below(3) == 0 {
-        // One of the scripts, or one of the jobs.
+        // Either a script or a job.
         let who = random.below((count + jobs.len()) as u64) as usize;
         outside.push((random.below(OUTSIDE_STEP_MAX), Outside::Kill(who)));
     }
-    // Not in WAL mode, in which the log keeps the old name, as with any database.
+    // Not in WAL mode, since the log would keep the old name, as with any database.
     if random.below(8) == 0 && mode != "wal" {
         outside.push((random.below(OUTSIDE_STEP_MAX), Outside::Rename));
     }
@@ -234,7 +238,7 @@ fn plan(seed: u64, txg: u64) -> Plan {
     Plan { mode, has_link, scripts, jobs, outside, order, stops_at_reads }
 }
 
-/// Threads of one process, and another process, that open and close one database.
+/// A plan of threads of one process, and other processes, that open and close one database.
 fn plan_of_threads(random: &mut Random) -> Plan {
     let thread = |name: &str| {
         format!("open x p.hpk/y.db\ntx x {name}-0\nclose x\nopen x p.hpk/y.db\ntx x {name}-1\n")
@@ -256,19 +260,19 @@ fn plan_of_threads(random: &mut Random) -> Plan {
     }
 }
 
-/// What a run left to be judged.
+/// A finished run, to be judged.
 struct Run {
     world: World,
     plan: Plan,
-    /// The jobs that were started.
+    /// The started jobs.
     jobs: BTreeMap<usize, Worker>,
     pool: PathBuf,
-    // Goes last.
+    // Dropped last.
     _made: pools::Made,
 }
 
 fn run(seed: u64) -> Result<Run, String> {
-    // The pool is the same in every mode, up to its commits.
+    // The mode does not depend on the txg.
     let mode = plan(seed, 0).mode;
     let made = pools::new_directory(mode, Start::Worked);
     let plan = plan(seed, made.txg);
@@ -284,7 +288,7 @@ fn run(seed: u64) -> Result<Run, String> {
     let (mut jobs, mut renamed) = (BTreeMap::new(), false);
     let mut outside = plan.outside.clone();
     let mut between = |world: &mut World| {
-        // What would come later comes when nobody is left.
+        // Remaining actions happen when all threads have ended.
         while !outside.is_empty() && (world.steps() >= outside[0].0 || world.is_over()) {
             match outside.remove(0).1 {
                 Outside::Kill(who) => {
@@ -320,17 +324,17 @@ fn run(seed: u64) -> Result<Run, String> {
     Ok(Run { world, plan, jobs, pool, _made: made })
 }
 
-/// What became of a transaction.
+/// The fate of a transaction.
 struct Transaction {
     began: usize,
-    /// When it was acknowledged.
+    /// The event that acknowledged it.
     acknowledged: Option<usize>,
-    /// Its process was killed before it heard of it.
+    /// Whether its process was killed before learning the result.
     is_open: bool,
 }
 
 impl Run {
-    /// The database that a line of a worker is about.
+    /// Collects the transactions of each database from the workers' reports.
     fn transactions(
         &self,
     ) -> Result<BTreeMap<&'static str, BTreeMap<String, Transaction>>, String> {
@@ -384,7 +388,7 @@ impl Run {
                         return Err(format!("{}: {line}", self.world.name(*worker)));
                     }
                 }
-                // A killed user of another name may have left a log beside that.
+                // A killed user of the other name may have left a log next to it.
                 ["fail", "open", ..]
                     if self.plan.has_link && line.contains(": 14 unable to open") => {}
                 ["fail", ..] if !self.may_fail() => {
@@ -397,7 +401,7 @@ impl Run {
         Ok(all)
     }
 
-    /// Whether what a worker uses may be gone.
+    /// Whether a worker's database may have been replaced or renamed.
     fn may_fail(&self) -> bool {
         self.plan.jobs.iter().any(|job| !job.replaces.is_empty()) || self.is_renamed()
     }
@@ -406,12 +410,12 @@ impl Run {
         self.pool.ends_with("q.hpk")
     }
 
-    /// Whether a pool was made under the name that the first one had.
+    /// Whether a new pool was created under the old name.
     fn has_new_pool(&self) -> bool {
         self.is_renamed() && self.pool.with_file_name("p.hpk").exists()
     }
 
-    /// When a process began and ended.
+    /// The events at which a process began and ended.
     fn span(&self, worker: Worker) -> (usize, usize) {
         let at = |wanted: &dyn Fn(&Event) -> bool| {
             self.world.events.iter().position(wanted).unwrap_or(usize::MAX)
@@ -426,8 +430,10 @@ impl Run {
         let transactions = self.transactions()?;
         for (index, worker) in &self.jobs {
             let (job, code) = (&self.plan.jobs[*index], self.world.code(*worker).unwrap());
-            if ![0, 3, 5, KILLED].contains(&code) && !self.is_renamed() {
-                let text = self.world.err(*worker);
+            let text = self.world.err(*worker);
+            // The space of an older state may have been reused.
+            let is_lost = job.arguments[0] == "rewind" && code == 1 && text.contains("is damaged");
+            if ![0, 3, 5, KILLED].contains(&code) && !is_lost && !self.is_renamed() {
                 let out = String::from_utf8_lossy(self.world.out_bytes(*worker)).into_owned();
                 return Err(format!("{:?} ended with {code}: {text}{out}", job.arguments));
             }
@@ -472,9 +478,9 @@ impl Run {
         database: &'static str,
         all: &BTreeMap<&'static str, BTreeMap<String, Transaction>>,
     ) -> Result<(), String> {
-        // What replaced it, and when.
+        // The command that replaced it, and when.
         let replaced = self.jobs.iter().find_map(|(index, worker)| {
-            // What comes when the pool has another name makes a new one.
+            // After a rename of the pool, `put` creates a new one.
             if self.plan.jobs[*index].arguments[0] == "put" && self.has_new_pool() {
                 return None;
             }
@@ -484,7 +490,7 @@ impl Run {
             let is_possible = code == Some(0) || code == Some(KILLED);
             is_possible.then(|| (tokens.clone(), self.span(*worker), code))
         });
-        // Whoever was killed has done it or not.
+        // A killed command may have replaced it or not.
         let either = match replaced {
             Some((tokens, span, Some(KILLED))) => [Some(None), Some(Some((tokens, span)))],
             Some((tokens, span, _)) => [Some(Some((tokens, span))), None],
@@ -494,7 +500,7 @@ impl Run {
         judged.reduce(|one, other| one.or(other)).unwrap()
     }
 
-    /// Judges a database that was replaced, by something at some time, or not.
+    /// Judges a database under the assumption that it was, or was not, replaced as `replaced` says.
     fn judge_as(
         &self,
         database: &'static str,
@@ -505,7 +511,7 @@ impl Run {
         let path = self.pool.join(database);
         let (first, since) = match replaced {
             None => (first_tokens(database), None),
-            // It is gone, and may have been made anew by whoever opened it.
+            // It was removed, and may have been created again by a worker that opened it.
             Some((None, _)) => return Ok(()),
             Some((Some(tokens), span)) => (tokens, Some(span)),
         };
@@ -532,7 +538,7 @@ impl Run {
             most.extend(["z", "worked"].map(String::from));
         }
         let found = match pools::tokens(&path) {
-            // A log lies beside the other name of the pool, and this one is refused.
+            // A log next to the other name of the pool makes this one refused.
             Err(text) if self.plan.has_link && text.contains("unable to open") => {
                 pools::tokens(&self.pool.with_file_name("h.hpk").join(database))?
             }
@@ -555,7 +561,7 @@ fn database_of(path: &str) -> &'static str {
     DATABASES.into_iter().find(|name| path.ends_with(name)).expect("a database of the pool")
 }
 
-/// Runs a seed, and says what is wrong.
+/// Runs and judges a seed; the error says what is wrong.
 fn try_seed(seed: u64) -> Result<(), String> {
     let run = run(seed)?;
     run.judge().map_err(|text| format!("{text}\n{:#?}\n{}", run.plan, run.world.history()))
@@ -578,7 +584,7 @@ fn seeds() {
         .chain(FOUND.iter().map(|(seed, _)| *seed))
         .collect();
     let failed = super::in_parallel(&seeds, |seed| {
-        // A panic is as good a finding.
+        // A panic is a finding too.
         let tried = std::panic::catch_unwind(|| try_seed(*seed));
         let tried = tried.unwrap_or_else(|_| Err("it panicked".into()));
         tried.err().filter(|_| !known(*seed)).map(|text| format!("{SEED}={seed}: {text}"))

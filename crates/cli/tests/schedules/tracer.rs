@@ -1,11 +1,14 @@
-//! Stops the threads of other processes before each system call that matters, by `ptrace` and a seccomp filter, so
-//! that somebody else decides who goes on. Nothing of the programs is changed for it: their locks, forks and files
-//! are the system's own.
+//! Stops the threads of other processes before each relevant system call, with `ptrace` and a
+//! seccomp filter, so that the test decides which thread runs next. The programs are not modified:
+//! their locks, forks and files are those of the system.
 //!
-//! * The thread that starts a process traces it, and is the only one that may ask for anything here.
-//! * A stopped thread has not made its call yet. It can be let go, or told a result without making the call.
-//! * The page with which the system tells the time without a call is hidden from the processes, so that time too
-//!   can be told by whoever decides; addresses are the same in every run.
+//! * The thread that starts a process traces it, and is the only one that may use the functions
+//!   here.
+//! * A stopped thread has not made its call yet. It can be resumed, or be given a result without
+//!   making the call.
+//! * The vDSO, through which a process reads the time without a system call, is hidden from the
+//!   processes, so that the test controls time too. Addresses are the same in every run.
+#![expect(unsafe_code, reason = "traces processes with `ptrace`")]
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -49,7 +52,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
-/// Where a filter finds the number of the call.
+/// The offset of the call number in the data of a filter.
 const NUMBER_OFFSET: u32 = 0;
 const OPTIONS: c_int = libc::PTRACE_O_TRACESECCOMP
     | libc::PTRACE_O_TRACECLONE
@@ -57,10 +60,11 @@ const OPTIONS: c_int = libc::PTRACE_O_TRACESECCOMP
     | libc::PTRACE_O_EXITKILL
     | libc::PTRACE_O_TRACESYSGOOD;
 const TRAP_OF_CALL: c_int = libc::SIGTRAP | 0x80;
-/// The vector that the system puts above the environment of a new process.
+/// The auxiliary-vector entry that holds the address of the vDSO.
 const AT_SYSINFO_EHDR: u64 = 33;
 const AT_IGNORE: u64 = 1;
-/// How often to ask at once for a thread that runs, how often at all, and how long to wait in between.
+/// How often to poll a running thread without a pause, how often in total, and how long to pause in
+/// between.
 const ASK_AT_ONCE: u32 = 100;
 const ASK_MAX: u32 = 1_000_000;
 const ASK_PAUSE: Duration = Duration::from_micros(50);
@@ -72,13 +76,13 @@ const STACK_LEN_MAX: usize = 256 << 10;
 pub enum Stop {
     /// It is about to make a call.
     Call(user_regs_struct),
-    /// It has made a thread or a process.
+    /// It has created a thread or a process.
     Born(pid_t),
-    /// It is gone, with a status as of `wait`.
+    /// It has ended, with a status as from `wait`.
     Gone(c_int),
 }
 
-/// The threads that were seen before whoever made them said so.
+/// Traces processes. Keeps the threads that stopped before their creation was reported.
 #[derive(Debug, Default)]
 pub struct Tracer {
     early: BTreeSet<pid_t>,
@@ -89,7 +93,8 @@ fn fail(what: &str) -> ! {
 }
 
 fn request(what: c_int, tid: pid_t, address: u64, data: u64) -> c_long {
-    // SAFETY: the requests used here take numbers, or the address of registers that outlive the call.
+    // SAFETY: the requests used here take numbers, or the address of registers that outlive the
+    // call.
     unsafe { libc::ptrace(what as _, tid, address as *mut c_void, data as *mut c_void) }
 }
 
@@ -112,7 +117,7 @@ fn filter() -> Vec<libc::sock_filter> {
 }
 
 impl Tracer {
-    /// Starts a process, which stops before its first instruction. Returns its number.
+    /// Starts a process, which stops before its first instruction, and returns its pid.
     pub fn start(&mut self, command: &mut Command) -> pid_t {
         let program = filter();
         let prepare = move || {
@@ -147,7 +152,7 @@ impl Tracer {
         pid
     }
 
-    /// Waits for a thread to stop or end, and does not believe that it takes for ever.
+    /// Waits for a thread to stop or end; panics if that takes too long.
     fn wait(&self, tid: pid_t) -> c_int {
         let (mut status, mut asked) = (0, 0);
         loop {
@@ -171,12 +176,12 @@ impl Tracer {
         }
     }
 
-    /// Lets a stopped thread go until it stops again.
+    /// Resumes a thread until it stops again.
     pub fn go(&mut self, tid: pid_t) -> Stop {
         let mut signal = 0;
         loop {
             if request(libc::PTRACE_CONT as _, tid, 0, signal as u64) == -1 {
-                // Killed a moment ago.
+                // The thread has just been killed.
                 return Stop::Gone(self.wait(tid));
             }
             let status = self.wait(tid);
@@ -201,7 +206,8 @@ impl Tracer {
         }
     }
 
-    /// Lets a thread make the call it is stopped before, with these registers, and stops it behind that. Returns the result.
+    /// Lets a thread make its pending call with these registers, stops it after the call, and
+    /// returns the result.
     pub fn call(&mut self, tid: pid_t, registers: &user_regs_struct) -> i64 {
         set_registers(tid, registers);
         if request(libc::PTRACE_SYSCALL as _, tid, 0, 0) == -1 {
@@ -212,7 +218,8 @@ impl Tracer {
         self::registers(tid).rax as i64
     }
 
-    /// The threads, of which the last is the first of its process, end: returns the status of that.
+    /// Waits for threads to end, and returns the status of the last one, which must be the main
+    /// thread of the process.
     pub fn bury(&mut self, tids: &[pid_t]) -> c_int {
         let mut status = 0;
         for tid in tids {
@@ -234,7 +241,7 @@ pub fn kill(pid: pid_t) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
-/// Lets a thread go on without waiting for it.
+/// Resumes a thread without waiting for it.
 pub fn release(tid: pid_t) {
     request(libc::PTRACE_CONT as _, tid, 0, 0);
 }
@@ -255,17 +262,17 @@ pub fn set_registers(tid: pid_t, registers: &user_regs_struct) {
     }
 }
 
-/// Gives a thread a result for the call it is stopped before, which is not made.
+/// Gives a thread a result for its pending call, which is not made.
 pub fn answer(tid: pid_t, registers: &user_regs_struct, result: i64) {
     set_registers(tid, &user_regs_struct { orig_rax: u64::MAX, rax: result as u64, ..*registers });
 }
 
-/// Memory of a stopped thread, or the front of it that can be read.
+/// Reads memory of a stopped thread, as far as it is readable.
 pub fn read(tid: pid_t, address: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; len];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: len };
-    // SAFETY: the system writes no more than the local length, and checks the other side.
+    // SAFETY: the system writes at most the local length, and checks the remote side.
     let done = unsafe { libc::process_vm_readv(tid, &local, 1, &remote, 1, 0) };
     bytes.truncate(done.max(0) as usize);
     bytes
@@ -275,17 +282,17 @@ pub fn read(tid: pid_t, address: u64, len: usize) -> Vec<u8> {
 pub fn write(tid: pid_t, address: u64, bytes: &[u8]) {
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
-    // SAFETY: the system only reads the local side, and checks the other.
+    // SAFETY: the system only reads the local side, and checks the remote one.
     let done = unsafe { libc::process_vm_writev(tid, &local, 1, &remote, 1, 0) };
     assert_eq!(done, bytes.len() as isize, "cannot write memory");
 }
 
-/// A string of a stopped thread.
+/// Reads a string from a stopped thread.
 pub fn read_string(tid: pid_t, address: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while !bytes.contains(&0) && bytes.len() < libc::PATH_MAX as usize {
         let at = address + bytes.len() as u64;
-        // Not beyond the page, which may be the last.
+        // Do not read beyond the page, which may be the last one mapped.
         let part = read(tid, at, 4096 - (at % 4096) as usize);
         if part.is_empty() {
             break;
@@ -297,13 +304,13 @@ pub fn read_string(tid: pid_t, address: u64) -> Vec<u8> {
     bytes
 }
 
-/// Has a process that has just begun ask the system for the time.
+/// Makes a new process ask the system for the time, by hiding the vDSO.
 fn hide_clock(pid: pid_t) {
     let stack = registers(pid).rsp;
     let bytes = read(pid, stack, STACK_LEN_MAX);
     let words: Vec<u64> =
         bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
-    // The count of the arguments, the arguments and a zero, the environment and a zero.
+    // The stack holds the argument count, the arguments and a zero, the environment and a zero.
     let mut at = 1 + words[0] as usize + 1;
     while words[at] != 0 {
         at += 1;

@@ -1,22 +1,24 @@
-//! A process that works with databases through the VFS, as a script says. It is this test binary again.
+//! A process that uses databases through the VFS as a script says. It runs this test binary again.
 //!
-//! A script has a line for each thing to do, and a line `---` between those of different threads, which begin one
-//! after the other and each have connections of their own:
+//! A script has one action per line. A line `---` separates the actions of different threads, which
+//! start one after the other and have their own connections:
 //!
 //! | line | what it does |
 //! | --- | --- |
-//! | `open DB PATH` | opens the database; the connection is called DB from then on |
+//! | `open DB PATH` | opens the database as the connection DB |
 //! | `sql DB TEXT` | runs statements |
 //! | `tx DB TOKEN` | one transaction of the ledger (see [`LEDGER`]) |
-//! | `put DB TOKEN` | what such a transaction does, without BEGIN and COMMIT |
-//! | `begin DB`, `read DB`, `commit DB`, `end DB`, `rollback DB` | the ends of one |
+//! | `put DB TOKEN` | the changes of such a transaction, without BEGIN and COMMIT |
+//! | `begin DB`, `read DB`, `commit DB`, `end DB`, `rollback DB` | begins or ends a transaction |
 //! | `close DB` | closes it |
-//! | `fork` | goes on in two processes, of which the child ends at once without clean-up |
-//! | `pause` | waits until the test lets it go on |
+//! | `fork` | forks; the child exits at once without clean-up |
+//! | `pause` | waits until the test resumes the thread |
 //!
-//! What comes of a line is reported on standard error: `ok LINE`, `busy LINE`, `gone LINE` where the database is no
-//! longer what was opened, or `fail LINE: CODE TEXT`. A `tx` says `has PATH TOKEN` when it has the lock of writers, and
-//! `leaves PATH TOKEN` before it commits. A `tx` or `commit` that worked is thereby acknowledged.
+//! The result of each line is reported on standard error: `ok LINE`, `busy LINE`, `gone LINE` if
+//! the database is no longer the one that was opened, or `fail LINE: CODE TEXT`. A `tx` reports
+//! `has PATH TOKEN` when it holds the write lock, and `leaves PATH TOKEN` before it commits. `ok`
+//! for a `tx` or `commit` acknowledges the transaction.
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,10 +28,11 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 const SCRIPT: &str = "HARDPACK_SCHEDULE_SCRIPT";
-/// How long a worker waits for a lock, in the time of the schedule.
+/// How long a worker waits for a lock, in the schedule's time.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Every transaction notes its token in two tables and counts itself in a third.
+/// The tables of a ledger: every transaction writes its token to two tables and counts itself in a
+/// third.
 pub const LEDGER: &str = "
     create table a(token text primary key, filler text);
     create table b(token text primary key) without rowid;
@@ -53,7 +56,7 @@ pub fn open(path: &Path) -> rusqlite::Result<Connection> {
     Ok(db)
 }
 
-/// What a transaction of the ledger does.
+/// Makes the changes of a ledger transaction.
 pub fn put(db: &Connection, token: &str) -> rusqlite::Result<()> {
     let filler = format!("{token} ").repeat(30);
     db.execute("insert into a values(?1, ?2)", (token, filler))?;
@@ -64,9 +67,9 @@ pub fn put(db: &Connection, token: &str) -> rusqlite::Result<()> {
 
 fn report(line: &str) {
     let line = format!("{line}\n");
-    // One write, which the schedule takes note of as a whole, and none of the locks of the library, which a thread that
-    // pauses would keep.
-    // SAFETY: the bytes outlive the call.
+    // One write, which the schedule sees as a whole. It takes no library locks, which a paused
+    // thread would keep.
+    // SAFETY: the pointer and the length are those of `line`.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
@@ -79,7 +82,7 @@ fn run_line(databases: &mut BTreeMap<String, Connection>, line: &str) -> rusqlit
         return Ok(());
     }
     if what == "fork" {
-        // SAFETY: the child makes one call and is gone.
+        // SAFETY: the child makes one system call and exits.
         unsafe {
             if libc::fork() == 0 {
                 libc::_exit(0);
@@ -88,7 +91,7 @@ fn run_line(databases: &mut BTreeMap<String, Connection>, line: &str) -> rusqlit
         return Ok(());
     }
     let Some(db) = databases.get(name) else {
-        // It was reported why it could not be opened.
+        // The reason for the failed `open` was reported already.
         let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
         return Err(rusqlite::Error::SqliteFailure(busy, None));
     };
@@ -116,7 +119,7 @@ fn run_line(databases: &mut BTreeMap<String, Connection>, line: &str) -> rusqlit
         other => panic!("no such line: {other}"),
     };
     if done.is_err() && matches!(what, "tx" | "commit" | "put") && !db.is_autocommit() {
-        // The answer is the first error's.
+        // The first error is the one reported.
         let _ = db.execute_batch("rollback");
     }
     done
@@ -147,7 +150,7 @@ fn run_thread(script: &str) {
     }
 }
 
-/// Does what the script says, in a process that was started for it.
+/// Runs the script, in a process started for it.
 pub fn run() {
     let Ok(script) = std::env::var(SCRIPT) else { return };
     let mut threads = script.split("---").map(String::from);

@@ -1,13 +1,15 @@
-//! Several processes of which one thread goes at a time, from one system call to the next, in an order that is drawn
-//! from a seed or said by the test.
+//! Several processes of which one thread runs at a time, from one system call to the next, in an
+//! order drawn from a seed or chosen by the test.
 //!
-//! * Between two stops nothing else runs. Futexes, sleeps and the clock are ours: a thread that waits does not wait in
-//!   the system, and time passes only when all wait, or when the order says so. So nothing takes time, and a
-//!   timeout of an hour is over at once if nobody else can go.
-//! * Locks on files are the system's, asked for without waiting and asked for again once somebody gave one back.
-//! * Random numbers come from a seed, addresses do not vary, threads are numbered in the order they came: the same
-//!   seed gives the same calls.
-//! * Calls stop a thread for others only where they have to do with files below the directory of the test.
+//! * Between two stops nothing else runs. Futexes, sleeps and the clock are simulated: a waiting
+//!   thread does not wait in the system, and time passes only when all threads wait, or when the
+//!   order says so. So waiting takes no real time, and a timeout of an hour expires at once if no
+//!   other thread can run.
+//! * File locks are the system's, requested without waiting and requested again once another one
+//!   was released.
+//! * Random numbers come from a seed, addresses are fixed, and threads are numbered in order of
+//!   creation, so the same seed gives the same calls.
+//! * Other threads get a turn only at calls that concern files below the directory of the test.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,32 +23,32 @@ use super::random::Random;
 use super::tracer::{self, Stop, Tracer};
 
 const NS: u64 = 1_000_000_000;
-/// What the clocks say at the beginning.
+/// The initial values of the clocks.
 const MONOTONIC_START: u64 = 1000 * NS;
 const REALTIME_START: u64 = 1_700_000_000 * NS;
-/// How long a step takes, and asking for the time.
+/// The simulated duration of a step, and of reading the clock.
 const STEP_NS: u64 = 1000;
 const ASK_NS: u64 = 10;
-/// More steps than any run takes: somebody waits for what never comes.
+/// An upper bound of the steps of a run; beyond it, a thread waits for ever.
 const STEP_COUNT_MAX: u64 = 400_000;
-/// The line of a worker that stops it until it is let go.
+/// The reported line with which a worker pauses until it is resumed.
 const PAUSE: &str = "pause";
-/// Where the marks begin that stand for the names of a pool.
+/// The start of the range of marks for the names of a pool.
 const NAME_MARKS_START: i64 = 7 << 60;
-/// How much of what happened is shown.
+/// The number of trace lines in messages.
 const TRACE_SHOWN: usize = 120;
 
-/// A process, by the order in which they were started.
+/// The index of a process, in order of start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Worker(pub usize);
 
 #[derive(Debug)]
 enum State {
-    /// It has just been made.
+    /// It has just been created.
     New,
     /// It is about to make a call.
     Call(user_regs_struct),
-    /// It waits until a word is no longer what it was, or for somebody to wake it, or until a time.
+    /// It waits for a word to change, for a wake-up, or until a time.
     Futex {
         call: user_regs_struct,
         until: Option<u64>,
@@ -56,11 +58,11 @@ enum State {
         call: user_regs_struct,
         until: u64,
     },
-    /// It waits for the lock of a file: since so many locks had been given back.
+    /// It waits for a file lock; `unlocks` counts the releases before it began to wait.
     Lock {
         unlocks: u64,
     },
-    /// It said that it pauses.
+    /// It has reported a pause.
     Paused,
     /// It waits for a signal, which nobody sends.
     Idle,
@@ -77,14 +79,14 @@ struct Thread {
 struct Process {
     pid: pid_t,
     name: String,
-    /// Its status as of `wait`, when it has ended.
+    /// Its status as from `wait`, once it has ended.
     status: Option<i32>,
     out: Vec<u8>,
     err: Vec<u8>,
     reports_taken: usize,
 }
 
-/// Something that happened, in order.
+/// An event of the run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     Began(Worker),
@@ -93,23 +95,23 @@ pub enum Event {
     Ended(Worker, i32),
 }
 
-/// Who goes next.
+/// How the next thread is chosen.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// Whoever went before, and another with this chance in a thousand.
+    /// The same thread again, or another with this chance in a thousand.
     Random(u64),
-    /// Whoever went before, and another at these steps.
+    /// The same thread again, but another at these steps.
     Points(Vec<u64>),
 }
 
-/// Why a run of one worker ended.
+/// Why a run of a single worker stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     Ended(i32),
     Paused,
-    /// It came to the call that was asked for.
+    /// It is about to make the requested call.
     Reached,
-    /// It has waited for so long that it may for ever.
+    /// It has waited longer than the given patience.
     Waits,
 }
 
@@ -124,7 +126,7 @@ pub struct World {
     steps: u64,
     random: Random,
     current: Option<usize>,
-    /// Whether reads are stops too.
+    /// Whether threads also stop at reads.
     pub stops_at_reads: bool,
     pub trace: Vec<String>,
     pub events: Vec<Event>,
@@ -153,7 +155,7 @@ impl World {
         &self.dir
     }
 
-    /// How much time has passed, in milliseconds.
+    /// The simulated time, in milliseconds.
     pub fn now_ms(&self) -> u64 {
         self.clock / 1_000_000
     }
@@ -162,17 +164,17 @@ impl World {
         self.steps
     }
 
-    /// Whether nobody is left.
+    /// Whether all threads have ended.
     pub fn is_over(&self) -> bool {
         self.threads.is_empty()
     }
 
-    /// Notes something that was done from outside.
+    /// Adds an external action to the trace.
     pub fn note(&mut self, text: &str) {
         self.trace.push(text.into());
     }
 
-    /// Starts a process, which does nothing yet.
+    /// Starts a process, stopped before its first instruction.
     pub fn start(&mut self, name: &str, command: &mut Command) -> Worker {
         command.current_dir(&self.dir).stdout(Stdio::null()).stderr(Stdio::null());
         let pid = self.tracer.start(command);
@@ -194,7 +196,7 @@ impl World {
         self.born += 1;
     }
 
-    /// The exit code of a process that has ended; 128 and more where a signal ended it.
+    /// The exit code of a process that has ended: 128 plus the signal if a signal ended it.
     pub fn code(&self, worker: Worker) -> Option<i32> {
         self.processes[worker.0].status.map(exit_code)
     }
@@ -211,12 +213,12 @@ impl World {
         String::from_utf8_lossy(&self.processes[worker.0].err).into_owned()
     }
 
-    /// What a worker reported.
+    /// The lines that a worker has reported.
     pub fn said(&self, worker: Worker) -> Vec<&str> {
         self.events.iter().filter_map(|event| said_of(event, worker)).collect()
     }
 
-    /// The last calls, for a message.
+    /// The last calls and the output of all processes, for a message.
     pub fn history(&self) -> String {
         let mut text = String::new();
         for line in &self.trace[self.trace.len().saturating_sub(TRACE_SHOWN)..] {
@@ -244,7 +246,7 @@ impl World {
         self.bury(worker);
     }
 
-    /// Lets a worker that paused go on when its turn comes.
+    /// Resumes the paused threads of a worker.
     pub fn resume(&mut self, worker: Worker) {
         for thread in self.threads.values_mut() {
             if thread.worker == worker && matches!(thread.state, State::Paused) {
@@ -253,17 +255,18 @@ impl World {
         }
     }
 
-    /// The threads of a worker that have paused, in the order in which they were made.
+    /// The paused threads of a worker, in order of creation.
     pub fn paused_threads(&self, worker: Worker) -> Vec<usize> {
         self.ids_of(worker).into_iter().filter(|id| self.is_paused(*id)).collect()
     }
 
-    /// Lets one thread that paused go on.
+    /// Resumes one paused thread.
     pub fn resume_thread(&mut self, id: usize) {
         self.threads.get_mut(&id).unwrap().state = State::New;
     }
 
-    /// Lets one thread go for so many steps, or until it waits for another or pauses. Returns how many it took.
+    /// Runs one thread for `count` steps, or until it waits for another or pauses. Returns the
+    /// number of steps.
     pub fn run_thread(&mut self, id: usize, count: u64) -> u64 {
         for done in 0..count {
             let is_there = self.threads.contains_key(&id);
@@ -276,8 +279,8 @@ impl World {
         count
     }
 
-    /// Lets only this worker go, until it ends, pauses, is about to make a call that fits, or has waited for
-    /// `patience_ms`.
+    /// Runs only this worker, until it ends, pauses, is about to make a call for which `fits`
+    /// returns true, or has waited for `patience_ms`.
     pub fn run_one(
         &mut self,
         worker: Worker,
@@ -312,13 +315,13 @@ impl World {
         }
     }
 
-    /// Lets only this worker go until it pauses.
+    /// Runs only this worker until it pauses.
     pub fn run_to_pause(&mut self, worker: Worker) {
         let ending = self.run_one(worker, 3_600_000, &mut |_| false);
         assert!(ending == Ending::Paused, "{ending:?}\n{}", self.history());
     }
 
-    /// Lets all go until all have ended, in an order. `between` is called before each step.
+    /// Runs all workers in the given order until they have ended. Calls `between` before each step.
     pub fn run_all(
         &mut self,
         order: &Order,
@@ -343,7 +346,7 @@ impl World {
                     let others: Vec<usize> =
                         can_go.iter().copied().filter(|id| Some(*id) != self.current).collect();
                     let among = if others.is_empty() { &can_go } else { &others };
-                    // Now and then time passes though somebody could go.
+                    // Sometimes time passes although a thread could run.
                     let wakes = among.is_empty() || self.random.below(8) == 0;
                     match self.next_to_wake(&everybody).filter(|_| wakes) {
                         Some(id) => id,
@@ -369,7 +372,7 @@ impl World {
         matches!(self.threads[&id].state, State::Paused)
     }
 
-    /// Whether a thread can go on without time passing.
+    /// Whether a thread can run without time passing.
     fn can_go(&self, id: usize) -> bool {
         let thread = &self.threads[&id];
         match &thread.state {
@@ -383,7 +386,7 @@ impl World {
         }
     }
 
-    /// Of some threads, the one whose time comes first.
+    /// The thread among `ids` whose timeout comes first.
     fn next_to_wake(&self, ids: &[usize]) -> Option<usize> {
         let until = |id: &usize| match &self.threads[id].state {
             State::Sleep { until, .. } | State::Futex { until: Some(until), .. } => Some(*until),
@@ -393,7 +396,7 @@ impl World {
         times.min().map(|(_, id)| id)
     }
 
-    /// Lets one thread go to its next stop.
+    /// Runs one thread to its next stop.
     fn step(&mut self, id: usize) {
         self.steps += 1;
         self.clock += STEP_NS;
@@ -430,7 +433,7 @@ impl World {
         self.advance(id);
     }
 
-    /// Makes a call. False where the thread waits, or is gone.
+    /// Makes a call. Returns false if the thread now waits or has ended.
     fn make_call(&mut self, id: usize, tid: pid_t, call: &user_regs_struct, name: String) -> bool {
         match call.orig_rax as c_long {
             libc::SYS_exit_group => {
@@ -452,7 +455,7 @@ impl World {
                     self.unlocks += 1;
                 }
                 if waits && [-i64::from(libc::EAGAIN), -i64::from(libc::EACCES)].contains(&result) {
-                    // It makes the call again.
+                    // Set up to repeat the call.
                     let again = user_regs_struct {
                         rip: call.rip - 2,
                         rax: call.orig_rax,
@@ -474,7 +477,7 @@ impl World {
         true
     }
 
-    /// Lets a thread go until it stops where others may take their turn.
+    /// Runs a thread until it stops where others may get a turn.
     fn advance(&mut self, id: usize) {
         loop {
             let (tid, worker) = (self.threads[&id].tid, self.threads[&id].worker);
@@ -505,7 +508,8 @@ impl World {
         }
     }
 
-    /// A thread is about to make a call. What it waits for then, unless it goes on at once.
+    /// Handles a thread that is about to make a call. Returns its new state, or `None` if it
+    /// continues at once.
     fn met(&mut self, worker: Worker, tid: pid_t, call: &user_regs_struct) -> Option<State> {
         let number = call.orig_rax as c_long;
         match number {
@@ -591,7 +595,7 @@ impl World {
         }
     }
 
-    /// When a time that a thread names is over: from now, or of a clock.
+    /// Converts a timeout in a thread's memory to simulated time: relative, or absolute on a clock.
     fn until(&self, tid: pid_t, address: u64, clock: Option<u64>) -> u64 {
         let bytes = tracer::read(tid, address, 16);
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
@@ -602,7 +606,7 @@ impl World {
         }
     }
 
-    /// Takes the lines that a worker has reported. Whether it pauses.
+    /// Takes the new lines that a worker has reported. Returns whether it pauses.
     fn take_reports(&mut self, worker: Worker) -> bool {
         let process = &mut self.processes[worker.0];
         let mut pauses = false;
@@ -619,7 +623,7 @@ impl World {
         pauses
     }
 
-    /// Whether a call has to do with files of the test.
+    /// Whether a call concerns files of the test.
     fn concerns_others(&self, tid: pid_t, call: &user_regs_struct) -> bool {
         match call.orig_rax as c_long {
             libc::SYS_read | libc::SYS_pread64 if !self.stops_at_reads => false,
@@ -641,11 +645,11 @@ impl World {
 
     fn is_below(&self, path: &[u8]) -> bool {
         use std::os::unix::ffi::OsStrExt;
-        // A relative one is: processes begin in the directory.
+        // Relative paths are below it, since processes start in the directory.
         !path.starts_with(b"/") || path.starts_with(self.dir.as_os_str().as_bytes())
     }
 
-    /// A call in words.
+    /// Describes a call in words.
     fn label(&self, tid: pid_t, call: &user_regs_struct) -> String {
         let path = |address| {
             let text = String::from_utf8_lossy(&tracer::read_string(tid, address)).into_owned();
@@ -675,7 +679,8 @@ impl World {
                 let len = i64::from_le_bytes(lock[16..24].try_into().unwrap());
                 let asks = [libc::F_GETLK, libc::F_OFD_GETLK].contains(&(call.rsi as i32));
                 let asks = if asks { "ask-" } else { "" };
-                // Which mark stands for the name of the pool depends on the directory, which is a new one in each run.
+                // The mark for the pool's name depends on the directory, which is different in each
+                // run.
                 let range = match start >= NAME_MARKS_START {
                     true => "a name".into(),
                     false => format!("{start:#x}+{len}"),
@@ -696,7 +701,7 @@ impl World {
         }
     }
 
-    /// A process has been killed or has ended: takes note of all of it.
+    /// Removes a process that was killed or has ended, with its threads.
     fn bury(&mut self, worker: Worker) {
         let pid = self.processes[worker.0].pid;
         let ids = self.ids_of(worker);
@@ -744,7 +749,7 @@ fn is_lock(command: u64) -> bool {
     all.contains(&(command as i32))
 }
 
-/// What a clock says at the beginning, if it is one of ours.
+/// The initial value of a simulated clock.
 fn start_of(clock: u64) -> Option<u64> {
     match clock as i32 {
         libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(REALTIME_START),

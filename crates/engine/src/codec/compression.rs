@@ -1,10 +1,10 @@
-//! What a user can ask for: the algorithms and levels, by OpenZFS's names.
+//! The algorithms and levels a user can ask for, by OpenZFS's names.
 //!
 //! One table, [`families`], drives parsing, display, help and the stored form, so that they cannot
 //! disagree. Parsing accepts canonical names, a family's bare name (its default level) and the
 //! aliases; display gives the canonical name, which always parses back to the same value.
 //!
-//! A name that does not parse is a [`ParseCompressionError`], which lists what would.
+//! A name that does not parse gives a [`ParseCompressionError`], which lists the valid names.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -14,12 +14,13 @@ use super::CodecId;
 
 /// A compression algorithm and its level, as set by a property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Compression {
-    /// No compression. Records of zeros are holes all the same.
+    /// No compression. Records of zeros still become holes.
     Off,
-    /// OpenZFS's first algorithm; kept for its name's sake.
+    /// OpenZFS's first algorithm, kept only for compatibility.
     Lzjb,
-    /// Only runs of zeros are compressed.
+    /// Compresses only runs of zeros.
     Zle,
     /// Deflate, levels 1 to 9.
     Gzip(u8),
@@ -36,14 +37,15 @@ pub enum Compression {
 
 /// Algorithms that share a name and differ in level.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Family {
     /// The name without a level, such as `zstd`.
     pub name: &'static str,
-    /// The levels there are, rising; empty for an algorithm without levels.
+    /// The valid levels in ascending order; empty for an algorithm without levels.
     pub levels: &'static [u16],
-    /// The level that the bare name stands for; 0 where there are none.
+    /// The level that the bare name stands for; 0 without levels.
     pub default_level: u16,
-    /// The levels in short, as help and errors show them: empty where there are none.
+    /// A summary of the levels for help and errors; empty without levels.
     pub levels_text: &'static str,
     /// One line of help.
     pub summary: &'static str,
@@ -56,7 +58,7 @@ static FAMILIES: [Family; 8] = [
         levels: &[],
         default_level: 0,
         levels_text: "",
-        summary: "no compression; records of zeros are holes all the same",
+        summary: "no compression; records of zeros still become holes",
         make: |_| Compression::Off,
     },
     Family {
@@ -96,7 +98,7 @@ static FAMILIES: [Family; 8] = [
         levels: &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         default_level: 9,
         levels_text: "-1..-12",
-        summary: "lz4 that writes slowly, smaller, and reads as fast",
+        summary: "smaller than lz4, slower to write, as fast to read",
         make: |level| Compression::Lz4Hc(level as u8),
     },
     Family {
@@ -117,15 +119,15 @@ static FAMILIES: [Family; 8] = [
     },
 ];
 
-/// Other names that parse, and what they stand for. OpenZFS's `on` is its default algorithm.
+/// Aliases that parse, and their meaning. OpenZFS's `on` is its default algorithm.
 static ALIASES: [(&str, Compression); 1] = [("on", Compression::Lz4)];
 
-/// The families, in the order in which help shows them.
+/// Returns the families in the order in which help shows them.
 pub fn families() -> &'static [Family] {
     &FAMILIES
 }
 
-/// Every compression there is, by its canonical name.
+/// Returns every compression with its canonical name.
 pub fn table() -> impl Iterator<Item = (String, Compression)> {
     FAMILIES.iter().flat_map(|family| {
         let levels = if family.levels.is_empty() { &[0] } else { family.levels };
@@ -141,7 +143,7 @@ impl Family {
         self.levels.contains(&level) || (self.levels.is_empty() && level == 0)
     }
 
-    /// Parses what follows the family's name: nothing, or `-` and a level without leading zeros.
+    /// Parses the text after the family's name: nothing, or `-` and a level without leading zeros.
     fn parse_rest(&self, rest: &str) -> Option<Compression> {
         if rest.is_empty() {
             return Some((self.make)(self.default_level));
@@ -153,7 +155,7 @@ impl Family {
 }
 
 impl Compression {
-    /// The family's place in the table, and the level within it.
+    /// Returns the family and the level within it.
     fn family_and_level(self) -> (&'static Family, u16) {
         let (index, level) = match self {
             Compression::Off => (0, 0),
@@ -168,13 +170,13 @@ impl Compression {
         (&FAMILIES[index], level)
     }
 
-    /// Whether the level is one that its family has.
+    /// Whether the family has this level.
     pub fn is_valid(self) -> bool {
         let (family, level) = self.family_and_level();
         family.has_level(level)
     }
 
-    /// The codec that decodes what this writes.
+    /// Returns the codec that decodes the output of this compression.
     pub const fn codec_id(self) -> CodecId {
         match self {
             Compression::Off => CodecId::Raw,
@@ -186,7 +188,7 @@ impl Compression {
         }
     }
 
-    /// The level as stored beside the codec: 0 where there are none, negative for zstd-fast.
+    /// Returns the level as stored beside the codec: 0 without levels, negative for zstd-fast.
     pub const fn level(self) -> i16 {
         match self {
             Compression::Off | Compression::Lzjb | Compression::Zle | Compression::Lz4 => 0,
@@ -197,8 +199,8 @@ impl Compression {
         }
     }
 
-    /// The compression whose [`Compression::codec_id`] and [`Compression::level`] these are, if
-    /// any.
+    /// Returns the compression with this [`Compression::codec_id`] and [`Compression::level`], if
+    /// there is one.
     pub fn from_stored(codec_id: u8, level: i16) -> Option<Compression> {
         let magnitude = level.unsigned_abs();
         let small = u8::try_from(magnitude).ok();
@@ -244,7 +246,7 @@ impl FromStr for Compression {
     }
 }
 
-/// A name that is no compression.
+/// The error for a name that is not a compression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is not a compression; expected {}", expected_names())]
 pub struct ParseCompressionError {

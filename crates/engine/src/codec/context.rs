@@ -1,33 +1,34 @@
-//! The reusable state of one thread's compression, and a small process-wide stock of it.
+//! The reusable state of one thread's compression, and a small process-wide stock of such states.
 //!
 //! A [`Codec`] owns every context and buffer that the codecs need, each created on first use, so
-//! that a record costs no allocation once its algorithm has been used. It keeps nothing of one
-//! record for the next: results do not depend on what was done before.
+//! that a record costs no allocation once its algorithm has been used. It carries nothing over from
+//! one record to the next: results do not depend on earlier calls.
 //!
 //! A codec that fails keeps its contexts; the next call starts afresh.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::sync::Mutex;
 
 use super::filter::Filtering;
 use super::zstd::{Blocks, Zstd};
-use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX};
+use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX, corrupt};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, zle};
 
-/// At most so many idle codecs are kept for [`with_codec`].
+/// The maximum number of idle codecs kept for [`with_codec`].
 const IDLE_COUNT_MAX: usize = 16;
 
-/// A codec that has grown beyond this, in bytes, is dropped instead of kept idle: zstd's strongest
-/// levels on records of many megabytes take hundreds of megabytes.
+/// A codec that has grown beyond this, in bytes, is dropped rather than kept idle: zstd's strongest
+/// levels take hundreds of megabytes for records of many megabytes.
 const IDLE_LEN_MAX: usize = 32 << 20;
 
-/// Never waited for: in a forked child, one that another thread held at that moment stays locked for
-/// ever.
+/// The idle codecs. Nobody ever waits for one of these locks: a lock that another thread held
+/// during `fork` stays locked in the child for ever.
 static IDLE: [Mutex<Option<Codec>>; IDLE_COUNT_MAX] = [const { Mutex::new(None) }; IDLE_COUNT_MAX];
 
 /// Lends `f` a codec from the process-wide stock, or a new one if all are in use.
 ///
-/// A thread-local would die with each short-lived worker thread; the stock outlives them, and keeps
+/// Thread-locals would die with each short-lived worker thread; the stock outlives them, and keeps
 /// a bounded number of codecs of bounded size. Calls may nest; each gets a codec of its own.
 pub fn with_codec<R>(f: impl FnOnce(&mut Codec) -> R) -> R {
     let taken = IDLE.iter().find_map(|slot| slot.try_lock().ok()?.take());
@@ -42,14 +43,14 @@ pub fn with_codec<R>(f: impl FnOnce(&mut Codec) -> R) -> R {
     result
 }
 
-/// How often a [`Codec`] did what, since it was created.
+/// Counts of a [`Codec`]'s work since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Records given to the algorithm asked for.
+    /// Records passed to the requested algorithm.
     pub compressions: u64,
     /// Probes of records before a slow algorithm.
     pub probes: u64,
-    /// Records that a probe found not worth a slow algorithm.
+    /// Records that a probe found not worth compressing with a slow algorithm.
     pub early_aborts: u64,
 }
 
@@ -65,18 +66,24 @@ pub struct Codec {
     pub(super) sample: Vec<u8>,
     /// The probe's output.
     pub(super) probe_output: Vec<u8>,
-    /// A whole record of a codec that cannot decode only its front.
+    /// A whole record, for a codec that cannot decode only its front.
     whole: Vec<u8>,
     pub(super) counters: Counters,
 }
 
+impl fmt::Debug for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Codec").finish_non_exhaustive()
+    }
+}
+
 impl Codec {
-    /// A codec that has allocated nothing yet.
+    /// Creates a codec that has allocated nothing yet.
     pub fn new() -> Codec {
         Codec::default()
     }
 
-    /// What this codec has done so far.
+    /// Returns the work done so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -84,7 +91,7 @@ impl Codec {
     /// Compresses `src` into `dst`, replacing its contents, in at most `limit` bytes.
     ///
     /// Returns false, with `dst` empty, if the output does not fit. A library may give up a few
-    /// bytes before the limit is really reached; a limit of `usize::MAX` always fits.
+    /// bytes short of the limit; with a limit of `usize::MAX` the output always fits.
     ///
     /// # Errors
     ///
@@ -99,8 +106,8 @@ impl Codec {
         self.compress_with(compression, src, dst, limit, None)
     }
 
-    /// Like [`Codec::compress`], with a dictionary where `compression` makes use of one
-    /// ([`Compression::uses_dictionary`]). Then decoding needs the same dictionary.
+    /// Like [`Codec::compress`], with a dictionary where `compression` can use one
+    /// ([`Compression::uses_dictionary`]). Decoding then needs the same dictionary.
     ///
     /// # Errors
     ///
@@ -116,7 +123,8 @@ impl Codec {
         self.compress_in(Blocks::Short, compression, src, dst, limit, dictionary)
     }
 
-    /// Like [`Codec::compress_with`], in blocks of this kind where `compression` is zstd without a dictionary.
+    /// Like [`Codec::compress_with`], but chooses how zstd without a dictionary divides frames into
+    /// blocks.
     pub(super) fn compress_in(
         &mut self,
         blocks: Blocks,
@@ -131,7 +139,7 @@ impl Codec {
         }
         check_len(src.len())?;
         self.counters.compressions += 1;
-        // What was there is overwritten or cut off: only new bytes need the zeros.
+        // The old contents are overwritten or cut off: only new bytes need zeros.
         dst.resize(limit.min(output_len_bound(src.len())), 0);
         if src.is_empty() || dst.is_empty() {
             dst.clear();
@@ -170,12 +178,12 @@ impl Codec {
     }
 
     /// Like [`Codec::decompress`], with the dictionary that the data was compressed with. Codecs
-    /// without dictionaries take no notice of it.
+    /// without dictionaries ignore it.
     ///
     /// # Errors
     ///
-    /// The errors of [`Codec::decompress`], and one for a dictionary that the library refuses. With a dictionary
-    /// other than the one used for compression, the result is an error or wrong bytes.
+    /// The errors of [`Codec::decompress`], and one for a dictionary that the library refuses. With
+    /// a dictionary other than the one used for compression, the result is an error or wrong bytes.
     pub fn decompress_with(
         &mut self,
         codec: u8,
@@ -212,12 +220,12 @@ impl Codec {
     /// without decoding the rest where the codec allows: gzip decodes everything, zstd whole blocks
     /// of up to 128 KiB.
     ///
-    /// What lies behind those bytes is not checked.
+    /// The data behind those bytes is not checked.
     ///
     /// # Errors
     ///
-    /// An unknown codec; data that is not valid as far as it is looked at; data or a record that holds
-    /// less than `dst_prefix`. The contents of `dst_prefix` are then unspecified.
+    /// An unknown codec; data that is invalid in the part examined; data or a record shorter than
+    /// `dst_prefix`. The contents of `dst_prefix` are then unspecified.
     pub fn decompress_prefix(
         &mut self,
         codec: u8,
@@ -248,7 +256,7 @@ impl Codec {
         check_decoded_len(codec, dst_prefix.len(), found)
     }
 
-    /// libdeflate decodes all or nothing.
+    /// Decodes the whole record, since libdeflate cannot decode part of one.
     fn gzip_prefix(
         &mut self,
         src: &[u8],
@@ -261,7 +269,8 @@ impl Codec {
         Ok(found)
     }
 
-    /// Roughly what this codec occupies, in bytes: the parts that grow with records and levels.
+    /// The approximate memory this codec occupies, in bytes: the parts that grow with records and
+    /// levels.
     fn len_in_memory(&self) -> usize {
         let buffers = [&self.sample, &self.probe_output, &self.whole];
         let contexts = self.zstd.len_in_memory() + self.filtering.len_in_memory();
@@ -269,8 +278,8 @@ impl Codec {
     }
 }
 
-/// An upper bound for the output of every algorithm: lzjb adds an eighth, the others less, and
-/// zstd's bound adds up to 64 bytes to short inputs.
+/// Returns an upper bound for the output of every algorithm: lzjb adds an eighth, the others less,
+/// and zstd's bound adds up to 64 bytes to short inputs.
 fn output_len_bound(src_len: usize) -> usize {
     src_len + src_len / 8 + 128
 }
@@ -289,8 +298,8 @@ fn check_decoded_len(codec: CodecId, expected: usize, found: usize) -> Result<()
     Ok(())
 }
 
-/// Decodes where the data or the record is empty: then both must be. Rust's empty slices may point
-/// to address 1, below which C code that looks back from the end of its buffer wraps around.
+/// Decodes where the data or the record is empty, in which case both must be. Rust's empty slices
+/// may point to address 1; C code that looks back from the end of such a buffer wraps around.
 fn check_empty(codec: CodecId, src: &[u8], dst: &[u8]) -> Result<(), CodecError> {
     if !src.is_empty() {
         return Err(corrupt(codec, "more data than the record holds"));
@@ -301,8 +310,4 @@ fn check_empty(codec: CodecId, src: &[u8], dst: &[u8]) -> Result<(), CodecError>
 fn copy(src: &[u8], dst: &mut [u8]) -> Option<usize> {
     dst.get_mut(..src.len())?.copy_from_slice(src);
     Some(src.len())
-}
-
-pub(super) fn corrupt(codec: CodecId, reason: &'static str) -> CodecError {
-    CodecError::Corrupt { codec, reason }
 }

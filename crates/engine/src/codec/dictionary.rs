@@ -1,41 +1,42 @@
-//! Dictionaries: bytes that encoder and decoder share, so that a short record compresses almost as
-//! well as it would in the company of others like it.
+//! Dictionaries: bytes shared by encoder and decoder, so that a short record compresses almost as
+//! well as it would together with similar ones.
 //!
-//! A [`Dictionary`] holds the bytes and what the libraries prepare from them, each on first use: for
-//! zstd one form per level to compress and one to decompress, for lz4 (which sees the last 64 KiB
-//! only) a table of the bytes' hashes. Any bytes are a dictionary; [`Dictionary::train`] makes good
-//! ones out of samples. It may be shared between threads, and be used by any number of codecs at
-//! once.
+//! A [`Dictionary`] holds the bytes and what the libraries prepare from them, each on first use:
+//! for zstd one form per level to compress and one to decompress, for lz4 (which sees only the last
+//! 64 KiB) a table of the bytes' hashes. Any bytes can serve as a dictionary; [`Dictionary::train`]
+//! makes good ones from samples. A dictionary may be shared between threads and used by any number
+//! of codecs at once.
 //!
 //! Invariants:
 //!
-//! * What is decoded with other bytes than it was encoded with is an error or wrong bytes, as with a
-//!   damaged stream: a checksum finds it out. It is never undefined behaviour.
+//! * Decoding with other bytes than were used for encoding gives an error or wrong bytes, as with a
+//!   damaged stream, and a checksum detects it. It is never undefined behaviour.
 //! * Memory is bounded: the bytes, their copy in each prepared form, and at most
-//!   [`ENCODER_COUNT_MAX`] forms for compressing; beyond that the one longest unused makes room.
-//! * The prepared forms depend on the bytes and the level alone, so the output does too.
+//!   [`ENCODER_COUNT_MAX`] forms for compressing; beyond that the least recently used one is
+//!   dropped.
+//! * The prepared forms depend only on the bytes and the level, so the output does too.
 //!
-//! Bytes that begin like a dictionary of zstd's but are not a valid one are no dictionary for zstd:
-//! using them is an error. The same goes for a library without memory.
+//! zstd refuses bytes that begin like one of its own dictionaries but are not a valid one: using
+//! them is an error. So is a library out of memory.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use zstd_safe::{CDict, DDict};
 
-use super::context::corrupt;
+use super::corrupt;
 use super::lz4::Lz4Dictionary;
 use super::{CodecError, CodecId, Compression};
 
-/// So many levels of zstd are kept prepared. One pool compresses with one or two, and each takes
+/// The number of zstd levels kept prepared. One pool compresses with one or two, and each takes
 /// from a few hundred kilobytes to some megabytes.
 const ENCODER_COUNT_MAX: usize = 4;
 
-/// No more of the samples than this, in bytes, is looked at, which bounds the time of training. The
-/// usual advice is a hundred times the dictionary's length.
+/// The maximum length of samples examined, in bytes, which bounds the time of training. The usual
+/// advice is a hundred times the dictionary's length.
 const SAMPLES_LEN_MAX: usize = 12 << 20;
 
-/// The longest dictionary that is trained, in bytes.
+/// The maximum length of a trained dictionary, in bytes.
 const TRAINED_LEN_MAX: usize = 1 << 20;
 
 /// Bytes that records may refer to, and their prepared forms.
@@ -43,12 +44,13 @@ pub struct Dictionary {
     bytes: Arc<[u8]>,
     lz4: OnceLock<Lz4Dictionary>,
     zstd_decoder: OnceLock<Option<DDict<'static>>>,
-    /// By level, the one used last at the end.
+    /// By level, the most recently used last.
     zstd_encoders: Mutex<Vec<(i32, Arc<CDict<'static>>)>>,
 }
 
 impl Dictionary {
-    /// A dictionary of these bytes. Nothing is prepared yet. The caller bounds their length.
+    /// Creates a dictionary of these bytes. Nothing is prepared yet. The caller bounds their
+    /// length.
     pub fn new(bytes: impl Into<Arc<[u8]>>) -> Dictionary {
         Dictionary {
             bytes: bytes.into(),
@@ -58,18 +60,18 @@ impl Dictionary {
         }
     }
 
-    /// The bytes themselves, which are what to store.
+    /// Returns the bytes, which are what must be stored.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Makes the bytes of a dictionary of at most `len_max` bytes out of samples, which lie one
-    /// behind the other in `samples` and are `sample_lens` bytes long each. A sample should be what
-    /// will be compressed at a time, a page for instance.
+    /// Trains a dictionary of at most `len_max` bytes from samples that lie one after another in
+    /// `samples` and are `sample_lens` bytes long each. A sample should be like one unit of
+    /// compression, such as a page.
     ///
-    /// None if there is too little to learn from, or the lengths do not add up to `samples`. The same
-    /// samples give the same dictionary. Of many, those up to 12 MiB are used, so it takes a few
-    /// seconds at most; `len_max` above 1 MiB counts as that.
+    /// Returns `None` if there is too little to learn from, or the lengths do not add up to
+    /// `samples`. The same samples give the same dictionary. Only the first 12 MiB are used, so
+    /// training takes a few seconds at most; `len_max` is capped at 1 MiB.
     pub fn train(samples: &[u8], sample_lens: &[usize], len_max: usize) -> Option<Vec<u8>> {
         let total = sample_lens.iter().try_fold(0usize, |sum, &len| sum.checked_add(len))?;
         if total != samples.len() {
@@ -94,7 +96,7 @@ impl Dictionary {
         Some(bytes)
     }
 
-    /// What the bytes and all prepared forms occupy, in bytes.
+    /// The memory that the bytes and all prepared forms occupy, in bytes.
     pub fn len_in_memory(&self) -> usize {
         let encoders = self.zstd_encoders.lock().unwrap_or_else(PoisonError::into_inner);
         let encoders_len: usize = encoders.iter().map(|(_, encoder)| encoder.sizeof()).sum();
@@ -142,7 +144,7 @@ impl std::fmt::Debug for Dictionary {
 }
 
 impl Compression {
-    /// Whether it makes use of a [`Dictionary`]; the others take no notice of one.
+    /// Whether it can use a [`Dictionary`]; the other compressions ignore one.
     pub const fn uses_dictionary(self) -> bool {
         matches!(self, Compression::Lz4 | Compression::Zstd(_) | Compression::ZstdFast(_))
     }

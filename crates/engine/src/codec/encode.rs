@@ -1,16 +1,16 @@
-//! How a record is kept: as a hole, inside its pointer, compressed, or raw.
+//! How a record is stored: as a hole, inside its pointer, compressed, or raw.
 //!
-//! The order of [`Codec::encode`] is the rule: zeros are a hole; with compression off the rest is
-//! raw; otherwise the record is compressed if that saves enough. What is too short to be worth an
-//! extent goes into the pointer.
+//! The order of [`Codec::encode`] is the rule: zeros are a hole; with compression off everything
+//! else is raw; otherwise the record is compressed if that saves enough. A result too short to be
+//! worth an extent goes into the pointer.
 //!
-//! Slow algorithms are spared incompressible records by a probe, after OpenZFS's early abort for
-//! zstd (Rich Ercolani, OpenZFS 2.2), which tries lz4 and then zstd-1. Here lz4 sees a sample
-//! spread over the record and can only say yes. Only zstd-3 on the whole record can say no, and
-//! only if it saves less than half of what is asked for. So text is accepted at a small cost,
-//! base64 by zstd's entropy coder, and random data costs two passes at several gigabytes a second.
+//! A probe spares slow algorithms from incompressible records, after OpenZFS's early abort for zstd
+//! (Rich Ercolani, OpenZFS 2.2), which tries lz4 and then zstd-1. Here lz4 sees a sample spread
+//! over the record and can only say yes. Only zstd-3 on the whole record can say no, and only if it
+//! saves less than half of what is required. So text passes cheaply (by lz4), base64 passes by
+//! zstd's entropy coder, and random data costs two passes at several gigabytes a second.
 //!
-//! The probe decides only whether to try: what is written is always checked against the policy. On
+//! The probe only decides whether to try: the output is always checked against the policy. On
 //! failure nothing is written and the error is passed on.
 #![forbid(unsafe_code)]
 
@@ -20,26 +20,27 @@ use super::{Codec, CodecError, CodecId, Compression, Dictionary};
 /// Records shorter than this, in bytes, are not worth probing.
 const PROBE_RECORD_LEN_MIN: usize = 4096;
 
-/// The parts of a record that the probe gives to lz4: count and length in bytes.
+/// The parts of a record that the probe passes to lz4: their number, and their length in bytes.
 const SAMPLE_COUNT: usize = 8;
 const SAMPLE_PART_LEN: usize = 2048;
 
-/// The zstd level whose refusal of a whole record is believed. It takes 15 us for 128 KiB of random
-/// bytes, where level 1 takes 13, and sees repeats 2 MiB back, where level 1 sees 512 KiB.
+/// The zstd level whose refusal of a whole record is final. It takes 15 us for 128 KiB of random
+/// bytes and finds repeats up to 2 MiB back; level 1 takes 13 us and finds them up to 512 KiB back.
 const PROBE_ZSTD_LEVEL: i32 = 3;
 
-/// zstd below this level gives up on random data at 400 MB/s to 10 GB/s, which no probe can better.
-/// From level 11 on it takes 50 MB/s or less, depending on the record's length.
+/// The lowest zstd level that is probed. Lower levels give up on random data at 400 MB/s to 10
+/// GB/s, which no probe can beat. From level 11 on zstd runs at 50 MB/s or less, depending on the
+/// record's length.
 const PROBE_ZSTD_LEVEL_MIN: u8 = 9;
 
 /// When compression is worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The allocation unit, in bytes. A compressed record must save at least one.
+    /// The allocation unit, in bytes. A compressed record must save at least one unit.
     pub sector: usize,
-    /// What a compressed record must save at least, in thousandths of its length.
+    /// The minimum that a compressed record must save, in thousandths of its length.
     pub min_savings: u16,
-    /// What is no longer than this, in bytes, is kept in the pointer.
+    /// Records and compressed forms up to this length, in bytes, are stored in the pointer.
     pub embed_limit: usize,
 }
 
@@ -57,7 +58,7 @@ impl Policy {
         let sector = self.sector.max(1);
         let one_sector_less = (src_len.div_ceil(sector).saturating_sub(1)).saturating_mul(sector);
         let extent_len_max = src_len.saturating_sub(savings_min).min(one_sector_less);
-        // In the pointer the sectors do not count, but the raw form must not be better.
+        // In the pointer, sectors do not count, but the result must be shorter than the raw form.
         extent_len_max.max(self.embed_limit.min(src_len.saturating_sub(1)))
     }
 }
@@ -71,14 +72,14 @@ pub enum Encoded {
     Raw,
     /// The destination is stored, in an extent.
     Compressed {
-        /// The codec that decodes it.
+        /// The codec that decodes the destination.
         codec: CodecId,
         /// The level that wrote it.
         level: i16,
     },
     /// The destination is stored, in the pointer.
     Embedded {
-        /// The codec that decodes it.
+        /// The codec that decodes the destination.
         codec: CodecId,
         /// The level that wrote it.
         level: i16,
@@ -86,7 +87,7 @@ pub enum Encoded {
 }
 
 impl Compression {
-    /// Whether it is slow enough for a probe at a fast level to pay.
+    /// Whether it is slow enough for a probe at a fast level to pay off.
     pub fn is_slow(self) -> bool {
         match self {
             Compression::Lzjb | Compression::Gzip(_) | Compression::Lz4Hc(_) => true,
@@ -99,8 +100,8 @@ impl Compression {
 }
 
 impl Codec {
-    /// Decides how the record `src` is stored, and leaves in `dst`, whose contents it replaces,
-    /// what to store; `dst` is empty for [`Encoded::Hole`] and [`Encoded::Raw`].
+    /// Decides how to store the record `src` and replaces the contents of `dst` with the bytes to
+    /// store; `dst` is empty for [`Encoded::Hole`] and [`Encoded::Raw`].
     ///
     /// # Errors
     ///
@@ -115,8 +116,8 @@ impl Codec {
         self.encode_with(compression, src, policy, dst, None).map(|(encoded, _)| encoded)
     }
 
-    /// Like [`Codec::encode`], with a dictionary where `compression` makes use of one. Says too
-    /// whether what is stored needs the dictionary to be decoded; only what is compressed can.
+    /// Like [`Codec::encode`], with a dictionary where `compression` can use one. Also returns
+    /// whether decoding needs the dictionary; only compressed bytes can need it.
     ///
     /// # Errors
     ///
@@ -156,7 +157,8 @@ impl Codec {
         Ok((Encoded::Raw, false))
     }
 
-    /// Whether `compression` may bring `src` down to `limit` bytes, by a fast probe if it is slow.
+    /// Whether `compression` may compress `src` to `limit` bytes; slow algorithms are judged by a
+    /// probe.
     fn is_worth_trying(
         &mut self,
         compression: Compression,
@@ -171,7 +173,8 @@ impl Codec {
             return Ok(true);
         }
         self.counters.probes += 1;
-        // A slow algorithm saves more than a fast one: half of what is asked for is a good sign.
+        // A slow algorithm saves more than a fast one, so half of the required savings is a good
+        // sign.
         let probe_limit = limit + (src.len() - limit) / 2;
         if self.sample_has_matches(src, probe_limit) {
             return Ok(true);
@@ -188,8 +191,9 @@ impl Codec {
         Ok(written.is_some())
     }
 
-    /// Whether `src` looks like random bytes: in a sample of it lz4 finds nothing, and all values are
-    /// about as frequent. What repeats at a distance only is not seen; so this may decide nothing alone.
+    /// Whether `src` looks like random bytes: lz4 finds no matches in a sample of it, and all byte
+    /// values are about equally frequent. This misses repeats at a long distance, so it must not
+    /// decide alone.
     pub fn looks_random(&mut self, src: &[u8]) -> bool {
         if src.len() < PROBE_RECORD_LEN_MIN {
             return false;
@@ -199,13 +203,13 @@ impl Codec {
         sample.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
         let squares: u64 = counts.iter().map(|count| count * count).sum();
         let len = sample.len() as u64;
-        // Of independent uniform bytes this is len^2 / 256 + len, and hardly ever more than by a tenth
-        // of the second term.
+        // For independent uniform bytes this is len^2 / 256 + len, and it hardly ever exceeds that
+        // by more than a tenth of the second term.
         let is_flat = squares <= len * len / 256 + len + len / 8;
         is_flat && !self.sample_has_matches(src, src.len() - src.len() / 64)
     }
 
-    /// Whether lz4 brings a sample of `src` down as far as `limit` is of the whole.
+    /// Whether lz4 compresses a sample of `src` to the same fraction as `limit` is of the whole.
     fn sample_has_matches(&mut self, src: &[u8], limit: usize) -> bool {
         let sample = gather_sample(src, &mut self.sample);
         let sample_limit = (sample.len() as u64 * limit as u64 / src.len() as u64) as usize;
@@ -214,8 +218,8 @@ impl Codec {
     }
 }
 
-/// Parts of `src` at even distances, from its start to its end, gathered in `buffer`; `src` itself
-/// if it is not longer than they are.
+/// Gathers parts of `src` in `buffer`, at even distances from its start to its end. Returns `src`
+/// itself if it is no longer than the parts together.
 fn gather_sample<'a>(src: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     if src.len() <= SAMPLE_COUNT * SAMPLE_PART_LEN {
         return src;
@@ -229,7 +233,7 @@ fn gather_sample<'a>(src: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     buffer
 }
 
-/// Whether `bytes` holds nothing but zeros. Stops at the first chunk that does not.
+/// Whether `bytes` consists of zeros only. Stops at the first chunk that does not.
 pub fn is_all_zero(bytes: &[u8]) -> bool {
     // A fold over a chunk of fixed length becomes a few vector instructions.
     let (chunks, rest) = bytes.as_chunks::<256>();

@@ -1,37 +1,39 @@
-//! The page filter before a codec: pages of a SQLite database are rearranged by column, then compressed.
+//! The page filter before a codec: rearranges pages of a SQLite database by column.
 //!
 //! ```text
-//! record --filter--> filtered form --codec--> compressed --and behind it--> length of the filtered form, u32
+//! record --filter--> filtered form --codec--> compressed bytes, then length of the form (u32)
 //! ```
 //!
-//! The form is longer or shorter than the record, and a codec must know what it decodes to; hence the length.
-//! The filter itself is a crate of its own, `hardpack_page_filter`; `docs/page-filter.md` gives its bytes.
+//! The filtered form may be longer or shorter than the record, and a codec must know the length it
+//! decodes to; hence the trailer. The filter is a crate of its own, `hardpack_page_filter`;
+//! `docs/page-filter.md` documents its bytes.
 //!
 //! Invariants:
 //!
-//! * A filtered form is compressed only after it was decoded, and that gave the very record.
-//! * Decoding allocates at most [`filtered_len_max`] bytes for the form, whatever the data says, and what the filter takes: 17
-//!   bytes for each of the record and 1 MiB.
+//! * A filtered form is compressed only after decoding it has given back exactly the record.
+//! * Whatever the data says, decoding allocates at most [`filtered_len_max`] bytes for the filtered
+//!   form, plus the filter's own memory: 17 bytes for each byte of the record and 1 MiB.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
 
 use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 
-use super::context::corrupt;
+use super::corrupt;
 use super::zstd::Blocks;
 use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
 
-/// What stands behind the compressed form: the length of what it decodes to, in bytes.
+/// The length of the trailer behind the compressed form, which holds the length of the filtered
+/// form.
 const TRAILER_LEN: usize = 4;
 
-/// Working memory, to be used again.
+/// Working memory, kept for reuse.
 #[derive(Default)]
 pub(super) struct Filtering {
     filter: PageFilter,
     /// The filtered form of one record.
     filtered: Vec<u8>,
-    /// What that decodes to.
+    /// The record that `filtered` decodes to.
     decoded: Vec<u8>,
 }
 
@@ -40,7 +42,7 @@ impl Filtering {
         self.filter.len_in_memory() + self.filtered.capacity() + self.decoded.capacity()
     }
 
-    /// Whether there is a filtered form of the record, which is then in `filtered`.
+    /// Filters the record into `filtered`. Returns whether it has a filtered form.
     fn apply(&mut self, record: &[u8], offset: u64) -> bool {
         let Some(page_len) = guess_page_len(record, offset) else { return false };
         if !self.filter.encode(record, offset, page_len, &mut self.filtered) {
@@ -54,21 +56,21 @@ impl Filtering {
     }
 }
 
-/// Whether a file that begins like this, with 100 bytes or more, is a SQLite database.
+/// Whether a file that begins with `front`, of at least 100 bytes, is a SQLite database.
 pub fn is_database(front: &[u8]) -> bool {
     guess_page_len(front, 0).is_some()
 }
 
 impl Codec {
     /// Rearranges the pages in the record `src`, which begins at `offset` of its file, for
-    /// [`Codec::encode_filtered`]. False where there are none.
+    /// [`Codec::encode_filtered`]. Returns false if it has no pages.
     pub fn filter(&mut self, src: &[u8], offset: u64) -> bool {
         self.filtering.apply(src, offset)
     }
 
-    /// Decides how the record of `len` bytes that [`Codec::filter`] was given last is stored, and leaves in `dst`, whose
-    /// contents it replaces, what to store. Nothing comes out where that does not save what `policy` asks for; the
-    /// contents of `dst` are then unspecified.
+    /// Decides how to store the record of `len` bytes that was last given to [`Codec::filter`], and
+    /// replaces the contents of `dst` with the bytes to store. Returns `None` if that does not save
+    /// what `policy` asks for; the contents of `dst` are then unspecified.
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ impl Codec {
         }))
     }
 
-    /// Turns back what [`Codec::encode_filtered`] left.
+    /// Restores a record from the output of [`Codec::encode_filtered`].
     ///
     /// # Errors
     ///
@@ -112,12 +114,13 @@ impl Codec {
         self.decompress_filtered_part(codec, src, dst, part, dictionary)
     }
 
-    /// Turns back the first bytes of a record of `full_len` bytes, as many as `dst_prefix` holds: its pages behind them
-    /// are not put together. What is malformed there may not be found.
+    /// Restores the first bytes of a record of `full_len` bytes, as many as `dst_prefix` holds,
+    /// without reassembling the pages behind them. Malformed data there may go unnoticed.
     ///
     /// # Errors
     ///
-    /// The errors of [`Codec::decompress_filtered`], and one for a record shorter than `dst_prefix`.
+    /// The errors of [`Codec::decompress_filtered`], and one for a record shorter than
+    /// `dst_prefix`.
     pub fn decompress_filtered_prefix(
         &mut self,
         codec: u8,
@@ -160,7 +163,7 @@ impl Codec {
             return Err(corrupt(id, "its filtered form is too long"));
         }
         let mut filtered = std::mem::take(&mut self.filtering.filtered);
-        // What was there is overwritten, or it is an error: only new bytes need the zeros.
+        // The old contents are overwritten, or this fails: only the new bytes need zeros.
         filtered.resize(len, 0);
         let decompressed = self.decompress_with(codec, src, &mut filtered, dictionary);
         let decoded = decompressed.and_then(|()| {

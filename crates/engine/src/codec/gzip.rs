@@ -1,13 +1,13 @@
-//! gzip levels: a raw deflate stream (RFC 1951) by libdeflate. gzip's header and CRC are left out,
-//! since every record has a checksum of its own.
+//! The gzip levels: a raw deflate stream (RFC 1951) by libdeflate. gzip's header and CRC are left
+//! out, since every record has a checksum of its own.
 //!
-//! libdeflate ignores bytes after the final block; everything else about a stream is checked by it.
-//! A compressor exists once per level, created on first use.
+//! libdeflate ignores bytes after the final block; it checks everything else about a stream. There
+//! is one compressor per level, created on first use.
 #![forbid(unsafe_code)]
 
 use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
-use super::context::corrupt;
+use super::corrupt;
 use super::{CodecError, CodecId};
 
 const LEVEL_COUNT: usize = 9;
@@ -19,7 +19,7 @@ pub(super) struct Gzip {
 }
 
 impl Gzip {
-    /// Compresses `src` into the front of `dst`; returns the length written, or nothing if it is
+    /// Compresses `src` into the front of `dst`. Returns the length written, or `None` if `dst` is
     /// too short.
     pub(super) fn compress(
         &mut self,
@@ -35,7 +35,7 @@ impl Gzip {
             return Err(no_such_level);
         };
         let compressor = slot.get_or_insert_with(|| Compressor::new(library_level));
-        // Its only error is a destination that is too short.
+        // The only possible error is a destination that is too short.
         Ok(compressor.deflate_compress(src, dst).ok())
     }
 

@@ -1,20 +1,19 @@
-//! lz4 and lz4hc: one LZ4 block per record, without a frame; one decoder for both.
+//! lz4 and lz4hc: one LZ4 block per record, without a frame, and one decoder for both.
 //!
-//! Nearly all unsafe code of the codecs: `lz4-sys` lacks the functions that work in a caller's state
-//! or with a dictionary, which are declared here from `lz4.h` and `lz4hc.h` of the LZ4 1.10 that it
-//! builds. The states
-//! are allocated on first use; the library initialises them in every call.
+//! Nearly all unsafe code of the codecs is here: `lz4-sys` lacks the functions that use a caller's
+//! state or a dictionary. They are declared below from `lz4.h` and `lz4hc.h` of LZ4 1.10, which it
+//! builds. The states are allocated on first use; the library initialises them in every call.
 //!
 //! Before each call, lengths are checked to fit C's `int` and not to be zero: the library compares
-//! with pointers some bytes before the end of its buffers, and an empty slice of Rust's may point
-//! to address 1, where those wrap around (seen as a crash of lz4hc-10). What it writes stays inside
-//! the lengths given.
-#![allow(unsafe_code)]
+//! with pointers some bytes before the end of its buffers. An empty Rust slice may point to address
+//! 1, where those pointers wrap around (seen as a crash of lz4hc-10). Its writes stay inside the
+//! given lengths.
+#![expect(unsafe_code, reason = "calls the C library lz4")]
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use super::context::corrupt;
+use super::corrupt;
 use super::{CodecError, CodecId, RECORD_LEN_MAX};
 
 unsafe extern "C" {
@@ -65,13 +64,13 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// lz4 refers back no further than this, in bytes.
+/// The maximum distance of lz4's references, in bytes.
 const WINDOW_LEN: usize = 64 << 10;
 
 /// LZ4's default acceleration: its ordinary speed and ratio.
 const ACCELERATION: c_int = 1;
 
-/// Both states; a `u64` has the alignment that LZ4 asks of them.
+/// The states of both compressors; a `u64` has the alignment that LZ4 requires.
 #[derive(Default)]
 pub(super) struct Lz4 {
     fast_state: Vec<u64>,
@@ -79,7 +78,7 @@ pub(super) struct Lz4 {
 }
 
 impl Lz4 {
-    /// Compresses `src` into the front of `dst`; returns the length written, or nothing if it is
+    /// Compresses `src` into the front of `dst`. Returns the length written, or `None` if `dst` is
     /// too short, or `src` empty or longer than [`RECORD_LEN_MAX`].
     pub(super) fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         let (src_len, dst_capacity) = (src_len_c(src)?, dst_capacity_c(dst)?);
@@ -112,11 +111,11 @@ impl Lz4 {
         let state_len = size_of_val(state);
         let stream: *mut c_void = state.as_mut_ptr().cast();
         // SAFETY: `stream` has at least the length of an `LZ4_stream_t` and its alignment, and is
-        // exclusively borrowed; LZ4_initStream makes it one, whatever it held, and refuses what is
-        // too small. `dictionary.stream` is one that LZ4_loadDictSlow prepared; it and the bytes it
-        // points to stay as they are while `dictionary` is borrowed, and are only read. What the
-        // state remembers of them afterwards is overwritten before it is used again. `src` and `dst`
-        // are valid for `src_len` and `dst_capacity` bytes, neither zero, and do not overlap.
+        // exclusively borrowed; LZ4_initStream makes it one, whatever it held, and refuses a state
+        // that is too small. LZ4_loadDictSlow prepared `dictionary.stream`; it and the bytes it
+        // points to stay unchanged while `dictionary` is borrowed, and are only read. Whatever the
+        // state remembers of them afterwards is overwritten before it is used again. `src` and
+        // `dst` are valid for `src_len` and `dst_capacity` bytes, neither zero, and do not overlap.
         let written = unsafe {
             if LZ4_initStream(stream, state_len).is_null() {
                 return None;
@@ -160,7 +159,7 @@ impl Lz4 {
             return Err(corrupt(CodecId::Lz4, "empty or too long"));
         };
         // SAFETY: `src` and `dst` are valid for `src_len` and `dst_capacity` bytes, neither zero,
-        // and do not overlap; LZ4_decompress_safe keeps inside both on any input.
+        // and do not overlap; LZ4_decompress_safe stays inside both on any input.
         let decoded = unsafe {
             lz4_sys::LZ4_decompress_safe(
                 src.as_ptr().cast(),
@@ -183,8 +182,8 @@ impl Lz4 {
             return Err(corrupt(CodecId::Lz4, "empty or too long"));
         };
         let tail = dictionary.tail();
-        // SAFETY: as for LZ4_decompress_safe; besides, `tail` is valid for its length, which is at
-        // most 64 KiB, and may be zero. References before its start are refused.
+        // SAFETY: as for LZ4_decompress_safe; also, `tail` is valid for its length, which is at
+        // most 64 KiB and may be zero. References before its start are refused.
         let decoded = unsafe {
             LZ4_decompress_safe_usingDict(
                 src.as_ptr().cast(),
@@ -198,8 +197,8 @@ impl Lz4 {
         decoded_len(decoded)
     }
 
-    /// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
-    /// decoded.
+    /// Decompresses as much of the front of the record in `src` as fits into `dst`; returns the
+    /// length decoded.
     pub(super) fn decompress_prefix(
         &self,
         src: &[u8],
@@ -208,7 +207,7 @@ impl Lz4 {
         let (Some(src_len), Some(dst_capacity)) = (src_len_c(src), dst_capacity_c(dst)) else {
             return Err(corrupt(CodecId::Lz4, "empty or too long"));
         };
-        // SAFETY: as for LZ4_decompress_safe; the length aimed at is the capacity.
+        // SAFETY: as for LZ4_decompress_safe; the target length is the capacity.
         let decoded = unsafe {
             LZ4_decompress_safe_partial(
                 src.as_ptr().cast(),
@@ -222,9 +221,10 @@ impl Lz4 {
     }
 }
 
-/// The end of a dictionary, as far back as lz4 can refer to, and the table of its hashes.
+/// The end of a dictionary, as far back as lz4 can refer, and its hash table.
 pub(super) struct Lz4Dictionary {
-    /// `stream` points into them. Not a `Box`, whose contents may not be pointed to when it moves.
+    /// `stream` points into them. A `Box` would not allow that: moving it invalidates such
+    /// pointers.
     bytes: Arc<[u8]>,
     /// An `LZ4_stream_t`.
     stream: Vec<u64>,
@@ -238,8 +238,9 @@ impl Lz4Dictionary {
         let tail = dictionary.bytes.as_ptr().wrapping_add(tail_start(&dictionary.bytes));
         let tail_len = dictionary.bytes.len() - tail_start(&dictionary.bytes);
         // SAFETY: the state has the length and alignment of an `LZ4_stream_t`; LZ4_loadDictSlow
-        // resets it first, whatever it held. The tail is valid for its length, and stays in place as
-        // long as the stream: both belong to `dictionary`, and the bytes of an `Arc` do not move.
+        // first resets it, whatever it held. The tail is valid for its length, and stays in place
+        // as long as the stream: both belong to `dictionary`, and the bytes of an `Arc` do not
+        // move.
         unsafe { LZ4_loadDictSlow(stream, tail.cast(), tail_len as c_int) };
         dictionary
     }
@@ -276,7 +277,7 @@ fn src_len_c(src: &[u8]) -> Option<c_int> {
     c_int::try_from(src.len()).ok()
 }
 
-/// The capacity to tell the library: what is beyond an `int` goes unused.
+/// Returns the capacity to tell the library; space beyond an `int` goes unused.
 fn dst_capacity_c(dst: &[u8]) -> Option<c_int> {
     let capacity = c_int::try_from(dst.len()).unwrap_or(c_int::MAX);
     (capacity > 0).then_some(capacity)

@@ -1,21 +1,22 @@
 //! lzjb: Jeff Bonwick's small LZ77 codec, in OpenZFS's format.
 //!
 //! A stream is a sequence of groups: one map byte, then up to eight items, whose kinds are the
-//! map's bits from the lowest up. The last group may have fewer items; its spare bits are zero.
+//! map's bits starting with the lowest. The last group may have fewer items; its spare bits are
+//! zero.
 //!
 //! * bit 0: a literal, one byte;
 //! * bit 1: a match, two bytes `m n`: copy `(m >> 2) + 3` bytes (3 to 66) from
 //!   `(m & 3) << 8 | n` bytes back (1 to 1023); the two may overlap.
 //!
-//! The encoder finds candidates through a table of the last position of each 3-byte hash. Where
-//! OpenZFS's stops looking for matches 66 bytes before the end, this one goes on: short records
-//! gain, and every decoder reads it.
+//! The encoder finds candidates through a table of the last position of each 3-byte hash. OpenZFS's
+//! encoder stops looking for matches 66 bytes before the end; this one goes on, so short records
+//! gain, and every decoder can read the result.
 //!
-//! The decoder accepts only distances inside what is already decoded, and only streams that fill
-//! the destination and end there.
+//! The decoder accepts only distances that stay inside the decoded bytes, and only streams that
+//! fill the destination and end there.
 #![forbid(unsafe_code)]
 
-use super::context::corrupt;
+use super::corrupt;
 use super::{CodecError, CodecId};
 
 const MATCH_LEN_MIN: usize = 3;
@@ -23,14 +24,14 @@ const MATCH_LEN_MAX: usize = MATCH_LEN_MIN + 0x3f;
 const DISTANCE_MAX: usize = 0x3ff;
 const HASH_COUNT: usize = 1024;
 
-/// The encoder's table: position plus one of the last occurrence of each hash; zero is none.
+/// The encoder's table: for each hash, its last position plus one, or zero for none.
 #[derive(Default)]
 pub(super) struct Lzjb {
     heads: Vec<u32>,
 }
 
 impl Lzjb {
-    /// Compresses `src` into the front of `dst`; returns the length written, or nothing if it is
+    /// Compresses `src` into the front of `dst`. Returns the length written, or `None` if `dst` is
     /// too short.
     pub(super) fn compress(&mut self, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         self.heads.clear();
@@ -62,7 +63,8 @@ impl Lzjb {
         Some(out)
     }
 
-    /// The length and distance of a match at `at`, from the last occurrence of its first bytes.
+    /// Returns the length and distance of a match at `at` with the last occurrence of its first
+    /// bytes.
     fn find_match(&mut self, src: &[u8], at: usize) -> Option<(usize, usize)> {
         let rest = &src[at..src.len().min(at + MATCH_LEN_MAX)];
         let &[a, b, c, ..] = rest else { return None };
@@ -91,13 +93,14 @@ pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError
     decode::<false>(src, dst)
 }
 
-/// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
+/// Decompresses as much of the front of the record in `src` as fits into `dst`; returns the length
 /// decoded.
 pub(super) fn decompress_prefix(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     decode::<true>(src, dst)
 }
 
-/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends it; otherwise more is an error.
+/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends decoding; otherwise an overflow is an
+/// error.
 fn decode<const PREFIX: bool>(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let bad = |reason| corrupt(CodecId::Lzjb, reason);
     let mut out = 0;

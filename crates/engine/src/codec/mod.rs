@@ -1,29 +1,29 @@
-//! Compression: names, levels, the codecs themselves, and the rule that decides how a record is
-//! kept.
+//! Compression: names, levels, the codecs, and the rule that decides how a record is stored.
 //!
-//! Reading order: [`Compression`] is what a user asks for; [`Codec::encode`] turns a record into
-//! what is stored and says how; [`Codec::decompress`] turns it back. One file per codec. A
-//! [`Dictionary`] makes short records compress better; their pointers must say that one was used, and
-//! that pages were rearranged before compression (`filter.rs`).
+//! Reading order: [`Compression`] is what a user asks for; [`Codec::encode`] compresses a record
+//! and reports how; [`Codec::decompress`] restores it. One file per codec. A [`Dictionary`] makes
+//! short records compress better. A record's pointer must say whether a dictionary was used, and
+//! whether pages were rearranged before compression (`filter.rs`).
 //!
 //! Invariants:
 //!
-//! * What is stored names its codec ([`CodecId`]) and level; nothing is guessed from the bytes.
+//! * Stored bytes come with the number of their codec ([`CodecId`]) and their level; nothing is
+//!   guessed from the bytes.
 //! * A compressed form is kept only if it saves what [`Policy`] asks for; the output is never
-//!   longer than the limit given.
-//! * Decoding fills the destination exactly, or is an error. It never reads or writes outside the
-//!   two slices, never panics, and never allocates by a length found in the data.
+//!   longer than the given limit.
+//! * Decoding fills the destination exactly or returns an error. It never accesses memory outside
+//!   the two slices, never panics, and never allocates by a length found in the data.
 //! * The same input, compression and library version give the same output.
-//! * Nothing is the compressed form of an empty record; the libraries never see an empty slice.
-//! * After warm-up a [`Codec`] allocates nothing per record (but liblz4 does for lz4hc-10 to -12).
+//! * The compressed form of an empty record is empty; the libraries never see an empty slice.
+//! * After warm-up a [`Codec`] allocates nothing per record (except that liblz4 does for lz4hc-10
+//!   to lz4hc-12).
 //!
 //! On failure a [`CodecError`] says which codec failed and why; the contents of the destination are
-//! then unspecified, and the [`Codec`] can be used again. Contexts are created on first use; a C
-//! library that cannot get memory for one is [`CodecError::Library`], or for gzip a panic, as
+//! then unspecified, and the [`Codec`] remains usable. Contexts are created on first use. If a C
+//! library cannot get memory for one, that is [`CodecError::Library`], or for gzip a panic, as
 //! everywhere else that Rust runs out of memory.
 //!
-//! Neither pools nor pointers are known here: checksums are verified by the caller before decoding.
-#![deny(unsafe_code)]
+//! This module knows neither pools nor pointers: the caller verifies checksums before decoding.
 
 mod compression;
 mod context;
@@ -41,21 +41,27 @@ mod zstd_dictionary;
 mod tests;
 
 pub use compression::{Compression, Family, ParseCompressionError, families, table};
+// The page filter, the fuzz targets and the tests use these.
+#[doc(hidden)]
 pub use context::{Codec, Counters, with_codec};
+#[doc(hidden)]
 pub use dictionary::Dictionary;
+#[doc(hidden)]
 pub use encode::{Encoded, Policy, is_all_zero};
+#[doc(hidden)]
 pub use filter::is_database;
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their
 /// limits.
 pub const RECORD_LEN_MAX: usize = 0x7E00_0000;
 
-/// A codec's on-disk number. It says how to decode; the level beside it is only for information and
-/// for recompression. Numbers are never reused.
+/// A codec's on-disk number. It alone says how to decode; the level stored beside it is only for
+/// information and recompression. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum CodecId {
-    /// The bytes themselves.
+    /// Uncompressed bytes.
     Raw = 0,
     /// OpenZFS's lzjb stream.
     Lzjb = 1,
@@ -96,20 +102,22 @@ impl std::fmt::Display for CodecId {
     }
 }
 
-/// The version of this build's encoder of `codec`, stored with every record that it writes.
+/// The version of this build's encoder of `codec`, stored with every record it writes.
 ///
-/// It rises when the same input would give other bytes (a library upgrade, say), so that a record
-/// can be told from one that only looks different. It never decides how to decode.
+/// It rises when the same input would give different bytes (after a library upgrade, say), which
+/// tells records of different encoders apart. It never decides how to decode.
+#[doc(hidden)]
 pub const fn codec_version(codec: CodecId) -> u8 {
     match codec {
         CodecId::Raw | CodecId::Lzjb | CodecId::Zle | CodecId::Gzip | CodecId::Lz4 => 1,
-        // Since 2 in blocks that are shorter than records.
+        // Since version 2, blocks are shorter than records.
         CodecId::Zstd => 2,
     }
 }
 
-/// Whether the front of what this version of an encoder wrote can be decoded for less than the whole
-/// takes. Only of use to choose the faster way: both give the same.
+/// Whether the front of a record from this encoder version can be decoded more cheaply than the
+/// whole. This only serves to choose the faster way: both give the same bytes.
+#[doc(hidden)]
 pub fn has_cheap_front(codec: u8, version: u8) -> bool {
     match CodecId::try_from(codec) {
         Ok(CodecId::Lz4 | CodecId::Lzjb | CodecId::Zle) => true,
@@ -122,10 +130,10 @@ pub fn has_cheap_front(codec: u8, version: u8) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// The stored codec number is not one this build knows.
+    /// The stored codec number is not known to this build.
     #[error("unknown codec {0}")]
     UnknownCodec(u8),
-    /// A [`Compression`] with a level that its family does not have.
+    /// The level of the [`Compression`] does not exist in its family.
     #[error("invalid compression level: {0:?}")]
     InvalidLevel(Compression),
     /// The stored bytes are not a valid stream of their codec.
@@ -136,7 +144,7 @@ pub enum CodecError {
         /// What it found wrong.
         reason: &'static str,
     },
-    /// The stream is valid but holds less than the record's length.
+    /// The stream is valid but decodes to fewer bytes than the record's length.
     #[error("{codec} data decodes to {found} bytes where {expected} were expected")]
     Length {
         /// The codec that decoded the data.
@@ -146,26 +154,31 @@ pub enum CodecError {
         /// The length that the data decoded to, in bytes.
         found: usize,
     },
-    /// What the codec decoded is not the filtered form of a record of that length.
+    /// The decoded bytes are not the filtered form of a record of that length.
     #[error("invalid {codec} data: {malformed}")]
     Filtered {
-        /// The codec that decoded it.
+        /// The codec that decoded the bytes.
         codec: CodecId,
-        /// What is wrong with it.
+        /// What is wrong with the bytes.
         malformed: hardpack_page_filter::Malformed,
     },
-    /// A record longer than [`RECORD_LEN_MAX`].
+    /// The record is longer than [`RECORD_LEN_MAX`].
     #[error("a record of {len} bytes is longer than the limit of {RECORD_LEN_MAX}")]
     TooLong {
         /// The length given, in bytes.
         len: usize,
     },
-    /// The library failed for a reason that is not in the data, such as lack of memory.
+    /// The library failed for a reason outside the data, such as lack of memory.
     #[error("{codec} failed: {reason}")]
     Library {
         /// The codec whose library failed.
         codec: CodecId,
-        /// What it reported.
+        /// What the library reported.
         reason: &'static str,
     },
+}
+
+/// The error for stored bytes that no encoder wrote.
+fn corrupt(codec: CodecId, reason: &'static str) -> CodecError {
+    CodecError::Corrupt { codec, reason }
 }

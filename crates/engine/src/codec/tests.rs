@@ -1,4 +1,5 @@
-//! Tests of the codecs: round trips, hostile input, golden vectors, and the choice of how to store.
+//! Tests of the codecs: round trips, hostile input, golden vectors, and the choice of how to store
+//! a record.
 #![forbid(unsafe_code)]
 
 mod dictionary;
@@ -13,7 +14,7 @@ use super::*;
 const KIB: usize = 1 << 10;
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// xorshift64*, from a seed: tests must repeat.
+/// Returns bytes of xorshift64* from a seed, since tests must be repeatable.
 fn random(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -31,7 +32,8 @@ fn base64(len: usize, seed: u64) -> Vec<u8> {
     random(len, seed).iter().map(|byte| BASE64[usize::from(byte & 63)]).collect()
 }
 
-/// Words drawn from a small vocabulary: compressible by every algorithm that finds matches.
+/// Returns words drawn from a small vocabulary, which every algorithm that finds matches can
+/// compress.
 fn text(len: usize, seed: u64) -> Vec<u8> {
     const WORDS: [&str; 16] = [
         "record ",
@@ -282,7 +284,7 @@ fn other_names_are_refused_with_a_list() {
 
 // Hostile input.
 
-/// Decompresses into the middle of a larger buffer; whatever happens, its surroundings stay.
+/// Decompresses into the middle of a larger buffer, whose surroundings must stay unchanged.
 fn decompress_guarded(codec: &mut Codec, id: u8, src: &[u8], len: usize) -> Result<(), CodecError> {
     const GUARD_LEN: usize = 64;
     let mut buffer = vec![0xa5; len + 2 * GUARD_LEN];
@@ -333,7 +335,8 @@ fn flipped_bits_never_harm() {
         let mut stored = compress(&mut codec, compression, &input);
         for bit in 0..stored.len() * 8 {
             stored[bit / 8] ^= 1 << (bit % 8);
-            // It may decode to something else of the same length: checksums are for that.
+            // It may decode to something else of the same length; checksums are there to catch
+            // that.
             let _ = decompress_guarded(&mut codec, id, &stored, input.len());
             stored[bit / 8] ^= 1 << (bit % 8);
         }
@@ -341,7 +344,7 @@ fn flipped_bits_never_harm() {
     }
 }
 
-// Golden vectors, by hand from the format descriptions in lzjb.rs and zle.rs.
+// Golden vectors, worked out by hand from the format descriptions in lzjb.rs and zle.rs.
 
 fn check_golden(compression: Compression, src: &[u8], stored: &[u8]) {
     let mut codec = Codec::new();
@@ -361,7 +364,8 @@ fn zle_golden_vectors() {
     check(&[0; 5], &[68]);
     check(&[0; 192], &[255]);
     check(&[0; 193], &[255, 64]);
-    // A lone zero stays among literals, two do not, and one at the end is a run of its own.
+    // A lone zero stays among literals, two zeros do not, and a zero at the end is a run of its
+    // own.
     check(&[1, 0, 2], &[2, 1, 0, 2]);
     check(&[1, 0, 0, 2, 3], &[0, 1, 65, 1, 2, 3]);
     check(&[1, 0], &[0, 1, 64]);
@@ -376,18 +380,19 @@ fn lzjb_golden_vectors() {
     let check = |src: &[u8], stored: &[u8]| check_golden(Compression::Lzjb, src, stored);
     check(b"", b"");
     check(b"abc", b"\x00abc");
-    // Three literals, then six bytes from three back: bit 3 set, (6 - 3) << 2, distance 3.
+    // Three literals, then six bytes from three bytes back: bit 3 set, (6 - 3) << 2, distance 3.
     check(b"abcabcabc", b"\x08abc\x0c\x03");
     // Nine literals need a second group.
     check(b"abcdefghi", b"\x00abcdefgh\x00i");
-    // A literal, 66 bytes from 1 back, then 3 bytes from the last place of that hash, 66 back.
+    // A literal, 66 bytes from 1 byte back, then 3 bytes from the last position of their hash, 66
+    // back.
     check(&[b'a'; 70], &[6, b'a', 63 << 2, 1, 0, 66]);
 }
 
 #[test]
 fn lzjb_decodes_every_form_of_match() {
     let mut codec = Codec::new();
-    // 300 literals, then a match of the longest kind from 300 bytes back: distance 1 << 8 | 44.
+    // 300 literals, then the longest possible match from 300 bytes back: distance 1 << 8 | 44.
     let literals = random(300, 13);
     let mut stored = Vec::new();
     for (index, group) in literals.chunks(8).enumerate() {
@@ -427,7 +432,7 @@ fn lzjb_and_zle_refuse_malformed_streams() {
 fn zstd_frames_carry_two_bytes_of_header() {
     let mut codec = Codec::new();
     let stored = compress(&mut codec, Compression::Zstd(3), b"a");
-    // Descriptor, window, a raw last block of one byte, the byte.
+    // Descriptor, window, the header of a raw last block of one byte, and the byte.
     assert_eq!((stored.len(), stored[0]), (2 + 3 + 1, 0));
 }
 
@@ -481,7 +486,7 @@ fn short_records_go_into_the_pointer() {
     assert_eq!(encode(&mut codec, "zstd-3", &src), (raw, src));
     let src = random(113, 15);
     assert_eq!(encode(&mut codec, "off", &src), (Encoded::Raw, vec![]));
-    // Off does not compress, even where it would be embedded.
+    // `off` does not compress, even where the result would be embedded.
     assert_eq!(encode(&mut codec, "off", &[7; 4096]).0, Encoded::Raw);
     let embedded = Encoded::Embedded { codec: CodecId::Zstd, level: -10 };
     assert_eq!(encode(&mut codec, "zstd-fast-10", &[7; 4096]).0, embedded);
@@ -490,7 +495,7 @@ fn short_records_go_into_the_pointer() {
 #[test]
 fn compression_must_save_an_eighth_and_a_sector() {
     let mut codec = Codec::new();
-    // `c` bytes of zeros shrink to `c / 192` under zle; the rest stays, plus a byte for every 64.
+    // zle shrinks `c` zeros to `c / 192` bytes; the rest stays, plus one byte for every 64.
     let saving = |len: usize, zero_len: usize| {
         let mut src = random(len, 16).iter().map(|b| b | 1).collect::<Vec<_>>();
         src[..zero_len].fill(0);
@@ -498,7 +503,8 @@ fn compression_must_save_an_eighth_and_a_sector() {
     };
     let raw = Encoded::Raw;
     let compressed = Encoded::Compressed { codec: CodecId::Zle, level: 0 };
-    // 8 KiB: 7168 bytes are an eighth less, in sectors of 512 and 1024; in sectors of 4096 half.
+    // 8 KiB: an eighth less is 7168 bytes in sectors of 512 and 1024; in sectors of 4096 it must
+    // halve.
     let policy = |sector| Policy { sector, ..Policy::default() };
     for (zero_len, sector, expected) in [
         (1100, 512, raw),
@@ -556,20 +562,20 @@ fn compressible_records_pass_the_probe() {
     let mut codec = Codec::new();
     let is_compressed = |encoded| matches!(encoded, Encoded::Compressed { .. });
     for len in [4 * KIB, 16 * KIB, 128 * KIB, 1024 * KIB] {
-        // No matches at all, but six bits a byte: for Huffman codes only.
+        // No matches at all, but only six bits per byte: just Huffman coding helps.
         let no_matches = base64(len, 19);
         assert_eq!(encode(&mut codec, "lz4", &no_matches).0, Encoded::Raw);
-        // Matches at a distance that no sample shows.
+        // Matches at a distance that no sample covers.
         let half = random(len / 2, 20);
         let twice = [&half[..], &half[..]].concat();
-        // Random, but for its last quarter.
+        // Random except for its last quarter.
         let mut tail = random(len, 21);
         let text_from = len - len / 4;
         tail[text_from..].copy_from_slice(&text(len / 4, 22));
         for name in ["zstd-3", "gzip-6", "zstd-9", "zstd-19"] {
             assert!(is_compressed(encode(&mut codec, name, &no_matches).0), "{name} {len}");
             assert!(is_compressed(encode(&mut codec, name, &tail).0), "{name} {len}");
-            // Deflate sees 32 KiB back.
+            // Deflate looks back 32 KiB.
             if name != "gzip-6" || len <= 32 * KIB {
                 assert!(is_compressed(encode(&mut codec, name, &twice).0), "{name} {len}");
             }
@@ -599,7 +605,7 @@ fn codecs_are_lent_across_threads_and_nested() {
 }
 
 fn any_compression() -> impl Strategy<Value = Compression> {
-    // The slowest levels are left to the tests above.
+    // The tests above cover the slowest levels.
     let all: Vec<_> = table()
         .map(|(_, compression)| compression)
         .filter(|compression| !matches!(compression, Compression::Zstd(16..)))
@@ -607,7 +613,7 @@ fn any_compression() -> impl Strategy<Value = Compression> {
     proptest::sample::select(all)
 }
 
-/// Runs, repeats and noise, to at most a few kilobytes.
+/// Runs, repeats and noise, up to a few kilobytes.
 fn any_record() -> impl Strategy<Value = Vec<u8>> {
     let part = prop_oneof![
         (any::<u8>(), 0..400usize).prop_map(|(byte, len)| vec![byte; len]),

@@ -1,7 +1,7 @@
-//! zle: zero-length encoding, which compresses runs of zeros and nothing else. OpenZFS's format
-//! with its level at 64, the one it uses.
+//! zle: zero-length encoding, which compresses only runs of zeros. The format is OpenZFS's with a
+//! level of 64, the one it uses.
 //!
-//! A stream is a sequence of runs, each opened by one control byte `c`:
+//! A stream is a sequence of runs, each starting with one control byte `c`:
 //!
 //! * `c < 64`: `c + 1` bytes follow, which are copied;
 //! * `c >= 64`: `c - 63` zeros (1 to 192); nothing follows.
@@ -11,13 +11,13 @@
 //! The decoder accepts only streams that fill the destination and end there.
 #![forbid(unsafe_code)]
 
-use super::context::corrupt;
+use super::corrupt;
 use super::{CodecError, CodecId};
 
 const LITERAL_LEN_MAX: usize = 64;
 const ZERO_LEN_MAX: usize = 256 - LITERAL_LEN_MAX;
 
-/// Compresses `src` into the front of `dst`; returns the length written, or nothing if it is too
+/// Compresses `src` into the front of `dst`. Returns the length written, or `None` if `dst` is too
 /// short.
 pub(super) fn compress(src: &[u8], dst: &mut [u8]) -> Option<usize> {
     let mut out = 0;
@@ -45,7 +45,7 @@ fn zero_run_len(rest: &[u8]) -> usize {
     window.iter().position(|&byte| byte != 0).unwrap_or(window.len())
 }
 
-/// The length of the literal run that `rest`, which starts with a byte other than zero, opens with.
+/// Returns the length of the literal run at the start of `rest`, whose first byte is not zero.
 fn literal_run_len(rest: &[u8]) -> usize {
     let window = &rest[..rest.len().min(LITERAL_LEN_MAX)];
     window
@@ -59,13 +59,14 @@ pub(super) fn decompress(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError
     decode::<false>(src, dst)
 }
 
-/// Decompresses the front of what `src` holds, as far as it fits into `dst`; returns the length
+/// Decompresses as much of the front of the record in `src` as fits into `dst`; returns the length
 /// decoded.
 pub(super) fn decompress_prefix(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     decode::<true>(src, dst)
 }
 
-/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends it; otherwise more is an error.
+/// Decodes until `src` ends. With `PREFIX`, a full `dst` ends decoding; otherwise an overflow is an
+/// error.
 fn decode<const PREFIX: bool>(src: &[u8], dst: &mut [u8]) -> Result<usize, CodecError> {
     let bad = |reason| corrupt(CodecId::Zle, reason);
     let mut out = 0;

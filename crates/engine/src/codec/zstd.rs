@@ -1,26 +1,29 @@
 //! zstd: one frame per record, in zstd's magicless format and without content size, dictionary id
-//! and checksum: two bytes of header in all. The pointer knows the length and carries a checksum.
+//! and checksum, which leaves a header of two bytes. The pointer knows the length and carries a
+//! checksum.
 //!
-//! The decoder works straight into the destination, so the window size in a hostile frame allocates
-//! nothing. One context each for compressing and decompressing, created on first use.
+//! The decoder writes straight into the destination, so the window size in a hostile frame
+//! allocates nothing. There is one context each for compressing and decompressing, created on first
+//! use.
 //!
 //! The front of a record is decoded block by block with the streaming interface, which is told that
-//! its output stays in place: then it too works straight into that, and allocates one block of input
-//! (128 KiB at most) once. A block is the smallest unit; zstd makes them up to 128 KiB long.
+//! its output stays in place. So it too writes straight into the destination, and allocates one
+//! block of input (128 KiB at most) once. A block is the smallest decodable unit; zstd's may be up
+//! to 128 KiB long.
 #![forbid(unsafe_code)]
 
 use zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ParamSwitch, ResetDirective};
 use zstd_safe::{InBuffer, OutBuffer};
 
-use super::context::corrupt;
+use super::corrupt;
 use super::dictionary::Dictionary;
 use super::{CodecError, CodecId, zstd_dictionary};
 
 /// No block of a frame decodes to more than this, in bytes (RFC 8878, `Block_Maximum_Size`).
 const BLOCK_LEN_MAX: usize = 128 << 10;
 
-/// What the decoder is given first, in bytes: the header of our own frames.
+/// The length of the decoder's first input, in bytes: the header of our own frames.
 const FRAME_HEADER_LEN: usize = 2;
 
 #[derive(Default)]
@@ -40,10 +43,10 @@ struct Compressor {
 /// How a frame is divided into blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Blocks {
-    /// Into short ones, so that the front of a record can be decoded on its own.
+    /// Into short blocks, so that the front of a record can be decoded on its own.
     Short,
-    /// Where zstd finds that the statistics change: for what is only decoded as a whole, and consists of parts that have
-    /// little in common. Filtered records become 2.5% shorter.
+    /// Where zstd finds that the statistics change: for data that is only decoded as a whole and
+    /// consists of parts with little in common. Filtered records become 2.5% shorter.
     Split,
 }
 
@@ -63,8 +66,8 @@ impl Blocks {
 }
 
 impl Zstd {
-    /// Compresses `src` into the front of `dst` at `level`, which is negative for the fast levels;
-    /// returns the length written, or nothing if it is too short.
+    /// Compresses `src` into the front of `dst` at `level`, which is negative for the fast levels.
+    /// Returns the length written, or `None` if `dst` is too short.
     pub(super) fn compress(
         &mut self,
         level: i32,
@@ -88,7 +91,8 @@ impl Zstd {
         match context.compress2(dst, src) {
             Ok(written) => Ok(Some(written)),
             Err(code) => {
-                // It stays in the middle of the frame otherwise, and would refuse a new level.
+                // Otherwise the context would stay in the middle of the frame and refuse a new
+                // level.
                 context.reset(ResetDirective::SessionOnly).map_err(library_error)?;
                 if is_destination_too_short(code) { Ok(None) } else { Err(library_error(code)) }
             }
@@ -137,8 +141,8 @@ impl Zstd {
         context.decompress_using_ddict(dst, src, dictionary.zstd_decoder()?).map_err(bad_data)
     }
 
-    /// Decompresses the front of a record of `full_len` bytes, which is longer than `dst`; returns
-    /// the length decoded, which is at most `dst`'s. What follows in `src` is not looked at.
+    /// Decompresses the front of a record of `full_len` bytes, which is longer than `dst`. Returns
+    /// the length decoded, which is at most `dst`'s. The rest of `src` is not examined.
     pub(super) fn decompress_prefix(
         &mut self,
         src: &[u8],
@@ -150,14 +154,14 @@ impl Zstd {
         self.blocks.resize(len_max, 0);
         context.reset(ResetDirective::SessionOnly).map_err(library_error)?;
         let found = decode_blocks(context, src, &mut self.blocks, dst.len()).map_err(bad_data);
-        // It is in the middle of a frame now; the next record starts anew.
+        // The context is in the middle of a frame now; the next record must start a new one.
         context.reset(ResetDirective::SessionOnly).map_err(library_error)?;
         let found = found?.min(dst.len());
         dst[..found].copy_from_slice(&self.blocks[..found]);
         Ok(found)
     }
 
-    /// What the contexts occupy, in bytes.
+    /// The memory that the contexts occupy, in bytes.
     pub(super) fn len_in_memory(&self) -> usize {
         let compressor = self.compressor.as_ref().map_or(0, |c| c.context.sizeof());
         let decompressor = self.decompressor.as_ref().map_or(0, DCtx::sizeof);
@@ -165,8 +169,8 @@ impl Zstd {
     }
 }
 
-/// Decodes blocks of the frame `src` into `blocks` until they hold `wanted_len` bytes, or the frame or
-/// `src` ends; returns the length decoded.
+/// Decodes blocks of the frame `src` into `blocks` until they hold `wanted_len` bytes, or the frame
+/// or `src` ends; returns the length decoded.
 fn decode_blocks(
     context: &mut DCtx<'static>,
     src: &[u8],
@@ -174,7 +178,7 @@ fn decode_blocks(
     wanted_len: usize,
 ) -> Result<usize, usize> {
     let mut output = OutBuffer::around(blocks);
-    // The decoder stops only where its input does, so it gets no more than it says it needs.
+    // The decoder stops only where its input does, so each call gets no more than it asks for.
     let mut hint = FRAME_HEADER_LEN;
     let mut at = 0;
     while hint > 0 && at < src.len() && output.pos() < wanted_len {
@@ -195,9 +199,10 @@ fn decompressor<'a>(
     }
 }
 
-/// zstd's blocks, of up to 128 KiB, are what can be decoded on its own at the front of a record. At this
-/// length pages of databases also compress better by 1 to 3%, each block having its own statistics; it
-/// takes 5% more time to encode.
+/// The length of the blocks written with [`Blocks::Short`]. A block is the smallest unit that can
+/// be decoded at the front of a record; zstd's default is 128 KiB. At this length database pages
+/// also compress 1 to 3% better, because each block has its own statistics; encoding takes 5%
+/// longer.
 const WRITTEN_BLOCK_LEN_MAX: u32 = 32 << 10;
 
 fn new_compressor(level: i32) -> Result<Compressor, CodecError> {
@@ -229,7 +234,11 @@ fn is_destination_too_short(code: usize) -> bool {
     code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize
 }
 
+/// The error for data that could not be decoded. A lack of memory says nothing about the data.
 fn bad_data(code: usize) -> CodecError {
+    if code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize {
+        return out_of_memory();
+    }
     corrupt(CodecId::Zstd, zstd_safe::get_error_name(code))
 }
 
@@ -239,4 +248,18 @@ fn library_error(code: usize) -> CodecError {
 
 fn out_of_memory() -> CodecError {
     CodecError::Library { codec: CodecId::Zstd, reason: "out of memory" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_memory_is_no_damage() {
+        let failed = |code: ZSTD_ErrorCode| bad_data((code as usize).wrapping_neg());
+        let lacking = failed(ZSTD_ErrorCode::ZSTD_error_memory_allocation);
+        assert_eq!(lacking, out_of_memory());
+        let damaged = failed(ZSTD_ErrorCode::ZSTD_error_corruption_detected);
+        assert!(matches!(damaged, CodecError::Corrupt { .. }), "{damaged:?}");
+    }
 }

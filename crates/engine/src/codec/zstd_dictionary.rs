@@ -1,17 +1,18 @@
-//! Lending a prepared dictionary to a zstd context for one record.
+//! Lends a prepared dictionary to a zstd context for one record.
 //!
-//! zstd's one-shot function for dictionaries knows no magicless frames, so the dictionary has to be
-//! set on the context, which keeps a pointer to it. `zstd-safe` expresses that with a lifetime, which
-//! a context that outlives its dictionaries cannot have. Here the context gets that lifetime for the
-//! length of one call, and loses it again only once it has let go of the dictionary.
+//! zstd's one-shot function for dictionaries does not support magicless frames, so the dictionary
+//! must be set on the context, which keeps a pointer to it. `zstd-safe` expresses that with a
+//! lifetime, which a context that outlives its dictionaries cannot have. Here the context gets that
+//! lifetime for the duration of one call, and loses it again only once it has released the
+//! dictionary.
 //!
-//! A context that does not let go is dropped, and a new one made when the next is needed.
-#![allow(unsafe_code)]
+//! A context that does not release it is dropped, and a new one is created when next needed.
+#![expect(unsafe_code, reason = "ends the loan of a dictionary, which zstd-safe cannot express")]
 
 use zstd_safe::{CCtx, CDict, ResetDirective, SafeResult};
 
-/// Compresses `src` into the front of `dst` with `dictionary` and its level; gives back the context,
-/// at the start of a session and without a dictionary, or nothing if it had to be dropped.
+/// Compresses `src` into the front of `dst` with `dictionary` at its level. Returns the context,
+/// reset and without a dictionary, or `None` if it had to be dropped.
 pub(super) fn compress<'d>(
     context: CCtx<'static>,
     dictionary: &'d CDict<'static>,
@@ -20,12 +21,14 @@ pub(super) fn compress<'d>(
 ) -> (Option<CCtx<'static>>, SafeResult) {
     let mut context: CCtx<'d> = context;
     let result = context.ref_cdict(dictionary).and_then(|_| context.compress2(dst, src));
-    // Where it failed it stays in the middle of the frame, and would not let go.
+    // After a failure the context is in the middle of the frame and would not release the
+    // dictionary.
     let released =
         context.reset(ResetDirective::SessionOnly).and_then(|_| context.disable_dictionary());
     let context = released.is_ok().then(|| {
-        // SAFETY: the types differ in a lifetime only, which says how long the context may use what
-        // was lent to it. That was `dictionary` alone, and zstd has just confirmed that it is gone.
+        // SAFETY: the types differ only in a lifetime, which limits how long the context may use
+        // what it borrowed. That was only `dictionary`, and zstd has just confirmed that it is
+        // released.
         unsafe { std::mem::transmute::<CCtx<'d>, CCtx<'static>>(context) }
     });
     (context, result)

@@ -1,8 +1,8 @@
 //! An ordinary file, or a block device, as the medium.
 //!
-//! The descriptor stays open as long as the device lives: closing any descriptor of a file drops
-//! the POSIX locks that this process holds on it, SQLite's among them. Whoever shares a pool with
-//! SQLite therefore closes the device last. In a forked child a device leads nowhere, see `fork.rs`.
+//! The descriptor stays open for as long as the device lives: closing any descriptor of a file
+//! drops the POSIX locks that this process holds on it, including SQLite's. So whoever shares a
+//! pool with SQLite closes the device last. In a forked child a device is unusable, see `fork.rs`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,10 +12,10 @@ use std::path::Path;
 
 use super::{Device, Syncs, fork, sys};
 
-/// Where the writer lock lies: behind the bytes that SQLite locks, inside the reserved region that
-/// holds no extents.
+/// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
+/// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
-/// Where the locks of [`FileDevice::try_share`] lie: behind any extent.
+/// The offset of the locks of [`FileDevice::try_share`]: behind any extent.
 const MARKS_OFFSET: u64 = 1 << 62;
 
 /// A file as a device.
@@ -26,8 +26,9 @@ pub struct FileDevice {
     syncs: Syncs,
 }
 
+#[expect(clippy::disallowed_methods, reason = "a device opens its file")]
 impl FileDevice {
-    /// Opens the file for reading and writing, or only for reading where the system allows no more.
+    /// Opens the file for reading and writing, or read-only where the system allows no more.
     pub fn open(path: &Path) -> io::Result<FileDevice> {
         match fork::open(|| OpenOptions::new().read(true).write(true).open(path)) {
             Ok(file) => Ok(Self::new(file, false)),
@@ -48,7 +49,7 @@ impl FileDevice {
         Ok(Self::new(fork::open(|| File::open(path))?, true))
     }
 
-    /// Creates a new, empty file; one that exists is an error.
+    /// Creates a new, empty file. An existing file is an error.
     pub fn create_new(path: &Path) -> io::Result<FileDevice> {
         let create = || OpenOptions::new().read(true).write(true).create_new(true).open(path);
         Ok(Self::new(fork::open(create)?, false))
@@ -63,26 +64,33 @@ impl FileDevice {
         sys::advise_random(&self.file);
     }
 
-    /// Shares a mark with everybody who does, and says whether that was possible: it is not while somebody
-    /// has it alone. Marks are locks that the users of a pool give a meaning of their own, told apart by
-    /// numbers below 2^62. They belong to the device, which may have each once.
+    /// Takes a mark in shared mode and returns whether it did; it cannot while somebody has claimed
+    /// the mark. Marks are locks, identified by numbers below 2^62, to which the users of a pool
+    /// give a meaning of their own. They belong to the device, which can hold each one once.
     pub fn try_share(&self, mark: u64) -> io::Result<bool> {
         sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::TryShare)
     }
 
-    /// Takes a mark alone, and says whether that was possible: it is not while anybody else has it.
+    /// Takes a mark exclusively and returns whether it did; it cannot while anybody else has the
+    /// mark.
     pub fn try_claim(&self, mark: u64) -> io::Result<bool> {
         sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::Try)
     }
 
-    /// Gives a mark back.
+    /// The byte of the file that a lock on a mark covers.
+    #[doc(hidden)]
+    pub fn offset_of(mark: u64) -> u64 {
+        MARKS_OFFSET | mark
+    }
+
+    /// Releases a mark.
     pub fn release(&self, mark: u64) {
         // As with the writer lock, this cannot fail.
         let _ = sys::ofd_lock(&self.file, MARKS_OFFSET | mark, 1, sys::Lock::Release);
     }
 
-    /// Takes every mark of a range alone that nobody else has, and says which ones somebody has. They are given
-    /// back with the device.
+    /// Claims every mark of a range that nobody else has, and returns those that somebody has. The
+    /// claims are released with the device.
     pub fn claim_unused(&self, marks: Range<u64>) -> io::Result<Vec<u64>> {
         let (mut left, mut used) = (vec![marks], Vec::new());
         while let Some(range) = left.pop().filter(|range| !range.is_empty()) {
@@ -91,7 +99,7 @@ impl FileDevice {
                 continue;
             }
             let Some((at, len)) = sys::ofd_conflict(&self.file, start, len)? else {
-                // It was given back just now.
+                // The mark was released just now.
                 left.push(range);
                 continue;
             };
@@ -104,12 +112,12 @@ impl FileDevice {
         Ok(used)
     }
 
-    /// Whether anybody else has a mark.
+    /// Whether anybody else has the mark.
     pub fn is_marked(&self, mark: u64) -> io::Result<bool> {
         self.is_any_marked(mark..mark + 1)
     }
 
-    /// Whether anybody else has a mark of a range.
+    /// Whether anybody else has any mark of the range.
     pub fn is_any_marked(&self, marks: Range<u64>) -> io::Result<bool> {
         if marks.is_empty() {
             return Ok(false);
@@ -126,7 +134,7 @@ impl FileDevice {
 
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        // A child that is made before the descriptor is closed gets a copy of it, but no locks.
+        // A child forked before the descriptor is closed gets a copy of it, but no locks.
         let _ = sys::ofd_lock(&self.file, 0, 0, sys::Lock::Release);
         fork::forget(&self.file);
     }
@@ -159,7 +167,7 @@ impl Device for FileDevice {
     }
 
     fn len(&self) -> io::Result<u64> {
-        // A block device has no length of its own in its metadata; seeking to the end has.
+        // The metadata of a block device gives no length, but seeking to its end does.
         use std::io::{Seek, SeekFrom};
         let metadata = self.file.metadata()?;
         if metadata.is_file() { Ok(metadata.len()) } else { (&self.file).seek(SeekFrom::End(0)) }
@@ -170,7 +178,7 @@ impl Device for FileDevice {
     }
 
     fn punch_hole(&self, offset: u64, len: u64) {
-        // Not every file system can; the space is then simply kept for reuse.
+        // Not every file system can do this; the space is then simply kept for reuse.
         let _ = sys::punch_hole(&self.file, offset, len);
     }
 
@@ -191,7 +199,7 @@ impl Device for FileDevice {
     }
 
     fn unlock_writer(&self) {
-        // Releasing a lock that is held cannot fail on a descriptor that is open.
+        // Releasing a held lock cannot fail on an open descriptor.
         let _ = sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Release);
     }
 }

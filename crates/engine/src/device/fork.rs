@@ -1,15 +1,18 @@
 //! Devices in forked children.
 //!
-//! The locks of a device belong to its open file description, which a child made by `fork` shares: as long as the child
-//! has the descriptor, it has its parent's locks, even when the parent is long dead, and it could give them back under
-//! the parent's hands. So each child gives up the devices of its parent before it does anything else: what their
-//! descriptors lead to becomes a pipe without an end, of which nothing can be read, written, cut or locked. Who wants to
-//! use a pool in a child opens it there.
+//! The locks of a device belong to its open file description, which a child made by `fork` shares.
+//! As long as the child has the descriptor, it holds its parent's locks, even long after the parent
+//! is dead, and it could release them while the parent relies on them. So each child gives up its
+//! parent's devices before it does anything else: it replaces their descriptors with the end of a
+//! closed pipe, which cannot be read, written, cut or locked. A child that wants to use a pool
+//! opens it itself.
 //!
-//! * A descriptor is known here from the moment it exists: opening one and noting it excludes `fork`.
-//! * The locks of a device are given back before it is forgotten here.
-//! * Descriptors are closed by `exec` as well. A child made without the C library (a bare `clone`) that does not
-//!   call `exec` is not noticed.
+//! * A descriptor is registered from the moment it exists: opening and registering it exclude
+//!   `fork`.
+//! * The locks of a device are released before it is unregistered.
+//! * `exec` closes the descriptors too. A child made without the C library (by a bare `clone`) that
+//!   does not call `exec` goes unnoticed.
+#![expect(unsafe_code, reason = "handlers of `fork`, and system calls in a child")]
 
 use std::cell::UnsafeCell;
 use std::fs::File;
@@ -17,8 +20,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Once;
 
-/// The descriptors of all devices, under a lock that the one who forks holds meanwhile. The standard library's cannot
-/// be given back in the child.
+/// The descriptors of all devices, under a lock that a forking thread holds during the fork. The
+/// child must release it, which the standard library's mutex does not allow.
 struct Descriptors {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     open: UnsafeCell<Vec<RawFd>>,
@@ -39,7 +42,7 @@ impl Descriptors {
     }
 
     fn unlock(&self) {
-        // SAFETY: as above; whoever calls this holds the lock, or is the child of the thread that did.
+        // SAFETY: as above; the caller holds the lock, or is the child of the thread that held it.
         unsafe { libc::pthread_mutex_unlock(self.lock.get()) };
     }
 
@@ -52,17 +55,18 @@ impl Descriptors {
         }
         self.lock();
         let _unlock = Unlock(self);
-        // SAFETY: the lock is held, so that this is the only reference.
+        // SAFETY: the lock is held, so this is the only reference.
         act(unsafe { &mut *self.open.get() })
     }
 }
 
-/// Opens the file of a device, which no child will have.
+/// Opens the file of a device and registers it, so that no child inherits it.
 pub(super) fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<File> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handlers are functions of this library, which the C library forgets with it. Where there is no
-        // memory for them, children share what they always did.
+        // SAFETY: the handlers are functions of this library, and the C library unregisters them
+        // when it unloads it. If there is no memory to register them, children share the
+        // descriptors as usual.
         unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
     });
     DESCRIPTORS.with(|descriptors| {
@@ -72,7 +76,7 @@ pub(super) fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<File> 
     })
 }
 
-/// Forgets the file of a device, which is closed next and has no locks.
+/// Unregisters the file of a device, which is about to be closed and holds no locks.
 pub(super) fn forget(file: &File) {
     let closing = file.as_raw_fd();
     DESCRIPTORS.with(|descriptors| {
@@ -90,10 +94,12 @@ unsafe extern "C" fn after_in_parent() {
     DESCRIPTORS.unlock();
 }
 
-/// Nothing here but system calls: other threads of the parent may have held any lock, that of the allocator too.
+/// Makes only system calls: another thread of the parent may have held any lock, even the
+/// allocator's.
 unsafe extern "C" fn after_in_child() {
-    // SAFETY: the lock was taken before the fork, by the only thread that there is now. `ends` is as long as pipe2
-    // asks for. The descriptors are those of devices, which this process must not use any more.
+    // SAFETY: the lock was taken before the fork, by the only thread that exists now. `ends` has
+    // the length that `pipe2` requires. The descriptors are those of devices, which this process
+    // must no longer use.
     unsafe {
         let open = &mut *DESCRIPTORS.open.get();
         if !open.is_empty() {
@@ -105,7 +111,7 @@ unsafe extern "C" fn after_in_child() {
                 libc::close(ends[0]);
                 libc::close(ends[1]);
             } else {
-                // There is no descriptor to be had. The locks must go all the same.
+                // No descriptor is available. The locks must go all the same.
                 for descriptor in open.iter() {
                     libc::close(*descriptor);
                 }

@@ -1,23 +1,23 @@
-//! A device in memory, for tests and for trying things out.
+//! A device in memory, for tests and experiments.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Device;
 
-/// Bytes in memory as a device. It has no durability and needs no lock between processes.
+/// A byte array in memory. It is not durable and needs no lock between processes.
 #[derive(Debug, Default)]
 pub struct MemoryDevice {
     bytes: Mutex<Vec<u8>>,
 }
 
 impl MemoryDevice {
-    /// A device that holds these bytes.
+    /// Creates a device with the given contents.
     pub fn new(bytes: Vec<u8>) -> MemoryDevice {
         MemoryDevice { bytes: Mutex::new(bytes) }
     }
 
-    /// A copy of all that the device holds.
+    /// Returns a copy of the whole contents.
     pub fn image(&self) -> Vec<u8> {
         self.bytes().clone()
     }

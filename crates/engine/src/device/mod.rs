@@ -1,18 +1,20 @@
-//! The medium under a pool, as a trait, so that tests can put a faulty one in its place.
+//! The medium under a pool, as a trait, so that tests can substitute a faulty one.
 //!
-//! A device is a flat array of bytes. Writes become visible to every reader of the same medium at
-//! once, and durable with the next [`Device::sync_data`]; between the two they may be lost,
-//! reordered or torn at sector boundaries, and nothing above relies on more.
+//! A device is a flat array of bytes. A write is visible at once to every reader of the same
+//! medium, and durable after the next [`Device::sync_data`]. In between it may be lost, reordered
+//! or torn at sector boundaries; the layers above rely on nothing more.
 //!
-//! What is assumed of a medium:
+//! Assumptions about the medium:
 //!
-//! * a sector, at least 512 bytes, is written as a whole or not at all, and writing what it holds already
-//!   changes nothing;
-//! * a sync that returns without an error has made everything before it durable. One that fails may have
-//!   done so with any part of it, and what is lost may still be read: no later sync brings it back;
-//! * of a sync that failed, every process that had the device open is told by its own next sync, as Linux
-//!   does since 4.13. It is told once: of two threads that share an open file, one (see [`Syncs`]);
-//! * nothing changes that was not written. Where it does, reads find it by its checksum.
+//! * A sector of at least 512 bytes is written as a whole or not at all. Rewriting a sector with
+//!   the bytes it already holds changes nothing.
+//! * A sync that returns without an error has made everything before it durable. A failed sync may
+//!   have made any part of it durable. Lost writes may still be readable afterwards, but no later
+//!   sync brings them back.
+//! * When a sync fails, every process that had the device open learns of it from its own next sync,
+//!   as on Linux since 4.13. Each open file is told only once, so of two threads that share one,
+//!   only one is told (see [`Syncs`]).
+//! * Bytes that are not written do not change. If they do, reads detect it by checksum.
 
 mod file;
 mod fork;
@@ -27,44 +29,45 @@ pub use file::FileDevice;
 pub use memory::MemoryDevice;
 pub use syncs::Syncs;
 
-/// A flat array of bytes that survives, with one advisory lock for the writer of the pool.
-#[allow(clippy::len_without_is_empty)]
+/// A flat, persistent array of bytes with one advisory lock for the pool's writer.
+#[expect(clippy::len_without_is_empty, reason = "the length can fail; nobody asks for emptiness")]
 pub trait Device: Send + Sync + Debug {
-    /// Fills `buf` from `offset`, and returns how many bytes there were before the end.
+    /// Fills `buf` from `offset` and returns the number of bytes read before the end of the device.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all of `buf` at `offset`, growing the device where needed.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes every completed write durable. Only [`Syncs::sync`] calls this where others may sync as well.
+    /// Makes every completed write durable. Where others may sync too, call [`Syncs::sync`]
+    /// instead.
     fn sync_data(&self) -> io::Result<()>;
-    /// What the syncs of all who use this device have in common, where several stores may: it belongs to the
-    /// open file, as what the system tells of failures does. Without it each store has its own.
+    /// The sync state shared by all stores that use this device. It belongs to the open file,
+    /// because that is what the system reports failures to. Without it each store keeps its own.
     fn syncs(&self) -> Option<&Syncs> {
         None
     }
-    /// Lets other threads of the process go on, where the device decides which of them does (a test may),
-    /// and says whether it did. Whoever finds a lock of the process taken asks this before he sleeps, and looks
-    /// again.
+    /// Lets other threads of the process run, where the device schedules them (as a test may), and
+    /// returns whether it did. A thread that finds a lock of the process taken calls this before it
+    /// sleeps, and then tries again.
     fn cede(&self) -> bool {
         false
     }
     /// The length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts or extends the device.
+    /// Truncates or extends the device.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Gives the space of a range back to the file system where it can; the range reads as zeros or
-    /// as before. Errors are not worth reporting: nothing depends on it.
+    /// Returns the space of a range to the file system where possible; afterwards the range reads
+    /// as zeros or as before. Errors are not reported: nothing depends on it.
     fn punch_hole(&self, _offset: u64, _len: u64) {}
-    /// Says that a range will be read soon. Errors do not matter.
+    /// Announces that a range will be read soon. Errors do not matter.
     fn prefetch(&self, _offset: u64, _len: u64) {}
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
     /// Waits for the pool's writer lock, which excludes writers of other processes.
     fn lock_writer(&self) -> io::Result<()>;
-    /// Takes the pool's writer lock if it is free, and says whether it was. Where no other process can
-    /// have it, this is the same as waiting.
+    /// Takes the pool's writer lock if it is free, and returns whether it did. Where no other
+    /// process can hold the lock, this is the same as waiting.
     fn try_lock_writer(&self) -> io::Result<bool> {
         self.lock_writer().map(|()| true)
     }
-    /// Gives the writer lock back.
+    /// Releases the writer lock.
     fn unlock_writer(&self);
 }

@@ -1,4 +1,6 @@
-//! The system calls that the standard library does not offer. All unsafe code of `device` is here.
+//! System calls that the standard library does not offer. All unsafe code of `device` outside
+//! `fork.rs` is here.
+#![expect(unsafe_code, reason = "system calls")]
 
 use std::fs::File;
 use std::io;
@@ -7,19 +9,19 @@ use std::os::fd::AsRawFd;
 /// What to do with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// Take it, waiting for who has it.
+    /// Take it, waiting until it is free.
     Wait,
     /// Take it if it is free.
     Try,
-    /// Take it, next to others who share it, if nobody has it alone.
+    /// Take it in shared mode unless somebody holds it exclusively.
     TryShare,
-    /// Give it back.
+    /// Release it.
     Release,
 }
 
-/// Takes or releases an open-file-description lock on `len` bytes at `start`, and says whether that
-/// was done. Such a lock belongs to the descriptor, not to the process, so it never meets SQLite's
-/// own locks.
+/// Takes or releases an open-file-description lock on `len` bytes at `start`, and returns whether
+/// it did. Such a lock belongs to the open file description, not to the process, so it never
+/// conflicts with SQLite's own locks of this process.
 pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Result<bool> {
     let kind = match lock {
         Lock::Release => libc::F_UNLCK,
@@ -37,11 +39,11 @@ pub(super) fn ofd_lock(file: &File, start: u64, len: u64, lock: Lock) -> io::Res
     }
 }
 
-/// Where a lock lies that somebody else has on part of a range, if there is one: its start and its length.
+/// Returns the start and length of a lock that somebody else holds on part of a range.
 pub(super) fn ofd_conflict(file: &File, start: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
     let mut range = range_of(libc::F_WRLCK, start, len);
     lock_call(file, libc::F_OFD_GETLK, &mut range)?;
-    // A length of 0 is one up to the end of all files.
+    // A length of 0 means up to the end of all files.
     let len = if range.l_len == 0 { i64::MAX - range.l_start } else { range.l_len };
     let is_free = range.l_type == libc::F_UNLCK as libc::c_short;
     Ok((!is_free).then_some((range.l_start as u64, len as u64)))

@@ -1,14 +1,29 @@
 //! The pool: files and their properties, read and changed in transactions.
 //!
-//! Where to start reading:
+//! What a pool can do, by task:
 //!
-//! * the write path: [`File::write_at`] gathers changes in memory, `write.rs` turns them into
-//!   records and patches, [`crate::store::Txn::commit`] publishes them;
-//! * the read path: [`File::read_at`], then `extents.rs`, then [`crate::store::Store::read`].
+//! | | |
+//! | --- | --- |
+//! | create, open, close | [`Pool::create`], [`Pool::open_path`], [`Pool::close`] |
+//! | find files | [`Pool::resolve`], [`Pool::file`], [`Pool::list`], [`Pool::attributes`] |
+//! | read and write | [`File::read_at`], [`File::write_at`], [`File::set_len`], [`File::commit`] |
+//! | change names | [`Pool::edit`] with [`Edit`], [`Pool::create_file_at`], [`Pool::remove_at`] |
+//! | properties | [`Pool::set_property`], [`Pool::properties`], [`Property`], [`Settings`] |
+//! | bring in many files | [`Pool::import`] with an [`Import`] |
+//! | snapshots | [`Pool::create_snapshot`], [`Pool::open_snapshot`], [`Pool::rollback`] |
+//! | another pool | [`Pool::send`], [`Pool::receive`] |
+//! | space | [`Pool::stats`], [`Pool::usage`], [`Pool::compact`], [`Pool::fold`] |
+//! | damage | [`Pool::check`], [`Pool::repair`], [`Salvage`] |
 //!
-//! A file has one set of uncommitted changes, whoever makes them: it relies on its users (SQLite's
-//! locks, for a database) to let one write at a time. What is uncommitted is seen by readers of the
-//! same file in this process, and by nobody else.
+//! Where to start reading the source:
+//!
+//! * the write path: [`File::write_at`] gathers changes in memory, `write/` turns them into records
+//!   and patches, [`crate::store::Txn::commit`] publishes them;
+//! * the read path: [`File::read_at`], then `extents/`, then [`crate::store::Store::read`].
+//!
+//! A file has a single set of uncommitted changes: it relies on its users (for a database, on
+//! SQLite's locks) to allow one writer at a time. Uncommitted changes are visible to readers of the
+//! same file in this process, and to nobody else.
 
 mod check;
 mod extents;
@@ -26,11 +41,11 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use self::check::repair::RepairReport;
 pub use self::check::{CheckReport, Problem};
@@ -45,8 +60,8 @@ pub use self::maintain::sink::SINK_COMPRESSION;
 pub use self::namespace::edit::Edit;
 use self::namespace::entries;
 pub use self::namespace::entries::{
-    Attributes, DEPTH_MAX, DirEntry, FileOwner, Kind, NAME_LEN_MAX, ROOT, TARGET_LEN_MAX,
-    XATTR_LEN_MAX, Xattr,
+    Attributes, DEPTH_MAX, DirEntry, FIRST_FILE, FileOwner, Kind, NAME_LEN_MAX, ROOT,
+    TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr,
 };
 pub use self::namespace::props::Auto;
 pub use self::namespace::props::{
@@ -57,6 +72,7 @@ pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
 };
 pub use self::snapshots::address::InSnapshot;
+pub use self::snapshots::clone::CloneSource;
 pub use self::snapshots::diff::{Change, Difference};
 pub use self::snapshots::rewind::StateReport;
 pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
@@ -67,33 +83,49 @@ pub use self::write::adapt::{Choice, Clock};
 use crate::device::{Device, FileDevice};
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;
+pub use crate::store::checksum::ChecksumKind;
+pub use crate::store::format::refs::HashKind;
+use crate::store::format::snapshot::Scope;
+pub use crate::store::format::snapshot::StateId;
 use crate::store::format::superblock::FEATURE_GENERATIONS;
-use crate::store::sharing::index::IndexStats;
-use crate::store::snapshots::Scope;
-use crate::store::trees::NAMES;
+pub use crate::store::sharing::index::IndexStats;
+pub use crate::store::snapshots::dead::Held;
+pub use crate::store::stats::{CodecStats, FilterStats, PoolStats};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, State, Store, Txn};
-use crate::units::FileId;
+use crate::system;
+use crate::units::{Ashift, FileId, Txg};
 
-/// Uncommitted changes of a file beyond this are compressed and written ahead of the commit.
+/// If a file has more uncommitted changes than this, they are compressed and written ahead of the
+/// commit.
 const DIRTY_LEN_MAX: usize = 32 << 20;
 
-/// Handles of files that are kept though nobody uses them.
+/// The number of unused file handles that are kept.
 const HANDLES_KEPT: usize = 1024;
 
-/// How long a change of properties waits for a transaction of the same process.
+/// How long a change of properties waits for another transaction of the same process.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
-/// How a pool is run. None of it is stored.
+/// Options of an open pool. None of them is stored.
 #[derive(Clone)]
 pub struct Options {
-    /// The caches to use; shared by all pools that are given the same.
+    /// The caches to use. Pools that are given the same caches share them.
     pub caches: Arc<Caches>,
-    /// How many threads compress; 1 for none besides the caller's.
+    /// The number of threads that compress; 1 for the caller's only.
     pub threads: usize,
-    /// Uncommitted bytes a file may hold in memory.
+    /// The uncommitted bytes that a file may hold in memory.
     pub dirty_len_max: usize,
-    /// Tells the time to `compression=auto`.
+    /// The clock for `compression=auto`.
     pub clock: Clock,
+    /// Returns the time of day, in nanoseconds since 1970, which a commit records as the time of a
+    /// file's last change; 0 if it is unknown.
+    pub now_ns: fn() -> i64,
+    /// Returns the owner of files that are created without naming one, if it is known.
+    pub owner: fn() -> Option<FileOwner>,
+    /// Asked before each record is compressed, and while a check reads. Once it returns true, the
+    /// work under way fails with [`Error::Stopped`], and its transaction is
+    /// abandoned.
+    pub is_stopped: fn() -> bool,
 }
 
 impl fmt::Debug for Options {
@@ -107,29 +139,50 @@ impl fmt::Debug for Options {
 }
 
 impl Options {
-    /// Caches of `cache_bytes`, a thread for each processor, and the system's clock.
+    /// Returns options with caches of `cache_bytes`, a thread for each processor, and the system's
+    /// clock for `compression=auto`. Times of changes and owners are unknown.
     pub fn new(cache_bytes: u64) -> Options {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let began = Instant::now();
-        let clock = Arc::new(move || began.elapsed());
-        Options { caches: Caches::new(cache_bytes), threads, dirty_len_max: DIRTY_LEN_MAX, clock }
+        Options {
+            caches: Caches::new(cache_bytes),
+            threads: system::processor_count(),
+            dirty_len_max: DIRTY_LEN_MAX,
+            clock: system::clock(),
+            now_ns: || 0,
+            owner: || None,
+            is_stopped: || false,
+        }
     }
 }
 
-/// What cannot be changed later.
+/// Options that are fixed when a pool is created.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// Identifies the pool: 16 random bytes.
     pub guid: [u8; 16],
     /// Sectors are `2^ashift` bytes.
-    pub ashift: u8,
+    pub ashift: Ashift,
     /// Properties to set on the root, as text.
     pub properties: Vec<(Property, String)>,
-    /// The file to create in it, if any.
+    /// The file to create in the pool, if any.
     pub file_name: Option<String>,
+    /// The permission bits of that file; 0 if unknown.
+    pub file_mode: u32,
 }
 
-/// An open pool. Cloning it gives another handle of the same.
+impl CreateOptions {
+    /// Returns options for an empty pool with sectors of 512 bytes and default properties.
+    pub fn new(guid: [u8; 16]) -> CreateOptions {
+        CreateOptions {
+            guid,
+            ashift: Ashift::MIN,
+            properties: Vec::new(),
+            file_name: None,
+            file_mode: 0,
+        }
+    }
+}
+
+/// An open pool. Clones are handles of the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -139,25 +192,26 @@ pub struct Pool {
 struct Shared {
     store: Arc<Store>,
     options: Options,
-    files: Mutex<HashMap<FileId, Arc<File>>>,
-    /// What it keeps the bytes of, where it is a snapshot.
+    files: Mutex<BTreeMap<FileId, Arc<File>>>,
+    /// The part of the pool that a snapshot keeps, if this is one.
     of: Option<Scope>,
 }
 
-/// One property with where its value comes from.
+/// A property with its value and the origin of that value.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PropertyValue {
-    /// Which one.
+    /// The property.
     pub property: Property,
     /// Its value as text.
     pub value: String,
-    /// Who says so.
+    /// Where the value comes from.
     pub source: PropertySource,
 }
 
 impl Pool {
-    /// Creates a pool, with one empty file where that is asked for, on an empty device, and opens it. It is durable when this
-    /// returns.
+    /// Creates a pool on an empty device, with one empty file if asked for, and opens it. The pool
+    /// is durable when this returns.
     pub fn create(
         device: Arc<dyn Device>,
         create: &CreateOptions,
@@ -173,15 +227,15 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Gives a pool whose creation was cut short its root and its file; one that has them stays as
-    /// it is.
+    /// Creates the root and the file of a pool whose creation was interrupted; a complete pool
+    /// stays as it is.
     pub fn complete_creation(&self, create: &CreateOptions) -> Result<()> {
         let mut settings = Settings::default();
         for (property, text) in &create.properties {
             settings.set(*property, text)?;
         }
         let mut txn = self.store().begin(settings.checksum)?;
-        if !txn.is_empty(NAMES) {
+        if !txn.is_empty(TreeId::Names) {
             return Ok(());
         }
         entries::create_root(&mut txn)?;
@@ -189,21 +243,31 @@ impl Pool {
             entries::set_property(&mut txn, ROOT, *property, Some(&settings.get(*property)))?;
         }
         if let Some(name) = &create.file_name {
-            entries::create_first(&mut txn, name.as_bytes())?;
+            let mode = create.file_mode;
+            let first = self.stamped(Attributes { mode, ..Attributes::new(Kind::File, ROOT) });
+            entries::create_first(&mut txn, name.as_bytes(), &first)?;
         }
         txn.commit(Durability::Durable).map(drop)
     }
 
-    /// Opens the newest state of a pool that is whole.
+    /// Adds what the options know about every new file: its owner, and the present time.
+    fn stamped(&self, new: Attributes) -> Attributes {
+        let now = (self.options().now_ns)();
+        let owner = new.owner.or_else(self.options().owner);
+        let created_ns = if owner.is_some() { now } else { new.created_ns };
+        Attributes { owner, modified_ns: now, changed_ns: created_ns, created_ns, ..new }
+    }
+
+    /// Opens the newest intact state of a pool.
     pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Pool> {
         let store = Store::open(device, Arc::clone(&options.caches))?;
         Ok(Pool::with_store(store, options))
     }
 
-    /// Opens the pool in a file, to read only where the system allows no more.
+    /// Opens the pool in a file, read-only if the system does not permit writing.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be opened, and those of [`Pool::open`].
+    /// [`Error::Io`] if the file cannot be opened, and the errors of [`Pool::open`].
     pub fn open_path(path: &Path, options: Options) -> Result<Pool> {
         let device = FileDevice::open(path).map_err(|error| Error::io("open", error))?;
         Pool::open(Arc::new(device), options)
@@ -214,28 +278,41 @@ impl Pool {
         Pool { shared: Arc::new(Shared { store, options, files: Mutex::default(), of: None }) }
     }
 
-    /// The store below.
+    /// Returns the underlying store.
+    #[doc(hidden)]
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
     }
 
-    /// How the pool is run.
+    /// Returns the options of the pool.
     pub fn options(&self) -> &Options {
         &self.shared.options
     }
 
-    /// The committed state that reads see.
+    /// Returns the number of the commit that reads see.
+    pub fn txg(&self) -> Txg {
+        self.state().txg()
+    }
+
+    /// Returns how much is stored, and how well it is compressed, in the state that reads see.
+    pub fn stats(&self) -> PoolStats {
+        *self.state().stats()
+    }
+
+    /// Returns the committed state that reads see.
+    #[doc(hidden)]
     pub fn state(&self) -> Arc<State> {
         self.store().state()
     }
 
-    /// Takes over what other processes have committed.
+    /// Adopts the newest state committed by other processes. Returns whether there was one.
     pub fn refresh(&self) -> Result<bool> {
         self.store().refresh()
     }
 
-    /// The generation of a file's content, which is another one after the content was exchanged by anything but writes
-    /// to the file: logs and journals from before do not belong to it. 0 where it never was.
+    /// Returns the generation of a file's content, which changes when the content is replaced by
+    /// anything other than writes to the file: older logs and journals do not belong to it. 0 if it
+    /// was never replaced.
     pub fn generation(&self, file: FileId) -> Result<u64> {
         if self.state().superblock.incompat & FEATURE_GENERATIONS == 0 {
             return Ok(0);
@@ -248,28 +325,22 @@ impl Pool {
         store.with_state(|state| read(&mut Committed::new(store, state)))
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<File>>> {
+    fn files(&self) -> MutexGuard<'_, BTreeMap<FileId, Arc<File>>> {
         self.shared.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets a property of a file, or of the pool where `file` is [`ROOT`], for what is written from
-    /// now on.
+    /// Sets a property of a file, or of the pool if `file` is [`ROOT`], for data written from now
+    /// on.
     pub fn set_property(&self, file: FileId, property: Property, text: &str) -> Result<()> {
-        if property == Property::DedupMemory && file != ROOT {
-            return Err(Error::Invalid(format!("{property} is set for the pool, not for a file")));
-        }
-        let mut settings = Settings::default();
-        settings.set(property, text)?;
-        let text = settings.get(property);
-        self.change(|txn| entries::set_property(txn, file, property, Some(&text)))
+        self.change(|txn| Edit::new(txn, 0).set_property(file, property, text))
     }
 
-    /// Makes a property inherited again.
+    /// Removes a property set locally, so that it is inherited again.
     pub fn inherit_property(&self, file: FileId, property: Property) -> Result<()> {
         self.change(|txn| entries::set_property(txn, file, property, None))
     }
 
-    /// Sets when a file was last changed, and its permission bits.
+    /// Sets a file's modification time and permission bits.
     pub fn set_attributes(&self, file: FileId, mode: u32, modified_ns: i64) -> Result<()> {
         self.change(|txn| {
             let attributes = entries::attributes(txn, file)?;
@@ -286,18 +357,18 @@ impl Pool {
         Ok(done)
     }
 
-    /// What the index of content holds, takes and did.
+    /// Returns statistics of the content index.
     pub fn index_stats(&self) -> Result<IndexStats> {
         self.store().index_stats()
     }
 
-    /// Drops the index of content. It is built anew when it is needed next.
+    /// Drops the content index. It is rebuilt when it is next needed.
     pub fn drop_index(&self, patience: Patience) -> Result<()> {
         self.store().drop_index(self.settings(ROOT)?.checksum, patience)
     }
 
-    /// Builds the index of content anew. `progress` gets how many extents were looked at so far, and says whether
-    /// to go on.
+    /// Rebuilds the content index. `progress` receives how many extents were examined so far and
+    /// returns whether to go on.
     pub fn rebuild_index(
         &self,
         patience: Patience,
@@ -308,8 +379,8 @@ impl Pool {
         self.store().rebuild_index(settings.checksum, patience, progress)
     }
 
-    /// Removes entries from the index of content that lead to what is gone. `progress` gets how many entries were
-    /// looked at so far, and says whether to go on.
+    /// Removes stale entries from the content index. `progress` receives how many entries were
+    /// examined so far and returns whether to go on.
     pub fn prune_index(
         &self,
         patience: Patience,
@@ -318,24 +389,25 @@ impl Pool {
         self.store().prune_index(self.settings(ROOT)?.checksum, patience, progress)
     }
 
-    /// What fails here costs the next to look for content some time.
+    /// Ignores errors, which only cost the next look-up some time.
     fn close_index(&self) {
         if let Ok(settings) = self.settings(ROOT) {
             let _ = self.store().close_index(settings.checksum);
         }
     }
 
-    /// Reads and verifies everything: every node, every record, and that free space and what is
-    /// reachable make up the whole pool. `progress` gets the stored bytes verified so far.
+    /// Reads and verifies everything: every node, every record, and that free and reachable space
+    /// together make up the whole pool. `progress` receives the stored bytes verified so far.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
         if self.shared.of.is_some() {
-            return Err(Error::Invalid("a snapshot is checked with its pool".into()));
+            return Err(Error::Invalid(
+                "a snapshot cannot be checked on its own; check its pool".into(),
+            ));
         }
         check::check(self, progress)
     }
 
-    /// Ends the use of the pool: nothing goes on in the background any more, and the next to open it
-    /// has nothing to verify.
+    /// Closes the pool: ends background work and leaves nothing to verify for the next opening.
     pub fn close(&self) -> Result<()> {
         self.files().values().for_each(|file| file.quiesce());
         self.close_index();

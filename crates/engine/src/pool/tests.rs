@@ -7,5 +7,6 @@ mod filter;
 mod gone;
 mod model;
 mod namespace;
+mod places;
 mod repair;
 mod rewrite;

@@ -1,7 +1,7 @@
-//! Bounded caches of what was read, verified and decompressed.
+//! Bounded caches of extents that were read, verified and decompressed.
 //!
-//! Both are keyed by the identity of an extent, which never changes once written, so nothing in
-//! them can be stale and nothing is ever invalidated: what is no longer referenced ages out.
+//! Both caches are keyed by the identity of an extent, which never changes once written. So no
+//! entry can be stale, and none is ever invalidated: unreferenced entries age out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,19 +12,20 @@ use quick_cache::sync::Cache;
 
 use super::format::node::Node;
 use super::format::pointer::ExtentKey;
+use super::format::trees::TreeId;
 use crate::error::Error;
 
-/// The share of the whole that tree nodes get: they are what every read needs first.
+/// The share of tree nodes in the whole, as a divisor: every read needs them first.
 const NODE_SHARE: u64 = 8;
-/// The smallest cache: one that holds the nodes of a few paths and a few records.
+/// The minimum capacity: enough for the nodes of a few paths and a few records.
 const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 
-type NodeKey = (u64, u8, ExtentKey);
+type NodeKey = (u64, TreeId, ExtentKey);
 type DataKey = (u64, ExtentKey);
-/// The decompressed bytes of an extent, or those at its front.
+/// The decompressed bytes of an extent, or of its front.
 pub type Bytes = Arc<Vec<u8>>;
 
-/// The caches, to be shared by all pools of a process.
+/// Caches that all pools of a process can share.
 pub struct Caches {
     nodes: Cache<NodeKey, Arc<Node>, NodeWeighter>,
     data: Cache<DataKey, Bytes, DataWeighter>,
@@ -33,7 +34,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Caches that together hold about `capacity_bytes`.
+    /// Creates caches that together hold about `capacity_bytes`.
     pub fn new(capacity_bytes: u64) -> Arc<Caches> {
         let capacity_bytes = capacity_bytes.max(CAPACITY_MIN_BYTES);
         let nodes = capacity_bytes / NODE_SHARE;
@@ -46,17 +47,17 @@ impl Caches {
         })
     }
 
-    /// A number that keeps the entries of one pool apart from those of others.
+    /// Returns a number that keeps the entries of one pool apart from those of others.
     pub(super) fn register_pool(&self) -> u64 {
         self.next_pool.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What the caches may hold, in bytes.
+    /// The capacity in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// What the caches hold now, in bytes.
+    /// The bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.nodes.weight() + self.data.weight()
     }
@@ -64,14 +65,14 @@ impl Caches {
     pub(super) fn node(
         &self,
         pool: u64,
-        tree: u8,
+        tree: TreeId,
         key: ExtentKey,
         load: impl FnOnce() -> Result<Arc<Node>, Error>,
     ) -> Result<Arc<Node>, Error> {
         self.nodes.get_or_insert_with(&(pool, tree, key), load)
     }
 
-    pub(super) fn put_node(&self, pool: u64, tree: u8, key: ExtentKey, node: Arc<Node>) {
+    pub(super) fn put_node(&self, pool: u64, tree: TreeId, key: ExtentKey, node: Arc<Node>) {
         self.nodes.insert((pool, tree, key), node);
     }
 
@@ -84,12 +85,12 @@ impl Caches {
         self.data.get_or_insert_with(&(pool, key), load)
     }
 
-    /// Whether what comes in pushes something else out.
+    /// Whether a new entry evicts another.
     pub(super) fn is_full(&self) -> bool {
         self.data.weight() / 8 >= self.data.capacity() / 9
     }
 
-    /// What is there of an extent: all of it, or its front.
+    /// Returns the cached bytes of an extent: all of them, or its front.
     pub(super) fn cached_data(&self, pool: u64, key: ExtentKey) -> Option<Bytes> {
         self.data.get(&(pool, key))
     }
@@ -108,7 +109,7 @@ impl fmt::Debug for Caches {
     }
 }
 
-/// What an entry costs besides its bytes: keys, counters, list links.
+/// The cost of an entry besides its bytes: keys, counters, list links.
 const OVERHEAD_BYTES: u64 = 160;
 
 #[derive(Clone)]

@@ -1,41 +1,43 @@
-//! Moving extents from one part of the pool to another, in bounded transactions.
+//! Moves extents from one part of the pool to another, in bounded transactions.
 //!
-//! An [`Aim`] says which sectors are to be emptied and where new places may be. With it in force a
-//! transaction takes space from nowhere else, as long as there is some, and the commit makes all that
-//! is durably freed reusable at once.
+//! An [`Aim`] says which sectors to empty and where new places may be. While it is in force a
+//! transaction takes space only there, as long as there is some, and the commit makes all durably
+//! freed space reusable at once.
 //!
-//! What is moved keeps its stored bytes, and its pointer all but the place and the birth: the bytes are
-//! verified against the checksum that they keep, and not recompressed. Tree nodes that lie in the way
-//! are written anew, like any changed node. Extents with several pointers stay where they are, since whoever else
-//! points to them would have to be found; so does what a snapshot has, or may have, and extents whose bytes are
-//! damaged. What is known of the content of an extent that is moved goes with it.
+//! A moved extent keeps its stored bytes, and its pointer keeps everything but the place and the
+//! birth: the bytes are verified against their unchanged checksum, and not recompressed. Tree nodes
+//! in the way are rewritten, like any changed node. Some extents stay where they are: those with
+//! several pointers, since the others would have to be found; those that a snapshot holds, or may
+//! hold; and damaged ones. The dedup entry of a moved extent moves with it.
 //!
-//! The old place is freed as by any other change, so readers of older states, and a loss of power,
-//! find it untouched until the move is durable. A step that fails leaves the state before.
+//! The old place is freed as by any other change, so that readers of older states, and recovery
+//! after a loss of power, find it untouched until the move is durable. If a step fails, the
+//! previous state remains.
 
 use crate::error::{Error, Result};
-use crate::store::format::pointer::{Place, Pointer};
-use crate::store::format::trees::{ALL, DEAD, INDEX, OF_POINTERS, OF_SNAPSHOTS, SPACE};
-use crate::store::snapshots::dead::parse_dead;
+use crate::store::format::dead::parse_dead;
+use crate::store::format::pointer::{Place, Pointer, pointer_in};
+use crate::store::format::space::{reserved_run, space_entry, space_key};
+use crate::store::format::trees::TreeId;
 pub use crate::store::space::aim::Aim;
-use crate::store::space::{self, reserved_run};
 use crate::store::tree::Path;
+use crate::store::txn::provision::open_window;
 use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
-use crate::units::{Run, Sector, Txg};
+use crate::units::{Ashift, Run, Sector, Txg};
 
-/// One step moves about this many bytes; a single extent may have more.
+/// One step moves about this many bytes, or a single longer extent.
 const STEP_LEN_MAX: u64 = 8 << 20;
 /// One step moves at most this many extents.
 const STEP_EXTENTS_MAX: usize = 1024;
-/// One step has at most this many leaves, with the nodes above them, written anew.
+/// One step rewrites at most this many leaves, with the nodes above them.
 const STEP_NODES_MAX: u64 = 256;
-/// One step looks at this many leaves while others wait with writing.
+/// One step examines at most this many leaves, since other writers wait for it.
 const STEP_LEAVES_MAX: usize = 512;
-/// A tree node takes hardly ever less.
+/// A tree node rarely takes less than this.
 const NODE_SECTORS_MIN: u64 = 2;
 
-/// How far a walk over all trees has come. The trees may change meanwhile.
+/// The position of a walk over all trees, which may change meanwhile.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cursor {
     index: usize,
@@ -43,14 +45,13 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Where the trees that keep space begin: those that every commit writes.
+    /// Returns the start of the trees that manage space, which every commit writes.
     pub fn of_space() -> Cursor {
-        let index = ALL.iter().position(|(tree, _)| *tree == SPACE).unwrap_or(0);
-        Cursor { index, key: Vec::new() }
+        Cursor { index: usize::from(TreeId::Space.number()), key: Vec::new() }
     }
 
-    fn tree(&self) -> Option<u8> {
-        ALL.get(self.index).map(|(tree, _)| *tree)
+    fn tree(&self) -> Option<TreeId> {
+        TreeId::ALL.get(self.index).copied()
     }
 
     fn behind(self, path: Option<&Path>) -> Cursor {
@@ -61,26 +62,26 @@ impl Cursor {
     }
 }
 
-/// An entry whose extent lies in the way.
+/// An entry whose extent is in the way.
 struct Movable {
-    tree: u8,
+    tree: TreeId,
     key: Vec<u8>,
     pointer: Pointer,
     run: Run,
 }
 
-/// What one step did.
+/// The result of one step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
-    /// Sectors that records and patches were moved from.
+    /// Sectors from which records and patches were moved away.
     pub sectors: u64,
-    /// Tree nodes that were written anew.
+    /// Tree nodes that were rewritten.
     pub nodes: u64,
-    /// Sectors that should have been moved and fit nowhere.
+    /// Sectors that should have been moved but fit nowhere.
     pub stuck: u64,
-    /// The longest extent that was met, in sectors.
+    /// The longest extent met, in sectors.
     pub longest: u64,
-    /// Where the walk goes on; `None` behind the last tree.
+    /// Where the walk continues; `None` after the last tree.
     pub next: Option<Cursor>,
 }
 
@@ -91,27 +92,28 @@ impl Moved {
     }
 }
 
-/// What a walk without changes found.
+/// The result of a walk without changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Found {
-    /// Sectors of extents and nodes that are in the way.
+    /// Sectors of movable extents and nodes that are in the way.
     pub sectors: u64,
-    /// Where the last of what is in the way and has to stay ends.
+    /// The end of the last extent or node that is in the way but has to stay.
     pub stuck_end: Sector,
-    /// Where the walk goes on, or the first leaf with something to move; `None` behind the last tree.
+    /// Where the walk continues, or the first leaf with something to move; `None` after the last
+    /// tree.
     pub next: Option<Cursor>,
 }
 
 impl State {
-    /// Sectors that are in use below the end of the pool, the reserved range left out.
-    pub fn used_sectors(&self, ashift: u8) -> u64 {
+    /// Sectors in use below the end of the pool, without the reserved range.
+    pub fn used_sectors(&self, ashift: Ashift) -> u64 {
         let reserved = reserved_run(ashift);
         let out = if self.superblock.end >= reserved.end() { reserved.sectors } else { 0 };
         self.superblock.end.0.saturating_sub(out + (self.free_bytes(ashift) >> ashift))
     }
 
-    /// Where a pool would end that holds so many sectors without a gap.
-    pub fn end_for(sectors: u64, ashift: u8) -> Sector {
+    /// Returns the end of a pool that holds this many sectors without a gap.
+    pub fn end_for(sectors: u64, ashift: Ashift) -> Sector {
         let reserved = reserved_run(ashift);
         let out = if sectors > reserved.start.0 { reserved.sectors } else { 0 };
         Sector(sectors + out)
@@ -119,8 +121,8 @@ impl State {
 }
 
 impl Store {
-    /// Looks at up to `leaf_count` leaves of a state for what is in the way. With `only_first` it ends
-    /// at the first leaf that has something.
+    /// Searches up to `leaf_count` leaves of a state for what is in the way. With `only_first`,
+    /// stops at the first leaf that has something.
     pub fn find_movable(
         &self,
         state: &State,
@@ -135,9 +137,9 @@ impl Store {
         let mut above: Vec<Option<Pointer>> = Vec::new();
         for _ in 0..leaf_count {
             let Some(tree) = at.tree() else { return Ok(found) };
-            let path = match state.trees[usize::from(tree)].path_to(&mut &*self, &at.key) {
-                // A hint, of which nothing need be moved.
-                Err(error) if tree == INDEX && error.is_corruption() => None,
+            let path = match state.trees[tree].path_to(&mut &*self, &at.key) {
+                // The index is a hint; none of it needs to be moved.
+                Err(error) if tree == TreeId::Index && error.is_corruption() => None,
                 path => path?,
             };
             if let Some(path) = &path {
@@ -172,17 +174,17 @@ impl Store {
         Ok(self.refs_in(state, sector)?.is_some_and(|refs| refs.count > 1))
     }
 
-    /// The free sectors of a state in a range.
+    /// Counts the free sectors of a state in a range.
     pub fn free_between(&self, state: &State, from: Sector, to: Sector) -> Result<u64> {
         let within =
             |run: Run| run.end().min(to).0.saturating_sub(run.start.max(from).0).min(run.sectors);
         let mut free: u64 = state.superblock.windows.iter().map(|run| within(*run)).sum();
-        let tree = &state.trees[usize::from(SPACE)];
-        let first = tree.floor(&mut &*self, &space::space_key(from))?;
-        let first = first.map_or(space::space_key(from).to_vec(), |entry| entry.key().to_vec());
+        let tree = &state.trees[TreeId::Space];
+        let first = tree.floor(&mut &*self, &space_key(from))?;
+        let first = first.map_or(space_key(from).to_vec(), |entry| entry.key().to_vec());
         let mut bad = None;
         tree.scan(&mut &*self, &first, &mut |key, value| {
-            match space::read_space_entry(key, value) {
+            match space_entry(key, value) {
                 Ok(run) if run.start < to => {
                     free += within(run);
                     return std::ops::ControlFlow::Continue(());
@@ -196,17 +198,18 @@ impl Store {
     }
 }
 
-/// Up to which birth a tree has what snapshots may have, where the newest one is of this txg.
-fn held_in(tree: u8, newest: Txg) -> Txg {
-    if OF_SNAPSHOTS.contains(&tree) { newest } else { Txg(0) }
+/// Returns the newest birth that snapshots may hold in a tree; `newest` is the newest snapshot's
+/// txg.
+fn held_in(tree: TreeId, newest: Txg) -> Txg {
+    if TreeId::OF_SNAPSHOTS.contains(&tree) { newest } else { Txg(0) }
 }
 
-/// The nodes of a path that are in the way and no snapshot has, with their depth.
+/// Returns the nodes of a path that are in the way and that no snapshot holds, with their depth.
 fn in_the_way<'p>(
     aim: &'p Aim,
     path: &'p Path,
     held: Txg,
-    ashift: u8,
+    ashift: Ashift,
 ) -> impl DoubleEndedIterator<Item = (usize, Run)> + 'p {
     let places = path.places.iter().map(move |place| place.as_ref().filter(|p| p.birth > held));
     let runs = places.map(move |place| place.and_then(|p| p.run(ashift)));
@@ -215,22 +218,23 @@ fn in_the_way<'p>(
         .filter(|(_, run)| aim.touches(*run))
 }
 
-/// The entries of a leaf from `from` on whose extents are in the way and no snapshot has.
+/// Returns the entries of a leaf, starting at `from`, whose extents are in the way and that no
+/// snapshot holds.
 fn movable(
     aim: &Aim,
-    tree: u8,
+    tree: TreeId,
     path: &Path,
     from: &[u8],
     held: Txg,
-    ashift: u8,
+    ashift: Ashift,
 ) -> Result<Vec<Movable>> {
     let mut found = Vec::new();
-    if !OF_POINTERS.contains(&tree) {
+    if !TreeId::OF_POINTERS.contains(&tree) {
         return Ok(found);
     }
     let leaf = &path.leaf;
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
-        let pointer = crate::store::format::pointer::data_pointer(leaf.value(index))?;
+        let pointer = pointer_in(tree, leaf.key(index), leaf.value(index))?;
         let Some(run) = pointer.run(ashift).filter(|run| aim.touches(*run)) else { continue };
         if pointer.birth <= held {
             continue;
@@ -240,22 +244,22 @@ fn movable(
     Ok(found)
 }
 
-/// What a leaf says of extents, and the nodes above it, that snapshots have or may have.
+/// Returns the runs of a path's nodes and its leaf's extents that snapshots hold or may hold.
 fn held_by_snapshots(
-    tree: u8,
+    tree: TreeId,
     path: &Path,
     from: &[u8],
     held: Txg,
-    ashift: u8,
+    ashift: Ashift,
 ) -> Result<Vec<Run>> {
     let places = path.places.iter().flatten().filter(|place| place.birth <= held);
     let mut found: Vec<Run> = places.filter_map(|place| place.run(ashift)).collect();
     let leaf = &path.leaf;
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
-        if tree == DEAD {
+        if tree == TreeId::Dead {
             found.push(parse_dead(leaf.key(index), leaf.value(index))?.run);
-        } else if OF_POINTERS.contains(&tree) {
-            let pointer = crate::store::format::pointer::data_pointer(leaf.value(index))?;
+        } else if TreeId::OF_POINTERS.contains(&tree) {
+            let pointer = pointer_in(tree, leaf.key(index), leaf.value(index))?;
             found.extend(pointer.run(ashift).filter(|_| pointer.birth <= held));
         }
     }
@@ -263,23 +267,23 @@ fn held_by_snapshots(
 }
 
 impl Txn {
-    /// From now on, and for its commit, the transaction takes space where the aim says.
+    /// Makes the transaction, including its commit, take space where the aim says.
     pub fn set_aim(&mut self, aim: Aim) -> Result<()> {
         self.core.space.aim = Some(aim);
-        let space_tree = &mut self.trees[usize::from(SPACE)];
+        let space_tree = &mut self.trees[TreeId::Space];
         for run in std::mem::take(&mut self.core.space.windows) {
-            space::open_window(&mut self.core, space_tree, run, &aim)?;
+            open_window(&mut self.core, space_tree, run, &aim)?;
         }
         Ok(())
     }
 
-    /// Has the next commit make reusable what is, and drop what is free at the end, even though
+    /// Makes the next commit release reusable space and cut off free space at the end, even if
     /// nothing else changed.
     pub fn touch(&mut self) {
         self.core.changed = true;
     }
 
-    /// Moves what is in the way, from the cursor on, until this is enough for one transaction.
+    /// Moves what is in the way, starting at the cursor, until there is enough for one transaction.
     pub fn relocate(&mut self, cursor: Cursor) -> Result<Moved> {
         let Some(aim) = self.core.space.aim else { return Ok(Moved::default()) };
         let ashift = self.core.ashift();
@@ -292,7 +296,7 @@ impl Txn {
             if chosen.len() >= STEP_EXTENTS_MAX || moved.nodes >= STEP_NODES_MAX {
                 break;
             }
-            let trees = &mut self.trees[usize::from(tree)];
+            let trees = &mut self.trees[tree];
             let path = trees.path_to(&mut self.core, &at.key)?;
             if let Some(path) = &path {
                 let held = held_in(tree, newest);
@@ -326,7 +330,7 @@ impl Txn {
         let all: u64 = chosen.iter().map(|one| one.run.sectors).sum();
         let shortest = chosen.iter().map(|one| one.run.sectors).min().unwrap_or(0);
         self.provision_runs(all, shortest)?;
-        // No hole is this long: spares a search for each that is.
+        // No hole is this long: saves a search for each longer extent.
         let mut too_long = u64::MAX;
         for one in chosen {
             let sectors = one.run.sectors;
@@ -347,13 +351,13 @@ impl Txn {
                 moved.sectors += sectors;
             }
         }
-        // The nodes that this changed need room, however small the holes are that are left.
-        let nodes: u64 = self.trees.iter().map(|tree| tree.dirty_count() as u64).sum();
+        // The nodes changed here need room, however small the remaining holes are.
+        let nodes: u64 = self.trees.values().iter().map(|tree| tree.dirty_count() as u64).sum();
         self.provision_runs(nodes * 2 * NODE_SECTORS_MIN, NODE_SECTORS_MIN)
     }
 
-    /// Copies the stored bytes of an extent to another place, and lets its entry point there. One
-    /// that cannot be read stays where it is.
+    /// Copies the stored bytes of an extent to another place and points its entry there. An
+    /// unreadable extent stays where it is.
     fn move_one(&mut self, one: &Movable, sector: Sector) -> Result<bool> {
         let core = &mut self.core;
         let stored = match core.store.read_stored(&one.pointer) {
@@ -370,7 +374,7 @@ impl Txn {
         }
         let mut pointer = Pointer { birth: core.txg, ..one.pointer.clone() };
         let Place::Extent { sector: place, .. } = &mut pointer.place else {
-            return Err(Error::corrupt("tree node", 0, "what has no extent cannot be moved"));
+            return Err(Error::internal("something without an extent was to be moved"));
         };
         *place = sector;
         self.move_content(one.run.start, &pointer)?;

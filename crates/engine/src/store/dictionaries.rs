@@ -1,32 +1,32 @@
 //! The dictionaries of a pool: stored once, found by number, kept prepared in memory.
 //!
-//! A pointer names the dictionary its bytes were compressed with. A number that was committed is never
-//! given again; a dictionary stays as long as any pointer names it, and its bytes are verified like any
-//! others. Where one is missing or damaged, what was compressed with it is an error, and all else can be
-//! read.
+//! A pointer names the dictionary that its bytes were compressed with. A committed number is never
+//! reused. A dictionary stays as long as any pointer names it, and its bytes are verified like any
+//! others. If one is missing or damaged, reading what was compressed with it is an error;
+//! everything else remains readable.
 //!
-//! A number of a transaction that is given up, or whose superblock could not be written, is given again,
-//! maybe by another process and to another dictionary. The checksum of a record is one of its stored bytes,
-//! so it would not tell, and lz4 decodes with any. Therefore:
+//! If a transaction is abandoned, or its superblock could not be written, its numbers are assigned
+//! again, maybe by another process and to another dictionary. Nothing would detect the mix-up: a
+//! record's checksum covers only its stored bytes, and lz4 decodes with any dictionary. Therefore:
 //!
-//! * what is kept in memory counts only as what the tree of a committed state leads to, extent by extent,
-//!   and not by its number; but for the transaction that added it, and only while that lasts;
-//! * what was compressed with a dictionary that is not committed is not left in the cache.
+//! * A dictionary in memory is identified by the extent that the tree of a committed state leads
+//!   to, not by its number. The only exception is the transaction that added it, while it lasts.
+//! * Bytes compressed with an uncommitted dictionary do not stay in the cache.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::extent::Encoding;
 use super::format::checksum::ChecksumKind;
-use super::format::pointer::data_pointer;
+use super::format::pointer::pointer_in;
 use super::format::pointer::{ExtentKey, Pointer};
-use super::format::trees::DICTIONARIES;
+use super::format::trees::TreeId;
 use super::{Owner, Store, Txn};
 use crate::codec::Dictionary;
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 
-/// The longest dictionary, in bytes.
+/// The maximum length of a dictionary, in bytes.
 pub const DICTIONARY_LEN_MAX: usize = 256 << 10;
-/// How many are kept prepared: pools have one or two per file.
+/// How many dictionaries are kept prepared: pools have one or two per file.
 const KEPT_COUNT: usize = 8;
 
 /// A dictionary in memory.
@@ -37,19 +37,19 @@ pub(super) struct Kept {
     standing: Standing,
 }
 
-/// What a dictionary in memory counts for.
+/// How far a dictionary in memory may be trusted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Standing {
-    /// A transaction has added it that goes on, or the tree no longer leads to it.
+    /// The transaction that added it is still in progress, or the tree no longer leads to it.
     New,
-    /// It is in this extent, whether or not any committed state leads there.
+    /// It is stored in this extent, whether or not any committed state leads there.
     At(ExtentKey),
-    /// A committed state led to that extent, and its tree of dictionaries begins here.
+    /// A committed state led to the first extent; the root of its dictionary tree is the second.
     Committed(ExtentKey, ExtentKey),
 }
 
 impl Kept {
-    /// Where it is stored, as far as that is known.
+    /// The extent that holds it, if known.
     fn extent(&self) -> Option<ExtentKey> {
         match self.standing {
             Standing::New => None,
@@ -58,22 +58,30 @@ impl Kept {
     }
 }
 
-/// The key of a dictionary in its tree.
+/// Returns the key of a dictionary in its tree.
 pub fn dictionary_key(number: u32) -> [u8; 4] {
     number.to_be_bytes()
 }
 
-/// Reads the key of a dictionary.
+/// The entry of a dictionary, for errors.
+fn place_of(number: u32) -> Location {
+    TreeId::Dictionaries.location_of(&dictionary_key(number))
+}
+
+/// Parses the key of a dictionary.
 pub fn parse_dictionary_key(key: &[u8]) -> Result<u32> {
     let number = key.try_into().map(u32::from_be_bytes).ok().filter(|number| *number > 0);
-    number.ok_or_else(|| Error::corrupt("dictionaries tree", 0, "a key is malformed"))
+    number.ok_or_else(|| {
+        let place = TreeId::Dictionaries.location_of(key);
+        Error::corrupt("dictionary", place, "expected a number above 0 as its key, found another")
+    })
 }
 
 impl Store {
-    /// The dictionary with this number, prepared.
+    /// Returns the dictionary with this number, prepared.
     pub fn dictionary(&self, number: u32) -> Result<Arc<Dictionary>> {
         let state = self.state();
-        let root = state.superblock.roots[usize::from(DICTIONARIES)].as_ref();
+        let root = state.superblock.roots[TreeId::Dictionaries].as_ref();
         let root = root.and_then(Pointer::extent_key);
         let (dictionary, standing) = self.find_kept(number).unzip();
         match (&dictionary, &standing) {
@@ -83,20 +91,21 @@ impl Store {
             }
             _ => {}
         }
-        let tree = &state.trees[usize::from(DICTIONARIES)];
+        let tree = &state.trees[TreeId::Dictionaries];
         let Some(value) = tree.get(&mut &*self, &dictionary_key(number))? else {
-            // Of a state that is read though it is not the newest: the number was not given again.
+            // The read is of a state that is not the newest; the number has not been reused since.
             if let (Some(dictionary), Some(Standing::Committed(..))) = (dictionary, standing) {
                 return Ok(dictionary);
             }
-            let what = format!("there is no dictionary {number}");
-            return Err(Error::corrupt("dictionaries tree", 0, what));
+            let place = TreeId::Dictionaries.location();
+            let what = format!("expected dictionary {number}, which a record needs, found none");
+            return Err(Error::corrupt("dictionary", place, what));
         };
-        let pointer = data_pointer(&value)?;
+        let pointer = pointer_in(TreeId::Dictionaries, &dictionary_key(number), &value)?;
         let committed = pointer.extent_key().zip(root);
         let Some(standing) = committed.map(|(at, root)| Standing::Committed(at, root)) else {
-            let what = format!("dictionary {number} has no extent");
-            return Err(Error::corrupt("dictionaries tree", 0, what));
+            let what = "expected a pointer to an extent, found one that holds bytes itself";
+            return Err(Error::corrupt("dictionary", place_of(number), what));
         };
         let is_same =
             |kept: &Kept| kept.extent().is_some() && kept.extent() == pointer.extent_key();
@@ -115,9 +124,9 @@ impl Store {
         Some((Arc::clone(&kept.dictionary), kept.standing.clone()))
     }
 
-    /// Takes up a dictionary that the tree no longer leads to, and keeps it.
+    /// Loads and keeps a dictionary that the tree no longer leads to.
     pub(crate) fn adopt_dictionary(&self, key: &[u8], pointer: &Pointer) {
-        // What was compressed with one that cannot be read cannot be read either.
+        // If it cannot be read, neither can anything that was compressed with it.
         let _ = parse_dictionary_key(key)
             .and_then(|number| self.load_dictionary(number, pointer, Standing::New));
     }
@@ -129,8 +138,12 @@ impl Store {
         standing: Standing,
     ) -> Result<Arc<Dictionary>> {
         if pointer.extent_len as usize > DICTIONARY_LEN_MAX || pointer.dictionary != 0 {
-            let what = format!("dictionary {number} cannot be one");
-            return Err(Error::corrupt("dictionary", self.offset_of(pointer), what));
+            let what = format!(
+                "expected dictionary {number} to have at most {DICTIONARY_LEN_MAX} bytes and to need \
+                 no other, found {} bytes that need dictionary {}",
+                pointer.extent_len, pointer.dictionary
+            );
+            return Err(Error::corrupt("dictionary", self.location_of(pointer), what));
         }
         let bytes = self.read_uncached(pointer)?;
         let dictionary = Arc::new(Dictionary::new(bytes.as_slice()));
@@ -153,8 +166,8 @@ impl Store {
         }
     }
 
-    /// A transaction that added a dictionary, in this extent, has ended: whether it was committed is for
-    /// the committed states to say.
+    /// Notes that the transaction that added a dictionary in this extent has ended. Only the
+    /// committed states tell whether it was committed.
     pub(super) fn settle_dictionary(&self, number: u32, extent: ExtentKey) {
         let mut kept = self.kept();
         let ended = kept.iter_mut().filter(|kept| kept.number == number);
@@ -163,7 +176,7 @@ impl Store {
 }
 
 impl Txn {
-    /// Adds a dictionary, which this transaction can use at once, and returns its number.
+    /// Adds a dictionary, which this transaction can use at once. Returns its number.
     pub fn add_dictionary(
         &mut self,
         dictionary: &Arc<Dictionary>,
@@ -171,25 +184,25 @@ impl Txn {
     ) -> Result<u32> {
         let bytes = dictionary.bytes();
         if bytes.is_empty() || bytes.len() > DICTIONARY_LEN_MAX {
-            return Err(Error::Invalid(format!("{} bytes are no dictionary", bytes.len())));
+            return Err(Error::Invalid(format!("a dictionary cannot have {} bytes", bytes.len())));
         }
         let number = u32::try_from(self.new_file_id().0)
-            .map_err(|_| Error::Invalid("the pool has no numbers for dictionaries left".into()))?;
+            .map_err(|_| Error::Invalid("the pool has run out of dictionary numbers".into()))?;
         let len = bytes.len() as u32;
         let pointer = self.store_extent(bytes, Encoding::RAW, len, checksum)?;
         let ashift = self.store().ashift();
         self.stats_mut().count_node(&pointer, ashift, true);
-        self.insert(DICTIONARIES, &dictionary_key(number), &pointer.to_bytes())?;
+        self.insert(TreeId::Dictionaries, &dictionary_key(number), &pointer.to_bytes())?;
         let extent = pointer
             .extent_key()
-            .ok_or_else(|| Error::corrupt("dictionary", 0, "it has no extent"))?;
+            .ok_or_else(|| Error::internal("a dictionary was stored without an extent"))?;
         self.core.new_dictionaries.push((number, extent));
         let dictionary = Arc::clone(dictionary);
         self.store().keep_dictionary(Kept { number, dictionary, standing: Standing::New });
         Ok(number)
     }
 
-    /// Whether what a pointer stands for may be left in the cache.
+    /// Whether the bytes behind a pointer may stay in the cache.
     pub(super) fn may_cache(&self, pointer: &Pointer) -> bool {
         let new = &self.core.new_dictionaries;
         pointer.dictionary == 0 || new.iter().all(|(number, _)| *number != pointer.dictionary)
@@ -197,18 +210,18 @@ impl Txn {
 
     /// Removes a dictionary that no pointer names any more.
     pub fn remove_dictionary(&mut self, number: u32) -> Result<()> {
-        let Some(value) = self.remove(DICTIONARIES, &dictionary_key(number))? else {
+        let Some(value) = self.remove(TreeId::Dictionaries, &dictionary_key(number))? else {
             return Ok(());
         };
-        let pointer: Pointer = data_pointer(&value)?;
+        let pointer = pointer_in(TreeId::Dictionaries, &dictionary_key(number), &value)?;
         let ashift = self.store().ashift();
         self.stats_mut().count_node(&pointer, ashift, false);
         self.free(&pointer, Owner::Pool)
     }
 
-    /// The numbers of all dictionaries.
+    /// Returns the numbers of all dictionaries.
     pub fn dictionaries(&mut self) -> Result<Vec<u32>> {
-        let entries = self.range(DICTIONARIES, &[], &[0xff; 5], usize::MAX)?;
+        let entries = self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)?;
         entries.iter().map(|(key, _)| parse_dictionary_key(key)).collect()
     }
 }

@@ -1,5 +1,5 @@
-//! Making states survive a loss of power. Every sync of the store is here, one at a time for each open file; a sync that
-//! failed is known before the next begins or is reported (see [`Syncs`]).
+//! Makes states survive a loss of power. Every sync of the store is here, one at a time for each
+//! open file; a failure is recorded before the next sync begins or is reported (see [`Syncs`]).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -12,10 +12,10 @@ use super::{Store, Txn};
 use crate::device::Syncs;
 use crate::error::{Error, Result};
 
-/// How long making the state of another process durable waits for other transactions.
+/// How long making another process's state durable waits for other transactions.
 const FOREIGN_WAIT: Duration = Duration::from_secs(2);
 
-/// How much a commit promises.
+/// The promise of a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
     /// Other processes see it; a loss of power may undo it.
@@ -29,25 +29,25 @@ impl Store {
         self.device.syncs().unwrap_or(&self.own_syncs)
     }
 
-    /// Whether nothing may be committed any more, nor called durable, until the pool is opened anew.
+    /// Whether nothing may be committed or called durable any more until the pool is opened anew.
     pub(in crate::store) fn is_stopped(&self) -> bool {
         self.fail_stop.load(Ordering::Acquire) || self.syncs().failures() != self.known_failures
     }
 
-    /// Makes all durable that was written before, or fails, for good. Every sync of the store is here.
+    /// Makes everything written so far durable, or fails for good. Every sync of the store is here.
     pub(in crate::store) fn sync_device(&self) -> Result<()> {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
         match self.syncs().sync(&*self.device, self.known_failures) {
             Some(done) => done.map_err(|error| Error::io("sync", error)),
-            // One failed while this waited for its turn, and may have lost what this was about.
+            // A sync failed while this one waited for its turn, and may have lost the same data.
             None => Err(Error::FailStop),
         }
     }
 
-    /// Makes the state that reads see now survive a loss of power. Where another process wrote it, that
-    /// takes a transaction, which must not be in progress in the same thread.
+    /// Makes the state that reads see now survive a loss of power. If another process wrote it,
+    /// that takes a transaction, so the calling thread must not have one in progress.
     pub fn make_durable(self: &Arc<Self>) -> Result<()> {
         self.make_durable_in(&mut || {
             self.begin_with(ChecksumKind::default(), Patience::Within(FOREIGN_WAIT))
@@ -64,20 +64,29 @@ impl Store {
         begin: &mut dyn FnMut() -> Result<Txn>,
     ) -> Result<()> {
         let target = self.guard_newest();
-        if target.durable >= target.txg() || self.read_only {
+        if target.durable >= target.txg() || self.is_read_only() {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
         }
         if target.foreign {
-            // Whoever wrote it would not learn that it is durable, and might overwrite its superblock:
-            // so it becomes part of a state that says so, and that he will see before he writes.
+            // The process that wrote it would not learn that it is durable, and might overwrite its
+            // superblock. So it becomes part of a state that says so, which that process sees
+            // before it writes.
             return begin()?.commit(Durability::Durable).map(drop);
         }
+        self.make_state_durable(&target)
+    }
+
+    /// Makes a state durable that this process guards.
+    pub(in crate::store) fn make_state_durable(&self, state: &State) -> Result<()> {
+        if self.state().durable >= state.txg() {
+            return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
+        }
         self.sync_device()?;
-        self.note_durable(&target);
+        self.note_durable(state);
         Ok(())
     }
 
-    /// The newest state, whose superblock no commit of this process overwrites from here on.
+    /// Returns the newest state. From here on, no commit of this process overwrites its superblock.
     pub(in crate::store) fn guard_newest(&self) -> Arc<State> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if state.guarded < state.txg() && state.durable < state.txg() {

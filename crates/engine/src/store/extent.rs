@@ -1,9 +1,8 @@
-//! Reading what a pointer stands for: fetch, verify, decompress, in that order.
+//! Reads the bytes behind a pointer: fetch, verify, decompress, in that order.
 //!
-//! Every length is checked against the pointer, which was itself verified by its parent, before
-//! anything is allocated or decompressed. A failure says where, what was expected and what was
-//! found; whether it means damage or only a stale map is for the caller to decide (see
-//! [`super::Store::refresh`]).
+//! Every length is checked against the pointer, which its parent has verified, before anything is
+//! allocated or decompressed. A failure says where, what was expected and what was found. The
+//! caller decides whether it means damage or only a stale map (see [`super::Store::refresh`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,22 +11,23 @@ use super::cache::Bytes;
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
 use super::format::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
+use super::format::trees::TreeId;
 use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 
-/// Only the front of an extent is decompressed where that spares at least one part in so many.
+/// Only the front of an extent is decompressed if that saves at least one part in this many.
 const FRONT_PART: u64 = 4;
-/// The shortest sector of any device, in bytes: no loss of power tears it.
+/// The smallest sector of any device, in bytes: a loss of power never tears one.
 const DEVICE_SECTOR_LEN: u64 = 512;
-/// Reads in favour of one side before the other is given up.
+/// The limit of [`Reuse::score`] in either direction.
 const REUSE_SCORE_MAX: i32 = 64;
 
-/// Whether extents that were read for a part are read again while they are in the cache.
+/// Tracks whether extents are read again while they are in the cache.
 #[derive(Debug, Default)]
 pub(super) struct Reuse {
-    /// Reads that found their extent in the cache, less those that did not, within limits.
+    /// Reads that found their extent in the cache minus those that did not, within limits.
     score: AtomicI32,
 }
 
@@ -47,28 +47,28 @@ impl Reuse {
     }
 }
 
-/// How the bytes of an extent to be written were encoded.
+/// How the bytes of an extent were encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Encoding {
     /// The algorithm.
     pub codec: CodecId,
     /// Its level.
     pub level: i16,
-    /// What was done to the bytes before it.
+    /// The filter applied before it.
     pub filter: Filter,
-    /// What that saved, where it is [`Filter::Sqlite`] (see [`Pointer::gain`]).
+    /// What the filter saved, if it is [`Filter::Sqlite`] (see [`Pointer::gain`]).
     pub gain: u8,
-    /// The dictionary it was given; 0 for none.
+    /// The number of its dictionary; 0 for none.
     pub dictionary: u32,
 }
 
 impl Encoding {
-    /// Stored as it is.
+    /// Stored uncompressed.
     pub const RAW: Encoding =
         Encoding { codec: CodecId::Raw, level: 0, filter: Filter::None, gain: 0, dictionary: 0 };
 }
 
-/// The bytes a pointer stands for: a part of an extent that may be shared with a cache.
+/// The bytes behind a pointer: part of an extent that may be shared with a cache.
 #[derive(Clone, Debug)]
 pub struct ExtentBytes {
     extent: Bytes,
@@ -84,12 +84,20 @@ impl ExtentBytes {
 }
 
 impl Store {
-    /// The byte of the pool at which an extent begins; 0 for what has no extent.
+    /// Returns the byte offset of the pointer's extent in the pool; 0 without an extent.
     pub fn offset_of(&self, pointer: &Pointer) -> u64 {
         pointer.run(self.ashift()).map_or(0, |run| run.start.0 << self.ashift())
     }
 
-    /// Reads the stored bytes of an extent and compares their checksum.
+    /// The place of an extent in errors. Bytes embedded in a pointer have none that it knows.
+    pub(crate) fn location_of(&self, pointer: &Pointer) -> Location {
+        match pointer.run(self.ashift()) {
+            Some(_) => Location::Byte(self.offset_of(pointer)),
+            None => Location::Nowhere,
+        }
+    }
+
+    /// Reads the stored bytes of an extent and verifies their checksum.
     pub fn read_stored(&self, pointer: &Pointer) -> Result<Vec<u8>> {
         let (checksum_kind, checksum) = match &pointer.place {
             Place::Extent { checksum_kind, checksum, .. } => (*checksum_kind, checksum),
@@ -101,18 +109,17 @@ impl Store {
         let n =
             self.device().read_at(&mut stored, offset).map_err(|error| Error::io("read", error))?;
         if n < stored.len() {
-            return Err(Error::corrupt(
-                "extent",
-                offset,
-                format!("{} bytes expected, the pool ends after {n}", stored.len()),
-            ));
+            let what =
+                format!("expected {} bytes, found {n} up to the end of the pool", stored.len());
+            return Err(Error::corrupt("extent", Location::Byte(offset), what));
         }
         verify_checksum(checksum_kind, checksum, &stored, offset)?;
         Ok(stored)
     }
 
-    /// Compares what fills the last sector of an extent with the zeros that a writer leaves there. Where it is not known
-    /// to be durable, only as far as a device writes it together with the stored bytes.
+    /// Checks that the rest of the last sector of an extent holds the zeros that a writer leaves
+    /// there. Without `is_durable`, checks only the part that a device writes atomically with the
+    /// stored bytes.
     pub fn check_padding(&self, pointer: &Pointer, is_durable: bool) -> Result<()> {
         let Some(run) = pointer.run(self.ashift()) else { return Ok(()) };
         let stored_end = self.offset_of(pointer) + u64::from(pointer.stored_len);
@@ -129,38 +136,54 @@ impl Store {
             .read_at(&mut padding, stored_end)
             .map_err(|error| Error::io("read", error))?;
         if n < padding.len() {
-            let what = format!("the pool ends {} bytes before byte {end}", padding.len() - n);
-            return Err(Error::corrupt("extent", self.offset_of(pointer), what));
+            let what = format!(
+                "expected its last sector to end at byte {end}, found the end of the pool at byte {}",
+                stored_end + n as u64
+            );
+            return Err(Error::corrupt("extent", self.location_of(pointer), what));
         }
         let Some(at) = padding.iter().position(|byte| *byte != 0) else { return Ok(()) };
         let what = format!(
-            "zeros fill its last sector from byte {stored_end} on, but byte {} is {:#04x}; its \
-             {} stored bytes are whole",
+            "expected zeros from byte {stored_end} to the end of its last sector, but byte {} is \
+             {:#04x}; its {} stored bytes are whole",
             stored_end + at as u64,
             padding[at],
             pointer.stored_len
         );
-        Err(Error::corrupt("extent", self.offset_of(pointer), what))
+        Err(Error::corrupt("extent", self.location_of(pointer), what))
     }
 
     fn decompress(&self, pointer: &Pointer) -> Result<Bytes> {
-        let offset = self.offset_of(pointer);
         if pointer.extent_len > EXTENT_LEN_MAX {
-            return Err(Error::corrupt("extent", offset, "its length is impossible"));
+            let what = format!(
+                "its pointer says that it holds {} bytes; the limit is {EXTENT_LEN_MAX}",
+                pointer.extent_len
+            );
+            return Err(Error::corrupt("extent", self.location_of(pointer), what));
         }
         let stored = self.read_stored(pointer)?;
         let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
         if is_raw && matches!(pointer.place, Place::Extent { .. }) {
             if stored.len() != pointer.extent_len as usize {
-                return Err(Error::corrupt("extent", offset, "raw, but of another length"));
+                let what = format!(
+                    "expected {} uncompressed bytes, found {}",
+                    pointer.extent_len,
+                    stored.len()
+                );
+                return Err(Error::corrupt("extent", self.location_of(pointer), what));
             }
             return Ok(Arc::new(stored));
         }
-        self.decode(pointer, &stored).map(Arc::new)
+        self.decode(pointer, &stored, self.location_of(pointer)).map(Arc::new)
     }
 
-    /// What the stored bytes of a pointer say: the whole extent, decompressed.
-    pub(crate) fn decode(&self, pointer: &Pointer, stored: &[u8]) -> Result<Vec<u8>> {
+    /// Decompresses the whole extent from the stored bytes of a pointer, which come from `place`.
+    pub(crate) fn decode(
+        &self,
+        pointer: &Pointer,
+        stored: &[u8],
+        place: Location,
+    ) -> Result<Vec<u8>> {
         let filter = Filter::from_stored(pointer.filter)
             .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?;
         let mut bytes = vec![0; pointer.extent_len as usize];
@@ -176,29 +199,30 @@ impl Store {
             Filter::Sqlite => codec.decompress_filtered(id, stored, &mut bytes, dictionary),
             _ => codec.decompress_with(id, stored, &mut bytes, dictionary),
         })
-        .map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
+        .map_err(|error| Error::decoding("extent", place, error))?;
         Ok(bytes)
     }
 
-    /// What a pointer stands for, from the cache where it is there.
+    /// Returns the bytes behind a pointer, from the cache if it has them.
     pub fn read(&self, pointer: &Pointer) -> Result<ExtentBytes> {
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(pointer)?);
         };
         let mut extent = self.caches.data(self.cache_id, key, || self.decompress(pointer))?;
         if extent.len() < pointer.extent_len as usize {
-            // Only its front was there.
+            // The cache held only the front.
             extent = self.decompress(pointer)?;
             self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
         }
         self.part_of(pointer, extent)
     }
 
-    /// The same, of which only the first `len` bytes are needed. Where the cache is full, and extents
-    /// have usually left it before they are read again, no more than these is decompressed, and kept.
+    /// Like [`Store::read`], where only the first `len` bytes are needed. If the cache is full, and
+    /// extents have usually left it before they are read again, only this front is decompressed and
+    /// cached.
     pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
-        // Edits are wanted whole, and an unknown filter is refused there.
+        // Deltas are needed whole, and an unknown filter is refused in `read`.
         let has_front = pointer.filter == Filter::None as u8 || pointer.is_filtered();
         let (Some(key), true) = (pointer.extent_key(), has_front) else {
             return self.read(pointer);
@@ -227,7 +251,7 @@ impl Store {
             true => codec.decompress_filtered_prefix(id, &stored, &mut bytes, whole_len),
             false => codec.decompress_prefix(id, &stored, &mut bytes, whole_len),
         });
-        decoded.map_err(|error| Error::codec("extent", self.offset_of(pointer), error))?;
+        decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
         let extent = Arc::new(bytes);
         self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
         self.front_of(pointer, extent)
@@ -239,23 +263,27 @@ impl Store {
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// What a pointer stands for, past the cache.
+    /// Returns the bytes behind a pointer, bypassing the cache.
     pub fn read_uncached(&self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.part_of(pointer, self.decompress(pointer)?)
     }
 
     fn part_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {
-        // The edits of a delta are wanted whole, however many bytes they are about.
+        // The edits of a delta are needed whole, however many bytes they change.
         let len = if pointer.is_delta() { pointer.extent_len } else { pointer.len };
         let (start, len) = (pointer.part_offset as usize, len as usize);
         if start + len > extent.len() {
-            let offset = self.offset_of(pointer);
-            return Err(Error::corrupt("extent", offset, "it is shorter than its pointer says"));
+            let what = format!(
+                "its pointer needs bytes {start}..{} of it, it holds {}",
+                start + len,
+                extent.len()
+            );
+            return Err(Error::corrupt("extent", self.location_of(pointer), what));
         }
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// What a pointer stands for, at least its first `len` bytes, where that needs no reading.
+    /// Returns at least the first `len` bytes behind a pointer if that needs no reading.
     pub fn peek(&self, pointer: &Pointer, len: usize) -> Option<ExtentBytes> {
         let Some(key) = pointer.extent_key() else { return self.read(pointer).ok() };
         let extent = self.caches.cached_data(self.cache_id, key)?;
@@ -263,7 +291,7 @@ impl Store {
         has_enough.then(|| self.front_of(pointer, extent).ok()).flatten()
     }
 
-    /// Whether what a pointer stands for is in the cache as a whole.
+    /// Whether the whole extent of a pointer is in the cache.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
         let cached = |key| self.caches.cached_data(self.cache_id, key);
         pointer
@@ -272,22 +300,22 @@ impl Store {
             .is_some_and(|extent| extent.len() == pointer.extent_len as usize)
     }
 
-    /// Reads a tree node past the cache.
-    pub(crate) fn read_node(&self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+    /// Reads a tree node, bypassing the cache.
+    pub(crate) fn read_node(&self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
         let stored = self.read_stored(pointer)?;
         Node::decode(&stored, tree, &self.header.guid, self.offset_of(pointer)).map(Arc::new)
     }
 
-    /// Reads a tree node.
-    pub fn node(&self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+    /// Returns a tree node, from the cache if it has it.
+    pub fn node(&self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
         let Some(key) = pointer.extent_key() else {
-            return Err(Error::corrupt("tree node", 0, "its pointer has no extent"));
+            return Err(no_node_extent(tree));
         };
         self.caches.node(self.cache_id, tree, key, || self.read_node(tree, pointer))
     }
 
-    /// Runs a read on the committed state. Where it meets damage, the map may only be stale:
-    /// another process may have moved on and reused the space. Then it runs again on the newest
+    /// Runs a read on the committed state. If it meets damage, the map may only be stale: another
+    /// process may have moved on and reused the space. Then the read runs again on the newest
     /// state, and only damage found there is reported.
     pub fn with_state<R>(&self, mut read: impl FnMut(&State) -> Result<R>) -> Result<R> {
         loop {
@@ -305,9 +333,15 @@ impl Store {
     }
 }
 
-/// Committed trees read through the store and its cache.
+/// Reports a pointer to a tree node that holds something else.
+pub(super) fn no_node_extent(tree: TreeId) -> Error {
+    let what = "expected a pointer to an extent, found one that holds bytes itself";
+    Error::corrupt("tree node", tree.location(), what)
+}
+
+/// Loads the nodes of committed trees through the store and its cache.
 impl NodeSource for &Store {
-    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+    fn load(&mut self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
         self.node(tree, pointer)
     }
 }
@@ -325,14 +359,11 @@ pub(super) fn verify_checksum(
     let hex = |sum: &[u8; 32]| -> String {
         sum[..kind.width().min(8)].iter().map(|byte| format!("{byte:02x}")).collect()
     };
-    Err(Error::corrupt(
-        "extent",
-        offset,
-        format!(
-            "{kind} of its {} bytes is {}…, expected {}…",
-            stored.len(),
-            hex(&found),
-            hex(expected)
-        ),
-    ))
+    let what = format!(
+        "expected {kind} {}… of its {} bytes, found {}…",
+        hex(expected),
+        stored.len(),
+        hex(&found)
+    );
+    Err(Error::corrupt("extent", Location::Byte(offset), what))
 }

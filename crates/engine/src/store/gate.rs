@@ -1,4 +1,4 @@
-//! The gate that lets one transaction of this process in at a time, and how long others wait for it.
+//! The gate that admits one transaction of this process at a time, and how long others wait for it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -6,25 +6,26 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// How long a transaction waits for one of the same process that nobody is working on.
+/// How long to wait for a parked transaction of this process.
 const PARKED_WAIT: Duration = Duration::from_secs(5);
 
 /// How long to wait for another transaction of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// Until it ends; but not for ever for one of this process that is parked, which may be the caller's own.
+    /// Until it ends; but only five seconds for a parked one of this process, which may be the
+    /// caller's own.
     Endless,
-    /// So long.
+    /// For at most this long.
     Within(Duration),
     /// Not at all.
     None,
 }
 
-/// Is asked while another transaction of the pool goes on, again and again: whether to go on waiting. It may wait a
-/// little itself.
+/// Asked repeatedly while another transaction of the pool is in progress: returns whether to go on
+/// waiting. It may itself wait a little.
 pub type Ask<'a> = dyn FnMut() -> bool + 'a;
 
-/// Lets one transaction of this process in at a time.
+/// Admits one transaction of this process at a time.
 #[derive(Debug, Default)]
 pub(in crate::store) struct WriterGate {
     inside: Mutex<Inside>,
@@ -36,14 +37,15 @@ pub(in crate::store) struct WriterGate {
 pub(in crate::store) enum Inside {
     #[default]
     Nobody,
-    /// A transaction that somebody is working on.
+    /// A transaction that some thread is working on.
     Working,
-    /// One that waits for what its owner does next. That may be to enter the gate himself.
+    /// A transaction that waits for its owner's next call. The owner may also try to enter the
+    /// gate.
     Parked,
 }
 
 impl WriterGate {
-    /// Lets the transaction inside go on, where the device has threads take turns.
+    /// Lets the transaction inside proceed, where the device schedules the threads.
     pub(in crate::store) fn let_others_go(&self, device: &dyn Device, patience: Patience) {
         let is_working = || {
             let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,10 +62,10 @@ impl WriterGate {
             Patience::None => Duration::ZERO,
         };
         loop {
-            (inside, _) = self
-                .free
-                .wait_timeout_while(inside, wait, |inside| *inside != Inside::Nobody)
-                .unwrap_or_else(PoisonError::into_inner);
+            #[expect(clippy::disallowed_methods, reason = "a simulation cedes before it waits")]
+            let waited =
+                self.free.wait_timeout_while(inside, wait, |inside| *inside != Inside::Nobody);
+            (inside, _) = waited.unwrap_or_else(PoisonError::into_inner);
             match *inside {
                 Inside::Nobody => break,
                 Inside::Working if patience == Patience::Endless => {}

@@ -1,16 +1,19 @@
-//! The store: extents, trees and superblocks; it knows nothing of files.
+//! The store: extents, trees and superblocks.
+//!
+//! It knows files only by number: as owners of extents, and as the scopes of snapshots. What a file
+//! is, and which files are below a directory, only the layer above knows.
 //!
 //! * A [`State`] is one committed txg: a superblock and the roots it names. Readers hold one and
 //!   are never disturbed, because nothing that a durable state reaches is overwritten.
 //! * A [`Txn`] is the one transaction that changes the pool; it ends in [`Txn::commit`], which
 //!   publishes the next state, or is dropped without a trace.
-//! * [`Store::refresh`] takes over what another process has committed.
+//! * [`Store::refresh`] adopts what another process has committed.
 //!
-//! Invariants kept here are the first four of the design: live data is never overwritten, a commit
-//! is atomic and syncs once, visible is not durable, and reads are verified. And:
+//! The first four invariants of the design are kept here: live data is never overwritten, a commit
+//! is atomic and syncs once, visible is not durable, and reads are verified. In addition:
 //!
-//! * Every sync goes through `Store::sync_device`, one at a time for each open file, and that one failed
-//!   is known before the next begins or is reported (see [`Syncs`]).
+//! * Every sync goes through `Store::sync_device`, one at a time for each open file, and a failure
+//!   is recorded before the next sync begins or is reported (see [`Syncs`]).
 
 pub mod cache;
 pub mod compact;
@@ -24,7 +27,7 @@ pub mod recover;
 mod ring;
 pub mod sharing;
 pub mod snapshots;
-pub(crate) mod space;
+pub mod space;
 mod state;
 pub mod tree;
 mod txn;
@@ -38,21 +41,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use self::cache::Caches;
 use self::format::superblock::Header;
 use self::gate::WriterGate;
-use self::snapshots::dead::IsBelow;
+use self::txn::holds::IsBelow;
 use crate::device::{Device, Syncs};
-use crate::error::Error;
-use crate::units::{Sector, Txg};
+use crate::error::{CutShort, Error};
+use crate::units::{Ashift, Sector, Txg};
 
 pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
-pub use self::format::{checksum, node, pointer, stats, superblock, trees};
+pub use self::format::{checksum, node, pointer, snapshot, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
 pub use self::recover::{scan, verify};
 pub use self::sharing::{index, refs};
 pub use self::snapshots::{dead, differ};
-pub(crate) use self::space::space_key;
 pub use self::state::State;
-pub use self::txn::{Owner, Txn, roots};
+pub use self::txn::{Owner, Txn, holds, roots};
 
 /// An open pool, below its files.
 #[derive(Debug)]
@@ -63,33 +65,36 @@ pub struct Store {
     cache_id: u64,
     state: RwLock<Arc<State>>,
     writer: WriterGate,
-    /// Where the device has none of its own: see [`Store::syncs`].
+    /// Used where the device has none of its own: see [`Store::syncs`].
     own_syncs: Syncs,
-    /// How many syncs had failed when this was opened. Since another did, what it covered may be lost without
-    /// a trace, so nothing later may claim to be durable.
+    /// The number of failed syncs when the store was opened. Once another one has failed, what it
+    /// covered may be lost without a trace, so nothing later may claim to be durable.
     known_failures: u64,
-    /// Set when it cannot be known whether a state is visible to others.
+    /// Set when it is unknown whether others can see a state.
     fail_stop: AtomicBool,
-    /// The txg that was found when the pool was opened, as long as that and the next may not be durable though a
-    /// sync says so (see `recover/reaffirm.rs`); 0 for none.
+    /// The txg found when the pool was opened, while it and its successor may not be durable
+    /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
     read_only: bool,
-    /// The state is one that was asked for, and stays.
+    /// Whether the state is one that was asked for, and does not change.
     is_pinned: bool,
-    /// Where the next search for free space starts: a hint, of this process only.
+    /// Where the next search for free space starts: a hint, private to this process.
     rotor: AtomicU64,
-    /// Hashes of superblock slots that are valid but whose state is not whole.
+    /// Hashes of superblock slots that are valid but whose state is incomplete.
     rejected: Mutex<Vec<u64>>,
     recovered_from: Option<Txg>,
-    /// Whether it pays to decompress more than is asked for.
+    /// Set when the file turns out to lack a part of the newest state: from then on, nothing is
+    /// written (see `recover/cut_short.rs`).
+    cut_short: Mutex<Option<CutShort>>,
+    /// Whether it pays off to decompress more than was requested.
     reuse: extent::Reuse,
-    /// The dictionaries used last, prepared.
+    /// The most recently used dictionaries, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
-    /// Where content is that may be shared, as far as it is in memory.
+    /// The part of the dedup index that is in memory.
     index: Mutex<index::Index>,
-    /// Says what is in the scope of a snapshot of a directory.
+    /// Tells whether a file is in the scope of a snapshot of a directory.
     scope_test: OnceLock<IsBelow>,
-    /// Where it is pinned to a snapshot: which.
+    /// The snapshot that the store is pinned to, if any.
     origin: Option<Origin>,
 }
 
@@ -103,8 +108,8 @@ struct Origin {
 }
 
 impl Store {
-    /// Explains a failed read of the newest state: if the store is pinned to a snapshot that was destroyed meanwhile, that is
-    /// the error, whatever the read itself reported.
+    /// Explains a failed read of the newest state: if the store is pinned to a snapshot that was
+    /// destroyed meanwhile, that is the error, whatever the read itself reported.
     fn explain(&self, error: Error) -> Error {
         let Some(Origin { store, number, name }) = &self.origin else { return error };
         let name = || String::from_utf8_lossy(name).into_owned();
@@ -118,15 +123,16 @@ impl Store {
         }
     }
 
-    /// Why nothing can be written.
+    /// Returns the reason why nothing can be written.
     pub(crate) fn refusal(&self) -> Error {
-        Error::ReadOnly(match self.origin {
-            Some(_) => "it is a snapshot",
-            None => "its file cannot be written",
-        })
+        match (self.cut_short(), &self.origin) {
+            (Some(cut), _) => Error::CutShort(cut),
+            (None, Some(_)) => Error::ReadOnly("it is a snapshot"),
+            (None, None) => Error::ReadOnly("its file cannot be written"),
+        }
     }
 
-    /// The committed state that reads see.
+    /// Returns the committed state that reads see.
     pub fn state(&self) -> Arc<State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -140,8 +146,8 @@ impl Store {
         Arc::clone(&current)
     }
 
-    /// `2^ashift` is the sector size.
-    pub fn ashift(&self) -> u8 {
+    /// The base-2 logarithm of the sector size in bytes.
+    pub fn ashift(&self) -> Ashift {
         self.header.ashift
     }
 
@@ -159,22 +165,23 @@ impl Store {
         &self.device
     }
 
-    /// The caches this pool shares.
+    /// The caches that this pool uses and may share with others.
     pub fn caches(&self) -> &Arc<Caches> {
         &self.caches
     }
 
-    /// Whether the state that is read stays the same whatever others commit.
+    /// Whether reads see the same state whatever others commit.
     pub fn is_pinned(&self) -> bool {
         self.is_pinned
     }
 
-    /// Whether the medium refuses writes.
+    /// Whether nothing can be written: the medium refuses it, it is a snapshot, or the file was cut
+    /// short.
     pub fn is_read_only(&self) -> bool {
-        self.read_only
+        self.read_only || self.cut_short().is_some()
     }
 
-    /// The txg that was newest but did not verify when the pool was opened, if there was one.
+    /// The newest txg when the pool was opened, if that state did not pass verification.
     pub fn recovered_from(&self) -> Option<Txg> {
         self.recovered_from
     }

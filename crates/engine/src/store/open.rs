@@ -1,45 +1,42 @@
-//! Creating and opening a pool: its newest state, an older one, or a snapshot.
+//! Creates and opens pools: the newest state, an older one, or a snapshot.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;
 use super::format::superblock::{
-    self, ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
+    self, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
 };
 use super::gate::WriterGate;
 use super::recover::verify;
-use super::snapshots::Snapshot;
 use super::state::{Slots, State, empty_state};
 use super::{Origin, Store, extent};
 use crate::device::{Device, Syncs};
-use crate::error::{Error, Result};
-use crate::units::{Sector, Txg};
+use crate::error::{CutShort, Error, Result};
+use crate::store::format::snapshot::Snapshot;
+use crate::units::{Ashift, Sector, Txg};
 
 /// No medium tears a write within this many bytes.
-const SECTOR_LEN_MIN: usize = 1 << *ASHIFT_RANGE.start();
+const SECTOR_LEN_MIN: usize = Ashift::MIN.sector_len();
 
 impl Store {
-    /// Lays a new pool out on an empty device, durably, and opens it. The names tree is empty.
+    /// Lays out a new pool on an empty device, durably, and opens it. The names tree is empty.
     pub fn create(
         device: Arc<dyn Device>,
         caches: Arc<Caches>,
         guid: [u8; 16],
-        ashift: u8,
+        ashift: Ashift,
     ) -> Result<Arc<Store>> {
-        if !ASHIFT_RANGE.contains(&ashift) {
-            return Err(Error::Invalid(format!("a sector of 2^{ashift} bytes is not supported")));
-        }
         let header = Header { version: FORMAT_VERSION, guid, ashift };
         let superblock = Superblock::empty(Txg(1), Sector(EXTENTS_OFFSET >> ashift));
         let write = |bytes: &[u8], offset| {
             device.write_at(bytes, offset).map_err(|error| Error::io("write", error))
         };
-        // The header goes last: a pool whose creation was cut short has none, and is taken for empty.
+        // The header goes last: a pool whose creation was cut short has none and counts as empty.
         // All slots are written, so that a full disk cannot refuse a superblock later on.
         write(&vec![0; EXTENTS_OFFSET as usize], 0)?;
         write(&superblock.encode(&guid), slot_offset(1))?;
-        // All is written anew, whatever syncs before have lost.
+        // Everything is written anew, so earlier failed syncs do not matter.
         let own = Syncs::default();
         let syncs = device.syncs().unwrap_or(&own);
         let known = syncs.failures();
@@ -53,7 +50,7 @@ impl Store {
         Store::open(device, caches)
     }
 
-    /// Whether the device holds nothing yet, or the remains of a creation that was cut short.
+    /// Whether the device holds nothing yet, or only the remains of an interrupted creation.
     pub fn is_unborn(device: &dyn Device) -> Result<bool> {
         let len = device.len().map_err(|error| Error::io("measure", error))?;
         let mut front = vec![0; EXTENTS_OFFSET.min(len) as usize];
@@ -61,10 +58,10 @@ impl Store {
         Ok(Self::is_unborn_front(len, &front[..n]))
     }
 
-    /// The same, of a device this long that begins with `front`, of which everything up to
-    /// [`EXTENTS_OFFSET`] must be there: nothing behind the ring, no header, or one that was torn when it was
-    /// written over zeros, and nothing else but the first superblock. Anything more is somebody's data, however
-    /// damaged its beginning.
+    /// Like [`Store::is_unborn`], for a device of length `len` that begins with `front`, which must
+    /// hold everything up to [`EXTENTS_OFFSET`]. Nothing may lie behind the ring; the header may be
+    /// missing, or torn when it was written over zeros; and the ring may hold only the first
+    /// superblock. Anything more is somebody's data, however damaged its beginning.
     pub fn is_unborn_front(len: u64, front: &[u8]) -> bool {
         if len == 0 {
             return true;
@@ -74,7 +71,7 @@ impl Store {
         }
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         if front.len() < BLOCK_LEN {
-            // Of the zeros written first, a few sectors.
+            // A few sectors of the zeros that are written first.
             return front.len().is_multiple_of(SECTOR_LEN_MIN) && is_zero(front);
         }
         let (block, ring) = front.split_at(BLOCK_LEN);
@@ -87,17 +84,23 @@ impl Store {
         has_no_header && is_zero(before) && is_zero(behind)
     }
 
-    /// Opens the newest state that verifies.
+    /// Opens the newest state that passes verification.
     pub fn open(device: Arc<dyn Device>, caches: Arc<Caches>) -> Result<Arc<Store>> {
         let mut block = vec![0; BLOCK_LEN];
         let n = device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
+        if (superblock::MAGIC.len()..BLOCK_LEN).contains(&n)
+            && block.starts_with(superblock::MAGIC)
+            && device.len().is_ok_and(|len| len == n as u64)
+        {
+            return Err(Error::CutShort(CutShort { len: n as u64, needed: None }));
+        }
         let header = Header::decode(&block[..n])?;
         let mut store = Store::with_header(device, caches, header);
         store.recovered_from = verify::recover(&store)?;
         Ok(Arc::new(store))
     }
 
-    /// Opens one state, whatever else the pool holds, to read it.
+    /// Opens one particular state for reading, whatever else the pool holds.
     pub fn open_pinned(
         device: Arc<dyn Device>,
         caches: Arc<Caches>,
@@ -111,7 +114,7 @@ impl Store {
         Ok(Arc::new(store))
     }
 
-    /// Opens a snapshot, to read it.
+    /// Opens a snapshot for reading.
     pub fn open_snapshot(self: &Arc<Store>, snapshot: &Snapshot) -> Arc<Store> {
         let origin = Origin {
             store: Arc::clone(self),
@@ -123,7 +126,7 @@ impl Store {
         Arc::new(Store {
             read_only: true,
             is_pinned: true,
-            // What the pool has read is the same here.
+            // Cached extents of the pool are valid here too.
             cache_id: self.cache_id,
             state: RwLock::new(Arc::new(snapshot.state())),
             origin: Some(origin),
@@ -131,7 +134,7 @@ impl Store {
         })
     }
 
-    /// Opens the state of a superblock that is still in the ring, to read it.
+    /// Opens the state of a superblock that is still in the ring, for reading.
     pub fn open_at(device: Arc<dyn Device>, caches: Arc<Caches>, txg: Txg) -> Result<Arc<Store>> {
         let mut block = vec![0; BLOCK_LEN];
         let n = device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
@@ -147,7 +150,8 @@ impl Store {
         header: Header,
     ) -> Store {
         let cache_id = caches.register_pool();
-        // Before anything is read: what was lost earlier is in doubt (see `recover/reaffirm.rs`), later it stops us.
+        // This comes before the first read: writes lost earlier are in doubt (see
+        // `recover/reaffirm.rs`), a later loss stops the store.
         let known_failures = device.syncs().map_or(0, Syncs::failures);
         Store {
             read_only: device.is_read_only(),
@@ -165,6 +169,7 @@ impl Store {
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
+            cut_short: Mutex::default(),
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),
             index: Mutex::default(),

@@ -1,4 +1,4 @@
-//! Reading the ring of superblocks: the newest state, and taking over what other processes commit.
+//! Reads the ring of superblocks: finds the newest state, and adopts what other processes commit.
 
 use std::sync::{Arc, PoisonError};
 
@@ -7,15 +7,23 @@ use super::format::superblock::{
 };
 use super::state::{SLOT_MARK_LEN, SlotMark, Slots, State};
 use super::{Store, txn};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::units::Txg;
 
+/// Reports a ring without a superblock.
+pub(in crate::store) fn no_superblock() -> Error {
+    let what = format!("expected one in at least one of {SLOT_COUNT} slots, found none");
+    Error::corrupt("superblock", Location::Byte(RING_OFFSET), what)
+}
+
 impl Store {
-    /// The superblocks of the ring, the newest first.
+    /// Returns the superblocks of the ring, newest first.
     pub fn superblocks(&self) -> Result<Vec<Superblock>> {
         let ring = self.read_ring()?;
         let mut superblocks: Vec<Superblock> = ring.into_iter().map(|(_, sb)| sb).collect();
         superblocks.sort_by_key(|superblock| std::cmp::Reverse(superblock.txg));
+        // A rewind of a pool that was cut short leaves a copy.
+        superblocks.dedup_by_key(|superblock| superblock.txg);
         Ok(superblocks)
     }
 
@@ -24,20 +32,20 @@ impl Store {
         found.ok_or_else(|| Error::NotFound { what: "state", name: format!("txg {txg}") })
     }
 
-    /// Takes over the newest state where another process has committed one, and says whether it did.
+    /// Adopts the newest state if another process has committed one. Returns whether it did.
     pub fn refresh(&self) -> Result<bool> {
         if self.is_pinned {
             return Ok(false);
         }
         let current = self.state();
         if self.header.version < 2 {
-            // Earlier versions of this program name no slot, or another one.
+            // Earlier versions of this program name no slot, or a different one.
             let hint = current.txg().0.to_le_bytes();
             if !self.holds(&hint, HINT_OFFSET)? {
                 return self.adopt_newest();
             }
         }
-        // There was no room for the next superblock when the newest was written.
+        // No slot was free for the next superblock when the newest was written.
         let Some(slot) = current.superblock.next_slot else { return self.adopt_newest() };
         let mark = current.slots[slot as usize].encode();
         if self.holds(&mark, slot_offset(slot) + TXG_OFFSET)? {
@@ -46,7 +54,7 @@ impl Store {
         self.adopt_newest()
     }
 
-    /// Whether the device has these bytes, at most [`SLOT_MARK_LEN`], at `offset`.
+    /// Whether the device holds `bytes`, at most [`SLOT_MARK_LEN`] of them, at `offset`.
     pub(in crate::store) fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
         let mut found = [0; SLOT_MARK_LEN];
         let found = &mut found[..bytes.len()];
@@ -54,23 +62,23 @@ impl Store {
         Ok(n == bytes.len() && found == bytes)
     }
 
-    /// Takes over the newest superblock of the whole ring.
+    /// Adopts the newest superblock of the whole ring.
     pub(crate) fn adopt_newest(&self) -> Result<bool> {
         if self.is_pinned {
             return Ok(false);
         }
         let ring = self.read_ring()?;
         let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {
-            return Err(Error::corrupt("superblock", RING_OFFSET, "no slot holds a valid one"));
+            return Err(no_superblock());
         };
-        // Not under the writer gate: a state that this process just published must not be replaced
-        // by an older one read a moment before.
+        // The caller need not be inside the writer gate, so this process may have published a newer
+        // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if newest.txg <= state.txg() {
             return Ok(false);
         }
         newest.check_readable()?;
-        // What this process knows to be durable stays so: the newer states are built on it.
+        // A state that this process knows to be durable stays so: newer states build on it.
         let mut adopted = adopted_state(&ring, *slot, newest.clone(), state.durable);
         if adopted.durable == state.durable {
             adopted.unsynced_bytes += state.unsynced_bytes;
@@ -79,8 +87,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Every valid superblock with its slot. What looks damaged is read twice: if a bit was flipped on
-    /// its way, an older state would be taken for the newest.
+    /// Reads every valid superblock with its slot. If a slot looks damaged, the ring is read twice:
+    /// after a bit flip in transit, an older state would be taken for the newest.
     pub(in crate::store) fn read_ring(&self) -> Result<Vec<(u64, Superblock)>> {
         let (mut ring, is_sound) = self.read_ring_once()?;
         if !is_sound {
@@ -93,7 +101,7 @@ impl Store {
         Ok(ring)
     }
 
-    /// Reads the ring once; also says whether every slot holds a valid superblock or none.
+    /// Reads the ring once. Also returns whether every slot holds a valid superblock or zeros.
     pub(in crate::store) fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
@@ -102,8 +110,13 @@ impl Store {
             .read_at(&mut blocks, RING_OFFSET)
             .map_err(|error| Error::io("read", error))?;
         if n < blocks.len() {
-            let what = "the pool ends inside the ring of superblocks";
-            return Err(Error::corrupt("superblock", RING_OFFSET + n as u64, what));
+            self.front_cut_short()?;
+            let what = format!(
+                "expected {SLOT_COUNT} slots of {BLOCK_LEN} bytes from byte {RING_OFFSET} on, \
+                 found {n} of their bytes up to the end of the pool"
+            );
+            let end = Location::Byte(RING_OFFSET + n as u64);
+            return Err(Error::corrupt("superblock", end, what));
         }
         let (mut ring, mut is_sound) = (Vec::new(), true);
         for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
@@ -119,13 +132,22 @@ impl Store {
     }
 }
 
+/// Reads a slot, whatever it holds.
+pub(in crate::store) fn read_slot(store: &Store, slot: u64) -> Result<Vec<u8>> {
+    let mut block = vec![0; BLOCK_LEN];
+    let read = store.device.read_at(&mut block, slot_offset(slot));
+    read.map_err(|error| Error::io("read", error))?;
+    Ok(block)
+}
+
 /// Identifies the content of a superblock slot.
 pub(in crate::store) fn block_hash(block: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(block)
 }
 
-/// The state behind a superblock of the ring. Which txg is durable is what it says itself, unless a
-/// later one is `known` to be. Any that came after it may have been made durable by whoever wrote it.
+/// Returns the state behind a superblock of the ring. Its durable txg is the one that the
+/// superblock names, or a later one that is `known`. The writer may have made any txg after that
+/// durable.
 pub(in crate::store) fn adopted_state(
     ring: &[(u64, Superblock)],
     slot: u64,

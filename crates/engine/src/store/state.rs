@@ -1,44 +1,44 @@
-//! A committed state: what its superblock says, and what is known of its durability.
+//! A committed state: its superblock, and what is known about its durability.
 
 use std::sync::{Arc, OnceLock};
 
 use super::format::pointer::Pointer;
 use super::format::stats::PoolStats;
-use super::format::superblock::{SLOT_COUNT, Superblock, TREE_COUNT};
-use super::format::trees;
-use super::snapshots::Holders;
+use super::format::superblock::{SLOT_COUNT, Superblock};
+use super::format::trees::{PerTree, TreeId};
 use super::tree::TxnTree;
-use crate::units::{Sector, Txg};
+use crate::store::txn::holds::Holders;
+use crate::units::{Ashift, Sector, Txg};
 
 /// One committed state of the pool.
 #[derive(Debug)]
 pub struct State {
-    /// What is on disk.
+    /// The superblock on disk.
     pub superblock: Superblock,
     /// Its trees.
-    pub trees: [TxnTree; TREE_COUNT],
+    pub trees: PerTree<TxnTree>,
     /// The slot that holds `superblock`.
     pub(in crate::store) slot: u64,
-    /// What is in each slot.
+    /// The superblock in each slot.
     pub(in crate::store) slots: Slots,
     /// The newest txg known to be durable.
     pub(in crate::store) durable: Txg,
-    /// The newest txg that somebody else may have made durable, and acknowledged: one that was taken
-    /// over from another process, or that another thread is about to sync.
+    /// The newest txg that somebody else may have made durable and acknowledged: one adopted from
+    /// another process, or one that another thread is about to sync.
     pub(in crate::store) guarded: Txg,
-    /// Another process wrote it, or may have: that one does not guard it.
+    /// Whether another process wrote it, or may have; that process does not guard it.
     pub(in crate::store) foreign: bool,
     /// Bytes written since the durable txg.
     pub(in crate::store) unsynced_bytes: u64,
-    /// What its snapshots hold, once somebody asked.
+    /// What its snapshots hold, once somebody has asked.
     pub(in crate::store) holders: OnceLock<Arc<Holders>>,
 }
 
 pub(in crate::store) type Slots = [SlotMark; SLOT_COUNT as usize];
 
-/// What tells the superblocks apart that a slot holds one after the other: a later one has a greater txg
-/// and a greater durable txg, so that no single flipped bit makes one look like the other. Zeros stand
-/// for none.
+/// Distinguishes the superblocks that a slot holds one after another: a later one has a greater txg
+/// and a greater durable txg, so no single flipped bit makes one look like the other. Zeros stand
+/// for no superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::store) struct SlotMark {
     pub(in crate::store) txg: Txg,
@@ -61,12 +61,12 @@ impl SlotMark {
     }
 }
 
-/// Whether `txg` may be the newest durable state, as far as is known.
+/// Whether `txg` may be the newest durable state, as far as this process knows.
 pub(in crate::store) fn may_be_durable(txg: Txg, durable: Txg, guarded: Txg) -> bool {
     (durable..=durable.max(guarded)).contains(&txg)
 }
 
-/// The next slot behind `slot` that holds nothing that may be the newest durable state, if there is one.
+/// Returns the next slot after `slot` that does not hold what may be the newest durable state.
 pub(in crate::store) fn free_slot(
     slot: u64,
     slots: &Slots,
@@ -86,8 +86,7 @@ impl State {
         durable: Txg,
         guarded: Txg,
     ) -> State {
-        let trees =
-            std::array::from_fn(|index| TxnTree::new(index as u8, superblock.roots[index].clone()));
+        let trees = PerTree::from_fn(|tree| TxnTree::new(tree, superblock.roots[tree].clone()));
         State {
             superblock,
             trees,
@@ -101,15 +100,16 @@ impl State {
         }
     }
 
-    /// One of which only the names are known.
+    /// Creates a state of which only the names tree is known.
     pub(in crate::store) fn of_names(txg: Txg, root: Option<&Pointer>) -> State {
         let mut superblock = Superblock::empty(txg, Sector(0));
-        superblock.roots[usize::from(trees::NAMES)] = root.cloned();
+        superblock.roots[TreeId::Names] = root.cloned();
         State::new(superblock, 0, Slots::default(), Txg(0), Txg(0))
     }
 
-    /// The slot for the next superblock: the one that this state names, unless that has come to hold
-    /// what may be the newest durable state. Then everything must be synced first.
+    /// Returns the slot for the next superblock: the one that this state names. If that slot now
+    /// holds what may be the newest durable state, there is none, and everything must be synced
+    /// first.
     pub(in crate::store) fn next_slot(&self) -> Option<u64> {
         match self.superblock.next_slot {
             Some(slot) => Some(slot).filter(|slot| {
@@ -143,14 +143,14 @@ impl State {
         self.durable
     }
 
-    /// Free bytes below the end of the pool, reusable or about to be.
-    pub fn free_bytes(&self, ashift: u8) -> u64 {
+    /// Free bytes below the end of the pool, reusable now or soon.
+    pub fn free_bytes(&self, ashift: Ashift) -> u64 {
         let superblock = &self.superblock;
         let windows: u64 = superblock.windows.iter().map(|window| window.sectors).sum();
         (windows + superblock.space_sectors + superblock.freed_sectors) << ashift
     }
 
-    /// What the pool holds.
+    /// The pool's statistics.
     pub fn stats(&self) -> &PoolStats {
         &self.superblock.stats
     }

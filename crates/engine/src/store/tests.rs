@@ -1,4 +1,4 @@
-//! Tests of the store, by what they test: trees, formats, the accounting of space, its limits, and races.
+//! Tests of the store by topic: trees, formats, the accounting of space, limits, and races.
 
 mod compact;
 mod dictionaries;

@@ -1,14 +1,21 @@
-//! Faults that a medium has now and then, mixed into the workloads from their seed.
+//! Occasional faults of a medium, mixed into the workloads from their seed.
 //!
-//! | fault | what the device does | what the engine must do |
-//! | --- | --- | --- |
-//! | error | a read, write, sync or change of length fails; a write may have happened in part, or whole | report it; the state is the one before, or, if it cannot know, stop |
-//! | no space | writes that would make the pool longer fail, and so do some into holes, until there is room again | report it; the state is the one before |
-//! | short read | a read ends early, as if the pool did | report it, naming the place; go on from the newest state |
-//! | flip in a read | one bit of what is read is wrong, once | right bytes or an error that names the place; the next read succeeds |
-//! | flip at rest | one bit of what is stored is wrong | the same, without the last |
-//! | failed sync | see `sim_device.rs` | report it, and nothing as durable after it |
-//! | lying sync | one sync does nothing and reports success | after a loss of power before the next sync: an error that names the place, or a state that was committed; never wrong bytes |
+//! * **error**: a read, write, sync or change of length fails; part or all of a write may have
+//!   happened. The engine must report it; the state is the one before, or the engine stops if it
+//!   cannot know.
+//! * **no space**: writes that would make the pool longer fail, and so do some into holes, until
+//!   there is space again. The engine must report it; the state is the one before.
+//! * **short read**: a read ends early, as if the pool did. The engine must report it, name the
+//!   place, and go on from the newest state.
+//! * **flip in a read**: one bit read is wrong, once. The engine must return the right bytes or an
+//!   error that names the place; the next read succeeds.
+//! * **flip at rest**: one stored bit is wrong. The engine must return the right bytes or an error
+//!   that names the place.
+//! * **failed sync**: see `sim_device.rs`. The engine must report it, and nothing as durable after
+//!   it.
+//! * **lying sync**: one sync does nothing and reports success. After a power loss before the next
+//!   sync the engine must return an error that names the place, or a committed state; never wrong
+//!   bytes.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,14 +25,14 @@ use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use super::Rng;
 use super::sim_device::Fault;
 
-/// What can go wrong with an operation.
+/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A read fails.
     ReadError,
     /// A write fails, and so do all others until the operation ends.
     WriteError,
-    /// A write fails after a part of it, or all, was done.
+    /// A write fails after part or all of it was done.
     TornWrite,
     /// A change of the length fails.
     LengthError,
@@ -35,14 +42,14 @@ pub enum Kind {
     NoSpace,
     /// A read ends early.
     ShortRead,
-    /// A bit of what is read is wrong.
+    /// A bit of the bytes read is wrong.
     Flip,
     /// A sync does nothing.
     Lie,
 }
 
 impl Kind {
-    /// All of them, in the order in which they are counted.
+    /// All kinds, in the order in which they are counted.
     pub const ALL: [Kind; 9] = [
         Kind::ReadError,
         Kind::WriteError,
@@ -55,7 +62,7 @@ impl Kind {
         Kind::Lie,
     ];
 
-    /// Its name, for the summary.
+    /// Returns its name, for the summary.
     pub fn name(self) -> &'static str {
         match self {
             Kind::ReadError => "EIO read",
@@ -71,20 +78,20 @@ impl Kind {
     }
 }
 
-/// How often each kind of fault happened.
+/// The number of faults of each kind.
 pub type Counts = [u64; Kind::ALL.len()];
 
 #[derive(Debug, Default)]
 struct Inner {
     rng: Option<Rng>,
     armed: Option<Kind>,
-    /// Operations of the armed kind until it happens.
+    /// The number of operations of the armed kind until the fault happens.
     countdown: u64,
-    /// It has happened, and goes on.
+    /// The fault has happened, and goes on.
     lasts: bool,
-    /// No write may end behind this.
+    /// No write may end beyond this.
     capacity: u64,
-    /// What the write in progress is to report.
+    /// Whether the write in progress must report a failure.
     failing_write: bool,
     counts: Counts,
 }
@@ -100,8 +107,8 @@ impl Faults {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the `countdown`-th operation that it applies to fail. The device must not become longer
-    /// than `len` where the fault is that it is full.
+    /// Makes the `countdown`-th operation of its kind fail. For a full device, the device must not
+    /// become longer than `len`.
     pub fn arm(&self, kind: Kind, countdown: u64, len: u64, rng: Rng) {
         let mut inner = self.inner();
         let counts = inner.counts;
@@ -115,33 +122,33 @@ impl Faults {
         };
     }
 
-    /// From here on the device works. Returns what was armed.
+    /// Ends the fault. Returns the kind that was armed.
     pub fn disarm(&self) -> Option<Kind> {
         let mut inner = self.inner();
         inner.lasts = false;
         inner.armed.take()
     }
 
-    /// Goes on with what [`Faults::disarm`] ended.
+    /// Resumes the fault that [`Faults::disarm`] ended.
     pub fn rearm(&self, kind: Option<Kind>) {
         let mut inner = self.inner();
         inner.armed = kind;
         inner.countdown = 1;
     }
 
-    /// What happened so far.
+    /// Returns the number of faults of each kind so far.
     pub fn counts(&self) -> Counts {
         self.inner().counts
     }
 
-    /// How much happened so far.
+    /// Returns the number of faults so far.
     pub fn total(&self) -> u64 {
         self.counts().iter().sum()
     }
 }
 
 impl Inner {
-    /// Whether an operation that `kind` applies to is the one to fail.
+    /// Whether this operation, of the given kind, is the one to fail.
     fn is_due(&mut self, kind: Kind) -> bool {
         if self.armed != Some(kind) {
             return false;
@@ -182,7 +189,7 @@ impl Fault for Faults {
             return Err(injected());
         }
         if inner.is_due(Kind::TornWrite) {
-            // Sometimes the last of it is what fails, and sometimes only the report.
+            // Sometimes the last part fails, and sometimes only the report.
             let sectors = bytes.len() as u64 / 512;
             let kept = (inner.below(sectors + 1) as usize * 512).min(bytes.len());
             inner.failing_write = true;

@@ -8,8 +8,8 @@ use hardpack_engine::device::Device;
 
 use super::sim_device::SimDevice;
 
-/// The device as one process has it open. Of a sync that failed, everybody who had the device open is
-/// told by his own next sync, as Linux does since 4.13 for every descriptor.
+/// The device as one process has it open. After a failed sync, everybody who had the device open
+/// gets an error at their own next sync, as on Linux since 4.13 for every descriptor.
 #[derive(Debug)]
 pub struct Handle {
     device: Arc<SimDevice>,
@@ -18,13 +18,13 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Opens the device: what failed before is not told any more.
+    /// Opens the device; earlier failures are no longer reported.
     pub fn new(device: Arc<SimDevice>) -> Arc<Handle> {
         let failures_seen = AtomicU64::new(device.failed_syncs());
         Arc::new(Handle { device, failures_seen, failed: AtomicBool::new(false) })
     }
 
-    /// Whether a sync of this process failed: then no later one of its commits may be durable.
+    /// Whether a sync of this process failed; then none of its later commits may be durable.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }

@@ -1,7 +1,8 @@
-//! How much memory and how many reads something takes, so that a test can bound both: an allocator
-//! that counts, and a device that refuses to be read without end.
+//! Measures memory and reads, so that a test can bound both: an allocator that counts, and a device
+//! that limits the number of reads.
 //!
-//! What the C libraries allocate is not seen by the allocator of Rust; the fuzz targets bound that.
+//! Rust's allocator does not see allocations of the C libraries; the fuzz targets bound those.
+#![expect(unsafe_code, reason = "a global allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hardpack_engine::device::{Device, MemoryDevice};
 
-/// To be made the global allocator of a test binary.
+/// The counting allocator, for use as the global allocator of a test binary.
 pub struct CountingAllocator;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
@@ -26,7 +27,7 @@ fn note(size: usize) {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller's promises are those that the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
@@ -41,19 +42,19 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What was allocated since [`begin_counting`].
+/// The allocations since [`begin_counting`].
 #[derive(Clone, Copy, Debug)]
 pub struct Allocated {
     /// The largest single allocation, in bytes.
     pub largest: usize,
-    /// The most that was held at once, beyond what was held at the beginning, in bytes.
+    /// The most memory held at once, beyond that held at the beginning, in bytes.
     pub peak: usize,
 }
 
-/// What was held when counting began.
+/// The memory held when counting began.
 pub struct Counting(usize);
 
-/// Begins to count. What runs beside it in the same process is counted too.
+/// Begins to count. Other work in the same process is counted too.
 pub fn begin_counting() -> Counting {
     LARGEST.store(0, Ordering::Relaxed);
     let live = LIVE.load(Ordering::Relaxed);
@@ -62,14 +63,14 @@ pub fn begin_counting() -> Counting {
 }
 
 impl Counting {
-    /// What was allocated so far.
+    /// Returns the allocations so far.
     pub fn allocated(&self) -> Allocated {
         let peak = PEAK.load(Ordering::Relaxed).saturating_sub(self.0);
         Allocated { largest: LARGEST.load(Ordering::Relaxed), peak }
     }
 }
 
-/// A device in memory that may be read only so often, and does not grow without end.
+/// A device in memory that limits the number of reads and its own length.
 #[derive(Debug)]
 pub struct BoundedDevice {
     bytes: MemoryDevice,
@@ -79,23 +80,24 @@ pub struct BoundedDevice {
 }
 
 impl BoundedDevice {
-    /// A device that holds `image`, may be read `read_count_max` times, and is full at `len_max` bytes.
+    /// Creates a device that holds `image`, may be read `read_count_max` times, and is full at
+    /// `len_max` bytes.
     pub fn new(image: Vec<u8>, read_count_max: u64, len_max: u64) -> BoundedDevice {
         let bytes = MemoryDevice::new(image);
         BoundedDevice { bytes, read_count: AtomicU64::new(0), read_count_max, len_max }
     }
 
-    /// How often it was read; beyond the limit every read fails.
+    /// Returns the number of reads; beyond the limit every read fails.
     pub fn read_count(&self) -> u64 {
         self.read_count.load(Ordering::Relaxed)
     }
 
-    /// Whether more was read than may be.
+    /// Whether the limit on reads was exceeded.
     pub fn is_exhausted(&self) -> bool {
         self.read_count() > self.read_count_max
     }
 
-    /// A copy of what it holds.
+    /// Returns a copy of the content.
     pub fn image(&self) -> Vec<u8> {
         self.bytes.image()
     }
@@ -105,7 +107,7 @@ impl Device for BoundedDevice {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.read_count.fetch_add(1, Ordering::Relaxed);
         if self.is_exhausted() {
-            return Err(io::Error::other("read more often than such an image may be"));
+            return Err(io::Error::other("the limit on reads was exceeded"));
         }
         self.bytes.read_at(buf, offset)
     }

@@ -1,5 +1,5 @@
-//! What the newest durable superblock reaches, found by walking it, and a fault that panics when a
-//! write touches any of it: rule 1 of the design, checked at every write.
+//! Finds everything that the newest durable superblock reaches, and panics when a write touches any
+//! of it: checks rule 1 of the design at every write.
 
 use std::io;
 use std::ops::Range;
@@ -8,16 +8,17 @@ use std::sync::Arc;
 use hardpack_engine::Txg;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::store::cache::Caches;
+use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
-use hardpack_engine::store::trees::{ALL, OF_POINTERS};
-use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Store, pointer::Pointer};
 
 use super::sim_device::{Fault, holds};
 
-/// The valid superblock with the highest txg, and its slot.
+/// Returns the valid superblock with the highest txg, and its slot.
 pub fn newest_superblock(image: &[u8]) -> Option<(u64, Superblock)> {
     let header = Header::decode(image.get(..BLOCK_LEN)?).ok()?;
     (0..SLOT_COUNT)
@@ -28,8 +29,8 @@ pub fn newest_superblock(image: &[u8]) -> Option<(u64, Superblock)> {
         .max_by_key(|(_, superblock)| superblock.txg)
 }
 
-/// The byte ranges that the newest superblock of an image reaches, itself included, in order.
-/// Empty where there is no pool yet.
+/// Returns the byte ranges that the newest superblock of an image reaches, including its own, in
+/// order. Empty if there is no pool yet.
 pub fn live_ranges(image: &[u8]) -> Vec<Range<u64>> {
     let Some((slot, superblock)) = newest_superblock(image) else { return Vec::new() };
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image.to_vec()));
@@ -42,16 +43,16 @@ pub fn live_ranges(image: &[u8]) -> Vec<Range<u64>> {
             ranges.push(run.start.0 << ashift..run.end().0 << ashift);
         }
     };
-    for (tree, name) in ALL {
-        let Some(root) = &superblock.roots[usize::from(tree)] else { continue };
+    for tree in TreeId::ALL {
+        let Some(root) = &superblock.roots[tree] else { continue };
         walk_tree(&store, tree, root, Txg(0), &mut |met| {
             match met {
                 Met::Node(_, pointer) => add(pointer),
-                Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
+                Met::Entry(tree, _, value) if TreeId::OF_POINTERS.contains(&tree) => {
                     add(&data_pointer(value)?);
                 }
                 Met::Entry(..) => {}
-                Met::Damage(_, error) => panic!("the durable {name} tree is damaged: {error}"),
+                Met::Damage(_, error) => panic!("the durable {tree} tree is damaged: {error}"),
             }
             Ok(())
         })
@@ -61,7 +62,7 @@ pub fn live_ranges(image: &[u8]) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Whether a write of superblocks: they go to the ring.
+/// Whether an offset lies in the ring, where superblocks are written.
 pub fn is_in_ring(offset: u64) -> bool {
     (RING_OFFSET..EXTENTS_OFFSET).contains(&offset)
 }
@@ -88,7 +89,7 @@ impl Fault for Guard {
         offset: u64,
         bytes: &[u8],
     ) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        // The same bytes once more destroy nothing: a sector is the same before and after.
+        // Writing the same bytes again destroys nothing: the sectors stay the same.
         let is_same = holds(image, offset, bytes);
         if !is_same {
             self.check(offset, offset + bytes.len() as u64, "a write");

@@ -1,5 +1,5 @@
-//! A device on which something else happens in the middle of a call: what another thread or process may do
-//! at the worst moment, done at exactly that moment.
+//! A device on which something else happens in the middle of a call: actions that another thread or
+//! process might take at the worst moment happen at exactly that moment.
 
 use std::fmt;
 use std::io;
@@ -7,39 +7,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hardpack_engine::device::Device;
 
-/// The moment at which it happens.
+/// The moment of the action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// Before something is read.
+    /// Before a read.
     Read,
     /// Before the writer lock is taken.
     Lock,
-    /// With the writer lock just taken, and nothing done under it.
+    /// Just after the writer lock was taken, before anything is done under it.
     Locked,
-    /// When a sync has done its work, before it returns.
+    /// After a sync has done its work, before it returns.
     Synced,
 }
 
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Does something once, at a moment of its own choosing.
+/// A device that runs an action once, at a chosen moment.
 pub struct Meanwhile {
     below: Arc<dyn Device>,
     next: Mutex<Option<(Moment, Act)>>,
 }
 
 impl Meanwhile {
-    /// On top of another device.
+    /// Wraps another device.
     pub fn on(below: Arc<dyn Device>) -> Arc<Meanwhile> {
         Arc::new(Meanwhile { below, next: Mutex::default() })
     }
 
-    /// Says what is to happen at the next such moment.
+    /// Sets the action for the next such moment.
     pub fn at(&self, moment: Moment, act: impl FnOnce() + Send + 'static) {
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some((moment, Box::new(act)));
     }
 
-    /// Whether it did.
+    /// Whether the action was run.
     pub fn is_done(&self) -> bool {
         self.next.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
@@ -50,7 +50,7 @@ impl Meanwhile {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take_if(|(due, _)| *due == moment);
-        // Not under the lock: it may use the device.
+        // Not under the lock, since the action may use the device.
         if let Some((_, act)) = next {
             act();
         }

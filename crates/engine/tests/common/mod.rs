@@ -1,6 +1,6 @@
-//! What the tests of the engine share: a seeded generator, content with every kind of record in it,
+//! Shared parts of the engine's tests: a seeded generator, content with every kind of record in it,
 //! and small helpers. The unit tests include this as `crate::test_common`.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each suite uses its own part")]
 
 pub mod faults;
 pub mod handle;
@@ -22,15 +22,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use hardpack_engine::Ashift;
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property};
 
-/// A splitmix64 generator: the same numbers from the same seed, everywhere.
+/// A splitmix64 generator: the same seed gives the same numbers everywhere.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
 impl Rng {
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -39,27 +40,27 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, or 0.
+    /// Returns a number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.next() % n }
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of the choices.
+    /// Returns one of the choices.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A generator of its own for part of a run.
+    /// Returns a separate generator for part of a run.
     pub fn fork(&mut self) -> Rng {
         Rng(self.next())
     }
 
-    /// Bytes that nothing compresses.
+    /// Returns incompressible bytes.
     pub fn noise(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
@@ -69,8 +70,8 @@ impl Rng {
         bytes
     }
 
-    /// Bytes of a random kind: zeros, nearly zeros, text, noise, a mixture page by page, or pages of a database, so
-    /// that holes, embedded, compressed, filtered and raw records all come of them.
+    /// Returns bytes of a random kind: zeros, nearly zeros, text, noise, a mixture page by page, or
+    /// pages of a database; they become holes and embedded, compressed, filtered and raw records.
     pub fn content(&mut self, len: usize) -> Vec<u8> {
         match self.below(8) {
             0 => vec![0; len],
@@ -96,7 +97,8 @@ impl Rng {
         }
     }
 
-    /// Pages of a table, as SQLite lays them out: leaves of 4 KiB whose rows are a row id, a number and a text.
+    /// Returns pages of a table as SQLite lays them out: leaves of 4 KiB whose rows are a row id, a
+    /// number and a text.
     pub fn table(&mut self, len: usize) -> Vec<u8> {
         const PAGE_LEN: usize = 4096;
         // Row ids of two bytes.
@@ -134,7 +136,7 @@ impl Rng {
         bytes
     }
 
-    /// Bytes that compress about as well as text.
+    /// Returns bytes that compress about as well as text.
     pub fn text(&mut self, len: usize) -> Vec<u8> {
         const WORDS: [&str; 12] = [
             "extent ",
@@ -165,24 +167,25 @@ impl Rng {
 /// The guid of every test pool.
 pub const GUID: [u8; 16] = *b"hardpack--tests!";
 
-/// A pool run with small caches on one thread and a clock that counts how often it is asked, so that a
-/// run depends on its seed alone.
+/// Returns options with small caches, one thread and a clock that counts its calls, so that a run
+/// depends only on its seed.
 pub fn options(dirty_len_max: usize) -> Options {
     let ticks = AtomicU64::new(0);
     let clock = Arc::new(move || TICK * ticks.fetch_add(1, Ordering::Relaxed) as u32);
     Options { threads: 1, dirty_len_max, clock, ..Options::new(1 << 20) }
 }
 
-/// What passes between two looks at the clock of a test.
+/// The time that passes between two reads of a test's clock.
 const TICK: Duration = Duration::from_micros(100);
 
-/// How test pools are created.
+/// Returns the options with which test pools are created.
 pub fn create_options(ashift: u8, properties: &[(Property, &str)]) -> CreateOptions {
     CreateOptions {
         guid: GUID,
-        ashift,
+        ashift: Ashift::new(ashift).expect("a sector size that pools have"),
         properties: properties.iter().map(|(p, text)| (*p, (*text).to_string())).collect(),
         file_name: Some("main".into()),
+        file_mode: 0,
     }
 }
 
@@ -192,12 +195,12 @@ pub fn create(device: &Arc<dyn Device>, properties: &[(Property, &str)], dirty: 
     Pool::create(Arc::clone(device), &create, options(dirty)).expect("the pool is created")
 }
 
-/// The only file of a pool.
+/// Returns the only file of a pool.
 pub fn only_file(pool: &Pool) -> hardpack_engine::Result<Arc<File>> {
     pool.file(pool.only_file()?.file)
 }
 
-/// All bytes of a file.
+/// Reads all bytes of a file.
 pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
     for _ in 0..1000 {
         let mut bytes = vec![0xa5; file.len()? as usize];
@@ -205,24 +208,24 @@ pub fn read_all(file: &File) -> hardpack_engine::Result<Vec<u8>> {
         if n == bytes.len() && file.len()? == n as u64 {
             return Ok(bytes);
         }
-        // The map was stale and the read moved on to a state of another length.
+        // The map was stale, and the read moved on to a state with another length.
     }
-    panic!("the length of the file and what can be read of it never agree");
+    panic!("the length of the file and the bytes that can be read never agree");
 }
 
-/// Everything that a check of the pool complains about.
+/// Returns all problems that a check of the pool finds.
 pub fn problems(pool: &Pool) -> hardpack_engine::Result<Vec<String>> {
     let report = pool.check(&mut |_| {})?;
     Ok(report.problems.iter().map(|problem| format!("{problem:?}")).collect())
 }
 
-/// Where two byte strings first differ, for messages.
+/// Describes where two byte strings first differ, for messages.
 pub fn first_difference(a: &[u8], b: &[u8]) -> String {
     let at = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));
     format!("lengths {} and {}, different from byte {at} on", a.len(), b.len())
 }
 
-/// A setting of an environment variable that is a number.
+/// Returns the number in an environment variable.
 pub fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("the variable holds a number"))
 }

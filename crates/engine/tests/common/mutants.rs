@@ -1,19 +1,20 @@
-//! Devices that break a rule of the design, and images as an engine would leave them that breaks one, so
-//! that the crash harness can be seen to notice.
+//! Devices that break a rule of the design, and images as left by an engine that breaks one, to
+//! show that the crash harness notices.
 //!
-//! Most defects of an engine can be had on the device: what it would write in another order, or claim
-//! of itself, is in the superblocks that pass by, and they can be changed and sealed anew.
+//! Most defects of an engine can be simulated on the device: the superblocks that pass by tell what
+//! the engine writes in which order and claims about itself, and they can be changed and sealed
+//! again.
 
 use std::io;
 use std::ops::Range;
 
 use hardpack_engine::Txg;
 use hardpack_engine::store::checksum::ChecksumKind;
+use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{Place, Pointer};
 use hardpack_engine::store::superblock::{BLOCK_LEN, EXTENTS_OFFSET, Superblock, slot_offset};
-use hardpack_engine::store::trees::MAP;
-use hardpack_engine::store::verify::data_pointer;
+use hardpack_engine::store::trees::TreeId;
 
 use super::GUID;
 use super::live::{is_in_ring, live_ranges, newest_superblock};
@@ -51,8 +52,8 @@ impl Fault for SlotReuse {
     }
 }
 
-/// Rule 1 broken: space that the newest durable state reaches, and the visible one no longer, is
-/// written to, as if it had been handed out too early.
+/// Rule 1 broken: space that the newest durable state reaches, but not the visible one, is written
+/// to, as if it had been reused too early.
 #[derive(Debug, Default)]
 pub struct EarlyReuse {
     live: Vec<Range<u64>>,
@@ -92,28 +93,28 @@ pub struct LostWrites {
 impl Fault for LostWrites {
     fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
         self.count += 1;
-        // Every tenth write of an extent claims to have happened.
+        // Every tenth write of an extent is lost.
         let lost = offset >= EXTENTS_OFFSET && self.count.is_multiple_of(10);
         Ok(if lost { Vec::new() } else { vec![(offset, bytes.to_vec())] })
     }
 }
 
-/// Every superblock says something else than its writer meant.
+/// Changes what every superblock says.
 #[derive(Debug)]
 pub struct Claims(pub fn(&mut Superblock));
 
-/// Rule 2 broken: the data is not synced before a superblock that says so, and is not verified.
+/// Rule 2 broken: the data is neither synced before a superblock that says so, nor verified.
 pub fn claim_synced(superblock: &mut Superblock) {
     superblock.data_synced = true;
 }
 
-/// Rule 2 broken: a superblock is written as durable before it is, so that nothing is verified.
+/// Rule 2 broken: a superblock claims to be durable before it is, so nothing is verified.
 pub fn claim_durable(superblock: &mut Superblock) {
     superblock.durable_txg = superblock.txg;
 }
 
-/// Rules 2 and 3 broken: what is only visible is taken for durable by the next commit. Too little is
-/// verified, and other processes reuse what it freed.
+/// Rules 2 and 3 broken: the next commit treats the visible state as durable. Too little is
+/// verified, and other processes reuse what that state freed.
 pub fn claim_visible_as_durable(superblock: &mut Superblock) {
     superblock.durable_txg = Txg(superblock.txg.0 - 1);
 }
@@ -130,14 +131,14 @@ impl Fault for Claims {
     }
 }
 
-/// Syncs of which every third fails: that alone must do no harm. What makes it a mutant is set beside.
+/// Fails every third sync, which alone must do no harm. The fields make it a mutant.
 #[derive(Debug, Default)]
 pub struct FailingSyncs {
-    /// Syncs so far.
+    /// The number of syncs so far.
     pub count: u64,
-    /// The failure is taken for success.
+    /// Failures are reported as success.
     pub hidden: bool,
-    /// What is written once more after it is not.
+    /// Writes repeated after a failure are lost.
     pub once_only: bool,
 }
 
@@ -164,7 +165,7 @@ impl Fault for FailingSyncs {
 
 /// Recovery broken: the newest superblock is passed over.
 pub fn pass_over_newest(image: &mut [u8]) {
-    // The first ones have no file in them yet.
+    // The first states have no file yet.
     if let Some((slot, _)) = newest_superblock(image).filter(|(_, newest)| newest.txg > Txg(4)) {
         let start = slot_offset(slot) as usize;
         image[start..start + BLOCK_LEN].fill(0);
@@ -181,19 +182,19 @@ pub fn forget_free_space(image: &mut [u8]) {
     }
 }
 
-/// Rule 4 broken: a flipped bit is returned as data. Checksums are made to fit, from the record up to
+/// Rule 4 broken: a flipped bit is returned as data. Checksums are adjusted, from the record up to
 /// the superblock, as if nobody compared them.
 pub fn accept_flipped_bit(image: &mut [u8]) {
-    // Only a tree of one node, whose record is not compressed, is changed so easily.
+    // This changes only a tree of one node with an uncompressed record, which is easy to change.
     let _ = flip_raw_record(image);
 }
 
 fn flip_raw_record(image: &mut [u8]) -> Option<()> {
     let (slot, superblock) = newest_superblock(image)?;
-    let root = superblock.roots[usize::from(MAP)].as_ref()?;
+    let root = superblock.roots[TreeId::Map].as_ref()?;
     let (node_start, node_end, ..) = extent(root)?;
     let stored = image.get(node_start..node_end)?;
-    let node = Node::decode(stored, MAP, &GUID, node_start as u64).ok()?;
+    let node = Node::decode(stored, TreeId::Map, &GUID, node_start as u64).ok()?;
     let record = (0..node.len())
         .filter(|_| node.level == 0)
         .filter_map(|index| data_pointer(node.value(index)).ok())
@@ -216,7 +217,7 @@ fn flip_raw_record(image: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// Where an extent lies in a test pool, and what its bytes must sum up to.
+/// Returns the place of an extent in a test pool, and its checksum.
 fn extent(pointer: &Pointer) -> Option<(usize, usize, ChecksumKind, [u8; 32])> {
     match &pointer.place {
         Place::Extent { sector, checksum_kind, checksum } => {

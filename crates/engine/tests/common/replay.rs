@@ -1,16 +1,16 @@
-//! The crash harness: a recorded workload, cut by a loss of power at every write and sync.
+//! The crash harness: cuts a recorded workload by a power loss at every write and sync.
 //!
-//! What must hold after each crash:
+//! After each crash:
 //!
-//! * the pool opens, and a check of it finds nothing wrong: every extent verifies, and what is in use
-//!   and what is free make up the whole pool, each sector once;
-//! * the file is exactly what one commit made it, and that commit is at least as new as the newest
-//!   one that was acknowledged as durable before the crash;
-//! * the pool can be used as before, and survives the next crash just as well.
+//! * the pool opens, and a check finds nothing wrong: every extent verifies, and used and free
+//!   space make up the whole pool, each sector once;
+//! * the file is exactly as one commit left it, and that commit is at least as new as the newest
+//!   one acknowledged as durable before the crash;
+//! * the pool can be used as before, and survives the next crash as well.
 //!
-//! Between a sync that lied and the next true one nothing can be durable. What then must hold is that
-//! no wrong byte is read: all pages that can be read are those of one commit, and for the others, or
-//! for the pool, the error names the damage. The same holds when a bit of what was left is flipped.
+//! Between a lying sync and the next true one nothing can be durable. Then no wrong byte may be
+//! read: all readable pages belong to one commit, and for the others, or for the pool, the error
+//! names the damage. The same holds after a bit of the image is flipped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,45 +25,45 @@ use super::sim_device::{Disk, Fault, Measured, Op, SimDevice};
 use super::workload::{COMPACTED, COMPACTING, DURABLE, Run, STARTED, Versions};
 use super::{GUID, Rng, only_file, options, problems, read_all, snapshotting};
 
-/// So many times more crashes are tried within a compaction: each of its steps is synced at once by
-/// the next, so few moments are of interest.
+/// Crashes within a compaction are tried this many times more often: the next step syncs each step
+/// at once, so few moments are of interest.
 const COMPACTING_TRIES: u64 = 16;
-/// One crash in so many is followed by more work and another crash.
+/// One crash in this many is followed by more work and another crash.
 const AGAIN_ONE_IN: u64 = 6;
-/// One image in so many gets a bit flipped.
+/// One image in this many gets a flipped bit.
 const FLIP_ONE_IN: u64 = 16;
-/// Operations that a message about a failure lists.
+/// The number of operations that a message about a failure lists.
 const HISTORY_LEN: usize = 60;
-/// All subsets of so many changes are tried by [`explore`].
+/// The most changes of which [`explore`] tries all subsets.
 const SUBSET_COUNT_MAX: usize = 12;
 
-/// What was tried.
+/// Counts of what was tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Crashes: moments, times what was kept, torn and lost of the writes that were not durable.
+    /// Crashes: moments, times the choices of which unsynced writes were kept, torn and lost.
     pub states: u64,
-    /// Of these, images that differ from all others of their run. Only they are opened.
+    /// Distinct images among them, per run. Only these are opened.
     pub images: u64,
-    /// Crashes after which the pool was used on, and crashed again.
+    /// Crashes after which the pool was used again, and crashed again.
     pub lives: u64,
-    /// Crashes that a sync had lied before.
+    /// Crashes after a lying sync.
     pub after_lies: u64,
-    /// Images in which a bit was flipped, and how many of these said so.
+    /// Images with a flipped bit; [`Tally::flips_found`] counts those in which it was noticed.
     pub flipped: u64,
     /// See [`Tally::flipped`].
     pub flips_found: u64,
-    /// Crashes in which the newest superblock was found not to be whole.
+    /// Crashes after which the newest superblock was found incomplete.
     pub fallbacks: u64,
     /// Faults that happened while the workload ran.
     pub faults: Counts,
     /// What the workload did.
     pub work: Measured,
-    /// Identifies what was recorded and what was found.
+    /// A fingerprint of the recordings and the results.
     pub fingerprint: u64,
 }
 
 impl Tally {
-    /// Adds what another run tried.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Tally) {
         self.states += other.states;
         self.images += other.images;
@@ -86,10 +86,10 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// Changes what a crash left, as a defect of the engine would: to test the harness.
+/// Changes the image after a crash, as a defect of the engine would: to test the harness.
 pub type Forge = fn(&mut [u8]);
 
-/// Opens what a crash left and checks it. Returns the version found, and whether it is an older one
+/// Opens the image after a crash and checks it. Returns the version found, and whether it is older
 /// than the newest superblock.
 fn verify(
     image: &Arc<SimDevice>,
@@ -108,13 +108,13 @@ fn verify(
     }
 }
 
-/// Whether an error says that something is damaged, and so is no surprise where something may be.
+/// Whether an error reports damage, which is acceptable if there may be some.
 fn is_report(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::NotAPool(_) | Error::Unsupported(_))
 }
 
-/// Opens what a crash left where anything may be missing or wrong in it. Says whether that was noticed.
-/// What can be read must be of one version up to `newest`.
+/// Opens the image after a crash in which anything may be missing or wrong. Returns whether that
+/// was noticed. All readable bytes must be of one version up to `newest`.
 fn verify_damaged(image: Vec<u8>, versions: &Versions, newest: u64) -> Result<bool, String> {
     let unexpected = |error: Error| match is_report(&error) {
         true => Ok(true),
@@ -126,7 +126,7 @@ fn verify_damaged(image: Vec<u8>, versions: &Versions, newest: u64) -> Result<bo
     };
     let file = match only_file(&pool) {
         Ok(file) => file,
-        // The state that the pool was created with is one that was committed, too.
+        // The state in which the pool was created counts as committed, too.
         Err(Error::NotFound { .. }) if pool.state().txg() == Txg(1) => return Ok(true),
         Err(error) => return unexpected(error),
     };
@@ -140,7 +140,7 @@ fn verify_damaged(image: Vec<u8>, versions: &Versions, newest: u64) -> Result<bo
     let count = candidates.len();
     noticed |= read_pages(&file, len, versions, &mut candidates)?;
     if candidates.is_empty() {
-        return Err(format!("what is read is of none of the {count} versions of its length"));
+        return Err(format!("the bytes read match none of the {count} versions of that length"));
     }
     match problems(&pool) {
         Ok(problems) => Ok(noticed || !problems.is_empty()),
@@ -148,7 +148,8 @@ fn verify_damaged(image: Vec<u8>, versions: &Versions, newest: u64) -> Result<bo
     }
 }
 
-/// Reads a file in pages, and keeps the versions that have them all. Says whether any is damaged.
+/// Reads a file in pages, and keeps only the versions that match all of them. Returns whether any
+/// page is damaged.
 fn read_pages(
     file: &File,
     len: u64,
@@ -169,7 +170,8 @@ fn read_pages(
     Ok(damaged)
 }
 
-/// The superblocks of an image, for messages: slot, txg, durable txg, and whether data was synced.
+/// Lists the superblocks of an image for messages: slot, txg, durable txg, and whether data was
+/// synced.
 fn ring(image: &[u8]) -> String {
     let slots = (0..SLOT_COUNT).filter_map(|slot| {
         let superblock = Superblock::decode(image.get(slot_offset(slot) as usize..)?, &GUID)?;
@@ -179,34 +181,34 @@ fn ring(image: &[u8]) -> String {
     slots.collect::<Vec<_>>().join(" ")
 }
 
-/// The last operations of a recording, for messages.
+/// Lists the last operations of a recording, for messages.
 fn history(trace: &[Op]) -> String {
     let last = &trace[trace.len().saturating_sub(HISTORY_LEN)..];
     last.iter().map(Op::summary).collect::<Vec<_>>().join(", ")
 }
 
-/// A recorded run, to be cut anywhere.
+/// A recorded run, which can be cut anywhere.
 pub struct Replay {
-    /// What the disk held before, durably.
+    /// The durable content of the disk before the run.
     base: Vec<u8>,
-    /// What was done.
+    /// The operations.
     trace: Vec<Op>,
-    /// What the commits made of the file; version 0 is what `base` holds.
+    /// The versions of the file after each commit; version 0 is that in `base`.
     versions: Versions,
     shape: Shape,
-    /// What a torn write is torn into.
+    /// The length at whose multiples writes are torn.
     sector: usize,
     forge: Option<Forge>,
-    /// The base is what a crash left: older states in it are of versions that are not known here.
+    /// The base was left by a crash: it has older states with versions that are unknown here.
     is_second_life: bool,
-    /// The images that were opened, with the version that was found in them.
+    /// The images that were opened, with the version found in each.
     seen: HashMap<u128, u64>,
 }
 
 /// A moment of a recorded run.
 struct Moment {
     disk: Disk,
-    /// The newest version that was acknowledged as durable, and the newest that was begun.
+    /// The newest version acknowledged as durable, and the newest that was begun.
     span: (u64, u64),
 }
 
@@ -280,7 +282,7 @@ impl Replay {
                 self.crashes(&moment, tally, self.shape.tries * factor, depth, rng).map_err(
                     |error| {
                         let history = history(&trace[..=index]);
-                        format!("crash behind operation {index}: {error}; before it: {history}")
+                        format!("crash after operation {index}: {error}; before it: {history}")
                     },
                 )?;
             }
@@ -318,7 +320,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Crashes, verifies, and may go on from there to crash again.
+    /// Crashes and verifies, and may go on from there and crash again.
     fn crash(
         &mut self,
         moment: &Moment,
@@ -334,7 +336,8 @@ impl Replay {
         if depth == 0 || !rng.one_in(AGAIN_ONE_IN) {
             return Ok(());
         }
-        // What recovery did is not durable either: the next crash begins with what this one left.
+        // Recovery's writes are not durable either: the next crash begins with the image of this
+        // one.
         tally.lives += 1;
         let base = moment.disk.crash(&mut Rng(seed), self.sector);
         let shape = Shape { commit_count: 3, fault_one_in: 0, ..self.shape };
@@ -359,8 +362,8 @@ impl Replay {
         again.crash_at(at, tally, depth - 1, &mut rng).map_err(label)
     }
 
-    /// Opens what a crash left. Returns the version found, and the device as it is then, if the image is a
-    /// new one and nothing can be wrong with it.
+    /// Opens the image after a crash. If the image is new and nothing can be wrong with it, returns
+    /// the version found and the device afterwards.
     fn judge(
         &mut self,
         mut image: Vec<u8>,
@@ -408,8 +411,8 @@ impl Replay {
         Ok(Some((version, device)))
     }
 
-    /// Tries every subset of the changes that are not durable, whole, before each sync: that is every
-    /// state there can be without tears, up to the order of changes that overlap.
+    /// Tries every subset of the unsynced changes, untorn, before each sync: these are all possible
+    /// states without tears, apart from the order of overlapping changes.
     pub fn explore(&mut self, tally: &mut Tally) -> Result<(), String> {
         let mut moment = self.begin();
         let trace = std::mem::take(&mut self.trace);
@@ -430,13 +433,13 @@ impl Replay {
     }
 }
 
-/// Records a workload and crashes it everywhere. Returns what was tried, or the first thing that went
-/// wrong with what reproduces it.
+/// Records a workload and crashes it everywhere. Returns what was tried, or the first failure with
+/// the means to reproduce it.
 pub fn run(seed: u64, shape: Shape, sector: usize) -> Result<Tally, String> {
     run_broken(seed, shape, sector, None, None)
 }
 
-/// The same on a device, or of an engine, that breaks a rule.
+/// Records and crashes a workload on a device, or with an engine, that breaks a rule.
 pub fn run_broken(
     seed: u64,
     shape: Shape,

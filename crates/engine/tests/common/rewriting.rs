@@ -1,5 +1,5 @@
-//! The part of a crash workload that is about patches: small edits, which become deltas, and steps of
-//! folding, repacking and sinking. No step changes the content, so that it needs no version of its own.
+//! The part of a crash workload that concerns patches: small edits, which become deltas, and steps
+//! of folding, repacking and sinking. No step changes the content, so steps need no version.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use hardpack_engine::Error;
 use hardpack_engine::Txg;
 use hardpack_engine::pool::{File, Fold, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::Patience;
-use hardpack_engine::store::trees::PATCHES;
-use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::format::pointer::data_pointer;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 
 use super::Rng;
 use super::sim_device::SimDevice;
@@ -35,12 +36,12 @@ pub fn edit(file: &File, rng: &mut Rng, bytes: &mut [u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many deltas there are.
+/// Returns the number of deltas.
 fn count_deltas(pool: &Pool) -> Result<u64, String> {
     let mut count = 0;
     let state = pool.state();
-    let Some(root) = &state.superblock.roots[usize::from(PATCHES)] else { return Ok(0) };
-    walk_tree(pool.store(), PATCHES, root, Txg(0), &mut |met| {
+    let Some(root) = &state.superblock.roots[TreeId::Patches] else { return Ok(0) };
+    walk_tree(pool.store(), TreeId::Patches, root, Txg(0), &mut |met| {
         if let Met::Entry(_, _, value) = met {
             count += u64::from(data_pointer(value)?.is_delta());
         }
@@ -50,7 +51,7 @@ fn count_deltas(pool: &Pool) -> Result<u64, String> {
     Ok(count)
 }
 
-/// Takes some steps of one kind over the file, and counts what they did at the device.
+/// Runs some steps of one kind over the file, and adds their counts to the device's.
 pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<(), String> {
     let file = pool.only_file().map_err(text)?.file;
     let limits = StepLimits {
@@ -63,7 +64,7 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
     let kind = rng.below(4);
     let mut repack = None;
     if kind >= 2 {
-        // What another, or one before a crash, did not finish is gone on with.
+        // A repack that another process left unfinished, possibly by a crash, is continued.
         let unfinished = pool.unfinished_repack(file).map_err(text)?;
         repack = Some(match unfinished.filter(|_| !rng.one_in(4)) {
             Some(unfinished) => {
@@ -92,13 +93,13 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
             (None, _) => pool.fold_step(file, which, from, &limits),
         };
         let step = step.map_err(text)?;
-        // It may be overtaken where another process has committed since this one looked.
+        // A step may be overtaken if another process has committed since this one looked.
         if !step.damaged.is_empty() {
             return Err(format!("nothing is damaged, but: {step:?}"));
         }
         device.measure(|sums| sums.rewritten += step.rewritten);
         if rng.one_in(3) {
-            // As the maintenance does after each, so that space is reused soon.
+            // As maintenance does after each step, so that space is reused soon.
             pool.store().make_durable().map_err(text)?;
         }
         next = step.next;

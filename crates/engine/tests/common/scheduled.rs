@@ -1,8 +1,9 @@
-//! The simulated device as one process of several has it open, each with several threads: every call is a
-//! point of the scheduler. The writer lock belongs to the process. One that was killed does nothing any more.
+//! The simulated device as opened by one of several processes with several threads each: every call
+//! is a point of the scheduler. The writer lock belongs to the process. A killed process does
+//! nothing any more.
 //!
-//! Of a sync that failed, each process is told once, by whichever of its threads syncs next (see `handle.rs`); and a
-//! thread stands still between what a sync did and its coming back.
+//! Each process gets the error of a failed sync once, in whichever of its threads syncs next (see
+//! `handle.rs`). A thread pauses between the work of a sync and its return.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,41 +16,41 @@ use super::handle::Handle;
 use super::scheduler::{choose, current, point};
 use super::sim_device::{Fault, SimDevice};
 
-/// How a world breaks its promises, to test the test.
+/// The way in which a world breaks its promises, to test the test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
-    /// It keeps them.
+    /// It keeps its promises.
     None,
-    /// Each thread knows only of its own syncs.
+    /// Each thread knows only its own syncs.
     SyncsOfThreads,
-    /// The writer lock keeps nobody out.
+    /// The writer lock excludes nobody.
     NoWriterLock,
-    /// A sync that failed is reported as done.
+    /// A failed sync is reported as done.
     HiddenFailures,
 }
 
-/// What the processes share.
+/// The state that the processes share.
 #[derive(Debug)]
 pub struct World {
     /// The medium.
     pub sim: Arc<SimDevice>,
-    /// What goes wrong next.
+    /// The faults to come.
     pub wrong: Wrong,
     mutant: Mutant,
     writer: Mutex<Option<u64>>,
     next_process: AtomicU64,
 }
 
-/// What is armed, until it happens.
+/// The armed faults, until they happen.
 #[derive(Clone, Debug, Default)]
 pub struct Wrong(Arc<[AtomicBool; 2]>);
 
 impl Wrong {
-    /// The next sync fails.
+    /// Makes the next sync fail.
     pub fn fail_sync(&self) {
         self.0[0].store(true, Ordering::Relaxed);
     }
-    /// The next write of a superblock has no effect.
+    /// Makes the next write of a superblock have no effect.
     pub fn fail_superblock(&self) {
         self.0[1].store(true, Ordering::Relaxed);
     }
@@ -72,7 +73,7 @@ impl Fault for Wrong {
 }
 
 impl World {
-    /// One with this medium.
+    /// Creates a world with this medium.
     pub fn new(sim: Arc<SimDevice>, mutant: Mutant) -> Arc<World> {
         let wrong = Wrong::default();
         sim.set_fault(Some(Box::new(wrong.clone())));
@@ -80,7 +81,7 @@ impl World {
         Arc::new(World { sim, wrong, mutant, writer, next_process })
     }
 
-    /// The device as a new process opens it.
+    /// Opens the device in a new process.
     pub fn open(self: &Arc<World>) -> Arc<Scheduled> {
         let process = self.next_process.fetch_add(1, Ordering::Relaxed);
         Arc::new(Scheduled {
@@ -97,7 +98,7 @@ impl World {
     }
 }
 
-/// How many threads a run has at most, and one that is not scheduled.
+/// The most threads of a run, and one that is not scheduled.
 const THREAD_COUNT_MAX: usize = 8;
 
 /// The device of one process.
@@ -111,18 +112,18 @@ pub struct Scheduled {
 }
 
 impl Scheduled {
-    /// The process dies here and now, and gives its lock back.
+    /// Kills the process at once, which releases its lock.
     pub fn kill(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
         self.unlock_writer();
     }
 
-    /// Whether it was killed.
+    /// Whether the process was killed.
     pub fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Whether a sync of it has failed.
+    /// Whether a sync of the process has failed.
     pub fn has_failed(&self) -> bool {
         self.handle.has_failed()
     }
@@ -140,7 +141,7 @@ impl Scheduled {
 
 impl Device for Scheduled {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        // Of the many reads of extents some will do.
+        // Some of the many reads of extents are enough.
         let counts = offset < EXTENTS_OFFSET || choose(3) == 0;
         if counts || self.is_dead() {
             self.enter("read")?;

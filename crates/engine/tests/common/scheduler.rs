@@ -1,10 +1,12 @@
-//! A deterministic scheduler: threads of a test run one at a time, and which goes on is chosen from a seed.
+//! A deterministic scheduler: the threads of a test run one at a time, in an order chosen from a
+//! seed.
 //!
-//! A thread runs from one *point* to the next. Every call of a [`super::scheduled`] device is one, and so is every
-//! wait for a lock that the engine announces ([`hardpack_engine::device::Device::cede`]). At other locks a
-//! thread may find that one which stands at a point has what it needs. It then sleeps, which the system tells of
-//! it (`/proc`): no other thread runs that could keep it only for a moment. So nothing is decided by time, and the
-//! same seed makes the same run.
+//! A thread runs from one *point* to the next. Every call of a [`super::scheduled`] device is a
+//! point, and so is every wait for a lock that the engine announces
+//! ([`hardpack_engine::device::Device::cede`]). At other locks a thread may find that one which
+//! stands at a point holds the lock. Then it sleeps, as the system reports (`/proc`): no other
+//! thread runs that could hold the lock only for a moment. So time decides nothing, and the same
+//! seed gives the same run.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -14,18 +16,18 @@ use std::time::Duration;
 
 use super::Rng;
 
-/// A run of more steps goes round in circles.
+/// The number of steps after which a run counts as endless.
 const STEP_COUNT_MAX: usize = 300_000;
-/// How long the scheduler waits before it looks whether a thread sleeps. Nothing depends on it.
+/// How long the scheduler waits before it checks whether a thread sleeps. No result depends on it.
 const LOOK: Duration = Duration::from_micros(300);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stands {
-    /// It runs, or has not come to its first point yet.
+    /// It runs, or has not reached its first point yet.
     Running,
-    /// At this point, until it is chosen.
+    /// It stands at this point until it is chosen.
     At(&'static str),
-    /// It waits for a lock that another one has.
+    /// It waits for a lock that another thread holds.
     Blocked,
     Done,
 }
@@ -33,7 +35,7 @@ enum Stands {
 #[derive(Debug)]
 struct Actor {
     stands: Stands,
-    /// Where the system says what it does.
+    /// The path at which the system reports its state.
     stat: Option<PathBuf>,
     chosen: Arc<Condvar>,
 }
@@ -46,7 +48,7 @@ struct Inner {
     last: usize,
 }
 
-/// Lets threads go on one at a time.
+/// Lets threads run one at a time.
 #[derive(Debug)]
 pub struct Scheduler {
     inner: Mutex<Inner>,
@@ -57,12 +59,12 @@ thread_local! {
     static SELF: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
 }
 
-/// The number of this thread, where it is scheduled.
+/// Returns the number of this thread if it is scheduled.
 pub fn current() -> Option<usize> {
     SELF.with_borrow(|me| me.as_ref().map(|(_, index)| *index))
 }
 
-/// Lets the scheduler choose who goes on. Whether this thread is scheduled at all.
+/// Lets the scheduler choose the next thread. Returns whether this thread is scheduled at all.
 pub fn point(name: &'static str) -> bool {
     let Some((scheduler, index)) = SELF.with_borrow(Clone::clone) else { return false };
     let mut inner = scheduler.inner();
@@ -75,14 +77,14 @@ pub fn point(name: &'static str) -> bool {
     true
 }
 
-/// A number below `n`, from the seed of the run, for choices between two points.
+/// Returns a number below `n` from the seed of the run, for choices between two points.
 pub fn choose(n: u64) -> u64 {
     let me = SELF.with_borrow(Clone::clone);
     me.map_or(0, |(scheduler, _)| scheduler.inner().rng.below(n))
 }
 
 impl Scheduler {
-    /// One that chooses by this seed.
+    /// Creates a scheduler that chooses with this generator.
     pub fn new(rng: Rng) -> Arc<Scheduler> {
         let inner = Inner { rng, actors: Vec::new(), trace: Vec::new(), last: 0 };
         Arc::new(Scheduler { inner: Mutex::new(inner), arrived: Condvar::new() })
@@ -92,7 +94,7 @@ impl Scheduler {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a thread, which begins when it is first chosen.
+    /// Adds a thread, which starts when it is first chosen.
     pub fn spawn(
         self: &Arc<Self>,
         work: impl FnOnce() -> Result<(), String> + Send + 'static,
@@ -110,7 +112,7 @@ impl Scheduler {
             scheduler.inner().actors[index].stat =
                 Some(PathBuf::from("/proc").join(stat).join("stat"));
             SELF.set(Some((Arc::clone(&scheduler), index)));
-            /// Whatever happens, the others go on.
+            /// Marks the thread as done, whatever happens, so that the others go on.
             struct Done(Arc<Scheduler>, usize);
             impl Drop for Done {
                 fn drop(&mut self) {
@@ -125,7 +127,7 @@ impl Scheduler {
         })
     }
 
-    /// Lets all threads come to their ends. What they did, step by step.
+    /// Runs all threads to their ends. Returns their steps in order.
     pub fn run(&self) -> Result<Vec<(usize, &'static str)>, String> {
         loop {
             self.settle();
@@ -143,7 +145,8 @@ impl Scheduler {
             if inner.trace.len() > STEP_COUNT_MAX {
                 return Err(format!("it never ends: {:?}", tail(&inner.trace)));
             }
-            // Mostly the same one for a while: races need one thread to come far while another stands.
+            // Usually the same thread for a while: races need one thread to get far while another
+            // stands still.
             let last = inner.last;
             let next = match ready.contains(&last) && !inner.rng.one_in(3) {
                 true if inner.actors[last].stands != Stands::At("cede") => last,
@@ -168,7 +171,8 @@ impl Scheduler {
                 let waited = self.arrived.wait_timeout(inner, LOOK);
                 inner = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            // Looked at without the lock: a thread on its way to a point might wait for that.
+            // The states are read without the lock: a thread on its way to a point might wait for
+            // it.
             let look: Vec<(usize, Option<PathBuf>, Stands)> = inner
                 .actors
                 .iter()
@@ -204,7 +208,7 @@ impl Scheduler {
 /// Whether a thread sleeps until somebody wakes it.
 fn is_asleep(stat: &Path) -> bool {
     let text = std::fs::read_to_string(stat).unwrap_or_default();
-    // The name before it may have anything in it, but for what ends it.
+    // The name before this field may contain anything except its terminator.
     text.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
 

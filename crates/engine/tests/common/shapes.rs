@@ -1,4 +1,4 @@
-//! The workloads that are crashed, as a table: what is in it is what `make crash` runs.
+//! The table of workloads that are crashed; `make crash` runs what is in it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,18 +6,18 @@ use hardpack_engine::device::Device;
 use hardpack_engine::pool::Property;
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::{BLOCK_LEN, Header};
-use hardpack_engine::store::trees::DICTIONARIES;
+use hardpack_engine::store::trees::TreeId;
 
 use super::faults::Kind;
 use super::sim_device::SimDevice;
 use super::{Rng, create, only_file};
 
-/// What the pool is before the workload begins.
+/// The pool before the workload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Base {
     /// An empty file, records of 16 KiB.
     Empty,
-    /// The same in the first version of the format.
+    /// An empty file, in the first version of the format.
     Version1,
     /// A short file, for which a dictionary was trained while it was long.
     Dictionary,
@@ -25,40 +25,41 @@ pub enum Base {
     Untrained,
 }
 
-/// How a workload looks.
+/// The parameters of a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What it is about.
+    /// The name, which says what the workload is about.
     pub name: &'static str,
-    /// What it begins with.
+    /// The pool to begin with.
     pub base: Base,
-    /// Commits.
+    /// The number of commits.
     pub commit_count: u64,
-    /// The file stays about this long.
+    /// The approximate length of the file.
     pub file_len: u64,
-    /// One commit in so many is durable; 1 for all.
+    /// One commit in this many is durable; 1 for all.
     pub durable_one_in: u64,
-    /// How many processes take turns.
+    /// The number of processes that take turns.
     pub process_count: usize,
-    /// After one commit in so many some steps of a compaction are taken; 0 for never.
+    /// After one commit in this many, some steps of a compaction; 0 for never.
     pub compact_one_in: u64,
-    /// After one commit in so many some steps of folding, repacking or sinking; 0 for never.
+    /// After one commit in this many, some steps of folding, repacking or sinking; 0 for never.
     pub rewrite_one_in: u64,
-    /// After one commit in so many a snapshot is made, destroyed or rolled back to; 0 for never.
+    /// After one commit in this many, a snapshot is created, destroyed or rolled back to; 0 for
+    /// never.
     pub snapshot_one_in: u64,
-    /// Records are often equal, and then stored once; the index of content comes and goes.
+    /// Records are often equal, and then stored once; the dedup index comes and goes.
     pub dedup: bool,
-    /// Changes beyond one of these lengths are written ahead of the commit.
+    /// Changes longer than one of these are written ahead of the commit.
     pub dirty_lens: &'static [usize],
-    /// What is chosen as `compression`.
+    /// The choices for `compression`.
     pub compressions: &'static [&'static str],
-    /// Before one operation in so many a fault is armed; 0 for never.
+    /// Before one operation in this many, a fault is armed; 0 for never.
     pub fault_one_in: u64,
     /// The faults to choose from.
     pub faults: &'static [Kind],
-    /// Crashes at each write and sync.
+    /// The number of crashes at each write and sync.
     pub tries: u64,
-    /// It is run in one round of so many: those that take long, less often.
+    /// The workload runs in one round of this many; long ones run less often.
     pub one_round_in: u64,
 }
 
@@ -218,14 +219,14 @@ pub const WORKLOADS: [Shape; 22] = [
     Shape { name: "failed and lying syncs", faults: &[Kind::SyncError, Kind::Lie], ..FAULTY },
 ];
 
-/// Syncs that fail, and nothing else: for the tests of the simulator.
+/// Only failing syncs: for the tests of the simulator.
 pub const FAILED_SYNCS: Shape =
     Shape { name: "failed syncs", faults: SYNCS, durable_one_in: 2, ..FAULTY };
 
-/// Pages of a file that is long enough for a dictionary.
+/// The number of pages of a file that is long enough for a dictionary.
 const DICTIONARY_PAGES: u64 = 2100;
 
-/// Phrases of which each page has a few: only a dictionary can know them all.
+/// Returns text with a few of many phrases in each page: only a dictionary can know them all.
 fn phrases(rng: &mut Rng, len: usize) -> Vec<u8> {
     const PHRASE_COUNT: usize = 800;
     const PHRASE_LEN: usize = 60;
@@ -239,7 +240,7 @@ fn phrases(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Content of which there are few, so that it is often there already.
+/// Returns one of a few contents, so that it is often stored already.
 pub fn repeated(rng: &mut Rng) -> Vec<u8> {
     const KIND_COUNT: u64 = 7;
     const LEN: usize = 16 << 10;
@@ -247,13 +248,13 @@ pub fn repeated(rng: &mut Rng) -> Vec<u8> {
     Rng(kind).content(LEN)
 }
 
-/// Content of a file that is long enough for a dictionary, and has use for one.
+/// Returns the content of a file that is long enough for a dictionary and benefits from one.
 pub fn trainable(rng: &mut Rng) -> Vec<u8> {
     phrases(rng, DICTIONARY_PAGES as usize * 4096)
 }
 
 impl Base {
-    /// The image, and what the file in it holds. All of it is durable.
+    /// Returns the image, all of it durable, and the content of its file.
     pub fn image(self) -> (Vec<u8>, Vec<u8>) {
         static DICTIONARY: OnceLock<(Vec<u8>, Vec<u8>)> = OnceLock::new();
         if self == Base::Dictionary {
@@ -287,7 +288,7 @@ fn with_dictionary() -> (Vec<u8>, Vec<u8>) {
     let mut compaction = pool.compact();
     while compaction.step().expect("it is compacted") {}
     let state = pool.state();
-    assert!(state.superblock.roots[usize::from(DICTIONARIES)].is_some(), "a dictionary is trained");
+    assert!(state.superblock.roots[TreeId::Dictionaries].is_some(), "a dictionary is trained");
     pool.store().make_durable().expect("it is durable");
     (sim.image(), bytes)
 }

@@ -1,22 +1,21 @@
-//! A simulated disk: what is written is seen at once, and durable only with the next sync.
+//! A simulated disk: writes are visible at once, but durable only after the next sync.
 //!
 //! A run on a [`SimDevice`] is recorded as a list of [`Op`]s. Replaying the list on a [`Disk`], and
-//! stopping anywhere, gives the images that a loss of power at that moment can leave behind:
+//! stopping anywhere, yields the images that a power loss at that moment can leave behind:
 //!
 //! * everything before the last sync is there;
-//! * of the writes since, any subset, in any order, each torn at multiples of the sector;
+//! * of the writes since, any subset is there, in any order, each torn at multiples of the sector;
 //! * a change of the length since then, or a hole punched since then, happened or did not;
-//! * a sync that failed made some of what it covered durable, torn as above, and forgot the rest: it is
-//!   read as before, but no later sync writes it. That is what Linux does with pages it could not
-//!   write. Whoever had the pool open then is told so by his own next sync ([`Handle`]), once; whoever
-//!   opens it later is not.
+//! * a failed sync made some of the writes that it covered durable, torn as above, and forgot the
+//!   rest: they can still be read, but no later sync writes them. That is what Linux does with
+//!   pages that it could not write. Everybody who had the pool open gets the error at their own
+//!   next sync ([`Handle`]), once; whoever opens it later does not.
 //!
-//! That is all that the engine may assume of a medium, and no more: in particular that a sector is
-//! written as a whole or not at all, and that nothing changes that was not written. All choices come
-//! from a seed.
+//! The engine may assume this of a medium, in particular that a sector is written as a whole or not
+//! at all and that only written bytes change, and nothing more. All choices come from a seed.
 //!
-//! [`Fault`]s fail operations (see `faults.rs`), or break these promises on purpose, to test the
-//! engine's error paths and the tests themselves (see `mutants.rs`).
+//! [`Fault`]s make operations fail (see `faults.rs`), or break these promises deliberately, to test
+//! the engine's error paths and the tests themselves (see `mutants.rs`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,27 +25,27 @@ use hardpack_engine::device::Device;
 use super::Rng;
 use super::handle::Handle;
 
-/// What reached the disk, or was noted beside it.
+/// An operation that reached the disk, or a note.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Bytes at an offset.
+    /// Bytes were written at an offset.
     Write(u64, Arc<[u8]>),
     /// The length was set.
     SetLen(u64),
-    /// A range was given back: it reads as zeros.
+    /// A hole was punched: the range reads as zeros.
     Punch(u64, u64),
-    /// All before is durable.
+    /// Everything before was made durable.
     Sync,
-    /// Some of what was not durable before is, as the seed says; the rest never will be.
+    /// Some of the unsynced changes were made durable, chosen by this seed; the rest never will be.
     FailedSync(u64),
-    /// Reported as done, and nothing happened.
+    /// A sync that did nothing and reported success.
     LyingSync,
     /// A note of the test, for instance that a commit was acknowledged.
     Note(u64),
 }
 
 impl Op {
-    /// Tells operations apart.
+    /// Returns a fingerprint of the operation.
     pub fn fingerprint(&self) -> u64 {
         let hash = |bytes: &[u8], seed| twox_hash::XxHash3_64::oneshot_with_seed(seed, bytes);
         match self {
@@ -60,7 +59,7 @@ impl Op {
         }
     }
 
-    /// The operation in a few words.
+    /// Describes the operation in a few words.
     pub fn summary(&self) -> String {
         match self {
             Op::Write(offset, bytes) => format!("write {offset}+{}", bytes.len()),
@@ -101,17 +100,18 @@ pub struct Disk {
     durable: Vec<u8>,
     pending: Vec<Op>,
     lied: bool,
-    /// What a sync has lied about was lost by another that failed: two faults, and no sync mends it.
+    /// Changes that one sync lied about were lost by another that failed: two faults, which no sync
+    /// repairs.
     lost_after_lie: bool,
 }
 
 impl Disk {
-    /// A disk that holds these bytes durably.
+    /// Creates a disk that holds these bytes durably.
     pub fn new(durable: Vec<u8>) -> Disk {
         Disk { durable, ..Disk::default() }
     }
 
-    /// Replays one operation. Tears are at sectors of `sector` bytes.
+    /// Replays one operation, with tears at sectors of `sector` bytes.
     pub fn apply_torn(&mut self, op: &Op, sector: usize) {
         match op {
             Op::Sync => {
@@ -129,22 +129,22 @@ impl Disk {
         }
     }
 
-    /// The same at the smallest sectors.
+    /// Replays one operation, with tears at the smallest sectors.
     pub fn apply(&mut self, op: &Op) {
         self.apply_torn(op, 512);
     }
 
-    /// Whether something that a sync has lied about is not durable yet, or will never be.
+    /// Whether changes that a sync has lied about are not durable yet, or never will be.
     pub fn has_lied(&self) -> bool {
         self.lied || self.lost_after_lie
     }
 
-    /// How many changes are not durable.
+    /// Returns the number of changes that are not durable.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
 
-    /// What is left if exactly the changes whose bits are set in `subset` reached the medium.
+    /// Returns the image if exactly the changes whose bits are set in `subset` reached the medium.
     pub fn keep(&self, subset: u64) -> Vec<u8> {
         let mut image = self.durable.clone();
         let kept = self.pending.iter().enumerate().filter(|(bit, _)| (subset >> bit) & 1 == 1);
@@ -152,12 +152,12 @@ impl Disk {
         image
     }
 
-    /// What a loss of power leaves behind, at sectors of `sector` bytes.
+    /// Returns the image after a power loss, with sectors of `sector` bytes.
     pub fn crash(&self, rng: &mut Rng, sector: usize) -> Vec<u8> {
         let mut image = self.durable.clone();
         let mut order: Vec<&Op> = self.pending.iter().collect();
-        // How much is kept differs from crash to crash: nearly all, about half, or nearly nothing;
-        // and sometimes all but the writes just before it, as a disk with a short queue would.
+        // The share that survives varies from crash to crash: nearly all, about half, or nearly
+        // nothing; and sometimes all but the last writes, as on a disk with a short queue.
         let (keep, of) = rng.pick(&[(15, 16), (7, 8), (1, 2), (1, 8), (1, 1)]);
         if rng.one_in(2) {
             for index in (1..order.len()).rev() {
@@ -182,7 +182,7 @@ impl Disk {
         image
     }
 
-    /// What is there if no power is lost but every process dies.
+    /// Returns the image if every process dies without a power loss.
     pub fn all_kept(&self) -> Vec<u8> {
         let mut image = self.durable.clone();
         self.pending.iter().for_each(|op| op.apply(&mut image));
@@ -206,14 +206,14 @@ fn tear(image: &mut Vec<u8>, offset: usize, bytes: &[u8], sector: usize, rng: &m
     }
 }
 
-/// Whether an image has these bytes there already.
+/// Whether an image has these bytes at this offset already.
 pub fn holds(image: &[u8], offset: u64, bytes: &[u8]) -> bool {
     image.get(offset as usize..).is_some_and(|old| old.starts_with(bytes))
 }
 
-/// How a device breaks its promises.
+/// A way in which a device breaks its promises.
 pub trait Fault: Send + std::fmt::Debug {
-    /// Sees each write before it is made, and may put it elsewhere, make others, or fail it.
+    /// Called before each write; may move it, make other writes, or fail it.
     fn write(
         &mut self,
         image: &[u8],
@@ -223,52 +223,52 @@ pub trait Fault: Send + std::fmt::Debug {
         let _ = image;
         Ok(vec![(offset, bytes.to_vec())])
     }
-    /// Sees each write once it is made, and may report it as failed all the same.
+    /// Called after each write; may report it as failed all the same.
     fn after_write(&mut self) -> io::Result<()> {
         Ok(())
     }
-    /// Sees what was read from `offset`, and may change it, cut it short, or fail it.
+    /// Called with the bytes read from `offset`; may change or shorten them, or fail the read.
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
         let _ = offset;
         Ok(bytes.len())
     }
-    /// Sees each change of the length before it is made.
+    /// Called before each change of the length.
     fn set_len(&mut self, len: u64) -> io::Result<()> {
         let _ = len;
         Ok(())
     }
-    /// Whether syncs that lie or fail are kept from the engine and from the test.
+    /// Whether the engine and the test do not learn of syncs that lie or fail.
     fn is_secret(&self) -> bool {
         false
     }
-    /// Sees each sync before it is made; false makes it lie, an error fails it.
+    /// Called before each sync; false makes it lie, an error fails it.
     fn sync(&mut self, image: &[u8]) -> io::Result<bool> {
         let _ = image;
         Ok(true)
     }
-    /// Sees each change of the length and each punched hole.
+    /// Called for each change of the length and each punched hole.
     fn cut(&mut self, image: &[u8], start: u64, end: u64) {
         let _ = (image, start, end);
     }
 }
 
-/// What a workload did.
+/// Counts of what a workload did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Measured {
-    /// How many bytes shorter compactions made the pool.
+    /// The number of bytes by which compactions shortened the pool.
     pub compacted: u64,
-    /// Records written anew.
+    /// The number of rewritten records.
     pub rewritten: u64,
-    /// Deltas that were there when records were written anew.
+    /// The number of deltas that existed when records were rewritten.
     pub deltas: u64,
-    /// Repacks that went on where another stopped.
+    /// The number of repacks that continued where another stopped.
     pub resumed: u64,
-    /// References to extents beyond the first of each, after each commit.
+    /// The number of references to extents beyond the first of each, summed over all commits.
     pub shared: u64,
 }
 
 impl Measured {
-    /// Adds what another workload did.
+    /// Adds the counts of another workload.
     pub fn add(&mut self, other: &Measured) {
         self.compacted += other.compacted;
         self.rewritten += other.rewritten;
@@ -291,12 +291,12 @@ struct Inner {
     locked: bool,
     measured: Measured,
     fault: Option<Box<dyn Fault>>,
-    /// Syncs that failed so far.
+    /// The number of failed syncs so far.
     failed_syncs: u64,
 }
 
 impl SimDevice {
-    /// A disk that holds these bytes.
+    /// Creates a disk that holds these bytes.
     pub fn new(image: Vec<u8>) -> Arc<SimDevice> {
         let inner = Inner { image, ..Inner::default() };
         Arc::new(SimDevice { inner: Mutex::new(inner) })
@@ -316,27 +316,27 @@ impl SimDevice {
         self.inner().trace.push(Op::Note(note));
     }
 
-    /// Takes what was recorded so far.
+    /// Takes the recording so far.
     pub fn take_trace(&self) -> Vec<Op> {
         std::mem::take(&mut self.inner().trace)
     }
 
-    /// How many operations are recorded.
+    /// Returns the number of recorded operations.
     pub fn trace_len(&self) -> usize {
         self.inner().trace.len()
     }
 
-    /// Notes what a test did, so that it can tell whether it did anything at all.
+    /// Records what a test did, so that it can tell whether it did anything at all.
     pub fn measure(&self, note: impl FnOnce(&mut Measured)) {
         note(&mut self.inner().measured);
     }
 
-    /// The sums of what was noted.
+    /// Returns the counts of what the tests did.
     pub fn measured(&self) -> Measured {
         self.inner().measured
     }
 
-    /// A copy of what readers see.
+    /// Returns a copy of what readers see.
     pub fn image(&self) -> Vec<u8> {
         self.inner().image.clone()
     }
@@ -346,12 +346,12 @@ impl SimDevice {
         Handle::new(Arc::clone(self))
     }
 
-    /// How many syncs have failed.
+    /// Returns the number of failed syncs.
     pub fn failed_syncs(&self) -> u64 {
         self.inner().failed_syncs
     }
 
-    /// How long it is.
+    /// Returns the length of the disk.
     pub fn image_len(&self) -> u64 {
         self.inner().image.len() as u64
     }
@@ -444,7 +444,8 @@ impl Device for SimDevice {
         false
     }
 
-    /// Tests on this device are single-threaded: who finds the lock taken would wait for ever.
+    /// Tests on this device are single-threaded: a caller that finds the lock taken would wait for
+    /// ever.
     fn lock_writer(&self) -> io::Result<()> {
         let mut inner = self.inner();
         if inner.locked {

@@ -1,7 +1,8 @@
-//! Trees of files that change at random, one commit a change.
+//! Trees of files that change at random, with one commit for each change.
 
 use std::sync::Arc;
 
+use hardpack_engine::Ashift;
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Attributes, CreateOptions, Kind, Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
@@ -10,10 +11,10 @@ use hardpack_engine::{Error, FileId, Result};
 use super::sim_device::{Op, SimDevice};
 use super::{GUID, Rng, options, read_all};
 
-/// Names are few, so that they meet.
+/// There are few names, so that they collide.
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"\xff", b"long name"];
 
-/// What the recorded runs did, for people.
+/// Counts of what the recorded runs did, for people.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(dead_code, reason = "printed")]
 pub struct Done {
@@ -29,14 +30,15 @@ impl Done {
     }
 }
 
-/// A new pool without a file.
+/// Creates a pool without files.
 pub fn empty_image(rng: &mut Rng) -> Vec<u8> {
     let device = SimDevice::new(Vec::new());
     let create = CreateOptions {
         guid: GUID,
-        ashift: rng.pick(&[9, 12]),
+        ashift: Ashift::new(rng.pick(&[9, 12])).unwrap(),
         properties: vec![(Property::RecordSize, rng.pick(&["4K", "16K"]).into())],
         file_name: None,
+        file_mode: 0,
     };
     let pool = Pool::create(device.clone() as Arc<dyn Device>, &create, options(1 << 20));
     drop(pool.expect("a pool is created"));
@@ -48,7 +50,7 @@ pub struct Tree {
     pool: Pool,
 }
 
-/// Errors of names that are taken, missing, or of the wrong kind are what random changes lead to.
+/// Whether random changes may lead to this error: a name is taken, missing, or of the wrong kind.
 fn is_expected(error: &Error) -> bool {
     matches!(
         error,
@@ -62,12 +64,12 @@ fn is_expected(error: &Error) -> bool {
 }
 
 impl Tree {
-    /// Those of this pool.
+    /// Wraps the trees of this pool.
     pub fn new(pool: Pool) -> Tree {
         Tree { pool }
     }
 
-    /// Everything that can be seen of the trees, hashed.
+    /// Returns a hash of everything visible in the trees.
     pub fn fingerprint(&self) -> std::result::Result<u128, String> {
         self.describe().map_err(|error| error.to_string())
     }
@@ -108,7 +110,7 @@ impl Tree {
         Ok(rng.pick(&directories))
     }
 
-    /// Makes one change, and says whether it is acknowledged as durable.
+    /// Makes one change. Returns whether it is acknowledged as durable.
     pub fn change(&mut self, rng: &mut Rng) -> std::result::Result<bool, String> {
         match self.try_change(rng) {
             Err(error) if !is_expected(&error) => Err(error.to_string()),
@@ -153,7 +155,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// Several files that come in together.
+    /// Imports several files together.
     fn import(&self, rng: &mut Rng, directory: FileId, name: &[u8]) -> Result<()> {
         let mut import = self.pool.import(3);
         let attributes = Attributes::new(Kind::File, ROOT);

@@ -1,11 +1,11 @@
-//! Random workloads on a simulated device, every commit of which is noted in the recording.
+//! Random workloads on a simulated device, with a note in the recording for every commit.
 //!
-//! A [`Run`] has one to three processes that take turns on a pool, and a model: the bytes that the file
-//! must hold. Faults are armed before some operations. An operation that then fails is followed by
-//! what a careful user does: give the transaction up, look at what others see, go on; and by what he
-//! may expect: the content is the one before, or the one that was about to be committed, `check` is
-//! clean, and a process whose sync has failed reports nothing as durable until it has opened the
-//! pool anew.
+//! A [`Run`] has one to three processes that take turns on a pool, and a model: the bytes that the
+//! file must hold. Faults are armed before some operations. After an operation that then fails, the
+//! workload does what a careful user does: gives the transaction up, looks at what others see, and
+//! goes on. It checks what the user may expect: the content is the one before or the one about to
+//! be committed, `check` is clean, and a process whose sync has failed reports nothing as durable
+//! until it has reopened the pool.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,26 +22,26 @@ use super::{
     Rng, first_difference, only_file, options, problems, read_all, rewriting, snapshotting,
 };
 
-/// A commit that is about to be made, or one that was acknowledged as durable, by the number of its
-/// version of the file.
+/// A note of a commit that is about to be made, or with [`DURABLE`] one acknowledged as durable,
+/// with the number of its version of the file.
 pub const STARTED: u64 = 1 << 32;
 /// See [`STARTED`].
 pub const DURABLE: u64 = 2 << 32;
-/// A compaction begins, or ends.
+/// A note that a compaction begins, or with [`COMPACTED`] ends.
 pub const COMPACTING: u64 = 4 << 32;
 /// See [`COMPACTING`].
 pub const COMPACTED: u64 = 8 << 32;
 
-/// Versions of the file that commits made, or should have made, by number.
+/// The versions of the file that commits made, or should have made, by number.
 #[derive(Clone, Debug, Default)]
 pub struct Versions {
     contents: Vec<Arc<[u8]>>,
-    /// Those of commits that failed and left nothing behind.
+    /// The versions of commits that failed and left nothing behind.
     aborted: HashSet<u64>,
 }
 
 impl Versions {
-    /// With one version, number 0.
+    /// Creates the list with one version, number 0.
     pub fn new(bytes: &[u8]) -> Versions {
         let mut versions = Versions::default();
         versions.add(bytes);
@@ -53,17 +53,17 @@ impl Versions {
         self.contents.len() as u64 - 1
     }
 
-    /// The bytes of a version.
+    /// Returns the bytes of a version.
     pub fn content(&self, version: u64) -> &[u8] {
         &self.contents[version as usize]
     }
 
-    /// All that were committed, up to a number.
+    /// Returns all committed versions up to a number.
     pub fn committed(&self, newest: u64) -> Vec<u64> {
         (0..=newest).filter(|version| !self.aborted.contains(version)).collect()
     }
 
-    /// Which version from `oldest` to `newest` these bytes are.
+    /// Finds the version from `oldest` to `newest` with these bytes.
     pub fn find(&self, bytes: &[u8], oldest: u64, newest: u64) -> Result<u64, String> {
         let range = oldest as usize..=newest as usize;
         if let Some(index) = self.contents[range].iter().rposition(|version| **version == *bytes) {
@@ -75,7 +75,7 @@ impl Versions {
         }
         Err(match self.contents.iter().rposition(|version| **version == *bytes) {
             Some(other) => format!(
-                "the file is version {other}; durable is {oldest}, the newest begun {newest}"
+                "the file is version {other}; {oldest} is durable, {newest} the newest begun"
             ),
             None => format!(
                 "the file is no version; against the newest: {}",
@@ -113,15 +113,15 @@ pub struct Run<'a> {
     versions: &'a mut Versions,
     faults: Faults,
     processes: Vec<Process>,
-    /// What the file holds, and which version that is.
+    /// The content of the file, and its version.
     bytes: Vec<u8>,
     version: u64,
-    /// Operations until what is armed ends: a device stays full for some.
+    /// The number of operations until the armed fault ends: a device stays full for some.
     lasts_for: u64,
 }
 
 impl<'a> Run<'a> {
-    /// Opens the pool of a device as many times as the shape has processes.
+    /// Opens the pool of a device once for each process of the shape.
     pub fn new(
         device: &'a Arc<SimDevice>,
         shape: Shape,
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
         Ok(Run { device, shape, rng, versions, faults, processes, bytes, version, lasts_for })
     }
 
-    /// Runs it to its end.
+    /// Runs the workload to its end.
     pub fn run(&mut self) -> Result<(), String> {
         if self.shape.dedup {
             let process = &self.processes[0];
@@ -176,10 +176,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A snapshot is made, destroyed, or rolled back to.
+    /// Creates, destroys, or rolls back to a snapshot.
     fn snapshots(&mut self) -> Result<(), String> {
         let index = self.choose();
-        // Where operations fail, content that comes back could be taken for that of one that failed.
+        // With failing operations, content that comes back could be mistaken for that of a failed
+        // one.
         if self.shape.fault_one_in == 0 && self.rng.one_in(4) {
             return self.roll_back(index);
         }
@@ -207,7 +208,7 @@ impl<'a> Run<'a> {
         self.note_durable(index)
     }
 
-    /// What goes on where records are stored once: the index is a hint, that may go at any time.
+    /// Works on the dedup index, which is a hint and may disappear at any time.
     fn deduplicate(&mut self) -> Result<(), String> {
         let index = self.choose();
         let shared = self.processes[index].pool.state().stats().shared.records;
@@ -255,7 +256,7 @@ impl<'a> Run<'a> {
         };
         self.lasts_for = match kind {
             Kind::NoSpace => 1 + self.rng.below(4),
-            // The length is changed so rarely.
+            // The length changes so rarely.
             Kind::LengthError => 12,
             _ => 0,
         };
@@ -263,21 +264,21 @@ impl<'a> Run<'a> {
         self.faults.arm(kind, countdown, len, self.rng.fork());
     }
 
-    /// The operation is over. A device that is full stays so for some more.
+    /// Ends the fault after an operation. A full device stays full for some more.
     fn disarm(&mut self) {
         if self.lasts_for == 0 {
             let _ = self.faults.disarm();
         }
     }
 
-    /// Whether a failure is no surprise: something was injected, or a sync had failed before.
+    /// Whether a failure is acceptable: a fault was injected, or a sync had failed before.
     fn is_excused(&self, injected_before: u64, index: usize) -> bool {
         self.faults.total() > injected_before
             || self.lasts_for > 0
             || self.processes[index].handle.has_failed()
     }
 
-    /// An operation that does not change the content.
+    /// Runs an operation that does not change the content.
     fn attempt(
         &mut self,
         index: usize,
@@ -294,7 +295,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One transaction.
+    /// Runs one transaction.
     fn commit(&mut self, index: usize) -> Result<(), String> {
         let before = self.faults.total();
         self.arm();
@@ -338,16 +339,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A process was told that what is visible now is durable.
+    /// Records that a process was told that the visible state is durable.
     fn note_durable(&mut self, index: usize) -> Result<(), String> {
         if self.processes[index].handle.has_failed() {
-            return Err("a commit is reported as durable after a sync that failed".into());
+            return Err("a commit is reported as durable after a failed sync".into());
         }
         self.device.note(DURABLE | self.version);
         Ok(())
     }
 
-    /// Looks at what a failed operation left, and goes on as its user would.
+    /// Examines the state after a failed operation, and goes on as a user would.
     fn after_failure(&mut self, index: usize, tried: Option<(u64, Vec<u8>)>) -> Result<(), String> {
         let lasts_for = std::mem::take(&mut self.lasts_for);
         let paused = self.faults.disarm();
@@ -369,7 +370,7 @@ impl<'a> Run<'a> {
         }
         if found != self.bytes {
             let difference = first_difference(&found, &self.bytes);
-            return Err(format!("after a failure the file is something else: {difference}"));
+            return Err(format!("after a failure the file differs: {difference}"));
         }
         if let Some(problem) = problems(&fresh.pool).map_err(text)?.first() {
             return Err(format!("after a failure: {problem}"));
@@ -377,10 +378,10 @@ impl<'a> Run<'a> {
         let process = &self.processes[index];
         process.pool.refresh().map_err(text)?;
         if read_all(&process.file).map_err(text)? != self.bytes {
-            return Err("after a failure its process reads something else than others".into());
+            return Err("after a failure its process reads other content than the others".into());
         }
         if lasts_for > 0 && self.rng.one_in(2) {
-            // There is no room yet.
+            // There is still no space.
             self.lasts_for = lasts_for;
             self.faults.rearm(paused);
             return Ok(());
@@ -392,7 +393,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A process that has stopped must go on refusing, and a new one must not.
+    /// Checks that a stopped process keeps refusing, and replaces it with a new one, which must
+    /// not.
     fn replace_stopped(&mut self, index: usize) -> Result<(), String> {
         let process = &self.processes[index];
         process.file.write_at(b"refused", 3).map_err(text)?;
@@ -406,17 +408,19 @@ impl<'a> Run<'a> {
         let dirty_len_max = self.rng.pick(self.shape.dirty_lens);
         self.processes[index] = Process::open(self.device, dirty_len_max).map_err(text)?;
         if self.rng.one_in(2) {
-            // Nothing new, but what is there must be durable now.
+            // There is nothing new, but the existing state must be durable now.
             match self.processes[index].file.commit(Durability::Durable) {
                 Ok(()) => return self.note_durable(index),
                 Err(_) if self.processes[index].handle.has_failed() => {}
-                Err(error) => return Err(format!("opened anew, the next commit fails: {error}")),
+                Err(error) => {
+                    return Err(format!("after reopening, the next commit fails: {error}"));
+                }
             }
         }
         Ok(())
     }
 
-    /// Now and then a property changes, a process ends, politely or not, or somebody reads.
+    /// Sometimes changes a property, ends a process, cleanly or not, or reads.
     fn something_else(&mut self) -> Result<(), String> {
         let index = self.choose();
         let property = match self.rng.below(12) {
@@ -439,7 +443,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A process ends, and another opens the pool: whatever it meets, it never sees an older state.
+    /// Ends a process and opens the pool in another, which must never see an older state, whatever
+    /// happens.
     fn reopen(&mut self, index: usize) -> Result<(), String> {
         if self.rng.one_in(2) {
             self.attempt(index, |process| process.pool.close().map_err(text))?;
@@ -464,12 +469,12 @@ impl<'a> Run<'a> {
         self.processes[index] = process;
         if bytes != self.bytes {
             let difference = first_difference(&bytes, &self.bytes);
-            return Err(format!("opened anew, the file is something else: {difference}"));
+            return Err(format!("after reopening, the file differs: {difference}"));
         }
         Ok(())
     }
 
-    /// Somebody reads: the right bytes, or an error and then the right bytes.
+    /// Reads: returns the right bytes, or an error and then the right bytes.
     fn read(&mut self, index: usize) -> Result<(), String> {
         let before = self.faults.total();
         self.arm();
@@ -485,7 +490,7 @@ impl<'a> Run<'a> {
         };
         match bytes == self.bytes {
             true => Ok(()),
-            false => Err("a process reads something else than was committed".into()),
+            false => Err("a process reads other bytes than were committed".into()),
         }
     }
 }
@@ -503,7 +508,7 @@ fn compact(process: &Process, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<
     Ok(())
 }
 
-/// Writes what is there already, mostly.
+/// Writes mostly content that is there already.
 fn write_repeated(
     file: &File,
     rng: &mut Rng,
@@ -519,7 +524,7 @@ fn write_repeated(
     Ok(())
 }
 
-/// Changes the file, as small updates, bulk writes, holes and cuts do.
+/// Changes the file by small updates, bulk writes, holes and truncations.
 fn change(file: &File, rng: &mut Rng, shape: Shape, bytes: &mut Vec<u8>) -> Result<(), Error> {
     for _ in 0..rng.pick(&[1, 1, 2, 4]) {
         if shape.rewrite_one_in > 0 && rng.one_in(2) {
@@ -537,7 +542,7 @@ fn change(file: &File, rng: &mut Rng, shape: Shape, bytes: &mut Vec<u8>) -> Resu
             _ => 4096,
         };
         let at = rng.below(shape.file_len.saturating_sub(len as u64)) & !511;
-        // Mostly no further than the end; else a hole is left.
+        // Usually not beyond the end; otherwise a hole is left.
         let limit = if rng.one_in(8) { u64::MAX } else { bytes.len() as u64 };
         let at = at.min(limit) as usize;
         let new = rng.content(len);
@@ -553,7 +558,7 @@ fn change(file: &File, rng: &mut Rng, shape: Shape, bytes: &mut Vec<u8>) -> Resu
         file.set_len(len)?;
         bytes.resize(len as usize, 0);
     }
-    // So that no two versions are the same: a number at the very start.
+    // A number at the very start makes all versions different.
     let number = rng.next().to_le_bytes();
     file.write_at(&number, 0)?;
     if bytes.len() < 8 {

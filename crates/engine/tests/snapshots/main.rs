@@ -1,5 +1,5 @@
-//! Snapshots: what they keep and what destroying them gives back (here), against a model under random operations
-//! (`model.rs`), and what is done with them (`uses.rs`).
+//! Tests of snapshots: what they keep and what destroying them frees (here), random operations
+//! against a model (`model.rs`), and their uses (`uses.rs`).
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,9 +13,10 @@ use common::{Rng, first_difference, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
-use hardpack_engine::store::dead::parse_dead;
-use hardpack_engine::store::trees::{DEAD, NAMES, OF_SNAPSHOTS, REFS, SNAPSHOTS};
-use hardpack_engine::store::verify::{Met, data_pointer, walk_tree};
+use hardpack_engine::store::format::dead::parse_dead;
+use hardpack_engine::store::format::pointer::data_pointer;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::{Error, FileId, Txg};
 
 fn new_pool(properties: &[(Property, &str)]) -> (Arc<dyn Device>, Pool) {
@@ -30,17 +31,20 @@ fn assert_same(pool: &Pool, file: FileId, expected: &[u8], label: &str) {
     assert!(found == expected, "{label}: file {}: {difference}", file.0);
 }
 
-/// The bytes that the pool and its snapshots take, without the trees that only keep the books.
+/// Returns the bytes that the pool and its snapshots take, without the trees used only for
+/// accounting.
 fn occupied_bytes(pool: &Pool) -> u64 {
     let (store, state) = (pool.store(), pool.state());
     let mut runs = BTreeSet::new();
-    for tree in OF_SNAPSHOTS.into_iter().chain([DEAD]) {
-        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+    for tree in TreeId::OF_SNAPSHOTS.into_iter().chain([TreeId::Dead]) {
+        let Some(root) = &state.superblock.roots[tree] else { continue };
         let visit = &mut |met: Met<'_>| {
             match met {
-                Met::Node(DEAD, _) | Met::Entry(NAMES, ..) => {}
+                Met::Node(TreeId::Dead, _) | Met::Entry(TreeId::Names, ..) => {}
                 Met::Node(_, pointer) => runs.extend(pointer.run(store.ashift())),
-                Met::Entry(DEAD, key, value) => drop(runs.insert(parse_dead(key, value)?.run)),
+                Met::Entry(TreeId::Dead, key, value) => {
+                    runs.insert(parse_dead(key, value)?.run);
+                }
                 Met::Entry(_, _, value) => runs.extend(data_pointer(value)?.run(store.ashift())),
                 Met::Damage(_, error) => return Err(error),
             }
@@ -51,20 +55,20 @@ fn occupied_bytes(pool: &Pool) -> u64 {
     runs.iter().map(|run| run.sectors).sum::<u64>() << store.ashift()
 }
 
-/// A pool without snapshots has none of what they need.
+/// Asserts that a pool without snapshots has no trace of them.
 fn assert_no_trace(pool: &Pool) {
     let state = pool.state();
-    for tree in [DEAD, SNAPSHOTS] {
-        assert_eq!(state.superblock.roots[usize::from(tree)], None);
+    for tree in [TreeId::Dead, TreeId::Snapshots] {
+        assert_eq!(state.superblock.roots[tree], None);
     }
 }
 
-/// How many nodes each tree has that a snapshot keeps.
+/// Returns the number of nodes in each tree that a snapshot keeps.
 fn node_counts(pool: &Pool) -> Vec<u64> {
     let (store, state) = (pool.store(), pool.state());
-    let count = |tree: u8| {
+    let count = |tree: TreeId| {
         let mut count = 0;
-        if let Some(root) = &state.superblock.roots[usize::from(tree)] {
+        if let Some(root) = &state.superblock.roots[tree] {
             let visit = &mut |met: Met<'_>| {
                 count += u64::from(matches!(met, Met::Node(..)));
                 Ok(())
@@ -73,10 +77,10 @@ fn node_counts(pool: &Pool) -> Vec<u64> {
         }
         count
     };
-    OF_SNAPSHOTS.map(count).to_vec()
+    TreeId::OF_SNAPSHOTS.map(count).to_vec()
 }
 
-/// When all snapshots are gone, the pool holds what one holds that never had any.
+/// Once all snapshots are destroyed, the pool takes the same space as one that never had any.
 #[test]
 fn freeing_is_exact() {
     for seed in 0..4 {
@@ -85,7 +89,7 @@ fn freeing_is_exact() {
         let (mut rng, mut other) = (Rng(seed), Rng(!seed));
         let mut names = Vec::new();
         for step in 0..60_u64 {
-            // Whole records only: what is a patch depends on what is in the cache.
+            // Only whole records: whether a change becomes a patch depends on the cache.
             let at = rng.below(40) * 16384;
             let len = 16384 * rng.pick(&[1, 2, 5]);
             let bytes = rng.content(len);
@@ -112,14 +116,14 @@ fn freeing_is_exact() {
         assert!(occupied_bytes(with) > occupied_bytes(without), "seed {seed}: nothing was held");
         names.iter().for_each(|(scope, name)| with.destroy_snapshot(*scope, name).unwrap());
         assert_no_trace(with);
-        assert_eq!(with.state().superblock.roots[usize::from(REFS)], None);
+        assert_eq!(with.state().superblock.roots[TreeId::Refs], None);
         assert_eq!(problems(with).unwrap(), Vec::<String>::new(), "seed {seed}");
         assert_eq!(with.state().stats().data(), without.state().stats().data(), "seed {seed}");
         assert_eq!(node_counts(with), node_counts(without), "seed {seed}");
     }
 }
 
-/// Nothing in a snapshot can be changed, and what is destroyed says so.
+/// Nothing in a snapshot can be changed, and reads from a destroyed one say so.
 #[test]
 fn an_open_snapshot_is_read_only_and_knows_when_it_is_gone() {
     let (_, pool) = new_pool(&[(Property::Compression, "off")]);
@@ -179,7 +183,7 @@ fn names_of_snapshots() {
     assert!(matches!(pool.create_snapshot(FileId(99), b"c", 0), Err(Error::NotFound { .. })));
 }
 
-/// A snapshot and a newer one: rewinding to before both, then to before the newer.
+/// Rewinds to before two snapshots, then to before the newer one.
 #[test]
 fn rewinding_takes_snapshots_back() {
     let (_, pool) = new_pool(&[(Property::Compression, "lz4")]);

@@ -1,6 +1,7 @@
-//! Files in directories, written, cut, moved, cloned and removed in random order, with snapshots of files, directories
-//! and the pool made, destroyed and rolled back to between. Every few steps a check finds nothing wrong, and
-//! the pool and each snapshot hold what the model says; when all are destroyed nothing of them is left.
+//! Writes, truncates, moves, clones and removes files in directories in random order, and meanwhile
+//! creates, destroys and rolls back to snapshots of files, directories and the pool. Every few
+//! steps a check finds nothing wrong, and the pool and each snapshot match the model. Once all
+//! snapshots are destroyed, no trace of them is left.
 //!
 //! `HARDPACK_SNAPSHOT_SEED` sets the seed of the first run.
 
@@ -15,12 +16,12 @@ use hardpack_engine::{Error, FileId};
 use crate::common::{Rng, env_number, options, problems};
 use crate::{assert_no_trace, assert_same, new_pool, occupied_bytes};
 
-/// Steps of a random run.
+/// The number of steps in a random run.
 const STEP_COUNT: u64 = 160;
-/// The longest file.
+/// The longest file, in bytes.
 const FILE_LEN_MAX: u64 = 300 << 10;
 
-/// A file of the model: where its name is, and what it holds.
+/// A file of the model: the place of its name, and its content.
 #[derive(Clone, PartialEq, Debug)]
 struct ModelFile {
     directory: FileId,
@@ -33,9 +34,9 @@ type Files = BTreeMap<FileId, ModelFile>;
 struct ModelSnapshot {
     scope: FileId,
     name: Vec<u8>,
-    /// All files of the pool then.
+    /// All files of the pool at that time.
     files: Files,
-    /// The directories then, each with the one it is in.
+    /// The directories at that time, with their parents.
     parents: BTreeMap<FileId, FileId>,
 }
 
@@ -45,7 +46,7 @@ impl ModelSnapshot {
     }
 }
 
-/// Whether a directory is another, or lies below it.
+/// Whether a directory is `above` or lies below it.
 fn is_below(parents: &BTreeMap<FileId, FileId>, directory: FileId, above: FileId) -> bool {
     let mut at = directory;
     while at != above && at != ROOT {
@@ -188,7 +189,7 @@ impl Run {
         let name = self.new_name();
         match self.pool.edit(1, |edit| edit.rename((from, &old), (to, &name))) {
             Ok(()) => drop(self.parents.insert(moved, to)),
-            // Into itself.
+            // A directory cannot move into itself.
             Err(Error::Invalid(_)) => {}
             Err(error) => panic!("{error}"),
         }
@@ -225,7 +226,7 @@ impl Run {
         if self.rng.one_in(2) {
             return self.pool.destroy_snapshot(scope, &name).unwrap();
         }
-        // In small steps, with something else between: as when it was interrupted.
+        // In small steps with other work in between, as after an interruption.
         self.pool.condemn_snapshot(scope, &name).unwrap();
         for _ in 0..self.rng.below(4) {
             self.pool.destroy_step(3).unwrap();
@@ -306,12 +307,13 @@ impl Run {
                 (None, Ok(())) => drop(self.files.insert(scope, then.clone())),
                 (None, Err(Error::NotFound { .. })) => {
                     let is_there = |id| id == ROOT || self.parents.contains_key(&id);
-                    // What was rolled back around it may have come back as a copy, under that very name.
+                    // A rollback around it may have brought it back as a copy, under that very
+                    // name.
                     let has_name = |file: &ModelFile| {
                         (file.directory, &file.name) == (then.directory, &then.name)
                     };
                     let is_taken = self.files.values().any(has_name);
-                    assert!(!is_there(then.directory) || is_taken, "it had a place");
+                    assert!(!is_there(then.directory) || is_taken, "the file had a place");
                 }
                 (_, done) => panic!("{done:?}"),
             }
@@ -325,7 +327,8 @@ impl Run {
         self.expect_rolled_back(index);
     }
 
-    /// What is in the scope is what it was; what has gone elsewhere since stays there, and is in it a second time.
+    /// Updates the model after a rollback: the scope is as it was. Files that were moved out of it
+    /// since stay where they are, and have a second copy in the scope.
     fn expect_rolled_back(&mut self, index: usize) {
         let snapshot = &self.snapshots[index];
         let scope = snapshot.scope;
@@ -370,7 +373,7 @@ impl Run {
         self.pool = Pool::open(Arc::clone(&self.device), options(1 << 20)).unwrap();
     }
 
-    /// The pool and its snapshots are as the model says.
+    /// Asserts that the pool and its snapshots match the model.
     fn verify(&self, label: &str) {
         assert_eq!(problems(&self.pool).unwrap(), Vec::<String>::new(), "{label}");
         for (id, file) in &self.files {
@@ -396,7 +399,8 @@ impl Run {
         }
     }
 
-    /// Destroys all snapshots, after which nothing of them is left. Each gives back what was said of it.
+    /// Destroys all snapshots, after which no trace of them is left. Each frees the announced
+    /// space.
     fn end(&mut self, label: &str) {
         self.pool.finish_destroying().unwrap();
         while !self.snapshots.is_empty() {
@@ -441,8 +445,9 @@ fn random_operations_against_the_model() {
     (first..first + 3).for_each(run);
 }
 
-/// A file was moved out of a directory, which was rolled back: a copy came back in its old place. Then the file was
-/// removed. Its own snapshot cannot bring it back to a name that the copy has.
+/// A file is moved out of a directory, which is then rolled back: a copy comes back in its old
+/// place. Then the file is removed. Its own snapshot cannot bring it back under the name of the
+/// copy.
 #[test]
 fn a_name_that_a_copy_took_is_no_place_to_come_back_to() {
     (77363..77366).for_each(run);

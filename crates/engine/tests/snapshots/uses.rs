@@ -1,4 +1,4 @@
-//! What is done with snapshots: rolling back, and telling what changed.
+//! Uses of snapshots: rolling back, and listing changes.
 
 use hardpack_engine::pool::{Attributes, Difference, Kind, Property, ROOT};
 use hardpack_engine::store::Durability;
@@ -7,7 +7,7 @@ use hardpack_engine::{Error, FileId};
 use crate::common::{Rng, problems};
 use crate::{assert_same, new_pool};
 
-/// What rolling back brings back besides bytes, and what it leaves alone.
+/// A rollback restores more than bytes, and leaves things outside its scope alone.
 #[test]
 fn rolling_back_brings_everything_back() {
     let (_, pool) = new_pool(&[(Property::Compression, "lz4")]);
@@ -79,7 +79,7 @@ fn rolling_back_brings_everything_back() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// What is told of the changes since a snapshot, and that what did not change is not read for it.
+/// Changes since a snapshot are listed by path and range, without reading unchanged data.
 #[test]
 fn differences_are_told_by_path_and_range() {
     let (_, pool) = new_pool(&[(Property::RecordSize, "16K"), (Property::Compression, "off")]);
@@ -106,7 +106,7 @@ fn differences_are_told_by_path_and_range() {
     write(main, b"not in the scope", 0);
     write(files[0], b"changed", 50_000);
     write(files[0], b"changed", 90_000);
-    // The same bytes anew: no change.
+    // The same bytes written again: no change.
     write(files[1], &noise[..65_536], 0);
     let cut = pool.file(files[2]).unwrap();
     cut.set_len(150_000).unwrap();

@@ -1,8 +1,8 @@
-//! What the tests share: one round trip.
+//! The round trip shared by the tests.
 
 use hardpack_page_filter::PageFilter;
 
-/// Encodes and decodes a record. The filtered form, if it has one.
+/// Encodes and decodes a record. Returns its filtered form, if it has one.
 pub fn round_trip<'a>(
     filter: &mut PageFilter,
     record: &[u8],
@@ -14,7 +14,7 @@ pub fn round_trip<'a>(
     if !filter.encode(record, offset, page_len, filtered) {
         return None;
     }
-    // What an earlier record left in it must not matter.
+    // Leftovers of an earlier record must not matter.
     let mut decoded = vec![0xA5; record.len()];
     filter
         .decode(filtered, &mut decoded)
@@ -22,7 +22,7 @@ pub fn round_trip<'a>(
     if let Some(at) = decoded.iter().zip(record).position(|(a, b)| a != b) {
         panic!("{what}: offset {offset}, page length {page_len}: differs at byte {at}");
     }
-    // Parts at several places.
+    // Decode parts at several positions.
     for (i, part) in [2, 3, 5].map(|n| record.len() / n).into_iter().enumerate() {
         let part = part..(part + [1, 512, 4096][i]).min(record.len());
         decoded.fill(0x5A);

@@ -1,54 +1,120 @@
-//! Locks of a main database: the host's, on the file that stands for the database; see `side.rs`.
+//! Locks of a main database: the host's locks, on the file that `lock_file.rs` describes.
+#![expect(unsafe_code, reason = "opens files of the host's VFS")]
 
 use std::ffi::c_int;
 
-use super::MainFile;
+use super::{Backing, Checkpoint, MainFile};
 use crate::ffi::*;
 use crate::host::HostFile;
 use crate::host_name::HostName;
-use crate::side::Side;
+use crate::lock_file::{LockFile, OpenMark};
 
-/// How a connection keeps clear of others.
+/// How a connection excludes others.
 #[derive(Debug)]
 pub(super) enum Locks {
-    /// With the host's locks on the pool, or on a plain database.
-    Hosts,
-    /// With the host's locks on the file beside the pool.
-    Side {
-        side: Side,
-        /// The connection has the readers' mark alone.
+    /// With the host's locks: on a plain database, or on the pool, with a mark that keeps the
+    /// database from being removed.
+    Hosts(#[allow(dead_code, reason = "holds the mark as long as it lives")] Option<OpenMark>),
+    /// With the host's locks on a lock file beside the pool.
+    LockFile {
+        lock_file: LockFile,
+        /// The connection holds the readers' mark exclusively.
         has_mark: bool,
     },
-    /// It may only read, and there is no file beside the pool yet that could be locked.
-    Mark {
-        side: Side,
+    /// With the readers' mark: the connection may only read, and there is no lock file yet.
+    ReadersMark {
+        lock_file: LockFile,
         /// The connection shares the readers' mark.
         has_mark: bool,
-        /// The file that there may be, with the flags to open it with.
+        /// The name of the lock file that may appear, and the flags to open it with.
         name: HostName,
         flags: c_int,
     },
-    /// Not at all: nothing ever changes.
+    /// Not at all: the content never changes.
     Unneeded,
+    /// With a mark on the pool: the database does not exist yet, see `unmade.rs`.
+    Unmade,
 }
 
 impl MainFile {
-    pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
+    /// Implements xLock.
+    pub fn lock(&mut self, level: c_int) -> c_int {
+        let was_unlocked = self.lock == SQLITE_LOCK_NONE;
+        if was_unlocked && let Err(code) = self.adopt_if_made() {
+            return code;
+        }
+        let mut code = self.take_lock(level);
+        if code == SQLITE_OK && was_unlocked && self.is_undecided {
+            code = self.decide_under_lock(level);
+        }
+        if code == SQLITE_OK && level == SQLITE_LOCK_EXCLUSIVE && self.wal_index.is_none() {
+            // SQLite expects "busy" here, before anything is written. The host's lock is kept, like
+            // its own pending lock that waits for readers to leave.
+            if let Err(error) = self.await_turn() {
+                code = self.code(&error, SQLITE_IOERR_LOCK);
+            }
+        }
+        if code == SQLITE_OK {
+            self.stale |= self.lock < SQLITE_LOCK_SHARED;
+            // SQLite skips the reserved lock only to roll back from a journal that it found.
+            self.journal_on_disk |=
+                level == SQLITE_LOCK_EXCLUSIVE && self.lock == SQLITE_LOCK_SHARED;
+            self.lock = self.lock.max(level);
+            // This comes before SQLite looks for a journal or a log, which may belong to other
+            // content.
+            if was_unlocked && matches!(self.backing, Backing::Pool(..)) {
+                return self.look_again();
+            }
+        }
+        code
+    }
+
+    /// Finds out under a lock that was just taken what the file has become.
+    fn decide_under_lock(&mut self, level: c_int) -> c_int {
+        match self.decide() {
+            // The locks of a database may be elsewhere than those of the file.
+            Ok(()) if matches!(self.locks, Locks::Hosts(_)) => SQLITE_OK,
+            Ok(()) => self.take_lock(level),
+            Err(code) => {
+                self.give_lock(SQLITE_LOCK_NONE);
+                code
+            }
+        }
+    }
+
+    /// Refreshes under a lock that was just taken, and gives the lock back if that fails.
+    fn look_again(&mut self) -> c_int {
+        let Err(code) = self.refresh() else { return SQLITE_OK };
+        self.stale = true;
+        self.give_lock(SQLITE_LOCK_NONE);
+        self.lock = SQLITE_LOCK_NONE;
+        self.journal_on_disk = false;
+        code
+    }
+
+    /// Implements xUnlock.
+    pub fn unlock(&mut self, level: c_int) -> c_int {
+        // Others may read as soon as the lock is gone, so it is kept until the changes are settled.
+        if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
+            self.checkpoint = Checkpoint::Open;
+            self.finish();
+        }
+        let code = self.give_lock(level);
+        if code == SQLITE_OK {
+            self.lock = self.lock.min(level);
+        }
+        code
+    }
+
+    fn take_lock(&mut self, level: c_int) -> c_int {
         match &mut self.locks {
-            Locks::Hosts => self.host_file.lock(level),
+            Locks::Hosts(_) => self.host_file.lock(level),
             Locks::Unneeded => SQLITE_OK,
-            Locks::Mark { .. } => self.lock_by_mark(level),
-            Locks::Side { side, has_mark } => {
-                let code = self.host_file.lock(level);
-                if code != SQLITE_OK || level < SQLITE_LOCK_EXCLUSIVE || *has_mark {
-                    return code;
-                }
-                // The host's lock stays, as its own does that waits for readers to leave.
-                match side.try_claim_readers() {
-                    Ok(done) => {
-                        *has_mark = done;
-                        if done { SQLITE_OK } else { SQLITE_BUSY }
-                    }
+            Locks::Unmade => self.lock_unmade(level),
+            Locks::ReadersMark { .. } => self.lock_by_mark(level),
+            Locks::LockFile { lock_file, has_mark } => {
+                match lock_with_mark(&self.host_file, lock_file, has_mark, level) {
+                    Ok(code) => code,
                     Err(error) => self.code(&error, SQLITE_IOERR_LOCK),
                 }
             }
@@ -56,53 +122,63 @@ impl MainFile {
     }
 
     fn lock_by_mark(&mut self, level: c_int) -> c_int {
-        let Locks::Mark { side, has_mark, name, flags } = &mut self.locks else { return SQLITE_OK };
+        let Locks::ReadersMark { lock_file, has_mark, name, flags } = &mut self.locks else {
+            return SQLITE_OK;
+        };
         if level > SQLITE_LOCK_SHARED {
             return SQLITE_READONLY;
         }
         if *has_mark {
             return SQLITE_OK;
         }
-        match side.try_share_readers() {
+        match lock_file.try_share_readers() {
             Ok(true) => *has_mark = true,
             Ok(false) => return SQLITE_BUSY,
             Err(error) => return self.code(&error, SQLITE_IOERR_RDLOCK),
         }
-        // Only now: whoever makes the file from here on cannot write before the mark is given back.
-        if !side.exists() {
+        // Check only now: a process that creates the file from here on cannot write before the mark
+        // is given back.
+        if !lock_file.exists() {
             return SQLITE_OK;
         }
-        // SAFETY: the name is laid out as SQLite's are, and lives as long as the file, see below.
+        // SAFETY: the name has SQLite's layout, and lives as long as the file, see below.
         let opened = unsafe { HostFile::open(self.host, name.database(), *flags) };
-        side.unshare_readers();
+        lock_file.unshare_readers();
         *has_mark = false;
         let host_file = match opened {
             Ok((host_file, _)) => host_file,
             Err(code) => return code,
         };
-        if let Locks::Mark { side, name, .. } = std::mem::replace(&mut self.locks, Locks::Unneeded)
+        if let Locks::ReadersMark { lock_file, name, .. } =
+            std::mem::replace(&mut self.locks, Locks::Unneeded)
         {
-            self.locks = Locks::Side { side, has_mark: false };
+            self.locks = Locks::LockFile { lock_file, has_mark: false };
             self.host_file = host_file;
             self.host_name = Some(name);
         }
         self.host_file.lock(level)
     }
 
-    pub(super) fn give_lock(&mut self, level: c_int) -> c_int {
+    fn give_lock(&mut self, level: c_int) -> c_int {
         match &mut self.locks {
-            Locks::Hosts => self.host_file.unlock(level),
+            Locks::Hosts(_) => self.host_file.unlock(level),
             Locks::Unneeded => SQLITE_OK,
-            Locks::Mark { side, has_mark, .. } => {
+            Locks::Unmade => {
+                if level < SQLITE_LOCK_RESERVED {
+                    self.release_creation_mark();
+                }
+                SQLITE_OK
+            }
+            Locks::ReadersMark { lock_file, has_mark, .. } => {
                 if *has_mark && level < SQLITE_LOCK_SHARED {
-                    side.unshare_readers();
+                    lock_file.unshare_readers();
                     *has_mark = false;
                 }
                 SQLITE_OK
             }
-            Locks::Side { side, has_mark } => {
+            Locks::LockFile { lock_file, has_mark } => {
                 if *has_mark && level < SQLITE_LOCK_EXCLUSIVE {
-                    side.unclaim_readers();
+                    lock_file.unclaim_readers();
                     *has_mark = false;
                 }
                 self.host_file.unlock(level)
@@ -110,43 +186,86 @@ impl MainFile {
         }
     }
 
-    /// xCheckReservedLock.
+    /// Implements xCheckReservedLock.
     pub fn check_reserved_lock(&self, out: &mut c_int) -> c_int {
         match self.locks {
-            Locks::Hosts | Locks::Side { .. } => self.host_file.check_reserved_lock(out),
-            Locks::Mark { .. } | Locks::Unneeded => {
+            Locks::Hosts(_) | Locks::LockFile { .. } => self.host_file.check_reserved_lock(out),
+            Locks::ReadersMark { .. } | Locks::Unneeded | Locks::Unmade => {
                 *out = 0;
                 SQLITE_OK
             }
         }
     }
 
-    /// Whether the pool was moved away, or another is in its place. The host sees that by itself where its file is
-    /// the pool.
+    /// Whether the pool was moved away or replaced. If the host's file is the pool, the host itself
+    /// sees that.
     pub(super) fn has_pool_moved(&self) -> bool {
         match &self.locks {
-            Locks::Side { side, .. } | Locks::Mark { side, .. } => side.has_pool_moved(),
-            Locks::Hosts | Locks::Unneeded => false,
+            Locks::LockFile { lock_file, .. } | Locks::ReadersMark { lock_file, .. } => {
+                lock_file.has_pool_moved()
+            }
+            Locks::Hosts(_) | Locks::Unneeded | Locks::Unmade => false,
         }
     }
 
-    /// Whether the host's file is one that memory can be shared by.
+    /// Whether the host can share memory by its file.
     pub(super) fn can_share_memory(&self) -> bool {
-        matches!(self.locks, Locks::Hosts | Locks::Side { .. })
+        matches!(self.locks, Locks::Hosts(_) | Locks::LockFile { .. })
     }
 
-    /// SQLite unlocks before it closes; a mark must not stay behind all the same.
+    /// Gives a mark back. SQLite unlocks before it closes, but no mark may stay behind in any case.
     pub(super) fn release_mark(&mut self) {
         match &mut self.locks {
-            Locks::Side { side, has_mark: has_mark @ true } => {
-                side.unclaim_readers();
+            Locks::LockFile { lock_file, has_mark: has_mark @ true } => {
+                lock_file.unclaim_readers();
                 *has_mark = false;
             }
-            Locks::Mark { side, has_mark: has_mark @ true, .. } => {
-                side.unshare_readers();
+            Locks::ReadersMark { lock_file, has_mark: has_mark @ true, .. } => {
+                lock_file.unshare_readers();
                 *has_mark = false;
             }
+            Locks::Unmade => self.release_creation_mark(),
             _ => {}
         }
+    }
+}
+
+/// Takes the host's lock on a lock file, and with an exclusive one the readers' mark. The host's
+/// lock is kept if somebody has the mark, like its own pending lock that waits for readers to
+/// leave.
+fn lock_with_mark(
+    file: &HostFile,
+    lock_file: &LockFile,
+    has_mark: &mut bool,
+    level: c_int,
+) -> hardpack_engine::Result<c_int> {
+    let code = file.lock(level);
+    if code != SQLITE_OK || level < SQLITE_LOCK_EXCLUSIVE || *has_mark {
+        return Ok(code);
+    }
+    *has_mark = lock_file.try_claim_readers()?;
+    Ok(if *has_mark { SQLITE_OK } else { SQLITE_BUSY })
+}
+
+impl Locks {
+    /// Takes the locks up to `level` on a file that nobody else knows yet.
+    pub(super) fn take_all(
+        &mut self,
+        file: &HostFile,
+        level: c_int,
+    ) -> hardpack_engine::Result<()> {
+        for step in [SQLITE_LOCK_SHARED, SQLITE_LOCK_RESERVED, SQLITE_LOCK_EXCLUSIVE] {
+            let code = match self {
+                _ if step > level => SQLITE_OK,
+                Locks::LockFile { lock_file, has_mark } => {
+                    lock_with_mark(file, lock_file, has_mark, step)?
+                }
+                _ => file.lock(step),
+            };
+            if code != SQLITE_OK {
+                return Err(hardpack_engine::Error::Busy);
+            }
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! Opening a main database: finding out what the file is, and what its name asks for.
+//! Opening a main database: finding out what the file is and what its URI asks for.
+#![expect(unsafe_code, reason = "reads names that SQLite passes as pointers")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -12,14 +13,21 @@ use hardpack_engine::{Error, Result, Txg};
 use super::locks::Locks;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
-use crate::beside::{FIRST_FILE, base_path, beside_of};
 use crate::busy::BusyHandler;
-use crate::ffi::{SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY};
+use crate::companion::{FIRST_FILE, companion_names, lock_path};
+use crate::ffi::{
+    SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY, SQLITE_OPEN_READWRITE,
+    SQLITE_READONLY,
+};
 use crate::host::{Host, HostFile};
-use crate::locate::locate;
-use crate::registry::{self, Beside, PlainName, PoolName, PoolUse};
+use crate::lock_file::OpenMark;
+use crate::pool_path::PoolPath;
+use crate::registry::{self, CompanionNames, PlainName, PoolName, PoolUse};
+use crate::vfs::VFS_NAME;
 
-/// What a plain database begins with.
+/// The end of the names of pools.
+const POOL_SUFFIX: &[u8] = b".hpk";
+/// The first bytes of a plain database.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 impl MainFile {
@@ -37,24 +45,31 @@ impl MainFile {
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         // SAFETY: as above.
         let is_wanted = unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } != 0;
-        if let Some(location) = locate(host, path).filter(|_| is_wanted) {
+        if let Some(pool_path) = PoolPath::split(host, path).filter(|_| is_wanted) {
             // SAFETY: as above.
-            return unsafe { MainFile::open_inside(host, name, flags, &location) };
+            return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path) };
         }
         // SAFETY: the caller vouches for the name.
         let (host_file, out_flags) = unsafe { HostFile::open(host, name, flags)? };
-        let mut file = MainFile::new(host, host_file, Locks::Hosts, path);
+        let mut file = MainFile::new(host, host_file, Locks::Hosts(None), path);
         file.read_only = out_flags & SQLITE_OPEN_READONLY != 0;
         if is_wanted {
             // SAFETY: as above.
             unsafe { file.take_properties(name)? };
+            // SAFETY: as above.
+            file.wants_pool = !file.properties.is_empty() || unsafe { asks_for_pool(name) };
             file.probe()?;
         }
         file.plain_name = file.is_plain().then(|| PlainName::new(path));
+        let is_refused = file.pool().is_some_and(|pool| pool.store().cut_short().is_some());
+        let out_flags = match is_refused {
+            true => out_flags & !SQLITE_OPEN_READWRITE | SQLITE_OPEN_READONLY,
+            false => out_flags,
+        };
         Ok((file, out_flags))
     }
 
-    /// A plain database by the name that SQLite has for it.
+    /// Makes the state of a plain database with the name that SQLite has for it.
     pub(super) fn new(host: Host, host_file: HostFile, locks: Locks, path: &[u8]) -> MainFile {
         MainFile {
             file: None,
@@ -85,11 +100,14 @@ impl MainFile {
             published: false,
             busy: BusyHandler::default(),
             connection: std::ptr::null(),
+            connection_use: None,
+            wants_pool: false,
+            is_undecided: false,
             holds_as: 0,
         }
     }
 
-    /// Notes the properties that the URI asks for.
+    /// Reads the properties that the URI asks for.
     ///
     /// # Safety
     ///
@@ -110,7 +128,7 @@ impl MainFile {
         Ok(())
     }
 
-    /// Finds out what the file is.
+    /// Finds out whether the file is a pool, will become one, or is a plain database.
     pub(super) fn probe(&mut self) -> std::result::Result<(), c_int> {
         let len = self.host_file.len()?.unsigned_abs();
         let mut front = vec![0; superblock::BLOCK_LEN.min(len as usize)];
@@ -118,13 +136,14 @@ impl MainFile {
             self.host_file.read_some(&mut front, 0)?;
         }
         if len <= superblock::EXTENTS_OFFSET && !front.starts_with(SQLITE_MAGIC) {
-            // Only the whole of it tells what a creation left behind from data with a damaged beginning.
+            // Only the whole file shows whether it is left from an interrupted creation or is data
+            // with a damaged beginning.
             front.resize(len as usize, 0);
             self.host_file.read_some(&mut front, 0)?;
         }
         if Store::is_unborn_front(len, &front) {
             if !self.read_only {
-                let name = self.note_name(Beside::Here);
+                let name = self.note_name(CompanionNames::Unchanged);
                 let name = name.map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
                 self.backing = Backing::Unborn(None, name);
             }
@@ -134,11 +153,30 @@ impl MainFile {
             self.attach(pool)
                 .and_then(|()| if self.read_only { Ok(()) } else { self.set_properties() })
                 .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+        } else if matches!(self.backing, Backing::Unborn(None, _)) {
+            // Somebody else has made it a plain database.
+            self.backing = Backing::Plain;
+            self.plain_name = Some(PlainName::new(self.path.as_os_str().as_bytes()));
         }
         Ok(())
     }
 
-    /// Sets on an existing pool what the URI asks for, where it is something else so far.
+    /// Follows whoever has made a pool of a file that was empty. Called with a lock, so that nobody
+    /// does so from here on.
+    pub(super) fn decide(&mut self) -> std::result::Result<(), c_int> {
+        if !self.is_undecided || self.host_file.len()? == 0 {
+            return Ok(());
+        }
+        self.is_undecided = false;
+        self.probe()?;
+        if !self.is_plain() {
+            self.plain_name = None;
+        }
+        Ok(())
+    }
+
+    /// Sets the properties that the URI asks for on an existing pool, unless they have these
+    /// values.
     pub(super) fn set_properties(&self) -> Result<()> {
         let Some(pool) = self.pool().filter(|_| !self.properties.is_empty()) else { return Ok(()) };
         let current = pool.properties(self.owner)?;
@@ -153,35 +191,41 @@ impl MainFile {
         Ok(())
     }
 
-    /// Notes by which name SQLite knows the database.
-    pub(super) fn note_name(&self, beside: Beside) -> Result<PoolName> {
-        PoolName::new(self.path.as_os_str().as_bytes(), beside).ok_or_else(|| {
-            Error::Invalid("this process has another database open by this name".into())
+    /// Registers the name that SQLite has for the database.
+    pub(super) fn note_name(&self, companions: CompanionNames) -> Result<PoolName> {
+        PoolName::new(self.path.as_os_str().as_bytes(), companions).ok_or_else(|| {
+            Error::Invalid("this process has another database of this name open".into())
         })
     }
 
-    /// Uses the only file of a pool from now on.
+    /// Uses the file that the pool's name stands for from now on.
     pub(super) fn attach(&mut self, mut pool: PoolUse) -> Result<()> {
         pool.pool().refresh()?;
-        // A pool whose creation was cut short has not even a root.
+        self.read_only |= pool.pool().store().cut_short().is_some();
+        // A pool whose creation was interrupted does not even have a root.
         if pool.pool().list()?.is_empty() && pool.pool().attributes(ROOT).is_err() {
-            let name = self.note_name(Beside::Here)?;
+            let name = self.note_name(CompanionNames::Unchanged)?;
             self.backing = Backing::Unborn(Some(pool), name);
             return Ok(());
         }
-        let entry = pool.pool().only_file().map_err(|error| match error {
-            Error::Corrupt { .. } | Error::Io { .. } => error,
+        let entry = pool.pool().database().map_err(|error| match error {
+            Error::Corrupt { .. } | Error::Io { .. } | Error::Internal(_) => error,
             error => Error::Invalid(format!("{error}; as in {}/app.db", self.path.display())),
         })?;
         pool.enter_by(&self.path)?;
-        let pool_path = self.path.as_os_str().as_bytes().to_vec();
+        let pool_file = self.path.as_os_str().as_bytes().to_vec();
         let generation = pool.pool().generation(entry.file)?;
-        let name = self.note_name(beside_of(&pool_path, entry.file, generation))?;
-        if entry.file != FIRST_FILE {
-            let base = base_path(&pool_path, entry.file);
-            self.move_beside(&pool_path, entry.file, &base)?;
+        let name = self.note_name(companion_names(&pool_file, entry.file, generation))?;
+        if entry.file == FIRST_FILE {
+            self.locks = Locks::Hosts(Some(OpenMark::share(pool.again()?)?));
+        } else {
+            let base = lock_path(&pool_file, entry.file);
+            self.move_to_lock_file(&pool_file, entry.file, &base)?;
         }
-        // It may be another one until here, which shows before SQLite looks for a journal or a log.
+        // From here on nobody removes the file, but somebody may just have done so.
+        pool.pool().refresh()?;
+        // The generation may have changed before this point; the first refresh notices, before
+        // SQLite looks for a journal or a log.
         self.generation = (Txg(0), generation);
         self.use_file(pool.pool().file(entry.file)?)?;
         self.backing = Backing::Pool(pool, name);
@@ -189,7 +233,7 @@ impl MainFile {
         Ok(())
     }
 
-    /// Uses a file of the engine's from now on.
+    /// Uses this engine file from now on.
     pub(super) fn use_file(&mut self, file: Arc<File>) -> Result<()> {
         let mut header = [0; 100];
         if file.read_at(&mut header, 0)? == header.len() {
@@ -199,7 +243,8 @@ impl MainFile {
         Ok(())
     }
 
-    /// Notes in SQLite's log that the newest state of the pool was not whole.
+    /// Writes to SQLite's log that the newest state of the pool was incomplete, or that the pool
+    /// was cut short.
     pub(super) fn log_recovery(&self) {
         let Some(pool) = self.pool() else { return };
         if let Some(txg) = pool.store().recovered_from() {
@@ -207,10 +252,15 @@ impl MainFile {
             let text = format!("hardpack: {path}: txg {txg} was incomplete, opened txg {now}");
             api::log(SQLITE_NOTICE, &text);
         }
+        if let Some(cut) = pool.store().cut_short() {
+            let text =
+                format!("hardpack: {}: {cut}; nothing is written to it", self.path.display());
+            api::log(SQLITE_READONLY, &text);
+        }
     }
 }
 
-/// Takes the length of the pages from the header of a database.
+/// Passes the page length in the header of a database on to the engine.
 pub(super) fn note_page_len(file: &File, header: &[u8]) {
     if let Some([high, low]) = header.get(16..18).filter(|_| header.starts_with(SQLITE_MAGIC)) {
         let len = match u32::from(u16::from_be_bytes([*high, *low])) {
@@ -221,7 +271,22 @@ pub(super) fn note_page_len(file: &File, header: &[u8]) {
     }
 }
 
-/// The URI parameter that sets a property.
+/// Whether a name asks for a pool: it ends in `.hpk`, or its URI names this VFS.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xOpen.
+unsafe fn asks_for_pool(name: *const c_char) -> bool {
+    // SAFETY: the caller vouches for the name, which ends with a NUL byte, as does the parameter.
+    unsafe {
+        let vfs = (api::get().uri_parameter)(name, c"vfs".as_ptr());
+        CStr::from_ptr(name).to_bytes().ends_with(POOL_SUFFIX)
+            || !vfs.is_null() && CStr::from_ptr(vfs) == VFS_NAME
+            || (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 0) != 0
+    }
+}
+
+/// Returns the URI parameter that sets a property.
 ///
 /// # Safety
 ///

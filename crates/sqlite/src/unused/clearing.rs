@@ -1,8 +1,8 @@
-//! Clearing a whole database as it is copied or compressed anew: what is on the freelist, and what is
-//! unused inside pages, becomes zeros, which take no space in a pool.
+//! Clears a whole database while it is copied or recompressed: free pages, and the unused bytes
+//! inside other pages, become zeros, which take no space in a pool.
 //!
-//! The contract of [`super`] holds: all bytes must be of one committed state, and stay so until the
-//! cleared ones are in their place. Whoever cannot promise that must not clear.
+//! The contract of [`super`] applies: all bytes must belong to one committed state, and stay so
+//! until the cleared bytes are in their place. Whoever cannot promise that must not clear.
 
 use std::collections::HashMap;
 
@@ -11,19 +11,19 @@ use super::{HEADER_LEN, Layout, PENDING_BYTE_DEFAULT, freelist};
 /// Fills a buffer from an offset of the database.
 pub type ReadAt<'a, E> = dyn FnMut(&mut [u8], u64) -> Result<(), E> + 'a;
 
-/// What of a database need not be kept.
+/// The bytes of a database that need not be kept.
 #[derive(Debug)]
 pub struct Clearing {
     layout: Layout,
     /// Pages on the freelist, in ascending order.
     leaves: Vec<u32>,
-    /// Pages that list them, and how much of each is in use.
+    /// Pages that list the free pages, and the length of each that is in use.
     trunks: HashMap<u32, usize>,
 }
 
 impl Clearing {
-    /// Looks at a database of `len` bytes; `read` fills a buffer from an offset. Nothing comes out where
-    /// it is not certain what its bytes mean.
+    /// Examines a database of `len` bytes; `read` fills a buffer from an offset. Returns `None` if
+    /// the meaning of its bytes is not certain.
     pub fn new<E>(len: u64, read: &mut ReadAt<'_, E>) -> Result<Option<Clearing>, E> {
         let mut header = [0; HEADER_LEN];
         if len < HEADER_LEN as u64 {
@@ -43,8 +43,8 @@ impl Clearing {
         Ok(Some(Clearing { layout, leaves: free.leaves, trunks }))
     }
 
-    /// Sets what need not be kept of `bytes`, which begin at `offset` of the database, to zeros. Pages
-    /// that are not there as a whole are left as they are.
+    /// Sets the bytes that need not be kept to zeros in `bytes`, which begin at `offset` of the
+    /// database. Incomplete pages are left as they are.
     pub fn clear(&self, offset: u64, bytes: &mut [u8]) {
         let page_len = self.layout.page_len();
         let skip = offset.next_multiple_of(page_len as u64) - offset;

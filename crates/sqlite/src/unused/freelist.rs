@@ -1,34 +1,36 @@
-//! The free-list: pages of a database that hold nothing, and the trunk pages that name them.
+//! The free-list: the free pages of a database, and the trunk pages that name them.
 //!
 //! A trunk holds the number of the next trunk, a count, and that many numbers of leaves; the header
-//! of the database holds the number of the first trunk and of all free pages, trunks included. SQLite
-//! never reads a leaf: it is given out without being read (`PAGER_GET_NOCONTENT` in `btree.c`), and not
-//! written to a journal. Nor does it read what follows a trunk's last leaf. Both can be zeros, in a
-//! committed state; the module above says what that excludes, and why.
+//! of the database holds the number of the first trunk and the number of free pages, trunks
+//! included. SQLite never reads a leaf: it is allocated without being read (`PAGER_GET_NOCONTENT`
+//! in `btree.c`), and not written to a journal. Nor does it read the bytes after a trunk's last
+//! leaf. Both can be zeros in a committed state; the parent module says what that excludes, and
+//! why.
 //!
-//! The list is believed only if all of it is consistent: every number is that of a page that can be free,
-//! none comes twice, each count fits its page, and the total is the header's. Otherwise it is empty,
-//! which clears nothing. That a free page is not in use as well is beyond what the list can tell:
-//! `PRAGMA integrity_check` can. The walk reads each trunk once, and stops at the header's total.
+//! The list is trusted only if all of it is consistent: every number is that of a page that can be
+//! free, no number occurs twice, each count fits its page, and the total is the header's. Otherwise
+//! it counts as empty, so nothing is cleared. The list cannot show that a free page is not also in
+//! use; `PRAGMA integrity_check` can. The walk reads each trunk once, and stops at the header's
+//! total.
 #![forbid(unsafe_code)]
 
 use super::{Layout, be32};
 
-/// What of a database's free pages is unused.
+/// The unused parts of a database's free pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeList {
-    /// Pages that are unused as a whole, rising.
+    /// Pages that are unused as a whole, in ascending order.
     pub leaves: Vec<u32>,
-    /// The trunks, and where in them the unused rest begins, in bytes from the page's start.
+    /// The trunks, and the offset in each where the unused rest begins, in bytes.
     pub trunks: Vec<(u32, usize)>,
 }
 
-/// Walks the free-list of a database. `read` gives the page with a number between 2 and
+/// Walks the free-list of a database. `read` returns the page with a number between 2 and
 /// [`Layout::page_count`].
 ///
 /// # Errors
 ///
-/// Those of `read`.
+/// Returns the errors of `read`.
 pub fn walk<E>(
     layout: &Layout,
     read: &mut dyn FnMut(u32) -> Result<Vec<u8>, E>,
@@ -56,13 +58,13 @@ pub fn walk<E>(
 
 struct Walk<'a> {
     layout: &'a Layout,
-    /// One bit a page.
+    /// One bit for each page.
     seen: Vec<u64>,
     count: u32,
 }
 
 impl Walk<'_> {
-    /// Notes a free page, unless there cannot be such a one.
+    /// Records a free page. Returns `None` if this page cannot be free.
     fn visit(&mut self, number: u32) -> Option<()> {
         let layout = self.layout;
         let can_be_free = (2..=layout.page_count).contains(&number)
@@ -82,7 +84,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Notes the leaves of a trunk; returns how much of its page is in use, in bytes.
+    /// Records the leaves of a trunk. Returns how much of its page is in use, in bytes.
     fn visit_leaves(&mut self, trunk: &[u8], leaves: &mut Vec<u32>) -> Option<usize> {
         if trunk.len() != self.layout.page_len {
             return None;

@@ -1,22 +1,23 @@
-//! System calls that change files, counted, so that a process can die before any one of them.
+//! Counts system calls that change files, so that a process can die before any one of them.
 //!
-//! The functions here take the place of libc's in this executable, for SQLite's code as well as
-//! for the engine's. They pass straight through until [`die_at`] arms them, or [`watch_with`] gives them
-//! to somebody else.
+//! The functions here replace libc's in this executable, for SQLite's code as well as for the
+//! engine's. They pass straight through until [`die_at`] arms them, or [`watch_with`] hands them to
+//! a watcher.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-/// Calls left before death; disarmed below zero.
+/// The number of calls left before death; negative if disarmed.
 static LEFT: AtomicI64 = AtomicI64::new(-1);
-/// Whether a part of the last call is done.
+/// Whether the last call does a part of its work.
 static TORN: AtomicBool = AtomicBool::new(false);
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes the calls in place of this module: gets the number and the raw arguments, and returns what the
-/// call does, with `errno` set.
+/// Makes the calls in place of this module: gets the number and the raw arguments, and returns the
+/// call's result, with `errno` set.
 pub type Watcher = fn(number: c_long, arguments: [usize; 4]) -> isize;
 
 static WATCHER: OnceLock<Watcher> = OnceLock::new();
@@ -25,29 +26,29 @@ thread_local! {
     static UNCOUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How many syncs of files this process has asked for.
+/// Returns the number of file syncs that this process has requested.
 pub fn sync_count() -> u64 {
     SYNCS.load(Ordering::SeqCst)
 }
 
-/// From now on, all calls go to `watcher`; nothing is counted, and nothing dies.
+/// Sends all calls to `watcher` from now on; nothing is counted, and nothing dies.
 pub fn watch_with(watcher: Watcher) {
     let _ = WATCHER.set(watcher);
 }
 
-/// From now on, the process kills itself before a call, counted from 0: for even `n` before call
-/// `n / 2`, for odd `n` in the middle of it.
+/// Makes the process kill itself, counting calls from 0: for even `n` before call `n / 2`, for odd
+/// `n` in the middle of it.
 pub fn die_at(n: i64) {
     TORN.store(n % 2 == 1, Ordering::SeqCst);
     LEFT.store(n / 2, Ordering::SeqCst);
 }
 
-/// Nothing dies any more.
+/// Disarms [`die_at`].
 pub fn disarm() {
     LEFT.store(-1, Ordering::SeqCst);
 }
 
-/// Runs something whose calls do not count.
+/// Runs a closure whose calls do not count.
 pub fn uncounted<R>(run: impl FnOnce() -> R) -> R {
     UNCOUNTED.set(true);
     let result = run();
@@ -55,7 +56,7 @@ pub fn uncounted<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether the next call is the last: it may do a part of its work first.
+/// Whether the next call is the last; it may do a part of its work first.
 fn count() -> bool {
     if LEFT.load(Ordering::SeqCst) < 0 || UNCOUNTED.get() {
         return false;
@@ -71,7 +72,7 @@ fn die() -> ! {
     }
 }
 
-/// Defines calls: `$part` runs before death and does a part of the work, where that is possible.
+/// Defines calls: `$part` runs before death and does a part of the work, if possible.
 macro_rules! calls {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $number:ident, $part:expr;)*) => {$(
         #[unsafe(no_mangle)]
@@ -83,7 +84,6 @@ macro_rules! calls {
                 return watcher(libc::$number, arguments) as $result;
             }
             if count() {
-                #[allow(clippy::redundant_closure_call)]
                 if TORN.load(Ordering::SeqCst) {
                     ($part)($($argument),*);
                 }
@@ -100,7 +100,7 @@ macro_rules! calls {
 
 calls! {
     write(fd: c_int, buf: *const c_void, len: usize) -> isize = SYS_write, |_, _, _| ();
-    // Half of a write may have happened when the process dies: superblocks and extents alike.
+    // Half of a write may have happened when the process dies, of superblocks and extents alike.
     pwrite64(fd: c_int, buf: *const c_void, len: usize, offset: i64) -> isize = SYS_pwrite64,
         |fd: c_int, buf: *const c_void, len: usize, offset: i64| {
             // SAFETY: the arguments are those of the call, and half of the buffer is in the buffer.

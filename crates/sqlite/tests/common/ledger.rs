@@ -1,5 +1,5 @@
-//! A workload whose every state can be judged: accounts whose sum never changes, and a log with one
-//! row for each transaction, numbered without gaps.
+//! A workload in which every state can be checked: accounts whose sum never changes, and a log with
+//! one row for each transaction, numbered without gaps.
 
 use rusqlite::Connection;
 
@@ -22,9 +22,9 @@ pub fn create(db: &Connection) {
     );
 }
 
-/// One transaction: transfers between accounts, and the next row of the log with `filler_len` bytes
-/// of text. Old rows of the log lose their text. Returns the number of the row; the transaction is
-/// open still.
+/// Begins one transaction: transfers between accounts, and the next row of the log with
+/// `filler_len` bytes of text. Old rows of the log lose their text. Returns the number of the row;
+/// the transaction stays open.
 pub fn begin(db: &Connection, random: &mut Random, filler_len: usize) -> rusqlite::Result<i64> {
     db.execute_batch("begin immediate")?;
     for _ in 0..1 + random.below(4) {
@@ -44,18 +44,18 @@ pub fn begin(db: &Connection, random: &mut Random, filler_len: usize) -> rusqlit
     Ok(seq)
 }
 
-/// One whole transaction.
+/// Runs one whole transaction.
 pub fn transact(db: &Connection, random: &mut Random, filler_len: usize) -> rusqlite::Result<i64> {
     let seq = begin(db, random, filler_len)?;
     db.execute_batch("commit")?;
     Ok(seq)
 }
 
-/// What must hold in every snapshot. Returns how many transactions there are.
+/// Asserts what must hold in every snapshot. Returns the number of transactions.
 pub fn assert_holds(db: &Connection) -> i64 {
     run(db, "begin");
     let sum: i64 = value(db, "select sum(balance) from account");
-    assert_eq!(sum, SUM, "a part of a transaction is there");
+    assert_eq!(sum, SUM, "a transaction is there in part");
     let count: i64 = value(db, "select count(*) from log");
     let last: i64 = value(db, "select coalesce(max(seq), 0) from log");
     assert_eq!(count, last, "the log has gaps");
@@ -65,7 +65,7 @@ pub fn assert_holds(db: &Connection) -> i64 {
     count
 }
 
-/// The same, and SQLite's own check.
+/// Asserts that [`assert_holds`] passes, and SQLite's own check.
 pub fn assert_sound(db: &Connection) -> i64 {
     assert_integrity(db);
     assert_holds(db)

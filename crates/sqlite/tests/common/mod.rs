@@ -1,8 +1,9 @@
-//! What the suites share: the VFS in this process, other processes, the stock shell, a workload whose
-//! invariants any reader can check.
+//! Shared parts of the suites: the VFS in this process, other processes, the stock shell, and a
+//! workload whose invariants any reader can check.
 //!
-//! A child process is this test binary again, running its test `child_role`, which does what
-//! `HARDPACK_ROLE` says and reports on its standard error.
+//! A child process runs this test binary again with its test `child_role`, which plays the role
+//! that `HARDPACK_ROLE` names and reports on its standard error.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 #![allow(dead_code, reason = "each suite uses its own part")]
 
 pub mod interpose;
@@ -16,11 +17,11 @@ use std::time::Duration;
 
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Attributes, CreateOptions, Kind, Options, Pool};
-use rusqlite::{Connection, ffi};
+use rusqlite::{Connection, ErrorCode, ffi};
 
 const ROLE: &str = "HARDPACK_ROLE";
 const CHECK_CACHE_LEN: u64 = 4 << 20;
-/// How long a connection waits for a lock; long, since other builds may run on the same machine.
+/// How long a connection waits for a lock: long, since other builds may run on the same machine.
 pub const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
 static LOG: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
@@ -35,7 +36,8 @@ unsafe extern "C" fn log(_: *mut std::ffi::c_void, code: i32, text: *const std::
 pub fn setup() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: nothing has used SQLite yet, and the callback has the signature of SQLITE_CONFIG_LOG.
+        // SAFETY: nothing has used SQLite yet, and the callback has the signature that
+        // SQLITE_CONFIG_LOG requires.
         let code = unsafe {
             ffi::sqlite3_config(
                 ffi::SQLITE_CONFIG_LOG,
@@ -48,14 +50,14 @@ pub fn setup() {
     });
 }
 
-/// What SQLite's log got about a file, so far.
+/// Returns the messages about a file in SQLite's log so far.
 pub fn logged_about(path: &Path) -> Vec<(i32, String)> {
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     log.iter().filter(|(_, text)| text.contains(&name)).cloned().collect()
 }
 
-/// The URI of a pool; `parameters` begin with `&`.
+/// Returns the URI of a pool; `parameters` begin with `&`.
 pub fn uri(path: &Path, parameters: &str) -> String {
     format!("file:{}?vfs=hardpack{parameters}", path.display())
 }
@@ -81,12 +83,12 @@ pub fn open_plain(path: &Path) -> Connection {
     db
 }
 
-/// The first value of the first row.
+/// Returns the first value of the first row.
 pub fn value<T: rusqlite::types::FromSql>(db: &Connection, sql: &str) -> T {
     db.query_row(sql, [], |row| row.get(0)).unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-/// The first value of the first row as text, whatever its type; empty where there is no row.
+/// Returns the first value of the first row as text, whatever its type; empty if there is no row.
 pub fn text(db: &Connection, sql: &str) -> String {
     let mut statement = db.prepare(sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
     let mut rows = statement.query([]).unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -101,7 +103,19 @@ pub fn text(db: &Connection, sql: &str) -> String {
     }
 }
 
-/// Runs statements, rows and all.
+/// Opens a database through the VFS without waiting for locks.
+pub fn no_wait(path: &Path) -> Connection {
+    let db = open(path);
+    db.busy_timeout(Duration::ZERO).unwrap();
+    db
+}
+
+/// Returns the code of an error.
+pub fn code_of<T>(result: rusqlite::Result<T>) -> Option<ErrorCode> {
+    result.err().expect("the statement is refused").sqlite_error_code()
+}
+
+/// Runs statements, including those that return rows.
 pub fn run(db: &Connection, sql: &str) {
     db.execute_batch(sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
@@ -110,12 +124,12 @@ pub fn assert_integrity(db: &Connection) {
     assert_eq!(text(db, "pragma integrity_check"), "ok");
 }
 
-/// Whether the file is a pool: a fresh look at its first bytes.
+/// Whether the file is a pool, judged by its first bytes.
 pub fn is_pool(path: &Path) -> bool {
     std::fs::read(path).unwrap().starts_with(b"Hardpack pool")
 }
 
-/// The engine's own check of the whole pool. Nobody of this process may have it open.
+/// Runs the engine's own check of the whole pool. Nobody in this process may have it open.
 pub fn check_pool(path: &Path) -> Result<(), String> {
     let fail = |reason: String| format!("{}: {reason}", path.display());
     let device = FileDevice::open_read_only(path).map_err(|error| fail(error.to_string()))?;
@@ -125,18 +139,24 @@ pub fn check_pool(path: &Path) -> Result<(), String> {
     if report.is_clean() { Ok(()) } else { Err(fail(format!("{:#?}", report.problems))) }
 }
 
-/// The same, which must find nothing.
+/// Asserts that [`check_pool`] finds no problems.
 pub fn assert_pool_is_clean(path: &Path) {
     check_pool(path).unwrap_or_else(|problems| panic!("{problems}"));
 }
 
-/// Makes a pool without a file, unless it is there, and directories in it, each behind the one it is in.
+/// Creates a pool without files unless it exists, and directories in it, parents first.
 pub fn make_pool(path: &Path, directories: &[&str]) {
     if path.exists() {
         return;
     }
     let device = FileDevice::create_new(path).unwrap();
-    let create = CreateOptions { guid: [7; 16], ashift: 9, properties: vec![], file_name: None };
+    let create = CreateOptions {
+        guid: [7; 16],
+        ashift: hardpack_engine::Ashift::MIN,
+        properties: vec![],
+        file_name: None,
+        file_mode: 0,
+    };
     let options = Options::new(CHECK_CACHE_LEN);
     let pool = Pool::create(std::sync::Arc::new(device), &create, options).unwrap();
     for directory in directories {
@@ -147,20 +167,20 @@ pub fn make_pool(path: &Path, directories: &[&str]) {
     pool.close().unwrap();
 }
 
-/// Opens a pool with the engine, which nobody of this process may have open.
+/// Opens a pool with the engine. Nobody in this process may have it open.
 pub fn engine(path: &Path) -> Pool {
     let device = FileDevice::open(path).unwrap();
     Pool::open(std::sync::Arc::new(device), Options::new(CHECK_CACHE_LEN)).unwrap()
 }
 
-/// A path with something behind it, such as "-journal".
-pub fn beside(path: &Path, suffix: &str) -> PathBuf {
+/// Returns a path with a suffix such as "-journal".
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// How many descriptors this process has open on files below `dir`.
+/// Returns the files below `dir` that this process has descriptors of.
 pub fn open_descriptors(dir: &Path) -> Vec<PathBuf> {
     let dir = dir.canonicalize().unwrap();
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -172,7 +192,8 @@ pub fn open_descriptors(dir: &Path) -> Vec<PathBuf> {
 pub struct Random(pub u64);
 
 impl Random {
-    /// From `HARDPACK_SEED`, or from a number of the test; printed, so that a failure can be repeated.
+    /// Uses `HARDPACK_SEED`, or else the test's own seed, and prints it, so that a failure can be
+    /// repeated.
     pub fn new(seed: u64) -> Random {
         let seed = std::env::var("HARDPACK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(seed);
         println!("HARDPACK_SEED={seed}");
@@ -186,12 +207,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// Text that compresses, but not to nothing.
+    /// Returns text that compresses, but not to nothing.
     pub fn text(&mut self, len: usize) -> String {
         const WORDS: [&str; 8] =
             ["pool ", "record ", "extent ", "sector ", "patch ", "fold ", "txg ", "superblock "];
@@ -225,17 +246,17 @@ impl Role {
         Role { child, lines }
     }
 
-    /// The next line that the child reported, or `None` when it is gone.
+    /// Returns the next line that the child reported, or `None` when it is gone.
     pub fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.lines.read_line(&mut line) {
-            // A line cut short by a kill was not reported.
+            // A line cut short by a kill does not count.
             Ok(_) if line.ends_with('\n') => Some(line.trim_end().to_string()),
             _ => None,
         }
     }
 
-    /// Waits for a line.
+    /// Waits for a line with this text.
     pub fn expect(&mut self, expected: &str) {
         let mut seen = String::new();
         while let Some(line) = self.line() {
@@ -247,7 +268,7 @@ impl Role {
         panic!("the child ended without saying '{expected}':\n{seen}");
     }
 
-    /// Kills the child, and returns what it had reported.
+    /// Kills the child, and returns the lines that it had reported.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -258,14 +279,15 @@ impl Role {
         std::iter::from_fn(|| self.line()).collect()
     }
 
-    /// Waits for the child to end well.
+    /// Waits for the child to end successfully.
     pub fn finish(mut self) {
         let lines = self.rest();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}:\n{}", lines.join("\n"));
     }
 
-    /// Waits for the child, however it ends: whether that was well, and what it reported.
+    /// Waits for the child, however it ends. Returns whether it succeeded, and the lines that it
+    /// reported.
     pub fn wait(mut self) -> (bool, Vec<String>) {
         let lines = self.rest();
         (self.child.wait().unwrap().success(), lines)
@@ -274,41 +296,70 @@ impl Role {
 
 impl Drop for Role {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The child may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The role this process was started for.
+/// Plays a role that several suites have: "try" runs statements without waiting and reports the
+/// result, "hold" runs statements and stays. Returns false for any other role.
+pub fn play(role: &str) -> bool {
+    let path = path_argument(0);
+    match role {
+        "try" => {
+            let done = no_wait(&path).execute_batch(&argument(1));
+            report(&done.map_or_else(|error| format!("{error}"), |()| "done".into()));
+            true
+        }
+        "hold" => {
+            let db = open(&path);
+            run(&db, &argument(1));
+            report("held");
+            loop {
+                std::thread::park();
+            }
+        }
+        _ => false,
+    }
+}
+
+/// Returns what another process reports that tries something on a database, without waiting. Its
+/// suite must leave unknown roles to [`play`].
+pub fn outside(path: &Path, sql: &str) -> String {
+    let (_, lines) = Role::start("try", &[&path.to_string_lossy(), sql]).wait();
+    lines.last().cloned().unwrap_or_default()
+}
+
+/// Returns the role that this process was started for.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// An argument of the role.
+/// Returns an argument of the role.
 pub fn argument(index: usize) -> String {
     std::env::var(format!("{ROLE}_{index}")).unwrap()
 }
 
-/// The path that is an argument of the role.
+/// Returns an argument of the role as a path.
 pub fn path_argument(index: usize) -> PathBuf {
     argument(index).into()
 }
 
-/// Reports a line to the parent, in one write.
+/// Reports a line to the parent in one write.
 pub fn report(line: &str) {
     interpose::uncounted(|| std::io::stderr().write_all(format!("{line}\n").as_bytes()).unwrap());
 }
 
-/// The extension, which cargo builds along with the tests.
+/// Returns the path of the extension, which cargo builds along with the tests.
 pub fn library() -> PathBuf {
     let beside_this = std::env::current_exe().unwrap().with_file_name("libhardpack.so");
-    assert!(beside_this.exists(), "{} is not there", beside_this.display());
+    assert!(beside_this.exists(), "{} does not exist", beside_this.display());
     beside_this
 }
 
-/// Runs the stock shell with the extension loaded and the database open; what it printed to both
-/// outputs comes back. `commands` are SQL or dot commands.
+/// Runs the stock shell with the extension loaded and the database open. Returns what it printed to
+/// standard output and standard error. `commands` are SQL or dot commands.
 pub fn shell(database: &str, commands: &[&str]) -> (String, String) {
     let load = format!(".load {}", library().display());
     let open = format!(".open {database}");
@@ -317,7 +368,7 @@ pub fn shell(database: &str, commands: &[&str]) -> (String, String) {
     stock_shell(&all)
 }
 
-/// Runs the stock shell on nothing but these commands.
+/// Runs the stock shell on these commands only.
 pub fn stock_shell(commands: &[&str]) -> (String, String) {
     let mut command = Command::new("sqlite3");
     command.args(["-batch", ":memory:"]).stdin(Stdio::piped());

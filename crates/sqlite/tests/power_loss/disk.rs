@@ -1,16 +1,18 @@
-//! A simulated disk with a directory: what a recorded run of SQLite and Hardpack leaves behind when the
-//! power fails at any moment.
+//! A simulated disk with a directory, which knows what a recorded run of SQLite and Hardpack may
+//! leave behind when the power fails at any moment.
 //!
-//! The model, for each file on its own:
+//! The model, for each file separately:
 //!
-//! * what was written before its last sync is there;
-//! * of the later writes any subset is, in any order, each torn at multiples of the sector;
-//! * a later change of the length happened or did not. In files of SQLite's own it stays in its place
-//!   among the writes, as it does on every file system that keeps its metadata consistent;
-//! * what a sync that failed should have written may be there or not, whatever is synced afterwards.
+//! * writes before its last sync are there;
+//! * of the later writes, any subset is there, in any order, each torn at multiples of the sector;
+//! * a later change of the length happened or did not. In files of SQLite's own it keeps its place
+//!   among the writes, as on every file system that keeps its metadata consistent;
+//! * writes that a failed sync should have made durable may be there or not, whatever is synced
+//!   later.
 //!
-//! And for the directory: entries made or removed before its last sync are, of later ones any subset.
-//! A file whose entry did not survive is lost, whether it was synced or not. Shared memory never survives.
+//! And for the directory: entries created or removed before its last sync stay so; of later
+//! changes, any subset happened. A file whose entry did not survive is lost, whether it was synced
+//! or not. Shared memory never survives.
 //!
 //! All choices come from a seed.
 
@@ -19,59 +21,59 @@ use std::sync::Arc;
 
 use crate::common::Random;
 
-/// A file of a recording, by number.
+/// The number of a file in a recording.
 pub type FileIndex = usize;
 
-/// What lies in a directory, by name.
+/// The files of a directory, by name.
 pub type Image = BTreeMap<String, Vec<u8>>;
 
-/// What was done, in order.
+/// One operation of a recording.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A file was made, and is new.
+    /// A new file was created.
     Create(String, FileIndex),
     /// A name was removed.
     Unlink(String),
-    /// Bytes at an offset.
+    /// Bytes were written at an offset.
     Write(FileIndex, u64, Arc<[u8]>),
     /// The length was set.
     SetLen(FileIndex, u64),
-    /// A range was given back: it reads as zeros.
+    /// A hole was punched: the range reads as zeros.
     Punch(FileIndex, u64, u64),
-    /// What the file holds is durable.
+    /// The content of a file was made durable.
     Sync(FileIndex),
     /// A sync that reported an error.
     FailedSync(FileIndex),
-    /// What names there are is durable.
+    /// The names in the directory were made durable.
     SyncDirectory,
     /// A note of the workload.
     Note(Note),
 }
 
-/// What a workload notes beside what it does. Transactions are numbered from 1.
+/// A note of a workload about its progress. Transactions are numbered from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
     /// A transaction begins.
     Begin(u64),
-    /// Another engine works on a pool, or no longer. A sync of its own promises nothing to the connections:
-    /// they do not know of it, and may write over what it made durable.
+    /// Another engine works on a pool, or has stopped. Its syncs promise nothing to the
+    /// connections, which do not know of them and may overwrite what they made durable.
     Elsewhere(bool),
     /// A transaction was acknowledged.
     Ack(u64, Promise),
 }
 
-/// What an acknowledgement promises.
+/// The promise of an acknowledgement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
-    /// It survives from now on.
+    /// The transaction survives from now on.
     Durable,
-    /// It does once the pool is synced.
+    /// The transaction survives once the pool is synced.
     WithPool,
-    /// It does once the write-ahead log is synced.
+    /// The transaction survives once the write-ahead log is synced.
     WithLog,
 }
 
-/// Whose file a name is; the number is that of the pool.
+/// The kind of a file; the number is that of its pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     Pool(usize),
@@ -83,7 +85,7 @@ pub enum Class {
 /// The names of the pools of a workload.
 pub const POOL_NAMES: [&str; 2] = ["a.hpk", "b.hpk"];
 
-/// Whose file this is.
+/// Returns the kind of a file from its name.
 pub fn class_of(name: &str) -> Class {
     let pool = usize::from(name.starts_with(POOL_NAMES[1]));
     match name {
@@ -94,14 +96,14 @@ pub fn class_of(name: &str) -> Class {
     }
 }
 
-/// What becomes of a write that is not durable.
+/// The fate of a write that is not durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     /// It may survive.
     Free,
     /// It may survive, but no sync changes that any more.
     Doubtful,
-    /// It survives; it is kept only since doubtful ones lie below it.
+    /// It survives; it stays listed only because doubtful ones come before it.
     Certain,
 }
 
@@ -121,7 +123,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A disk that holds these files durably. They are numbered in the order of their names.
+    /// Creates a disk that holds these files durably. They are numbered in the order of their
+    /// names.
     pub fn new(image: &Image) -> Disk {
         let mut disk =
             Disk { files: Vec::new(), names: BTreeMap::new(), pending_names: Vec::new() };
@@ -133,7 +136,7 @@ impl Disk {
         disk
     }
 
-    /// Whose file this is.
+    /// Returns the kind of a file.
     pub fn class(&self, file: FileIndex) -> Class {
         self.files[file].class
     }
@@ -143,13 +146,13 @@ impl Disk {
         self.files[file].pending.iter().any(|(_, fate)| *fate == Fate::Doubtful)
     }
 
-    /// Whether a write goes to a file that others wait in for a sync, or is itself longer than `len_max`.
+    /// Whether `op` writes to a file with unsynced writes, or writes more than `len_max` bytes.
     pub fn has_unsynced(&self, op: &Op, len_max: usize) -> bool {
         let Op::Write(file, _, bytes) = op else { return false };
         bytes.len() > len_max || !self.files[*file].pending.is_empty()
     }
 
-    /// Whether a journal that is there has writes that wait for a sync.
+    /// Whether an existing journal has unsynced writes.
     pub fn has_unsynced_journal(&self) -> bool {
         let waits = |file: &Medium| file.class == Class::Journal && !file.pending.is_empty();
         let mut names = self.names.clone();
@@ -186,7 +189,7 @@ impl Disk {
         }
     }
 
-    /// What a loss of power leaves behind, at sectors of `sector` bytes.
+    /// Returns what a power loss leaves behind, with sectors of `sector` bytes.
     pub fn crash(&self, random: &mut Random, sector: usize) -> Image {
         let mut names = self.names.clone();
         let in_order = random.below(2) == 0;
@@ -201,7 +204,7 @@ impl Disk {
         names.into_iter().map(|(name, file)| (name, content(file))).collect()
     }
 
-    /// What is there as long as the power is.
+    /// Returns the files as they are if the power does not fail.
     pub fn all_kept(&self) -> Image {
         let mut names = self.names.clone();
         self.pending_names.iter().for_each(|op| apply_name(&mut names, op));
@@ -239,12 +242,12 @@ impl Medium {
     fn crash(&self, random: &mut Random, sector: usize) -> Vec<u8> {
         let mut bytes = self.durable.clone();
         let mut order: Vec<&(Op, Fate)> = self.pending.iter().collect();
-        // How much is kept differs: nearly all, about half, nearly nothing, or all; or all but the last
-        // few, as a disk with a short queue would.
+        // The share that survives varies: nearly all, about half, nearly nothing, or all; or all
+        // but the last few, as on a disk with a short queue.
         const SHARES: [(u64, u64); 6] = [(15, 16), (7, 8), (1, 2), (1, 8), (1, 1), (0, 1)];
         let (keep, of) = SHARES[random.below(6) as usize];
         if order.iter().any(|(_, fate)| *fate != Fate::Free) {
-            // What is certain has its place in the order.
+            // Certain writes keep their place in the order.
         } else if random.below(2) == 0 {
             self.shuffle(&mut order, random);
         } else {

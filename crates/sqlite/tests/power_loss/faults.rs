@@ -1,5 +1,5 @@
-//! System calls that fail, one after the other: SQLite gets an error that fits, nothing that was acknowledged is
-//! lost, work goes on where it can, and with the fault gone all is as the model says.
+//! Makes system calls fail, one by one: SQLite gets a fitting error, no acknowledged transaction is
+//! lost, work goes on where it can, and once the fault is gone everything is as the model says.
 
 use std::path::Path;
 
@@ -13,27 +13,27 @@ use super::verify::{Expected, Span, materialise};
 use super::workload::{Session, Shape, open_pool};
 use crate::common::Random;
 
-/// Steps of a workload; the databases are opened anew before the one in the middle.
+/// The number of steps of a workload; the databases are reopened before the one in the middle.
 const STEPS: u64 = 6;
 const REOPEN_AT: u64 = 3;
-/// Losses of power within each run.
+/// The number of power losses within each run.
 const CRASHES: u64 = 3;
-/// Calls between two that fail, at most.
+/// The most calls between two that fail.
 const PLACES_APART: u64 = 40;
-/// Some calls are not made at all in some workloads.
+/// The number of seeds to try: some workloads do not make some calls at all.
 const SEEDS_MAX: u64 = 8;
-/// As many calls fail as are made.
+/// Every further call fails.
 const ALL: u64 = u64::MAX;
 
-/// What fails, and how.
+/// A kind of call and how it fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     kind: Kind,
     failure: Failure,
     times: u64,
-    /// The end of the names of the files that this happens to.
+    /// The suffix of the names of the affected files.
     suffix: &'static str,
-    /// The result codes that fit; none where nobody may notice.
+    /// The fitting result codes; none if nobody may notice.
     codes: &'static [i32],
 }
 
@@ -42,13 +42,13 @@ const fn case(kind: Kind, errno: i32, times: u64, codes: &'static [i32]) -> Case
 }
 
 const IO: &[i32] = &[ffi::SQLITE_IOERR];
-/// SQLite takes an error of the medium in a file of its own for a damaged one (SQLITE_IOERR_CORRUPTFS).
+/// SQLite reports a medium error in a file of its own as damage (SQLITE_IOERR_CORRUPTFS).
 const READ: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN, ffi::SQLITE_CORRUPT];
 const FULL: &[i32] = &[ffi::SQLITE_FULL];
-/// SQLite tries to open for reading only what it cannot open for writing.
+/// If SQLite cannot open a file for writing, it tries to open it read-only.
 const OPEN_OR_READ: &[i32] = &[ffi::SQLITE_IOERR, ffi::SQLITE_CANTOPEN, ffi::SQLITE_READONLY];
 
-/// All that can fail.
+/// All kinds of failures.
 pub const CASES: &[Case] = &[
     case(Kind::Read, libc::EIO, 1, READ),
     case(Kind::Read, libc::EINTR, 1, &[]),
@@ -67,13 +67,14 @@ pub const CASES: &[Case] = &[
 
 /// Journals that cannot be written.
 pub const JOURNAL: Case = Case { suffix: "-journal", ..case(Kind::Write, libc::EIO, 1, IO) };
-/// Journals that cannot be cut when their transaction has ended.
+/// Journals that cannot be truncated when their transaction has ended.
 pub const CUT: Case = Case { suffix: "-journal", ..case(Kind::SetLen, libc::EIO, 1, IO) };
 /// Pools that cannot be synced.
 pub const POOL_SYNC: Case = Case { suffix: ".hpk", ..case(Kind::Sync, libc::EIO, 1, IO) };
 
 impl Case {
-    /// Calls between two that fail, at most: there are many reads and writes, and few of the others.
+    /// The most calls between two that fail: there are many reads and writes, and few of the
+    /// others.
     fn apart(&self) -> u64 {
         match self.kind {
             Kind::Read | Kind::Write if self.suffix.is_empty() => PLACES_APART,
@@ -82,7 +83,7 @@ impl Case {
     }
 }
 
-/// Databases with some history, from which each run begins.
+/// Databases with some history, with which each run begins.
 pub struct Template {
     pub shape: Shape,
     pub image: Image,
@@ -97,9 +98,9 @@ struct Run<'a> {
     case: Case,
     session: Session,
     directory: &'a Path,
-    /// A sync of the pool has failed, and it was not opened anew since.
+    /// A sync of the pool has failed, and the pool was not reopened since.
     failed_stop: bool,
-    /// Where in the recording it was.
+    /// The position of that sync in the recording.
     crash_end: Option<usize>,
 }
 
@@ -113,18 +114,19 @@ impl Run<'_> {
         self.failed_stop |= recorder::pool_sync_failed();
     }
 
-    /// Ends all connections, and with them the engine that a sync has failed for.
+    /// Closes all connections, and with them the engine whose sync has failed.
     fn close(&mut self) {
         self.session.close();
         if self.failed_stop || recorder::pool_sync_failed() {
-            // Nobody can know what the system dropped: what is written from here on may rely on it.
+            // Nobody knows what the system dropped; later writes may rely on it.
             self.crash_end.get_or_insert(recorder::trace_len());
             recorder::forget_failed_sync();
             self.failed_stop = false;
         }
     }
 
-    /// Closes and opens everything; an attempt that fails must fail well, and the next one succeed.
+    /// Closes and reopens everything; a failed attempt must fail properly, and the next one must
+    /// succeed.
     fn reopen(&mut self) -> Result<(), String> {
         self.look_at_syncs();
         self.close();
@@ -139,7 +141,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Which transaction is the last, in the eyes of the connections; else after opening anew, without the fault.
+    /// Returns the number of the last transaction as the connections see it, or else after
+    /// reopening without the fault.
     fn number(&mut self) -> Result<u64, String> {
         if self.session.shape.pools == 1
             && let Ok(number) = number_in(self.session.db())
@@ -183,7 +186,7 @@ impl Run<'_> {
             self.judge(error)?;
         }
         self.look_at_syncs();
-        // What SQLite could open for reading only stays so until it is opened anew.
+        // A file that SQLite could open only read-only stays so until it is reopened.
         let stays = self.case.kind == Kind::Open;
         if self.case.times == 1 && !stays && recorder::fired() == before && !self.failed_stop {
             return Err("a transaction fails after the fault has gone".into());
@@ -230,7 +233,7 @@ impl Run<'_> {
     }
 }
 
-/// Makes a call of a kind fail at some places, of several workloads. Returns how many did.
+/// Makes calls of a kind fail at some places in several workloads. Returns the number of failures.
 pub fn everywhere(
     shape: Shape,
     case: Case,
@@ -240,13 +243,13 @@ pub fn everywhere(
 ) -> Result<u64, String> {
     let mut fired = 0;
     let mut random = Random(first_seed);
-    // Without a journal SQLite cannot take back what failed.
+    // Without a journal SQLite cannot roll back a failed transaction.
     let shape =
         Shape { journal: shape.journal.strip_suffix(&["off"]).unwrap_or(shape.journal), ..shape };
     for seed in first_seed.. {
         let template = super::run::record(Shape { steps: 0, ..shape }, seed, &scratch.directory)?;
         let template = Template { shape, image: template.base, seed };
-        // Some of the calls of one workload, evenly spread, until there are no more.
+        // Some of the calls of one workload fail, evenly spread, until there are no more.
         let mut after = random.below(case.apart());
         loop {
             let label = |error| format!("seed {seed}, after {after} calls: {error}");
@@ -266,7 +269,7 @@ pub fn everywhere(
     Ok(fired)
 }
 
-/// Runs the workload of a template with one fault. Whether that met with any call.
+/// Runs the workload of a template with one fault. Returns whether the fault hit any call.
 pub fn run(template: &Template, case: Case, after: u64, scratch: &Scratch) -> Result<bool, String> {
     materialise(&scratch.directory, &template.image);
     let shape = template.shape;

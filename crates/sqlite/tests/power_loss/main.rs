@@ -1,15 +1,17 @@
-//! Loss of power below the whole stack: SQLite, the VFS and the engine, on a simulated disk.
+//! Simulates power loss below the whole stack: SQLite, the VFS and the engine on a simulated disk.
 //!
 //! A workload runs on real files in memory while every system call that changes one is recorded
-//! (`recorder.rs`). Then the recording is cut at every write and sync, what the disk may hold at that moment is
-//! laid out as files again (`disk.rs`), opened through the VFS and verified (`verify.rs`) against a model
-//! (`model.rs`).
+//! (`recorder.rs`). Then the recording is cut at every write and sync. The possible content of the
+//! disk at that moment is written out as files again (`disk.rs`), opened through the VFS and
+//! verified (`verify.rs`) against a model (`model.rs`).
 //!
-//! `HARDPACK_VFS_CRASH_STATES=200000 cargo test --release -p hardpack-sqlite --test power_loss -- --nocapture`
-//! runs for longer than the default, from other seeds where `HARDPACK_SEED` says so. A failure prints the workload
-//! and the seed; `HARDPACK_SEED=n HARDPACK_VFS_CRASH_STATES=1` runs the one workload of that seed of each kind.
+//! `HARDPACK_VFS_CRASH_STATES=200000 cargo test --release -p hardpack-sqlite --test power_loss --
+//! --nocapture` runs longer than the default; `HARDPACK_SEED` selects other seeds. A failure prints
+//! the workload and the seed; `HARDPACK_SEED=n HARDPACK_VFS_CRASH_STATES=1` runs the one workload
+//! of that seed of each kind.
 //!
-//! The recorder is one for a process, so each test works in a child process with one thread.
+//! There is only one recorder in a process, so each test runs in a child process with one thread.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -26,23 +28,24 @@ use common::{Random, Role};
 use run::{Counts, Scratch};
 use workload::SHAPES;
 
-/// Crashes in a run of the tests.
+/// The number of crashes in a run of the tests.
 const STATES_DEFAULT: u64 = 9_000;
-/// Crashes at each operation.
+/// The number of crashes at each operation.
 const TRIES: u64 = 2;
-/// Seeds in which each mutant must be noticed.
+/// The number of seeds in which each mutant must be noticed.
 const MUTANT_SEEDS: u64 = 3;
-/// Places at which each kind of call fails, in each workload.
+/// The number of places at which each kind of call fails, in each workload.
 const FAULT_PLACES_DEFAULT: u64 = 6;
-/// Places where calls of one kind fail, where that is looked at closely.
+/// The number of places at which calls of one kind fail in the tests about that kind.
 const EACH_PLACES: &str = "40";
-/// Workloads that are looked at for how they delete logs.
+/// The number of workloads checked for how they delete logs.
 const LOG_SEEDS: u64 = 20;
-/// And for when journals count.
+/// The number of workloads checked for when journals count.
 const JOURNAL_SEEDS: u64 = 10;
-/// Losses of power at each operation of a transaction across a pool that is not synced and others.
+/// The number of power losses at each operation of a transaction across an unsynced pool and
+/// others.
 const UNSYNCED_TRIES: u64 = 2;
-/// For data of pools that are decompressed, in the children.
+/// The length of the cache for decompressed data, in the children.
 const CACHE_BYTES: &str = "8000000";
 
 fn number(name: &str) -> Option<u64> {
@@ -67,7 +70,7 @@ fn child_role() {
 
 /// Runs a role in a child process, and returns what it reported.
 fn in_child(role: &str, arguments: &[&str]) -> Vec<String> {
-    // SAFETY: the tests that are about to start children do nothing else with the environment.
+    // SAFETY: the tests that start children do nothing else with the environment.
     unsafe { std::env::set_var("HARDPACK_CACHE_BYTES", CACHE_BYTES) };
     let (well, lines) = Role::start(role, arguments).wait();
     assert!(well, "{role} {arguments:?}:\n{}", lines.join("\n"));
@@ -95,7 +98,7 @@ fn crash_role(scratch: &Scratch) {
     ));
 }
 
-/// Crashes the workloads of these names, and prints a row of the table for each.
+/// Crashes the workloads with these names, and prints a row of the table for each.
 fn crash(names: &[&str]) {
     let states = number("HARDPACK_VFS_CRASH_STATES").unwrap_or(STATES_DEFAULT);
     let seed = number("HARDPACK_SEED").unwrap_or(1);
@@ -139,7 +142,7 @@ fn creation_of_several_files() {
     crash(&["creation, attached"]);
 }
 
-/// A harness that never complains proves nothing: each of these must be noticed, whatever the seed.
+/// A harness that never complains proves nothing: each mutant must be noticed, whatever the seed.
 #[test]
 fn broken_promises_are_noticed() {
     let mutants = 0..mutants::MUTANTS.len();
@@ -153,7 +156,7 @@ fn broken_promises_are_noticed() {
 fn mutant_role(scratch: &Scratch) {
     let (name, workload, mutate) = mutants::MUTANTS[common::argument(0).parse::<usize>().unwrap()];
     let shape = *SHAPES.iter().find(|shape| shape.name == workload).unwrap();
-    // A longer workload has more of everything in it that a mutant may break.
+    // A longer workload contains more of everything that a mutant may break.
     let shape = workload::Shape { steps: 3 * shape.steps, ..shape };
     for seed in 0..MUTANT_SEEDS {
         match run::run(shape, 100 + seed, TRIES, scratch, &mutate) {
@@ -190,11 +193,11 @@ fn twice_role(scratch: &Scratch) {
     assert!(first.trace.len() != second.trace.len() || first.base != second.base);
 }
 
-/// Every kind of system call fails, at one place after the other.
+/// Makes every kind of system call fail, at one place after another.
 fn fail_everywhere(name: &str) {
     let shape = SHAPES.iter().position(|shape| shape.name == name).unwrap();
     let states = number("HARDPACK_VFS_CRASH_STATES").unwrap_or(STATES_DEFAULT);
-    // As a share of what the crashes get.
+    // In proportion to the number of crashes.
     let places = (FAULT_PLACES_DEFAULT * states / STATES_DEFAULT).max(1);
     let seed = number("HARDPACK_SEED").unwrap_or(1);
     let arguments = [shape.to_string(), places.to_string(), seed.to_string(), "all".into()];
@@ -235,7 +238,7 @@ fn calls_fail_in_transactions_across_files() {
     fail_everywhere("attached");
 }
 
-/// One kind of call fails in each place of some workloads.
+/// Makes one kind of call fail at each place of some workloads.
 fn fail_each(names: &[&str], case: &str) {
     for name in names {
         let shape = SHAPES.iter().position(|shape| shape.name == *name).unwrap();
@@ -244,28 +247,30 @@ fn fail_each(names: &[&str], case: &str) {
     }
 }
 
-/// A sync of the pool fails: from then on no commit and no checkpoint succeeds until the pool is opened anew, and
-/// what was acknowledged before survives a loss of power.
+/// A sync of the pool fails: from then on no commit and no checkpoint succeeds until the pool is
+/// reopened, and transactions acknowledged earlier survive a power loss.
 #[test]
 fn nothing_is_acknowledged_after_a_failed_sync_of_the_pool() {
     fail_each(&["rollback", "log, full", "attached"], "sync");
 }
 
-/// A journal that cannot be put on disk for a transaction across files must still serve its rollback.
+/// A journal that cannot be moved to disk for a transaction across files must still serve its
+/// rollback.
 #[test]
 fn journals_that_cannot_be_put_on_disk_are_rolled_back_from() {
     fail_each(&["attached"], "journal");
 }
 
-/// A journal that cannot be cut when its transaction has ended must not be rolled back from while the next one is
-/// writing over it, and over the name of the super-journal that is gone.
+/// If a journal cannot be truncated when its transaction has ended, nothing may be rolled back from
+/// it while the next transaction overwrites it, including the name of the super-journal that is
+/// gone.
 #[test]
 fn journals_that_cannot_be_cut_do_not_come_back() {
     fail_each(&["attached"], "cut");
 }
 
-/// When the write-ahead log of a pool is deleted, or a journal that was rolled back from, that is durable before the
-/// pool changes: else it could come back after a loss of power, and undo what was committed since.
+/// The deletion of a pool's write-ahead log, or of a journal after its rollback, is durable before
+/// the pool changes: otherwise it could come back after a power loss and undo later commits.
 #[test]
 fn deleted_logs_and_journals_do_not_come_back() {
     in_child("log", &[]);
@@ -287,8 +292,9 @@ fn log_role(scratch: &Scratch) {
     assert!(logs >= LOG_SEEDS / 3 && journals >= LOG_SEEDS, "{logs} logs, {journals} journals");
 }
 
-/// A page of a journal that is torn may fit its checksum, which covers one byte in 200. So the journal counts only once
-/// all of it is durable, also where SQLite synced it in memory (when its cache was full), or syncs it once (NORMAL).
+/// A torn page of a journal may fit its checksum, which covers one byte in 200. So the journal
+/// counts only once all of it is durable, also if SQLite synced it in memory (when its cache was
+/// full), or syncs it once (NORMAL).
 #[test]
 fn journals_count_only_once_they_are_durable() {
     in_child("journal", &[]);
@@ -297,19 +303,20 @@ fn journals_count_only_once_they_are_durable() {
 fn journal_role(scratch: &Scratch) {
     let shape = *SHAPES.iter().find(|shape| shape.name == "creation, attached").unwrap();
     let mut moved = 0;
-    // With some of these seeds, a loss of power did damage.
+    // With some of these seeds, a power loss once did damage.
     for seed in (0..JOURNAL_SEEDS).chain([25, 318]) {
         for synchronous in [&["normal"], &["full"]] {
             let shape = workload::Shape { synchronous, ..shape };
-            // This looks at every write to a journal.
+            // This checks every write to a journal.
             moved += run::record(shape, seed, &scratch.directory).unwrap().count_moved_journals();
         }
     }
     assert!(moved >= JOURNAL_SEEDS, "{moved} journals");
 }
 
-/// Of three databases one has `synchronous=OFF`: what it is rolled back from by the super-journal that binds the three
-/// together is durable all the same, before anything relies on it; and a transaction on its own needs nothing on disk.
+/// One of three databases has `synchronous=OFF`. Its journal, which the super-journal ties to the
+/// other two, is still durable before anything relies on it; and a transaction of its own needs
+/// nothing on disk.
 #[test]
 fn journals_of_unsynced_databases_are_durable_beside_synced_ones() {
     in_child("unsynced", &[]);
@@ -372,12 +379,15 @@ fn unsynced(scratch: &Scratch, mode: &str) {
             let counts = is_journal && bytes.starts_with(&run::JOURNAL_MAGIC);
             assert!(
                 !counts || !state.has_unsynced(op, 12),
-                "it counts before it is durable: {context}"
+                "the journal counts before it is durable: {context}"
             );
         }
         if matches!(op, disk::Op::Unlink(name) if name.contains("-mj")) {
             super_journals += 1;
-            assert!(!state.has_unsynced_journal(), "the name of its end is not durable: {context}");
+            assert!(
+                !state.has_unsynced_journal(),
+                "the super-journal's name is not durable: {context}"
+            );
         }
         state.apply(op);
         for _ in 0..UNSYNCED_TRIES {
@@ -386,7 +396,8 @@ fn unsynced(scratch: &Scratch, mode: &str) {
             let found = NAMES.map(|name| count(name).unwrap_or_else(|e| panic!("{context}: {e}")));
             assert!(found.iter().all(|(_, text)| text == "ok"), "{context}: {found:?}");
             let [a, b, c] = found.map(|(count, _)| count);
-            // What is not synced may be lost, but is never ahead of what it was committed with.
+            // Unsynced changes may be lost, but are never ahead of the databases they were
+            // committed with.
             assert!(a == b && c <= a, "{context}: {a}, {b} and {c} rows");
         }
     }

@@ -1,10 +1,10 @@
-//! What the databases must hold: the same transactions on plain databases in memory, and a digest of the
-//! content after each.
+//! Models what the databases must contain: applies the same transactions to plain databases in
+//! memory, and keeps a digest of the content after each.
 //!
 //! Each transaction writes its number into the table `meta` of each database that it touches, so a
-//! database says itself which state it claims to be in; the digest then tells whether it is. It covers
-//! the schema and every row of every table: ordinary ones, one without rowids, blobs, full-text search,
-//! and tables that come and go.
+//! database itself says which state it is in; the digest then shows whether it is. The digest
+//! covers the schema and every row of every table: ordinary tables, one without rowids, blobs,
+//! full-text search, and tables that come and go.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -27,28 +27,29 @@ const SCHEMA: &str = "
     create table @pair(a int, b int, c text, primary key(a, b)) without rowid;
     create virtual table @note using fts5(title, body);";
 
-/// What a transaction made of the databases it touched.
+/// The databases after a transaction.
 #[derive(Clone, Debug, Default)]
 pub struct Version {
     /// Whether it touched the database.
     pub touches: [bool; 2],
-    /// What it may hold. A transaction that failed may have been made before another of the same
-    /// number, so there may be several.
+    /// The digests that the content may have. A failed transaction may have had the same number, so
+    /// there may be several.
     pub digests: [Vec<u64>; 2],
 }
 
-/// All versions, by the number of the transaction; 0 is nothing at all.
+/// All versions, by the number of the transaction; 0 is the empty state.
 #[derive(Clone, Debug)]
 pub struct Versions(pub Vec<Version>);
 
 impl Versions {
-    /// The number that `database` holds after transaction `g`: of the last that touched it.
+    /// Returns the number in `database` after transaction `g`: that of the last transaction that
+    /// touched it.
     pub fn number(&self, database: usize, g: u64) -> u64 {
         let touches = |g: &usize| self.0[*g].touches[database];
         (0..=g as usize).rev().find(touches).unwrap_or(0) as u64
     }
 
-    /// Whether `digest` is what transaction `number` made of the database.
+    /// Whether `digest` is that of the database after transaction `number`.
     pub fn holds(&self, database: usize, number: u64, digest: u64) -> bool {
         let version = self.0.get(number as usize);
         version.is_some_and(|version| version.digests[database].contains(&digest))
@@ -76,7 +77,7 @@ impl Transaction {
         self.statements.iter().any(|(other, _)| *other == database)
     }
 
-    /// The statements for one database on its own.
+    /// The statements for one database alone.
     pub fn of(&self, database: usize) -> String {
         let own = self.statements.iter().filter(|(other, _)| *other == database);
         own.map(|(_, sql)| sql.replace('@', "")).collect::<Vec<_>>().join(";\n")
@@ -92,7 +93,7 @@ impl Transaction {
 }
 
 impl Model {
-    /// Databases with nothing in them.
+    /// Creates empty databases.
     pub fn new(count: usize) -> Model {
         let open = |_| Connection::open_in_memory().unwrap();
         let databases: Vec<_> = (0..count).map(open).collect();
@@ -104,7 +105,7 @@ impl Model {
         Model { databases, versions, newest: 0 }
     }
 
-    /// Databases that hold what others do, as transaction `number` left it.
+    /// Creates copies of other databases, as transaction `number` left them.
     pub fn copy_of(sources: &[Connection]) -> rusqlite::Result<Model> {
         let mut model = Model::new(sources.len());
         let mut version = Version::default();
@@ -126,7 +127,7 @@ impl Model {
         Ok(model)
     }
 
-    /// The next transaction, at random. Without `savepoints` it has none.
+    /// Makes up the next transaction at random; without `savepoints` it contains none.
     pub fn next(&self, random: &mut Random, savepoints: bool) -> Transaction {
         let (number, created) = (self.newest + 1, self.newest > 0);
         let count = self.databases.len();
@@ -136,7 +137,7 @@ impl Model {
         }
         let only = random.below(3 * count as u64) as usize;
         for database in 0..count {
-            // Mostly all are touched; sometimes one alone.
+            // Usually all databases are touched, sometimes only one.
             if created && count > 1 && only < count && only != database {
                 continue;
             }
@@ -148,7 +149,7 @@ impl Model {
         Transaction { number, statements }
     }
 
-    /// Makes a transaction, which is open afterwards.
+    /// Runs a transaction and leaves it open.
     pub fn begin(&self, transaction: &Transaction) {
         for (index, database) in self.databases.iter().enumerate() {
             let sql = format!("begin; {}", transaction.of(index));
@@ -156,7 +157,7 @@ impl Model {
         }
     }
 
-    /// Notes what the open transaction makes of the databases: from now on this is a version.
+    /// Adds the databases in the open transaction as a version.
     pub fn expect(&mut self, transaction: &Transaction) {
         let number = transaction.number as usize;
         if self.versions.0.len() <= number {
@@ -171,7 +172,7 @@ impl Model {
         }
     }
 
-    /// Ends the open transaction: it is the newest now, or its number is used again.
+    /// Ends the open transaction: it becomes the newest, or its number is used again.
     pub fn end(&mut self, committed: bool) {
         for database in &self.databases {
             database.execute_batch(if committed { "commit" } else { "rollback" }).unwrap();
@@ -180,7 +181,7 @@ impl Model {
     }
 }
 
-/// A statement or a few that belong together.
+/// Returns a statement, or a few that belong together.
 fn statement(random: &mut Random, savepoints: bool) -> String {
     let (id, score) = (1 + random.below(ITEM_COUNT), random.below(1000));
     let text = |random: &mut Random, len: u64| {
@@ -240,7 +241,7 @@ fn statement(random: &mut Random, savepoints: bool) -> String {
     }
 }
 
-/// The number of the last transaction that a database knows of; 0 where it has none.
+/// Returns the number of the last transaction in a database; 0 if there is none.
 pub fn number_in(db: &Connection) -> rusqlite::Result<u64> {
     let tables = "select count(*) from sqlite_schema where name = 'meta'";
     if db.query_row(tables, [], |row| row.get::<_, i64>(0))? == 0 {
@@ -250,7 +251,7 @@ pub fn number_in(db: &Connection) -> rusqlite::Result<u64> {
     Ok(number.unsigned_abs())
 }
 
-/// A digest of all that a database holds.
+/// Returns a digest of the whole content of a database.
 pub fn digest(db: &Connection) -> rusqlite::Result<u64> {
     let mut hasher = DefaultHasher::new();
     let schema = "select type, name, tbl_name, sql from sqlite_schema order by type, name";

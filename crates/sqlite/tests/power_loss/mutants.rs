@@ -1,15 +1,15 @@
-//! Recordings changed as a disk changes them that breaks its promises, or as software would that breaks a rule of the
-//! design: the harness must notice each of them.
+//! Changes recordings as a disk would that breaks its promises, or as software would that breaks a
+//! rule of the design. The harness must notice each change.
 
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 
 use super::disk::{Class, Op, class_of};
 use super::run::Recording;
 
-/// What is done to a recording.
+/// A change to a recording.
 pub type Mutate = fn(&mut Recording);
 
-/// Each mutant, with the workload that it is to be noticed in.
+/// Each mutant, with the workload in which it must be noticed.
 pub const MUTANTS: &[(&str, &str, Mutate)] = &[
     ("syncs of the pool are lies", "rollback", |r| {
         leave_out(r, |class| matches!(class, Class::Pool(_)))
@@ -31,7 +31,7 @@ pub const MUTANTS: &[(&str, &str, Mutate)] = &[
     ("freed space is reused too early", "rollback", reuse_early),
 ];
 
-/// Whose file each operation is about.
+/// Returns the kind of the file of each operation.
 fn classes(recording: &Recording) -> Vec<Option<Class>> {
     let mut files: Vec<Class> = recording.base.keys().map(|name| class_of(name)).collect();
     let mut class = |op: &Op| match op {
@@ -64,7 +64,8 @@ fn leave_out_directories(recording: &mut Recording) {
     recording.trace.retain(|op| !matches!(op, Op::SyncDirectory));
 }
 
-/// Each sync of a pool happens behind the next note, which acknowledges what it should have made durable.
+/// Moves each sync of a pool behind the next note, which acknowledges what it should have made
+/// durable.
 fn sync_late(recording: &mut Recording) {
     let classes = classes(recording);
     for index in (0..recording.trace.len()).rev() {
@@ -76,7 +77,7 @@ fn sync_late(recording: &mut Recording) {
     }
 }
 
-/// Every tenth write of an extent claims to have happened.
+/// Loses every tenth write of an extent, which claims to have happened.
 fn lose_writes(recording: &mut Recording) {
     let classes = classes(recording);
     let (mut index, mut count) = (0, 0);
@@ -92,7 +93,7 @@ fn lose_writes(recording: &mut Recording) {
     });
 }
 
-/// Every superblock goes to the slot of the newest durable one.
+/// Writes every superblock to the slot of the newest durable one.
 fn reuse_slot(recording: &mut Recording) {
     let classes = classes(recording);
     let (mut newest, mut durable) = (None, None);
@@ -111,7 +112,8 @@ fn reuse_slot(recording: &mut Recording) {
     }
 }
 
-/// A write to a place that was written before comes three syncs early, when what was there is still in use.
+/// Moves each write to a place that was written before three syncs ahead, when the old data is
+/// still in use.
 fn reuse_early(recording: &mut Recording) {
     const SYNCS: usize = 3;
     let classes = classes(recording);

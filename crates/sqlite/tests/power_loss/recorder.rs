@@ -1,11 +1,13 @@
-//! The recorder: every system call by which SQLite or the engine changes something in one directory,
-//! noted in order as it passes through; and faults that are put in their place.
+//! Records, in order, every system call by which SQLite or the engine changes something in one
+//! directory, and injects faults.
 //!
-//! It sits below everything, in place of libc's functions (see `common/interpose.rs`), so neither
-//! SQLite nor Hardpack is built differently for it. There is one for the process, and it sees all of
-//! its threads. Files are told apart by the names they were made with; shared memory is not recorded.
+//! The recorder sits below everything, in place of libc's functions (see `common/interpose.rs`), so
+//! neither SQLite nor Hardpack is built differently for it. A process has one recorder, which sees
+//! all of its threads. Files are identified by the names they were created with; shared memory is
+//! not recorded.
 //!
-//! Nothing in here may print or panic while the recorder is locked: printing is a system call too.
+//! Nothing here may print or panic while the recorder is locked: printing is a system call too.
+#![expect(unsafe_code, reason = "calls SQLite's C interface")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -20,7 +22,7 @@ use super::disk::{FileIndex, Image, Note, Op, POOL_NAMES};
 use crate::common::interpose;
 
 const DIRECTORY_MODE: c_int = libc::O_RDONLY;
-/// What the system's random bytes are where they are to be the same in each run.
+/// The value of the system's random bytes when every run must do the same.
 const RANDOM_BYTE: u8 = 0x5a;
 
 /// The calls that can be made to fail.
@@ -34,23 +36,23 @@ pub enum Kind {
     Unlink,
 }
 
-/// How they do.
+/// How a call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// With this error.
+    /// It returns this error.
     Errno(c_int),
-    /// By doing the first half.
+    /// It does only the first half.
     Short,
 }
 
-/// Makes calls fail: the one after so many others, and as many as `times` says.
+/// A fault: skips some calls, then makes `times` calls fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub kind: Kind,
     pub failure: Failure,
     pub after: u64,
     pub times: u64,
-    /// Only those on files whose names end so.
+    /// Only calls on files with this suffix fail.
     pub suffix: &'static str,
 }
 
@@ -70,9 +72,9 @@ struct Recorder {
     count: usize,
     descriptors: HashMap<c_int, Node>,
     fault: Option<Fault>,
-    /// How many calls were made to fail.
+    /// The number of calls that were made to fail.
     fired: u64,
-    /// One of them was a sync of a pool.
+    /// A sync of a pool was made to fail.
     pool_sync_failed: bool,
 }
 
@@ -83,8 +85,8 @@ fn recorder() -> MutexGuard<'static, Option<Recorder>> {
     RECORDER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on all that is taken for random in this process comes from `seed`, so that two runs do the
-/// same byte by byte: identities of pools, salts of logs, names of super-journals.
+/// Derives everything random in this process from `seed` from now on, so that two runs do the same,
+/// byte by byte: identities of pools, salts of logs, names of super-journals.
 pub fn fix_randomness(seed: u64) {
     FIXED.store(true, Ordering::SeqCst);
     // SAFETY: this operation takes an `int` and a connection, which may be NULL.
@@ -97,7 +99,7 @@ pub fn fix_randomness(seed: u64) {
     }
 }
 
-/// What is in a directory, except for shared memory.
+/// Returns the files of a directory, except shared memory.
 pub fn read_image(directory: &Path) -> Image {
     let entries = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
     let files = entries.map(|entry| {
@@ -107,7 +109,7 @@ pub fn read_image(directory: &Path) -> Image {
     files.filter(|(name, _)| !name.ends_with("-shm")).collect()
 }
 
-/// Begins to record what happens in a directory, whose files nobody has open. Returns what is there.
+/// Starts recording a directory whose files nobody has open. Returns its content.
 pub fn start(directory: &Path) -> Image {
     interpose::watch_with(system_call);
     let image = read_image(directory);
@@ -122,21 +124,21 @@ pub fn start(directory: &Path) -> Image {
     image
 }
 
-/// Adds a note to the recording, if there is one.
+/// Adds a note to the recording, if one is running.
 pub fn note(note: Note) {
     if let Some(recorder) = &mut *recorder() {
         recorder.trace.push(Op::Note(note));
     }
 }
 
-/// Makes calls fail from now on, or no longer.
+/// Makes calls fail from now on, or stops that.
 pub fn set_fault(fault: Option<Fault>) {
     if let Some(recorder) = &mut *recorder() {
         recorder.fault = fault;
     }
 }
 
-/// How many calls were made to fail.
+/// Returns the number of calls that were made to fail.
 pub fn fired() -> u64 {
     recorder().as_ref().map_or(0, |recorder| recorder.fired)
 }
@@ -146,24 +148,24 @@ pub fn pool_sync_failed() -> bool {
     recorder().as_ref().is_some_and(|recorder| recorder.pool_sync_failed)
 }
 
-/// From here on, no sync of a pool has failed.
+/// Forgets that a sync of a pool has failed.
 pub fn forget_failed_sync() {
     if let Some(recorder) = &mut *recorder() {
         recorder.pool_sync_failed = false;
     }
 }
 
-/// How many operations are recorded.
+/// Returns the number of recorded operations.
 pub fn trace_len() -> usize {
     recorder().as_ref().map_or(0, |recorder| recorder.trace.len())
 }
 
-/// Ends the recording.
+/// Ends the recording and returns it.
 pub fn finish() -> Vec<Op> {
     recorder().take().map_or_else(Vec::new, |recorder| recorder.trace)
 }
 
-/// Makes the calls of `interpose.rs`, and those below.
+/// Makes and records the calls of `interpose.rs`, and those defined below.
 fn system_call(number: c_long, a: [usize; 4]) -> isize {
     let mut guard = recorder();
     // SAFETY: the arguments are those of the call, whoever made it.
@@ -214,7 +216,7 @@ fn system_call(number: c_long, a: [usize; 4]) -> isize {
     let result = plain(len);
     match kind {
         Kind::Write if result > 0 => {
-            // SAFETY: the caller's buffer is at least as long as what was written of it.
+            // SAFETY: the caller's buffer is at least as long as the bytes written from it.
             let bytes = unsafe { std::slice::from_raw_parts(a[1] as *const u8, result as usize) };
             let offset = if number == libc::SYS_write { position as u64 } else { a[3] as u64 };
             recorder.trace.push(Op::Write(file, offset, bytes.into()));
@@ -227,7 +229,7 @@ fn system_call(number: c_long, a: [usize; 4]) -> isize {
 }
 
 fn fail(errno: c_int) -> isize {
-    // SAFETY: the place belongs to this thread.
+    // SAFETY: the variable belongs to this thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
@@ -243,7 +245,7 @@ impl Recorder {
         self.failure(kind, &name)
     }
 
-    /// Counts a call, and says how it is to fail.
+    /// Counts a call, and returns how it must fail, if at all.
     fn failure(&mut self, kind: Kind, name: &[u8]) -> Option<Failure> {
         let fits =
             |fault: &&mut Fault| fault.kind == kind && name.ends_with(fault.suffix.as_bytes());
@@ -257,7 +259,7 @@ impl Recorder {
         Some(fault.failure)
     }
 
-    /// The name of a path that is directly in the directory; empty for the directory itself.
+    /// Returns the name in a path directly in the directory; empty for the directory itself.
     fn name(&self, path: *const c_char) -> Option<Vec<u8>> {
         // SAFETY: the argument of a call that takes a path.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
@@ -292,7 +294,8 @@ impl Recorder {
             Some(name) if name.ends_with(b"-shm") => Some(Node::Memory),
             Some(name) => Some(Node::File(self.names.get(name).copied().unwrap_or(self.count))),
         };
-        // Not that of the directory: where SQLite cannot open it, it goes on without syncing it.
+        // Opening the directory never fails: if SQLite cannot open it, it goes on without syncing
+        // it.
         if matches!(node, Some(Node::File(_)))
             && let Some(Failure::Errno(errno)) =
                 self.failure(Kind::Open, name.as_deref().unwrap_or_default())
@@ -321,7 +324,7 @@ fn open_call(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) as c_int }
 }
 
-/// The mode is an argument only where a file may be made; else what is in its place is not looked at.
+/// The mode is an argument only if a file may be created; otherwise its place is not read.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     let mode = if flags & libc::O_CREAT != 0 { mode } else { DIRECTORY_MODE };
@@ -352,7 +355,7 @@ extern "C" fn read(fd: c_int, buf: *mut c_void, len: usize) -> isize {
     system_call(libc::SYS_read, [fd as usize, buf as usize, len, 0])
 }
 
-/// Random bytes, which are the same in each run where that was asked for.
+/// Returns random bytes, the same in each run if that was requested.
 #[unsafe(no_mangle)]
 extern "C" fn getrandom(buf: *mut c_void, len: usize, flags: u32) -> isize {
     if !FIXED.load(Ordering::SeqCst) {

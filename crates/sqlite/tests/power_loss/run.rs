@@ -1,9 +1,10 @@
-//! Recording a workload, cutting it at every write and sync, and going on from some of what is left.
+//! Records a workload, cuts it at every write and sync, and goes on from some of the states left.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::disk::{Class, Disk, Image, Note, Op, class_of};
 use super::model::{Model, Versions};
@@ -12,24 +13,24 @@ use super::verify::{Expected, Span, materialise};
 use super::workload::{Session, Shape, open_pool};
 use crate::common::Random;
 
-/// One crash in so many is followed by a second life, which crashes too.
+/// One crash in this many is followed by a second life, which crashes too.
 const SECOND_LIFE_ONE_IN: u64 = 40;
 const SECOND_LIFE_STEPS: u64 = 3;
 const SECOND_LIFE_CRASHES: u64 = 12;
 const SECTORS: [usize; 2] = [512, 4096];
-/// What the header of a journal begins with (SQLite's file format, section 3), and where it goes on behind the
-/// number of pages.
+/// The magic that begins the header of a journal (SQLite's file format, section 3), and the length
+/// of the magic and the number of pages.
 pub const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
 const JOURNAL_COUNT_LEN: usize = 12;
 
-/// What was done.
+/// Counts of the work done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Workloads.
     pub seeds: u64,
     /// Crashes, each verified.
     pub states: u64,
-    /// Those of them that left something else behind than any other of the same workload.
+    /// Crashes that left a state behind which no other crash of the same workload left.
     pub distinct: u64,
     /// Transactions of the workloads.
     pub transactions: u64,
@@ -37,8 +38,8 @@ pub struct Counts {
     pub lives: u64,
 }
 
-/// A directory in memory. What a crash leaves is laid out where the workload ran, since journals name each
-/// other by their paths.
+/// A directory in memory. The state after a crash is written out where the workload ran, since
+/// journals name each other by their paths.
 pub struct Scratch {
     _temporary: tempfile::TempDir,
     pub directory: PathBuf,
@@ -61,14 +62,27 @@ pub struct Recording {
     pub base: Image,
     pub trace: Vec<Op>,
     pub versions: Versions,
-    /// The transaction that `base` holds, and how many followed.
+    /// The last transaction in `base`, and the number of transactions that followed.
     pub first: u64,
     pub transactions: u64,
 }
 
-/// Lets a workload run, and records it. What the recording says is compared with what is there.
+/// The simulated time of day, and what each question for it takes: sometimes more and sometimes
+/// less than the step in which the times of files advance.
+static CLOCK_NS: AtomicI64 = AtomicI64::new(0);
+const CLOCK_START_NS: i64 = 1_700_000_000_000_000_000;
+const CLOCK_STEP_NS: i64 = 4_000_000;
+
+/// Sets the time of day to the beginning of the simulation, from where each question advances it.
+fn fix_clock() {
+    CLOCK_NS.store(CLOCK_START_NS, Ordering::Relaxed);
+    hardpack::simulate_clock(|| CLOCK_NS.fetch_add(CLOCK_STEP_NS, Ordering::Relaxed));
+}
+
+/// Runs and records a workload, and compares the recording with the files.
 pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, String> {
     materialise(directory, &Image::new());
+    fix_clock();
     recorder::fix_randomness(seed);
     let mut session = Session::new(directory, shape, Model::new(shape.pools), Random(seed));
     if !shape.creation {
@@ -91,7 +105,7 @@ pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, St
     Ok(recording)
 }
 
-/// Goes on from what a crash left, and records it.
+/// Goes on from the state after a crash, and records that.
 pub fn record_second_life(
     shape: Shape,
     image: &Image,
@@ -110,7 +124,7 @@ pub fn record_second_life(
         drop(sources);
         let first = model.newest;
         if (0..shape.pools).any(|index| model.versions.number(index, first) != found[index]) {
-            return Err(format!("opened again it is {first}, not {found:?}"));
+            return Err(format!("after reopening it is transaction {first}, not {found:?}"));
         }
         let mut session = Session::new(directory, shape, model, Random(random.next()));
         session.open().map_err(|error| error.to_string())?;
@@ -128,9 +142,10 @@ pub fn record_second_life(
 }
 
 impl Recording {
-    /// Nothing escapes the recorder: the recording makes the very files that are there. And no pool changes
-    /// before it is durable that its log or journal was deleted, since that would undo the change if it came
-    /// back. Nor does a journal count before all of it is durable.
+    /// Checks that nothing escapes the recorder: replaying the recording yields the very same
+    /// files. It also checks that no pool changes before the deletion of its log or journal is
+    /// durable, since the log or journal would undo the change if it came back, and that no journal
+    /// counts before all of it is durable.
     fn assert_complete(&self, directory: &Path) -> Result<(), String> {
         let mut disk = Disk::new(&self.base);
         let mut deleted = None;
@@ -159,24 +174,25 @@ impl Recording {
         let lens = |image: &Image| -> Vec<_> {
             image.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
         };
-        Err(format!("recorded {:?}, but there is {:?}", lens(&recorded), lens(&real)))
+        Err(format!("recorded {:?}, but found {:?}", lens(&recorded), lens(&real)))
     }
 
-    /// How many journals came to count, for which SQLite had asked for a sync while they were in memory.
+    /// Returns the number of journals that came to count after SQLite had requested a sync of them
+    /// in memory.
     pub fn count_moved_journals(&self) -> u64 {
         let is_one =
             |op: &&Op| matches!(op, Op::Write(_, 0, bytes) if **bytes == JOURNAL_MAGIC[..]);
         self.trace.iter().filter(is_one).count() as u64
     }
 
-    /// How many files whose names end so were deleted.
+    /// Returns the number of deleted files with this suffix.
     pub fn count_unlinks(&self, suffix: &str) -> u64 {
         let is_one = |op: &&Op| matches!(op, Op::Unlink(name) if name.ends_with(suffix));
         self.trace.iter().filter(is_one).count() as u64
     }
 
-    /// Goes on from the moment before the first super-journal is deleted, when all pools are written and no
-    /// transaction across them is committed.
+    /// Goes on from the moment before the first super-journal is deleted, when all pools are
+    /// written and no transaction across them is committed.
     pub fn second_life_within_a_commit(
         &self,
         scratch: &Scratch,
@@ -217,7 +233,7 @@ impl Recording {
                 self.crash(&disk, span, seed, Some(&mut known), scratch, &mut counts).map_err(
                     |error| {
                         format!(
-                            "cut behind operation {index} ({}), crash {seed:#x}: {error}",
+                            "cut after operation {index} ({}), crash {seed:#x}: {error}",
                             name(op)
                         )
                     },
@@ -227,7 +243,8 @@ impl Recording {
         Ok(counts)
     }
 
-    /// Crashes once. With `known`, images that were seen before are not opened again, and some live on.
+    /// Crashes once. With `known`, images that were seen before are not opened again, and some runs
+    /// go on.
     fn crash(
         &self,
         disk: &Disk,
@@ -288,8 +305,8 @@ impl Recording {
     }
 }
 
-/// Whether this writes into the header of a journal how many of its pages count, or the magic without which
-/// none do. Without syncs SQLite leaves it to the length how many there are.
+/// Whether this write puts the number of pages that count, or the magic without which none do, into
+/// the header of a journal. Without syncs SQLite derives that number from the length.
 fn makes_journal_count(disk: &Disk, op: &Op) -> bool {
     let Op::Write(file, offset, bytes) = op else { return false };
     let count = bytes.get(JOURNAL_MAGIC.len()..JOURNAL_COUNT_LEN);
@@ -306,8 +323,8 @@ pub fn name(op: &Op) -> String {
     }
 }
 
-/// One workload from its seed, with all its crashes. `mutate` may change the recording, as a disk does
-/// that breaks its promises.
+/// Runs one workload from its seed, with all its crashes. `mutate` may change the recording, like a
+/// disk that breaks its promises.
 pub fn run(
     shape: Shape,
     seed: u64,

@@ -1,10 +1,11 @@
-//! What must hold of what a loss of power has left behind:
+//! Verifies the state after a power loss:
 //!
-//! * each database opens, passes SQLite's `integrity_check`, and holds exactly what some transaction made
-//!   of it: at least the newest one that was promised, at most the newest that was begun;
-//! * in a transaction across files all of them are in the same state, where SQLite promises that;
+//! * each database opens, passes SQLite's `integrity_check`, and has exactly the content that some
+//!   transaction left: at least the newest one that was promised, at most the newest that was
+//!   begun;
+//! * after transactions across files, all files are in the same state, where SQLite promises that;
 //! * the engine's check of each pool finds nothing;
-//! * the database can be written, closed and checked again.
+//! * the database can be written to, closed and checked again.
 
 use std::path::Path;
 
@@ -17,10 +18,10 @@ use super::model::{Versions, digest, number_in};
 use super::workload::{Shape, open_pool, pool_path};
 use crate::common::{self, Random};
 
-/// One crash in so many is followed by more work.
+/// One crash in this many is followed by more work.
 const GO_ON_ONE_IN: u64 = 4;
 
-/// Which transactions may be found.
+/// The transactions that may be found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Span {
     /// At least this one, by database.
@@ -33,7 +34,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// What a durable state promises.
+    /// Returns the span of a durable state.
     pub fn at(number: u64) -> Span {
         Span { floor: [number; 2], newest: number, ..Span::default() }
     }
@@ -47,7 +48,7 @@ impl Span {
             Op::Note(Note::Ack(number, Promise::WithLog)) => self.with_log = *number,
             Op::Note(Note::Elsewhere(elsewhere)) => self.elsewhere = *elsewhere,
             Op::Sync(_) if self.elsewhere => {}
-            // What an earlier sync failed to write is not made up for by this one.
+            // A sync does not make up for the writes that an earlier sync failed to make durable.
             Op::Sync(file) if disk.has_doubts(*file) => {}
             Op::Sync(file) => match disk.class(*file) {
                 Class::Pool(index) => self.floor[index] = self.floor[index].max(self.with_pool),
@@ -59,7 +60,7 @@ impl Span {
     }
 }
 
-/// What is expected of a crash.
+/// The expected result of a crash.
 #[derive(Clone, Copy)]
 pub struct Expected<'a> {
     pub shape: Shape,
@@ -67,7 +68,7 @@ pub struct Expected<'a> {
     pub span: Span,
 }
 
-/// Writes an image into a directory, which holds nothing else afterwards.
+/// Writes an image into a directory, which contains nothing else afterwards.
 pub fn materialise(directory: &Path, image: &Image) {
     for entry in std::fs::read_dir(directory).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
@@ -88,7 +89,7 @@ fn integrity(db: &Connection) -> Result<(), String> {
 }
 
 impl Expected<'_> {
-    /// Which transaction each database holds, or what is wrong with it.
+    /// Returns the last transaction in each database, or what is wrong.
     pub fn verify(&self, directory: &Path, random: &mut Random) -> Result<[u64; 2], String> {
         let mut found = [0; 2];
         let first = random.below(self.shape.pools as u64) as usize;
@@ -113,7 +114,7 @@ impl Expected<'_> {
         for index in 0..self.shape.pools {
             let path = pool_path(directory, index);
             let device = FileDevice::open_read_only(&path).map_err(|error| error.to_string())?;
-            // One whose creation was cut short is as good as empty.
+            // A pool whose creation was interrupted counts as empty.
             if !Store::is_unborn(&device).map_err(|error| error.to_string())? {
                 common::check_pool(&path)?;
             }
@@ -124,7 +125,7 @@ impl Expected<'_> {
     fn database(&self, directory: &Path, index: usize) -> Result<u64, String> {
         let db = open_pool(directory, index).map_err(text)?;
         if self.shape.may_damage() {
-            // What is in the pool is whole; whether SQLite can make something of it is another matter.
+            // The content of the pool is intact; whether SQLite can use it is another matter.
             let _ = db.execute_batch("pragma integrity_check");
             return Ok(self.span.newest);
         }
@@ -132,12 +133,12 @@ impl Expected<'_> {
         integrity(&db).map_err(|error| format!("transaction {number}: {error}"))?;
         let digest = digest(&db).map_err(text)?;
         if !self.versions.holds(index, number, digest) {
-            return Err(format!("it is not what transaction {number} made of it"));
+            return Err(format!("its content is not that of transaction {number}"));
         }
         Ok(number)
     }
 
-    /// Whether these are states that may be found.
+    /// Checks that these states may be found.
     pub fn judge(&self, found: [u64; 2]) -> Result<(), String> {
         if self.shape.may_damage() {
             return Ok(());
@@ -158,7 +159,7 @@ impl Expected<'_> {
     }
 }
 
-/// Goes on with what was recovered.
+/// Goes on with a recovered database.
 fn go_on(directory: &Path, index: usize) -> Result<(), String> {
     let db = open_pool(directory, index).map_err(text)?;
     let had_number = number_in(&db).map_err(text)? > 0;
@@ -179,5 +180,9 @@ fn go_on(directory: &Path, index: usize) -> Result<(), String> {
     drop(db);
     let db = open_pool(directory, index).map_err(text)?;
     integrity(&db)?;
-    if digest(&db).map_err(text)? == before { Ok(()) } else { Err("it changed when closed".into()) }
+    if digest(&db).map_err(text)? == before {
+        Ok(())
+    } else {
+        Err("the content changed when closed".into())
+    }
 }

@@ -1,5 +1,5 @@
-//! The workloads: what programs do with databases, at random from a seed, recorded as it passes to the
-//! disk, with a note before each transaction and one when it was acknowledged.
+//! The workloads: what programs do with databases, at random from a seed, recorded on the way to
+//! the disk, with a note before each transaction and one when it was acknowledged.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::model::{self, Model, Transaction};
 use super::recorder;
 use crate::common::{self, Random};
 
-/// Nothing runs in the background, so that each run of a seed does the same.
+/// Nothing runs in the background, so each run of a seed does the same.
 const PARAMETERS: &str = "&hardpack_background_cpu=0%25";
 const MAINTENANCE_CACHE_LEN: u64 = 1 << 20;
 
@@ -21,19 +21,19 @@ const MAINTENANCE_CACHE_LEN: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub name: &'static str,
-    /// Databases, each in its pool; two are attached to one connection.
+    /// The number of databases, each in its own pool; two are attached to one connection.
     pub pools: usize,
     pub journal: &'static [&'static str],
     pub synchronous: &'static [&'static str],
-    /// Journal modes change in between.
+    /// Whether journal modes change in between.
     pub switches: bool,
-    /// Much of what concerns the whole database: VACUUM, backups into it.
+    /// Whether operations on the whole database are frequent: VACUUM, backups into it.
     pub whole: bool,
-    /// The recording begins before the databases exist.
+    /// Whether the recording begins before the databases exist.
     pub creation: bool,
-    /// Steps of the recorded part.
+    /// The number of steps in the recorded part.
     pub steps: u64,
-    /// Steps before it.
+    /// The number of steps before it.
     pub earlier: u64,
 }
 
@@ -93,18 +93,18 @@ pub const SHAPES: &[Shape] = &[
 ];
 
 impl Shape {
-    /// Whether a database in this shape may be damaged by a loss of power, as it may without Hardpack.
+    /// Whether a power loss may damage a database of this shape, as it may without Hardpack.
     pub fn may_damage(&self) -> bool {
         self.journal.contains(&"wal") && self.synchronous.contains(&"off")
     }
 
-    /// Whether transactions across files are all there or not at all.
+    /// Whether transactions across files are atomic.
     pub fn is_atomic(&self) -> bool {
         !self.journal.contains(&"wal") && !self.synchronous.contains(&"off")
     }
 }
 
-/// What differs from seed to seed.
+/// The settings that differ from seed to seed.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub journal: String,
@@ -150,7 +150,7 @@ impl Setup {
         )
     }
 
-    /// What an acknowledged transaction may rely on.
+    /// Returns what an acknowledged transaction may rely on.
     fn promise(&self) -> Promise {
         match (self.journal.as_str(), self.synchronous.as_str()) {
             ("wal", "full" | "extra") => Promise::Durable,
@@ -176,29 +176,29 @@ fn text(error: rusqlite::Error) -> String {
     format!("{error} ({:?})", error.sqlite_error().map(|error| error.extended_code))
 }
 
-/// The path of a pool.
+/// Returns the path of a pool.
 pub fn pool_path(directory: &Path, index: usize) -> PathBuf {
     directory.join(POOL_NAMES[index])
 }
 
-/// Opens one pool on its own.
+/// Opens one pool alone.
 pub fn open_pool(directory: &Path, index: usize) -> rusqlite::Result<Connection> {
     let db = common::try_open(&pool_path(directory, index), PARAMETERS)?;
-    // There is nobody else whom it would pay to wait for.
+    // There is nobody to wait for.
     db.busy_timeout(std::time::Duration::ZERO)?;
     db.execute_batch("pragma temp_store=memory")?;
     Ok(db)
 }
 
 impl Session {
-    /// A workload in a directory, empty or with what `model` says.
+    /// Creates a workload in a directory that is empty or has the content that `model` says.
     pub fn new(directory: &Path, shape: Shape, model: Model, mut random: Random) -> Session {
         let setup = Setup::new(&shape, &mut random);
         let directory = directory.to_path_buf();
         Session { directory, shape, setup, model, random, db: None, reader: None }
     }
 
-    /// Opens all databases, and sets what is to be set each time.
+    /// Opens all databases, and applies the settings that each connection needs.
     pub fn open(&mut self) -> rusqlite::Result<()> {
         let parameters = format!("{PARAMETERS}{}", self.setup.properties);
         let db = common::try_open(&pool_path(&self.directory, 0), &parameters)?;
@@ -219,7 +219,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub fn close(&mut self) {
         self.reader = None;
         self.db = None;
@@ -229,7 +229,7 @@ impl Session {
         self.db.as_ref().expect("the workload has opened its databases")
     }
 
-    /// Some steps. Any error is one too many.
+    /// Runs some steps; no step may fail.
     pub fn steps(&mut self, count: u64) -> Result<(), String> {
         for _ in 0..count {
             let what = self.random.below(24);
@@ -260,20 +260,20 @@ impl Session {
                 if model::digest(db).map_err(text)? == model::digest(model).map_err(text)? {
                     return Ok(());
                 }
-                Err("the content is not what it must be, without any crash".into())
+                Err("the content is wrong without any crash".into())
             }
             _ => self.transact(),
         }
     }
 
-    /// Whether SQLite can take back what it did.
+    /// Whether SQLite can roll back.
     fn can_roll_back(&self) -> bool {
         self.setup.journal != "off"
     }
 
-    /// The SQL of a transaction up to its COMMIT.
+    /// Returns the SQL of a transaction up to its COMMIT.
     fn sql(&mut self, transaction: &Transaction) -> String {
-        // With IMMEDIATE each database takes part in the commit, changed or not.
+        // With IMMEDIATE, each database takes part in the commit, changed or not.
         let all = (0..self.shape.pools).all(|index| transaction.touches(index));
         let begin = if all && self.random.below(2) == 0 { "begin immediate" } else { "begin" };
         format!("{begin};\n{}", transaction.of_all())
@@ -287,7 +287,7 @@ impl Session {
         Ok(())
     }
 
-    /// Notes that a transaction was acknowledged.
+    /// Records that a transaction was acknowledged.
     pub fn acknowledge(&mut self, transaction: &Transaction) {
         recorder::note(Note::Ack(transaction.number, self.setup.promise()));
         self.model.end(true);
@@ -319,7 +319,8 @@ impl Session {
         self.db().execute_batch(&format!("pragma wal_checkpoint({kind})")).map_err(text)
     }
 
-    /// Another connection begins to read, or ends. In the write-ahead log it keeps its snapshot meanwhile.
+    /// Starts or ends a reader on another connection. With a write-ahead log it keeps its snapshot
+    /// meanwhile.
     fn read(&mut self) -> Result<(), String> {
         if self.setup.exclusive {
             return Ok(());
@@ -342,7 +343,7 @@ impl Session {
         Ok(())
     }
 
-    /// What maintenance does, by an engine of its own, as another process has.
+    /// Does the work of maintenance with another engine, as another process would.
     fn maintain(&mut self) -> Result<(), String> {
         recorder::note(Note::Elsewhere(true));
         let done = self.maintain_elsewhere();
@@ -447,7 +448,7 @@ impl Session {
         self.db().execute_batch(&sql).map_err(text)
     }
 
-    /// A transaction that is made elsewhere, and comes here as a backup of the whole.
+    /// Runs a transaction elsewhere, and brings it here as a backup of the whole database.
     fn backup(&mut self) -> Result<(), String> {
         let (transaction, _) = self.next();
         self.model.end(true);

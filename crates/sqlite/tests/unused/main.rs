@@ -1,7 +1,7 @@
-//! Clearing what SQLite never reads, against SQLite itself: after any workload, a cleared file holds the
-//! same, passes integrity_check, goes on like the original, and recovers like it.
+//! Checks the clearing of unused bytes against SQLite itself: after any workload, a cleared file
+//! has the same content, passes integrity_check, works on like the original, and recovers like it.
 //!
-//! That these tests would notice one byte too many is tested as well.
+//! Another test checks that these tests would notice one byte too many.
 
 mod refusals;
 mod workload;
@@ -13,7 +13,7 @@ use rusqlite::Connection;
 
 use workload::{Random, create, dump, steps};
 
-/// What to do wrong, on purpose.
+/// A deliberate mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mistake {
     None,
@@ -30,12 +30,12 @@ struct Cleared {
     gap_len: usize,
     freeblock_len: usize,
     leaf_count: usize,
-    /// Pages that begin like a b-tree, and how many of them were taken for one.
+    /// Pages that begin like a b-tree, and the number of them that were taken for one.
     flagged_count: usize,
     btree_count: usize,
 }
 
-/// Clears everything unused in the database `bytes`, with the mistake given.
+/// Clears everything unused in the database `bytes`, with the given mistake.
 fn clear(bytes: &mut [u8], mistake: Mistake) -> Cleared {
     let mut done = Cleared::default();
     let header: [u8; HEADER_LEN] = bytes[..HEADER_LEN].try_into().unwrap();
@@ -107,7 +107,7 @@ fn check_integrity(db: &Connection) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the cleared file holds what the original does, and goes on in the same way.
+/// Checks that the cleared file has the same content as the original, and works on in the same way.
 fn compare(original: &Path, cleared: &Path, page_len: usize, seed: u64) -> Result<(), String> {
     let text = |error: rusqlite::Error| error.to_string();
     let one = Connection::open(original).map_err(text)?;
@@ -125,7 +125,8 @@ fn compare(original: &Path, cleared: &Path, page_len: usize, seed: u64) -> Resul
     Ok(())
 }
 
-/// Builds a database, clears a copy of it, and compares them; several times, going on with the copy.
+/// Builds a database, clears a copy of it, and compares them; repeats this several times with the
+/// copy.
 fn run(page_len: usize, auto_vacuum: u32, seed: u64, mistake: Mistake) -> Result<Cleared, String> {
     let dir = tempfile::tempdir().unwrap();
     let (path, original, cleared) =
@@ -160,7 +161,7 @@ fn a_cleared_database_holds_the_same_and_goes_on_alike() {
             let done = run(page_len, auto_vacuum, seed, Mistake::None)
                 .unwrap_or_else(|reason| panic!("{what}: {reason}"));
             assert!(done.gap_len > 0 && done.freeblock_len > 0, "{what}: {done:?}");
-            // All b-tree pages are known, but one that lies where a pointer map could.
+            // All b-tree pages are recognised, except one at the place of a pointer map.
             let missed = done.flagged_count - done.btree_count;
             assert!(missed * 50 <= done.flagged_count + 150, "{what}: {done:?}");
             freed[auto_vacuum as usize] += done.leaf_count;
@@ -186,7 +187,7 @@ fn one_byte_too_many_would_be_noticed() {
     }
 }
 
-/// Leaves the files of a database as a crash in the middle of a transaction does.
+/// Leaves the files of a database as after a crash in the middle of a transaction.
 fn crash_in_transaction(path: &Path, journal_mode: &str, crashed: &Path, page_len: usize) {
     let db = Connection::open(path).unwrap();
     db.execute_batch(&format!(

@@ -1,10 +1,10 @@
-//! What is refused or left alone: unusual headers, pages that may be something else, damage.
+//! Refused or left alone: unusual headers, pages that may be something else, damage.
 
 use hardpack::unused::{HEADER_LEN, Layout, PENDING_BYTE_DEFAULT, freelist};
 
 use super::workload::{Random, create, steps};
 
-/// A database with every kind of page, as bytes.
+/// Returns the bytes of a database with every kind of page.
 fn sample(page_len: usize, auto_vacuum: u32) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
@@ -35,7 +35,7 @@ fn an_unusual_header_is_refused() {
         let header = bytes[..HEADER_LEN].try_into().unwrap();
         assert_eq!(Layout::parse(&header, len as u64, PENDING_BYTE_DEFAULT), None);
     }
-    // 2^24 pages: one more than there may be.
+    // 2^24 pages: one more than is allowed.
     let mut large = bytes.clone();
     for (count, is_known) in [(1u32 << 24, false), ((1 << 24) - 1, true)] {
         large[28..32].copy_from_slice(&count.to_be_bytes());
@@ -53,16 +53,16 @@ fn pages_that_may_be_something_else_are_left_alone() {
     header[28..32].copy_from_slice(&count.to_be_bytes());
     let file_len = u64::from(count) * 512;
     let layout = Layout::parse(&header, file_len, 65536).unwrap();
-    // An empty b-tree page that is not empty.
+    // An empty b-tree page whose free space is not zeros.
     let mut page = vec![0xaa; 512];
     page[..8].copy_from_slice(&[13, 0, 0, 0, 0, 2, 0, 0]);
     let is_cleared = |number: u32| layout.clear_unused(number, &mut page.clone());
     assert!(is_cleared(3) && is_cleared(104) && is_cleared(count));
-    // Beyond the file; pointer maps, each 103 pages from page 2 on; both lock-byte pages.
+    // Beyond the file; pointer maps, every 103 pages from page 2 on; both lock-byte pages.
     for number in [0, count + 1, u32::MAX, 2, 105, 208, 129, (1 << 30) / 512 + 1] {
         assert!(!is_cleared(number), "{number}");
     }
-    // A lock-byte page where a pointer map should be: that one comes right behind it.
+    // A lock-byte page at the place of a pointer map: the pointer map comes right after it.
     let layout = Layout::parse(&header, file_len, 104 * 512).unwrap();
     for (number, expected) in [(104, true), (105, false), (106, false), (107, true)] {
         assert_eq!(layout.clear_unused(number, &mut page.clone()), expected, "{number}");
@@ -91,12 +91,13 @@ fn any_bytes_are_taken_and_damaged_pages_left_alone() {
             let covered = |at: &usize| ranges.iter().flatten().any(|range| range.contains(at));
             assert!((0..page_len).filter(|at| !covered(at)).all(|at| page[at] == before[at]));
         }
-        // One byte of header, pointers or freeblocks changed: it is refused, or still means the same.
+        // After a change of one byte in the header, pointers or freeblocks, the page is refused or
+        // still means the same.
         for (index, page) in bytes.chunks_exact(page_len).enumerate().skip(2).take(300) {
             let number = index as u32 + 1;
             let Some(ranges) = layout.unused(number, page) else { continue };
             let header_end = ranges.first().map_or(8, |range| range.start.min(40));
-            // The number of the last child is the business of the tree.
+            // The number of the last child concerns only the tree.
             let is_header = |at: &usize| page[0] > 5 || !(8..12).contains(at);
             for at in (1..header_end)
                 .filter(is_header)

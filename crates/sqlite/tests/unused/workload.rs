@@ -1,11 +1,11 @@
-//! Databases that change at random, and all that is in them as text.
+//! Databases that change at random, and a dump of their content as text.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use rusqlite::{Connection, types::ValueRef};
 
-/// xorshift64*, from a seed: tests must repeat.
+/// Random numbers from a seed (xorshift64*): tests must be repeatable.
 pub struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// A new database with tables of all kinds, and its connection.
+/// Creates a database with tables of all kinds, and returns its connection.
 pub fn create(path: &Path, page_len: usize, auto_vacuum: u32) -> Connection {
     let db = Connection::open(path).unwrap();
     db.execute_batch(&format!(
@@ -47,7 +47,7 @@ fn word(random: &mut Random) -> String {
     (0..len).map(|_| char::from(b'a' + random.below(26) as u8)).collect()
 }
 
-/// A body that may overflow, in part by far, and may look like a b-tree page.
+/// Returns a body that may overflow, sometimes by far, and may look like a b-tree page.
 fn body(random: &mut Random, page_len: usize) -> Vec<u8> {
     let len = match random.below(12) {
         0 => page_len as u64 * (1 + random.below(4)),
@@ -63,7 +63,7 @@ fn body(random: &mut Random, page_len: usize) -> Vec<u8> {
     bytes
 }
 
-/// One step of the workload; it depends on the content of the database and on `random` alone.
+/// Runs one step of the workload; it depends only on the content of the database and on `random`.
 fn step(db: &Connection, random: &mut Random, page_len: usize) -> rusqlite::Result<()> {
     let id = random.below(300) as i64;
     let k = random.below(40) as i64;
@@ -113,7 +113,7 @@ fn step(db: &Connection, random: &mut Random, page_len: usize) -> rusqlite::Resu
     Ok(())
 }
 
-/// So many steps of the workload.
+/// Runs this many steps of the workload.
 pub fn steps(
     db: &Connection,
     random: &mut Random,
@@ -123,7 +123,7 @@ pub fn steps(
     (0..count).try_for_each(|_| step(db, random, page_len))
 }
 
-/// Everything that is in the database, as text.
+/// Returns the whole content of the database as text.
 pub fn dump(db: &Connection) -> rusqlite::Result<String> {
     let mut text = String::new();
     let mut tables = vec!["sqlite_schema".to_string()];
@@ -134,7 +134,7 @@ pub fn dump(db: &Connection) -> rusqlite::Result<String> {
         tables.push(row.get(0)?);
     }
     for table in tables {
-        // By the table, and by an index where there is one.
+        // In table order, and in the order of an index if there is one.
         for order in ["", "order by 2, 1"] {
             let sql = format!("select * from \"{table}\" {order}");
             let Ok(mut statement) = db.prepare(&sql) else { continue };

@@ -1,14 +1,15 @@
-//! A directory of the file system that is written to, and the names in it.
+//! Writes to directories of the file system without following links.
 //!
-//! Everything is done relative to an open directory and to one name, never to a path, and no symbolic link is
-//! followed: so nothing outside of where it began is ever touched, whatever the names are.
+//! Every operation is relative to an open directory and takes a single name, never a path, and no
+//! symbolic link is followed. So nothing outside of the first directory is ever touched, whatever
+//! the names are.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hardpack_engine::pool::{Attributes, Xattr};
 use rustix::fs::{
@@ -19,15 +20,15 @@ use rustix::io::Errno;
 
 use crate::failure::Reason;
 use crate::publish::{self, Unused};
-use crate::{leftovers, sqlite};
+use crate::{leftovers, signals, sqlite};
 
-/// Permissions where none are known.
+/// Permissions of files without recorded ones.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
-/// The permissions of what is not complete.
+/// The permissions of directories that are not complete.
 const UNFINISHED_MODE: Mode = Mode::RWXU;
 
-/// Extended attributes by which a program or a user gets rights, such as `security.capability`.
+/// Prefixes of extended attributes that grant rights, such as `security.capability`.
 const PRIVILEGED: [&[u8]; 2] = [b"security.", b"trusted."];
 
 /// An open directory.
@@ -35,11 +36,13 @@ pub struct Place {
     fd: OwnedFd,
 }
 
-/// A file that has no name of its own yet. Dropped, it is removed.
+/// A file without its final name. It is removed when dropped, unless it was published.
 pub struct Beside<'d> {
     place: &'d Place,
     pub file: File,
     name: Vec<u8>,
+    /// Another path to it, to remove it if the process ends early.
+    path: PathBuf,
     is_done: bool,
 }
 
@@ -48,25 +51,25 @@ fn error(error: Errno) -> io::Error {
 }
 
 impl Place {
-    /// Opens the directory in which all begins.
+    /// Opens the top directory.
     pub fn open(path: &Path) -> io::Result<Place> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Place { fd: rustix::fs::open(path, flags, Mode::empty())? })
     }
 
-    /// Another handle of this directory.
+    /// Opens another handle of this directory.
     pub fn again(&self) -> io::Result<Place> {
         Ok(Place { fd: self.fd.try_clone()? })
     }
 
-    /// Opens a directory in it.
+    /// Opens a subdirectory.
     pub fn enter(&self, name: &[u8]) -> io::Result<Place> {
         check(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(Place { fd: rustix::fs::openat(&self.fd, name, flags, Mode::empty())? })
     }
 
-    /// Makes a directory in it, or takes the one that is there, and whether it is new.
+    /// Makes a subdirectory, or opens the existing one. Also returns whether it is new.
     pub fn make(&self, name: &[u8]) -> io::Result<(Place, bool)> {
         check(name)?;
         let is_new = match rustix::fs::mkdirat(&self.fd, name, UNFINISHED_MODE) {
@@ -75,14 +78,14 @@ impl Place {
         };
         let entered = self.enter(name).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::LOOP | Errno::NOTDIR) => {
-                io::Error::other("there is something else of that name")
+                io::Error::other("something else of that name exists, which is not a directory")
             }
             _ => error,
         });
         Ok((entered?, is_new))
     }
 
-    /// What has this name, if anything.
+    /// Returns the status of the entry of this name, if it exists.
     pub fn stat(&self, name: &[u8]) -> io::Result<Option<Stat>> {
         check(name)?;
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -91,14 +94,18 @@ impl Place {
         }
     }
 
-    /// A new file without a name of its own.
+    /// Creates a file under a temporary name.
     pub fn beside(&self) -> io::Result<Beside<'_>> {
         let name = unfinished_name()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
+        let path = self.path_of(&name);
+        let mut registered = signals::files();
         let file = File::from(rustix::fs::openat(&self.fd, &name, flags, mode)?);
+        registered.unfinished.insert(path.clone());
+        drop(registered);
         leftovers::hold(&file);
-        Ok(Beside { place: self, file, name, is_done: false })
+        Ok(Beside { place: self, file, name, path, is_done: false })
     }
 
     /// Makes a symbolic link.
@@ -108,11 +115,13 @@ impl Place {
             return rustix::fs::symlinkat(target, &self.fd, name).map_err(error);
         }
         let unfinished = unfinished_name()?;
+        // The process does not end with the temporary name in place.
+        let _registered = signals::files();
         rustix::fs::symlinkat(target, &self.fd, &unfinished)?;
         self.rename_over(&unfinished, name)
     }
 
-    /// Gives a file another name in this directory.
+    /// Makes a hard link in this directory.
     pub fn link(
         &self,
         from: &Place,
@@ -127,11 +136,13 @@ impl Place {
             return rustix::fs::linkat(&from.fd, from_name, &self.fd, name, none).map_err(error);
         }
         let unfinished = unfinished_name()?;
+        let _registered = signals::files();
         rustix::fs::linkat(&from.fd, from_name, &self.fd, &unfinished, none)?;
         self.rename_over(&unfinished, name)
     }
 
-    /// The database or pool of this name, if it is one. What we may not read is taken for none.
+    /// Opens the file of this name if it is a database or pool. A file that we may not read counts
+    /// as neither.
     fn database(&self, name: &[u8]) -> Result<Option<File>, Reason> {
         if !self.stat(name)?.is_some_and(|stat| is_file(&stat)) {
             return Ok(None);
@@ -146,7 +157,7 @@ impl Place {
         }
     }
 
-    /// An error if a database or pool of this name, which is to be replaced, is open elsewhere.
+    /// Fails if `name`, which is to be replaced, is a database or pool open elsewhere.
     pub fn refuse_in_use(&self, name: &[u8]) -> Result<(), Reason> {
         match self.database(name)? {
             Some(file) => Unused::take(&file).map(drop),
@@ -154,17 +165,21 @@ impl Place {
         }
     }
 
-    /// A log or journal of this name, with which SQLite would go over the database beside it.
+    /// Whether `name` is a log or journal that SQLite would apply to the database next to it.
     pub fn is_unsettled(&self, name: &[u8]) -> io::Result<bool> {
         check(name)?;
+        Ok(sqlite::is_unsettled(&self.path_of(name)))
+    }
+
+    /// A path to a name in this directory, for as long as the directory is open.
+    fn path_of(&self, name: &[u8]) -> PathBuf {
         let fd = self.fd.as_fd().as_raw_fd();
-        let path = Path::new("/proc/self/fd").join(fd.to_string()).join(OsStr::from_bytes(name));
-        Ok(sqlite::is_unsettled(&path))
+        Path::new("/proc/self/fd").join(fd.to_string()).join(OsStr::from_bytes(name))
     }
 
     fn rename_over(&self, unfinished: &[u8], name: &[u8]) -> io::Result<()> {
         let done = rustix::fs::renameat(&self.fd, unfinished, &self.fd, name);
-        // What was there may be another name of the same file: then nothing has happened.
+        // If both are names of the same file, the rename did nothing.
         let _ = rustix::fs::unlinkat(&self.fd, unfinished, AtFlags::empty());
         done.map_err(error)
     }
@@ -181,26 +196,27 @@ impl Place {
         rustix::fs::utimensat(&self.fd, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(error)
     }
 
-    /// Sets what is known of the directory itself; how many extended attributes it did not take.
+    /// Sets the metadata of the directory itself. Returns the number of extended attributes not
+    /// set.
     pub fn describe(&self, known: &Attributes, xattrs: &[Xattr], owner: bool) -> io::Result<u64> {
         let known = Attributes { mode: mode_of(known, DIRECTORY_MODE), ..*known };
         describe(&self.fd, &known, xattrs, owner)
     }
 
-    /// Makes everything below durable.
+    /// Makes the whole file system of this directory durable.
     pub fn sync(&self) -> io::Result<()> {
         rustix::fs::syncfs(&self.fd).map_err(error)
     }
 }
 
 impl Beside<'_> {
-    /// Sets what is known of the file; how many extended attributes it did not take.
+    /// Sets the metadata of the file. Returns the number of extended attributes not set.
     pub fn describe(&self, known: &Attributes, xattrs: &[Xattr], owner: bool) -> io::Result<u64> {
         let known = Attributes { mode: mode_of(known, FILE_MODE), ..*known };
         describe(&self.file, &known, xattrs, owner)
     }
 
-    /// Gives it its name.
+    /// Gives the file its final name.
     pub fn publish(mut self, name: &[u8], replace: bool) -> Result<(), Reason> {
         check(name)?;
         if replace && let Some(old) = self.place.database(name)? {
@@ -209,7 +225,7 @@ impl Beside<'_> {
         let fd = &self.place.fd;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         match rustix::fs::renameat_with(fd, &self.name, fd, name, flags) {
-            // A file system that cannot.
+            // The file system does not support this.
             Err(Errno::INVAL | Errno::NOSYS) if !replace => {
                 rustix::fs::linkat(fd, &self.name, fd, name, AtFlags::empty()).map_err(error)?;
                 return Ok(());
@@ -220,13 +236,17 @@ impl Beside<'_> {
         Ok(())
     }
 
-    /// Exchanges it for a database that nobody may have open. What has the unfinished name then is removed.
+    /// Exchanges the file with a database that nobody may have open. Dropping `self` then removes
+    /// the old one, which has the temporary name.
     fn exchange(self, name: &[u8], old: &Unused<'_>) -> Result<(), Reason> {
         let fd = &self.place.fd;
+        // Held until it is certain which of the two files to remove.
+        let _registered = signals::files();
+        signals::check()?;
         let exchange =
             || rustix::fs::renameat_with(fd, &self.name, fd, name, RenameFlags::EXCHANGE);
         match exchange() {
-            // A file system that cannot.
+            // The file system does not support this.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 old.is_still_unused()?;
                 Ok(rustix::fs::renameat(fd, &self.name, fd, name).map_err(error)?)
@@ -245,13 +265,15 @@ impl Beside<'_> {
 
 impl Drop for Beside<'_> {
     fn drop(&mut self) {
+        let mut registered = signals::files();
+        registered.unfinished.remove(&self.path);
         if !self.is_done {
             let _ = rustix::fs::unlinkat(&self.place.fd, &self.name, AtFlags::empty());
         }
     }
 }
 
-/// Whether what is there is a file of this length and time.
+/// Whether this is a regular file of the same length and modification time.
 pub fn is_same_file(stat: &Stat, known: &Attributes) -> bool {
     let ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
     is_file(stat) && stat.st_size as u64 == known.len && ns == known.modified_ns
@@ -261,17 +283,21 @@ pub fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
+pub fn is_symlink(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
+}
+
 pub fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// Refuses what is no single name. The names come from a pool, which may come from anybody.
+/// Refuses anything but a single name. The names come from a pool, which may come from anybody.
 fn check(name: &[u8]) -> io::Result<()> {
     let is_name = !name.is_empty()
         && name != b"."
         && name != b".."
         && !name.iter().any(|byte| matches!(byte, b'/' | 0));
-    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "it is no name for a file");
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a valid file name");
     is_name.then_some(()).ok_or_else(wrong)
 }
 
@@ -296,7 +322,8 @@ fn times(known: &Attributes) -> Timestamps {
     Timestamps { last_access: omit, last_modification: modified }
 }
 
-/// Owner first, since setting it takes bits from the mode; times last.
+/// Sets metadata: the owner first, since setting it clears bits of the mode; times last. Returns
+/// the number of extended attributes not set.
 fn describe(fd: impl AsFd, known: &Attributes, xattrs: &[Xattr], owner: bool) -> io::Result<u64> {
     let mut mode = known.mode;
     match known.owner.filter(|_| owner) {
@@ -304,12 +331,13 @@ fn describe(fd: impl AsFd, known: &Attributes, xattrs: &[Xattr], owner: bool) ->
             let (uid, gid) = (Uid::from_raw(is.uid), Gid::from_raw(is.gid));
             rustix::fs::fchown(&fd, Some(uid), Some(gid))?;
         }
-        // Nobody is given the rights of another.
+        // Without the owner, set-user-id bits would grant the rights of another user.
         None => mode &= 0o1777,
     }
     let mut lost = 0;
     for (name, value) in xattrs {
-        // Like the bits of the mode above: capabilities and labels are rights, which root could set.
+        // Capabilities and labels grant rights too, like the mode bits above, and root could set
+        // them.
         if !owner && PRIVILEGED.iter().any(|prefix| name.starts_with(prefix)) {
             lost += 1;
             continue;

@@ -1,4 +1,4 @@
-//! Writing a directory of the pool with all below it.
+//! Extracts a directory of the pool with everything below it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
 
-use super::Account;
-use super::place::{Place, is_directory, is_file, is_same_file};
+use super::place::{Place, is_directory, is_file, is_same_file, is_symlink};
 use crate::address::{Opened, join};
 use crate::args::ExtractArgs;
 use crate::commands::unpack::Writer;
@@ -18,11 +17,13 @@ use crate::contents;
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::sqlite::LOG_ENDINGS;
+use crate::summary::Account;
 use crate::{signals, text};
 
-/// Files up to this length are written by one thread each, in bytes; longer ones one after the other, on all threads.
+/// Files up to this length, in bytes, are written by one thread each; longer ones one after the
+/// other, with all threads.
 const SMALL_LEN: u64 = 2 << 20;
-/// How many files wait for a thread.
+/// The most files that wait for a thread.
 const QUEUE_LEN: usize = 256;
 
 /// A file to be written.
@@ -35,16 +36,16 @@ struct Task {
     path: Vec<u8>,
 }
 
-/// Another name of a file that was met before.
+/// Another name of a file met before.
 struct Link {
     first: Vec<u8>,
     path: Vec<u8>,
 }
 
-/// What is to be done when all files are there.
+/// Work to do when all files are written.
 #[derive(Default)]
 struct Later {
-    /// The path of the first name of each file with several, from the top.
+    /// The path, relative to the top, of the first name of each file with several names.
     first_names: HashMap<FileId, Vec<u8>>,
     links: Vec<Link>,
     directories: Vec<(Vec<u8>, FileId, Attributes)>,
@@ -70,7 +71,7 @@ impl<'t> Tree<'t> {
         Tree { args, opened, top, account, set_owner }
     }
 
-    /// Writes what is in a directory to the top.
+    /// Writes the contents of a directory into the top.
     pub fn contents(&self, path: &[u8], directory: FileId) -> Result<(), Reason> {
         let mut later = Later::default();
         let attributes = self.opened.pool.attributes(directory)?;
@@ -79,7 +80,7 @@ impl<'t> Tree<'t> {
         self.complete(&later)
     }
 
-    /// Writes one thing to the top, with all below it where it is a directory.
+    /// Writes one entry into the top, with everything below it if it is a directory.
     pub fn one(&self, path: &[u8], entry: &DirEntry, name: &[u8]) -> Result<(), Reason> {
         let mut later = Later::default();
         let attributes = self.opened.pool.attributes(entry.file)?;
@@ -94,7 +95,7 @@ impl<'t> Tree<'t> {
         self.complete(&later)
     }
 
-    /// Runs `work` beside the threads that write files, and waits for them.
+    /// Runs `work` alongside the threads that write files, and waits for them.
     fn with_threads(
         &self,
         work: impl FnOnce(&SyncSender<Task>) -> Result<(), Reason>,
@@ -108,7 +109,7 @@ impl<'t> Tree<'t> {
                     loop {
                         let task = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                         let Ok(task) = task else { return };
-                        // What is still queued is given up.
+                        // After an interrupt, queued files are dropped.
                         if !signals::is_interrupted() {
                             self.write(&task);
                         }
@@ -122,7 +123,7 @@ impl<'t> Tree<'t> {
         signals::check()
     }
 
-    /// Writes what is below a directory, which is `inside` below the top.
+    /// Writes everything below a directory to the path `inside` below the top.
     fn below(
         &self,
         path: &[u8],
@@ -135,7 +136,7 @@ impl<'t> Tree<'t> {
             b"" => self.top.again()?,
             name => self.top.enter(name)?,
         };
-        // The directories on the way down, by their path.
+        // The open directories on the way down, with their paths.
         let mut above: Vec<(Vec<u8>, Arc<Place>)> = vec![(Vec::new(), Arc::new(first))];
         self.opened.walk(directory, &mut |inner, entry, attributes| {
             signals::check()?;
@@ -154,8 +155,8 @@ impl<'t> Tree<'t> {
         })
     }
 
-    /// Begins one thing; the directory where it is one.
-    #[allow(clippy::too_many_arguments)]
+    /// Starts extracting one entry. Returns the new directory if it is one.
+    #[expect(clippy::too_many_arguments, reason = "all differ from entry to entry")]
     fn entry(
         &self,
         place: &Arc<Place>,
@@ -211,7 +212,7 @@ impl<'t> Tree<'t> {
         target: &[u8],
         attributes: &Attributes,
     ) -> Result<(), Reason> {
-        self.may_replace(place, name)?;
+        self.may_replace(place, name, Kind::Symlink)?;
         place.refuse_in_use(name)?;
         place.symlink(name, target, self.replaces())?;
         Ok(place.describe_link(name, attributes, self.set_owner)?)
@@ -221,18 +222,20 @@ impl<'t> Tree<'t> {
         self.args.force || self.args.update
     }
 
-    /// An error if something is there that is not to be replaced.
-    fn may_replace(&self, place: &Place, name: &[u8]) -> io::Result<()> {
+    /// Fails if an entry of this name exists and must not be replaced by one of this kind: pipes,
+    /// devices and directories never are, and symbolic links only by others.
+    fn may_replace(&self, place: &Place, name: &[u8], by: Kind) -> Result<(), Reason> {
+        let refused = |text: String| Err(Reason::new(Code::Cannot, text));
         match place.stat(name)? {
-            Some(stat) if is_directory(&stat) => Err(io::Error::new(
-                io::ErrorKind::IsADirectory,
-                "there is a directory of that name",
-            )),
-            Some(_) if !self.replaces() => Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                "it exists; --force replaces files, --update those that differ",
-            )),
-            _ => Ok(()),
+            Some(stat) if is_directory(&stat) => refused("a directory of that name exists".into()),
+            Some(_) if !self.replaces() => Err(Reason::new(Code::Cannot, "it already exists")
+                .hint("--force replaces files, --update only those that differ")),
+            Some(stat) if is_file(&stat) || is_symlink(&stat) && by == Kind::Symlink => Ok(()),
+            Some(stat) => {
+                let what = if is_symlink(&stat) { "symbolic link" } else { "pipe or device" };
+                refused(format!("a {what} of that name exists, which is never replaced by a file"))
+            }
+            None => Ok(()),
         }
     }
 
@@ -245,13 +248,14 @@ impl<'t> Tree<'t> {
         }
     }
 
-    /// Writes a file beside its place and gives it its name; its length, or nothing where it is there already.
+    /// Writes a file under a temporary name and renames it. Returns its length, or `None` if it is
+    /// up to date already.
     fn try_write(&self, task: &Task) -> Result<Option<u64>, Reason> {
         let there = task.place.stat(&task.name)?;
         if self.args.update && there.is_some_and(|stat| is_same_file(&stat, &task.attributes)) {
             return Ok(None);
         }
-        self.may_replace(&task.place, &task.name)?;
+        self.may_replace(&task.place, &task.name, Kind::File)?;
         self.refuse_logs(task)?;
         let beside = task.place.beside()?;
         let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
@@ -268,7 +272,8 @@ impl<'t> Tree<'t> {
         Ok(Some(len))
     }
 
-    /// Refuses a database beside which there is a log or journal of another, unless one comes out of the pool as well.
+    /// Refuses a database if a log or journal of another one has its name, unless the pool has one
+    /// as well, which will replace it.
     fn refuse_logs(&self, task: &Task) -> Result<(), Reason> {
         let pool = &self.opened.pool;
         for ending in LOG_ENDINGS {
@@ -286,7 +291,7 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    /// Makes hard links, and then sets what is known of directories, the deepest first.
+    /// Makes hard links, and then sets the metadata of directories, the deepest first.
     fn complete(&self, later: &Later) -> Result<(), Reason> {
         for link in &later.links {
             signals::check()?;
@@ -309,7 +314,7 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    /// Whether the name is new.
+    /// Makes a hard link. Returns whether it is new.
     fn link(&self, link: &Link) -> Result<bool, Reason> {
         let (from, from_name) = self.directory_of(&link.first)?;
         let (to, name) = self.directory_of(&link.path)?;
@@ -321,13 +326,13 @@ impl<'t> Tree<'t> {
         if first.is_some() && first == of(&to, name)? {
             return Ok(false);
         }
-        self.may_replace(&to, name)?;
+        self.may_replace(&to, name, Kind::File)?;
         to.refuse_in_use(name)?;
         to.link(&from, from_name, name, self.replaces())?;
         Ok(true)
     }
 
-    /// The directory of a path below the top, and the last name.
+    /// Opens the directory of a path below the top, and splits off the last name.
     fn directory_of<'n>(&self, path: &'n [u8]) -> io::Result<(Place, &'n [u8])> {
         let at = path.iter().rposition(|byte| *byte == b'/');
         let (directory, name) = path.split_at(at.map_or(0, |at| at + 1));

@@ -1,5 +1,5 @@
-//! The way from the sources into the pool: files wait here for their readers, in the order in which they were met, and
-//! are given to the engine's import. How much waits is bounded.
+//! Delivers files from the sources to the engine's import. Files wait here for their readers, in
+//! the order in which they were met; the queue is bounded.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +9,6 @@ use std::sync::mpsc::Receiver;
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, Import, Kind, Pool, Xattr};
 
-use super::Summary;
 use super::readers::{CHUNK_LEN, Loaded, Readers, SMALL_LEN, open, read_sparse};
 use super::source::{attributes_of, is_described};
 use crate::args::PutArgs;
@@ -17,22 +16,23 @@ use crate::commands::names::now_ns;
 use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
 use crate::snapshot::{Snapshot, read_full};
+use crate::summary::PutSummary;
 use crate::{output, signals, sqlite, text};
 
-/// How much is read ahead, in files and bytes.
+/// The most that is read ahead, in files and bytes.
 const AHEAD_COUNT: usize = 512;
 const AHEAD_LEN: u64 = 32 << 20;
-/// How many files get new attributes in one transaction.
+/// The number of files that get new attributes in one transaction.
 const DESCRIBED_COUNT: usize = 1024;
 
-/// Where a file goes, where it comes from, and what is known of it.
+/// A file to store: its source, destination and metadata.
 pub struct Item {
     pub parent: FileId,
     pub name: Vec<u8>,
     pub path: PathBuf,
     pub attributes: Attributes,
     pub xattrs: Vec<Xattr>,
-    /// The file that is there, if its content may be the same, and whether to look.
+    /// The existing file to compare contents with, if that is wanted.
     pub compare_with: Option<FileId>,
 }
 
@@ -42,7 +42,7 @@ enum Waiting {
     HardLink { existing: (FileId, Vec<u8>), parent: FileId, name: Vec<u8> },
 }
 
-/// The way into a pool; without one, or in a dry run, things are only counted.
+/// Delivers files to a pool. Without a pool, or in a dry run, it only counts them.
 pub struct Delivery<'p> {
     args: &'p PutArgs,
     pool: Option<&'p Pool>,
@@ -50,11 +50,11 @@ pub struct Delivery<'p> {
     readers: Readers,
     waiting: VecDeque<Waiting>,
     waiting_len: u64,
-    /// Files whose content stays and of which something else has changed.
+    /// Files whose metadata changes but not their content.
     to_describe: Vec<(FileId, Attributes, Vec<Xattr>)>,
-    pub summary: Summary,
+    pub summary: PutSummary,
     progress: FilesProgress,
-    /// The pool could not take something; that ends the command.
+    /// Set when a write to the pool failed, which ends the command.
     is_broken: bool,
 }
 
@@ -63,7 +63,7 @@ impl<'p> Delivery<'p> {
         args: &'p PutArgs,
         pool: Option<&'p Pool>,
         readers: Readers,
-        summary: Summary,
+        summary: PutSummary,
     ) -> Delivery<'p> {
         let import = pool.filter(|_| !args.dry_run).map(|pool| pool.import(now_ns()));
         Delivery {
@@ -80,23 +80,19 @@ impl<'p> Delivery<'p> {
         }
     }
 
-    /// Says that something failed, and goes on.
+    /// Reports and counts a failure.
     pub fn failed(&mut self, path: &Path, reason: &Reason) {
         use std::os::unix::ffi::OsStrExt;
-        self.summary.failed += 1;
-        let path = text::escaped(path.as_os_str().as_bytes());
-        self.progress.say(&format!("hardpack: cannot put '{path}': {}", reason.text));
+        self.summary.note_failed(&self.progress, path.as_os_str().as_bytes(), reason);
     }
 
-    /// Says that something is left out.
+    /// Reports and counts a file that is skipped.
     pub fn left_out(&mut self, path: &Path, why: &str) {
         use std::os::unix::ffi::OsStrExt;
-        self.summary.left_out += 1;
-        let path = text::escaped(path.as_os_str().as_bytes());
-        self.progress.say(&format!("note: '{path}' is left out: {why}"));
+        self.summary.note_left_out(&self.progress, path.as_os_str().as_bytes(), why);
     }
 
-    /// Names what is done, where that is wanted.
+    /// Prints an action and its path, if --verbose or --dry-run asks for it.
     pub fn tell(&self, what: &str, path: &Path) -> Result<(), Reason> {
         use std::os::unix::ffi::OsStrExt;
         if self.args.verbose || self.args.dry_run && !self.args.work.quiet && !self.args.work.json {
@@ -111,7 +107,7 @@ impl<'p> Delivery<'p> {
         self.progress.add(1, len);
     }
 
-    /// Makes a directory, or sets what is known of it. Nothing in a dry run.
+    /// Makes a directory, or sets the metadata of an existing one. Returns `None` in a dry run.
     pub fn directory(
         &mut self,
         parent: FileId,
@@ -138,7 +134,7 @@ impl<'p> Delivery<'p> {
         }
     }
 
-    /// Takes a file; it is read ahead where it is small.
+    /// Queues a file; a small one is read ahead.
     pub fn file(&mut self, item: Item) -> Result<(), Reason> {
         let len = item.attributes.len;
         if self.import.is_none() {
@@ -159,7 +155,7 @@ impl<'p> Delivery<'p> {
         Ok(())
     }
 
-    /// Gives a file that is there or was given before another name.
+    /// Adds another name to a file that exists or was queued before.
     pub fn hard_link(&mut self, existing: (FileId, Vec<u8>), parent: FileId, name: &[u8]) {
         self.summary.hard_links += 1;
         if self.import.is_some() {
@@ -167,13 +163,13 @@ impl<'p> Delivery<'p> {
         }
     }
 
-    /// Has a file described anew in the end.
+    /// Queues new metadata for a file, set at the end.
     pub fn describe(&mut self, file: FileId, attributes: Attributes, xattrs: Vec<Xattr>) {
         self.summary.described += 1;
         self.to_describe.push((file, attributes, xattrs));
     }
 
-    /// Gives the file that was met first to the engine.
+    /// Passes the first waiting file to the engine.
     fn deliver(&mut self) -> Result<(), Reason> {
         let Some(waiting) = self.waiting.pop_front() else { return Ok(()) };
         signals::check()?;
@@ -216,16 +212,10 @@ impl<'p> Delivery<'p> {
         Ok(())
     }
 
-    /// Streams a file. What cannot be read is reported; what the pool cannot take ends the command.
+    /// Streams a file. A read error is reported; a failed write to the pool ends the command.
     fn long(&mut self, item: Item) -> Result<(), Reason> {
         match self.stream(&item) {
-            Err(reason) if self.is_broken => Err(reason),
-            Err(reason) if reason.code == Code::Interrupted => {
-                if let Some(import) = &mut self.import {
-                    import.abandon_file()?;
-                }
-                Err(reason)
-            }
+            Err(reason) if self.is_broken || reason.code == Code::Interrupted => Err(reason),
             Err(reason) => {
                 if let Some(import) = &mut self.import {
                     import.abandon_file()?;
@@ -241,7 +231,7 @@ impl<'p> Delivery<'p> {
         let mut head = [0; sqlite::MAGIC.len()];
         let mut is_database = false;
         if !self.args.raw {
-            // Closed again before SQLite takes its locks.
+            // Closed before SQLite takes its locks.
             let n = read_full(&open(&item.path)?, &mut head, 0)?;
             is_database = n == head.len() && head == *sqlite::MAGIC;
         }
@@ -282,7 +272,7 @@ impl<'p> Delivery<'p> {
         Ok(())
     }
 
-    /// Whether the content is what the pool has; then only what is known of the file is set.
+    /// Whether the pool already has this content; if so, queues changes of the metadata.
     fn is_same(
         &mut self,
         item: &Item,
@@ -314,7 +304,7 @@ impl<'p> Delivery<'p> {
         Ok(true)
     }
 
-    /// Has all that waits committed, so that it can be seen.
+    /// Commits everything that waits, so that it becomes visible.
     pub fn settle(&mut self) -> Result<(), Reason> {
         while !self.waiting.is_empty() {
             self.deliver()?;
@@ -325,20 +315,25 @@ impl<'p> Delivery<'p> {
         }
     }
 
-    /// Ends the work, of which `done` tells how it went; what was given until then is kept.
-    pub fn finish(mut self, done: Result<(), Reason>) -> Result<Summary, Reason> {
+    /// Ends the work. `done` is its result so far; if it failed, everything delivered until then is
+    /// kept.
+    pub fn finish(mut self, done: Result<(), Reason>) -> Result<PutSummary, Reason> {
         let done = done.and_then(|()| self.settle());
         let done = done.and_then(|()| self.describe_all());
         let Delivery { import, mut summary, progress, .. } = self;
         let Some(import) = import else { return done.map(|()| summary) };
+        if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
+            import.stop()?;
+            return done.map(|()| summary);
+        }
         let finished = import.finish();
         if let Err(reason) = done {
-            let hint = "what was put until now is in the pool; the same command goes on from there";
+            let hint =
+                "the files stored so far are in the pool; the same command continues from there";
             return Err(if reason.hint.is_some() { reason } else { reason.hint(hint) });
         }
         for (name, why) in finished?.refused {
-            summary.failed += 1;
-            progress.say(&format!("hardpack: cannot put '{}': {why}", text::escaped(&name)));
+            summary.note_failed(&progress, &name, &Reason::new(Code::Cannot, why));
         }
         Ok(summary)
     }

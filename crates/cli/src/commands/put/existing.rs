@@ -1,4 +1,4 @@
-//! The names that a directory of the pool has, beside which those of the source are gone through.
+//! The existing names of a directory of the pool, merged with those of the source.
 
 use std::collections::VecDeque;
 
@@ -7,13 +7,13 @@ use hardpack_engine::pool::{Attributes, DirEntry, Pool};
 
 use crate::failure::Reason;
 
-/// How many names are looked at together.
+/// The number of names read at a time.
 const PAGE_LEN: usize = 256;
 
-/// A name with what it stands for.
+/// An existing entry and its attributes.
 pub type Old = (DirEntry, Attributes);
 
-/// The names of a directory, in the order of their bytes.
+/// Iterates over the names of a directory in byte order.
 pub struct Existing<'p> {
     directory: Option<(&'p Pool, FileId)>,
     after: Option<Vec<u8>>,
@@ -41,7 +41,8 @@ impl<'p> Existing<'p> {
         Ok(())
     }
 
-    /// What has this name. It comes behind that of the last call; the names between go to `gone`.
+    /// Returns the entry of this name, which must come after that of the last call. The names in
+    /// between go to `gone`.
     pub fn take(&mut self, name: &[u8], gone: &mut Vec<Old>) -> Result<Option<Old>, Reason> {
         loop {
             self.fill()?;
@@ -53,7 +54,7 @@ impl<'p> Existing<'p> {
         }
     }
 
-    /// The names that are left.
+    /// Moves the remaining names to `gone`.
     pub fn rest(&mut self, gone: &mut Vec<Old>) -> Result<(), Reason> {
         loop {
             self.fill()?;

@@ -1,4 +1,5 @@
-//! Reading sources: small files ahead, on a few threads, since opening them is what takes long; long ones in pieces.
+//! Reads sources: small files ahead, on a few threads, since opening them takes most of the time;
+//! long ones in pieces.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,20 +16,20 @@ use crate::snapshot::read_full;
 use crate::sqlite;
 
 const THREAD_COUNT: usize = 4;
-/// How many files wait for a thread.
+/// The most files that wait for a thread.
 const QUEUE_LEN: usize = 256;
 /// Files up to this length are read as a whole, in bytes.
 pub const SMALL_LEN: u64 = 1 << 20;
 
-/// Longer ones are read in pieces of this length, in bytes.
+/// Longer files are read in pieces of this length, in bytes.
 pub const CHUNK_LEN: usize = 4 << 20;
 
-/// What was read.
+/// The result of reading ahead.
 pub enum Loaded {
     Content(Vec<u8>),
-    /// It begins like a SQLite database.
+    /// The file begins like a SQLite database.
     Database,
-    /// It has become longer than a small file.
+    /// The file has grown beyond the length of a small one.
     Long,
 }
 
@@ -38,7 +39,7 @@ struct Job {
     reply: SyncSender<io::Result<Loaded>>,
 }
 
-/// The threads. They end with this.
+/// The reading threads. They end when this is dropped.
 pub struct Readers {
     jobs: SyncSender<Job>,
 }
@@ -53,7 +54,7 @@ impl Readers {
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(Job { path, is_raw, reply }) = job else { return };
-                    // Nobody waits for it where the command fails meanwhile.
+                    // Nobody waits for it if the command has failed meanwhile.
                     let _ = reply.send(load(&path, is_raw));
                 }
             })?;
@@ -61,16 +62,16 @@ impl Readers {
         Ok(Readers { jobs })
     }
 
-    /// Has a file read. What was read comes out of what is returned.
+    /// Queues a file for reading. The result arrives in the returned receiver.
     pub fn read(&self, path: &Path, is_raw: bool) -> Receiver<io::Result<Loaded>> {
         let (reply, loaded) = sync_channel(1);
-        // Without a thread there will be no answer, as the caller finds.
+        // Without a thread, the caller finds the receiver disconnected.
         let _ = self.jobs.send(Job { path: path.into(), is_raw, reply });
         loaded
     }
 }
 
-/// Opens a file that is neither to be followed where it is a symbolic link by now, nor waited for.
+/// Opens a file without following a symbolic link, should it have become one, and without blocking.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     File::options().read(true).custom_flags(flags).open(path)
@@ -89,7 +90,7 @@ fn load(path: &Path, is_raw: bool) -> io::Result<Loaded> {
     })
 }
 
-/// Hands a file to `sink` from its beginning to its end; what the file system knows to be a hole is not read.
+/// Hands a whole file to `sink`, without reading the holes that the file system knows.
 pub fn read_sparse(
     file: &File,
     sink: &mut dyn FnMut(&[u8]) -> Result<(), Reason>,
@@ -101,9 +102,9 @@ pub fn read_sparse(
     loop {
         let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
             Ok(data) => data,
-            // A hole up to the end.
+            // A hole that extends to the end.
             Err(rustix::io::Errno::NXIO) => len.max(offset),
-            // A file system that does not know holes.
+            // A file system without support for holes.
             Err(_) => offset,
         };
         if data > offset {

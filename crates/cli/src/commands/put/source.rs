@@ -1,4 +1,4 @@
-//! What the file system says of a source.
+//! The metadata of a source in the file system.
 
 use std::fs::Metadata;
 use std::io;
@@ -9,12 +9,12 @@ use hardpack_engine::pool::{Attributes, FileOwner, Kind, ROOT, XATTR_LEN_MAX, Xa
 use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 
-/// Lists of names are seldom longer, in bytes.
+/// Lists of attribute names are seldom longer, in bytes.
 const LIST_LEN: usize = 1 << 10;
-/// And never longer than this.
+/// The longest list of attribute names, in bytes.
 const LIST_LEN_MAX: usize = 64 << 10;
 
-/// What it would be in a pool; nothing for what a pool does not keep.
+/// The kind of the entry in a pool; `None` for kinds that a pool does not store.
 pub fn kind_of(metadata: &Metadata) -> Option<Kind> {
     let kind = metadata.file_type();
     [
@@ -26,7 +26,7 @@ pub fn kind_of(metadata: &Metadata) -> Option<Kind> {
     .find_map(|(is_it, kind)| is_it.then_some(kind))
 }
 
-/// The word for what a pool does not keep.
+/// The name of a kind that a pool does not store.
 pub fn special_name(metadata: &Metadata) -> &'static str {
     let kind = metadata.file_type();
     match () {
@@ -47,7 +47,7 @@ pub fn attributes_of(metadata: &Metadata, kind: Kind) -> Attributes {
     }
 }
 
-/// The extended attributes of a file or directory, in the order of their names.
+/// Reads the extended attributes of a file or directory, sorted by name.
 pub fn xattrs_of(path: &Path) -> io::Result<Vec<Xattr>> {
     let mut names = vec![0; LIST_LEN];
     let len = match llistxattr(path, &mut names[..]) {
@@ -67,7 +67,7 @@ pub fn xattrs_of(path: &Path) -> io::Result<Vec<Xattr>> {
                 value.truncate(len);
                 found.push((name.to_vec(), value));
             }
-            // Removed meanwhile, or not ours to read.
+            // Removed meanwhile, or we may not read it.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS | Errno::NOTSUP) => {}
             Err(error) => return Err(error.into()),
         }
@@ -76,7 +76,7 @@ pub fn xattrs_of(path: &Path) -> io::Result<Vec<Xattr>> {
     Ok(found)
 }
 
-/// Whether what the pool says of a file is what the source says.
+/// Whether the pool's metadata of a file equals the source's.
 pub fn is_described(old: &Attributes, new: &Attributes) -> bool {
     let of = |a: &Attributes| (a.kind, a.mode, a.owner, a.modified_ns);
     of(old) == of(new)

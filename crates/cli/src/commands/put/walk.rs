@@ -1,4 +1,4 @@
-//! Going through the sources, and deciding for each name what is to be done.
+//! Walks the sources and decides for each name what to do.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -21,34 +21,34 @@ use crate::snapshot::read_full;
 use crate::users::Users;
 use crate::{signals, sqlite};
 
-/// What SQLite keeps beside a database, behind its name.
+/// The suffixes of the files that SQLite keeps next to a database.
 const SIDECARS: [&[u8]; 3] = [b"-wal", b"-shm", b"-journal"];
 
-/// A directory that is gone through.
+/// A directory being walked.
 struct Level {
-    /// Nothing where it would only be made.
+    /// `None` in a dry run that would create it.
     directory: Option<FileId>,
     depth: usize,
 }
 
-/// Where the first name of a file was put.
+/// The first name under which a file was stored.
 #[derive(Clone)]
 struct First {
     parent: FileId,
     name: Vec<u8>,
-    /// It was there, and stays as it is.
+    /// The file exists in the pool and does not change.
     is_unchanged: bool,
 }
 
 pub struct Putter<'p> {
     args: &'p PutArgs,
     pool: Option<&'p Pool>,
-    /// Where something may be replaced.
+    /// Needed if existing files may be replaced.
     users: Option<&'p Users>,
     pub delivery: Delivery<'p>,
-    /// Device and number of the pool itself, which is not put into itself.
+    /// Device and inode of the pool, which must not be stored in itself.
     avoid: Option<(u64, u64)>,
-    /// The first name of each file with several.
+    /// The first name of each file with several names.
     links: HashMap<(u64, u64), First>,
 }
 
@@ -63,11 +63,17 @@ impl<'p> Putter<'p> {
         Putter { args, pool, users, delivery, avoid, links: HashMap::new() }
     }
 
-    /// Puts one source where it belongs. What it is to be itself is set on the target where it is the `only` one.
+    /// Stores one source. If it is the `only` one, its own metadata is set on the target.
     pub fn put(&mut self, path: &Path, target: &Target, only: bool) -> Result<(), Reason> {
-        let metadata = fs::symlink_metadata(path)?;
+        let metadata = match fs::symlink_metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
         let bytes = path.as_os_str().as_bytes();
-        // With the slash the system follows a symbolic link.
+        // With a trailing slash, the system follows a symbolic link.
         let ends_with_slash = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
         let into = Level { directory: target.directory, depth: 0 };
         let own_name = path.file_name().map(OsStr::as_bytes).filter(|_| !bytes.ends_with(b"/."));
@@ -81,7 +87,7 @@ impl<'p> Putter<'p> {
             return Ok(());
         }
         let Some(name) = target.name.as_deref().or(own_name) else {
-            return Err(Reason::new(Code::Cannot, "it has no name of its own"));
+            return Err(Reason::new(Code::Cannot, "its path does not end in a name"));
         };
         let old = match (self.pool, target.directory) {
             (Some(pool), Some(directory)) => match pool.lookup_in(directory, name)? {
@@ -94,7 +100,7 @@ impl<'p> Putter<'p> {
         self.one(path, name, &into, old, &siblings)
     }
 
-    /// Sets what is known of a directory that is there.
+    /// Sets the metadata of an existing directory.
     fn describe(
         &mut self,
         path: &Path,
@@ -110,7 +116,7 @@ impl<'p> Putter<'p> {
         Ok(())
     }
 
-    /// Puts what is in a directory.
+    /// Stores the contents of a directory.
     fn contents(&mut self, path: &Path, into: &Level) -> Result<(), Reason> {
         let names = match names_in(path) {
             Ok(names) => names,
@@ -134,7 +140,7 @@ impl<'p> Putter<'p> {
         Ok(())
     }
 
-    /// Removes what the source does not have, where that is wanted.
+    /// Removes entries that the source does not have, if --delete is given.
     fn remove_gone(
         &mut self,
         path: &Path,
@@ -153,7 +159,8 @@ impl<'p> Putter<'p> {
         Ok(())
     }
 
-    /// Removes what the pool has, unless somebody has a database there open, which is told. Whether it is gone.
+    /// Removes an entry of the pool, unless another process has a database in it open, which is
+    /// reported. Returns whether it is gone.
     fn remove(&mut self, path: &Path, directory: FileId, old: &DirEntry) -> Result<bool, Reason> {
         let Some(pool) = self.pool.filter(|_| !self.args.dry_run) else {
             self.delivery.summary.removed += 1;
@@ -167,15 +174,21 @@ impl<'p> Putter<'p> {
             held => held?,
         }
         self.delivery.summary.removed += 1;
-        // What was given under names in it must not come later.
+        // Files queued for names in it must not arrive later.
         self.delivery.settle()?;
-        // Times stay what the source says.
-        pool.remove_tree(directory, &old.name, 0, &mut |_| !signals::is_interrupted())?;
+        // Keep the time of the directory, which comes from the source.
+        match self.users {
+            Some(users) => users.remove(pool, directory, old, 0)?,
+            // A new pool, which nobody else uses.
+            None => pool.remove_entry(directory, old, 0, &mut |_| Ok(()), &mut |_| {
+                !signals::is_interrupted()
+            })?,
+        }
         signals::check()?;
         Ok(true)
     }
 
-    /// Puts one name. `siblings` are all names of its directory, in order.
+    /// Stores one name. `siblings` are all names in its directory, sorted.
     fn one(
         &mut self,
         path: &Path,
@@ -200,7 +213,7 @@ impl<'p> Putter<'p> {
             return Ok(());
         }
         if kind == Kind::File && !self.args.raw && belongs_to_database(path, name, siblings) {
-            // It is read with its database.
+            // Read together with its database.
             return Ok(());
         }
         let mut old = old;
@@ -238,7 +251,7 @@ impl<'p> Putter<'p> {
     ) -> Result<(), Reason> {
         let depth = into.depth + 1;
         if depth >= DEPTH_MAX {
-            let text = format!("directories are at most {DEPTH_MAX} deep");
+            let text = format!("directories can be at most {DEPTH_MAX} deep");
             self.delivery.failed(path, &Reason::new(Code::Cannot, text));
             return Ok(());
         }
@@ -330,7 +343,7 @@ impl<'p> Putter<'p> {
             let first = First { parent, name: name.to_vec(), is_unchanged: false };
             self.links.insert(inode, first);
         }
-        // Names that have come apart in the source do so in the pool.
+        // Names no longer linked in the source are separated in the pool.
         let old = old.filter(|(_, known)| inode.is_some() || known.link_count < 2);
         let xattrs = match xattrs_of(path) {
             Ok(xattrs) => xattrs,
@@ -362,13 +375,13 @@ impl<'p> Putter<'p> {
         }
         let compare_with = old.filter(|_| self.args.compare).map(|(entry, _)| entry.file);
         let (name, path) = (name.to_vec(), path.into());
-        // In a dry run there may be no directory, and nothing is put into it.
+        // In a dry run there may be no directory, and nothing is written.
         let parent = into.directory.unwrap_or(FileId(0));
         self.delivery.file(Item { parent, name, path, attributes, xattrs, compare_with })
     }
 
-    /// Keeps others out of a file that is to be replaced, until all is done. False where that is not possible, which
-    /// is told.
+    /// Takes exclusive hold of a file that is to be replaced, until the command ends. Returns false
+    /// if that is not possible, which is reported.
     fn hold(&mut self, path: &Path, replaced: Option<FileId>) -> Result<bool, Reason> {
         let (Some(replaced), Some(users), Some(pool)) = (replaced, self.users, self.pool) else {
             return Ok(true);
@@ -383,7 +396,7 @@ impl<'p> Putter<'p> {
         }
     }
 
-    /// A further name of a file that was met before.
+    /// Stores a further name of a file met before.
     fn further_name(
         &mut self,
         path: &Path,
@@ -412,7 +425,7 @@ impl<'p> Putter<'p> {
     }
 }
 
-/// The names in a directory, in the order of their bytes.
+/// Lists the names in a directory in byte order.
 fn names_in(path: &Path) -> std::io::Result<Vec<OsString>> {
     let mut names = fs::read_dir(path)?
         .map(|entry| Ok(entry?.file_name()))
@@ -421,7 +434,7 @@ fn names_in(path: &Path) -> std::io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// The names beside a single file that matter for it.
+/// The names in the directory of a single file that matter for it.
 fn siblings(path: &Path) -> Vec<OsString> {
     let Some(name) = path.file_name() else { return Vec::new() };
     let beside = |suffix: &[u8]| OsString::from_vec([name.as_bytes(), suffix].concat());
@@ -437,7 +450,7 @@ fn contains(names: &[OsString], name: &[u8]) -> bool {
     names.binary_search_by(|known| known.as_bytes().cmp(name)).is_ok()
 }
 
-/// Whether this is the log, the journal or the shared memory of a database beside it.
+/// Whether this is the log, journal or shared-memory file of a database next to it.
 fn belongs_to_database(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
     let base = SIDECARS.into_iter().find_map(|suffix| name.strip_suffix(suffix));
     let Some(base) = base.filter(|base| contains(siblings, base)) else { return false };
@@ -447,7 +460,7 @@ fn belongs_to_database(path: &Path, name: &[u8], siblings: &[OsString]) -> bool 
     n.is_ok_and(|n| n == head.len()) && head == *sqlite::MAGIC
 }
 
-/// Whether a log or journal beside a file may hold more than the file itself.
+/// Whether a log or journal next to a file may hold changes that the file does not.
 fn has_log(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
     let has = |suffix: &[u8]| contains(siblings, &[name, suffix].concat());
     (has(b"-wal") || has(b"-journal")) && !matches!(sqlite::unsettled_sidecar(path), Ok(None))

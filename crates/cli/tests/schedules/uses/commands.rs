@@ -1,44 +1,44 @@
-//! The commands, what they are given, and what they do to the database they are aimed at.
+//! The commands, their arguments, and their effects on the target database.
 
 use super::super::pools::{Tokens, base_tokens};
 
-/// What a command that succeeds does to the database.
+/// The effect of a successful command on the database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Nothing that can be seen in it.
+    /// Its content does not change.
     Keeps,
-    /// It holds what every ledger begins with, and this.
+    /// It holds the initial tokens of every ledger, and these.
     Becomes(&'static [&'static str]),
-    /// It has no name any more.
+    /// It is removed.
     Removes,
-    /// It has this name.
+    /// It gets this name.
     Moves(&'static str),
-    /// A row more.
+    /// It gets one more row, with this token.
     Adds(&'static str),
-    /// The pool is another one, with no database of that name.
+    /// The pool is replaced by one without a database of that name.
     ReplacesPool,
 }
 
-/// What a command that succeeds makes of the database elsewhere.
+/// The copy of the database that a successful command makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copied {
     Nothing,
-    /// A file, with what was committed before.
+    /// A file, with everything committed before.
     File(&'static str),
-    /// A database in the pool, with what was committed before.
+    /// A database in the pool, with everything committed before.
     InPool(&'static str),
-    /// A database in the pool, with what was in the snapshot.
+    /// A database in the pool, with the content of the snapshot.
     Old(&'static str),
-    /// To standard output, with what was committed before.
+    /// Standard output, with everything committed before.
     Output,
 }
 
 pub struct Case {
-    /// As the page shows it, where `DB` is the database and `POOL` the pool.
+    /// The command as the documentation shows it: `DB` is the database, `POOL` the pool.
     pub text: &'static str,
     pub effect: Effect,
     pub copied: Copied,
-    /// The file that standard input is.
+    /// The file used as standard input.
     pub input: Option<&'static str>,
 }
 
@@ -60,7 +60,7 @@ impl Case {
         self.text.split(' ').next().unwrap()
     }
 
-    /// What it is given, for a database of a pool.
+    /// Returns its arguments for a database of a pool.
     pub fn arguments(&self, pool: &str, target: &str, txg: u64) -> Vec<String> {
         let (db, txg) = (format!("{pool}/{target}"), txg.to_string());
         let mut words: Vec<String> = Vec::new();
@@ -76,12 +76,12 @@ impl Case {
         words
     }
 
-    /// Whether the pool must be as it was received, for a stream to fit.
+    /// Whether the pool must be as received, so that a stream applies.
     pub fn wants_received(&self) -> bool {
         self.text.starts_with("receive DB")
     }
 
-    /// What the database holds in the beginning.
+    /// The tokens in the database at the beginning.
     pub fn first_tokens(&self) -> Tokens {
         let mut tokens = base_tokens();
         if !self.wants_received() {
@@ -91,7 +91,7 @@ impl Case {
     }
 }
 
-/// Commands that have nothing to do with any pool.
+/// Commands that do not use a pool.
 pub const WITHOUT_POOL: &[&str] = &["codecs", "help"];
 
 pub const CASES: &[Case] = &[
@@ -121,6 +121,11 @@ pub const CASES: &[Case] = &[
     changes("mv DB POOL/d/new.db", Effect::Moves("d/new.db")),
     changes("mv POOL/d/z.db DB", Effect::Becomes(&["z"])),
     changes("rm DB", Effect::Removes),
+    copies("cp DB POOL/copy.db", Copied::InPool("POOL/copy.db")),
+    changes("cp POOL/d/z.db DB", Effect::Becomes(&["z"])),
+    case("touch DB"),
+    case("chmod 600 DB"),
+    case("chown 1:1 DB"),
     copies("snapshot DB@new", Copied::InPool("DB@new")),
     copies("snapshot POOL@new", Copied::InPool("POOL@new/TARGET")),
     changes("rollback DB@base", Effect::Becomes(&[])),

@@ -1,7 +1,7 @@
-//! Every command against every state of use of what it is aimed at: what happens is found by running each pair with
-//! real processes, judged, and compared with the table in `docs/reliability.md`.
+//! Every command against every state of use of its target. Each pair is run with real processes,
+//! the result is judged, and compared with the table in `docs/reliability.md`.
 //!
-//! `HARDPACK_WRITE_USES=1 cargo test -p hardpack-cli --test schedules uses` writes the table anew.
+//! `HARDPACK_WRITE_USES=1 cargo test -p hardpack-cli --test schedules uses` rewrites the table.
 
 mod commands;
 mod states;
@@ -23,16 +23,17 @@ const WRITE: &str = "HARDPACK_WRITE_USES";
 const PAGE: &str = "docs/reliability.md";
 const BEGIN: &str = "<!-- uses: begin -->";
 const END: &str = "<!-- uses: end -->";
-/// The first database of a pool has its locks on the pool itself, all others beside it.
+/// The first database of a pool is locked on the pool itself, the others on files next to it.
 const TARGETS: [&str; 2] = ["x.db", "y.db"];
-/// Whoever waits longer waits until the other is done.
+/// A command that waits longer than this waits until the other process is done.
 const PATIENCE_MS: u64 = 100_000;
-/// Follows what is wrong.
+/// Marks wrong results.
 const WRONG: &str = " **!**";
-/// What took longer waited.
+/// A command that takes longer has waited.
 const AT_ONCE_MS: u64 = 200;
 
-/// Pairs that are wrong until a defect is mended: command, state (or `*`), and its number in [`super::OPEN`].
+/// Pairs that are wrong until a defect is fixed: command, state (or `*`), and the defect's number
+/// in [`super::OPEN`].
 const KNOWN: &[(&str, &str, u32)] = &[
     ("receive DB", "*", 2),
     ("receive -F DB", "*", 2),
@@ -52,20 +53,20 @@ pub fn hardpack_command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What came of one pair.
+/// The outcome of one pair.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Outcome {
     /// The exit code.
     code: i32,
-    /// Why it was refused.
+    /// The reason of a refusal.
     reason: String,
-    /// It waited until the other was done.
+    /// Whether it waited until the other process was done.
     waits: bool,
-    /// It put what was in a log or journal into the pool.
+    /// Whether it applied a log or journal to the pool.
     settles: bool,
-    /// What is not as it should be afterwards.
+    /// The violated expectation, if any.
     wrong: Option<String>,
-    /// What became of the other's transaction, unless that went through.
+    /// The fate of the other process's transaction, empty if it succeeded.
     other: &'static str,
 }
 
@@ -90,7 +91,9 @@ fn run_pair(case: &Case, state: &State, target: &str) -> Outcome {
     let worker = world.start("command", &mut command);
     let ending = world.run_one(worker, PATIENCE_MS, &mut |_| false);
     let waits = ending == Ending::Waits;
-    let settles = had_log && !has_log(&world) && case.effect != Effect::Removes;
+    // A log is removed with the database that it belongs to.
+    let removes = case.effect == Effect::Removes || ["mv", "ln"].contains(&case.name());
+    let settles = had_log && !has_log(&world) && !removes;
     let took = world.now_ms() - before;
     if let Some(holder) = used.holder {
         world.resume(holder);
@@ -111,7 +114,7 @@ fn run_pair(case: &Case, state: &State, target: &str) -> Outcome {
     }
 }
 
-/// What became of what the holder went on with.
+/// The fate of the holder's later work.
 fn others_end(world: &World, used: &Used) -> &'static str {
     let Some(holder) = used.holder else { return "" };
     let said = world.said(holder);
@@ -124,7 +127,7 @@ fn others_end(world: &World, used: &Used) -> &'static str {
     }
 }
 
-/// The reason in a message of the command.
+/// Extracts the reason from the command's message.
 fn reason_of(text: &str, dir: &Path) -> String {
     let line = text.lines().find(|line| line.starts_with("hardpack: ")).unwrap_or_default();
     let reason = line.find("': ").map_or(line, |at| &line[at + 3..]);
@@ -132,7 +135,7 @@ fn reason_of(text: &str, dir: &Path) -> String {
     for target in TARGETS {
         reason = reason.replace(&format!("'{target}'"), "'DB'");
     }
-    // What differs from run to run.
+    // These parts differ between runs.
     for (from, instead) in [("in use by ", "another process"), ("the state of txg ", "that number")]
     {
         if let Some(at) = reason.find(from) {
@@ -147,7 +150,7 @@ fn reason_of(text: &str, dir: &Path) -> String {
     reason
 }
 
-/// Whether everything is as it should be.
+/// Checks the result of a pair; the error says what is wrong.
 fn judge(
     world: &World,
     made: &Made,
@@ -176,7 +179,7 @@ fn judge(
         tokens.insert("late-holder".into());
         tokens
     };
-    // Before everything else, so that the databases are found as they were left.
+    // Checked first, so that the databases are read as they were left.
     let expects = |path: PathBuf, allowed: Vec<Tokens>| -> Result<(), String> {
         let found = pools::tokens(&path)?;
         if allowed.contains(&found) {
@@ -217,7 +220,7 @@ fn judge(
         Effect::Becomes(more) => {
             let mut tokens = pools::base_tokens();
             tokens.extend(more.iter().map(|token| token.to_string()));
-            // The other may have been first, where the command waited for it.
+            // If the command waited, the other process may have been first.
             match late && !waited {
                 true => expects(at, vec![with_late(&tokens)])?,
                 false => expects(at, vec![tokens.clone(), with_late(&tokens)])?,
@@ -229,11 +232,11 @@ fn judge(
                 return Err(format!("{} is still there", at.display()));
             }
             if late && !waited {
-                return Err("a transaction was acknowledged behind it, and is nowhere".into());
+                return Err("a transaction was acknowledged after it, and is lost".into());
             }
         }
     }
-    // It does what it can with each of several.
+    // It processes several files independently, so it may be done in part.
     let is_done_in_part = case.name() == "put" && case.effect == Effect::Removes;
     let is_whole_pool = case.text.contains("POOL") && (effect != Effect::Keeps || is_done_in_part);
     for other in TARGETS.iter().filter(|other| **other != target && !is_whole_pool) {
@@ -245,7 +248,7 @@ fn judge(
     }
     pools::check(&pool)?;
     if matches!(effect, Effect::Becomes(_) | Effect::Removes | Effect::Moves(_)) {
-        // What it replaced comes back as it was, and nothing that was left beside the pool with it.
+        // A rollback restores the replaced content, unaffected by files left next to the pool.
         let back = format!("{}@base", pool.display());
         if hardpack().args(["rollback", &back]).output().unwrap().status.success() {
             expects(pool.join(target), vec![pools::base_tokens()])?;
@@ -254,13 +257,13 @@ fn judge(
     Ok(())
 }
 
-/// The sign of a reason: a to z, aa to az, and so on.
+/// The letters of a reason: a to z, aa to az, and so on.
 fn letter(at: usize) -> String {
     let last = char::from(b'a' + (at % 26) as u8);
     if at < 26 { last.into() } else { format!("{}{last}", letter(at / 26 - 1)) }
 }
 
-/// What the table says of a pair.
+/// The table cell of a pair.
 fn cell(outcome: &Outcome, reasons: &mut Vec<String>) -> String {
     let mut text = String::new();
     if outcome.waits {
@@ -296,7 +299,7 @@ fn is_known(case: &Case, state: &State) -> bool {
 
 type Found = BTreeMap<(usize, usize), Vec<Outcome>>;
 
-/// Which of the targets a command is tried on: one is enough where it only looks, or changes something else.
+/// The targets to try a command on: one is enough if it only reads, or changes something else.
 fn targets_of(case: &Case) -> std::ops::Range<usize> {
     let only = case.effect == Effect::Keeps && case.copied == Copied::Nothing;
     let is_special = ["check", "repack", "compact", "sql"].contains(&case.name());
@@ -347,7 +350,7 @@ fn table(found: &Found) -> String {
         let _ = writeln!(text, "* *{}*: {reason}", letter(at));
     }
     if text.contains(WRONG) {
-        text += "\n**!** marks what is not as it should be: a defect that is known and not mended yet.\n";
+        text += "\n**!** marks wrong behaviour: a known defect that is not fixed yet.\n";
     }
     format!("{head}\n{text}")
 }
@@ -386,7 +389,7 @@ fn every_command_against_every_use_of_its_target() {
             .collect();
         assert!(
             differ.is_empty() && text[from..to].lines().count() == now.lines().count(),
-            "{PAGE} differs from what happens ({WRITE}=1 writes it anew):\n{}",
+            "{PAGE} differs from the results ({WRITE}=1 rewrites it):\n{}",
             differ.join("\n")
         );
     }

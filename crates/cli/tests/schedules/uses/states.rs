@@ -1,4 +1,4 @@
-//! In which states of use a command can find the database it is aimed at.
+//! The states of use in which a command can find its target database.
 
 use std::fs;
 use std::path::Path;
@@ -7,32 +7,32 @@ use super::super::pools::Tokens;
 use super::super::worker;
 use super::super::world::{Ending, Worker, World};
 
-/// How somebody uses a database when a command comes.
+/// A state of use: what other processes do with a database when a command starts.
 pub struct State {
     pub name: &'static str,
-    /// What the page says of it.
+    /// Its description in the documentation.
     pub meaning: &'static str,
     pub mode: &'static str,
-    /// Brings a pool into the state.
+    /// Brings a pool into this state.
     pub enter: fn(&mut World, &str) -> Used,
 }
 
-/// What there is then.
+/// The result of entering a state.
 #[derive(Default)]
 pub struct Used {
-    /// Somebody who goes on when the command is done, or waits.
+    /// A process that continues when the command is done, or waits.
     pub holder: Option<Worker>,
-    /// What was committed before the command comes.
+    /// The tokens committed before the command starts.
     pub committed: Tokens,
-    /// What the pool is called now, if no longer `p.hpk`.
+    /// Whether the pool has been renamed to `q.hpk`.
     pub renamed: bool,
-    /// Whether the database is open for writing only as it was before the pool was renamed.
+    /// The name of a log or journal of the database that holds changes.
     pub log: Option<String>,
 }
 
-/// The name with which all files begin that belong to a database and lie beside the pool.
+/// The prefix of the names of a database's files next to the pool.
 fn beside(target: &str) -> &'static str {
-    if target == "x.db" { "p.hpk" } else { "p.hpk-db3" }
+    if target == "x.db" { "p.hpk" } else { "p.hpk-db4" }
 }
 
 fn hold(world: &mut World, script: &str) -> Worker {
@@ -83,7 +83,7 @@ fn through_link(world: &mut World, target: &str) -> Used {
     Used { holder: Some(hold(world, &script)), ..Used::default() }
 }
 
-/// A process that brings two files in, and has not looked at the second.
+/// A process that imports two files, stopped before it opens the second.
 fn import(world: &mut World, _target: &str) -> Used {
     let (pool, stop) = ("p.hpk/imported", "open in/2");
     let mut command = super::hardpack_command(&["put", "-q", "-T", "in", pool]);
@@ -93,12 +93,12 @@ fn import(world: &mut World, _target: &str) -> Used {
     Used { holder: Some(holder), ..Used::default() }
 }
 
-/// A process that is about to sync a commit of another database of the pool.
+/// A process that holds the lock of the pool: it is about to write a commit to another database.
 fn commit(world: &mut World, _target: &str) -> Used {
     let script = "open x p.hpk/d/z.db\nbegin x\nput x elsewhere\npause\ncommit x";
     let holder = hold(world, script);
     world.resume(holder);
-    let ending = world.run_one(holder, 3_600_000, &mut |label| label == "sync p.hpk");
+    let ending = world.run_one(holder, 3_600_000, &mut |label| label.starts_with("write p.hpk"));
     assert!(ending == Ending::Reached, "{ending:?}\n{}", world.history());
     Used { holder: Some(holder), ..Used::default() }
 }
@@ -108,7 +108,7 @@ fn in_snapshot(world: &mut World, target: &str) -> Used {
     Used { holder: Some(hold(world, &script)), ..Used::default() }
 }
 
-/// Whether there is something in a log or journal.
+/// Whether a log or journal exists and is not empty.
 pub fn has_log(dir: &Path, name: &str) -> bool {
     fs::metadata(dir.join(name)).is_ok_and(|metadata| metadata.len() > 0)
 }
@@ -122,7 +122,7 @@ pub const STATES: &[State] = &[
     },
     State {
         name: "open",
-        meaning: "another process has it open, in a rollback mode, and does nothing",
+        meaning: "another process has it open in a rollback mode, idle",
         mode: "delete",
         enter: |world, target| {
             held(world, target, "sql x select count(*) from a\npause\ntx x late-holder")
@@ -130,7 +130,7 @@ pub const STATES: &[State] = &[
     },
     State {
         name: "reads",
-        meaning: "another process has read in a transaction that is open, in a rollback mode",
+        meaning: "another process is in a read transaction, in a rollback mode",
         mode: "delete",
         enter: |world, target| held(world, target, "read x\npause\ncommit x\ntx x late-holder"),
     },
@@ -148,7 +148,7 @@ pub const STATES: &[State] = &[
     },
     State {
         name: "log, reads",
-        meaning: "the same, in a transaction that has read",
+        meaning: "as in *log, open*, and the process is in a read transaction",
         mode: "wal",
         enter: |world, target| {
             held(world, target, "tx x early\nread x\npause\ncommit x\ntx x late-holder")
@@ -156,7 +156,7 @@ pub const STATES: &[State] = &[
     },
     State {
         name: "log, writes",
-        meaning: "the same, holding `BEGIN IMMEDIATE` and having changed rows",
+        meaning: "as in *log, open*, and the process holds `BEGIN IMMEDIATE` and has changed rows",
         mode: "wal",
         enter: |world, target| {
             held(world, target, "tx x early\nbegin x\nput x late-holder\npause\ncommit x")
@@ -176,31 +176,31 @@ pub const STATES: &[State] = &[
     },
     State {
         name: "pool renamed",
-        meaning: "the pool got another name while another process reads; the command uses the new name",
+        meaning: "the pool was renamed while another process reads; the command uses the new name",
         mode: "delete",
         enter: renamed,
     },
     State {
         name: "hard link",
-        meaning: "another process writes as above, but has opened the pool by another hard link",
+        meaning: "as in *writes*, but the process opened the pool by another hard link",
         mode: "delete",
         enter: through_link,
     },
     State {
         name: "import",
-        meaning: "another process is in the middle of bringing other files into the pool",
+        meaning: "another process is importing other files into the pool",
         mode: "delete",
         enter: import,
     },
     State {
         name: "commit",
-        meaning: "another process is in the middle of a commit of another database of the pool",
+        meaning: "another process is committing to another database of the pool",
         mode: "delete",
         enter: commit,
     },
     State {
         name: "snapshot open",
-        meaning: "another process reads the database as a snapshot has it",
+        meaning: "another process reads a snapshot of the database",
         mode: "delete",
         enter: in_snapshot,
     },

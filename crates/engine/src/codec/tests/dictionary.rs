@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 
-/// Pages as a database of people has them: fields that repeat, numbers and names that do not.
+/// Returns pages like those of a database of people: repetitive fields, unique numbers and names.
 fn pages(count: usize, seed: u64) -> Vec<Vec<u8>> {
     const CITIES: [&str; 8] =
         ["Lisbon", "Reykjavik", "Montevideo", "Osaka", "Nairobi", "Tromso", "Hobart", "Quito"];
@@ -118,7 +118,7 @@ fn every_short_length_round_trips_with_a_dictionary() {
 fn pages_compress_better_with_a_trained_dictionary() {
     let mut codec = Codec::new();
     let dictionary = trained(1);
-    // Percent of the length without a dictionary that is left, at most.
+    // The maximum length, in percent of the length without a dictionary.
     for (name, percent_max) in [("lz4", 92), ("zstd-3", 92), ("zstd-9", 95), ("zstd-fast-1", 92)] {
         let (mut plain_len, mut with_len) = (0, 0);
         for page in pages(20, 77) {
@@ -132,7 +132,7 @@ fn pages_compress_better_with_a_trained_dictionary() {
 #[test]
 fn what_only_the_dictionary_holds_is_found_there() {
     let mut codec = Codec::new();
-    // lz4 sees the last 64 KiB, zstd everything.
+    // lz4 sees only the last 64 KiB, zstd everything.
     let bytes = random(100 * KIB, 11);
     let dictionary = Dictionary::new(bytes.clone());
     for (name, from, is_found) in [
@@ -161,7 +161,7 @@ fn results_do_not_depend_on_other_records_or_dictionaries() {
             let fresh = compress_with(&mut Codec::new(), compression, input, &trained(1));
             let plain = compress(&mut Codec::new(), compression, input);
             compress_with(&mut used, compression, &large, &other);
-            // Too short: it fails halfway through the record.
+            // The output is too short, so this fails halfway through the record.
             let mut dst = Vec::new();
             let fits = used.compress_with(compression, &large, &mut dst, 100, Some(&other));
             assert_eq!(fits, Ok(false), "{name}");
@@ -251,7 +251,7 @@ fn encode_says_whether_the_dictionary_is_needed() {
         let without = codec.encode_with(parse(name), src, &policy, &mut dst, None).unwrap();
         assert_eq!(without, (codec.encode(parse(name), src, &policy, &mut dst).unwrap(), false));
     }
-    // The probe sees the dictionary too: without it these bytes are random.
+    // The probe uses the dictionary too: without it these bytes are random.
     let bytes = random(64 * KIB, 11);
     let with_bytes = Dictionary::new(bytes.clone());
     let src = &bytes[8 * KIB..16 * KIB];
@@ -263,7 +263,7 @@ fn encode_says_whether_the_dictionary_is_needed() {
     assert_eq!(encode(Some(&with_bytes)), (embedded, true));
 }
 
-/// Decompresses into the middle of a larger buffer; whatever happens, its surroundings stay.
+/// Decompresses into the middle of a larger buffer, whose surroundings must stay unchanged.
 fn decompress_guarded_with(
     codec: &mut Codec,
     id: u8,
@@ -302,7 +302,7 @@ fn a_wrong_dictionary_never_gives_the_record() {
         let back = decompress_guarded_with(&mut codec, id, &stored, page.len(), Some(&right));
         assert_eq!(back.as_ref(), Ok(&page), "{name}");
     }
-    // Without references into a dictionary it does not matter which.
+    // Without references into a dictionary, it does not matter which one is passed.
     let stored = compress(&mut codec, parse("lz4"), &page);
     let back = decompress_guarded_with(&mut codec, 4, &stored, page.len(), Some(&right));
     assert_eq!(back, Ok(page));
@@ -349,7 +349,7 @@ fn damaged_streams_and_dictionaries_never_harm() {
             assert!(back.is_err(), "{name} {len}");
         }
         for seed in 0..200 {
-            // The tables at a trained dictionary's start, damaged.
+            // Damages the tables at the start of a trained dictionary.
             let mut bytes = right.bytes().to_vec();
             for pair in random(6, seed).chunks(2) {
                 bytes[8 + usize::from(pair[0]) % 200] = pair[1];
@@ -394,7 +394,7 @@ fn training_refuses_what_is_too_little_or_inconsistent() {
     for len_max in [0, 1, 100, 255] {
         assert_eq!(train(&samples, &vec![100; samples.len() / 100], len_max), None, "{len_max}");
     }
-    // Whatever it makes of these, it comes back.
+    // Training returns, whatever it makes of these samples.
     for (len, count) in [(1, 5000), (7, 700), (8, 600), (0, 100), (3000, 7), (100_000, 3)] {
         for bytes in [vec![0; len * count], random(len * count, 1), text(len * count, 1)] {
             let _ = train(&bytes, &vec![len; count], 4 * KIB);

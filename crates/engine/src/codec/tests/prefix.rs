@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Decodes a prefix into the middle of a larger buffer; whatever happens, its surroundings stay.
+/// Decodes a prefix into the middle of a larger buffer, whose surroundings must stay unchanged.
 fn prefix_guarded(
     codec: &mut Codec,
     id: u8,
@@ -74,7 +74,8 @@ fn every_cut_of_a_short_record_works() {
 fn a_prefix_needs_no_more_of_the_data_than_it_covers() {
     let mut codec = Codec::new();
     let input = mixed(512 * KIB, 3);
-    // gzip decodes everything; zstd and lz4 need the block or the sequence that covers the end.
+    // gzip decodes everything; zstd and lz4 need the block or sequence that contains the prefix's
+    // end.
     for name in ["off", "lzjb", "zle", "lz4", "zstd-3"] {
         let compression = parse(name);
         let stored = compress(&mut codec, compression, &input);

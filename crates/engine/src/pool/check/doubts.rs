@@ -1,38 +1,40 @@
-//! What a check found beside a writer: whether it is damage, or was only overtaken.
+//! Decides whether a problem found beside a writer is damage or was only overtaken.
 //!
-//! What cannot be read of a state that is no longer the newest may have been reused meanwhile. But space is reused only
-//! after it was given up, and nothing that was given up comes back with the same birth. So what the newest state still
-//! refers to, by the very same pointer, was in use all the time: that it could not be read is damage. What it no longer
-//! refers to is not part of it, and no problem of it. So one look is enough for each, and a check ends, whoever writes.
+//! If a part of a state that is no longer the newest cannot be read, its space may have been
+//! reused. But space is reused only after it was freed, and freed data never comes back with the
+//! same birth. So an extent that the newest state still refers to by the very same pointer was in
+//! use all the time, and failing to read it means damage. An extent that it no longer refers to is
+//! not part of it and not a problem. One look per problem suffices, so a check ends, whoever
+//! writes.
 
 use std::cell::Cell;
 
-use super::super::extents::piece_key;
+use super::super::extents::file_extent_key;
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::pointer::data_pointer;
-use crate::store::recover::verify::{Bounds, Met, walk_where};
-use crate::store::trees::{DICTIONARIES, INDEX, MAP, OF_POINTERS, PATCHES};
+use crate::store::tree::walk::{Bounds, Met, walk_where};
+use crate::store::trees::TreeId;
 use crate::store::{State, Store};
 use crate::units::FileId;
 
-/// How often a part of the newest state is looked for that a writer moves on.
+/// How often to look for a part of the newest state while a writer moves on.
 const LOOK_COUNT_MAX: usize = 8;
 
-/// What a problem hangs on, where that may have been overtaken.
+/// The origin of a problem that may have been overtaken.
 #[derive(Clone, Debug)]
 pub(super) enum Doubt {
-    /// A node or an extent that could not be read, and where it hung.
-    Unread { trees: Vec<u8>, bounds: Bounds, pointer: Box<Pointer> },
-    /// Something of the snapshot with this number could not be read.
+    /// An unreadable node or extent, and where it was referred to.
+    Unread { trees: Vec<TreeId>, bounds: Bounds, pointer: Box<Pointer> },
+    /// An unreadable part of the snapshot with this number.
     Snapshot(u64),
-    /// It is not known what.
+    /// The origin is unknown.
     Unknown,
 }
 
 impl Doubt {
-    /// About a node of a tree.
-    pub fn of_node(tree: u8, bounds: &Bounds, pointer: Option<Pointer>) -> Doubt {
+    /// Creates the doubt about a node of a tree.
+    pub fn of_node(tree: TreeId, bounds: &Bounds, pointer: Option<Pointer>) -> Doubt {
         match pointer {
             Some(pointer) => {
                 let pointer = Box::new(pointer);
@@ -42,20 +44,24 @@ impl Doubt {
         }
     }
 
-    /// About a record or patch, or a dictionary or part of the index.
+    /// Creates the doubt about a record or patch, or about a dictionary or part of the index.
     pub fn of_record(file: Option<FileId>, start: u64, pointer: &Pointer) -> Doubt {
         let pointer = Box::new(pointer.clone());
         let Some(file) = file else {
             let bounds = Bounds::default();
-            return Doubt::Unread { trees: vec![DICTIONARIES, INDEX], bounds, pointer };
+            return Doubt::Unread {
+                trees: vec![TreeId::Dictionaries, TreeId::Index],
+                bounds,
+                pointer,
+            };
         };
-        let key = piece_key(file, start).to_vec();
+        let key = file_extent_key(file, start).to_vec();
         let behind = [&key[..], &[0]].concat();
         let bounds = Bounds { from: key, to: Some(behind) };
-        Doubt::Unread { trees: vec![MAP, PATCHES], bounds, pointer }
+        Doubt::Unread { trees: vec![TreeId::Map, TreeId::Patches], bounds, pointer }
     }
 
-    /// Whether what it is about is part of the newest state: then it is damaged.
+    /// Whether the newest state contains the part in doubt, which is then damaged.
     pub fn is_confirmed(&self, store: &Store) -> Result<bool> {
         match self {
             Doubt::Unknown => Ok(false),
@@ -72,7 +78,7 @@ impl Doubt {
                         return Ok(found);
                     }
                     if !store.adopt_newest()? && store.state().txg() == state.txg() {
-                        // What leads there is damaged itself.
+                        // The path to it is damaged itself.
                         return Ok(true);
                     }
                 }
@@ -82,18 +88,19 @@ impl Doubt {
     }
 }
 
-/// Whether a state refers to something within these bounds by this very pointer; nothing where that cannot be read.
+/// Whether a state refers to something within these bounds by this very pointer; `None` if that
+/// cannot be read.
 fn is_referred_to(
     store: &Store,
     state: &State,
-    trees: &[u8],
+    trees: &[TreeId],
     bounds: &Bounds,
     pointer: &Pointer,
 ) -> Result<Option<bool>> {
     let is_found = Cell::new(false);
     let mut is_damaged = false;
     for tree in trees {
-        let Some(root) = &state.superblock.roots[usize::from(*tree)] else { continue };
+        let Some(root) = &state.superblock.roots[*tree] else { continue };
         let mut wanted = |node: &Pointer, below: &Bounds| {
             is_found.set(is_found.get() || node == pointer);
             !is_found.get() && below.meets(bounds)
@@ -101,7 +108,7 @@ fn is_referred_to(
         walk_where(store, *tree, root, &mut wanted, &mut |met, _| {
             match met {
                 Met::Damage(..) => is_damaged = true,
-                Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
+                Met::Entry(tree, _, value) if TreeId::OF_POINTERS.contains(&tree) => {
                     let is_same = data_pointer(value).is_ok_and(|found| found == *pointer);
                     is_found.set(is_found.get() || is_same);
                 }

@@ -1,35 +1,39 @@
-//! The part of a check that is about snapshots: what they reach can be read, and what of it the pool itself no
-//! longer reaches is recorded in the tree of the dead, no more and no less.
+//! Checks snapshots: everything they reach is readable, and exactly what the current state no
+//! longer reaches is recorded in the dead tree.
 //!
-//! Each node and each record is read once, however many snapshots have it: those up to the txg of the snapshot
-//! before were there already. Memory: some 40 bytes for each reference that only snapshots have, and some
-//! for each tree node that is older than the newest snapshot.
+//! Each node and each record is read once, however many snapshots contain it: those up to the txg
+//! of the previous snapshot were read with that one. Memory: some 40 bytes for each reference that
+//! only snapshots have, and some for each tree node older than the newest snapshot.
 //!
-//! Invariant: what a snapshot has is compared with what the pool has only where all of that could be read. Of a pool
-//! that a writer moved on, a part of its trees may be overtaken, and what that says of the dead is not known then; a
-//! snapshot's own nodes and records are never used again as long as it is there.
+//! Invariant: snapshots are compared with the current state only if all of the latter could be
+//! read. If a writer has moved the pool on, parts of its trees may be overtaken, and no conclusion
+//! about the dead tree is possible. A snapshot's own nodes and records are never reused while it
+//! exists.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::doubts::Doubt;
 use super::padding::Padding;
-use super::{BATCH_COUNT, CheckReport, Record, parse_record, verify_batch};
+use super::records::{BATCH_COUNT, Record, parse_record, verify_batch};
+use super::report::CheckReport;
 use crate::error::{Error, Result};
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::namespace::entries::{self, Kind};
+use crate::store::format::dead::Dead;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::pointer::data_pointer;
-use crate::store::recover::verify::{Bounds, Met, Space, walk_where};
-use crate::store::snapshots::dead::{Dead, Holds};
-use crate::store::snapshots::{Snapshot, WHOLE_POOL};
-use crate::store::trees::{DICTIONARIES, MAP, NAMES, OF_SNAPSHOTS, PATCHES};
+use crate::store::format::snapshot::Snapshot;
+use crate::store::holds::Holds;
+use crate::store::space::account::SpaceAccount;
+use crate::store::tree::walk::{Bounds, Met, walk_where};
+use crate::store::trees::TreeId;
 use crate::store::{State, Store};
 use crate::units::{FileId, Run, Txg};
 
 /// A reference: sector, birth, and the owner's number, 0 for the pool.
 type Reference = (u64, u64, u64);
 
-/// What the tree of the dead says of a reference, and what was met of it.
+/// What the dead tree records about a reference, and how often it was found.
 #[derive(Default)]
 struct Told {
     sectors: u64,
@@ -38,25 +42,25 @@ struct Told {
     found: u64,
 }
 
-/// What snapshots have, as a check finds it.
+/// The content of snapshots, as found by a check.
 pub(super) struct Held<'a> {
     store: &'a Store,
     state: &'a State,
     holds: Holds,
     newest: Txg,
-    /// Those that are not being destroyed, the oldest first.
+    /// Snapshots that are not being destroyed, oldest first.
     snapshots: Vec<Snapshot>,
     condemned: Vec<Snapshot>,
-    /// Where the nodes are that the pool itself reaches, of those that a snapshot may have.
+    /// The sectors of nodes that the current state reaches and that a snapshot may share.
     live_nodes: HashSet<u64>,
-    told: HashMap<Reference, Told>,
-    /// Entries that the pool itself has no longer: tree, file, place in it, and birth.
-    met: HashSet<(u8, u64, u64, u64)>,
-    /// All that the pool itself has could be read so far.
+    told: BTreeMap<Reference, Told>,
+    /// Entries that the current state no longer has: tree, file, place in it, and birth.
+    met: HashSet<(TreeId, u64, u64, u64)>,
+    /// Whether everything in the current state was readable so far.
     compares: bool,
 }
 
-/// Which files a snapshot keeps the bytes of.
+/// The files whose bytes a snapshot keeps.
 enum Files {
     All,
     These(BTreeSet<FileId>),
@@ -70,7 +74,7 @@ impl Files {
         }
     }
 
-    /// Whether records of any may be within bounds.
+    /// Whether bounds may include records of these files.
     fn meets(&self, bounds: &Bounds) -> bool {
         let Files::These(files) = self else { return true };
         let file_of = |key: &[u8]| {
@@ -85,7 +89,7 @@ impl Files {
 }
 
 impl<'a> Held<'a> {
-    /// For the snapshots of a state.
+    /// Prepares the check of a state's snapshots.
     pub fn new(store: &'a Store, state: &'a State) -> Result<Held<'a>> {
         let holders = store.holders(state)?;
         let (condemned, snapshots) =
@@ -98,15 +102,15 @@ impl<'a> Held<'a> {
             snapshots,
             condemned,
             live_nodes: HashSet::new(),
-            told: HashMap::new(),
+            told: BTreeMap::new(),
             met: HashSet::new(),
             compares: true,
         })
     }
 
-    /// Notes a node that the pool itself reaches.
-    pub fn note_live(&mut self, tree: u8, pointer: &Pointer) {
-        if OF_SNAPSHOTS.contains(&tree)
+    /// Records a node that the current state reaches.
+    pub fn note_live(&mut self, tree: TreeId, pointer: &Pointer) {
+        if TreeId::OF_SNAPSHOTS.contains(&tree)
             && pointer.birth <= self.newest
             && let Some(run) = pointer.run(self.store.ashift())
         {
@@ -114,14 +118,14 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Notes an entry of the tree of the dead; what is wrong with it, if anything.
-    pub fn note_dead(&mut self, dead: &Dead, space: &mut Space) -> Result<Option<String>> {
+    /// Records an entry of the dead tree. Returns a description if it is wrong.
+    pub fn note_dead(&mut self, dead: &Dead, space: &mut SpaceAccount) -> Result<Option<String>> {
         space.add_dead(dead);
         if !self.holds.is_held(self.store, dead.birth, dead.freed, dead.owner)? {
-            // Such a one may not have released it yet.
+            // A snapshot being destroyed may not have released it yet.
             let may_have = |of: &Snapshot| dead.birth <= of.txg && of.txg < dead.freed;
             let at = dead.run.start.0 << self.store.ashift();
-            let problem = format!("byte {at}: no snapshot has what was given up in {}", dead.freed);
+            let problem = format!("byte {at}: no snapshot has the extent freed in {}", dead.freed);
             return Ok((!self.condemned.iter().any(may_have)).then_some(problem));
         }
         let told = self.told.entry(reference(dead.run, dead.birth, dead.owner)).or_default();
@@ -132,7 +136,8 @@ impl<'a> Held<'a> {
         Ok(differs.then(|| "entries of the dead tree disagree on the length of an extent".into()))
     }
 
-    /// Reads all that snapshots have and the pool itself has not. `progress` gets the stored bytes read.
+    /// Reads everything that snapshots have and the current state has not. `progress` receives the
+    /// stored bytes read.
     pub fn check(
         &mut self,
         padding: &Padding<'_>,
@@ -166,9 +171,9 @@ impl<'a> Held<'a> {
         Ok(())
     }
 
-    /// Which files snapshot `index` keeps the bytes of.
+    /// Returns the files whose bytes a snapshot keeps.
     fn files_of(&self, snapshot: &Snapshot) -> Result<Files> {
-        if snapshot.scope.file == WHOLE_POOL {
+        if snapshot.scope.file == FileId::ROOT {
             return Ok(Files::All);
         }
         let mut files = BTreeSet::from([snapshot.scope.file]);
@@ -198,22 +203,22 @@ impl<'a> Held<'a> {
         let snapshot = self.snapshots[index].clone();
         match self.store.find_snapshot(self.state, snapshot.scope.file, &snapshot.name) {
             Ok(Some(named)) if named.number == snapshot.number => {}
-            Ok(_) => report.add(None, None, "it is not found by its name"),
+            Ok(_) => report.add(None, None, "it cannot be found by its name"),
             Err(error) => self.give_up_comparing(error, report)?,
         }
         let files = self.files_of(&snapshot)?;
         let earlier = &self.snapshots[..index];
         let before = earlier.last().map_or(Txg(0), |earlier| earlier.txg);
-        // All that one of these has was met there.
+        // Everything in an earlier snapshot with this property was already met there.
         let covers = |one: &&Snapshot| {
-            one.scope.file == WHOLE_POOL
+            one.scope.file == FileId::ROOT
                 || one.scope == snapshot.scope && !snapshot.scope.is_directory
         };
         let covered = earlier.iter().rev().find(covers).map_or(Txg(0), |one| one.txg);
         let mut batch: Vec<Record> = Vec::new();
-        for tree in OF_SNAPSHOTS {
+        for tree in TreeId::OF_SNAPSHOTS {
             let Some(root) = snapshot.root(tree) else { continue };
-            let of_files = matches!(tree, MAP | PATCHES);
+            let of_files = matches!(tree, TreeId::Map | TreeId::Patches);
             let mut wanted = |pointer: &Pointer, bounds: &Bounds| {
                 let is_new = pointer.birth > before;
                 is_new || of_files && pointer.birth > covered && files.meets(bounds)
@@ -227,7 +232,7 @@ impl<'a> Held<'a> {
                         padding.check(pointer);
                         self.meet_node(pointer, snapshot.txg, report);
                     }
-                    Met::Node(..) | Met::Entry(NAMES, ..) => {}
+                    Met::Node(..) | Met::Entry(TreeId::Names, ..) => {}
                     Met::Entry(tree, key, value) => {
                         let old = if of_files { covered } else { before };
                         if let Some(record) =
@@ -236,7 +241,7 @@ impl<'a> Held<'a> {
                             batch.push(record);
                         }
                         if batch.len() >= BATCH_COUNT {
-                            verify_batch(padding, &mut batch, threads, report);
+                            verify_batch(padding, &mut batch, threads, report)?;
                             progress(report.bytes);
                         }
                     }
@@ -245,7 +250,7 @@ impl<'a> Held<'a> {
             })?;
             report.bytes += bytes;
         }
-        verify_batch(padding, &mut batch, threads, report);
+        verify_batch(padding, &mut batch, threads, report)?;
         progress(report.bytes);
         Ok(())
     }
@@ -257,10 +262,10 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// An entry of a snapshot; what is to be read of it, where nobody has read it yet.
+    /// Processes an entry of a snapshot. Returns the record if it must still be read.
     fn meet_entry(
         &mut self,
-        (tree, key, value): (u8, &[u8], &[u8]),
+        (tree, key, value): (TreeId, &[u8], &[u8]),
         old: Txg,
         files: &Files,
         txg: Txg,
@@ -289,7 +294,7 @@ impl<'a> Held<'a> {
         if live.is_some_and(|live| live.birth == pointer.birth && run(&live) == run(pointer)) {
             return Ok(None);
         }
-        let place = if tree == DICTIONARIES { dictionary_place(key) } else { start };
+        let place = if tree == TreeId::Dictionaries { dictionary_place(key) } else { start };
         let id = (tree, owner.map_or(0, |file| file.0), place, pointer.birth.0);
         if !self.met.insert(id) {
             return Ok(None);
@@ -300,7 +305,7 @@ impl<'a> Held<'a> {
         Ok(Some(record))
     }
 
-    /// A part of what the pool itself has cannot be read any more, though it was before.
+    /// Stops comparing because a part of the current state that was readable before no longer is.
     fn give_up_comparing(&mut self, error: Error, report: &mut CheckReport) -> Result<()> {
         if !error.is_corruption() {
             return Err(error);
@@ -311,7 +316,7 @@ impl<'a> Held<'a> {
         Ok(())
     }
 
-    /// A reference of a snapshot that the pool itself does not have.
+    /// Counts a reference of a snapshot that the current state does not have.
     fn find(
         &mut self,
         run: Run,
@@ -331,13 +336,14 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Every reference that is recorded must have been met.
+    /// Reports recorded references that were not found as often as recorded.
     fn settle(&self, report: &mut CheckReport) {
         for ((sector, ..), told) in &self.told {
             if told.found != told.count {
-                let (at, count, found) = (sector << self.store.ashift(), told.count, told.found);
-                let what =
-                    format!("byte {at}: {count} references are dead, snapshots have {found}");
+                let (at, count, found) = (*sector << self.store.ashift(), told.count, told.found);
+                let what = format!(
+                    "byte {at}: {count} references are recorded as dead, but snapshots have {found}"
+                );
                 report.add(None, None, what);
             }
         }

@@ -1,11 +1,13 @@
-//! Checking a whole pool: every byte that is reachable, the zeros behind it, and that nothing else is in use.
+//! Checks a whole pool: every reachable byte, the zeros after extents, and that nothing else is in
+//! use.
 //!
-//! Damage does not stop the check: it is collected with the file and the place it belongs to. The
-//! memory this takes grows with the number of extents (16 bytes each), the one place where it may.
+//! Damage does not stop the check: it is collected with the file and the place it belongs to.
+//! Memory grows with the number of extents (16 bytes each); this is the only place where it may.
 //!
-//! Others may write meanwhile. What cannot be read of a state that is no longer the newest counts only if the newest one
-//! still has it (see `doubts.rs`); what follows from a walk that read everything is true of that state. So a check ends
-//! after one pass where there is damage, and after [`PASS_COUNT_MAX`] in any case.
+//! Others may write in the meantime. If a part of a state that is no longer the newest cannot be
+//! read, that counts only if the newest state still has the part (see `doubts.rs`); conclusions
+//! from a walk that read everything hold for that state. So a check ends after one pass if there is
+//! damage, and after [`PASS_COUNT_MAX`] in any case.
 
 mod names;
 pub(in crate::pool) mod repair;
@@ -13,128 +15,56 @@ pub(in crate::pool) mod repair;
 mod doubts;
 mod held;
 mod padding;
+mod records;
+mod report;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use self::doubts::Doubt;
 use self::held::Held;
 use self::padding::Padding;
-use super::Pool;
+use self::records::{BATCH_COUNT, Record, parse_record, verify_batch};
+pub use self::report::{CheckReport, Problem};
 use super::check::names::check_names;
-use super::extents::delta;
+use super::extents::parse_file_extent_key;
 use super::extents::source::Committed;
-use super::extents::{parse_piece, parse_piece_key};
 use super::namespace::entries;
+use super::{Options, Pool};
 use crate::error::{Error, Result};
-use crate::store::dictionaries::parse_dictionary_key;
+use crate::store::format::dead::parse_dead;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::pointer::data_pointer;
+use crate::store::format::refs::parse_refs;
 use crate::store::format::stats::PoolStats;
-use crate::store::recover::verify::{Bounds, Met, Space, walk_where};
-use crate::store::sharing::index::parse_index_key;
-use crate::store::sharing::refs::parse_refs;
-use crate::store::snapshots::dead::parse_dead;
-use crate::store::trees::{ALL, DEAD, DICTIONARIES, INDEX, MAP, NAMES, OF_POINTERS, PATCHES, REFS};
+use crate::store::space::account::SpaceAccount;
+use crate::store::tree::walk::{Bounds, Met, walk_where};
+use crate::store::trees::TreeId;
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
-/// How many records are verified together.
-const BATCH_COUNT: usize = 256;
-/// How many states are gone over, where each is overtaken before all of it was read.
+/// How many states are checked if each is overtaken before all of it was read.
 const PASS_COUNT_MAX: usize = 8;
 
-/// Something that is not as it must be.
-#[derive(Clone, Debug)]
-pub struct Problem {
-    /// The file it belongs to, where it belongs to one.
-    pub file: Option<FileId>,
-    /// The bytes of the file that are hurt.
-    pub range: Option<(u64, u64)>,
-    /// What is wrong.
-    pub detail: String,
-}
-
-/// What a check found.
-#[derive(Clone, Debug, Default)]
-pub struct CheckReport {
-    /// The txg that was checked.
-    pub txg: Txg,
-    /// Tree nodes, dictionaries and parts of the index read and verified.
-    pub nodes: u64,
-    /// Records and patches read, verified and decompressed.
-    pub records: u64,
-    /// Stored bytes read.
-    pub bytes: u64,
-    /// Free bytes, reusable or about to be.
-    pub free_bytes: u64,
-    /// Snapshots whose own nodes and records were read and verified.
-    pub snapshots: u64,
-    /// Everything that is wrong.
-    pub problems: Vec<Problem>,
-    /// How many problems were met that [`Pool::repair`] mends, without losing anything.
-    pub repairable: u64,
-    /// What could not be checked in any of several states, because a writer was faster each time.
-    pub overtaken: Vec<String>,
-    /// The problems that may be none, by their place among all.
-    doubts: BTreeMap<usize, Doubt>,
-}
-
-impl CheckReport {
-    /// Whether nothing is wrong.
-    pub fn is_clean(&self) -> bool {
-        self.problems.is_empty()
-    }
-
-    /// Adds what may not be so where the pool has moved on since.
-    fn doubt(
-        &mut self,
-        doubt: Doubt,
-        file: Option<FileId>,
-        range: Option<(u64, u64)>,
-        detail: impl ToString,
-    ) {
-        self.doubts.insert(self.problems.len(), doubt);
-        self.add(file, range, detail);
-    }
-
-    /// Leaves of the problems those that the newest state has as well.
-    fn settle(&mut self, store: &Store) -> Result<()> {
-        let doubts = std::mem::take(&mut self.doubts);
-        let mut kept = Vec::new();
-        for (index, problem) in std::mem::take(&mut self.problems).into_iter().enumerate() {
-            match doubts.get(&index) {
-                Some(doubt) if !doubt.is_confirmed(store)? => self.overtaken.push(problem.detail),
-                _ => kept.push(problem),
-            }
-        }
-        self.problems = kept;
-        Ok(())
-    }
-
-    pub(super) fn add(
-        &mut self,
-        file: Option<FileId>,
-        range: Option<(u64, u64)>,
-        detail: impl ToString,
-    ) {
-        self.problems.push(Problem { file, range, detail: detail.to_string() });
-    }
-}
-
-/// Whose it is (a dictionary is no file's, nor is a part of the index), where it lies in the file, or else in which tree, and
-/// the pointer.
-type Record = (Option<FileId>, u64, Pointer);
-
-/// Checks the committed state. A writer may go on meanwhile: then it starts over on the newer state where all that was
-/// wrong is that space was reused under it.
+/// Checks the committed state. A writer may continue: if the only problem was that space was reused
+/// in the meantime, the check starts over on the newer state.
+///
+/// If the pool was cut short, that is a problem of its own, which a repair can fix if it can fix
+/// all others.
 pub(super) fn check(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
+    let mut report = check_newest(pool, progress)?;
+    if let Some(cut) = pool.store().cut_short() {
+        let is_repairable = report.is_repairable();
+        report.problems.insert(0, Problem { file: None, range: None, detail: cut.to_string() });
+        report.repairable += u64::from(is_repairable);
+    }
+    Ok(report)
+}
+
+fn check_newest(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckReport> {
     let mut passes = 0;
     loop {
         let state = pool.state();
-        let mut report = check_state(pool.store(), &state, pool.options().threads, progress)?;
+        let mut report = check_state(pool.store(), &state, pool.options(), progress)?;
         passes += 1;
         if report.is_clean() {
             return Ok(report);
@@ -143,7 +73,7 @@ pub(super) fn check(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckR
             report.settle(pool.store())?;
         }
         if !report.is_clean() {
-            // What was overtaken besides is no problem of the newest state.
+            // Whatever else was overtaken is not a problem of the newest state.
             report.overtaken.clear();
         }
         if !report.is_clean() || passes >= PASS_COUNT_MAX {
@@ -155,11 +85,12 @@ pub(super) fn check(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<CheckR
 fn check_state(
     store: &Store,
     state: &State,
-    threads: usize,
+    options: &Options,
     progress: &mut dyn FnMut(u64),
 ) -> Result<CheckReport> {
+    let threads = options.threads;
     let mut report = CheckReport { txg: state.txg(), ..CheckReport::default() };
-    let mut space = Space::new(store, state);
+    let mut space = SpaceAccount::new(store, state);
     let padding = Padding::new(store, state);
     let mut held = match Held::new(store, state) {
         Ok(held) => Some(held),
@@ -171,8 +102,8 @@ fn check_state(
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
     let mut counted = PoolStats::default();
-    for (tree, name) in ALL {
-        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+    for tree in TreeId::ALL {
+        let Some(root) = &state.superblock.roots[tree] else { continue };
         let last = RefCell::new(None);
         let mut wanted = |pointer: &Pointer, _: &Bounds| {
             last.replace(Some(pointer.clone()));
@@ -189,30 +120,34 @@ fn check_state(
                     held.iter_mut().for_each(|held| held.note_live(tree, pointer));
                 }
                 Met::Damage(tree, error) => {
-                    report.repairable += u64::from(tree == INDEX);
+                    report.repairable += u64::from(tree == TreeId::Index);
                     let doubt = Doubt::of_node(tree, bounds, last.take());
-                    hurt.add(&mut report, tree, bounds, &doubt, &format!("{name} tree: {error}"));
+                    hurt.add(&mut report, tree, bounds, &doubt, &format!("{tree} tree: {error}"));
                 }
-                Met::Entry(tree, key, value) if OF_POINTERS.contains(&tree) => {
+                Met::Entry(tree, key, value) if TreeId::OF_POINTERS.contains(&tree) => {
                     match parse_record(tree, key, value) {
                         Ok(record) => {
                             space.add_used(&record.2);
                             batch.push(record);
                             if batch.len() >= BATCH_COUNT {
-                                verify_batch(&padding, &mut batch, threads, &mut report);
+                                verify_batch(&padding, &mut batch, threads, &mut report)?;
                                 progress(report.bytes);
+                                if (options.is_stopped)() {
+                                    return Err(Error::Stopped);
+                                }
                             }
                         }
                         Err(error) => report.add(None, None, error),
                     }
                 }
-                Met::Entry(DEAD, key, value) => {
+                Met::Entry(TreeId::Dead, key, value) => {
                     let noted = parse_dead(key, value).and_then(|dead| match &mut held {
                         Some(held) => held.note_dead(&dead, &mut space),
                         None => Ok(None),
                     });
                     match noted {
                         Ok(problem) => problem.iter().for_each(|p| report.add(None, None, p)),
+                        Err(error @ Error::Internal(_)) => return Err(error),
                         Err(error) => report.doubt(Doubt::Unknown, None, None, error),
                     }
                 }
@@ -220,7 +155,7 @@ fn check_state(
                     if let Err(error) = space.add_entry(tree, key, value) {
                         report.add(None, None, error);
                     }
-                    if tree == REFS
+                    if tree == TreeId::Refs
                         && let Ok((_, refs)) = parse_refs(key, value)
                     {
                         counted.count_refs(&refs, store.ashift(), true);
@@ -230,7 +165,7 @@ fn check_state(
             Ok(())
         })?;
     }
-    verify_batch(&padding, &mut batch, threads, &mut report);
+    verify_batch(&padding, &mut batch, threads, &mut report)?;
     progress(report.bytes);
     if let Some(held) = &mut held {
         held.check(&padding, threads, &mut report, progress)?;
@@ -239,13 +174,13 @@ fn check_state(
     let (free, problems) = space.settle();
     report.free_bytes = free << store.ashift();
     if walk_was_whole {
-        // With a part of a tree unreadable, what hung below it only seems to be lost.
+        // If a part of a tree is unreadable, everything below it only seems to be lost.
         for problem in problems {
             report.add(None, None, problem);
         }
         check_counters(state, &counted, &mut report);
         match check_names(&mut Committed::new(store, state), &mut report) {
-            // What was read once, and was whole, is read again for what follows from it.
+            // This reads again what was read intact before, so a failure is no proof of damage.
             Err(error) if error.is_corruption() => {
                 report.doubt(Doubt::Unknown, None, None, error);
             }
@@ -256,26 +191,27 @@ fn check_state(
     Ok(report)
 }
 
-/// Which bytes of which files hang below what cannot be read.
+/// Finds the bytes of files that lie below unreadable nodes.
 #[derive(Default)]
 struct HurtRanges {
     /// The length of each file.
     files: BTreeMap<FileId, u64>,
-    /// The problem that ends with the next entry of the tree: what is before that is found, if it
-    /// exists at all, through what is damaged.
+    /// The problem whose range ends at the next entry of the tree: anything before that entry, if
+    /// it exists, is below the damaged node.
     open: Option<usize>,
 }
 
 impl HurtRanges {
     fn note(&mut self, report: &mut CheckReport, met: &Met<'_>) {
         match met {
-            Met::Entry(NAMES, key, value) => {
+            Met::Entry(TreeId::Names, key, value) => {
                 let attributes = entries::parse_attributes_of(key, value);
                 self.files.extend(attributes.map(|(file, attributes)| (file, attributes.len)));
             }
-            Met::Entry(MAP | PATCHES, key, _) => {
+            Met::Entry(tree @ (TreeId::Map | TreeId::Patches), key, _) => {
                 let problem = self.open.take().and_then(|index| report.problems.get_mut(index));
-                if let (Some(problem), Ok((file, start))) = (problem, parse_piece_key(key))
+                if let (Some(problem), Ok((file, start))) =
+                    (problem, parse_file_extent_key(*tree, key))
                     && problem.file == Some(file)
                     && let Some((_, end)) = &mut problem.range
                 {
@@ -289,7 +225,7 @@ impl HurtRanges {
     fn add(
         &mut self,
         report: &mut CheckReport,
-        tree: u8,
+        tree: TreeId,
         bounds: &Bounds,
         doubt: &Doubt,
         detail: &str,
@@ -298,12 +234,12 @@ impl HurtRanges {
             let mut whole = [0; 16];
             let n = key.len().min(16);
             whole[..n].copy_from_slice(&key[..n]);
-            parse_piece_key(&whole).unwrap_or((FileId(0), 0))
+            parse_file_extent_key(tree, &whole).unwrap_or((FileId(0), 0))
         };
         let from = place(&bounds.from);
         let to = bounds.to.as_ref().map_or((FileId(u64::MAX), 0), |to| place(to));
         let count = report.problems.len();
-        if matches!(tree, MAP | PATCHES) {
+        if matches!(tree, TreeId::Map | TreeId::Patches) {
             for (file, len) in self.files.range(from.0..=to.0.max(from.0)) {
                 let start = if *file == from.0 { from.1 } else { 0 };
                 let end = if *file == to.0 { to.1.min(*len) } else { *len };
@@ -320,26 +256,14 @@ impl HurtRanges {
     }
 }
 
-fn parse_record(tree: u8, key: &[u8], value: &[u8]) -> Result<Record> {
-    match tree {
-        DICTIONARIES => parse_dictionary_key(key).map(drop)?,
-        INDEX => parse_index_key(key).map(drop)?,
-        _ => {
-            let (file, piece) = parse_piece(tree, key, value)?;
-            return Ok((Some(file), piece.start, piece.pointer));
-        }
-    }
-    Ok((None, u64::from(tree), data_pointer(value)?))
-}
-
-/// The counters of the superblock against what was met.
+/// Compares the counters of the superblock with the items found.
 fn check_counters(state: &State, refs: &PoolStats, report: &mut CheckReport) {
     let stats = state.stats();
     if (stats.counted, stats.shared) != (refs.counted, refs.shared) {
         report.add(
             None,
             None,
-            "the superblock's counts of what is shared are not those of the refs tree",
+            "the superblock's counts of shared extents differ from those of the refs tree",
         );
     }
     let counted = [
@@ -351,63 +275,8 @@ fn check_counters(state: &State, refs: &PoolStats, report: &mut CheckReport) {
             report.add(
                 None,
                 None,
-                format!("the superblock counts {expected} {what}, there are {found}"),
+                format!("the superblock counts {expected} {what}, but there are {found}"),
             );
         }
     }
-}
-
-/// Reads, verifies and decompresses one record or patch.
-fn verify(store: &Store, pointer: &Pointer) -> Result<()> {
-    let bytes = store.read_uncached(pointer)?;
-    if pointer.is_delta() && !delta::is_sound(bytes.as_slice(), pointer.len as usize) {
-        return Err(Error::corrupt("patch", store.offset_of(pointer), "its delta is malformed"));
-    }
-    Ok(())
-}
-
-/// Reads, verifies and decompresses records on all cores.
-fn verify_batch(
-    padding: &Padding<'_>,
-    batch: &mut Vec<Record>,
-    threads: usize,
-    report: &mut CheckReport,
-) {
-    let next = AtomicUsize::new(0);
-    let bytes = AtomicU64::new(0);
-    let problems: Mutex<Vec<(usize, Error)>> = Mutex::default();
-    let work = || {
-        while let Some((index, (_, _, pointer))) = {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            batch.get(index).map(|record| (index, record))
-        } {
-            bytes.fetch_add(u64::from(pointer.stored_len), Ordering::Relaxed);
-            match verify(padding.store, pointer) {
-                Ok(()) => padding.check(pointer),
-                Err(error) => {
-                    problems.lock().unwrap_or_else(PoisonError::into_inner).push((index, error));
-                }
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(batch.len()) {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let others = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
-    report.nodes += others;
-    report.records += batch.len() as u64 - others;
-    report.bytes += bytes.into_inner();
-    let mut problems = problems.into_inner().unwrap_or_else(PoisonError::into_inner);
-    problems.sort_by_key(|(index, _)| *index);
-    for (index, error) in problems {
-        let (file, offset, pointer) = &batch[index];
-        let range = file.map(|_| (*offset, offset + u64::from(pointer.len)));
-        report.repairable += u64::from(file.is_none() && *offset == u64::from(INDEX));
-        let doubt = Doubt::of_record(*file, *offset, pointer);
-        report.doubt(doubt, *file, range, error);
-    }
-    batch.clear();
 }

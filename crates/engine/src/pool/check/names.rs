@@ -1,32 +1,32 @@
-//! Checking that names, attributes and records agree: every name leads to a file and back, nothing belongs to
-//! a file that is not there, and every file is counted as often as it has names.
+//! Checks that names, attributes and records agree: every name leads to a file and back, nothing
+//! belongs to a missing file, and every file's link count equals its number of names.
 
 use std::collections::BTreeSet;
 
 use crate::error::{Error, Result};
-use crate::pool::check::CheckReport;
 use crate::pool::check::repair::is_of_a_file_that_is_gone;
+use crate::pool::check::report::CheckReport;
 use crate::pool::extents::next_file;
 use crate::pool::extents::source::Source;
 use crate::pool::namespace::entries::{self, Kind, Owned, ROOT};
-use crate::store::trees::{MAP, NAMES, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// How many entries are looked at together.
+/// How many entries are read at a time.
 const ENTRY_COUNT: usize = 256;
 
-/// Adds to the report what does not agree. The trees can be read. Where nothing has a name, as below the pool
-/// or when its creation was cut short, there is nothing to compare.
+/// Adds inconsistencies to the report. The trees must be readable. If there are no names, as in a
+/// bare store or a pool whose creation was interrupted, there is nothing to compare.
 pub(in crate::pool) fn check_names(
     source: &mut impl Source,
     report: &mut CheckReport,
 ) -> Result<()> {
-    if source.is_empty(NAMES) {
+    if source.is_empty(TreeId::Names) {
         return Ok(());
     }
     let mut from = Vec::new();
     loop {
-        let entries = source.range(NAMES, &from, &[0xff], ENTRY_COUNT)?;
+        let entries = source.range(TreeId::Names, &from, &[0xff], ENTRY_COUNT)?;
         for (key, value) in &entries {
             if let Some((file, problem)) = check_entry(source, key, value)? {
                 report.repairable += u64::from(is_of_a_file_that_is_gone(source, key)?);
@@ -37,11 +37,11 @@ pub(in crate::pool) fn check_names(
         from.clone_from(last);
         from.push(0);
     }
-    for tree in [MAP, PATCHES] {
+    for tree in [TreeId::Map, TreeId::Patches] {
         let mut last = FileId(0);
         while let Some(file) = next_file(source, tree, last)? {
             if kind_of(source, file)? != Some(Kind::File) {
-                report.add(Some(file), None, "there are records of it, and it is no file");
+                report.add(Some(file), None, "it has records but is not a file");
             }
             last = file;
         }
@@ -69,11 +69,14 @@ fn check_entry(source: &mut impl Source, key: &[u8], value: &[u8]) -> Result<Fin
             };
             let name = entry.display_name().into_owned();
             if kind_of(source, directory)? != Some(Kind::Directory) {
-                return finding(directory, &format!("'{name}' is in it, and it is no directory"));
+                return finding(
+                    directory,
+                    &format!("'{name}' is in it, but it is not a directory"),
+                );
             }
             if kind_of(source, entry.file)? != Some(entry.kind) {
                 let what =
-                    format!("'{name}' stands for number {}, which is another kind", entry.file.0);
+                    format!("'{name}' refers to number {}, which is of another kind", entry.file.0);
                 return finding(directory, &what);
             }
             let back = (directory, entry.name);
@@ -92,7 +95,7 @@ fn check_entry(source: &mut impl Source, key: &[u8], value: &[u8]) -> Result<Fin
         }
         Some(Owned::Other(file)) => match kind_of(source, file)? {
             Some(_) => Ok(None),
-            None => finding(file, "something is kept for it, and it is not there"),
+            None => finding(file, "it does not exist, but has entries"),
         },
     }
 }
@@ -102,13 +105,13 @@ fn check_attributes(source: &mut impl Source, file: FileId) -> Result<Finding> {
     let attributes = entries::attributes(source, file)?;
     if file == ROOT {
         let is_root = attributes.kind == Kind::Directory && attributes.parent == ROOT;
-        return if is_root { Ok(None) } else { finding("it is no root directory".into()) };
+        return if is_root { Ok(None) } else { finding("it is not a root directory".into()) };
     }
     let names = entries::names_of(source, file)?;
     let directories: BTreeSet<FileId> = names.iter().map(|(directory, _)| *directory).collect();
     if names.len() != attributes.link_count as usize {
         let counted = attributes.link_count;
-        return finding(format!("{counted} names of it are counted, there are {}", names.len()));
+        return finding(format!("its link count is {counted}, but it has {} names", names.len()));
     }
     if names.is_empty() {
         return match entries::is_nameless(source, file)? {

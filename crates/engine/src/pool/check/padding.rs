@@ -1,35 +1,48 @@
-//! The part of a check that is about what fills the last sector of each extent: zeros.
+//! Checks the zeros that fill the last sector of each extent.
 //!
-//! Nothing reads them, so other bytes there hurt no file. They say that something wrote where it must not, or that the
-//! medium changes bits. So they are reported, but they do not keep the rest of the check from its conclusions.
+//! Nothing reads them, so other bytes there damage no file. They show that something wrote where it
+//! must not, or that the medium flips bits. So they are reported, but do not keep the rest of the
+//! check from its conclusions.
 //!
-//! Invariant: of extents that are not known to be durable, only the 512 bytes in which the stored ones end are looked
-//! at. After a loss of power, such an extent may be whole but for zeros behind them, where the device's sectors are
-//! shorter than the pool's; the next writer writes them again (see `store/recover/reaffirm.rs`).
+//! Invariant: in extents not known to be durable, only the 512 bytes that contain the end of the
+//! stored bytes are examined. After a power loss such an extent may be intact except for the zeros
+//! after them, if the device's sectors are smaller than the pool's; the next writer rewrites them
+//! (see `store/recover/reaffirm.rs`).
 //!
-//! Invariant: they are read after the stored bytes, and a writer may have used the space again in between. So other bytes are
-//! a problem only where the stored ones, which share a sector with them, are still whole when they were read.
+//! Invariant: the zeros are read after the stored bytes, and a writer may have reused the space in
+//! between. So other bytes count as a problem only if the stored bytes, which share a sector with
+//! them, were still intact afterwards.
 
 use std::sync::{Mutex, PoisonError};
 
-use super::CheckReport;
 use super::doubts::Doubt;
+use super::report::CheckReport;
 use crate::error::Error;
 use crate::store::format::pointer::Pointer;
 use crate::store::{State, Store};
 use crate::units::Txg;
 
-/// Checks the padding of extents, on any number of threads, and gathers what is wrong.
+/// An extent whose padding is not what it should be.
+struct Spoiled {
+    /// The place of the extent.
+    offset: u64,
+    error: Error,
+    /// Whether the extent was still intact afterwards.
+    is_whole: bool,
+    /// Whether the file ends before the padding does.
+    is_cut: bool,
+}
+
+/// Checks the padding of extents on any number of threads, and collects the problems.
 pub(super) struct Padding<'a> {
     pub store: &'a Store,
-    /// What was written up to this txg is durable.
+    /// Everything written up to this txg is durable.
     durable: Txg,
-    /// With the places of their extents, and whether these were whole afterwards.
-    problems: Mutex<Vec<(u64, Error, bool)>>,
+    problems: Mutex<Vec<Spoiled>>,
 }
 
 impl<'a> Padding<'a> {
-    /// For the extents that a state reaches.
+    /// Prepares the check for the extents that a state reaches.
     pub fn new(store: &'a Store, state: &State) -> Padding<'a> {
         let superblock = &state.superblock;
         let durable = match superblock.data_synced {
@@ -39,26 +52,31 @@ impl<'a> Padding<'a> {
         Padding { store, durable, problems: Mutex::default() }
     }
 
-    /// Checks that of one extent, the stored bytes of which are whole.
+    /// Checks the padding of an extent whose stored bytes are intact.
     pub fn check(&self, pointer: &Pointer) {
         if let Err(error) = self.store.check_padding(pointer, pointer.birth <= self.durable) {
             let is_whole = self.store.read_stored(pointer).is_ok();
-            let problem = (self.store.offset_of(pointer), error, is_whole);
+            let end =
+                pointer.run(self.store.ashift()).map(|run| run.end().0 << self.store.ashift());
+            let is_cut = self.store.cut_short().is_some_and(|cut| end > Some(cut.len));
+            let offset = self.store.offset_of(pointer);
+            let problem = Spoiled { offset, error, is_whole, is_cut };
             self.problems.lock().unwrap_or_else(PoisonError::into_inner).push(problem);
         }
     }
 
-    /// Adds what was found to the report, by place.
+    /// Adds the problems to the report, sorted by place.
     pub fn report(self, report: &mut CheckReport) {
         let mut problems = self.problems.into_inner().unwrap_or_else(PoisonError::into_inner);
-        problems.sort_by_key(|(offset, ..)| *offset);
-        // An extent that is shared is met once for each of its pointers.
-        problems.dedup_by_key(|(offset, ..)| *offset);
-        for (_, problem, is_whole) in &problems {
+        problems.sort_by_key(|problem| problem.offset);
+        // A shared extent is visited once for each of its pointers.
+        problems.dedup_by_key(|problem| problem.offset);
+        for Spoiled { error, is_whole, is_cut, .. } in &problems {
             match is_whole {
-                true => report.add(None, None, problem),
-                false => report.doubt(Doubt::Unknown, None, None, problem),
+                true => report.add(None, None, error),
+                false => report.doubt(Doubt::Unknown, None, None, error),
             }
+            report.repairable += u64::from(*is_whole && *is_cut);
         }
     }
 }

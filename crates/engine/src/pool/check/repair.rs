@@ -1,49 +1,61 @@
-//! Removing from a pool what only confuses, and loses nothing: what is kept for files that are gone, and an index of content
-//! that is damaged, which is built anew.
+//! Repairs a pool without losing anything: removes leftover entries of files that are gone, and
+//! rebuilds a damaged content index.
 //!
-//! Invariant: a pool in which nothing is wrong is not written to.
+//! Invariant: a pool without problems is not written to.
 //!
-//! Something is of a file that is gone where there are neither attributes, nor records, nor a name of it. Whatever else
-//! a check finds is left as it is: it may be what is left of something.
+//! An entry is a leftover if its file has no attributes, no records and no name. Everything else
+//! that a check finds is left as it is: it may be the remains of something.
 
+use super::check;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::has_record_in;
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::entries::{self, Owned, ROOT};
+use crate::pool::namespace::entries::{self, FIRST_FILE, Owned};
 use crate::store::Patience;
-use crate::store::trees::NAMES;
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// How many entries are looked at in one go.
+/// How many entries are examined at a time.
 const ENTRY_COUNT: usize = 4096;
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct RepairReport {
-    /// Entries of files that are gone, removed.
+    /// The number of removed entries whose files are gone.
     pub removed: u64,
-    /// The index of content was damaged, and built anew.
+    /// Whether the content index was damaged and was rebuilt.
     pub index_rebuilt: bool,
+    /// Whether the file was cut short, without anything lost that could not be made anew, and has
+    /// its length again.
+    pub lengthened: bool,
 }
 
 impl Pool {
-    /// Removes what only confuses. `go_on` says whether to.
+    /// Removes leftovers and rebuilds a damaged index. `go_on` returns whether to continue.
+    ///
+    /// # Errors
+    /// [`Error::CutShort`] if the file was cut short, and more was lost with its end than that.
     pub fn repair(
         &self,
         patience: Patience,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<RepairReport> {
-        let mut report = RepairReport::default();
+        let mut report = RepairReport { lengthened: self.lengthen()?, ..RepairReport::default() };
         let mut from = Vec::new();
         loop {
-            // Looked for without a transaction: a pool in which nothing is wrong is not written to.
+            // Searches without a transaction: a pool without problems is not written to.
             let Looked { found, next } = self.read(|source| orphans(source, &from))?;
             if !found.is_empty() {
                 self.change(|txn| {
                     for key in &found {
-                        if txn.get(NAMES, key)?.is_some() && is_of_a_file_that_is_gone(txn, key)? {
-                            txn.remove(NAMES, key)?;
+                        if txn.get(TreeId::Names, key)?.is_some()
+                            && is_of_a_file_that_is_gone(txn, key)?
+                        {
+                            txn.remove(TreeId::Names, key)?;
                             report.removed += 1;
                         }
                     }
@@ -64,16 +76,34 @@ impl Pool {
     }
 }
 
-/// What was looked at in one go.
+impl Pool {
+    /// If the file was cut short, gives it its length again, provided that a repair can make
+    /// everything that was lost anew.
+    fn lengthen(&self) -> Result<bool> {
+        let store = self.store();
+        if store.cut_short().is_none() {
+            return Ok(false);
+        }
+        // It is dropped without changes: nobody else writes meanwhile.
+        let _txn = store.begin_on_cut()?;
+        if !check(self, &mut |_| {})?.is_repairable() {
+            return Err(store.refusal());
+        }
+        store.lengthen()?;
+        Ok(true)
+    }
+}
+
+/// The result of examining some entries.
 struct Looked {
     /// The keys of entries of files that are gone.
     found: Vec<Vec<u8>>,
-    /// Where to go on, if there is more.
+    /// Where to continue, if there is more.
     next: Option<Vec<u8>>,
 }
 
 fn orphans(source: &mut impl Source, from: &[u8]) -> Result<Looked> {
-    let entries = source.range(NAMES, from, &[0xff], ENTRY_COUNT)?;
+    let entries = source.range(TreeId::Names, from, &[0xff], ENTRY_COUNT)?;
     let next = entries.last().map(|(key, _)| [&key[..], &[0]].concat());
     let mut found = Vec::new();
     for (key, _) in entries {
@@ -84,7 +114,7 @@ fn orphans(source: &mut impl Source, from: &[u8]) -> Result<Looked> {
     Ok(Looked { found, next })
 }
 
-/// Whether an entry of the names tree is of a file that is gone.
+/// Whether an entry of the names tree belongs to a file that is gone.
 pub(in crate::pool) fn is_of_a_file_that_is_gone(
     source: &mut impl Source,
     key: &[u8],
@@ -103,13 +133,14 @@ pub(in crate::pool) fn is_of_a_file_that_is_gone(
     match named {
         Some((directory, name)) => Ok(!is_named(source, directory, name)?),
         None => {
-            for (directory, name) in entries::noted_names(source, file)? {
-                if is_named(source, directory, &name)? {
+            let noted = entries::noted_names(source, file)?;
+            for (directory, name) in &noted {
+                if is_named(source, *directory, name)? {
                     return Ok(false);
                 }
             }
-            // The first files of old pools are not noted.
-            Ok(entries::unnoted_name(source, ROOT, file)?.is_none())
+            // The file that a pool was made with has no entry for its name.
+            Ok(file != FIRST_FILE || entries::unnoted_name(source, &noted)?.is_none())
         }
     }
 }

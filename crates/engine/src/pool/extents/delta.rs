@@ -1,22 +1,23 @@
-//! Deltas: a patch stored as the bytes in which it differs from the record below it.
+//! Deltas: patches stored as their differences from the record below.
 //!
 //! An update of one row changes a few dozen bytes of a page. Stored as edits they fit into the
 //! pointer of the patch: no extent is written, and none is freed when the page changes again.
 //!
-//! A delta is a list of edits in ascending order, each: how many bytes stay as they are (LEB128),
-//! how many are replaced (LEB128, not zero), and their new values. What is behind the last edit
-//! stays. It always refers to the record, never to another patch, so that reading takes one step.
+//! A delta is a list of edits in ascending order. Each consists of the number of unchanged bytes
+//! (LEB128), the number of replaced bytes (LEB128, not zero), and their new values. Bytes after the
+//! last edit are unchanged. A delta always refers to the record, never to another patch, so that
+//! reading takes one step.
 //!
-//! A list that does not fit the bytes it is applied to is damage; nothing is written then beyond
-//! the bytes given.
+//! A list that does not fit the bytes it is applied to is damage; applying it never writes outside
+//! the given bytes.
 
-/// Runs of equal bytes shorter than this are not worth an edit of their own.
+/// Runs of equal bytes shorter than this do not end an edit.
 const GAP_LEN_MIN: usize = 4;
 /// How many bytes are compared at a time.
 const STRIDE: usize = 16;
 
-/// Appends to `out` how `new` differs from `base`, behind the end of which all is zero. Returns
-/// false, with `out` unspecified, where that takes more than `limit` bytes.
+/// Appends to `out` the edits that turn `base` into `new`; bytes past the end of `base` count as
+/// zeros. Returns false, with `out` unspecified, if that takes more than `limit` bytes.
 pub(in crate::pool) fn encode(base: &[u8], new: &[u8], limit: usize, out: &mut Vec<u8>) -> bool {
     let mut at = 0;
     let mut written_to = 0;
@@ -48,8 +49,8 @@ fn first_difference(base: &[u8], new: &[u8], from: usize) -> Option<usize> {
     (at..new.len()).find(|at| new[*at] != byte(base, *at))
 }
 
-/// Where the edit that begins at `start` ends: before the first run of equal bytes that is worth
-/// beginning a new one.
+/// Returns the end of the edit that begins at `start`: the next run of equal bytes that is long
+/// enough to be left out.
 fn edit_end(base: &[u8], new: &[u8], start: usize) -> usize {
     let mut end = start + 1;
     for (at, value) in new.iter().enumerate().skip(end) {
@@ -84,8 +85,8 @@ fn take_number(bytes: &mut &[u8]) -> Option<usize> {
     None
 }
 
-/// Applies a delta about `len` bytes to a part of them that begins at byte `from`. `None` where the
-/// delta is malformed.
+/// Applies a delta for `len` bytes to the part of them that begins at byte `from`. Returns `None`
+/// if the delta is malformed.
 pub(in crate::pool) fn apply(
     mut delta: &[u8],
     len: usize,
@@ -111,7 +112,7 @@ pub(in crate::pool) fn apply(
     Some(())
 }
 
-/// Whether a delta is well-formed, for `len` bytes.
+/// Whether a delta is well-formed for `len` bytes.
 pub(in crate::pool) fn is_sound(delta: &[u8], len: usize) -> bool {
     apply(delta, len, &mut [], 0).is_some()
 }
@@ -122,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// A base, and a new version that differs in a few runs.
+    /// Generates a base, and a new version that differs in a few runs.
     fn versions() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
         let base = prop::collection::vec(any::<u8>(), 0..6000);
         let edits = prop::collection::vec((0..6000_usize, 1..90_usize, any::<u8>()), 0..12);
@@ -177,7 +178,7 @@ mod tests {
     #[test]
     fn edits_behind_the_end_are_refused() {
         assert!(is_sound(&[2, 2, 1, 1], 4));
-        assert!(!is_sound(&[2, 2, 1, 1], 3), "behind the end");
+        assert!(!is_sound(&[2, 2, 1, 1], 3), "past the end");
         assert!(!is_sound(&[2, 2, 1], 4), "cut short");
         assert!(!is_sound(&[2, 0], 4), "an edit of nothing");
         assert!(!is_sound(&[0x80, 0x80, 0x80, 1, 1, 1], 1 << 24), "a number that is too long");

@@ -1,9 +1,9 @@
-//! The extent map of a file: its records, and the patches that lie over them.
+//! The extent map of a file: its records, and the patches over them.
 //!
 //! Both trees are keyed by file and byte offset. A record owns a slot of `2^span_log2` bytes of the
-//! file, aligned to its own length, and slots never overlap; it may hold fewer bytes than its slot,
-//! the rest reads as zeros. What no record covers is a hole. Patches never overlap each other, lie
-//! within the slot of a record, and win over it.
+//! file, aligned to its own length, and slots never overlap. A record may hold fewer bytes than its
+//! slot; the rest reads as zeros. Ranges without a record are holes. Patches never overlap each
+//! other, lie within the slot of a record, and override it.
 
 pub(in crate::pool) mod delta;
 pub(in crate::pool) mod readahead;
@@ -12,118 +12,140 @@ pub(in crate::pool) mod source;
 
 use super::extents::source::Source;
 use crate::codec::CodecId;
-use crate::error::{Error, Result};
-use crate::store::format::pointer::data_pointer;
+use crate::error::{Error, Location, Result};
+use crate::store::format::pointer::pointer_in;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
 /// The longest file, in bytes.
 pub const FILE_LEN_MAX: u64 = 1 << 60;
 
-/// The granularity of changes, in bytes: writes are gathered in units of this length.
+/// The granularity of changes, in bytes.
 pub(super) const UNIT_LEN: u64 = 4096;
 
-/// A record or a patch, and the byte of the file at which it starts.
+/// A record or a patch, with its offset in the file.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Piece {
+pub(super) struct FileExtent {
     pub start: u64,
     pub pointer: Pointer,
 }
 
-impl Piece {
-    /// The end of a record's slot.
+impl FileExtent {
+    /// Returns the end of a record's slot.
     pub fn slot_end(&self) -> u64 {
         self.start.saturating_add(1 << self.pointer.span_log2)
     }
 
-    /// The end of the bytes it holds.
+    /// Returns the end of the bytes it holds.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(u64::from(self.pointer.len))
     }
 }
 
-/// The key of a record or patch.
-pub(super) fn piece_key(file: FileId, offset: u64) -> [u8; 16] {
+/// Returns the key of a record or patch.
+pub(super) fn file_extent_key(file: FileId, offset: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&file.0.to_be_bytes());
     key[8..].copy_from_slice(&offset.to_be_bytes());
     key
 }
 
-/// Reads an entry of the map or of the patches, and refuses what breaks the rules above.
-pub(super) fn parse_piece(tree: u8, key: &[u8], value: &[u8]) -> Result<(FileId, Piece)> {
-    let (file, start) = parse_piece_key(key)?;
-    let pointer = data_pointer(value)?;
+/// Decodes an entry of the map or of the patches, and refuses one that breaks the rules above.
+pub(super) fn parse_file_extent(
+    tree: TreeId,
+    key: &[u8],
+    value: &[u8],
+) -> Result<(FileId, FileExtent)> {
+    let (file, start) = parse_file_extent_key(tree, key)?;
+    let pointer = pointer_in(tree, key, value)?;
     let (len, span) = (u64::from(pointer.len), 1 << pointer.span_log2);
     let in_place = match tree {
-        MAP => span >= UNIT_LEN && start % span == 0 && len <= span,
+        TreeId::Map => span >= UNIT_LEN && start % span == 0 && len <= span,
         _ => start % UNIT_LEN == 0,
     };
-    // Only a patch has something below it to differ from.
-    let in_place = in_place && (tree != MAP || !pointer.is_delta());
+    // Only a patch has bytes below it that it can differ from.
+    let in_place = in_place && (tree != TreeId::Map || !pointer.is_delta());
     if !in_place || len == 0 || start > FILE_LEN_MAX {
-        let detail = format!("{len} bytes of file {} at {start} cannot be a record", file.0);
-        return Err(Error::corrupt("tree node", 0, detail));
+        let detail = format!(
+            "expected a record that begins at a multiple of its span, or a patch at one of \
+             {UNIT_LEN}, found {len} bytes with a span of {span}"
+        );
+        let what = if tree == TreeId::Map { "record" } else { "patch" };
+        return Err(Error::corrupt(
+            what,
+            Location::Range(file, start..start.saturating_add(len)),
+            detail,
+        ));
     }
-    Ok((file, Piece { start, pointer }))
+    Ok((file, FileExtent { start, pointer }))
 }
 
-/// The next file behind `file` that has records, or patches.
+/// Returns the next file after `file` that has records or patches in `tree`.
 pub(super) fn next_file(
     source: &mut impl Source,
-    tree: u8,
+    tree: TreeId,
     file: FileId,
 ) -> Result<Option<FileId>> {
-    let from = piece_key(FileId(file.0 + 1), 0);
+    let from = file_extent_key(FileId(file.0 + 1), 0);
     let found = source.range(tree, &from, &[0xff; 17], 1)?;
-    found.first().map(|(key, _)| parse_piece_key(key).map(|(file, _)| file)).transpose()
+    found.first().map(|(key, _)| parse_file_extent_key(tree, key).map(|(file, _)| file)).transpose()
 }
 
-/// Reads the key of a record or patch.
-pub(super) fn parse_piece_key(key: &[u8]) -> Result<(FileId, u64)> {
+/// What is wrong with a patch whose bytes are no delta.
+pub(super) const NO_DELTA: &str = "expected the edits of a delta within its length, found others";
+
+/// Decodes the key of a record or patch.
+pub(super) fn parse_file_extent_key(tree: TreeId, key: &[u8]) -> Result<(FileId, u64)> {
     let parsed = key.split_first_chunk::<8>().and_then(|(file, offset)| {
         let offset = offset.try_into().ok().map(u64::from_be_bytes)?;
         Some((FileId(u64::from_be_bytes(*file)), offset))
     });
-    parsed.ok_or_else(|| Error::corrupt("tree node", 0, "the key of a record is malformed"))
+    parsed.ok_or_else(|| {
+        let what = "expected a file number and an offset as the key, found another";
+        Error::corrupt("entry", tree.location_of(key), what)
+    })
 }
 
-/// The last record or patch that starts at or before `offset`.
-fn piece_at_or_before(
+/// Returns the last record or patch that starts at or before `offset`.
+fn file_extent_at_or_before(
     source: &mut impl Source,
-    tree: u8,
+    tree: TreeId,
     file: FileId,
     offset: u64,
-) -> Result<Option<Piece>> {
+) -> Result<Option<FileExtent>> {
     if source.is_empty(tree) {
         return Ok(None);
     }
-    let Some(entry) = source.floor(tree, &piece_key(file, offset))? else { return Ok(None) };
-    let (owner, piece) = parse_piece(tree, entry.key(), entry.value())?;
-    Ok(Some(piece).filter(|_| owner == file))
+    let Some(entry) = source.floor(tree, &file_extent_key(file, offset))? else { return Ok(None) };
+    let (owner, extent) = parse_file_extent(tree, entry.key(), entry.value())?;
+    Ok(Some(extent).filter(|_| owner == file))
 }
 
-/// The record whose slot holds `offset`.
+/// Returns the record whose slot contains `offset`.
 pub(super) fn record_at(
     source: &mut impl Source,
     file: FileId,
     offset: u64,
-) -> Result<Option<Piece>> {
-    let record = piece_at_or_before(source, MAP, file, offset)?;
+) -> Result<Option<FileExtent>> {
+    let record = file_extent_at_or_before(source, TreeId::Map, file, offset)?;
     Ok(record.filter(|record| offset < record.slot_end()))
 }
 
-/// Where the first record at or after `offset` starts, if one does before `limit`.
+/// Returns the start of the first record at or after `offset` and before `limit`.
 fn next_record_start(
     source: &mut impl Source,
     file: FileId,
     offset: u64,
     limit: u64,
 ) -> Result<Option<u64>> {
-    let found =
-        source.range(MAP, &piece_key(file, offset), &piece_key(file, limit), 1)?.into_iter().next();
-    found.map(|(key, _)| parse_piece_key(&key).map(|(_, start)| start)).transpose()
+    let found = source
+        .range(TreeId::Map, &file_extent_key(file, offset), &file_extent_key(file, limit), 1)?
+        .into_iter()
+        .next();
+    found
+        .map(|(key, _)| parse_file_extent_key(TreeId::Map, &key).map(|(_, start)| start))
+        .transpose()
 }
 
 /// Whether any record starts in the range.
@@ -133,15 +155,15 @@ pub(super) fn has_record_in(
     start: u64,
     end: u64,
 ) -> Result<bool> {
-    let last = piece_at_or_before(source, MAP, file, end - 1)?;
+    let last = file_extent_at_or_before(source, TreeId::Map, file, end - 1)?;
     Ok(last.is_some_and(|record| record.start >= start))
 }
 
-/// How many records are looked at together where only their places matter.
+/// How many records are read at a time when only their places matter.
 const RANGE_COUNT: usize = 1024;
 
-/// The parts of a file, up to `len`, that records cover; holes shorter than `hole_len_min` count as covered.
-/// What it takes is bounded by the records that there are, whatever the length says.
+/// Returns the parts of a file, up to `len`, that records cover; holes shorter than `hole_len_min`
+/// count as covered. Memory is bounded by the number of records, whatever the length.
 pub(super) fn covered_ranges(
     source: &mut impl Source,
     file: FileId,
@@ -151,7 +173,7 @@ pub(super) fn covered_ranges(
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     let mut from = 0;
     loop {
-        let records = pieces_in(source, MAP, file, from, len, RANGE_COUNT)?;
+        let records = file_extents_in(source, TreeId::Map, file, from, len, RANGE_COUNT)?;
         for record in &records {
             let (start, end) = (record.start, record.slot_end().min(len));
             match ranges.last_mut() {
@@ -168,40 +190,41 @@ pub(super) fn covered_ranges(
     }
 }
 
-/// Up to `limit` pieces of `tree` that start in the range.
-pub(super) fn pieces_in(
+/// Returns up to `limit` file extents of `tree` that start in the range.
+pub(super) fn file_extents_in(
     source: &mut impl Source,
-    tree: u8,
+    tree: TreeId,
     file: FileId,
     start: u64,
     end: u64,
     limit: usize,
-) -> Result<Vec<Piece>> {
+) -> Result<Vec<FileExtent>> {
     if source.is_empty(tree) {
         return Ok(Vec::new());
     }
-    let entries = source.range(tree, &piece_key(file, start), &piece_key(file, end), limit)?;
+    let entries =
+        source.range(tree, &file_extent_key(file, start), &file_extent_key(file, end), limit)?;
     entries
         .into_iter()
-        .map(|(key, value)| parse_piece(tree, &key, &value).map(|(_, piece)| piece))
+        .map(|(key, value)| parse_file_extent(tree, &key, &value).map(|(_, extent)| extent))
         .collect()
 }
 
-/// The patches that cover any byte of the range, in order.
+/// Returns the patches that cover any byte of the range, in order.
 pub(super) fn patches_over(
     source: &mut impl Source,
     file: FileId,
     start: u64,
     end: u64,
-) -> Result<Vec<Piece>> {
+) -> Result<Vec<FileExtent>> {
     let mut found = Vec::new();
-    let before = piece_at_or_before(source, PATCHES, file, start)?;
+    let before = file_extent_at_or_before(source, TreeId::Patches, file, start)?;
     found.extend(before.filter(|patch| patch.start < start && patch.end() > start));
-    found.extend(pieces_in(source, PATCHES, file, start, end, usize::MAX)?);
+    found.extend(file_extents_in(source, TreeId::Patches, file, start, end, usize::MAX)?);
     Ok(found)
 }
 
-/// Fills `buf` with the bytes of the file from `offset`; what is not there is zero.
+/// Fills `buf` with the bytes of the file from `offset`; holes read as zeros.
 pub(super) fn read_range(
     source: &mut impl Source,
     file: FileId,
@@ -228,18 +251,30 @@ pub(super) fn read_range(
     Ok(())
 }
 
-/// Fills `part` with the bytes from `at` of a record and of the patches over it.
+/// Fills `part` with the bytes from `at` on of a record and the patches over it.
 fn read_slot(
     source: &mut impl Source,
     file: FileId,
-    record: &Piece,
+    record: &FileExtent,
     part: &mut [u8],
     at: u64,
 ) -> Result<()> {
-    // Most reads are of one page, under one patch at most: then a single look is enough, and nothing
-    // is allocated.
+    read_slot_from(source, file, record, part, at)
+        .map_err(|error| error.or_at(|| Location::Range(file, record.start..record.slot_end())))
+}
+
+fn read_slot_from(
+    source: &mut impl Source,
+    file: FileId,
+    record: &FileExtent,
+    part: &mut [u8],
+    at: u64,
+) -> Result<()> {
+    // Most reads are of one page, under at most one patch: then a single look-up suffices, and
+    // nothing is allocated.
     let end = at + part.len() as u64;
-    let last = piece_at_or_before(source, PATCHES, file, end - 1)?.filter(|p| p.end() > at);
+    let last =
+        file_extent_at_or_before(source, TreeId::Patches, file, end - 1)?.filter(|p| p.end() > at);
     let Some(last) = last else { return copy_record(source, record, part, at) };
     if last.start <= at && last.end() >= end && !last.pointer.is_delta() {
         return apply_patch(source, &last, part, at);
@@ -253,8 +288,13 @@ fn read_slot(
         .try_for_each(|patch| apply_patch(source, patch, part, at))
 }
 
-/// Copies the bytes of a record from `at` on; what it does not hold is zero.
-fn copy_record(source: &mut impl Source, record: &Piece, part: &mut [u8], at: u64) -> Result<()> {
+/// Copies the bytes of a record from `at` on; bytes that it does not hold are zero.
+fn copy_record(
+    source: &mut impl Source,
+    record: &FileExtent,
+    part: &mut [u8],
+    at: u64,
+) -> Result<()> {
     let n = record.end().saturating_sub(at).min(part.len() as u64) as usize;
     let (held, beyond) = part.split_at_mut(n);
     beyond.fill(0);
@@ -266,8 +306,13 @@ fn copy_record(source: &mut impl Source, record: &Piece, part: &mut [u8], at: u6
     Ok(())
 }
 
-/// Puts what a patch has of the bytes from `at` on over those of the record.
-fn apply_patch(source: &mut impl Source, patch: &Piece, part: &mut [u8], at: u64) -> Result<()> {
+/// Copies the bytes of a patch over `part`, which starts at `at`.
+fn apply_patch(
+    source: &mut impl Source,
+    patch: &FileExtent,
+    part: &mut [u8],
+    at: u64,
+) -> Result<()> {
     let (from, to) = (patch.start.max(at), patch.end().min(at + part.len() as u64));
     if from >= to {
         return Ok(());
@@ -282,14 +327,11 @@ fn apply_patch(source: &mut impl Source, patch: &Piece, part: &mut [u8], at: u64
     }
     let len = pointer.len as usize;
     let applied = match &pointer.place {
-        // Spares the copy that reading would make.
+        // Avoids the copy that reading would make.
         Place::Embedded(edits) if pointer.codec == CodecId::Raw as u8 => {
             delta::apply(edits, len, part, start)
         }
         _ => delta::apply(source.read(pointer)?.as_slice(), len, part, start),
     };
-    applied.ok_or_else(|| {
-        let detail = format!("the delta of a patch at byte {} of its file", patch.start);
-        Error::corrupt("patch", 0, detail)
-    })
+    applied.ok_or_else(|| Error::corrupt("patch", Location::Nowhere, NO_DELTA))
 }

@@ -1,35 +1,36 @@
-//! Fetching ahead of sequential reads.
+//! Reads ahead of sequential reads.
 //!
 //! The system's own read-ahead is switched off for pools, since it would read several times what a
-//! point read needs. Scans are recognised here instead, from the offsets that are read, and the
-//! extents of the records to come are announced to the device, which fetches them meanwhile, and
-//! decompressed into the cache by a thread of their own.
+//! point read needs. Instead, scans are recognised here by their offsets. The next extents are
+//! announced to the device, which fetches them in the meantime, and a separate thread decompresses
+//! them into the cache.
 //!
-//! Nothing depends on it: a wrong guess costs some bandwidth, a missed one some waiting. The thread
-//! is waited for before the pool is closed, since it keeps the pool's descriptor open.
+//! Nothing depends on it: a wrong guess costs some bandwidth, a missed one some waiting. Closing
+//! the pool waits for the thread, since it keeps the pool's descriptor open.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::error::Result;
-use crate::pool::extents::pieces_in;
+use crate::pool::extents::file_extents_in;
 use crate::pool::extents::source::Committed;
 use crate::store::Store;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::MAP;
+use crate::store::trees::TreeId;
+use crate::system;
 use crate::units::FileId;
 
-/// A read continues the one before when it starts at most this far behind its end: SQLite passes over
-/// the interior pages of a tree.
+/// A read continues the previous one if it starts at most this far past its end: SQLite skips the
+/// interior pages of a tree.
 const GAP_LEN_MAX: u64 = 128 << 10;
-/// This many bytes read in order make a scan.
+/// The number of bytes read in order that make a scan.
 const STREAK_LEN_MIN: u64 = 64 << 10;
-/// How far ahead of a scan extents are announced, in bytes of the file: as far as it has come, within
-/// these limits.
+/// How far ahead of a scan extents are announced, in bytes of the file: as far as the scan has
+/// come, within these limits.
 const WINDOW_LEN_MIN: u64 = 256 << 10;
 const WINDOW_LEN_MAX: u64 = 4 << 20;
-/// Extents closer than this are announced as one.
+/// Extents closer than this are announced together.
 const JOIN_LEN_MAX: u64 = 64 << 10;
 
 /// Recognises scans of one file.
@@ -46,12 +47,13 @@ struct Scan {
     end: u64,
     /// How many bytes were read in order.
     streak: u64,
-    /// Up to where extents were announced.
+    /// The end of the announced extents.
     announced: u64,
 }
 
 impl ReadAhead {
-    /// Notes a read, and announces what is likely to follow. Whether it continues the one before.
+    /// Records a read, and announces what is likely to follow. Returns whether it continues the
+    /// previous read.
     pub fn note(
         &self,
         source: &mut Committed<'_>,
@@ -61,7 +63,7 @@ impl ReadAhead {
         len: u64,
         threads: usize,
     ) -> Result<bool> {
-        // Another reader of the same file is at it: one of them is enough.
+        // Another thread is reading the same file: one of them is enough.
         let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
         let end = offset + len;
         if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
@@ -77,8 +79,8 @@ impl ReadAhead {
         let (from, to) = (scan.announced.max(end), end + window);
         scan.announced = to;
         drop(scan);
-        let pieces = pieces_in(source, MAP, file, from, to, usize::MAX)?;
-        let missing = pieces.into_iter().map(|piece| piece.pointer);
+        let extents = file_extents_in(source, TreeId::Map, file, from, to, usize::MAX)?;
+        let missing = extents.into_iter().map(|extent| extent.pointer);
         let missing: Vec<Pointer> = missing.filter(|pointer| !store.is_cached(pointer)).collect();
         announce(store, &missing);
         if threads > 1 && !missing.is_empty() {
@@ -87,7 +89,7 @@ impl ReadAhead {
         Ok(true)
     }
 
-    /// Reads extents into the cache behind the reader's back, unless that is going on already.
+    /// Reads extents into the cache in the background, unless that is already going on.
     fn decompress(&self, store: &Arc<Store>, pointers: Vec<Pointer>) {
         let Ok(mut worker) = self.worker.try_lock() else { return };
         if worker.as_ref().is_some_and(|worker| !worker.is_finished()) {
@@ -99,14 +101,14 @@ impl ReadAhead {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                // Whoever reads it in earnest will meet, and report, the same error.
+                // A reader that needs the extent meets and reports the same error.
                 let _ = store.read(pointer);
             }
         };
-        *worker = std::thread::Builder::new().name("hardpack-readahead".into()).spawn(work).ok();
+        *worker = system::spawn("hardpack-readahead", work);
     }
 
-    /// Ends what goes on in the background, and waits for it.
+    /// Stops the background work, and waits for it to end.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -124,7 +126,7 @@ impl Drop for ReadAhead {
     }
 }
 
-/// Tells the device which extents will be read.
+/// Announces to the device which extents will be read.
 fn announce(store: &Store, pointers: &[Pointer]) {
     let ashift = store.ashift();
     let mut joined: Option<(u64, u64)> = None;

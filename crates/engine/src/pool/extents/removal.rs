@@ -1,36 +1,36 @@
-//! Removing records and patches from a file, with the space they take.
+//! Removes records and patches from a file and frees their space.
 
-use super::{piece_key, pieces_in};
+use super::{file_extent_key, file_extents_in};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::trees::PATCHES;
+use crate::store::format::trees::TreeId;
 use crate::store::{Owner, Txn};
 use crate::units::FileId;
 
-/// How many map entries are looked at together where many are removed.
+/// How many map entries are read at a time when many are removed.
 const REMOVE_COUNT: usize = 256;
 
-/// Removes every piece that starts in the range, and gives up its extent.
-pub(in crate::pool) fn remove_pieces(
+/// Removes every file extent that starts in the range, and frees its stored bytes.
+pub(in crate::pool) fn remove_file_extents(
     txn: &mut Txn,
-    tree: u8,
+    tree: TreeId,
     file: FileId,
     start: u64,
     end: u64,
 ) -> Result<()> {
     loop {
-        let pieces = pieces_in(txn, tree, file, start, end, REMOVE_COUNT)?;
-        for piece in &pieces {
-            txn.remove(tree, &piece_key(file, piece.start))?;
-            give_up(txn, &piece.pointer, file, tree == PATCHES)?;
+        let extents = file_extents_in(txn, tree, file, start, end, REMOVE_COUNT)?;
+        for extent in &extents {
+            txn.remove(tree, &file_extent_key(file, extent.start))?;
+            give_up(txn, &extent.pointer, file, tree == TreeId::Patches)?;
         }
-        if pieces.len() < REMOVE_COUNT {
+        if extents.len() < REMOVE_COUNT {
             return Ok(());
         }
     }
 }
 
-/// Counts an extent as gone from its file, and frees it.
+/// Subtracts an extent from the file's statistics, and frees it.
 pub(in crate::pool) fn give_up(
     txn: &mut Txn,
     pointer: &Pointer,

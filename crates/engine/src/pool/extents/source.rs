@@ -1,19 +1,20 @@
-//! One way to read trees and extents, whether of a committed state or of a transaction.
+//! A common interface to read trees and extents of a committed state or of a transaction.
 
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
+use crate::store::format::refs::{ContentHash, Refs};
+use crate::store::format::trees::TreeId;
 use crate::store::sharing::index::Accept;
-use crate::store::sharing::refs::{ContentHash, Refs};
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::{ExtentBytes, State, Store, Txn};
 use crate::units::Sector;
 
-/// Where a read looks.
+/// A place to read trees and extents from.
 pub(in crate::pool) trait Source {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>>;
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
-    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>>;
-    fn is_empty(&self, tree: u8) -> bool;
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>>;
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
+    fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>>;
+    fn is_empty(&self, tree: TreeId) -> bool;
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
     /// Looks for content that can be shared (see [`crate::store::sharing::index`]).
     fn find_content(
@@ -21,11 +22,11 @@ pub(in crate::pool) trait Source {
         hash: &ContentHash,
         accept: &mut Accept<'_>,
     ) -> Result<Option<Sector>>;
-    /// What is counted of the extent at a sector.
+    /// Returns the reference count and contents of the extent at a sector.
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>>;
-    /// Says what the index of content may take of the memory, in bytes.
+    /// Sets the memory that the content index may take, in bytes.
     fn set_index_memory(&mut self, bytes: u64);
-    /// At least the first `len` bytes.
+    /// Reads at least the first `len` bytes of an extent.
     fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes>;
 }
 
@@ -33,7 +34,7 @@ pub(in crate::pool) trait Source {
 pub(in crate::pool) struct Committed<'a> {
     pub store: &'a Store,
     pub state: &'a State,
-    /// What follows is unlikely to be read as well.
+    /// Whether the following bytes are unlikely to be read as well.
     pub is_point: bool,
 }
 
@@ -44,17 +45,17 @@ impl<'a> Committed<'a> {
 }
 
 impl Source for Committed<'_> {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
-        self.state.trees[usize::from(tree)].floor(&mut self.store, key)
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
+        self.state.trees[tree].floor(&mut self.store, key)
     }
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
-        self.state.trees[usize::from(tree)].range(&mut self.store, from, to, limit)
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        self.state.trees[tree].range(&mut self.store, from, to, limit)
     }
-    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.state.trees[usize::from(tree)].get(&mut self.store, key)
+    fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.state.trees[tree].get(&mut self.store, key)
     }
-    fn is_empty(&self, tree: u8) -> bool {
-        self.state.trees[usize::from(tree)].is_empty()
+    fn is_empty(&self, tree: TreeId) -> bool {
+        self.state.trees[tree].is_empty()
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.store.read(pointer)
@@ -78,16 +79,16 @@ impl Source for Committed<'_> {
 }
 
 impl Source for Txn {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
         Txn::floor(self, tree, key)
     }
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
         Txn::range(self, tree, from, to, limit)
     }
-    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
         Txn::get(self, tree, key)
     }
-    fn is_empty(&self, tree: u8) -> bool {
+    fn is_empty(&self, tree: TreeId) -> bool {
         Txn::is_empty(self, tree)
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {

@@ -1,5 +1,5 @@
-//! What an import has gathered goes into a transaction here: names first, in order, then the content of all files
-//! together, compressed on all cores.
+//! Applies the gathered items of an import to a transaction: names first, in order, then the
+//! content of all files together, compressed on all cores.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use twox_hash::XxHash3_64;
 
 use super::{Import, Item, Place};
 use crate::error::{Error, Result};
-use crate::pool::extents::pieces_in;
-use crate::pool::extents::removal::remove_pieces;
+use crate::pool::extents::file_extents_in;
+use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::pool::namespace::props::Settings;
 use crate::pool::write::batch::store_batches;
-use crate::pool::write::jobs::{Job, Target};
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::store::Txn;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// The content of a file, or a part of it, on its way into a transaction.
+/// Content of a file, or a part of it, to be stored.
 struct Content {
     file: FileId,
-    /// Its own where it was there before, else those of its directory.
+    /// The file's own settings if it existed before, otherwise those of its directory.
     settings: Settings,
     offset: u64,
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ impl Import<'_> {
         let mut contents: Vec<Content> = Vec::new();
         for mut item in items {
             match self.apply_item(txn, &mut item, &mut contents) {
-                // Found before anything was changed.
+                // These errors occur before anything is changed.
                 Err(
                     error @ (Error::NotFound { .. }
                     | Error::Exists { .. }
@@ -47,14 +47,38 @@ impl Import<'_> {
         self.store(txn, contents)
     }
 
-    /// Notes that something could not be put where it should be.
+    /// Returns the path of a directory that was removed, as far as this import knows it.
+    #[expect(clippy::disallowed_methods, reason = "a directory has one place, whatever the order")]
+    fn known_path(&self, txn: &mut Txn, directory: FileId) -> Vec<u8> {
+        let (mut names, mut at) = (Vec::new(), directory);
+        while let Some(((above, name), _)) = self.directories.iter().find(|(_, file)| **file == at)
+        {
+            names.push(&name[..]);
+            if *above == at || names.len() > entries::DEPTH_MAX {
+                break;
+            }
+            at = *above;
+        }
+        let top = entries::path_of(txn, at).unwrap_or_default();
+        names.extend((!top.is_empty()).then_some(&top[..]));
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    /// Records that an item could not be put in its place.
     fn refuse(&mut self, txn: &mut Txn, item: &Item, error: &Error) -> Result<()> {
-        // Of parts of a file, the end tells.
+        // For parts of a file, the final item reports the error.
         let Some((parent, name)) = item.place() else { return Ok(()) };
         let (mut path, above) = match self.refused.get(&parent) {
             Some((path, why)) => (path.clone(), Some(why.clone())),
             None => match entries::path_of(txn, parent) {
-                Err(Error::NotFound { .. }) => (Vec::new(), None),
+                Err(Error::NotFound { .. }) => {
+                    let path = self.known_path(txn, parent);
+                    let why = "its directory was removed".to_owned();
+                    // Searching for each item again takes long; the path may be forgotten later.
+                    self.refused.insert(parent, (path.clone(), why.clone()));
+                    (path, Some(why))
+                }
                 path => (path?, None),
             },
         };
@@ -70,7 +94,7 @@ impl Import<'_> {
         let why = match (above, entries::lookup(txn, parent, name)?.map(|there| there.kind)) {
             (Some(why), _) => why,
             (None, Some(Kind::Symlink)) => {
-                format!("'{shown}' is a symbolic link, through which nothing is put")
+                format!("'{shown}' is a symbolic link, and nothing is put through it")
             }
             (None, Some(Kind::File)) => format!("'{shown}' is not a directory"),
             (None, _) => error.to_string(),
@@ -160,8 +184,8 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// The file for new content: the one that is there, cut, where it has no other name. And whose
-    /// settings that content gets.
+    /// Returns the file for new content and its settings: the existing file, truncated, if it has
+    /// no other name, otherwise a new one.
     fn place_file(
         &mut self,
         txn: &mut Txn,
@@ -174,7 +198,7 @@ impl Import<'_> {
                 return Err(Error::Busy);
             }
             if entries::attributes(txn, old.file)?.link_count == 1 {
-                // It may have come with the same batch.
+                // It may come from the same batch.
                 let settings = match self.settings(old.file) {
                     Err(Error::NotFound { .. }) => self.settings(at.parent)?,
                     settings => settings?,
@@ -190,12 +214,12 @@ impl Import<'_> {
         Ok((file, self.settings(at.parent)?))
     }
 
-    /// Cuts content into records, and stores those of all files together.
+    /// Splits content into records, and stores those of all files together.
     fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
-        let mut batches: Vec<(Target, Vec<Job>)> = Vec::with_capacity(contents.len());
+        let mut batches: Vec<(WriteTarget, Vec<Job>)> = Vec::with_capacity(contents.len());
         for Content { file, settings, offset, bytes } in contents {
             if !entries::is_there(txn, file)? {
-                // Replaced by something else of the same batch.
+                // Another item of the same batch replaced it.
                 continue;
             }
             let span = settings.record_len as usize;
@@ -209,10 +233,11 @@ impl Import<'_> {
                     parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
                 }
             };
-            let target = Target {
+            let target = WriteTarget {
                 file,
                 settings,
                 threads: self.pool.options().threads,
+                is_stopped: self.pool.options().is_stopped,
                 dictionary: None,
                 adapt: None,
                 history: Arc::clone(&self.history),
@@ -220,22 +245,22 @@ impl Import<'_> {
             };
             batches.push((target, jobs));
         }
-        let (targets, jobs): (Vec<Target>, Vec<_>) = batches.into_iter().unzip();
+        let (targets, jobs): (Vec<WriteTarget>, Vec<_>) = batches.into_iter().unzip();
         store_batches(txn, targets.iter().zip(jobs).collect()).map(drop)
     }
 }
 
-/// Leaves of the old records only those whose slots the new ones take exactly.
+/// Keeps only old records whose slots the new ones take exactly.
 fn prepare_slots(txn: &mut Txn, file: FileId, settings: &Settings, len: u64) -> Result<()> {
     let span = u64::from(settings.record_len);
-    let old = pieces_in(txn, MAP, file, 0, u64::MAX, usize::MAX)?;
+    let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
     let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
     let keep = if is_same { len.div_ceil(span) * span } else { 0 };
-    remove_pieces(txn, PATCHES, file, keep, u64::MAX)?;
-    remove_pieces(txn, MAP, file, keep, u64::MAX)
+    remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
+    remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX)
 }
 
-/// Removes what has a name that something else is to get; a directory only if it is empty.
+/// Removes the file that has the name of a new one. Refuses directories.
 fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
     match edit.lookup(parent, name)? {
         Some(old) if old.kind == Kind::Directory => {
@@ -246,7 +271,7 @@ fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
     }
 }
 
-/// Gives a file the properties that were set on the one whose place it takes.
+/// Copies the properties set on a replaced file to its successor.
 fn keep_properties(txn: &mut Txn, at: &Place, file: FileId) -> Result<()> {
     let old = entries::lookup(txn, at.parent, &at.name)?.filter(|old| old.kind == Kind::File);
     let Some(old) = old else { return Ok(()) };
@@ -256,7 +281,7 @@ fn keep_properties(txn: &mut Txn, at: &Place, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Sets what is known of a file: extended attributes too, and its length where one is given.
+/// Sets the attributes and extended attributes of a file, and its length if given.
 fn describe(
     edit: &mut Edit<'_>,
     file: FileId,

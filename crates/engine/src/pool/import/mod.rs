@@ -1,21 +1,24 @@
-//! Bringing many files into a pool.
+//! Imports many files into a pool.
 //!
-//! What is given is gathered in memory up to a limit, then compressed on all cores and committed in one
-//! transaction, visible at once and durable at the end. No lock is held while the caller reads its sources.
+//! Items are gathered in memory up to a limit, then compressed on all cores and committed in one
+//! transaction, visible at once and durable at the end. No lock is held while the caller reads its
+//! sources.
 //!
-//! A file of up to one batch is replaced in one transaction. A longer one is filled without a name, over several, and
-//! takes the place of the one before in the last of them: nobody ever sees half of it. What an import that was
-//! cut short left without a name goes with [`Pool::remove_nameless`].
+//! A file of up to one batch is replaced in one transaction. A longer one is filled over several
+//! without having a name, and replaces its predecessor in the last one: nobody ever sees half a
+//! file. Nameless files left by an interrupted import are removed by [`Pool::remove_nameless`].
 //!
-//! Nothing is put through a symbolic link or a file that has the name of a directory, whether it was in the pool or came
-//! with the same import: what would lie there is refused, and the report names it by its path.
+//! Nothing is put through a symbolic link or file that has the name of a directory, whether it was
+//! in the pool or came with the same import. Items below it are refused, and the report lists them
+//! by their paths.
 //!
-//! Identities for new directories are set aside many at a time, so that what comes later can be put into a directory
-//! before it is committed.
+//! Ids for new directories are reserved many at a time, so that later items can refer to a
+//! directory before it is committed.
 
 mod apply;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -25,44 +28,46 @@ use super::write::history::History;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
 use crate::store::{Durability, Patience};
+use crate::system;
 use crate::units::FileId;
 
-/// A transaction has about so many bytes of content.
+/// About how many bytes of content a transaction has.
 const BATCH_LEN: usize = 16 << 20;
-/// And so many files at most.
+/// The most files in a transaction.
 const BATCH_COUNT: usize = 4096;
-/// What is shorter is made durable with what comes next, in bytes.
+/// Shorter batches are made durable together with the next one, in bytes.
 const SYNC_LEN_MIN: usize = 4 << 20;
-/// Longer files are written in parts of this length, or of one record where that is longer.
+/// Longer files are written in parts of this length, or of one record if that is longer.
 const PART_LEN: usize = 4 << 20;
-/// So many identities are set aside together.
+/// How many ids are reserved at a time.
 const ID_COUNT: u64 = 1024;
-/// So many files without a name are looked at together.
+/// How many nameless files are removed at a time.
 const NAMELESS_COUNT: usize = 256;
 
-/// What an import did.
+/// The result of an import.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct ImportReport {
     /// Files written.
     pub files: u64,
-    /// Directories made or met.
+    /// Directories created or already present.
     pub directories: u64,
-    /// Symbolic links made.
+    /// Symbolic links created.
     pub symlinks: u64,
-    /// Further names given.
+    /// Hard links created.
     pub hard_links: u64,
     /// Bytes of content.
     pub bytes: u64,
-    /// Paths that could not be used, and why. All else was done.
+    /// Paths that could not be used, and why. Everything else was imported.
     pub refused: Vec<(Vec<u8>, String)>,
 }
 
-/// What is still to be done, in order.
+/// A pending item; items are applied in order.
 enum Item {
     Directory {
         file: FileId,
         at: Place,
-        /// It was given itself, and not only something in it.
+        /// Whether it was given itself, and not only something inside it.
         is_given: bool,
     },
     File {
@@ -78,7 +83,7 @@ enum Item {
         parent: FileId,
         name: Vec<u8>,
     },
-    /// A file without a name yet, in the settings of its directory.
+    /// Creates a file that has no name yet, with the settings of its directory.
     Begin {
         file: FileId,
         parent: FileId,
@@ -97,7 +102,7 @@ enum Item {
 }
 
 impl Item {
-    /// The directory and the name that it gets, which parts of a file do not have.
+    /// Returns the directory and the name that the item gets; parts of a file have none.
     fn place(&self) -> Option<(FileId, &[u8])> {
         match self {
             Item::Directory { at, .. }
@@ -110,7 +115,7 @@ impl Item {
     }
 }
 
-/// Where something goes, and what is known of it.
+/// The destination of an item, and its attributes.
 struct Place {
     parent: FileId,
     name: Vec<u8>,
@@ -128,17 +133,17 @@ impl Place {
 /// A file that is being streamed.
 struct Open {
     at: Place,
-    /// The settings of the file that it replaces, or else of its directory.
+    /// The settings of the file that it replaces, otherwise those of its directory.
     settings: Settings,
-    /// Its identity, once something of it is on its way.
+    /// Its id, once a part of it was queued.
     file: Option<FileId>,
-    /// What is on its way, in bytes.
+    /// The bytes queued so far.
     len: u64,
     buffer: Vec<u8>,
     part_len: usize,
 }
 
-/// An import in progress. Dropping it leaves what was committed, and drops what was not.
+/// An import in progress. Dropping it keeps what was committed, and discards the rest.
 pub struct Import<'p> {
     pool: &'p Pool,
     now_ns: i64,
@@ -146,24 +151,27 @@ pub struct Import<'p> {
     items_len: usize,
     open: Option<Open>,
     ids: std::ops::Range<u64>,
-    /// Directories that are made or were met, by their place.
+    /// Directories that are new or were found, by their place.
     directories: HashMap<(FileId, Vec<u8>), FileId>,
-    /// The directories above those that are only made in this batch.
+    /// The parents of directories that exist only in this batch.
     new_parents: HashMap<FileId, FileId>,
-    /// Items that could not be created, by the file id that they would have had: their paths, and what is in their place.
+    /// Directories that could not be created, by the file id that they would have had: their paths,
+    /// and the reason.
     refused: HashMap<FileId, (Vec<u8>, String)>,
     settings: HashMap<FileId, Settings>,
     history: Arc<History>,
-    /// Makes what was committed last durable, beside what comes next.
+    /// Makes the last commit durable while the next batch is prepared.
     syncing: Option<JoinHandle<Result<()>>>,
+    /// Committed files that do not have their names yet.
+    nameless: Vec<FileId>,
     report: ImportReport,
 }
 
-/// So many directories and their settings are remembered.
+/// The most directories and settings that are remembered.
 const KNOWN_COUNT_MAX: usize = 1 << 16;
 
 impl Pool {
-    /// Begins to bring files in. `now_ns` is the time, in nanoseconds since 1970.
+    /// Begins an import. `now_ns` is the time, in nanoseconds since 1970.
     pub fn import(&self, now_ns: i64) -> Import<'_> {
         Import {
             pool: self,
@@ -178,17 +186,18 @@ impl Pool {
             settings: HashMap::new(),
             history: Arc::default(),
             syncing: None,
+            nameless: Vec::new(),
             report: ImportReport::default(),
         }
     }
 
-    /// Removes files without a name that nobody is filling any more, as `is_in_use` says.
+    /// Removes nameless files that nobody is filling any more, as `is_in_use` tells.
     pub fn remove_nameless(&self, is_in_use: &mut dyn FnMut(FileId) -> bool) -> Result<u64> {
         let mut removed = 0;
         let found = self.read(|source| entries::nameless(source, usize::MAX))?;
         let mut gone = Vec::new();
         for file in found {
-            // What is being received is waiting for the rest of its stream.
+            // A file being received waits for the rest of its stream.
             let is_received = self.read(|source| entries::progress(source, file))?.is_some();
             if !is_received && !is_in_use(file) {
                 gone.push(file);
@@ -197,7 +206,7 @@ impl Pool {
         for files in gone.chunks(NAMELESS_COUNT) {
             self.edit(0, |edit| {
                 for file in files {
-                    // Others may have been faster.
+                    // Another process may have been faster.
                     let attributes = match edit.attributes(*file) {
                         Err(Error::NotFound { .. }) => continue,
                         attributes => attributes?,
@@ -214,8 +223,14 @@ impl Pool {
     }
 }
 
+impl fmt::Debug for Import<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Import").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
 impl Import<'_> {
-    /// Makes a directory, or takes the one that is there, with these attributes.
+    /// Creates a directory with these attributes, or sets those of an existing one.
     pub fn directory(
         &mut self,
         parent: FileId,
@@ -226,8 +241,8 @@ impl Import<'_> {
         self.make_directory((parent, name), attributes, xattrs, true)
     }
 
-    /// Makes a directory that was not given itself, or takes the one that is there as it is. Where something else is there,
-    /// what is put into it is refused.
+    /// Creates a directory that was not given itself, or leaves an existing one unchanged. If
+    /// something else has its name, the items inside are refused.
     pub fn directory_above(
         &mut self,
         parent: FileId,
@@ -248,7 +263,7 @@ impl Import<'_> {
         let key = (parent, name.to_vec());
         let known = match self.directories.get(&key) {
             Some(file) => Some(*file),
-            // What lies in a directory that is only being made is being made as well.
+            // Everything in a directory that exists only in this batch is new as well.
             None if self.new_parents.contains_key(&parent) => None,
             None => match self.pool.lookup_in(parent, name)? {
                 Some(entry) if entry.kind != Kind::Directory && is_given => {
@@ -275,7 +290,7 @@ impl Import<'_> {
         Ok(file)
     }
 
-    /// Makes or replaces a file that is at hand as a whole.
+    /// Creates or replaces a file whose content is complete.
     pub fn file(
         &mut self,
         parent: FileId,
@@ -295,7 +310,7 @@ impl Import<'_> {
         self.add(Item::File { at, content }, len)
     }
 
-    /// Makes or replaces a symbolic link.
+    /// Creates or replaces a symbolic link.
     pub fn symlink(
         &mut self,
         parent: FileId,
@@ -308,7 +323,7 @@ impl Import<'_> {
         self.add(Item::Symlink { at, target: target.to_vec() }, target.len())
     }
 
-    /// Gives a file that is there, or was given before, another name.
+    /// Gives another name to a file that exists or was given before.
     pub fn hard_link(
         &mut self,
         existing: (FileId, &[u8]),
@@ -320,7 +335,7 @@ impl Import<'_> {
         self.add(Item::HardLink { existing, parent, name: name.to_vec() }, 0)
     }
 
-    /// Begins a file of any length; what comes next is its content.
+    /// Begins a file of any length; calls of [`Import::write`] supply its content.
     pub fn begin_file(
         &mut self,
         parent: FileId,
@@ -346,11 +361,11 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Content of the file that was begun.
+    /// Appends content to the file that was begun.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Some(open) = &mut self.open else {
-                return Err(Error::Invalid("no file was begun".into()));
+                return Err(Error::Invalid("no file was begun; call begin_file first".into()));
             };
             let n = bytes.len().min(open.part_len - open.buffer.len());
             open.buffer.extend_from_slice(&bytes[..n]);
@@ -362,7 +377,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Sends what is gathered of the open file on its way.
+    /// Queues the gathered content of the open file.
     fn push_part(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let (parent, settings) = (open.at.parent, open.settings);
@@ -383,13 +398,13 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Ends the file: it takes its name.
+    /// Ends the file, which then gets its name.
     pub fn end_file(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.file.is_some() && !open.buffer.is_empty()) {
             self.push_part()?;
         }
         let Some(open) = self.open.take() else {
-            return Err(Error::Invalid("no file was begun".into()));
+            return Err(Error::Invalid("no file was begun; call begin_file first".into()));
         };
         let Open { at, file, len, buffer, .. } = open;
         match file {
@@ -401,30 +416,39 @@ impl Import<'_> {
         }
     }
 
-    /// Gives up the file that was begun. The one that has its name stays.
+    /// Abandons the file that was begun. An existing file with its name remains.
     pub fn abandon_file(&mut self) -> Result<()> {
         let Some(file) = self.open.take().and_then(|open| open.file) else { return Ok(()) };
         self.flush()?;
         self.pool.edit(0, |edit| {
             match edit.attributes(file) {
-                // It was refused.
+                // The file was refused.
                 Err(Error::NotFound { .. }) => Ok(()),
                 attributes => edit.remove_file(file, &attributes?),
             }
         })
     }
 
-    /// Commits what was given so far; it is visible, and durable with a later one.
+    /// Commits the items given so far. They become visible now, and durable later.
     pub fn flush(&mut self) -> Result<()> {
         if self.items.is_empty() {
             return Ok(());
         }
         let items = std::mem::take(&mut self.items);
         let len = std::mem::take(&mut self.items_len);
+        let mut nameless = self.nameless.clone();
+        for item in &items {
+            match item {
+                Item::Begin { file, .. } => nameless.push(*file),
+                Item::End { file, .. } => nameless.retain(|known| known != file),
+                _ => {}
+            }
+        }
         let checksum = self.settings(ROOT)?.checksum;
         let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
         self.apply(&mut txn, items)?;
         txn.commit(Durability::Visible)?;
+        self.nameless = nameless;
         if len >= SYNC_LEN_MIN {
             self.begin_sync()?;
         }
@@ -436,30 +460,33 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Has what was committed made durable while the next files are read and compressed. What a transaction
-    /// frees can be used again once that is done: a long import would leave much of it otherwise.
+    /// Makes the last commit durable while the next files are read and compressed. The space that a
+    /// transaction frees can be reused only then: otherwise a long import would leave much of it
+    /// unused.
     fn begin_sync(&mut self) -> Result<()> {
         self.end_sync()?;
         let store = Arc::clone(self.pool.store());
         let sync = move || match store.make_durable() {
-            // It takes a transaction where others have committed, and this import may be in one by now.
+            // Syncing needs a transaction if others have committed, and this import may hold one by
+            // now.
             Err(Error::Busy) => Ok(()),
             done => done,
         };
-        // Where the system has no thread to give, the end of the import does it all.
-        self.syncing = std::thread::Builder::new().name("hardpack-sync".into()).spawn(sync).ok();
+        // If the system cannot spawn a thread, the end of the import does the sync.
+        self.syncing = system::spawn("hardpack-sync", sync);
         Ok(())
     }
 
     fn end_sync(&mut self) -> Result<()> {
-        let failed = || Error::io("sync", std::io::Error::other("its thread stopped"));
         match self.syncing.take() {
-            Some(thread) => thread.join().map_err(|_| failed())?,
+            Some(thread) => thread
+                .join()
+                .map_err(|panic| Error::panicked("the thread that syncs the pool", &*panic))?,
             None => Ok(()),
         }
     }
 
-    /// Commits all that was given, durably.
+    /// Commits everything that was given, durably.
     pub fn finish(mut self) -> Result<ImportReport> {
         self.flush()?;
         self.end_sync()?;
@@ -467,7 +494,29 @@ impl Import<'_> {
         Ok(std::mem::take(&mut self.report))
     }
 
-    /// What was done so far.
+    /// Ends the import before its time: makes durable what was committed, and drops the rest. Files
+    /// that were not complete are removed.
+    pub fn stop(mut self) -> Result<()> {
+        self.items.clear();
+        self.open = None;
+        let nameless = std::mem::take(&mut self.nameless);
+        if !nameless.is_empty() {
+            self.pool.edit(0, |edit| {
+                for file in &nameless {
+                    match edit.attributes(*file) {
+                        // The file was refused.
+                        Err(Error::NotFound { .. }) => {}
+                        attributes => edit.remove_file(*file, &attributes?)?,
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        self.end_sync()?;
+        self.pool.store().make_durable()
+    }
+
+    /// Returns the results so far.
     pub fn report(&self) -> &ImportReport {
         &self.report
     }
@@ -491,17 +540,18 @@ impl Import<'_> {
             self.ids = first.0..first.0 + ID_COUNT;
         }
         let id = self.ids.next();
-        id.map(FileId).ok_or_else(|| Error::Invalid("no identity was set aside".into()))
+        id.map(FileId).ok_or_else(|| Error::internal("no file id was reserved"))
     }
 
-    /// The settings of a file, or for what is put into a directory, which may be one that is only being made.
+    /// Returns the settings of a file or for the contents of a directory, which may exist only in
+    /// this batch.
     fn settings(&mut self, file: FileId) -> Result<Settings> {
         let mut at = file;
         while let Some(above) = self.new_parents.get(&at) {
             at = *above;
         }
         if self.refused.contains_key(&at) {
-            // Nothing will be there.
+            // Nothing will be created there.
             at = ROOT;
         }
         if let Some(settings) = self.settings.get(&at) {
@@ -515,7 +565,8 @@ impl Import<'_> {
 
 impl Drop for Import<'_> {
     fn drop(&mut self) {
-        // Nothing was acknowledged, so nobody need be told. But nothing may go on when the pool is closed.
+        // Nothing was acknowledged, so errors need no report. But no thread may run on when the
+        // pool is closed.
         let _ = self.end_sync();
     }
 }

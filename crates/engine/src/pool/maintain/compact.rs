@@ -1,29 +1,30 @@
-//! Making a pool short again, online and in steps.
+//! Shortens a pool, online and in steps.
 //!
 //! ```text
-//! settle    drop the free end of the pool, and make all that is durably freed reusable
-//! fill      move what lies behind the goal (about where a pool without gaps ends) into holes below;
-//!           again as long as that helps
-//! evacuate  what is left does not fit: empty a stretch of the pool, from its beginning on, into
-//!           other holes or behind the end
-//! return    fill that stretch with what went behind the end; then fill again from the tail, and go
-//!           on with the next stretch
-//! trim      what still does not fit goes at least as low as it can: fill from goals that lie some
-//!           of the longest extents higher
+//! settle    drop the free end of the pool, and make all durably freed space reusable
+//! fill      move extents from past the goal (about where a pool without gaps ends) into holes
+//!           below; repeat while that helps
+//! evacuate  the rest does not fit: empty a stretch of the pool, starting from its beginning, into
+//!           other holes or past the end
+//! return    fill that stretch with the extents that went past the end; then fill again from the
+//!           tail, and continue with the next stretch
+//! trim      move extents that still do not fit at least as low as possible: fill from goals that
+//!           lie some of the longest extents higher
 //! ```
 //!
-//! Each step is one transaction of bounded size on the newest state; between two of them others read
-//! and write as they like. The memory this takes does not depend on the pool: a cursor, no lists.
-//! Space that a step moves away from counts as free only once the step is durable, so each step first
-//! makes the one before durable.
+//! Each step is one transaction of bounded size on the newest state; others read and write freely
+//! in between. Memory is independent of the pool's size: a cursor, no lists. Space that a step
+//! vacates counts as free only once the step is durable, so each step first makes the previous one
+//! durable.
 //!
-//! The pool grows at most by one stretch meanwhile: a part of it, or a few of its longest extents.
-//! Where a pool holds a few extents of a megabyte and little else, what is written meanwhile may divide the stretch that
-//! was emptied for them: then they stay where they are, and the pool is up to half as long again as what it holds.
+//! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents.
+//! If a pool holds a few extents of a megabyte and little else, concurrent writes may split the
+//! stretch that was emptied for them. These extents then stay where they are, and the pool may
+//! remain up to half as long again as its contents.
 //!
-//! It ends, since every stretch is emptied once, and a pass that does not make the pool shorter is not
-//! repeated; what others write meanwhile is not chased for ever. Stopping between two steps, or a loss
-//! of power within one, leaves a whole pool.
+//! The process ends, since every stretch is emptied once, and a pass that does not shorten the pool
+//! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
+//! power loss within one, leaves an intact pool.
 
 use std::time::Duration;
 
@@ -31,60 +32,63 @@ use crate::error::Result;
 use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::Sector;
+use crate::units::{Ashift, Sector};
 
-/// How long a step waits for the transactions of others.
+/// How long a step waits for other transactions.
 const STEP_WAIT: Duration = Duration::from_secs(2);
-/// How many leaves a step looks at, without a lock, for something to move.
+/// How many leaves a step searches without a lock for extents to move.
 const SEARCH_LEAVES: usize = 4096;
-/// A pool that is longer than what it holds by one part in this is not worth compacting.
+/// Compacting is not worth it if the pool exceeds its contents by at most 1/`SLACK_PART` of them.
 const SLACK_PART: u64 = 128;
-/// Nor is one that is longer by so many bytes.
+/// Compacting is not worth it if the pool exceeds its contents by at most this many bytes.
 const SLACK_LEN_MIN: u64 = 128 << 10;
-/// Entries of the freed tree that are left where they are in the end: each commit frees a few.
+/// Entries of the freed tree that may remain at the end: each commit frees a few.
 const FREED_COUNT_LEFT: u64 = 128;
-/// Commits without effect that end a stage of settling: what the first one frees, the second drops.
+/// Commits without effect that end a stage of settling: the second drops what the first one frees.
 const QUIET_COUNT: u32 = 2;
-/// Into how many stretches a pool is divided, and how long one is at least.
+/// How many stretches a pool is divided into, and the minimum length of one.
 const STRETCH_PART: u64 = 32;
 const STRETCH_LEN_MIN: u64 = 1 << 20;
-/// A stretch holds several of the longest extents, or packing them would leave too much over.
+/// A stretch holds several of the longest extents; otherwise packing them would leave gaps too
+/// large.
 const STRETCH_EXTENTS_MIN: u64 = 8;
-/// A stretch is emptied when at least one part in this many of it is free.
+/// A stretch is emptied if more than 1/`STRETCH_FREE_PART` of it is free.
 const STRETCH_FREE_PART: u64 = 64;
-/// How many goals are tried in the end; the highest lies `2^(TRIM_COUNT - 1)` extents higher.
+/// How many goals are tried at the end; the highest lies `2^(TRIM_COUNT - 1)` extents higher.
 const TRIM_COUNT: u32 = 4;
-/// More passes than a pool takes that nobody writes to.
+/// More passes than any pool needs without concurrent writes.
 const PASS_COUNT_MAX: u32 = 8 * STRETCH_PART as u32;
 
-/// What compacting a pool would do.
+/// The expected effect of compacting a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct CompactEstimate {
     /// The length of the pool, in bytes.
     pub pool_bytes: u64,
-    /// What of it is in use.
+    /// The part of it in use.
     pub used_bytes: u64,
-    /// About how much shorter it would be: no more than up to the last of what snapshots hold or several files
-    /// share, which stays where it is.
+    /// About how much shorter the pool would get. It cannot end before the last extent that
+    /// snapshots hold or several files share, since those are not moved.
     pub gain_bytes: u64,
-    /// About how much would have to be moved for that; more where holes are small.
+    /// About how many bytes would have to be moved; more if holes are small.
     pub move_bytes: u64,
 }
 
-/// What a compaction has done so far.
+/// The progress of a compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct CompactReport {
     /// The length of the pool before, in bytes.
     pub before_bytes: u64,
     /// The length of the pool now.
     pub after_bytes: u64,
-    /// What of it is in use.
+    /// The part of it in use.
     pub used_bytes: u64,
-    /// Bytes of records and patches that were moved; some more than once.
+    /// Bytes of records and patches moved; some may have moved more than once.
     pub moved_bytes: u64,
-    /// Tree nodes that were written anew because they lay in the way.
+    /// Tree nodes rewritten because they were in the way.
     pub moved_nodes: u64,
-    /// Transactions.
+    /// The number of transactions.
     pub steps: u64,
 }
 
@@ -98,7 +102,7 @@ enum Purpose {
 
 #[derive(Clone, Debug)]
 enum Stage {
-    /// What to do next is to be decided.
+    /// The next stage must be decided.
     Plan,
     Settle {
         quiet: u32,
@@ -113,29 +117,28 @@ enum Stage {
     Done,
 }
 
-/// A compaction under way.
+/// A compaction in progress.
 #[derive(Debug)]
 pub struct Compaction {
     pool: Pool,
     stage: Stage,
     report: CompactReport,
-    /// The pass that just ended, and the end of the pool when it began.
+    /// The pass that just ended, and the end of the pool when that pass began.
     last: Option<(Purpose, Sector)>,
     pass_began: Sector,
     has_settled: bool,
     /// The end of the pool before the last stretch was emptied.
     end_before: Sector,
-    /// The longest extent met, in sectors.
+    /// The longest extent seen, in sectors.
     longest: u64,
-    /// What lies below was emptied once.
-    emptied_to: Sector,
+    /// The stretch that was emptied last. Everything below its end was emptied once.
+    emptied: Aim,
     passes_left: u32,
     trims_left: u32,
 }
 
 impl Pool {
-    /// Begins to make the pool short again. Nothing is done before the first
-    /// [`Compaction::step`].
+    /// Begins to shorten the pool. Nothing happens before the first [`Compaction::step`].
     pub fn compact(&self) -> Compaction {
         let state = self.state();
         let mut compaction = Compaction {
@@ -147,7 +150,7 @@ impl Pool {
             has_settled: false,
             end_before: Sector(0),
             longest: 0,
-            emptied_to: Sector(0),
+            emptied: Aim::ANYWHERE,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
         };
@@ -156,7 +159,7 @@ impl Pool {
         compaction
     }
 
-    /// What compacting would do, without doing it.
+    /// Estimates the effect of compacting without changing anything.
     pub fn compact_estimate(&self) -> Result<CompactEstimate> {
         self.refresh()?;
         let (store, ashift) = (self.store(), self.store().ashift());
@@ -188,35 +191,36 @@ impl Pool {
     }
 }
 
-/// Room for the nodes that the work itself writes.
-fn slack(used: u64, ashift: u8) -> u64 {
+/// Returns the space needed for the nodes that compacting itself writes.
+fn slack(used: u64, ashift: Ashift) -> u64 {
     (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift)
 }
 
-/// Where the pool is to end: half of the slack behind what it holds.
-fn goal(state: &State, ashift: u8) -> Sector {
+/// Returns where the pool should end: half of the slack after its contents.
+fn goal(state: &State, ashift: Ashift) -> Sector {
     let used = state.used_sectors(ashift);
     State::end_for(used + slack(used, ashift) / 2, ashift)
 }
 
-/// Whether making the pool shorter is not worth it.
-fn is_short(state: &State, ashift: u8) -> bool {
+/// Whether the pool is already so short that compacting is not worth it.
+fn is_short(state: &State, ashift: Ashift) -> bool {
     let used = state.used_sectors(ashift);
     state.superblock.end <= State::end_for(used + slack(used, ashift), ashift)
 }
 
-/// Everything from `from` on is to go below `below`, where it fits.
+/// Moves everything from `from` on below `below`, if it fits.
 fn tail_from(from: Sector, below: Sector) -> Aim {
     Aim { from, to: Sector(u64::MAX), below, append: false }
 }
 
 impl Compaction {
-    /// Does a bounded amount of work, in one transaction at most, and says whether there is more to
-    /// do. After [`crate::Error::Busy`], when others hold the pool for long, it can be called again.
+    /// Does a bounded amount of work in at most one transaction, and returns whether there is more
+    /// to do. After [`crate::Error::Busy`], when others hold the pool for long, it can be called
+    /// again.
     pub fn step(&mut self) -> Result<bool> {
         let store = self.pool.store();
         store.refresh()?;
-        // Where it was durable already this costs nothing.
+        // This costs nothing if the state is already durable.
         store.make_durable()?;
         match self.stage.clone() {
             Stage::Plan => self.plan()?,
@@ -228,7 +232,7 @@ impl Compaction {
         Ok(!matches!(self.stage, Stage::Done))
     }
 
-    /// What was done so far.
+    /// Returns the progress so far.
     pub fn report(&self) -> CompactReport {
         self.report
     }
@@ -247,7 +251,7 @@ impl Compaction {
         }
         if !self.has_settled {
             self.has_settled = true;
-            // What cannot be walked cannot be moved, and this is a hint that can be built anew.
+            // Extents of a damaged index could not be moved. It is only a hint and can be rebuilt.
             if !self.pool.store().index_is_sound()? {
                 self.pool.drop_index(Patience::Within(STEP_WAIT))?;
                 return Ok(());
@@ -267,9 +271,8 @@ impl Compaction {
             Some((Purpose::Fill, began)) if !helped(began) => match self.next_stretch(&state)? {
                 Some((from, to)) => {
                     self.end_before = end;
-                    self.emptied_to = to;
-                    let aim = Aim { from, to, below: goal, append: true };
-                    self.begin_pass(Purpose::Evacuate, aim);
+                    self.emptied = Aim { from, to, below: goal, append: true };
+                    self.begin_pass(Purpose::Evacuate, self.emptied);
                 }
                 None => self.trim(goal, end),
             },
@@ -296,12 +299,12 @@ impl Compaction {
     }
 
     fn begin_settling(&mut self, state: &State) {
-        // A commit empties some thousand entries of the freed tree.
+        // A commit moves a few thousand entries out of the freed tree.
         let left = 8 + state.superblock.freed_count / 2048;
         self.stage = Stage::Settle { quiet: 0, left };
     }
 
-    /// The next stretch that is worth emptying.
+    /// Returns the next stretch worth emptying.
     fn next_stretch(&self, state: &State) -> Result<Option<(Sector, Sector)>> {
         let store = self.pool.store();
         let ashift = store.ashift();
@@ -309,11 +312,11 @@ impl Compaction {
         let len = (limit.0 / STRETCH_PART)
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
-        let mut from = self.emptied_to;
+        let mut from = self.emptied.to;
         while from < limit {
             let to = Sector(from.0 + len).min(limit);
             let free = store.with_state(|state| store.free_between(state, from, to))?;
-            // One that holds nothing is a hole already.
+            // A stretch without extents is already a hole.
             if free > len / STRETCH_FREE_PART && free < to.0 - from.0 {
                 return Ok(Some((from, to)));
             }
@@ -322,7 +325,7 @@ impl Compaction {
         Ok(None)
     }
 
-    /// Moves what the next part of the trees has in the way.
+    /// Moves the extents and nodes that are in the way, for the next part of the trees.
     fn pass(&mut self, purpose: Purpose, aim: Aim, cursor: Cursor) -> Result<()> {
         let store = self.pool.store();
         let found = store
@@ -341,13 +344,12 @@ impl Compaction {
         Ok(())
     }
 
-    /// Commits only so that what is free at the end is dropped. The nodes of the trees of free space,
-    /// which every commit writes, must not lie there.
+    /// Commits just to drop the free space at the end. The nodes of the free-space trees, which
+    /// every commit writes, must not lie there.
     fn settle(&mut self, quiet: u32, left: u64) -> Result<()> {
         let store = self.pool.store();
         let before = self.pool.state();
-        let goal = goal(&before, store.ashift());
-        let aim = tail_from(goal, goal);
+        let aim = self.settling_aim(&before);
         let found = store.with_state(|state| {
             store.find_movable(state, &aim, &Cursor::of_space(), SEARCH_LEAVES, true)
         })?;
@@ -366,6 +368,17 @@ impl Compaction {
             Stage::Plan
         };
         Ok(())
+    }
+
+    /// Returns where the nodes that settling writes may lie. A stretch that was just emptied must
+    /// stay empty until the extents behind the end return: a single node in its middle would halve
+    /// the longest extent that fits.
+    fn settling_aim(&self, state: &State) -> Aim {
+        let goal = goal(state, self.pool.store().ashift());
+        match self.last {
+            Some((Purpose::Evacuate, _)) => Aim { below: goal, ..self.emptied },
+            _ => tail_from(goal, goal),
+        }
     }
 
     fn transact(

@@ -1,20 +1,21 @@
-//! Folding on request, when the pool is idle, and when it is closed: patches are merged into records
-//! compressed anew, at the settings in force. The write path folds too, see `write.rs`.
+//! Folding on request, when the pool is idle, and when it is closed: merges patches into records,
+//! recompressed with the current settings. The write path folds too, see `write/`.
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::{Piece, next_file};
-use crate::pool::maintain::rewrite::{Over, Rewrite, Step, StepLimits};
+use crate::pool::extents::{FileExtent, next_file};
+use crate::pool::maintain::rewrite::{Rewrite, RewriteScope, Step, StepLimits};
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::entries::ROOT;
 use crate::pool::write::is_fold_due;
-use crate::store::trees::PATCHES;
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
 /// Which records are folded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Fold {
-    /// Records whose patches have grown past their share.
+    /// Records whose patches have outgrown their share.
     Due,
     /// All records with patches.
     All,
@@ -30,16 +31,20 @@ impl Pool {
         limits: &StepLimits,
     ) -> Result<Step> {
         let ashift = self.store().ashift();
-        let want = |records: &[Piece], patches: &[Piece]| match (which, records) {
+        let want = |records: &[FileExtent], patches: &[FileExtent]| match (which, records) {
             (_, []) => false,
             (Fold::All, _) => !patches.is_empty(),
             (Fold::Due, [record, ..]) => is_fold_due(record, patches, ashift),
         };
-        Rewrite::new(self, file, Over::Patches, &want)?.step(from, limits, &|_, _| Ok(()))
+        Rewrite::new(self, file, RewriteScope::PatchedRecords, &want)?.step(
+            from,
+            limits,
+            &|_, _| Ok(()),
+        )
     }
 
-    /// Folds every file of the pool that has a name, step by step, until all is done or `go_on`, which is given what was
-    /// done so far, says no.
+    /// Folds every named file of the pool, step by step, until done or until `go_on` returns false.
+    /// `go_on` receives the sum of the steps so far.
     pub fn fold(
         &self,
         which: Fold,
@@ -48,16 +53,16 @@ impl Pool {
     ) -> Result<Step> {
         let mut sum = Step::default();
         let mut last = FileId(0);
-        while let Some(file) = self.read(|source| next_file(source, PATCHES, last))? {
+        while let Some(file) = self.read(|source| next_file(source, TreeId::Patches, last))? {
             last = file;
-            // What is being received may still be shared as it came.
+            // Data being received may still be shared in the form in which it arrived.
             if !self.read(|source| is_reached(source, file, ROOT))? {
                 continue;
             }
             let mut next = Some(0);
             while let Some(from) = next {
                 let step = match self.fold_step(file, which, from, limits) {
-                    // It was removed meanwhile.
+                    // The file was removed in the meantime.
                     Err(Error::NotFound { .. }) => break,
                     step => step?,
                 };

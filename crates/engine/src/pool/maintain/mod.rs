@@ -1,5 +1,5 @@
-//! Rewriting what is stored while the pool is in use: folding patches, repacking to other settings,
-//! sinking cold records to a stronger level, and moving extents so that the pool gets shorter.
+//! Rewrites stored data while the pool is in use: folds patches, repacks to other settings,
+//! recompresses cold records at a stronger level, and moves extents so that the pool gets shorter.
 
 pub(in crate::pool) mod compact;
 pub(in crate::pool) mod fold;

@@ -1,16 +1,16 @@
-//! Repacking: what is stored already is compressed anew with another algorithm, level or record size,
-//! while readers and a writer go on.
+//! Repacking: recompresses stored data with another algorithm, level or record size while readers
+//! and a writer continue.
 //!
-//! How far it has come is part of the pool, committed with every step, so that a repack that was
-//! interrupted, however that was, goes on where it stopped. Its goal is kept with it. Properties are
-//! not touched: they say how new data is written.
+//! The position is stored in the pool together with the goal and committed with every step, so an
+//! interrupted repack continues where it stopped. Properties are not changed: they control how new
+//! data is written.
 
 use crate::codec::{self, CodecId, Compression};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Committed;
-use crate::pool::extents::{Piece, read_range};
-use crate::pool::maintain::rewrite::{Clear, Over, Rewrite, Step, StepLimits};
+use crate::pool::extents::{FileExtent, read_range};
+use crate::pool::maintain::rewrite::{Clear, Rewrite, RewriteScope, Step, StepLimits};
 use crate::pool::maintain::sink::SINK_COMPRESSION;
 use crate::pool::namespace::entries;
 use crate::pool::namespace::props::{FilterChoice, Property, Settings};
@@ -19,7 +19,7 @@ use crate::store::format::pointer::Place;
 use crate::store::{Durability, Patience};
 use crate::units::FileId;
 
-/// What repacking aims at: the properties that matter to it.
+/// The properties that define the goal of a repack.
 const GOAL: [Property; 6] = [
     Property::Compression,
     Property::RecordSize,
@@ -29,70 +29,76 @@ const GOAL: [Property; 6] = [
     Property::ClearUnused,
 ];
 
-/// By so many bytes at its front a database is known.
+/// The number of bytes at the front of a file that identify a database.
 const DATABASE_FRONT_LEN: u64 = 100;
 
-/// A repack of one file, begun or to be gone on with.
+/// A repack of one file, new or resumed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Repack {
     /// The file.
     pub file: FileId,
-    /// How records are to be.
+    /// The settings that records should have afterwards.
     pub goal: Settings,
-    /// What is before this byte of the file is done.
+    /// Everything before this byte of the file is done.
     pub position: u64,
 }
 
-/// What a repack would come to, from a sample.
+/// The expected result of a repack, extrapolated from a sample.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[non_exhaustive]
 pub struct Estimate {
-    /// Bytes of the file that are not as wanted.
+    /// Bytes of the file that do not match the goal.
     pub rewrite_len: u64,
-    /// What they take now, in bytes.
+    /// Their stored bytes now.
     pub stored_now: u64,
-    /// What they would take, in bytes.
+    /// Their stored bytes after a repack.
     pub stored_then: u64,
-    /// Bytes of the file that were compressed to find out.
+    /// Bytes of the file that were compressed for the estimate.
     pub sampled_len: u64,
 }
 
 impl Repack {
-    /// Whether it aims at what a repack with this goal would; other properties do not matter.
+    /// Whether the repack has this goal; properties that do not matter to a repack are ignored.
     pub fn aims_at(&self, goal: &Settings) -> bool {
         let goal = definite(*goal);
         GOAL.iter().all(|property| self.goal.get(*property) == goal.get(*property))
     }
 
-    /// As it is stored: the goal as a user would type it, and the position.
+    /// Formats the stored text: the goal as a user would type it, and the position.
     fn to_text(&self) -> String {
         let goal = GOAL.map(|property| format!("{property}={}", self.goal.get(property)));
         format!("{} position={}", goal.join(" "), self.position)
     }
 
     pub(in crate::pool) fn parse(file: FileId, text: &str) -> Result<Repack> {
-        let malformed = || Error::corrupt("names tree", 0, "the repack in progress is malformed");
+        let malformed = |found: &str| {
+            let what = format!("expected properties with values and a position, found '{found}'");
+            Error::corrupt("note of a repack", Location::File(file), what)
+        };
         let mut repack = Repack { file, goal: Settings::default(), position: 0 };
         for part in text.split(' ') {
-            match part.split_once('=').ok_or_else(malformed)? {
+            match part.split_once('=').ok_or_else(|| malformed(part))? {
                 ("position", number) => {
-                    repack.position = number.parse().map_err(|_| malformed())?
+                    repack.position = number.parse().map_err(|_| malformed(part))?
                 }
-                (name, value) => repack.goal.set(name.parse()?, value)?,
+                (name, value) => {
+                    let property = name.parse().map_err(|_| malformed(part))?;
+                    repack.goal.set(property, value).map_err(|_| malformed(part))?;
+                }
             }
         }
         Ok(repack)
     }
 
-    /// Which records, with which patches, are to be written anew; `clear` whether something in them is to
-    /// be cleared.
+    /// Returns a test for records and patches that need rewriting; with `clear`, all of them do.
     fn wanted(
         &self,
         pool: &Pool,
         clear: bool,
-    ) -> Result<impl Fn(&[Piece], &[Piece]) -> bool + use<>> {
+    ) -> Result<impl Fn(&[FileExtent], &[FileExtent]) -> bool + use<>> {
         let goal = self.goal;
         let is_database = is_database(pool, self.file)?;
-        Ok(move |records: &[Piece], patches: &[Piece]| {
+        Ok(move |records: &[FileExtent], patches: &[FileExtent]| {
             let is_done = || records.iter().all(|record| is_done(record, &goal, is_database));
             !records.is_empty() && (clear || !patches.is_empty() || !is_done())
         })
@@ -101,19 +107,20 @@ impl Repack {
     fn rewrite<'a>(
         &self,
         pool: &'a Pool,
-        want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
+        want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
         clear: Option<&'a Clear<'a>>,
     ) -> Result<Rewrite<'a>> {
-        let mut rewrite = Rewrite::new(pool, self.file, Over::Records, want)?;
+        let mut rewrite = Rewrite::new(pool, self.file, RewriteScope::Records, want)?;
         let Settings { dedup, dedup_hash, dedup_memory, .. } = rewrite.target.settings;
         rewrite.target.settings = Settings { dedup, dedup_hash, dedup_memory, ..self.goal };
         Ok(Rewrite { record_len: Some(u64::from(self.goal.record_len)), clear, ..rewrite })
     }
 }
 
-/// Whether a record is as wanted. One that is stored raw, or of a database and without the page filter, may have
-/// been refused, so that only trying would tell; unless it is so short that it is in its pointer.
-fn is_done(record: &Piece, goal: &Settings, is_database: bool) -> bool {
+/// Whether a record matches the goal. For a raw record, or an unfiltered one of a database, the
+/// codec or filter may have been tried without success, so only another attempt would tell, unless
+/// the record is short enough to be in its pointer.
+fn is_done(record: &FileExtent, goal: &Settings, is_database: bool) -> bool {
     let (pointer, compression) = (&record.pointer, goal.compression);
     let is_raw = pointer.codec == CodecId::Raw as u8;
     let is_so_encoded = pointer.codec == compression.codec_id() as u8
@@ -127,7 +134,7 @@ fn is_done(record: &Piece, goal: &Settings, is_database: bool) -> bool {
             || is_raw && matches!(pointer.place, Place::Embedded(_)))
 }
 
-/// Whether a file begins like a SQLite database. One whose front is damaged is taken for none.
+/// Whether a file begins like a SQLite database. If its front is damaged, the answer is no.
 fn is_database(pool: &Pool, file: FileId) -> Result<bool> {
     let front = pool.read(|source: &mut Committed<'_>| {
         let len = entries::attributes(source, file)?.len.min(DATABASE_FRONT_LEN);
@@ -141,7 +148,7 @@ fn is_database(pool: &Pool, file: FileId) -> Result<bool> {
     }
 }
 
-/// Where the level is open, what is stored already gets the one of cold records: nobody waits for it.
+/// Replaces an automatic level with the one for cold records, since nobody waits for stored data.
 fn definite(goal: Settings) -> Settings {
     match goal.auto {
         Some(_) => Settings { compression: SINK_COMPRESSION, auto: None, ..goal },
@@ -150,17 +157,17 @@ fn definite(goal: Settings) -> Settings {
 }
 
 impl Pool {
-    /// The repack of a file that was begun and not finished.
+    /// Returns the unfinished repack of a file.
     pub fn unfinished_repack(&self, file: FileId) -> Result<Option<Repack>> {
         let text = self.read(|source| entries::repack(source, file))?;
         text.map(|text| Repack::parse(file, &text)).transpose()
     }
 
-    /// Begins a repack of a file, in place of one that was begun before.
+    /// Begins a repack of a file, replacing an unfinished one.
     pub fn begin_repack(&self, file: FileId, goal: Settings, patience: Patience) -> Result<Repack> {
         let repack = Repack { file, goal: definite(goal), position: 0 };
         if dictionaries::serves_records(&repack.goal) {
-            // What there is may be from other times, or for patches.
+            // An existing dictionary may be outdated, or made for patches.
             self.train_dictionary(file, &repack.goal, true, patience)?;
         }
         let mut txn = self.store().begin_with(goal.checksum, patience)?;
@@ -169,8 +176,8 @@ impl Pool {
         Ok(repack)
     }
 
-    /// Takes one step of a repack, in one bounded transaction. With the last one it is finished.
-    /// `clear` may clear what need not be kept: then every record is rewritten.
+    /// Takes one step of a repack, in one bounded transaction; the last one finishes it. If `clear`
+    /// is given, it may clear unneeded bytes, and every record is rewritten.
     pub fn repack_step(
         &self,
         repack: &mut Repack,
@@ -184,7 +191,7 @@ impl Pool {
         };
         let step = repack.rewrite(self, &want, clear)?.step(repack.position, limits, &note)?;
         if step.next.is_none() && step.rewritten == 0 {
-            // There was no transaction to note it in.
+            // The last step had no transaction that could remove the repack's entry.
             let mut txn = self.store().begin_with(repack.goal.checksum, limits.patience)?;
             entries::set_repack(&mut txn, repack.file, None)?;
             txn.commit(Durability::Visible)?;
@@ -196,8 +203,8 @@ impl Pool {
         Ok(step)
     }
 
-    /// What a repack of a file with this goal would come to. About `sample_len` bytes, spread over the
-    /// file, are compressed to find out; nothing is changed.
+    /// Estimates the result of repacking a file with this goal. Compresses about `sample_len`
+    /// bytes, spread over the file, and changes nothing.
     pub fn estimate_repack(
         &self,
         file: FileId,

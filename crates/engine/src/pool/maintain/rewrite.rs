@@ -1,25 +1,26 @@
-//! Rewriting what is stored without changing what it says: the mechanism of folding, of repacking and
-//! of recompressing what is cold.
+//! Rewrites stored data without changing its content: the mechanism behind folding, repacking and
+//! recompressing cold records.
 //!
-//! It goes on while readers read and a writer writes. One step goes over a bounded part of a file:
+//! It runs while readers read and a writer writes. Each step covers a bounded part of a file:
 //!
 //! ```text
-//! gather    find slots worth it in the newest committed state, and read them; no lock is held
-//! encode    compress them anew, on all cores; no lock is held
-//! store     in a transaction, exchange the pointers of those that nobody has changed meanwhile
+//! gather    find slots worth rewriting in the newest committed state and read them, without a lock
+//! encode    compress them again on all cores, without a lock
+//! store     in a transaction, replace the pointers of slots that nobody changed in the meantime
 //! ```
 //!
-//! So a writer waits at most for the exchange. A slot that somebody was faster with is left as it is.
-//! The commit is visible, not synced: losing it loses nothing, since the durable state still reaches
-//! the old extents. The step after it syncs it, so that the space it gave up is of use again. A slot that cannot be read is reported, left alone, and the rest goes on.
+//! So a writer waits at most for the exchange of pointers. A slot that was changed first is left as
+//! it is. The commit is visible but not synced: losing it loses nothing, since the durable state
+//! still reaches the old extents. The next step syncs it, so that the freed space becomes usable. A
+//! slot that cannot be read is reported and left alone, and the rest continues.
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
-use crate::pool::extents::removal::remove_pieces;
+use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::{Committed, Source};
-use crate::pool::extents::{Piece, patches_over, pieces_in, read_range, record_at};
+use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range, record_at};
 use crate::pool::maintain::repack::Estimate;
 use crate::pool::namespace::entries;
 use crate::pool::namespace::props::Dedup;
@@ -27,23 +28,23 @@ use crate::pool::write::batch::Batch;
 use crate::pool::write::dedup;
 use crate::pool::write::dictionaries;
 use crate::pool::write::encode::encode_all;
-use crate::pool::write::jobs::{Job, Target};
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::store::format::pointer::Place;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Txn};
 use crate::units::FileId;
 
-/// How much of a file an estimate looks at between two chances to stop it.
+/// How many bytes of a file an estimate covers between two chances to stop it.
 const ESTIMATE_STEP_LEN: u64 = 16 << 20;
 /// How many records are looked up at a time.
 const LOOK_COUNT: usize = 64;
 
-/// How much one step may do.
+/// Limits of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLimits {
-    /// Bytes of the file to read and compress anew; one slot is always taken.
+    /// Bytes of the file to read and recompress; at least one slot is always processed.
     pub rewrite_len_max: u64,
-    /// Records to look at, whether they are rewritten or not.
+    /// Records to examine, whether they are rewritten or not.
     pub look_count_max: usize,
     /// How long to wait for other transactions.
     pub patience: Patience,
@@ -59,27 +60,28 @@ impl Default for StepLimits {
     }
 }
 
-/// What a step did, or several together.
+/// The result of one or several steps.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Step {
-    /// Where the next step begins, in bytes of the file; nothing where the end was reached.
+    /// Where the next step begins, in bytes of the file; `None` at the end.
     pub next: Option<u64>,
-    /// Slots that were written anew.
+    /// Slots that were rewritten.
     pub rewritten: u64,
-    /// Their bytes.
+    /// The bytes of the file in them.
     pub rewritten_len: u64,
-    /// What they took before, patches included, in bytes.
+    /// Their stored bytes before, patches included.
     pub stored_before: u64,
-    /// What they take now, in bytes.
+    /// Their stored bytes now.
     pub stored_after: u64,
-    /// Slots that changed while they were compressed.
+    /// Slots that changed while they were being compressed.
     pub overtaken: u64,
-    /// What could not be read: the bytes of the file, and why.
+    /// Unreadable ranges of the file, each with the reason.
     pub damaged: Vec<(u64, u64, String)>,
 }
 
 impl Step {
-    /// Adds what another step did; `next` becomes that one's.
+    /// Adds the results of another step, and takes over its `next`.
     pub fn add(&mut self, other: Step) {
         self.next = other.next;
         self.rewritten += other.rewritten;
@@ -91,72 +93,79 @@ impl Step {
     }
 }
 
-/// Clears what need not be kept of bytes of a file that begin at an offset.
+/// Clears unneeded bytes of a file, given their offset and the bytes.
 pub type Clear<'a> = dyn Fn(u64, &mut [u8]) + Sync + 'a;
 
-/// Which slots a rewriting goes over.
+/// The slots that a rewrite visits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::pool) enum Over {
+pub(in crate::pool) enum RewriteScope {
     /// Every slot with a record.
     Records,
     /// Every slot whose record has patches.
-    Patches,
+    PatchedRecords,
 }
 
-/// A rewriting of one file.
+/// The rewrite of one file.
 pub(in crate::pool) struct Rewrite<'a> {
     pub pool: &'a Pool,
-    pub target: Target,
-    pub over: Over,
-    /// The length of the new records; that of the old ones where there is none.
+    pub target: WriteTarget,
+    pub scope: RewriteScope,
+    /// The length of the new records; `None` keeps that of the old ones.
     pub record_len: Option<u64>,
-    /// Whether the slots with these records and patches are to be rewritten.
-    pub want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
+    /// Whether slots with these records and patches should be rewritten.
+    pub want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
     pub clear: Option<&'a Clear<'a>>,
 }
 
-/// A part of the file that is rewritten as a whole: one record, or several that become one, or one
-/// that becomes several.
+/// A part of the file that is rewritten as a unit: one record, several that become one, or one that
+/// becomes several.
 pub(in crate::pool) struct Region {
     pub start: u64,
     pub end: u64,
-    pub records: Vec<Piece>,
-    pub patches: Vec<Piece>,
+    pub records: Vec<FileExtent>,
+    pub patches: Vec<FileExtent>,
 }
 
 impl Region {
     fn stored_len(&self) -> u64 {
-        let pieces = self.records.iter().chain(&self.patches);
-        pieces.map(|piece| u64::from(piece.pointer.stored_len)).sum()
+        let extents = self.records.iter().chain(&self.patches);
+        extents.map(|extent| u64::from(extent.pointer.stored_len)).sum()
     }
 
-    /// Whether nobody has changed it: what is written anew has another birth, or another place.
+    /// Whether nobody changed the region: rewritten data has another birth or another place.
     fn is_same(&self, other: &Region) -> bool {
         self.records == other.records && self.patches == other.patches
     }
 }
 
 impl<'a> Rewrite<'a> {
-    /// A rewriting with the settings in force for a file.
+    /// Creates a rewrite with the effective settings of a file.
     pub fn new(
         pool: &'a Pool,
         file: FileId,
-        over: Over,
-        want: &'a dyn Fn(&[Piece], &[Piece]) -> bool,
+        scope: RewriteScope,
+        want: &'a dyn Fn(&[FileExtent], &[FileExtent]) -> bool,
     ) -> Result<Rewrite<'a>> {
         let (settings, dictionary) = pool.read(|source| {
             let (settings, _) = entries::settings(source, file)?;
             Ok((settings, dictionaries::in_use(source, pool.store(), file)?))
         })?;
         let threads = pool.options().threads;
-        let is_exact = over == Over::Records;
-        let (adapt, history) = (None, Arc::default());
-        let target = Target { file, settings, threads, dictionary, adapt, history, is_exact };
-        Ok(Rewrite { pool, target, over, record_len: None, want, clear: None })
+        let target = WriteTarget {
+            file,
+            settings,
+            threads,
+            dictionary,
+            adapt: None,
+            history: Arc::default(),
+            is_stopped: pool.options().is_stopped,
+            is_exact: scope == RewriteScope::Records,
+        };
+        Ok(Rewrite { pool, target, scope, record_len: None, want, clear: None })
     }
 
-    /// Takes one step from byte `from` of the file. `note` may add to its transaction where it has one,
-    /// given where the next step begins.
+    /// Takes one step from byte `from` of the file. If the step has a transaction, `note` may add
+    /// to it; it receives the start of the next step.
     pub fn step(
         &self,
         from: u64,
@@ -208,12 +217,12 @@ impl<'a> Rewrite<'a> {
         Ok(step)
     }
 
-    /// Looks for what is stored already, and compresses the rest.
+    /// Looks up data that is already stored, and compresses the rest.
     fn prepare(&self, jobs: Vec<Job>, limits: &StepLimits) -> Result<Batch<'_>> {
         let store = self.pool.store();
         let looks = self.target.settings.dedup != Dedup::Off;
         if looks || jobs.iter().any(|job| job.is_counted) {
-            // What others have written is known only after this.
+            // Brings the index up to date with writes of others.
             store.set_index_memory(u64::from(self.target.settings.dedup_memory));
             let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
             txn.ready_index()?;
@@ -225,7 +234,7 @@ impl<'a> Rewrite<'a> {
         Batch::encode(jobs, plans, store.ashift(), threads)
     }
 
-    /// Puts the new records of a region in the place of what was there, and says how many bytes they take.
+    /// Replaces a region with its new records, and returns how many bytes these take.
     fn exchange(
         &self,
         txn: &mut Txn,
@@ -240,21 +249,21 @@ impl<'a> Rewrite<'a> {
         let before = txn.stats_mut().data().stored;
         let file = self.target.file;
         if keeps_slot {
-            // It may turn out to be what is there.
+            // The new record may turn out to equal the old one.
             batch.store(txn, range)?;
             let after = txn.stats_mut().data().stored;
             return Ok((after + region.stored_len()).saturating_sub(before));
         }
-        for tree in [PATCHES, MAP] {
-            remove_pieces(txn, tree, file, region.start, region.end)?;
+        for tree in [TreeId::Patches, TreeId::Map] {
+            remove_file_extents(txn, tree, file, region.start, region.end)?;
         }
         let before = txn.stats_mut().data().stored;
         batch.store(txn, range)?;
         Ok(txn.stats_mut().data().stored.saturating_sub(before))
     }
 
-    /// Compresses a sample of what would be rewritten, spread over the file, and tells what all of it
-    /// would come to. `go_on` gets the bytes compressed so far.
+    /// Compresses a sample of the data to rewrite, spread over the file, and extrapolates to all of
+    /// it. `go_on` receives the bytes compressed so far.
     pub fn estimate(
         &self,
         sample_len: u64,
@@ -270,9 +279,9 @@ impl<'a> Rewrite<'a> {
             next = following;
             let mut jobs = Vec::new();
             for region in regions {
-                // A damaged pool may have records behind the end of its file.
+                // A damaged pool may have records past the end of its file.
                 let len = region.end.min(file_len).saturating_sub(region.start);
-                // As much of the sample as of the file.
+                // Keeps the sampled share in step with the position in the file.
                 let due = sample_len as f64 * (region.start as f64 / file_len.max(1) as f64);
                 estimate.rewrite_len += len;
                 estimate.stored_now += region.stored_len();
@@ -297,7 +306,7 @@ impl<'a> Rewrite<'a> {
         Ok(estimate)
     }
 
-    /// Finds what to rewrite from `from` on, and where to go on after it.
+    /// Finds regions to rewrite from `from` on, and where to continue after them.
     fn gather(&self, from: u64, limits: &StepLimits) -> Result<(Vec<Region>, Option<u64>)> {
         self.pool.read(|source| {
             let mut regions = Vec::new();
@@ -330,17 +339,19 @@ impl<'a> Rewrite<'a> {
         })
     }
 
-    /// The next records at or after `at` that are to be looked at.
-    fn next_records(&self, source: &mut impl Source, at: u64) -> Result<Vec<Piece>> {
+    /// Returns the next records at or after `at` to examine.
+    fn next_records(&self, source: &mut impl Source, at: u64) -> Result<Vec<FileExtent>> {
         let file = self.target.file;
-        match self.over {
-            Over::Records => pieces_in(source, MAP, file, at, u64::MAX, LOOK_COUNT),
-            Over::Patches => {
-                let patch = pieces_in(source, PATCHES, file, at, u64::MAX, 1)?.pop();
+        match self.scope {
+            RewriteScope::Records => {
+                file_extents_in(source, TreeId::Map, file, at, u64::MAX, LOOK_COUNT)
+            }
+            RewriteScope::PatchedRecords => {
+                let patch = file_extents_in(source, TreeId::Patches, file, at, u64::MAX, 1)?.pop();
                 let Some(patch) = patch else { return Ok(Vec::new()) };
                 let record = record_at(source, file, patch.start)?.ok_or_else(|| {
-                    let detail = format!("the patch at byte {} lies over no record", patch.start);
-                    Error::corrupt("patches tree", 0, detail)
+                    let place = Location::Range(file, patch.start..patch.end());
+                    Error::corrupt("patch", place, "expected a record below it, found none")
                 })?;
                 Ok(vec![record])
             }
@@ -349,13 +360,13 @@ impl<'a> Rewrite<'a> {
 
     fn find_region(&self, source: &mut impl Source, start: u64, end: u64) -> Result<Region> {
         let file = self.target.file;
-        let records = pieces_in(source, MAP, file, start, end, usize::MAX)?;
+        let records = file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?;
         let patches = patches_over(source, file, start, end)?;
         Ok(Region { start, end, records, patches })
     }
 
-    /// The new records of a region. What was read may be newer than its pieces: then those are not what
-    /// the transaction finds, and it is not stored.
+    /// Composes the new records of a region. The bytes read may be newer than its file extents.
+    /// Then the transaction finds other extents and does not store the region.
     fn compose(&self, region: &Region) -> Result<Vec<Job>> {
         let file = self.target.file;
         let (mut bytes, is_counted) = self.pool.read(|source: &mut Committed<'_>| {
@@ -379,8 +390,8 @@ impl<'a> Rewrite<'a> {
     }
 }
 
-/// Whether references to any record of a region are counted: then it may be shared, and what takes its place
-/// is to be as well.
+/// Whether references to any record of a region are counted. The record may then be shared, and its
+/// replacement should be counted too.
 fn is_counted(source: &mut impl Source, region: &Region) -> Result<bool> {
     for record in &region.records {
         if let Place::Extent { sector, .. } = record.pointer.place

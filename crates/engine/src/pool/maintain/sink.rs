@@ -1,21 +1,21 @@
-//! Sinking: with `compression=auto`, records that have stayed cold are recompressed at a strong level,
-//! when nobody waits. How much of the machine that may take is for the caller, who has the clock.
+//! Sinking: with `compression=auto`, recompresses cold records at a strong level while nobody
+//! waits. How much of the machine this may take is up to the caller, who has the clock.
 
 use crate::codec::{CodecId, Compression};
 use crate::error::Result;
 use crate::pool::Pool;
-use crate::pool::extents::Piece;
-use crate::pool::maintain::rewrite::{Over, Rewrite, Step, StepLimits};
+use crate::pool::extents::FileExtent;
+use crate::pool::maintain::rewrite::{Rewrite, RewriteScope, Step, StepLimits};
 use crate::store::format::pointer::Place;
 use crate::units::{FileId, Txg};
 
-/// What cold records are compressed with: of zstd's levels the first whose search is optimal, within
-/// a few percent of the strongest at several times its speed.
+/// The compression of cold records: the first of zstd's levels with an optimal search, within a few
+/// percent of the strongest at several times its speed.
 pub const SINK_COMPRESSION: Compression = Compression::Zstd(16);
 
-/// Whether a record can become smaller. One that is stored raw was tried, one in its pointer has no
-/// need; both would be written again and again for nothing.
-fn is_weak(record: &Piece) -> bool {
+/// Whether a record can become smaller. A raw record was already tried, and an embedded one has no
+/// need; rewriting either again and again would gain nothing.
+fn is_weak(record: &FileExtent) -> bool {
     let pointer = &record.pointer;
     let is_strong = pointer.codec == SINK_COMPRESSION.codec_id() as u8
         && pointer.level >= SINK_COMPRESSION.level();
@@ -25,8 +25,8 @@ fn is_weak(record: &Piece) -> bool {
 }
 
 impl Pool {
-    /// Recompresses records from byte `from` of a file on that were written by `cold` or before and have
-    /// no patches, in one bounded transaction.
+    /// Recompresses records of a file from byte `from` on that were written by `cold` or earlier
+    /// and have no patches, in one bounded transaction.
     pub fn sink_step(
         &self,
         file: FileId,
@@ -34,11 +34,11 @@ impl Pool {
         from: u64,
         limits: &StepLimits,
     ) -> Result<Step> {
-        let want = |records: &[Piece], patches: &[Piece]| {
-            let is_cold = |record: &Piece| record.pointer.birth <= cold && is_weak(record);
+        let want = |records: &[FileExtent], patches: &[FileExtent]| {
+            let is_cold = |record: &FileExtent| record.pointer.birth <= cold && is_weak(record);
             patches.is_empty() && !records.is_empty() && records.iter().all(is_cold)
         };
-        let mut rewrite = Rewrite::new(self, file, Over::Records, &want)?;
+        let mut rewrite = Rewrite::new(self, file, RewriteScope::Records, &want)?;
         rewrite.target.settings.compression = SINK_COMPRESSION;
         rewrite.step(from, limits, &|_, _| Ok(()))
     }

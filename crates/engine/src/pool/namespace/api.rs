@@ -1,8 +1,8 @@
-//! Names of a pool as others see them: directories, paths, links, attributes.
+//! The public interface to the names in a pool: directories, paths, links, attributes.
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::file::File;
 use crate::pool::namespace::entries::{self, Attributes, DirEntry, Kind, ROOT, Xattr};
@@ -10,12 +10,12 @@ use crate::pool::namespace::props::{Property, Settings};
 use crate::pool::{Pool, PropertyValue};
 use crate::units::FileId;
 
-/// What a walk calls with the path, the name and the attributes of all that it meets. It says whether to go into a
+/// The callback of a walk, called with path, entry and attributes. Returns whether to enter a
 /// directory.
 pub type Visit<'v> = dyn FnMut(&[u8], &DirEntry, &Attributes) -> Result<bool> + 'v;
 
 impl Pool {
-    /// What a path from the root stands for; symbolic links in the pool are followed.
+    /// Resolves a path from the root, following symbolic links inside the pool.
     pub fn resolve(&self, path: &[u8]) -> Result<DirEntry> {
         self.read(|source| entries::resolve(source, path, true))
     }
@@ -25,12 +25,12 @@ impl Pool {
         self.read(|source| entries::resolve(source, path, false))
     }
 
-    /// A path of a file from the root, without a slash in front; empty for the root itself.
+    /// Returns a path of a file from the root, without a leading slash; empty for the root itself.
     pub fn path_of(&self, file: FileId) -> Result<Vec<u8>> {
         self.read(|source| entries::path_of(source, file))
     }
 
-    /// Up to `limit` names of a directory in the order of their bytes, behind `after` where that is given.
+    /// Returns up to `limit` names of a directory in byte order, starting after `after` if given.
     pub fn list_some(
         &self,
         directory: FileId,
@@ -57,32 +57,32 @@ impl Pool {
         })
     }
 
-    /// What a name in a directory stands for.
+    /// Looks up a name in a directory.
     pub fn lookup_in(&self, directory: FileId, name: &[u8]) -> Result<Option<DirEntry>> {
         self.read(|source| entries::lookup(source, directory, name))
     }
 
-    /// All names of a file, each with its directory.
+    /// Returns all names of a file, each with its directory.
     pub fn names_of(&self, file: FileId) -> Result<Vec<(FileId, Vec<u8>)>> {
         self.read(|source| entries::names_of(source, file))
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     pub fn link_target(&self, link: FileId) -> Result<Vec<u8>> {
         self.read(|source| entries::target(source, link))
     }
 
-    /// The extended attributes of a file.
+    /// Returns the extended attributes of a file.
     pub fn xattrs(&self, file: FileId) -> Result<Vec<Xattr>> {
         self.read(|source| entries::xattrs(source, file))
     }
 
-    /// One of them.
+    /// Returns one extended attribute.
     pub fn xattr(&self, file: FileId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         self.read(|source| entries::xattr(source, file, name))
     }
 
-    /// The directory of a path that may not be there yet, and its last name.
+    /// Splits a path, whose last part need not exist, into its directory and its last name.
     pub fn resolve_parent<'p>(&self, path: &'p [u8]) -> Result<(FileId, &'p [u8])> {
         let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
         let (path, start) = (&path[..end], path[..end].iter().rposition(|byte| *byte == b'/'));
@@ -95,13 +95,30 @@ impl Pool {
         }
     }
 
-    /// Creates an empty file, durably. Its directory must be there.
+    /// Creates an empty file, durably. Its directory must exist.
     pub fn create_file_at(&self, path: &[u8], mode: u32, now_ns: i64) -> Result<FileId> {
+        self.create_file_with(path, mode, now_ns, |_| Ok(()))
+    }
+
+    /// Creates an empty file, durably. `prepare` is called with its number while nobody else can
+    /// see the file; if that fails, nothing is created.
+    pub fn create_file_with(
+        &self,
+        path: &[u8],
+        mode: u32,
+        now_ns: i64,
+        prepare: impl FnOnce(FileId) -> Result<()>,
+    ) -> Result<FileId> {
         let (directory, name) = self.resolve_parent(path)?;
-        let new = Attributes::new(Kind::File, directory);
+        let owner = (self.options().owner)();
+        let new = Attributes { owner, ..Attributes::new(Kind::File, directory) };
         let (modified_ns, created_ns) = (now_ns, now_ns);
         let new = Attributes { mode, modified_ns, created_ns, changed_ns: now_ns, ..new };
-        self.edit(now_ns, |edit| edit.create(directory, name, &new))
+        self.edit(now_ns, |edit| {
+            let file = edit.create(directory, name, &new)?;
+            prepare(file)?;
+            Ok(file)
+        })
     }
 
     /// Removes a name, durably; a directory must be empty.
@@ -110,35 +127,44 @@ impl Pool {
         self.edit(now_ns, |edit| edit.unlink(directory, name))
     }
 
-    /// What is in the root directory.
+    /// Lists the root directory.
     pub fn list(&self) -> Result<Vec<DirEntry>> {
         self.list_some(ROOT, None, usize::MAX)
     }
 
-    /// The attributes of a file.
+    /// Returns the attributes of a file.
     pub fn attributes(&self, file: FileId) -> Result<Attributes> {
         self.read(|source| entries::attributes(source, file))
     }
 
-    /// The only file of a pool that holds nothing else.
+    /// Returns the only file of a pool that holds a single file.
     pub fn only_file(&self) -> Result<DirEntry> {
         let mut files = self.list_some(ROOT, None, 2)?;
         match (files.pop(), files.is_empty()) {
             (Some(file), true) if file.kind == Kind::File => Ok(file),
             (None, _) => Err(Error::NotFound { what: "file", name: "the pool is empty".into() }),
-            _ => {
-                Err(Error::Invalid("the pool holds more than one file: name the one meant".into()))
-            }
+            _ => Err(Error::Invalid("the pool holds more than one file; name one of them".into())),
         }
     }
 
-    /// A file by name in the root directory.
+    /// Returns the file that the name of the pool stands for: the one that the pool was made with,
+    /// whatever else it holds by now, or the only one.
+    pub fn database(&self) -> Result<DirEntry> {
+        match self.only_file() {
+            Err(Error::Invalid(what)) => {
+                self.read(|source| entries::founder(source))?.ok_or(Error::Invalid(what))
+            }
+            found => found,
+        }
+    }
+
+    /// Looks up a file by name in the root directory.
     pub fn lookup(&self, name: &str) -> Result<DirEntry> {
         self.lookup_in(ROOT, name.as_bytes())?
             .ok_or_else(|| Error::NotFound { what: "file", name: name.into() })
     }
 
-    /// A handle of a file, shared by all who ask for the same.
+    /// Returns the handle of a file; all callers for the same file share one.
     pub fn file(&self, id: FileId) -> Result<Arc<File>> {
         match self.attributes(id)?.kind {
             Kind::File => {}
@@ -151,7 +177,7 @@ impl Pool {
         self.check_in_scope(id)?;
         let mut files = self.files();
         if files.len() >= crate::pool::HANDLES_KEPT {
-            // Nobody else has one of these, and nothing in them is uncommitted.
+            // These have no other users and no uncommitted changes.
             files.retain(|_, file| Arc::strong_count(file) > 1 || file.is_dirty());
         }
         let file = files
@@ -167,7 +193,7 @@ impl Pool {
         }
     }
 
-    /// Every property in force for a file, or for the pool where `file` is [`ROOT`].
+    /// Returns every effective property of a file, or of the pool if `file` is [`ROOT`].
     pub fn properties(&self, file: FileId) -> Result<Vec<PropertyValue>> {
         let (settings, sources) = self.read(|source| entries::settings(source, file))?;
         let values = Property::ALL.into_iter().zip(sources).map(|(property, source)| {
@@ -176,21 +202,21 @@ impl Pool {
         Ok(values.collect())
     }
 
-    /// What is set on this very file or directory.
+    /// Returns the properties set on this file or directory itself.
     pub fn local_properties(&self, file: FileId) -> Result<Vec<(Property, String)>> {
         self.read(|source| entries::local_properties(source, file))
     }
 
-    /// The settings in force for a file, or for the pool where `file` is [`ROOT`].
+    /// Returns the effective settings of a file, or of the pool if `file` is [`ROOT`].
     pub fn settings(&self, file: FileId) -> Result<Settings> {
         self.read(|source| Ok(entries::settings(source, file)?.0))
     }
 
-    /// Calls `visit` with everything below a directory: directory, name and attributes, a directory before what
-    /// is in it, each in the order of its names. What others change meanwhile may be met or not. `visit` says
-    /// whether to go into a directory.
+    /// Calls `visit` with everything below a directory: path, entry and attributes, a directory
+    /// before its entries, each directory in the order of its names. Concurrent changes may or may
+    /// not be seen. `visit` returns whether to enter a directory.
     pub fn walk(&self, directory: FileId, visit: &mut Visit<'_>) -> Result<()> {
-        // For each directory on the way down: its path, itself, and the name behind which it goes on.
+        // For each directory on the way down: its path, its id, and the name to continue after.
         let mut above: Vec<(Vec<u8>, FileId, Option<Vec<u8>>)> =
             vec![(Vec::new(), directory, None)];
         while let Some((path, directory, after)) = above.pop() {
@@ -218,8 +244,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Refuses to go into a directory by a name that is not its only one, as a damaged pool may have: it could lie
-    /// in itself, or be met so often that a walk never ends.
+    /// Refuses to enter a directory by a name that is not its only one, as may occur in a damaged
+    /// pool: it could contain itself, or be visited so often that a walk never ends.
     pub(in crate::pool) fn check_only_name(
         &self,
         above: FileId,
@@ -230,8 +256,14 @@ impl Pool {
         let is_only = matches!(&names[..], [(directory, name)]
             if *directory == above && *name == entry.name);
         if entry.file == ROOT || !is_only || depth > entries::DEPTH_MAX {
-            let what = format!("the directory '{}' lies in several", entry.display_name());
-            return Err(Error::corrupt("names tree", 0, what));
+            let what = format!(
+                "expected '{}' in directory number {} to be its only name, found {} names, {depth} \
+                 directories deep",
+                entry.display_name(),
+                above.0,
+                names.len()
+            );
+            return Err(Error::corrupt("directory", Location::File(entry.file), what));
         }
         Ok(())
     }
@@ -242,7 +274,8 @@ impl Pool {
     }
 }
 
-/// Whether `file` is `directory` or lies below it, by any of its names. Everything is below the root.
+/// Whether `file` is `directory` or lies below it, by any of its names. Everything is below the
+/// root.
 pub(in crate::pool) fn is_below(
     source: &mut impl Source,
     file: FileId,
@@ -251,8 +284,8 @@ pub(in crate::pool) fn is_below(
     Ok(directory == ROOT || is_reached(source, file, directory)?)
 }
 
-/// Whether the file is below the directory. A file without a name, or in a directory without one, is not below the
-/// root.
+/// Whether the file is below the directory. A file without a name, or below a directory without
+/// one, is not below the root.
 pub(in crate::pool) fn is_reached(
     source: &mut impl Source,
     file: FileId,
@@ -274,5 +307,5 @@ pub(in crate::pool) fn is_reached(
     Ok(false)
 }
 
-/// No file has so many directories above it by all its names.
+/// More steps than the directories above any file by all its names.
 const IS_BELOW_STEPS_MAX: usize = 1 << 20;

@@ -1,23 +1,22 @@
-//! What is known of a file besides its bytes.
+//! The attributes of a file: everything known about it besides its bytes.
 //!
-//! There are two layouts. The short one (32 bytes) says all there is to say of a file in the root whose
-//! owner is unknown, as a lone database is one. The long one (80 bytes) has the rest behind it.
+//! There are two layouts. The short one (32 bytes) suffices for a file in the root without an
+//! owner, such as a lone database. The long one (80 bytes) appends the other fields.
 
 use crate::error::{Error, Result};
 use crate::pool::extents::FILE_LEN_MAX;
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::entries::{Kind, ROOT, id_key, malformed};
+use crate::pool::namespace::keys::{ATTRIBUTES, Kind, ROOT, id_key, malformed};
 use crate::store::Txn;
 use crate::store::format::fields::{FieldReader, FieldWriter};
-use crate::store::trees::NAMES;
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-pub(in crate::pool) const ATTRIBUTES: u8 = 2;
 const SHORT_LEN: usize = 32;
 const LONG_LEN: usize = 80;
 const FLAG_OWNED: u32 = 1;
 
-/// Who owns a file, by number as POSIX has it.
+/// The owner of a file, as numeric POSIX ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileOwner {
     /// The user.
@@ -26,33 +25,33 @@ pub struct FileOwner {
     pub gid: u32,
 }
 
-/// What is known of a file besides its bytes. Times are in nanoseconds since 1970; 0 where unknown.
+/// The attributes of a file. Times are in nanoseconds since 1970; 0 if unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
     /// File, directory or symbolic link.
     pub kind: Kind,
-    /// Length in bytes; of a symbolic link, that of its target.
+    /// Length in bytes; for a symbolic link, the length of its target.
     pub len: u64,
-    /// Permission bits, as POSIX has them; 0 where unknown.
+    /// POSIX permission bits; 0 if unknown.
     pub mode: u32,
     /// When the bytes were last changed.
     pub modified_ns: i64,
-    /// When the bytes were last read, as far as somebody said so.
+    /// When the bytes were last read, if anything recorded it.
     pub accessed_ns: i64,
-    /// When any of this was last changed.
+    /// When any attribute last changed.
     pub changed_ns: i64,
-    /// When it came to be.
+    /// When the file was created.
     pub created_ns: i64,
-    /// Who owns it, where that is known.
+    /// The owner, if known.
     pub owner: Option<FileOwner>,
-    /// How many names it has.
+    /// The number of names.
     pub link_count: u32,
-    /// The directory that its first name is in, from which it inherits; the root's is itself.
+    /// The directory of its first name, from which it inherits; the root is its own parent.
     pub parent: FileId,
 }
 
 impl Attributes {
-    /// The attributes of a new file or directory about which nothing else is known.
+    /// Creates the attributes of a new file or directory about which nothing else is known.
     pub fn new(kind: Kind, parent: FileId) -> Attributes {
         Attributes {
             kind,
@@ -68,7 +67,7 @@ impl Attributes {
         }
     }
 
-    /// Whether the short layout says it all.
+    /// Whether the short layout holds every attribute.
     fn is_short(&self) -> bool {
         let short = Attributes {
             len: self.len,
@@ -79,7 +78,7 @@ impl Attributes {
         *self == short
     }
 
-    /// The value of an entry.
+    /// Encodes the value of the entry.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(LONG_LEN);
         let is_short = self.is_short();
@@ -134,21 +133,24 @@ impl Attributes {
     }
 }
 
-/// The attributes of a file.
+/// Returns the attributes of a file.
 pub(crate) fn attributes(source: &mut impl Source, file: FileId) -> Result<Attributes> {
-    let value = source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?;
+    let value = source.get(TreeId::Names, &id_key(ATTRIBUTES, file, &[]))?;
     let value = value
         .ok_or_else(|| Error::NotFound { what: "file", name: format!("number {}", file.0) })?;
-    Attributes::decode(&value).ok_or_else(|| malformed("the attributes of a file"))
+    Attributes::decode(&value).ok_or_else(|| {
+        let key = id_key(ATTRIBUTES, file, &[]);
+        malformed("attributes", &key, &value, "the attributes of a file")
+    })
 }
 
-/// Whether there is such a file.
+/// Whether the file exists.
 pub(crate) fn is_there(source: &mut impl Source, file: FileId) -> Result<bool> {
-    Ok(source.get(NAMES, &id_key(ATTRIBUTES, file, &[]))?.is_some())
+    Ok(source.get(TreeId::Names, &id_key(ATTRIBUTES, file, &[]))?.is_some())
 }
 
-/// Refuses where there is no such file: nothing is kept for one that is gone. To be asked in the transaction that
-/// adds something, since a file that was there before it may be gone.
+/// Refuses a file that does not exist, since no entries are kept for removed files. Must be called
+/// in the transaction that adds an entry: a file that existed earlier may be gone.
 pub(crate) fn check_there(txn: &mut Txn, file: FileId) -> Result<()> {
     let name = || format!("number {}", file.0);
     is_there(txn, file)?.then_some(()).ok_or_else(|| Error::NotFound { what: "file", name: name() })
@@ -158,11 +160,11 @@ pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attribute
     if !attributes.is_short() {
         txn.note_names();
     }
-    txn.insert(NAMES, &id_key(ATTRIBUTES, file, &[]), &attributes.encode())?;
+    txn.insert(TreeId::Names, &id_key(ATTRIBUTES, file, &[]), &attributes.encode())?;
     Ok(())
 }
 
-/// Gives a file another length, which is counted.
+/// Sets the length of a file and updates the pool's counters.
 pub(crate) fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
     let attributes = attributes(txn, file)?;
     if attributes.len == len {
@@ -175,10 +177,11 @@ pub(crate) fn set_len(txn: &mut Txn, file: FileId, len: u64) -> Result<()> {
 }
 
 pub(in crate::pool) fn remove_attributes(txn: &mut Txn, file: FileId) -> Result<()> {
-    txn.remove(NAMES, &id_key(ATTRIBUTES, file, &[])).map(drop)
+    txn.remove(TreeId::Names, &id_key(ATTRIBUTES, file, &[])).map(drop)
 }
 
-/// Whose attributes these are, where the key is of some.
+/// Decodes an entry of the names tree if it holds attributes: the file they belong to, and the
+/// attributes.
 pub(crate) fn parse_attributes_of(key: &[u8], value: &[u8]) -> Option<(FileId, Attributes)> {
     let (kind, id) = key.split_first()?;
     (*kind == ATTRIBUTES).then_some(())?;

@@ -1,26 +1,28 @@
-//! Changes of names and attributes in a transaction, which keep the entries of the names tree in step:
+//! Changes of names and attributes within a transaction. They keep the names tree consistent:
 //!
-//! * every name stands for a file that is there, and leads back from it; a directory has one name;
-//! * `link_count` is the number of names, and a file goes with its last one;
-//! * `parent` is the directory of one of the names; no directory lies in itself;
-//! * the length of all files is counted in the pool's counters.
+//! * every name refers to a file that exists, and the file's own entries refer back; a directory
+//!   has exactly one name;
+//! * `link_count` is the number of names, and a file is removed with its last name;
+//! * `parent` is the directory of one of the names; no directory contains itself;
+//! * the pool's counters include the length of every file.
 //!
-//! An operation that fails may have done part of its work: then the transaction must be dropped, which the
+//! A failed operation may have done part of its work. The transaction must then be dropped, as the
 //! functions of [`Pool`] do.
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::removal::remove_pieces;
-use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, Xattr};
+use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, ROOT, Xattr};
+use crate::pool::namespace::props::{Property, Settings};
 use crate::store::Txn;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
 /// A transaction that changes names.
 #[derive(Debug)]
 pub struct Edit<'t> {
     txn: &'t mut Txn,
-    /// The time that changes are marked with, in nanoseconds since 1970; 0 marks none.
+    /// The time recorded for changes, in nanoseconds since 1970; 0 records none.
     now_ns: i64,
 }
 
@@ -33,27 +35,27 @@ impl<'t> Edit<'t> {
         Edit { txn, now_ns }
     }
 
-    /// The transaction.
+    /// Returns the transaction.
     pub(in crate::pool) fn txn(&mut self) -> &mut Txn {
         self.txn
     }
 
-    /// The attributes of a file.
+    /// Returns the attributes of a file.
     pub fn attributes(&mut self, file: FileId) -> Result<Attributes> {
         entries::attributes(self.txn, file)
     }
 
-    /// What a name stands for.
+    /// Looks up a name in a directory.
     pub fn lookup(&mut self, directory: FileId, name: &[u8]) -> Result<Option<DirEntry>> {
         entries::lookup(self.txn, directory, name)
     }
 
-    /// What a path stands for.
+    /// Resolves a path from the root.
     pub fn resolve(&mut self, path: &[u8], follow: bool) -> Result<DirEntry> {
         entries::resolve(self.txn, path, follow)
     }
 
-    /// Up to `limit` names of a directory behind `after`.
+    /// Returns up to `limit` names of a directory that come after `after`.
     pub fn list(
         &mut self,
         directory: FileId,
@@ -77,7 +79,7 @@ impl<'t> Edit<'t> {
         }
     }
 
-    /// Marks a directory as changed.
+    /// Updates the times of a directory whose entries changed.
     fn touch(&mut self, directory: FileId) -> Result<()> {
         if self.now_ns == 0 {
             return Ok(());
@@ -87,7 +89,8 @@ impl<'t> Edit<'t> {
         self.set_attributes(directory, &Attributes { modified_ns, changed_ns, ..attributes })
     }
 
-    /// Creates an empty file or a directory. Of `like`, the length and what tells of names do not count.
+    /// Creates an empty file or a directory with the attributes of `like`, except its length,
+    /// parent and link count.
     pub fn create(&mut self, directory: FileId, name: &[u8], like: &Attributes) -> Result<FileId> {
         let file = self.txn.new_file_id();
         self.create_as(file, directory, name, like)?;
@@ -112,7 +115,8 @@ impl<'t> Edit<'t> {
         self.touch(directory)
     }
 
-    /// Creates a file without a name, to be filled and then given one. Until then it is nobody's.
+    /// Creates a file without a name, to be filled and then named. Until then no directory lists
+    /// it.
     pub(in crate::pool) fn create_nameless(
         &mut self,
         file: FileId,
@@ -161,7 +165,8 @@ impl<'t> Edit<'t> {
         Ok(link)
     }
 
-    /// Gives a file, or a file without a name, another name. Not a directory, which could then lie in itself.
+    /// Gives a file another name, or a nameless file its first. Refuses directories, which could
+    /// then contain themselves.
     pub fn link(&mut self, file: FileId, directory: FileId, name: &[u8]) -> Result<()> {
         self.check_directory(directory)?;
         self.check_free(directory, name)?;
@@ -170,7 +175,7 @@ impl<'t> Edit<'t> {
             return Err(Error::IsADirectory { name: text(name) });
         }
         let link_count = attributes.link_count.checked_add(1).ok_or_else(|| {
-            Error::Invalid(format!("'{}' would be one name too many", text(name)))
+            Error::Invalid(format!("'{}' cannot be added: the file has too many names", text(name)))
         })?;
         let parent = if attributes.link_count == 0 { directory } else { attributes.parent };
         entries::set_nameless(self.txn, file, false)?;
@@ -179,7 +184,7 @@ impl<'t> Edit<'t> {
         self.touch(directory)
     }
 
-    /// Removes a name, and what it stands for with its last name; a directory must be empty.
+    /// Removes a name, and with its last name the file itself; a directory must be empty.
     pub fn unlink(&mut self, directory: FileId, name: &[u8]) -> Result<()> {
         let missing = || Error::NotFound { what: "file", name: text(name) };
         let entry = self.lookup(directory, name)?.ok_or_else(missing)?;
@@ -207,23 +212,23 @@ impl<'t> Edit<'t> {
         }
     }
 
-    /// Removes a file that has no name any more, or never had one.
+    /// Removes a file that has no name.
     pub(in crate::pool) fn remove_file(
         &mut self,
         file: FileId,
         attributes: &Attributes,
     ) -> Result<()> {
         if attributes.kind == Kind::File {
-            for tree in [PATCHES, MAP] {
-                remove_pieces(self.txn, tree, file, 0, u64::MAX)?;
+            for tree in [TreeId::Patches, TreeId::Map] {
+                remove_file_extents(self.txn, tree, file, 0, u64::MAX)?;
             }
             self.txn.stats_mut().change_file_len(attributes.len, 0);
         }
         entries::forget(self.txn, file)
     }
 
-    /// Moves a name to another directory, or gives it another spelling. What had that name is replaced, as
-    /// `rename` of POSIX does: a directory only by a directory, and only an empty one.
+    /// Moves a name to another directory, or changes its spelling. As with POSIX `rename`, an
+    /// existing target is replaced: a directory only by a directory, and only if it is empty.
     pub fn rename(&mut self, from: (FileId, &[u8]), to: (FileId, &[u8])) -> Result<()> {
         entries::check_name(to.1)?;
         self.check_directory(to.0)?;
@@ -234,7 +239,7 @@ impl<'t> Edit<'t> {
         }
         if let Some(old) = self.lookup(to.0, to.1)? {
             if old.file == entry.file {
-                // Two names of one file: POSIX has nothing happen.
+                // Two names of one file: POSIX requires that nothing happens.
                 return Ok(());
             }
             match (entry.kind == Kind::Directory, old.kind == Kind::Directory) {
@@ -243,8 +248,7 @@ impl<'t> Edit<'t> {
                 _ => self.unlink(to.0, to.1)?,
             }
         }
-        entries::remove_name(self.txn, from.0, from.1, entry.file)?;
-        entries::add_name(self.txn, to.0, to.1, entry.file, entry.kind)?;
+        entries::move_name(self.txn, from, to, &entry)?;
         let attributes = self.attributes(entry.file)?;
         let changed_ns = if self.now_ns == 0 { attributes.changed_ns } else { self.now_ns };
         self.set_attributes(entry.file, &Attributes { parent: to.0, changed_ns, ..attributes })?;
@@ -269,10 +273,27 @@ impl<'t> Edit<'t> {
         Err(Error::Invalid(format!("directories are at most {DEPTH_MAX} deep")))
     }
 
-    /// Sets what is known of a file. The caller has it from [`Edit::attributes`], and leaves length, names and
-    /// kind as they are.
+    /// Sets the attributes of a file. The caller starts from [`Edit::attributes`] and leaves
+    /// length, names and kind unchanged.
     pub fn set_attributes(&mut self, file: FileId, attributes: &Attributes) -> Result<()> {
         entries::set_attributes(self.txn, file, attributes)
+    }
+
+    /// Sets a property of a file, or of the pool if `file` is [`ROOT`].
+    pub fn set_property(&mut self, file: FileId, property: Property, text: &str) -> Result<()> {
+        if property == Property::DedupMemory && file != ROOT {
+            return Err(Error::Invalid(format!(
+                "{property} can only be set for the whole pool, not for a file"
+            )));
+        }
+        let mut settings = Settings::default();
+        settings.set(property, text)?;
+        entries::set_property(self.txn, file, property, Some(&settings.get(property)))
+    }
+
+    /// Sets properties of a file.
+    pub fn set_properties(&mut self, file: FileId, given: &[(Property, String)]) -> Result<()> {
+        given.iter().try_for_each(|(property, text)| self.set_property(file, *property, text))
     }
 
     /// Sets an extended attribute.
@@ -280,7 +301,7 @@ impl<'t> Edit<'t> {
         entries::set_xattr(self.txn, file, name, value)
     }
 
-    /// Sets all extended attributes of a file. Those that are the same already are not touched.
+    /// Replaces all extended attributes of a file, writing only those that differ.
     pub fn set_xattrs(&mut self, file: FileId, xattrs: &[Xattr]) -> Result<()> {
         let known = entries::xattrs(self.txn, file)?;
         for (name, _) in &known {
@@ -292,24 +313,34 @@ impl<'t> Edit<'t> {
         xattrs.iter().filter(is_new).try_for_each(|(name, value)| self.set_xattr(file, name, value))
     }
 
-    /// Removes an extended attribute; whether there was one.
+    /// Removes an extended attribute and returns whether it existed.
     pub fn remove_xattr(&mut self, file: FileId, name: &[u8]) -> Result<bool> {
         entries::remove_xattr(self.txn, file, name)
     }
 
-    /// Removes up to `count` names below a directory, and the directory itself when nothing is left; whether it
-    /// is gone.
-    fn remove_some(&mut self, directory: FileId, name: &[u8], count: &mut usize) -> Result<bool> {
-        let missing = || Error::NotFound { what: "file", name: text(name) };
-        let entry = self.lookup(directory, name)?.ok_or_else(missing)?;
-        // Directories on the way down, so that depth takes no stack.
+    /// Removes up to `count` names below a directory, and the directory itself once it is empty.
+    /// Returns whether it is gone. Asks before each name.
+    fn remove_some(
+        &mut self,
+        directory: FileId,
+        top: &DirEntry,
+        count: &mut usize,
+        ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
+    ) -> Result<bool> {
+        let missing = || Error::NotFound { what: "file", name: text(&top.name) };
+        let entry = self.lookup(directory, &top.name)?.ok_or_else(missing)?;
+        if entry.file != top.file {
+            // Somebody has given the name to something else, which nobody asked to remove.
+            return Err(Error::Busy);
+        }
+        // The directories on the way down: an explicit stack, so that depth costs no recursion.
         let mut above: Vec<(FileId, DirEntry)> = vec![(directory, entry)];
         while let Some((parent, entry)) = above.last().cloned() {
             if *count == 0 {
                 return Ok(false);
             }
             if above.len() > DEPTH_MAX {
-                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+                return Err(entries::circle(directory, DEPTH_MAX));
             }
             let inside = match entry.kind {
                 Kind::Directory => self.list(entry.file, None, entries::LIST_COUNT.min(*count))?,
@@ -317,6 +348,7 @@ impl<'t> Edit<'t> {
             };
             match inside.iter().find(|inner| inner.kind == Kind::Directory) {
                 _ if inside.is_empty() => {
+                    ask(&entry)?;
                     self.unlink(parent, &entry.name)?;
                     above.pop();
                     *count -= 1;
@@ -324,6 +356,7 @@ impl<'t> Edit<'t> {
                 Some(inner) => above.push((entry.file, inner.clone())),
                 None => {
                     for inner in &inside {
+                        ask(inner)?;
                         self.unlink(entry.file, &inner.name)?;
                     }
                     *count = count.saturating_sub(inside.len());
@@ -334,11 +367,34 @@ impl<'t> Edit<'t> {
     }
 }
 
-/// How many names one transaction removes.
+/// How many names are removed per transaction.
 const REMOVE_COUNT: usize = 4096;
 
 impl Pool {
-    /// Changes names and attributes in one transaction, durable when this returns. `now_ns` marks what is changed.
+    /// Changes names and attributes in one transaction, durable when this returns. `now_ns` is
+    /// recorded as the time of the changes.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use hardpack_engine::device::MemoryDevice;
+    /// # use hardpack_engine::{CreateOptions, Options, Pool};
+    /// # fn new_pool(guid: u8) -> hardpack_engine::Result<Pool> {
+    /// #     let device = Arc::new(MemoryDevice::default());
+    /// #     Pool::create(device, &CreateOptions::new([guid; 16]), Options::new(1 << 20))
+    /// # }
+    /// use hardpack_engine::FileId;
+    /// use hardpack_engine::pool::{Attributes, Kind};
+    ///
+    /// # let pool = new_pool(1)?;
+    /// let now_ns = 1_700_000_000_000_000_000;
+    /// pool.edit(now_ns, |edit| {
+    ///     let new = Attributes::new(Kind::Directory, FileId::ROOT);
+    ///     let photos = edit.create(FileId::ROOT, b"photos", &new)?;
+    ///     edit.create(photos, b"cat.jpg", &Attributes::new(Kind::File, photos))
+    /// })?; // both names, or neither
+    /// assert!(pool.resolve(b"photos/cat.jpg").is_ok());
+    /// # Ok::<(), hardpack_engine::Error>(())
+    /// ```
     pub fn edit<R>(
         &self,
         now_ns: i64,
@@ -347,8 +403,8 @@ impl Pool {
         self.change(|txn| change(&mut Edit::new(txn, now_ns)))
     }
 
-    /// Removes a name with all that is below it, in several transactions. `progress` is told how many names are
-    /// gone, and says whether to go on.
+    /// Removes a name and everything below it, in several transactions. `progress` receives the
+    /// number of names removed so far and returns whether to go on.
     pub fn remove_tree(
         &self,
         directory: FileId,
@@ -356,11 +412,28 @@ impl Pool {
         now_ns: i64,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
+        let missing = || Error::NotFound { what: "file", name: text(name) };
+        let top = self.lookup_in(directory, name)?.ok_or_else(missing)?;
+        self.remove_entry(directory, &top, now_ns, &mut |_| Ok(()), progress)
+    }
+
+    /// Like [`Pool::remove_tree`], but removes only what the caller has found. Fails with
+    /// [`Error::Busy`] if the name leads to something else by then. `ask` is called for every name,
+    /// within the transaction that removes it, since new ones may appear until then; if it fails,
+    /// that transaction is abandoned.
+    pub fn remove_entry(
+        &self,
+        directory: FileId,
+        top: &DirEntry,
+        now_ns: i64,
+        ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<()> {
         let mut removed = 0;
         loop {
             let mut count = REMOVE_COUNT;
             let is_gone =
-                self.edit(now_ns, |edit| edit.remove_some(directory, name, &mut count))?;
+                self.edit(now_ns, |edit| edit.remove_some(directory, top, &mut count, ask))?;
             removed += (REMOVE_COUNT - count) as u64;
             if !progress(removed) || is_gone {
                 return Ok(());

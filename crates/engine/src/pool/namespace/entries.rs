@@ -1,31 +1,13 @@
-//! Names, attributes and properties, all in one tree:
+//! Directory entries and names, and the other entries of a file (see `keys.rs` for all kinds).
 //!
-//! ```text
-//! 1, directory u64 BE, name           -> kind u8, file u64      a directory entry
-//! 2, file u64 BE                      -> attributes
-//! 3, file u64 BE, property            -> the value as text
-//! 4, file u64 BE                      -> the repack in progress, as text
-//! 5, file u64 BE                      -> u32: the dictionary in use, 0 where none pays
-//! 6, file u64 BE, directory u64 BE, name -> nothing             a name of the file
-//! 7, file u64 BE, part u8             -> the target of a symbolic link
-//! 8, file u64 BE, name, NUL, part u8  -> an extended attribute
-//! 9, file u64 BE                      -> nothing                a file without a name, being filled
-//! 10, root u64 BE                     -> how far a receive from another pool has come (see `receiving.rs`)
-//! 11, root u64 BE, class u8, u64 BE   -> u64: what a number of its stream is here
-//! 12, file u64 BE, guid, txg u64 BE   -> u64: the txg of the snapshot that was received as this one, in old pools
-//! 13, file u64 BE                     -> u64: the generation of its content (see `generation.rs`)
-//! 14, file u64 BE, state 16           -> u64: the txg of the snapshot that was received as this one
-//! ```
+//! A file's attributes name the directory of one of its names, from which it inherits. `names.rs`
+//! leads from a file to its names.
 //!
-//! A file's attributes name the directory of one of its names, from which it inherits. Entries of kind 6 lead from
-//! a file to all its names; those of the first files of old pools have none, and are looked for in that directory.
-//! What is kept for a file (kinds 3 to 12) is there only as long as the file is: whatever adds some of it asks in its own
-//! transaction whether the file is there, since `rm` may have been faster than the caller.
-//! This module reads, and changes single entries; what keeps them in step with each other is `edit.rs`.
+//! Entries of a file (kinds 3 to 12) exist only while the file does: code that adds one checks in
+//! its own transaction that the file exists, since `rm` may have been faster. This module reads,
+//! and changes single entries; `edit.rs` keeps them consistent with each other.
 
 use std::borrow::Cow;
-
-use super::{attributes, extra, generation, receiving, settings};
 
 pub use super::attributes::{Attributes, FileOwner};
 pub(crate) use super::attributes::{
@@ -36,6 +18,16 @@ pub(crate) use super::extra::{
     parse_target_of, remove_xattr, set_target, set_xattr, target, xattr, xattrs,
 };
 pub(crate) use super::generation::{generation, renew_generation};
+pub(in crate::pool) use super::keys::LIST_COUNT;
+use super::keys::{
+    ATTRIBUTES, DICTIONARY, ENTRY, NAME, NAMELESS, ORPHAN, PROPERTY, RECEIVED, REPACK, TARGET,
+    XATTR, id_key, malformed, malformed_key,
+};
+pub use super::keys::{FIRST_FILE, Kind, NAME_LEN_MAX, ROOT};
+pub(in crate::pool) use super::names::{
+    add_name, add_unnoted_name, founder, move_name, names_of, noted_names, remove_name,
+    restore_founder, unnoted_name,
+};
 #[cfg(test)]
 pub(crate) use super::receiving::PROGRESS_FRONT_LEN;
 pub(crate) use super::receiving::{
@@ -47,74 +39,39 @@ pub(crate) use super::settings::{
     dictionaries_in_use, dictionary, local_properties, repack, set_dictionary, set_property,
     set_repack, settings,
 };
-use crate::error::{Error, Result};
+use super::{attributes, extra, generation, receiving, settings};
+use crate::error::{Error, Location, Result};
 use crate::pool::extents::source::Source;
 use crate::store::Txn;
-use crate::store::trees::NAMES;
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-const ENTRY: u8 = 1;
-const NAME: u8 = 6;
-const NAMELESS: u8 = 9;
-/// Never on disk: see [`set_orphan`].
-const ORPHAN: u8 = 0xf0;
-/// The kinds of entries that a file keeps whatever it is named.
-const OWN_KINDS: [u8; 5] =
-    [settings::PROPERTY, settings::REPACK, settings::DICTIONARY, extra::TARGET, extra::XATTR];
-/// A kind, and what follows the file in the key.
+/// The kinds of entries that belong to a file and do not depend on its names.
+const OWN_KINDS: [u8; 5] = [PROPERTY, REPACK, DICTIONARY, TARGET, XATTR];
+/// The kind of an entry, and the part of its key after the file.
 pub(in crate::pool) type OwnKey = (u8, Vec<u8>);
 
-/// The longest name, in bytes.
-pub const NAME_LEN_MAX: usize = 255;
-/// The directory that holds everything.
-pub const ROOT: FileId = FileId(1);
-
-/// What a name stands for. The discriminants are the ones on disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Kind {
-    /// A file.
-    File = 1,
-    /// A directory.
-    Directory = 2,
-    /// A symbolic link.
-    Symlink = 3,
-}
-
-impl Kind {
-    pub(in crate::pool) fn from_stored(value: u8) -> Option<Kind> {
-        [Kind::File, Kind::Directory, Kind::Symlink].into_iter().find(|kind| *kind as u8 == value)
-    }
+fn malformed_entry(key: &[u8], value: &[u8]) -> Error {
+    malformed("directory entry", key, value, "a kind and a file number")
 }
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct DirEntry {
-    /// The name: any bytes but '/' and NUL. That of the root is empty.
+    /// The name: any bytes but '/' and NUL. The root's name is empty.
     pub name: Vec<u8>,
-    /// What it stands for.
+    /// The file, directory or link.
     pub file: FileId,
     /// File, directory or symbolic link.
     pub kind: Kind,
 }
 
 impl DirEntry {
-    /// The name for people.
+    /// Returns the name as text for messages.
     pub fn display_name(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.name)
     }
-}
-
-pub(super) fn id_key(prefix: u8, file: FileId, rest: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(9 + rest.len());
-    key.push(prefix);
-    key.extend_from_slice(&file.0.to_be_bytes());
-    key.extend_from_slice(rest);
-    key
-}
-
-pub(super) fn malformed(what: &'static str) -> Error {
-    Error::corrupt("names tree", 0, format!("{what} is malformed"))
 }
 
 pub(in crate::pool) fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry> {
@@ -124,14 +81,14 @@ pub(in crate::pool) fn parse_entry(key: &[u8], value: &[u8]) -> Option<DirEntry>
     Some(DirEntry { name, file, kind: Kind::from_stored(*kind)? })
 }
 
-/// A directory entry with its directory, where the key is of one.
+/// Decodes a directory entry together with its directory; `None` for keys of other kinds.
 pub(in crate::pool) fn parse_entry_of(key: &[u8], value: &[u8]) -> Option<(FileId, DirEntry)> {
     (*key.first()? == ENTRY).then_some(())?;
     let directory = u64::from_be_bytes(key.get(1..9)?.try_into().ok()?);
     Some((FileId(directory), parse_entry(key, value)?))
 }
 
-/// Up to `limit` names of a directory, in order, behind `after` where that is given.
+/// Returns up to `limit` names of a directory, in order, starting after `after` if given.
 pub(in crate::pool) fn list(
     source: &mut impl Source,
     directory: FileId,
@@ -139,17 +96,17 @@ pub(in crate::pool) fn list(
     limit: usize,
 ) -> Result<Vec<DirEntry>> {
     let mut from = id_key(ENTRY, directory, after.unwrap_or_default());
-    // The least key behind it.
+    // The least key greater than `after`.
     from.extend(after.map(|_| 0));
     let to = id_key(ENTRY, FileId(directory.0 + 1), &[]);
-    let entries = source.range(NAMES, &from, &to, limit)?;
+    let entries = source.range(TreeId::Names, &from, &to, limit)?;
     entries
         .iter()
-        .map(|(key, value)| parse_entry(key, value).ok_or_else(|| malformed("a directory entry")))
+        .map(|(key, value)| parse_entry(key, value).ok_or_else(|| malformed_entry(key, value)))
         .collect()
 }
 
-/// What a name in a directory stands for.
+/// Looks up a name in a directory.
 pub(in crate::pool) fn lookup(
     source: &mut impl Source,
     directory: FileId,
@@ -159,105 +116,31 @@ pub(in crate::pool) fn lookup(
         return Ok(None);
     }
     let key = id_key(ENTRY, directory, name);
-    let Some(value) = source.get(NAMES, &key)? else { return Ok(None) };
-    parse_entry(&key, &value).map(Some).ok_or_else(|| malformed("a directory entry"))
+    let Some(value) = source.get(TreeId::Names, &key)? else { return Ok(None) };
+    parse_entry(&key, &value).map(Some).ok_or_else(|| malformed_entry(&key, &value))
 }
 
-/// The directories that a file has names in, with the names. Empty for the root.
-pub(in crate::pool) fn names_of(
-    source: &mut impl Source,
-    file: FileId,
-) -> Result<Vec<(FileId, Vec<u8>)>> {
-    let mut names = noted_names(source, file)?;
-    let parent = attributes(source, file)?.parent;
-    if file != ROOT && !names.iter().any(|(directory, _)| *directory == parent) {
-        let unnoted = unnoted_name(source, parent, file)?;
-        names.splice(0..0, unnoted.map(|name| (parent, name)));
-    }
-    Ok(names)
-}
-
-/// The names of a file that its own entries record.
-pub(in crate::pool) fn noted_names(
-    source: &mut impl Source,
-    file: FileId,
-) -> Result<Vec<(FileId, Vec<u8>)>> {
-    let (from, to) = (id_key(NAME, file, &[]), id_key(NAME, FileId(file.0 + 1), &[]));
-    let parse = |(key, _): (Vec<u8>, Vec<u8>)| {
-        let (directory, name) = key[from.len()..].split_first_chunk::<8>()?;
-        Some((FileId(u64::from_be_bytes(*directory)), name.to_vec()))
-    };
-    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
-    let parsed = entries.into_iter().map(|entry| parse(entry).ok_or_else(|| malformed("a name")));
-    parsed.collect()
-}
-
-/// The name of one of the first files of an old pool.
-pub(in crate::pool) fn unnoted_name(
-    source: &mut impl Source,
-    directory: FileId,
-    file: FileId,
-) -> Result<Option<Vec<u8>>> {
-    let mut after: Option<Vec<u8>> = None;
-    loop {
-        let entries = list(source, directory, after.as_deref(), LIST_COUNT)?;
-        let Some(last) = entries.last() else { return Ok(None) };
-        after = Some(last.name.clone());
-        if let Some(found) = entries.into_iter().find(|entry| entry.file == file) {
-            return Ok(Some(found.name));
-        }
-    }
-}
-
-fn name_key(file: FileId, directory: FileId, name: &[u8]) -> Vec<u8> {
-    id_key(NAME, file, &[&directory.0.to_be_bytes()[..], name].concat())
-}
-
-/// Lets a name stand for a file.
-pub(in crate::pool) fn add_name(
-    txn: &mut Txn,
-    directory: FileId,
-    name: &[u8],
-    file: FileId,
-    kind: Kind,
-) -> Result<()> {
-    let mut value = vec![kind as u8];
-    value.extend_from_slice(&file.0.to_le_bytes());
-    txn.insert(NAMES, &id_key(ENTRY, directory, name), &value)?;
-    txn.insert(NAMES, &name_key(file, directory, name), &[]).map(drop)
-}
-
-/// Removes a name of a file.
-pub(in crate::pool) fn remove_name(
-    txn: &mut Txn,
-    directory: FileId,
-    name: &[u8],
-    file: FileId,
-) -> Result<()> {
-    txn.remove(NAMES, &id_key(ENTRY, directory, name))?;
-    txn.remove(NAMES, &name_key(file, directory, name)).map(drop)
-}
-
-/// Notes that a file has no name yet, or that it has got one.
+/// Marks a file as nameless, or clears the mark.
 pub(in crate::pool) fn set_nameless(txn: &mut Txn, file: FileId, is_nameless: bool) -> Result<()> {
     let key = id_key(NAMELESS, file, &[]);
     match is_nameless {
-        true => txn.insert(NAMES, &key, &[])?,
-        false => txn.remove(NAMES, &key)?,
+        true => txn.insert(TreeId::Names, &key, &[])?,
+        false => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())
 }
 
-/// Up to `limit` files without a name.
+/// Returns up to `limit` files marked as nameless.
 pub(in crate::pool) fn nameless(source: &mut impl Source, limit: usize) -> Result<Vec<FileId>> {
-    let entries = source.range(NAMES, &[NAMELESS], &[NAMELESS + 1], limit)?;
+    let entries = source.range(TreeId::Names, &[NAMELESS], &[NAMELESS + 1], limit)?;
     let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));
-    entries.iter().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).collect()
+    let no_file = |key: &[u8]| malformed_key("mark of a file without a name", key, "a file number");
+    entries.iter().map(|(key, _)| parse(key).ok_or_else(|| no_file(key))).collect()
 }
 
-/// Whether a file is noted to have no name.
+/// Whether the file is marked as nameless.
 pub(in crate::pool) fn is_nameless(source: &mut impl Source, file: FileId) -> Result<bool> {
-    Ok(source.get(NAMES, &id_key(NAMELESS, file, &[]))?.is_some())
+    Ok(source.get(TreeId::Names, &id_key(NAMELESS, file, &[]))?.is_some())
 }
 
 /// What an entry of the tree belongs to.
@@ -266,30 +149,31 @@ pub(in crate::pool) enum Owned<'k> {
     Entry(FileId),
     /// The attributes of a file.
     Attributes(FileId),
-    /// What leads from a file to one of its names: its directory, and the name.
+    /// A back reference from a file to one of its names: the file, the directory and the name.
     Name(FileId, FileId, &'k [u8]),
-    /// Anything else that is kept for a file.
+    /// Any other entry of a file.
     Other(FileId),
 }
 
-/// What the entry with this key belongs to; nothing where there is no such kind.
+/// Returns the owner of the entry with this key; `None` if the kind is unknown.
 pub(in crate::pool) fn owned_by(key: &[u8]) -> Option<Owned<'_>> {
     let (prefix, rest) = key.split_first()?;
     let (file, rest) = rest.split_first_chunk::<8>()?;
     let file = FileId(u64::from_be_bytes(*file));
     match *prefix {
         ENTRY => Some(Owned::Entry(file)),
-        attributes::ATTRIBUTES => Some(Owned::Attributes(file)),
+        ATTRIBUTES => Some(Owned::Attributes(file)),
         NAME => {
             let (directory, name) = rest.split_first_chunk::<8>()?;
             Some(Owned::Name(file, FileId(u64::from_be_bytes(*directory)), name))
         }
-        settings::PROPERTY..=receiving::RECEIVED => Some(Owned::Other(file)),
+        PROPERTY..=RECEIVED => Some(Owned::Other(file)),
         _ => None,
     }
 }
 
-/// What is kept for a file besides its names and its attributes: keys without the file, and values.
+/// Returns the entries of a file other than its names and attributes: keys without the file, and
+/// values.
 pub(in crate::pool) fn own_entries(
     source: &mut impl Source,
     file: FileId,
@@ -297,13 +181,14 @@ pub(in crate::pool) fn own_entries(
     let mut own = Vec::new();
     for kind in OWN_KINDS {
         let (from, to) = (id_key(kind, file, &[]), id_key(kind, FileId(file.0 + 1), &[]));
-        let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+        let entries = source.range(TreeId::Names, &from, &to, usize::MAX)?;
         own.extend(entries.into_iter().map(|(key, value)| ((kind, key[9..].to_vec()), value)));
     }
     Ok(own)
 }
 
-/// Replaces the entries of a file with `wanted`, as [`own_entries`] read them; writes only those that differ.
+/// Replaces the entries of a file with `wanted`, as [`own_entries`] read them; writes only those
+/// that differ.
 pub(in crate::pool) fn set_own_entries(
     txn: &mut Txn,
     file: FileId,
@@ -312,41 +197,42 @@ pub(in crate::pool) fn set_own_entries(
     let there = own_entries(txn, file)?;
     for ((kind, rest), _) in &there {
         if !wanted.iter().any(|(key, _)| (key.0, &key.1) == (*kind, rest)) {
-            txn.remove(NAMES, &id_key(*kind, file, rest))?;
+            txn.remove(TreeId::Names, &id_key(*kind, file, rest))?;
         }
     }
     for entry @ ((kind, rest), value) in wanted {
         if !there.contains(entry) {
-            txn.insert(NAMES, &id_key(*kind, file, rest), value)?;
+            txn.insert(TreeId::Names, &id_key(*kind, file, rest), value)?;
         }
     }
     Ok(())
 }
 
-/// Marks a file as an orphan, or clears the mark: it lost a name in this transaction and may get another one. No mark is
-/// left when the transaction commits.
+/// Marks a file as an orphan, or clears the mark: it lost a name in this transaction and may get
+/// another one. No mark is left when the transaction commits.
 pub(in crate::pool) fn set_orphan(txn: &mut Txn, file: FileId, is_orphan: bool) -> Result<()> {
     let key = id_key(ORPHAN, file, &[]);
     match is_orphan {
-        true => txn.insert(NAMES, &key, &[])?,
-        false => txn.remove(NAMES, &key)?,
+        true => txn.insert(TreeId::Names, &key, &[])?,
+        false => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())
 }
 
 /// Whether the file is marked as an orphan.
 pub(in crate::pool) fn is_orphan(txn: &mut Txn, file: FileId) -> Result<bool> {
-    Ok(txn.get(NAMES, &id_key(ORPHAN, file, &[]))?.is_some())
+    Ok(txn.get(TreeId::Names, &id_key(ORPHAN, file, &[]))?.is_some())
 }
 
 /// Returns the first file marked as an orphan.
 pub(in crate::pool) fn next_orphan(txn: &mut Txn) -> Result<Option<FileId>> {
-    let found = txn.range(NAMES, &[ORPHAN], &[ORPHAN + 1], 1)?;
+    let found = txn.range(TreeId::Names, &[ORPHAN], &[ORPHAN + 1], 1)?;
     let parse = |key: &[u8]| Some(FileId(u64::from_be_bytes(key.get(1..)?.try_into().ok()?)));
-    found.first().map(|(key, _)| parse(key).ok_or_else(|| malformed("a file"))).transpose()
+    let no_file = |key: &[u8]| malformed_key("mark of an orphan", key, "a file number");
+    found.first().map(|(key, _)| parse(key).ok_or_else(|| no_file(key))).transpose()
 }
 
-/// Something that is kept for a file besides its names, by the key of its entry.
+/// A changed entry of a file other than its names, identified by the entry's key.
 pub(in crate::pool) enum OwnChange {
     Attributes(FileId),
     Property(FileId, Vec<u8>),
@@ -365,21 +251,21 @@ impl OwnChange {
     }
 }
 
-/// What of a file an entry with this key is, where that is sent to other pools. Properties that only a later version
-/// knows are not.
+/// Decodes a key of the kinds that streams send to other pools. Returns `None` for other kinds, and
+/// for properties that only a later version knows.
 pub(in crate::pool) fn parse_own_key(key: &[u8]) -> Option<OwnChange> {
     let (kind, rest) = key.split_first()?;
     let (file, rest) = rest.split_first_chunk::<8>()?;
     let file = FileId(u64::from_be_bytes(*file));
     match *kind {
-        attributes::ATTRIBUTES => Some(OwnChange::Attributes(file)),
-        settings::PROPERTY => {
+        ATTRIBUTES => Some(OwnChange::Attributes(file)),
+        PROPERTY => {
             let name = std::str::from_utf8(rest).ok()?;
             name.parse::<crate::pool::namespace::props::Property>().ok()?;
             Some(OwnChange::Property(file, rest.to_vec()))
         }
-        settings::DICTIONARY => Some(OwnChange::Dictionary(file)),
-        extra::XATTR => match rest {
+        DICTIONARY => Some(OwnChange::Dictionary(file)),
+        XATTR => match rest {
             [name @ .., 0, _] => Some(OwnChange::Xattr(file, name.to_vec())),
             _ => None,
         },
@@ -387,7 +273,7 @@ pub(in crate::pool) fn parse_own_key(key: &[u8]) -> Option<OwnChange> {
     }
 }
 
-/// Forgets everything but the names of a file.
+/// Removes every entry of a file except its names.
 pub(in crate::pool) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
     settings::remove(txn, file)?;
     extra::remove(txn, file)?;
@@ -402,23 +288,25 @@ pub(in crate::pool) fn forget(txn: &mut Txn, file: FileId) -> Result<()> {
 pub(in crate::pool) fn create_root(txn: &mut Txn) -> Result<()> {
     let root = txn.new_file_id();
     if root != ROOT {
-        return Err(Error::corrupt("names tree", 0, "a new pool has a file already"));
+        return Err(Error::internal(format!("the root of a new pool got number {}", root.0)));
     }
     set_attributes(txn, root, &Attributes::new(Kind::Directory, ROOT))
 }
 
-/// Creates the first file of a new pool, empty. Of a pool that is one file, no more is noted than is needed.
-pub(in crate::pool) fn create_first(txn: &mut Txn, name: &[u8]) -> Result<FileId> {
+/// Creates the first file of a new pool, empty. A pool with a single file records only the minimum.
+pub(in crate::pool) fn create_first(
+    txn: &mut Txn,
+    name: &[u8],
+    like: &Attributes,
+) -> Result<FileId> {
     check_name(name)?;
     let file = txn.new_file_id();
-    let mut value = vec![Kind::File as u8];
-    value.extend_from_slice(&file.0.to_le_bytes());
-    txn.insert(NAMES, &id_key(ENTRY, ROOT, name), &value)?;
-    set_attributes(txn, file, &Attributes::new(Kind::File, ROOT))?;
+    add_unnoted_name(txn, ROOT, name, file, Kind::File)?;
+    set_attributes(txn, file, like)?;
     Ok(file)
 }
 
-/// Refuses what cannot be a name.
+/// Refuses bytes that cannot be a name.
 pub(in crate::pool) fn check_name(name: &[u8]) -> Result<()> {
     let is_name = (1..=NAME_LEN_MAX).contains(&name.len())
         && !name.contains(&b'/')
@@ -428,16 +316,17 @@ pub(in crate::pool) fn check_name(name: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(name);
     is_name.then_some(()).ok_or_else(|| {
         Error::Invalid(format!(
-            "'{text}' is no name; use 1 to {NAME_LEN_MAX} bytes without '/' and NUL, not '.' or '..'"
+            "'{text}' is not a valid name; use 1 to {NAME_LEN_MAX} bytes without '/' and NUL, \
+             not '.' or '..'"
         ))
     })
 }
 
-/// How many symbolic links a path may lead through, as Linux has it.
+/// The most symbolic links that resolving a path may follow, as on Linux.
 const LINKS_MAX: usize = 40;
 
-/// What a path from the root stands for. Symbolic links on the way are followed, where they do not lead out of
-/// the pool; the last name's only with `follow`.
+/// Resolves a path from the root. Follows symbolic links unless they lead out of the pool; a link
+/// in the last position only with `follow`.
 pub(in crate::pool) fn resolve(
     source: &mut impl Source,
     path: &[u8],
@@ -445,7 +334,7 @@ pub(in crate::pool) fn resolve(
 ) -> Result<DirEntry> {
     let missing = || Error::NotFound { what: "file", name: String::from_utf8_lossy(path).into() };
     let mut at = DirEntry { name: Vec::new(), file: ROOT, kind: Kind::Directory };
-    // What is still to be gone through, the next name last.
+    // The parts of the path still ahead, the next one last.
     let mut ahead: Vec<Vec<u8>> = parts(path);
     let mut links = 0;
     while let Some(name) = ahead.pop() {
@@ -472,7 +361,7 @@ pub(in crate::pool) fn resolve(
     Ok(at)
 }
 
-/// The names of a path, the last first.
+/// Splits a path into its names, last name first.
 fn parts(path: &[u8]) -> Vec<Vec<u8>> {
     let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
     let mut parts: Vec<Vec<u8>> = parts.map(<[u8]>::to_vec).collect();
@@ -480,7 +369,15 @@ fn parts(path: &[u8]) -> Vec<Vec<u8>> {
     parts
 }
 
-/// A path with which a file can be reached, without a slash in front; empty for the root.
+/// Reports more directories above or below `file` than may lie in each other.
+pub(in crate::pool) fn circle(file: FileId, limit: usize) -> Error {
+    let what = format!(
+        "expected at most {limit} directories within each other, found more, as in a circle"
+    );
+    Error::corrupt("directory", Location::File(file), what)
+}
+
+/// Returns a path of a file, without a leading slash; empty for the root.
 pub(in crate::pool) fn path_of(source: &mut impl Source, file: FileId) -> Result<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = Vec::new();
     let mut at = file;
@@ -489,7 +386,7 @@ pub(in crate::pool) fn path_of(source: &mut impl Source, file: FileId) -> Result
             return Err(Error::NotFound { what: "name of file", name: at.0.to_string() });
         };
         if names.len() > DEPTH_MAX {
-            return Err(malformed("the directory of a file"));
+            return Err(circle(file, DEPTH_MAX));
         }
         names.push(name);
         at = directory;
@@ -497,6 +394,3 @@ pub(in crate::pool) fn path_of(source: &mut impl Source, file: FileId) -> Result
     names.reverse();
     Ok(names.join(&b'/'))
 }
-
-/// How many names are looked at together.
-pub(in crate::pool) const LIST_COUNT: usize = 256;

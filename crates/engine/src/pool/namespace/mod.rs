@@ -6,6 +6,8 @@ pub(in crate::pool) mod edit;
 pub(in crate::pool) mod entries;
 pub(in crate::pool) mod extra;
 pub(in crate::pool) mod generation;
+pub(in crate::pool) mod keys;
+pub(in crate::pool) mod names;
 pub(in crate::pool) mod props;
 pub(in crate::pool) mod receiving;
 pub(in crate::pool) mod settings;

@@ -1,17 +1,17 @@
-//! Properties: settings of a directory or file, inherited downwards; those of the root are the pool's.
+//! Properties: settings of a directory or file, inherited downwards; the root's are the pool's.
 //!
-//! A property is stored as the text a user would type, so that what is read back is what was set.
-//! It is looked up at the file, then in each directory above it up to the root, then there is a default. Setting one never
-//! touches what is stored already.
+//! A property is stored as the text that the user typed, so it reads back as it was set. A look-up
+//! goes from the file through each directory above it to the root, then falls back to a default.
+//! Setting a property never changes data that is already stored.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::codec::Compression;
 use crate::error::{Error, Result};
-use crate::pool::namespace::entries::ROOT;
+use crate::pool::namespace::keys::ROOT;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::sharing::refs::HashKind;
+use crate::store::format::refs::HashKind;
 use crate::units::FileId;
 
 /// The smallest and largest record, in bytes.
@@ -27,35 +27,37 @@ const DEDUP_MEMORY_RANGE: std::ops::RangeInclusive<u32> = 1 << 20..=2 << 30;
 /// An eighth, in thousandths.
 const MIN_SAVINGS_DEFAULT: u16 = 125;
 
-/// What can be set.
+/// A property that can be set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
 pub enum Property {
-    /// The algorithm and level for what is written from now on.
+    /// The algorithm and level for data written from now on.
     Compression,
     /// The longest record, in bytes.
     RecordSize,
     /// The checksum of extents.
     Checksum,
-    /// The share that compression must save, or the record is stored raw.
+    /// The share that compression must save; otherwise the record is stored raw.
     MinSavings,
     /// Whether pages of SQLite databases are rearranged by column before compression.
     Filter,
-    /// The share of one processor that maintenance in the background may take.
+    /// The share of one processor that background maintenance may take.
     BackgroundCpu,
-    /// The bytes a second that maintenance in the background may write.
+    /// The bytes per second that background maintenance may write.
     BackgroundIo,
-    /// Whether what SQLite never reads of its pages may be stored as zeros.
+    /// Whether bytes of pages that SQLite never reads may be stored as zeros.
     ClearUnused,
-    /// Whether records are stored once that are equal.
+    /// Whether equal records are stored only once.
     Dedup,
     /// The hash by which equal records are found.
     DedupHash,
-    /// The memory that looking for equal records may take: of the pool.
+    /// The memory that the search for equal records may take; only for the whole pool.
     DedupMemory,
 }
 
-/// Which levels may be chosen.
+/// The levels that automatic compression may choose from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Auto {
     /// From lz4 upwards.
     Any,
@@ -64,7 +66,7 @@ pub enum Auto {
 }
 
 impl Auto {
-    /// Its name as a value of the property.
+    /// Returns the value of the `compression` property that selects this.
     pub const fn name(self) -> &'static str {
         match self {
             Auto::Any => "auto",
@@ -72,7 +74,7 @@ impl Auto {
         }
     }
 
-    /// The weakest of the levels it chooses from, as an index into their list.
+    /// Returns the lowest level it may choose, as an index into the list of levels.
     pub(in crate::pool) fn lowest(self) -> usize {
         match self {
             Auto::Any => 0,
@@ -81,15 +83,17 @@ impl Auto {
     }
 }
 
-/// Whether pages of SQLite databases are rearranged by column before compression (see [`crate::codec`]).
+/// Whether pages of SQLite databases are rearranged by column before compression (see
+/// [`crate::codec`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum FilterChoice {
-    /// Where it pays, which is seen from the records before.
+    /// Only where it pays, judged by earlier records.
     #[default]
     Auto,
-    /// Where it pays, for which every record is tried with and without.
+    /// Only where it pays, found by trying each record with and without.
     Sqlite,
-    /// They are not.
+    /// Never.
     None,
 }
 
@@ -105,10 +109,11 @@ impl FilterChoice {
     }
 }
 
-/// Whether equal records share what is stored.
+/// Whether equal records share an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Dedup {
-    /// They do not.
+    /// Equal records do not share.
     #[default]
     Off,
     /// Records with equal cryptographic hashes share an extent.
@@ -145,7 +150,7 @@ impl Property {
         Property::DedupMemory,
     ];
 
-    /// Its name.
+    /// Returns the name of the property.
     pub const fn name(self) -> &'static str {
         match self {
             Property::Compression => "compression",
@@ -162,23 +167,23 @@ impl Property {
         }
     }
 
-    /// Which values it takes, for people.
+    /// Describes the accepted values for people.
     pub const fn values(self) -> &'static str {
         match self {
             Property::Compression => {
                 "auto, zstd-auto, off, on, lzjb, zle, gzip[-1…9], lz4, lz4hc[-1…12], zstd[-1…22], \
-                 zstd-fast[-1…1000]"
+                 zstd-fast[-1…10, -20…100 by tens, -500, -1000]"
             }
             Property::RecordSize => "a power of two from 4K to 16M",
             Property::Checksum => "xxh3, blake3, sha256",
             Property::MinSavings => "a percentage from 0% to 90%",
             Property::Filter => "auto, sqlite, none",
             Property::BackgroundCpu => "a percentage of one processor from 0% to 100%",
-            Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1024M",
+            Property::BackgroundIo => "bytes a second, such as 32M, from 64K to 1G",
             Property::ClearUnused => "on, off",
             Property::Dedup => "off, on, verify",
             Property::DedupHash => "blake3, sha256",
-            Property::DedupMemory => "bytes, such as 64M, from 1M to 2048M; of the pool only",
+            Property::DedupMemory => "bytes, such as 64M, from 1M to 2G; of the pool only",
         }
     }
 }
@@ -193,10 +198,10 @@ impl FromStr for Property {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Property> {
-        // SQLite's pragmas cannot have a hyphen in their name.
+        // Names of SQLite's pragmas cannot contain a hyphen.
         let name = name.replace('_', "-");
         Property::ALL.into_iter().find(|property| property.name() == name).ok_or_else(|| {
-            Error::NotFound { what: "property", name: format!("{name}; there are {}", names()) }
+            Error::NotFound { what: "property", name: format!("{name}; known are {}", names()) }
         })
     }
 }
@@ -210,7 +215,7 @@ fn names() -> String {
 pub enum PropertySource {
     /// Set on the file itself.
     Local,
-    /// Set on this directory, which it lies in.
+    /// Set on this directory, which contains the file.
     Inherited(FileId),
     /// Set nowhere.
     Default,
@@ -227,32 +232,32 @@ impl fmt::Display for PropertySource {
     }
 }
 
-/// The settings that are in force for a file.
+/// The effective settings of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// The algorithm and level; where `auto` is set, what is used when nobody chooses.
+    /// The algorithm and level; with `auto`, the fallback if nothing chooses a level.
     pub compression: Compression,
-    /// The level is chosen as data comes (see [`Auto`]).
+    /// Whether the level is chosen while data arrives (see [`Auto`]).
     pub auto: Option<Auto>,
     /// The longest record, in bytes.
     pub record_len: u32,
     /// The checksum of extents.
     pub checksum: ChecksumKind,
-    /// What compression must save, in thousandths.
+    /// The share that compression must save, in thousandths.
     pub min_savings: u16,
-    /// Whether pages are rearranged before it.
+    /// Whether pages are rearranged before compression.
     pub filter: FilterChoice,
-    /// What maintenance in the background may take of one processor, in percent.
+    /// The share of one processor that background maintenance may take, in percent.
     pub background_cpu: u8,
-    /// What it may write, in bytes a second.
+    /// The bytes per second that background maintenance may write.
     pub background_io: u32,
-    /// Whether what is never read may be stored as zeros.
+    /// Whether bytes that SQLite never reads may be stored as zeros.
     pub clear_unused: bool,
-    /// Whether equal records share what is stored.
+    /// Whether equal records share an extent.
     pub dedup: Dedup,
-    /// The hash by which they are found.
+    /// The hash by which equal records are found.
     pub dedup_hash: HashKind,
-    /// What looking for them may take of the memory, in bytes.
+    /// The memory that the search for equal records may take, in bytes.
     pub dedup_memory: u32,
 }
 
@@ -276,7 +281,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets one of them from text.
+    /// Sets one property from text.
     pub fn set(&mut self, property: Property, text: &str) -> Result<()> {
         let text = text.trim().to_ascii_lowercase();
         match property {
@@ -295,7 +300,7 @@ impl Settings {
             Property::Filter => {
                 let found = FilterChoice::ALL.into_iter().find(|choice| choice.name() == text);
                 self.filter = found.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is neither auto nor sqlite nor none"))
+                    Error::Invalid(format!("'{text}' is not one of auto, sqlite, none"))
                 })?;
             }
             Property::BackgroundCpu => {
@@ -304,35 +309,35 @@ impl Settings {
             Property::BackgroundIo => {
                 let len = parse_len(&text).filter(|len| BACKGROUND_IO_RANGE.contains(len));
                 self.background_io = len.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is no rate; use a number from 64K to 1024M"))
+                    Error::Invalid(format!("'{text}' is not a rate; use a number from 64K to 1G"))
                 })?;
             }
             Property::ClearUnused => {
                 self.clear_unused = match &text[..] {
                     "on" => true,
                     "off" => false,
-                    _ => return Err(Error::Invalid(format!("'{text}' is neither on nor off"))),
+                    _ => return Err(Error::Invalid(format!("'{text}' is neither 'on' nor 'off'"))),
                 };
             }
             Property::Dedup => {
                 let found = Dedup::ALL.into_iter().find(|dedup| dedup.name() == text);
                 self.dedup = found.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is neither off nor on nor verify"))
+                    Error::Invalid(format!("'{text}' is not one of off, on, verify"))
                 })?;
             }
             Property::DedupHash => self.dedup_hash = text.parse()?,
             Property::DedupMemory => {
                 let len = parse_len(&text).filter(|len| DEDUP_MEMORY_RANGE.contains(len));
                 self.dedup_memory = len.ok_or_else(|| {
-                    let use_ = "use a number of bytes from 1M to 2048M";
-                    Error::Invalid(format!("'{text}' is no size of memory; {use_}"))
+                    let use_ = "use a number of bytes from 1M to 2G";
+                    Error::Invalid(format!("'{text}' is not a size; {use_}"))
                 })?;
             }
         }
         Ok(())
     }
 
-    /// The text of one of them, as a user would type it.
+    /// Returns the value of one property as a user would type it.
     pub fn get(&self, property: Property) -> String {
         match property {
             Property::Compression => match self.auto {
@@ -353,7 +358,7 @@ impl Settings {
     }
 }
 
-/// A length, with a unit where it is a multiple of one.
+/// Formats a length with a unit if it is a multiple of one.
 fn len_text(len: u32) -> String {
     match len {
         _ if len.is_multiple_of(1 << 20) => format!("{}M", len >> 20),
@@ -362,12 +367,13 @@ fn len_text(len: u32) -> String {
     }
 }
 
-/// Reads a number of bytes, with or without a unit.
+/// Parses a number of bytes with an optional unit.
 fn parse_len(text: &str) -> Option<u32> {
     let bare = text.strip_suffix("ib").or(text.strip_suffix('b')).unwrap_or(text);
     let (digits, shift) = match bare.as_bytes().last() {
         Some(b'k') => (&bare[..bare.len() - 1], 10),
         Some(b'm') => (&bare[..bare.len() - 1], 20),
+        Some(b'g') => (&bare[..bare.len() - 1], 30),
         _ => (bare, 0),
     };
     digits.parse::<u32>().ok().and_then(|n| n.checked_mul(1 << shift))
@@ -376,13 +382,13 @@ fn parse_len(text: &str) -> Option<u32> {
 fn parse_record_len(text: &str) -> Result<u32> {
     let len = parse_len(text);
     len.filter(|len| len.is_power_of_two() && RECORD_LEN_RANGE.contains(len)).ok_or_else(|| {
-        Error::Invalid(format!("'{text}' is no record size; use a power of two from 4K to 16M"))
+        Error::Invalid(format!("'{text}' is not a record size; use a power of two from 4K to 16M"))
     })
 }
 
 fn parse_percent(text: &str, max: f64) -> Result<f64> {
     let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
     percent.filter(|percent| (0.0..=max).contains(percent)).ok_or_else(|| {
-        Error::Invalid(format!("'{text}' is no share; use a percentage from 0% to {max}%"))
+        Error::Invalid(format!("'{text}' is not a share; use a percentage from 0% to {max}%"))
     })
 }

@@ -1,60 +1,59 @@
-//! What is noted while something is received from another pool (see `stream/`), and where it came from.
+//! Records kept while a stream from another pool is received (see `stream/`), and records of where
+//! received snapshots came from.
 //!
-//! The notes of a receive belong to the file or directory that is being filled, its root, or for an
-//! incremental stream the file that its frames are gathered in. They are changed in the same
-//! transactions as what they tell of.
+//! The records of a receive belong to its root: the file or directory being filled, or, for an
+//! incremental stream, the file that collects the frames. They change in the same transactions as
+//! the data they describe.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::entries::{NAME_LEN_MAX, id_key, malformed};
+use crate::pool::namespace::attributes::check_there;
+use crate::pool::namespace::keys::{
+    IDENTITY, LIST_COUNT, NAME_LEN_MAX, ORIGIN, RECEIVE, RECEIVED, id_key, malformed,
+};
 use crate::store::Txn;
 use crate::store::format::fields::{FieldReader, FieldWriter};
-use crate::store::snapshots::{STATE_ID_LEN, StateId};
-use crate::store::trees::NAMES;
+use crate::store::format::snapshot::{STATE_ID_LEN, StateId};
+use crate::store::trees::TreeId;
 use crate::units::{FileId, Txg};
 
-const RECEIVE: u8 = 10;
-const IDENTITY: u8 = 11;
-const ORIGIN: u8 = 12;
-pub(in crate::pool) const RECEIVED: u8 = 14;
-
-/// A snapshot among all of all pools: guid and txg say it to people, the id identifies it.
+/// Identifies a snapshot among all pools: guid and txg are for people, the id decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     /// The pool.
     pub guid: [u8; 16],
-    /// The state that the snapshot keeps.
+    /// The state that the snapshot preserves.
     pub txg: Txg,
-    /// What identifies it; none in what an earlier version noted.
+    /// The snapshot's identity; none in records of earlier versions.
     pub id: StateId,
 }
 
 /// How far a receive has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Progress {
-    /// What is received.
+    /// The snapshot being received.
     pub origin: Origin,
-    /// The state that it starts from; 0 where it is complete in itself.
+    /// The txg that an incremental stream builds on; 0 for a full stream.
     pub base: Txg,
-    /// What identifies the base; none where there is none.
+    /// The identity of the base; none for a full stream.
     pub base_id: StateId,
-    /// How many frames were applied, or gathered.
+    /// The number of frames applied or collected so far.
     pub frames: u64,
-    /// How many bytes were gathered.
+    /// The number of bytes collected so far.
     pub spooled: u64,
-    /// The directory that it goes to, or is in.
+    /// The directory that receives it.
     pub parent: FileId,
     /// Its name there.
     pub name: Vec<u8>,
 }
 
-/// The length of what stands before the name.
+/// The length of the fields before the name.
 pub(crate) const PROGRESS_FRONT_LEN: usize = 64 + 2 * STATE_ID_LEN;
-/// Says that the two ids are there, which the notes of earlier versions lack.
+/// Marks a record that contains both ids; records of earlier versions lack them.
 const FORM_WITH_IDS: u8 = 1;
 
 impl Progress {
-    /// The value of its entry.
+    /// Encodes the value of the entry.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(PROGRESS_FRONT_LEN + self.name.len());
         let mut f = FieldWriter(&mut out);
@@ -100,37 +99,48 @@ impl Progress {
     }
 }
 
-/// How far the receive with this root has come, where there is one.
-pub(crate) fn progress(source: &mut impl Source, root: FileId) -> Result<Option<Progress>> {
-    let value = source.get(NAMES, &id_key(RECEIVE, root, &[]))?;
-    value.map(|value| Progress::decode(&value).ok_or_else(|| malformed("a receive"))).transpose()
+fn no_receive(key: &[u8], value: &[u8]) -> Error {
+    malformed("receive", key, value, "the progress of a receive")
 }
 
-/// Notes it; nothing where the receive is over.
+fn no_identity(key: &[u8], value: &[u8]) -> Error {
+    malformed("identity", key, value, "a number for another of 8 bytes")
+}
+
+/// Returns the progress of the receive with this root, if there is one.
+pub(crate) fn progress(source: &mut impl Source, root: FileId) -> Result<Option<Progress>> {
+    let key = id_key(RECEIVE, root, &[]);
+    let value = source.get(TreeId::Names, &key)?;
+    let parse = |value: Vec<u8>| Progress::decode(&value).ok_or_else(|| no_receive(&key, &value));
+    value.map(parse).transpose()
+}
+
+/// Stores the progress of a receive; `None` removes it at the end.
 pub(crate) fn set_progress(txn: &mut Txn, root: FileId, progress: Option<&Progress>) -> Result<()> {
     let key = id_key(RECEIVE, root, &[]);
     if progress.is_some() {
-        crate::pool::namespace::entries::check_there(txn, root)?;
+        check_there(txn, root)?;
     }
     match progress {
         Some(progress) => {
             txn.note_snapshot_ids();
-            txn.insert(NAMES, &key, &progress.encode())?
+            txn.insert(TreeId::Names, &key, &progress.encode())?
         }
-        None => txn.remove(NAMES, &key)?,
+        None => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())
 }
 
-/// The receive into this name of a directory that is not at its end, and its root.
+/// Finds an unfinished receive into this name of a directory; returns its root and progress.
 pub(crate) fn find_progress(
     source: &mut impl Source,
     parent: FileId,
     name: &[u8],
 ) -> Result<Option<(FileId, Progress)>> {
-    for (key, value) in source.range(NAMES, &[RECEIVE], &[RECEIVE + 1], usize::MAX)? {
+    for (key, value) in source.range(TreeId::Names, &[RECEIVE], &[RECEIVE + 1], usize::MAX)? {
         let root = key.get(1..).and_then(|id| id.try_into().ok()).map(u64::from_be_bytes);
-        let found = root.zip(Progress::decode(&value)).ok_or_else(|| malformed("a receive"))?;
+        let found = root.zip(Progress::decode(&value));
+        let found = found.ok_or_else(|| no_receive(&key, &value))?;
         if found.1.parent == parent && found.1.name == name {
             return Ok(Some((FileId(found.0), found.1)));
         }
@@ -138,7 +148,7 @@ pub(crate) fn find_progress(
     Ok(None)
 }
 
-/// What a number of the stream stands for.
+/// The kind of thing that a number in the stream identifies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Identity {
@@ -152,19 +162,20 @@ fn identity_key(root: FileId, class: Identity, number: u64) -> Vec<u8> {
     id_key(IDENTITY, root, &[&[class as u8][..], &number.to_be_bytes()].concat())
 }
 
-/// The number here of what has another one in the stream.
+/// Translates a number of the stream into the number used in this pool.
 pub(crate) fn identity(
     source: &mut impl Source,
     root: FileId,
     class: Identity,
     number: u64,
 ) -> Result<Option<u64>> {
-    let value = source.get(NAMES, &identity_key(root, class, number))?;
+    let key = identity_key(root, class, number);
+    let value = source.get(TreeId::Names, &key)?;
     let parse = |value: Vec<u8>| value.try_into().map(u64::from_le_bytes);
-    value.map(|value| parse(value).map_err(|_| malformed("an identity"))).transpose()
+    value.map(|value| parse(value).map_err(|value| no_identity(&key, &value))).transpose()
 }
 
-/// Notes it.
+/// Stores the translation of a number of the stream.
 pub(crate) fn set_identity(
     txn: &mut Txn,
     root: FileId,
@@ -173,10 +184,11 @@ pub(crate) fn set_identity(
     here: u64,
 ) -> Result<()> {
     let key = identity_key(root, class, number);
-    txn.insert(NAMES, &key, &here.to_le_bytes()).map(drop)
+    txn.insert(TreeId::Names, &key, &here.to_le_bytes()).map(drop)
 }
 
-/// Up to `limit` identities of a class, behind `after`: the numbers in the stream, and here.
+/// Returns up to `limit` identities of a class whose number in the stream is greater than `after`,
+/// each with its number in this pool.
 pub(crate) fn identities(
     source: &mut impl Source,
     root: FileId,
@@ -189,36 +201,39 @@ pub(crate) fn identities(
     };
     let from = identity_key(root, class, first);
     let to = id_key(IDENTITY, root, &[class as u8 + 1]);
-    let parse = |(key, value): (Vec<u8>, Vec<u8>)| {
+    let parse = |key: &[u8], value: &[u8]| {
         let number = u64::from_be_bytes(key.get(10..)?.try_into().ok()?);
         Some((number, u64::from_le_bytes(value.try_into().ok()?)))
     };
-    let entries = source.range(NAMES, &from, &to, limit)?;
-    entries.into_iter().map(|entry| parse(entry).ok_or_else(|| malformed("an identity"))).collect()
+    let entries = source.range(TreeId::Names, &from, &to, limit)?;
+    let parse = |(key, value): &(Vec<u8>, Vec<u8>)| {
+        parse(key, value).ok_or_else(|| no_identity(key, value))
+    };
+    entries.iter().map(parse).collect()
 }
 
-/// The dictionaries that a receive may still need.
+/// Returns the dictionaries that unfinished receives may still need.
 pub(crate) fn dictionaries_of_receives(source: &mut impl Source) -> Result<Vec<u32>> {
     let mut found = Vec::new();
-    for (key, _) in source.range(NAMES, &[RECEIVE], &[RECEIVE + 1], usize::MAX)? {
+    for (key, value) in source.range(TreeId::Names, &[RECEIVE], &[RECEIVE + 1], usize::MAX)? {
         let root = key.get(1..).and_then(|id| id.try_into().ok()).map(u64::from_be_bytes);
-        let root = FileId(root.ok_or_else(|| malformed("a receive"))?);
+        let root = FileId(root.ok_or_else(|| no_receive(&key, &value))?);
         let all = identities(source, root, Identity::Dictionary, None, usize::MAX)?;
         found.extend(all.into_iter().filter_map(|(_, here)| u32::try_from(here).ok()));
     }
     Ok(found)
 }
 
-/// Forgets all that is noted of a receive.
+/// Removes all records of a receive.
 pub(crate) fn forget_receive(txn: &mut Txn, root: FileId) -> Result<()> {
     set_progress(txn, root, None)?;
     let (from, to) = (id_key(IDENTITY, root, &[]), id_key(IDENTITY, FileId(root.0 + 1), &[]));
     loop {
-        let entries = txn.range(NAMES, &from, &to, crate::pool::namespace::entries::LIST_COUNT)?;
+        let entries = txn.range(TreeId::Names, &from, &to, LIST_COUNT)?;
         for (key, _) in &entries {
-            txn.remove(NAMES, key)?;
+            txn.remove(TreeId::Names, key)?;
         }
-        if entries.len() < crate::pool::namespace::entries::LIST_COUNT {
+        if entries.len() < LIST_COUNT {
             return Ok(());
         }
     }
@@ -228,18 +243,21 @@ fn received_key(scope: FileId, id: StateId) -> Vec<u8> {
     id_key(RECEIVED, scope, &id.0)
 }
 
-/// The state that a snapshot of `scope` keeps which was received as this one.
+/// Returns the state of the snapshot of `scope` that was received as `id`.
 pub(crate) fn received_as(
     source: &mut impl Source,
     scope: FileId,
     id: StateId,
 ) -> Result<Option<Txg>> {
-    let value = source.get(NAMES, &received_key(scope, id))?;
+    let key = received_key(scope, id);
+    let value = source.get(TreeId::Names, &key)?;
     let parse = |value: Vec<u8>| value.try_into().map(|txg| Txg(u64::from_le_bytes(txg)));
-    value.map(|value| parse(value).map_err(|_| malformed("an origin"))).transpose()
+    let no_origin = |value: Vec<u8>| malformed("origin", &key, &value, "a txg of 8 bytes");
+    value.map(|value| parse(value).map_err(no_origin)).transpose()
 }
 
-/// Whether an earlier version received a snapshot of this txg of that pool, and so did not note which one it was.
+/// Whether an earlier version, which recorded no ids, received a snapshot with this txg from that
+/// pool.
 pub(crate) fn received_by_txg(
     source: &mut impl Source,
     scope: FileId,
@@ -247,22 +265,22 @@ pub(crate) fn received_by_txg(
     txg: Txg,
 ) -> Result<bool> {
     let rest = [&guid[..], &txg.0.to_be_bytes()].concat();
-    Ok(source.get(NAMES, &id_key(ORIGIN, scope, &rest))?.is_some())
+    Ok(source.get(TreeId::Names, &id_key(ORIGIN, scope, &rest))?.is_some())
 }
 
-/// Notes it.
+/// Records that the state `kept` was received as the snapshot `id`.
 pub(crate) fn set_received_as(txn: &mut Txn, scope: FileId, id: StateId, kept: Txg) -> Result<()> {
-    crate::pool::namespace::entries::check_there(txn, scope)?;
+    check_there(txn, scope)?;
     txn.note_snapshot_ids();
-    txn.insert(NAMES, &received_key(scope, id), &kept.0.to_le_bytes()).map(drop)
+    txn.insert(TreeId::Names, &received_key(scope, id), &kept.0.to_le_bytes()).map(drop)
 }
 
-/// Forgets where a file or directory came from.
+/// Removes the records of where a file or directory came from.
 pub(in crate::pool) fn remove_origins(txn: &mut Txn, scope: FileId) -> Result<()> {
     for kind in [ORIGIN, RECEIVED] {
         let (from, to) = (id_key(kind, scope, &[]), id_key(kind, FileId(scope.0 + 1), &[]));
-        for (key, _) in txn.range(NAMES, &from, &to, usize::MAX)? {
-            txn.remove(NAMES, &key)?;
+        for (key, _) in txn.range(TreeId::Names, &from, &to, usize::MAX)? {
+            txn.remove(TreeId::Names, &key)?;
         }
     }
     Ok(())

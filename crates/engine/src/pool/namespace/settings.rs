@@ -1,45 +1,45 @@
-//! Properties and what else is kept with a file about how it is written.
+//! The properties of a file, and other entries that control how it is written.
 
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::entries::{ROOT, attributes, check_there, id_key, malformed};
+use crate::pool::namespace::attributes::{attributes, check_there};
+use crate::pool::namespace::entries::circle;
+use crate::pool::namespace::keys::{DICTIONARY, PROPERTY, REPACK, ROOT, id_key, malformed};
 use crate::pool::namespace::props::{Property, PropertySource, Settings};
 use crate::store::Txn;
-use crate::store::trees::NAMES;
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-pub(in crate::pool) const PROPERTY: u8 = 3;
-pub(in crate::pool) const REPACK: u8 = 4;
-pub(in crate::pool) const DICTIONARY: u8 = 5;
-/// No directory lies deeper: what is inherited is looked for in each one above.
+/// The deepest level of directories: inheritance looks at each directory above.
 pub const DEPTH_MAX: usize = 1024;
 
-/// The settings in force for a file, and where each comes from.
+/// The effective settings of a file, and the source of each.
 pub(crate) type Sourced = (Settings, [PropertySource; Property::ALL.len()]);
 
-/// What is set on this very file or directory.
+/// Returns the properties set on this file or directory itself.
 pub(crate) fn local_properties(
     source: &mut impl Source,
     file: FileId,
 ) -> Result<Vec<(Property, String)>> {
     let from = id_key(PROPERTY, file, &[]);
     let to = id_key(PROPERTY, FileId(file.0 + 1), &[]);
-    let entries = source.range(NAMES, &from, &to, usize::MAX)?;
+    let entries = source.range(TreeId::Names, &from, &to, usize::MAX)?;
     let mut found = Vec::with_capacity(entries.len());
     for (key, value) in entries {
         let name = std::str::from_utf8(&key[from.len()..]).unwrap_or_default();
-        // One that a later version knows means nothing here.
+        // Properties of a later version are ignored.
         let Ok(property) = Property::from_str(name) else { continue };
-        let text = String::from_utf8(value).map_err(|_| malformed("a property"))?;
+        let text = String::from_utf8(value)
+            .map_err(|error| malformed("property", &key, error.as_bytes(), "UTF-8"))?;
         found.push((property, text));
     }
     Ok(found)
 }
 
-/// The settings in force for a file: for each, what is set on the file itself or on the nearest directory
-/// above it.
+/// Returns the effective settings of a file: each is set on the file itself or on the nearest
+/// directory above it that sets it.
 pub(crate) fn settings(source: &mut impl Source, file: FileId) -> Result<Sourced> {
     let mut settings = Settings::default();
     let mut sources = [PropertySource::Default; Property::ALL.len()];
@@ -59,7 +59,7 @@ pub(crate) fn settings(source: &mut impl Source, file: FileId) -> Result<Sourced
         }
         at = attributes(source, at)?.parent;
     }
-    Err(Error::corrupt("names tree", 0, format!("file {} lies in a circle of directories", file.0)))
+    Err(circle(file, DEPTH_MAX))
 }
 
 pub(crate) fn set_property(
@@ -73,16 +73,17 @@ pub(crate) fn set_property(
         check_there(txn, file)?;
     }
     match text {
-        Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
-        None => txn.remove(NAMES, &key)?,
+        Some(text) => txn.insert(TreeId::Names, &key, text.as_bytes())?,
+        None => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())
 }
 
-/// The text of a repack that was begun and not finished.
+/// Returns the description of an unfinished repack.
 pub(crate) fn repack(source: &mut impl Source, file: FileId) -> Result<Option<String>> {
-    let text = source.get(NAMES, &id_key(REPACK, file, &[]))?;
-    text.map(|text| String::from_utf8(text).map_err(|_| malformed("a repack"))).transpose()
+    let key = id_key(REPACK, file, &[]);
+    let text = source.get(TreeId::Names, &key)?.map(String::from_utf8).transpose();
+    text.map_err(|error| malformed("repack", &key, error.as_bytes(), "UTF-8"))
 }
 
 pub(crate) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Result<()> {
@@ -91,41 +92,48 @@ pub(crate) fn set_repack(txn: &mut Txn, file: FileId, text: Option<&str>) -> Res
         check_there(txn, file)?;
     }
     match text {
-        Some(text) => txn.insert(NAMES, &key, text.as_bytes())?,
-        None => txn.remove(NAMES, &key)?,
+        Some(text) => txn.insert(TreeId::Names, &key, text.as_bytes())?,
+        None => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())
 }
 
-/// The dictionary that is used for what is written to a file; 0 where it was found that none pays,
-/// nothing where nobody has tried.
+fn no_number(key: &[u8], value: &[u8]) -> Error {
+    malformed("dictionary of a file", key, value, "a number of 4 bytes")
+}
+
+/// Returns the dictionary used for data written to a file: 0 if none paid off, `None` if none was
+/// tried yet.
 pub(crate) fn dictionary(source: &mut impl Source, file: FileId) -> Result<Option<u32>> {
-    let Some(value) = source.get(NAMES, &id_key(DICTIONARY, file, &[]))? else { return Ok(None) };
-    let number = value.try_into().map(u32::from_le_bytes).map_err(|_| malformed("a dictionary"));
-    number.map(Some)
+    let key = id_key(DICTIONARY, file, &[]);
+    let Some(value) = source.get(TreeId::Names, &key)? else { return Ok(None) };
+    let number = value.try_into().map(u32::from_le_bytes);
+    number.map(Some).map_err(|value| no_number(&key, &value))
 }
 
 pub(crate) fn set_dictionary(txn: &mut Txn, file: FileId, number: u32) -> Result<()> {
     check_there(txn, file)?;
-    txn.insert(NAMES, &id_key(DICTIONARY, file, &[]), &number.to_le_bytes())?;
+    txn.insert(TreeId::Names, &id_key(DICTIONARY, file, &[]), &number.to_le_bytes())?;
     Ok(())
 }
 
-/// The dictionaries in use for any file, or for what is being received.
+/// Returns the dictionaries in use by files or by receives in progress.
 pub(crate) fn dictionaries_in_use(source: &mut impl Source) -> Result<Vec<u32>> {
     let mut found = crate::pool::namespace::receiving::dictionaries_of_receives(source)?;
-    for (_, value) in source.range(NAMES, &[DICTIONARY], &[DICTIONARY + 1], usize::MAX)? {
+    for (key, value) in source.range(TreeId::Names, &[DICTIONARY], &[DICTIONARY + 1], usize::MAX)? {
         let number = value.try_into().map(u32::from_le_bytes);
-        found.push(number.map_err(|_| malformed("a dictionary"))?);
+        found.push(number.map_err(|value| no_number(&key, &value))?);
     }
     Ok(found)
 }
 
-/// Forgets all of it.
+/// Removes the properties, the repack and the dictionary of a file.
 pub(in crate::pool) fn remove(txn: &mut Txn, file: FileId) -> Result<()> {
-    for property in local_properties(txn, file)? {
-        set_property(txn, file, property.0, None)?;
+    // Those of a later version, and what marks the file that the pool was made with, go as well.
+    let (from, to) = (id_key(PROPERTY, file, &[]), id_key(PROPERTY, FileId(file.0 + 1), &[]));
+    for (key, _) in txn.range(TreeId::Names, &from, &to, usize::MAX)? {
+        txn.remove(TreeId::Names, &key)?;
     }
     set_repack(txn, file, None)?;
-    txn.remove(NAMES, &id_key(DICTIONARY, file, &[])).map(drop)
+    txn.remove(TreeId::Names, &id_key(DICTIONARY, file, &[])).map(drop)
 }

@@ -1,60 +1,64 @@
-//! What a file, or all below a directory, takes in the pool.
+//! How much space a file, or everything below a directory, takes in the pool.
 
 use std::collections::HashSet;
 
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{parse_piece, piece_key};
+use crate::pool::extents::{file_extent_key, parse_file_extent};
 use crate::pool::namespace::entries::Kind;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// How many records are looked at together.
+/// How many records are read at a time.
 const BATCH_COUNT: usize = 256;
 
-/// What the records and patches of a file take. What several files share counts for each.
+/// The space that the records and patches of a file take. Extents shared by several files count for
+/// each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Usage {
-    /// Records and patches.
+    /// The number of records and patches.
     pub records: u64,
     /// Their length before compression, in bytes.
     pub logical: u64,
     /// Their length as stored, in bytes.
     pub stored: u64,
-    /// What they take, rounded up to sectors, in bytes; nothing for what is inside a pointer.
+    /// Their length rounded up to sectors, in bytes; data stored inside a pointer counts as
+    /// nothing.
     pub allocated: u64,
 }
 
-/// What files take together.
+/// The space that several files take together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct UsageBelow {
-    /// Files, each once whatever names it has.
+    /// The number of files; a file with several names counts once.
     pub files: u64,
-    /// Their length, in bytes; holes count.
+    /// The length of the files in bytes, holes included.
     pub logical: u64,
-    /// What their records and patches take, in bytes; what several share counts for each.
+    /// Stored bytes of their records and patches; an extent shared by several counts for each.
     pub stored: u64,
     /// Stored bytes, with each extent counted once.
     pub stored_once: u64,
 }
 
 impl UsageBelow {
-    /// What compression comes to: holes included, sharing left out.
+    /// Returns the compression ratio, counting holes and ignoring sharing.
     pub fn compress_ratio(&self) -> f64 {
         if self.stored == 0 { 1.0 } else { self.logical as f64 / self.stored as f64 }
     }
 
-    /// What sharing among these files comes to.
+    /// Returns the dedup ratio among these files.
     pub fn dedup_ratio(&self) -> f64 {
         if self.stored_once == 0 { 1.0 } else { self.stored as f64 / self.stored_once as f64 }
     }
 }
 
 impl Pool {
-    /// What a file, or all below a directory, takes. This reads their part of the extent map, and no record; it takes
-    /// a few bytes of memory for each extent.
+    /// Returns the space that a file, or everything below a directory, takes. Reads their part of
+    /// the extent map but no records, and needs a few bytes of memory per extent.
     pub fn usage_below(&self, file: FileId) -> Result<UsageBelow> {
         let ashift = self.store().ashift();
         let mut below = UsageBelow::default();
@@ -62,7 +66,7 @@ impl Pool {
         for (file, len) in self.files_below(file)? {
             below.files += 1;
             below.logical += len;
-            self.each_piece(file, &mut |pointer| {
+            self.each_file_extent(file, &mut |pointer| {
                 let run = pointer.run(ashift);
                 let stored = run.map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
                 below.stored += stored;
@@ -74,14 +78,15 @@ impl Pool {
         Ok(below)
     }
 
-    /// What the records and patches of a file, or of all files below a directory, take, in bytes. An extent that
-    /// several of them share counts as often.
+    /// Returns the bytes allocated to the records and patches of a file, or of all files below a
+    /// directory. A shared extent counts once for each use.
     pub(in crate::pool) fn allocated_below(&self, file: FileId) -> Result<u64> {
         let files = self.files_below(file)?;
         files.into_iter().map(|(file, _)| Ok(self.usage(file)?.allocated)).sum()
     }
 
-    /// A file, or all files below a directory, with their lengths in bytes: each once, whatever names it has.
+    /// Returns a file, or all files below a directory, with their lengths in bytes. A file with
+    /// several names appears once.
     fn files_below(&self, file: FileId) -> Result<Vec<(FileId, u64)>> {
         let top = self.attributes(file)?;
         if top.kind != Kind::Directory {
@@ -99,17 +104,17 @@ impl Pool {
     }
 
     /// Calls `visit` with the pointer of every record and patch of a file.
-    fn each_piece(&self, file: FileId, visit: &mut dyn FnMut(&Pointer)) -> Result<()> {
-        for tree in [MAP, PATCHES] {
-            let mut from = piece_key(file, 0).to_vec();
-            let to = piece_key(FileId(file.0 + 1), 0);
+    fn each_file_extent(&self, file: FileId, visit: &mut dyn FnMut(&Pointer)) -> Result<()> {
+        for tree in [TreeId::Map, TreeId::Patches] {
+            let mut from = file_extent_key(file, 0).to_vec();
+            let to = file_extent_key(FileId(file.0 + 1), 0);
             loop {
                 let entries = self.read(|source| source.range(tree, &from, &to, BATCH_COUNT))?;
                 for (key, value) in &entries {
-                    visit(&parse_piece(tree, key, value)?.1.pointer);
+                    visit(&parse_file_extent(tree, key, value)?.1.pointer);
                 }
                 let Some((last, _)) = entries.last() else { break };
-                // The least key behind it.
+                // The least key greater than the last one.
                 from.clone_from(last);
                 from.push(0);
             }
@@ -117,11 +122,11 @@ impl Pool {
         Ok(())
     }
 
-    /// What a file takes. This reads its part of the extent map, and no record.
+    /// Returns the space that a file takes. Reads its part of the extent map but no records.
     pub fn usage(&self, file: FileId) -> Result<Usage> {
         let ashift = self.store().ashift();
         let mut usage = Usage::default();
-        self.each_piece(file, &mut |pointer| {
+        self.each_file_extent(file, &mut |pointer| {
             usage.records += 1;
             usage.logical += u64::from(pointer.len);
             usage.stored += u64::from(pointer.stored_len);

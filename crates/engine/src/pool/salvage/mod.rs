@@ -1,18 +1,18 @@
-//! Salvaging: reading all that verifies from a pool that is damaged, however badly, and saying
-//! exactly what does not.
+//! Salvaging: reads everything that can be verified from a damaged pool, however bad the damage,
+//! and reports exactly what cannot.
 //!
-//! 1. A state is chosen: the newest superblock whose newest parts can be read, as when the pool is
-//!    opened. Where none is left, or a newer one may be lost, the whole pool is searched for nodes
-//!    (see [`crate::store::recover::scan`]) and the trees of roots among them tell of states.
-//! 2. Its trees are walked as far as they can be read. What hangs below a lost node is looked for among
-//!    the nodes of the search. A leaf that lies where the state's trees of free space say something is
-//!    in use **is** part of the state, since every sector is used once or free once. Of any other
-//!    nobody knows whether it was replaced since: what it leads to is [`Fate::Older`].
-//! 3. Each part of a file is put together from records and patches, and every byte has a fate.
+//! 1. A state is chosen: the newest superblock whose newest parts are readable, as when opening the
+//!    pool. If none is left, or a newer one may be lost, the whole pool is searched for nodes (see
+//!    [`crate::store::recover::scan`]), and the trees of roots among them describe further states.
+//! 2. Its trees are walked as far as they are readable. The children of a lost node are looked for
+//!    among the nodes that the search found. A leaf at a place that the state's free-space trees
+//!    show as in use **is** part of the state, since every sector is either used or free, exactly
+//!    once. Any other leaf may have been replaced since: the data it leads to is [`Fate::Older`].
+//! 3. Each part of a file is assembled from records and patches, and every byte gets a fate.
 //!
-//! The pool is never written to. Every record and patch that is used was verified against the checksum
-//! in the leaf that names it, and leaves carry a checksum of themselves. Memory: some 40 bytes for each
-//! node of the pool where it is searched, besides one part of a file.
+//! The pool is never written to. Every record and patch used was verified against the checksum in
+//! the leaf that refers to it, and leaves contain a checksum of themselves. Memory: some 40 bytes
+//! for each node of the pool if it is searched, plus one part of a file.
 
 mod part;
 mod rest;
@@ -24,67 +24,71 @@ use self::rest::{Leaf, Lost};
 use super::Options;
 use super::namespace::entries::Attributes;
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::store::format::superblock::Superblock;
+use crate::error::{CutShort, Error, Result};
+use crate::store::cache::Caches;
+use crate::store::format::superblock::{EXTENTS_OFFSET, MAGIC, Superblock};
 use crate::store::recover::scan::{self, Identity, Scan};
-use crate::store::trees::NAMES;
+use crate::store::trees::TreeId;
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
-/// How many states are considered that only a search found.
+/// The most states considered among those that only a search found.
 const SEARCHED_STATES_MAX: usize = 64;
 
 /// A file that can be salvaged.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SalvageFile {
-    /// Its identity.
+    /// Its id.
     pub id: FileId,
-    /// Its name; `None` where that is lost.
+    /// Its name; `None` if it is lost.
     pub name: Option<String>,
     /// The names from the root down to its own, as far up as they are known.
     pub path: Vec<Vec<u8>>,
-    /// The path of each further name of the file.
+    /// The paths of the file's other names.
     pub other_paths: Vec<Vec<Vec<u8>>>,
-    /// All its names are known, and lead down from the root.
+    /// Whether all its names are known, and lead down from the root.
     pub has_all_names: bool,
-    /// Where it leads, if it is a symbolic link.
+    /// Its target, if it is a symbolic link.
     pub target: Option<Vec<u8>>,
-    /// What else is known of it. The length, where it is lost, is that of what is left.
+    /// Its other attributes. If the length is lost, it is derived from the remaining data.
     pub attributes: Attributes,
-    /// What is behind this byte may not belong to the file, or may be missing: its length is lost.
-    /// `None` where it is known.
+    /// If the length is lost: bytes after this one may be missing, or not belong to the file.
+    /// `None` if the length is known.
     pub known_len: Option<u64>,
 }
 
 /// A directory that can be salvaged.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SalvageDirectory {
-    /// Its identity.
+    /// Its id.
     pub id: FileId,
     /// The names from the root down to its own, as far up as they are known.
     pub path: Vec<Vec<u8>>,
-    /// It leads down from the root.
+    /// Whether its path leads down from the root.
     pub has_all_names: bool,
 }
 
-/// How the state was found.
+/// How a state was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FoundBy {
     /// From a superblock.
     Superblock,
-    /// From a tree of roots, by a search of the pool.
+    /// By a search of the pool, from a tree of roots.
     Search,
-    /// Put together from the newest nodes that a search found: nothing says that they belong together.
+    /// Assembled from the newest nodes found by a search: nothing proves that they belong together.
     Guess,
 }
 
-/// A damaged pool, to be read.
+/// A damaged pool, opened for reading.
 #[derive(Debug)]
 pub struct Salvage {
     store: Arc<Store>,
     identity: Identity,
     found_by: FoundBy,
     newest: Txg,
+    cut_short: Option<CutShort>,
     refused: u64,
     lost: Lost,
     leaves: Vec<Leaf>,
@@ -93,13 +97,18 @@ pub struct Salvage {
 }
 
 impl Salvage {
-    /// Finds a state, the newest or the one that is `wanted`. `progress` gets the bytes searched.
+    /// Finds the newest state, or the one with txg `wanted`. `progress` receives the bytes
+    /// searched.
     pub fn open(
         device: Arc<dyn Device>,
         options: &Options,
         wanted: Option<Txg>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Salvage> {
+        let len = device.len().map_err(|error| Error::io("measure", error))?;
+        if len < EXTENTS_OFFSET && is_front(&*device)? {
+            return Err(Error::CutShort(CutShort { len, needed: None }));
+        }
         let mut searched = None;
         let identity = match scan::identify(&device, None)? {
             Some(identity) => identity,
@@ -111,6 +120,7 @@ impl Salvage {
             }
         };
         let mut states = identity.superblocks.clone();
+        let cut_short = cut_short(&device, &identity)?;
         states.first().map_or(Ok(()), Superblock::check_readable)?;
         let is_there = |states: &[Superblock], txg| states.iter().any(|state| state.txg == txg);
         if states.is_empty()
@@ -153,6 +163,7 @@ impl Salvage {
             identity,
             found_by,
             newest,
+            cut_short,
             refused: 0,
             lost: Lost::default(),
             leaves: Vec::new(),
@@ -163,55 +174,61 @@ impl Salvage {
         Ok(salvage)
     }
 
-    /// The state that is read.
+    /// Returns the state being read.
+    #[doc(hidden)]
     pub fn state(&self) -> Arc<State> {
         self.store.state()
     }
 
-    /// How it was found.
+    /// Returns how the state was found.
     pub fn found_by(&self) -> FoundBy {
         self.found_by
     }
 
-    /// The newest state of which anything was found; another than the one that is read where that one
-    /// cannot be.
+    /// Returns the newest state of which anything was found; it differs from the one being read if
+    /// it is unreadable.
     pub fn newest_txg(&self) -> Txg {
         self.newest
     }
 
-    /// Whether the header was there.
+    /// Tells whether the end of the pool's file is missing, as far as superblocks show it.
+    pub fn cut_short(&self) -> Option<CutShort> {
+        self.cut_short
+    }
+
+    /// Whether the header exists.
     pub fn has_header(&self) -> bool {
         self.identity.has_header
     }
 
-    /// How many superblocks are valid.
+    /// Returns the number of valid superblocks.
     pub fn superblock_count(&self) -> usize {
         self.identity.superblocks.len()
     }
 
-    /// Bytes that the medium refused to read when the pool was searched.
+    /// Returns how many bytes the medium refused to read when the pool was searched.
     pub fn refused_bytes(&self) -> u64 {
         self.refused
     }
 
-    /// How many parts of trees cannot be read.
+    /// Returns how many parts of trees are unreadable.
     pub fn lost_node_count(&self) -> usize {
         self.lost.count()
     }
 
-    /// What there is.
+    /// Returns the files that were found.
     pub fn files(&self) -> &[SalvageFile] {
         &self.files
     }
 
-    /// The directories there are, each behind the one it is in.
+    /// Returns the directories that were found, each after its parent.
     pub fn directories(&self) -> &[SalvageDirectory] {
         &self.directories
     }
 
-    /// Whether names may be lost together with all that leads to their files, so that nobody knows of them.
+    /// Whether files may be missing because their names and everything that leads to them are lost.
     pub fn may_lack_files(&self) -> bool {
-        !self.is_certain() || self.lost.has_any(NAMES)
+        !self.is_certain() || self.lost.has_any(TreeId::Names)
     }
 
     fn is_certain(&self) -> bool {
@@ -219,7 +236,23 @@ impl Salvage {
     }
 }
 
-/// Adds what a search knows of states that are newer than every superblock, or wanted.
+/// Whether a medium begins like a pool.
+fn is_front(device: &dyn Device) -> Result<bool> {
+    let mut front = [0; MAGIC.len()];
+    let n = device.read_at(&mut front, 0).map_err(|error| Error::io("read", error))?;
+    Ok(front[..n] == *MAGIC)
+}
+
+/// Judges by its superblocks whether a pool was cut short.
+fn cut_short(device: &Arc<dyn Device>, identity: &Identity) -> Result<Option<CutShort>> {
+    let Some(newest) = identity.superblocks.first() else { return Ok(None) };
+    let device = Arc::clone(device);
+    let store = Store::open_pinned(device, Caches::new(0), identity.header, newest.clone())?;
+    store.judge_superblocks(&identity.superblocks)
+}
+
+/// Adds states found by a search: the one that is wanted, otherwise those newer than every
+/// superblock.
 fn add_searched(
     states: &mut Vec<Superblock>,
     scan: &Scan,

@@ -1,50 +1,53 @@
-//! One part of a salvaged file: records and patches put together, with a fate for every byte.
+//! Assembles one part of a salvaged file from records and patches, with a fate for every byte.
 
 use std::collections::BTreeSet;
 
-use super::super::extents::{Piece, UNIT_LEN, parse_piece, piece_key};
+use super::super::extents::{FileExtent, UNIT_LEN, file_extent_key, parse_file_extent};
 use super::{Salvage, SalvageFile};
+use crate::error::{Error, Result};
 use crate::pool::extents::delta;
-use crate::store::format::pointer::EXTENT_LEN_MAX;
-use crate::store::recover::verify::{Bounds, Within, entries_within};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::ExtentBytes;
+use crate::store::format::pointer::{EXTENT_LEN_MAX, Pointer};
+use crate::store::tree::walk::{Bounds, Within, entries_within};
+use crate::store::trees::TreeId;
 use crate::units::{FileId, Txg};
 
-/// Files are read in parts of this length: no slot of a record lies in two.
+/// Files are read in parts of this length: no slot of a record spans two.
 pub const PART_LEN: u64 = EXTENT_LEN_MAX as u64;
 
-/// What became of some bytes.
+/// What became of a range of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// They are what the state holds.
+    /// The content of the state.
     Right,
-    /// They verify, but may have been replaced since: they are of this txg, or of one before.
+    /// Verified, but possibly replaced since: the bytes are from this txg or an earlier one.
     Older(Txg),
-    /// They are lost, and zero.
+    /// Lost, and filled with zeros.
     Lost,
 }
 
-/// A run of bytes with one fate.
+/// A range of bytes with one fate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
     /// The first byte.
     pub start: u64,
-    /// The one behind the last.
+    /// The end of the range, exclusive.
     pub end: u64,
-    /// What became of them.
+    /// What became of the bytes.
     pub fate: Fate,
 }
 
 /// A part of a file.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Part {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Their fates, in order and without a gap.
+    /// The fates of the bytes, in order and without gaps.
     pub stretches: Vec<Stretch>,
 }
 
-/// Bytes with a fate for every unit of them.
+/// The bytes of a part, with a fate for each unit.
 struct Canvas {
     start: u64,
     bytes: Vec<u8>,
@@ -57,7 +60,7 @@ impl Canvas {
         Canvas { start, bytes: vec![0; len], fates: vec![fate; units] }
     }
 
-    /// Where a byte of the file is here; at the end for one behind it.
+    /// Returns the index of a byte of the file, clamped to the end.
     fn index(&self, at: u64) -> usize {
         (at - self.start).min(self.bytes.len() as u64) as usize
     }
@@ -66,8 +69,8 @@ impl Canvas {
         self.start + self.bytes.len() as u64
     }
 
-    /// The units that a range touches. Slots and patches begin with a unit, and end with one or with
-    /// the file.
+    /// Returns the units that a range touches. Slots and patches begin at a unit boundary, and end
+    /// at one or with the file.
     fn units(&self, start: u64, end: u64) -> std::ops::Range<usize> {
         let (start, end) = (start.max(self.start), end.min(self.end()));
         if start >= end {
@@ -82,7 +85,7 @@ impl Canvas {
         self.fates[units].fill(fate);
     }
 
-    /// Puts bytes at `start`, as far as they are within.
+    /// Copies bytes to `start`, as far as they fit.
     fn put(&mut self, start: u64, bytes: &[u8]) {
         let at = self.index(start);
         let n = bytes.len().min(self.bytes.len().saturating_sub(at));
@@ -109,57 +112,70 @@ impl Canvas {
     }
 }
 
-/// What a tree says of one part of a file.
+/// The extents that a tree has for one part of a file.
 #[derive(Default)]
-struct Pieces {
-    /// What is part of the state, in order.
-    current: Vec<Piece>,
-    /// What may have been replaced since, the newest leaves first.
-    older: Vec<Piece>,
-    /// Where there may be more, by where it would begin.
+struct FileExtents {
+    /// Extents that are part of the state, in order.
+    current: Vec<FileExtent>,
+    /// Extents that may have been replaced since, from the newest leaf to the oldest.
+    older: Vec<FileExtent>,
+    /// Ranges in which further extents may begin.
     lost: Vec<(u64, u64)>,
 }
 
-impl Pieces {
-    /// Where the first of what is known begins at or behind `at`.
+impl FileExtents {
+    /// Returns the start of the first current extent at or after `at`.
     fn next_start(&self, at: u64) -> Option<u64> {
-        self.current.iter().map(|piece| piece.start).find(|start| *start >= at)
+        self.current.iter().map(|extent| extent.start).find(|start| *start >= at)
     }
 }
 
 impl Salvage {
     /// Reads the part of a file that begins at `start`, a multiple of [`PART_LEN`].
-    pub fn read_part(&self, file: &SalvageFile, start: u64) -> Part {
+    ///
+    /// # Errors
+    ///
+    /// A defect of Hardpack ([`Error::Internal`]). Whatever else cannot be read is lost, and the
+    /// part says so.
+    pub fn read_part(&self, file: &SalvageFile, start: u64) -> Result<Part> {
         let len = file.attributes.len.saturating_sub(start).min(PART_LEN);
         let hole = if self.is_certain() { Fate::Right } else { Fate::Lost };
         let mut canvas = Canvas::new(start, len as usize, hole);
         if let Some(known) = file.known_len {
             canvas.paint(known.next_multiple_of(UNIT_LEN), u64::MAX, Fate::Lost);
         }
-        let map = self.pieces(MAP, file, start);
-        self.paint_records(&mut canvas, &map);
-        let patches = self.pieces(PATCHES, file, start);
-        self.paint_patches(&mut canvas, &map, &patches);
+        let map = self.file_extents(TreeId::Map, file, start);
+        self.paint_records(&mut canvas, &map)?;
+        let patches = self.file_extents(TreeId::Patches, file, start);
+        self.paint_patches(&mut canvas, &map, &patches)?;
         if !self.is_certain() {
             let older = Fate::Older(self.state().txg());
             let right = canvas.fates.iter_mut().filter(|fate| **fate == Fate::Right);
             right.for_each(|fate| *fate = older);
         }
-        canvas.finish()
+        Ok(canvas.finish())
     }
 
-    /// Where the parts of a file begin that may hold anything, or at whose beginning or end fates may change, in order.
-    /// All of what is between two of them is a hole of one fate: that of its first part.
+    /// Reads what a pointer refers to; `None` if that is damaged or refused by the system.
+    fn try_read(&self, pointer: &Pointer) -> Result<Option<ExtentBytes>> {
+        match self.store.read_uncached(pointer) {
+            Err(error @ Error::Internal(_)) => Err(error),
+            read => Ok(read.ok()),
+        }
+    }
+
+    /// Returns the starts of all parts of a file that may hold data, or in which fates may change,
+    /// in order. Everything between two of them is a hole whose fate is that of its first part.
     pub fn parts(&self, file: &SalvageFile) -> Vec<u64> {
         let len = file.attributes.len;
         let last = len.saturating_sub(1);
         let mut starts: BTreeSet<u64> = [0, last].map(|at| at / PART_LEN * PART_LEN).into();
         starts.extend(file.known_len.map(|known| known.min(last) / PART_LEN * PART_LEN));
         let whole =
-            Bounds { from: piece_key(file.id, 0).to_vec(), to: Some(next_file_key(file.id)) };
+            Bounds { from: file_extent_key(file.id, 0).to_vec(), to: Some(next_file_key(file.id)) };
         let state = self.state();
-        for tree in [MAP, PATCHES] {
-            let root = state.superblock.roots[usize::from(tree)].as_ref();
+        for tree in [TreeId::Map, TreeId::Patches] {
+            let root = state.superblock.roots[tree].as_ref();
             let Within { entries, lost } = entries_within(&self.store, tree, root, &whole);
             let mut keys: Vec<Vec<u8>> = entries.into_iter().map(|(key, _)| key).collect();
             if !lost.is_empty() {
@@ -177,21 +193,21 @@ impl Salvage {
                 let n = offset.len().min(8);
                 at[..n].copy_from_slice(&offset[..n]);
                 let start = u64::from_be_bytes(at).min(last) / PART_LEN * PART_LEN;
-                // What is lost may reach to the end of a record that begins before.
+                // The lost range may reach to the end of a record that begins earlier.
                 starts.extend([start, start + PART_LEN].into_iter().filter(|start| *start < len));
             }
         }
         starts.into_iter().filter(|start| *start < len).collect()
     }
 
-    fn pieces(&self, tree: u8, file: &SalvageFile, start: u64) -> Pieces {
+    fn file_extents(&self, tree: TreeId, file: &SalvageFile, start: u64) -> FileExtents {
         let end = start + PART_LEN;
-        let from = piece_key(file.id, start).to_vec();
-        let wanted = Bounds { from, to: Some(piece_key(file.id, end).to_vec()) };
+        let from = file_extent_key(file.id, start).to_vec();
+        let wanted = Bounds { from, to: Some(file_extent_key(file.id, end).to_vec()) };
         let state = self.state();
-        let root = state.superblock.roots[usize::from(tree)].as_ref();
+        let root = state.superblock.roots[tree].as_ref();
         let Within { entries, lost } = entries_within(&self.store, tree, root, &wanted);
-        let mut pieces = Pieces::default();
+        let mut extents = FileExtents::default();
         let offset_in = |key: &[u8]| match key.split_first_chunk::<8>() {
             Some((file_key, offset)) if *file_key == file.id.0.to_be_bytes() => {
                 let mut whole = [0; 8];
@@ -204,53 +220,61 @@ impl Salvage {
         };
         for bounds in lost {
             let to = bounds.to.as_ref().map_or(end, |to| offset_in(to));
-            pieces.lost.push((offset_in(&bounds.from), to));
+            extents.lost.push((offset_in(&bounds.from), to));
         }
         for (key, value) in entries {
-            match parse_piece(tree, &key, &value) {
-                Ok((_, piece)) => pieces.current.push(piece),
-                Err(_) => pieces.lost.push((offset_in(&key), offset_in(&key) + 1)),
+            match parse_file_extent(tree, &key, &value) {
+                Ok((_, extent)) => extents.current.push(extent),
+                Err(_) => extents.lost.push((offset_in(&key), offset_in(&key) + 1)),
             }
         }
-        if !pieces.lost.is_empty() {
+        if !extents.lost.is_empty() {
             for entry in self.found_entries(tree, &wanted) {
-                let Ok((_, piece)) = parse_piece(tree, &entry.key, &entry.value) else { continue };
-                let list = if entry.is_live { &mut pieces.current } else { &mut pieces.older };
-                list.push(piece);
+                let Ok((_, extent)) = parse_file_extent(tree, &entry.key, &entry.value) else {
+                    continue;
+                };
+                let list = if entry.is_live { &mut extents.current } else { &mut extents.older };
+                list.push(extent);
             }
         }
-        pieces.current.sort_by_key(|piece| piece.start);
-        pieces
+        extents.current.sort_by_key(|extent| extent.start);
+        extents
     }
 
-    fn paint_records(&self, canvas: &mut Canvas, map: &Pieces) {
+    fn paint_records(&self, canvas: &mut Canvas, map: &FileExtents) -> Result<()> {
         for (from, to) in &map.lost {
-            // The last of the records that are lost may reach to where the next begins.
+            // The last lost record may reach to the start of the next known one.
             canvas.paint(*from, map.next_start(*to).unwrap_or(u64::MAX), Fate::Lost);
         }
         let mut taken: Vec<(u64, u64)> =
-            map.current.iter().map(|piece| (piece.start, piece.slot_end())).collect();
-        for piece in &map.older {
-            let (start, end) = (piece.start, piece.slot_end());
+            map.current.iter().map(|extent| (extent.start, extent.slot_end())).collect();
+        for extent in &map.older {
+            let (start, end) = (extent.start, extent.slot_end());
             if taken.iter().any(|taken| taken.0 < end && start < taken.1) {
                 continue;
             }
-            if let Ok(bytes) = self.store.read_uncached(&piece.pointer) {
+            if let Some(bytes) = self.try_read(&extent.pointer)? {
                 canvas.put(start, bytes.as_slice());
-                canvas.paint(start, end, Fate::Older(piece.pointer.birth));
+                canvas.paint(start, end, Fate::Older(extent.pointer.birth));
                 taken.push((start, end));
             }
         }
-        for piece in &map.current {
-            canvas.paint(piece.start, piece.slot_end(), Fate::Right);
-            match self.store.read_uncached(&piece.pointer) {
-                Ok(bytes) => canvas.put(piece.start, bytes.as_slice()),
-                Err(_) => canvas.paint(piece.start, piece.end(), Fate::Lost),
+        for extent in &map.current {
+            canvas.paint(extent.start, extent.slot_end(), Fate::Right);
+            match self.try_read(&extent.pointer)? {
+                Some(bytes) => canvas.put(extent.start, bytes.as_slice()),
+                None => canvas.paint(extent.start, extent.end(), Fate::Lost),
             }
         }
+        Ok(())
     }
 
-    fn paint_patches(&self, canvas: &mut Canvas, map: &Pieces, patches: &Pieces) {
+    fn paint_patches(
+        &self,
+        canvas: &mut Canvas,
+        map: &FileExtents,
+        patches: &FileExtents,
+    ) -> Result<()> {
         let mut is_patched = vec![false; canvas.fates.len()];
         for patch in &patches.current {
             if !self.is_certain() && is_outdated(patch, map) {
@@ -258,14 +282,14 @@ impl Salvage {
             }
             let (start, end) = (patch.start, patch.end());
             let units = canvas.units(start, end);
-            let fate = self.put_patch(canvas, patch);
+            let fate = self.put_patch(canvas, patch)?;
             if fate == Fate::Lost {
                 canvas.clear(start, end);
             }
             is_patched[units.clone()].fill(true);
             canvas.fates[units].fill(fate);
         }
-        // Whether there were patches over the rest of what is lost is not known.
+        // The rest of a lost range may have had patches.
         for (from, to) in &patches.lost {
             for record in map.current.iter().filter(|r| r.start < *to && r.slot_end() > *from) {
                 let mut end = record.slot_end();
@@ -279,38 +303,37 @@ impl Salvage {
                 }
             }
         }
+        Ok(())
     }
 
-    /// Puts a patch over the record below it, and says what became of the bytes.
-    fn put_patch(&self, canvas: &mut Canvas, patch: &Piece) -> Fate {
-        let Ok(bytes) = self.store.read_uncached(&patch.pointer) else { return Fate::Lost };
+    /// Applies a patch over the record below it, and returns what became of the bytes.
+    fn put_patch(&self, canvas: &mut Canvas, patch: &FileExtent) -> Result<Fate> {
+        let Some(bytes) = self.try_read(&patch.pointer)? else { return Ok(Fate::Lost) };
         if !patch.pointer.is_delta() {
             canvas.put(patch.start, bytes.as_slice());
-            return Fate::Right;
+            return Ok(Fate::Right);
         }
-        // A delta says nothing without the very record that it was made for.
+        // A delta is useless without the exact record that it was made for.
         let units = canvas.units(patch.start, patch.end());
         if canvas.fates[units].iter().any(|fate| *fate != Fate::Right) {
-            return Fate::Lost;
+            return Ok(Fate::Lost);
         }
         let at = canvas.index(patch.start);
         let n = (patch.pointer.len as usize).min(canvas.bytes.len().saturating_sub(at));
         let part = &mut canvas.bytes[at..at + n];
-        match delta::apply(bytes.as_slice(), patch.pointer.len as usize, part, 0) {
-            Some(()) => Fate::Right,
-            None => Fate::Lost,
-        }
+        let applied = delta::apply(bytes.as_slice(), patch.pointer.len as usize, part, 0);
+        Ok(if applied.is_some() { Fate::Right } else { Fate::Lost })
     }
 }
 
-/// A key behind all those of a file.
+/// Returns a key greater than all keys of a file.
 fn next_file_key(file: FileId) -> Vec<u8> {
     [&file.0.to_be_bytes()[..], &[0xff; 9]].concat()
 }
 
-/// Whether a patch was made before the record below it: then it is left from before that was written,
-/// and is no part of it.
-fn is_outdated(patch: &Piece, map: &Pieces) -> bool {
+/// Whether a patch is older than the record below it. It is then a leftover from before that record
+/// was written, and does not apply.
+fn is_outdated(patch: &FileExtent, map: &FileExtents) -> bool {
     let below = map.current.iter().find(|r| r.start <= patch.start && patch.start < r.slot_end());
     below.is_none_or(|record| patch.pointer.birth < record.pointer.birth)
 }

@@ -1,56 +1,57 @@
-//! What is lost of a state's trees, and what a search found in its place.
+//! The lost parts of a state's trees, and the leaves that a search found to replace them.
 
 use std::collections::BTreeMap;
 
-use super::super::extents::parse_piece;
+use super::super::extents::parse_file_extent;
 use super::{Salvage, SalvageDirectory, SalvageFile};
 use crate::error::Result;
 use crate::pool::namespace::entries::{self, Attributes, Kind, ROOT};
 use crate::store::Store;
+use crate::store::format::dead::parse_dead;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::data_pointer;
 use crate::store::recover::scan::{self, FoundNode, Scan};
-use crate::store::recover::verify::{Bounds, Met, Space, Within, entries_within, walk_bounded};
-use crate::store::snapshots::dead::parse_dead;
-use crate::store::trees::{DEAD, DICTIONARIES, FREED, MAP, NAMES, PATCHES, SPACE};
+use crate::store::space::account::SpaceAccount;
+use crate::store::tree::walk::{Bounds, Met, Within, entries_within, walk_bounded};
+use crate::store::trees::TreeId;
 use crate::units::{FileId, Run, Sector, Txg};
 
 /// The trees that lead to the bytes of files.
-const WANTED: [u8; 4] = [NAMES, DICTIONARIES, MAP, PATCHES];
+const WANTED: [TreeId; 4] = [TreeId::Names, TreeId::Dictionaries, TreeId::Map, TreeId::Patches];
 
-/// The keys of what cannot be read, by tree.
+/// The key ranges of unreadable parts, by tree.
 #[derive(Debug, Default)]
-pub(super) struct Lost(BTreeMap<u8, Vec<Bounds>>);
+pub(super) struct Lost(BTreeMap<TreeId, Vec<Bounds>>);
 
 impl Lost {
     pub fn count(&self) -> usize {
         self.0.values().map(Vec::len).sum()
     }
 
-    fn of(&self, tree: u8) -> &[Bounds] {
+    fn of(&self, tree: TreeId) -> &[Bounds] {
         self.0.get(&tree).map_or(&[], |lost| &lost[..])
     }
 
     /// Whether any part of a tree is lost.
-    pub fn has_any(&self, tree: u8) -> bool {
+    pub fn has_any(&self, tree: TreeId) -> bool {
         !self.of(tree).is_empty()
     }
 
     /// Whether an entry with this key may have been lost.
-    fn has(&self, tree: u8, key: &[u8]) -> bool {
+    fn has(&self, tree: TreeId, key: &[u8]) -> bool {
         self.of(tree).iter().any(|bounds| {
             *key >= bounds.from[..] && bounds.to.as_ref().is_none_or(|to| *key < to[..])
         })
     }
 }
 
-/// A leaf with keys that were lost.
+/// A leaf that contains lost keys.
 #[derive(Debug)]
 pub(super) struct Leaf {
     found: FoundNode,
     /// Its first key, and one above its last.
     bounds: Bounds,
-    /// It is part of the state, for certain.
+    /// Whether it is certainly part of the state.
     pub is_live: bool,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct FoundEntry {
 }
 
 impl Salvage {
-    /// Finds out what is lost, searches the pool where anything is, and lists the files.
+    /// Determines what is lost, searches the pool if anything is, and lists the files.
     pub(super) fn look_for_the_rest(
         &mut self,
         searched: Option<Scan>,
@@ -84,17 +85,17 @@ impl Salvage {
         Ok(())
     }
 
-    /// Walks the trees that are wanted. Returns where the last record of each file ends.
+    /// Walks the wanted trees. Returns the end of each file's last record.
     fn walk(&mut self) -> Result<BTreeMap<FileId, u64>> {
         let mut ends = BTreeMap::new();
         let state = self.store.state();
         for tree in WANTED {
-            let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+            let Some(root) = &state.superblock.roots[tree] else { continue };
             let lost = self.lost.0.entry(tree).or_default();
             walk_bounded(&self.store, tree, root, Txg(0), &mut |met, bounds| {
                 match met {
                     Met::Damage(..) => lost.push(bounds.clone()),
-                    Met::Entry(MAP, key, value) => note_end(&mut ends, key, value),
+                    Met::Entry(TreeId::Map, key, value) => note_end(&mut ends, key, value),
                     _ => {}
                 }
                 Ok(())
@@ -103,7 +104,7 @@ impl Salvage {
         Ok(ends)
     }
 
-    /// Keeps of what was found the leaves that may hold what is lost.
+    /// Keeps only found leaves that may contain lost keys.
     fn keep_leaves(&mut self, scan: Scan) {
         let state = self.store.state();
         let free = if self.is_certain() { free_runs(&self.store) } else { None };
@@ -129,7 +130,7 @@ impl Salvage {
                 && free.as_ref().is_some_and(|free| is_used(free, run));
             self.leaves.push(Leaf { found, bounds, is_live });
         }
-        // What is part of the state goes first, then the newest.
+        // Leaves of the state go first, then the newest.
         self.leaves.sort_by_key(|leaf| {
             (std::cmp::Reverse((leaf.is_live, leaf.found.front.birth)), leaf.found.offset)
         });
@@ -139,9 +140,9 @@ impl Salvage {
         scan::read_found(&**self.store.device(), &self.store.guid(), found)
     }
 
-    /// The entries that were lost of a tree, with keys within bounds, as far as leaves with them were
-    /// found: those of the state first, then from the newest leaf to the oldest.
-    pub(super) fn found_entries(&self, tree: u8, wanted: &Bounds) -> Vec<FoundEntry> {
+    /// Returns the lost entries of a tree with keys within bounds, as far as leaves with them were
+    /// found: entries of the state first, then from the newest leaf to the oldest.
+    pub(super) fn found_entries(&self, tree: TreeId, wanted: &Bounds) -> Vec<FoundEntry> {
         let mut entries = Vec::new();
         let leaves = self.leaves.iter().filter(|leaf| leaf.found.front.tree == tree);
         for leaf in leaves.filter(|leaf| leaf.bounds.meets(wanted)) {
@@ -160,11 +161,11 @@ impl Salvage {
         entries
     }
 
-    /// Takes up the dictionaries that are part of the state. Those of older leaves are left: a number
-    /// that was never committed may have been given again, and decompressing with another dictionary
-    /// is not noticed.
+    /// Adopts the dictionaries that are part of the state. Those of older leaves are ignored: a
+    /// number that was never committed may have been assigned again, and decompressing with the
+    /// wrong dictionary goes unnoticed.
     fn find_dictionaries(&self) {
-        for entry in self.found_entries(DICTIONARIES, &Bounds::default()) {
+        for entry in self.found_entries(TreeId::Dictionaries, &Bounds::default()) {
             let pointer = data_pointer(&entry.value).ok().filter(|_| entry.is_live);
             if let Some(pointer) = pointer {
                 self.store.adopt_dictionary(&entry.key, &pointer);
@@ -173,15 +174,15 @@ impl Salvage {
     }
 
     fn list_files(&mut self, mut ends: BTreeMap<FileId, u64>) {
-        let root = self.store.state().superblock.roots[usize::from(NAMES)].clone();
+        let root = self.store.state().superblock.roots[TreeId::Names].clone();
         let Within { entries, lost } =
-            entries_within(&self.store, NAMES, root.as_ref(), &Bounds::default());
+            entries_within(&self.store, TreeId::Names, root.as_ref(), &Bounds::default());
         let mut names: BTreeMap<Vec<u8>, (Vec<u8>, bool)> =
             entries.into_iter().map(|(key, value)| (key, (value, true))).collect();
-        for entry in self.found_entries(NAMES, &Bounds::default()) {
+        for entry in self.found_entries(TreeId::Names, &Bounds::default()) {
             names.entry(entry.key).or_insert((entry.value, entry.is_live));
         }
-        for entry in self.found_entries(MAP, &Bounds::default()) {
+        for entry in self.found_entries(TreeId::Map, &Bounds::default()) {
             note_end(&mut ends, &entry.key, &entry.value);
         }
         let mut files: BTreeMap<FileId, Told> = BTreeMap::new();
@@ -210,7 +211,7 @@ impl Salvage {
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
             let mut paths = paths_of(&places, id);
             let is_led_to = paths.iter().all(|(_, is_from_root)| *is_from_root);
-            // What is still being received has none.
+            // A file still being received has no name.
             let has_all_names = is_led_to && paths.len() >= attributes.link_count as usize;
             let (path, _) = if paths.is_empty() { Default::default() } else { paths.remove(0) };
             if attributes.kind == Kind::Directory {
@@ -239,11 +240,11 @@ impl Salvage {
     }
 }
 
-/// The directories that files and directories have names in, with these.
+/// The directories in which files and directories have names, with these names.
 type Places = BTreeMap<FileId, Vec<(FileId, Vec<u8>)>>;
 
-/// For each name of a file the names from the root down to it, as far up as they are known, and whether that is
-/// up to the root.
+/// Returns, for each name of a file, its path as far up as it is known, and whether that reaches
+/// the root.
 fn paths_of(places: &Places, file: FileId) -> Vec<(Vec<Vec<u8>>, bool)> {
     let of_name = |(directory, name): &(FileId, Vec<u8>)| {
         let (mut path, mut at) = (vec![name.clone()], *directory);
@@ -260,37 +261,37 @@ fn paths_of(places: &Places, file: FileId) -> Vec<(Vec<Vec<u8>>, bool)> {
     places.get(&file).map_or(Vec::new(), |names| names.iter().map(of_name).collect())
 }
 
-/// What was found of a file besides its records.
+/// The entries found for a file besides its records.
 #[derive(Default)]
 struct Told {
     name: Option<String>,
     target: Option<Vec<u8>>,
-    /// With whether they are those of the state.
+    /// The attributes, and whether they belong to the state.
     attributes: Option<(Attributes, bool)>,
 }
 
 fn note_end(ends: &mut BTreeMap<FileId, u64>, key: &[u8], value: &[u8]) {
-    if let Ok((file, piece)) = parse_piece(MAP, key, value) {
+    if let Ok((file, extent)) = parse_file_extent(TreeId::Map, key, value) {
         let end = ends.entry(file).or_default();
-        *end = piece.end().max(*end);
+        *end = extent.end().max(*end);
     }
 }
 
-/// The free runs of a state, and those that only its snapshots reach, in order; `None` where they are not
-/// all known.
+/// Returns the free runs of a state, and those that only its snapshots reach, in order; `None` if
+/// they are not all known.
 fn free_runs(store: &Store) -> Option<Vec<Run>> {
     let state = store.state();
     let mut free = state.superblock.windows.clone();
-    for tree in [SPACE, FREED, DEAD] {
-        let root = state.superblock.roots[usize::from(tree)].as_ref();
+    for tree in [TreeId::Space, TreeId::Freed, TreeId::Dead] {
+        let root = state.superblock.roots[tree].as_ref();
         let Within { entries, lost } = entries_within(store, tree, root, &Bounds::default());
         if !lost.is_empty() {
             return None;
         }
         for (key, value) in entries {
             free.push(match tree {
-                DEAD => parse_dead(&key, &value).ok()?.run,
-                _ => Space::free_run(tree, &key, &value).ok()?,
+                TreeId::Dead => parse_dead(&key, &value).ok()?.run,
+                _ => SpaceAccount::free_run(tree, &key, &value).ok()?,
             });
         }
     }

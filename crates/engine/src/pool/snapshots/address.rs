@@ -1,18 +1,19 @@
-//! What an address with a snapshot in it stands for: `HEAD@NAME/TAIL`, a path in the pool with an `@` behind what the
-//! snapshot is of, or behind something in that. Everybody who takes such addresses asks here, so that what works for
-//! one command works for all.
+//! Resolves addresses that contain a snapshot: `HEAD@NAME/TAIL`, a path in the pool with an `@`
+//! after the scope of the snapshot, or after something inside it. Every command that accepts such
+//! addresses resolves them here, so they work the same everywhere.
 //!
 //! ```text
-//! 1  the snapshot NAME of what is at HEAD now
-//! 2  that of what was at HEAD when the snapshot was made, and is gone or somewhere else now
-//! 3  that of the directory above, found by 1 or 2; and so on up to the whole pool. There HEAD goes on with
-//!    what lay there then, or else with what is at HEAD now, by the name that it had then
+//! 1  the snapshot NAME of the current file or directory at HEAD
+//! 2  the snapshot NAME of whatever was at HEAD when it was made, if that is gone or elsewhere now
+//! 3  the snapshot NAME of the directory above, by rule 1 or 2, and so on up to the whole pool.
+//!    There HEAD continues with the path as it was then, or else with the file that is now at HEAD,
+//!    under the name that it had then
 //! ```
 //!
-//! Where 2 finds several none of them is meant, and that is an error. `HEAD@NAME@TXG` tells them apart: no name of
-//! a snapshot has an `@`. What changes or destroys a snapshot wants it itself, by 1 or 2 ([`Pool::snapshot_at`]);
-//! what reads takes 3 as well ([`Pool::in_snapshot`]). A file whose own name is the whole address comes first: the
-//! callers look for that.
+//! If rule 2 finds several, the address is ambiguous, which is an error. `HEAD@NAME@TXG` tells them
+//! apart, since names of snapshots contain no `@`. Operations that change or destroy a snapshot use
+//! rules 1 and 2 only ([`Pool::snapshot_at`]); reads use 3 as well ([`Pool::in_snapshot`]). A file
+//! whose own name equals the whole address takes precedence: callers look for that first.
 
 use crate::error::{Error, Result};
 use crate::pool::snapshots::SnapshotInfo;
@@ -21,28 +22,29 @@ use crate::units::{FileId, Txg};
 
 const MARK: u8 = b'@';
 
-/// Something in a snapshot.
+/// A place in a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct InSnapshot {
-    /// What the snapshot is of.
+    /// The scope of the snapshot.
     pub scope: FileId,
     /// The name of the snapshot.
     pub name: Vec<u8>,
-    /// The path in it, from the root of the pool; nothing need be there.
+    /// The path in it, from the root of the pool; it need not exist.
     pub path: Vec<u8>,
 }
 
-/// An address taken apart at one of its marks.
+/// An address split at one of its marks.
 struct Parts<'a> {
     head: &'a [u8],
     name: &'a [u8],
-    /// Of several with this name, the one that keeps this state.
+    /// The state that the snapshot must preserve, to tell several with this name apart.
     txg: Option<Txg>,
-    /// Empty, or with a slash before it.
+    /// Empty, or begins with a slash.
     tail: &'a [u8],
 }
 
-/// The ways to take an address apart, the last mark first.
+/// Returns the ways to split an address, the last mark first.
 fn parts(address: &[u8]) -> impl Iterator<Item = Parts<'_>> {
     let marks = (0..address.len()).rev().filter(|at| address[*at] == MARK);
     marks.filter_map(|at| {
@@ -60,7 +62,7 @@ fn parts(address: &[u8]) -> impl Iterator<Item = Parts<'_>> {
     })
 }
 
-/// A path and all that lie above it, the root last.
+/// Returns a path and all of its ancestors, the root last.
 fn upwards(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::successors(Some(path), |at| {
         let end = at.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
@@ -68,7 +70,7 @@ fn upwards(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The answer to a question about a path, where there is something.
+/// Turns errors about a missing path into `None`.
 fn if_there<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -77,7 +79,7 @@ fn if_there<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// All snapshots of one name, opened.
+/// All snapshots with one name, opened.
 struct Candidates<'p> {
     pool: &'p Pool,
     those: Vec<(SnapshotInfo, Pool)>,
@@ -88,7 +90,7 @@ impl<'p> Candidates<'p> {
         let mut those = Vec::new();
         for info in pool.snapshots()? {
             if info.name == name && txg.is_none_or(|txg| txg == info.txg) {
-                // It may be destroyed just now.
+                // It may be destroyed at this moment.
                 let opened = if_there(pool.open_snapshot(info.scope, name))?;
                 those.extend(opened.map(|opened| (info, opened)));
             }
@@ -96,7 +98,7 @@ impl<'p> Candidates<'p> {
         Ok(Candidates { pool, those })
     }
 
-    /// The one of what is at a path, or was when it was made.
+    /// Returns the snapshot of the file at a path, now or when the snapshot was made.
     fn of(&self, path: &[u8]) -> Result<Option<&(SnapshotInfo, Pool)>> {
         if self.those.is_empty() {
             return Ok(None);
@@ -127,12 +129,12 @@ fn several(path: &[u8], found: &[&(SnapshotInfo, Pool)]) -> Error {
         format!("'{path}@{snapshot}@{}'", info.txg)
     });
     let each = each.collect::<Vec<_>>().join(" or ");
-    Error::Invalid(format!("several were called '{}' then; name one of them as {each}", name(path)))
+    Error::Invalid(format!("several snapshots match the former path '{}'; use {each}", name(path)))
 }
 
 impl Pool {
-    /// The snapshot, as what it is of and its name, that an address stands for; nothing where there is none, or where
-    /// the address leads into one.
+    /// Resolves an address to a snapshot, as its scope and name. Returns `None` if there is none,
+    /// or if the address leads into one.
     pub fn snapshot_at(&self, address: &[u8]) -> Result<Option<(FileId, Vec<u8>)>> {
         for Parts { head, name, txg, tail } in parts(address) {
             if tail.iter().any(|byte| *byte != b'/') {
@@ -145,12 +147,12 @@ impl Pool {
         Ok(None)
     }
 
-    /// What an address with a snapshot in it stands for; nothing where there is no such snapshot.
+    /// Resolves an address that contains a snapshot. Returns `None` if there is no such snapshot.
     pub fn in_snapshot(&self, address: &[u8]) -> Result<Option<InSnapshot>> {
         let mut first = None;
         for Parts { head, name, txg, tail } in parts(address) {
             let candidates = Candidates::named(self, name, txg)?;
-            // `@NAME/PATH` may also be said of a snapshot of what is at PATH.
+            // `@NAME/PATH` may also mean a snapshot of the file at PATH.
             let is_path = head.is_empty() && !tail.is_empty();
             let also = is_path
                 .then(|| (&tail[tail.iter().take_while(|b| **b == b'/').count()..], &[][..]));
@@ -169,7 +171,8 @@ impl Pool {
         Ok(first)
     }
 
-    /// Where in a snapshot of what is at `above` that is which lies at `head`, and whether anything is there.
+    /// Returns where the file at `head` is in a snapshot of the file at `above`, and whether it
+    /// exists there.
     fn path_in(
         &self,
         snapshot: &Pool,
@@ -200,8 +203,8 @@ impl Pool {
         Ok((path, false))
     }
 
-    /// The address of a snapshot, as it works everywhere: the path of what it is of, or that which it had if it is gone; the
-    /// name; and the txg where that is needed to tell it from another.
+    /// Returns an unambiguous address of a snapshot: the path of its scope, or the former path if
+    /// the scope is gone; the name; and the txg if it is needed to tell the snapshot from others.
     pub fn snapshot_address(&self, info: &SnapshotInfo) -> Result<Vec<u8>> {
         let path = match if_there(self.path_of(info.scope))? {
             Some(path) => path,
@@ -209,7 +212,7 @@ impl Pool {
         };
         let address = [&path[..], &[MARK], &info.name].concat();
         let is_it = |found: &Result<Option<(FileId, Vec<u8>)>>| matches!(found, Ok(Some((scope, name))) if (*scope, name) == (info.scope, &info.name));
-        // A file of that very name comes first.
+        // A file with that very name takes precedence.
         let is_taken = if_there(self.resolve_link(&address))?.is_some();
         match !is_taken && is_it(&self.snapshot_at(&address)) {
             true => Ok(address),

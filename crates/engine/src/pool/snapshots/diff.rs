@@ -1,81 +1,84 @@
-//! What changed below a directory, or in a file, between a snapshot and a later one or the pool as it is.
+//! Lists the changes below a directory, or in a file, between a snapshot and a later one or the
+//! current state.
 //!
-//! Only nodes that differ are read, and the bytes behind records that differ, since what is written anew need not
-//! have changed. Memory goes with how much changed.
+//! Only nodes that differ are read, and the bytes of records that differ, since rewritten
+//! records may hold the same bytes. Memory grows with the number of changes.
 //!
-//! Invariant: bytes are read only where records or patches differ: a file that became longer or shorter differs behind the
-//! shorter end, which is said and not looked at. It may be a hole of 2^60 bytes.
+//! Invariant: bytes are read only where records or patches differ. If the length of a file changed,
+//! the part past the shorter end is reported without being read: it may be a hole of 2^60 bytes.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Committed;
-use crate::pool::extents::{Piece, UNIT_LEN, parse_piece, read_range};
+use crate::pool::extents::{FileExtent, UNIT_LEN, parse_file_extent, read_range};
 use crate::pool::namespace::api::is_below;
 use crate::pool::namespace::entries::{self, Kind, Owned, ROOT};
-use crate::store::snapshots::Snapshot;
+use crate::store::format::snapshot::Snapshot;
 use crate::store::snapshots::differ::differences;
-use crate::store::trees::{MAP, NAMES, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{State, Store};
 use crate::units::FileId;
 
-/// How much of two files is compared at a time.
+/// How many bytes of two files are compared at a time.
 const COMPARE_LEN: u64 = 128 << 10;
 
-/// What happened to a file.
+/// The kind of change to a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It was not there before.
+    /// It did not exist before.
     Created,
-    /// It is not there any more.
+    /// It no longer exists.
     Removed,
     /// It had another path.
     Renamed {
-        /// That one.
+        /// The former path.
         from: Vec<u8>,
     },
-    /// Its bytes, its length, or what else is known of it changed.
+    /// Its bytes, length, attributes or properties changed.
     Modified,
 }
 
-/// A file that changed. One that was renamed and modified comes twice.
+/// A file that changed. A file that was both renamed and modified appears twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Difference {
-    /// Its path, from the root; where it is not there any more, the one it had.
+    /// Its path from the root; the former path if it no longer exists.
     pub path: Vec<u8>,
     /// The file.
     pub file: FileId,
     /// File, directory or symbolic link.
     pub kind: Kind,
-    /// What happened.
+    /// The kind of change.
     pub change: Change,
-    /// Which bytes of it differ, to 4 KiB: start and end. None of what was created or removed.
+    /// The byte ranges that differ, at a resolution of 4 KiB: start and end. Empty for created and
+    /// removed files.
     pub ranges: Vec<(u64, u64)>,
 }
 
-/// What is found of one file.
+/// The changes found for one file.
 #[derive(Default)]
 struct Found {
     has_other_names: bool,
     is_modified: bool,
-    /// Where records or patches differ.
-    pieces: Vec<(u64, u64)>,
+    /// The ranges in which records or patches differ.
+    extents: Vec<(u64, u64)>,
 }
 
-/// Two states of one pool.
+/// Two states of the same pool.
 struct Pair<'a> {
     store: &'a Store,
     old: &'a State,
     new: &'a State,
     scope: FileId,
-    /// The names of the scope itself count: where it lies, how it is called, how many names it has.
+    /// Whether the names of the scope itself count: its place, its name, and their number.
     with_its_names: bool,
 }
 
 impl Pool {
-    /// What changed in the scope of a snapshot between it and a later one of the same scope, or the pool as it is,
-    /// by path.
+    /// Returns the changes in the scope of a snapshot up to a later snapshot of the same scope, or
+    /// up to the current state, sorted by path.
     pub fn diff(&self, scope: FileId, from: &[u8], to: Option<&[u8]>) -> Result<Vec<Difference>> {
         let find = |name: &[u8]| self.find_snapshot(scope, name);
         let old: Snapshot = find(from)?;
@@ -101,7 +104,8 @@ impl Pool {
         Ok(found)
     }
 
-    /// Whether what a snapshot keeps is not the same any more, but for the names of the scope itself.
+    /// Whether the content of a snapshot's scope has changed, apart from the names of the scope
+    /// itself.
     pub(in crate::pool) fn is_changed_within(&self, snapshot: &Snapshot) -> Result<bool> {
         self.refresh()?;
         let (old, scope) = (snapshot.state(), snapshot.scope.file);
@@ -116,8 +120,8 @@ impl Pair<'_> {
     fn run(&self) -> Result<Vec<Difference>> {
         let mut files: BTreeMap<FileId, Found> = BTreeMap::new();
         self.compare_names(&mut files)?;
-        for tree in [MAP, PATCHES] {
-            self.compare_pieces(tree, &mut files)?;
+        for tree in [TreeId::Map, TreeId::Patches] {
+            self.compare_file_extents(tree, &mut files)?;
         }
         let mut found = Vec::new();
         for (file, of) in files {
@@ -126,8 +130,8 @@ impl Pair<'_> {
         Ok(found)
     }
 
-    fn roots(&self, tree: u8) -> [Option<&crate::store::format::pointer::Pointer>; 2] {
-        [self.old, self.new].map(|state| state.superblock.roots[usize::from(tree)].as_ref())
+    fn roots(&self, tree: TreeId) -> [Option<&crate::store::format::pointer::Pointer>; 2] {
+        [self.old, self.new].map(|state| state.superblock.roots[tree].as_ref())
     }
 
     fn source<'s>(&'s self, state: &'s State) -> Committed<'s> {
@@ -135,8 +139,8 @@ impl Pair<'_> {
     }
 
     fn compare_names(&self, files: &mut BTreeMap<FileId, Found>) -> Result<()> {
-        let [old, new] = self.roots(NAMES);
-        differences(self.store, NAMES, (old, new), &mut |key, before, after| {
+        let [old, new] = self.roots(TreeId::Names);
+        differences(self.store, TreeId::Names, (old, new), &mut |key, before, after| {
             match entries::owned_by(key) {
                 Some(Owned::Attributes(file) | Owned::Other(file)) => {
                     files.entry(file).or_default().is_modified = true;
@@ -157,24 +161,28 @@ impl Pair<'_> {
         })
     }
 
-    fn compare_pieces(&self, tree: u8, files: &mut BTreeMap<FileId, Found>) -> Result<()> {
+    fn compare_file_extents(
+        &self,
+        tree: TreeId,
+        files: &mut BTreeMap<FileId, Found>,
+    ) -> Result<()> {
         let [old, new] = self.roots(tree);
         differences(self.store, tree, (old, new), &mut |key, before, after| {
             for value in [before, after].into_iter().flatten() {
-                let (file, piece): (FileId, Piece) = parse_piece(tree, key, value)?;
-                let pieces = &mut files.entry(file).or_default().pieces;
-                match pieces.last_mut() {
-                    Some((from, to)) if (*from..=*to).contains(&piece.start) => {
-                        *to = piece.end().max(*to);
+                let (file, extent): (FileId, FileExtent) = parse_file_extent(tree, key, value)?;
+                let extents = &mut files.entry(file).or_default().extents;
+                match extents.last_mut() {
+                    Some((from, to)) if (*from..=*to).contains(&extent.start) => {
+                        *to = extent.end().max(*to);
                     }
-                    _ => pieces.push((piece.start, piece.end())),
+                    _ => extents.push((extent.start, extent.end())),
                 }
             }
             Ok(())
         })
     }
 
-    /// Whether a file is there in a state, within the scope.
+    /// Whether a file exists within the scope in a state.
     fn is_in(&self, state: &State, file: FileId) -> Result<bool> {
         let source = &mut self.source(state);
         if !entries::is_there(source, file)? || entries::is_nameless(source, file)? {
@@ -205,7 +213,7 @@ impl Pair<'_> {
                 if is_renamed && !passes_over {
                     add(to.clone(), kind, Change::Renamed { from }, Vec::new());
                 }
-                let ranges = self.differing(file, of.pieces)?;
+                let ranges = self.differing(file, of.extents)?;
                 if !ranges.is_empty() || of.is_modified && self.is_modified(file, is_renamed)? {
                     add(to, kind, Change::Modified, ranges);
                 }
@@ -214,7 +222,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Whether anything but the names of a file changed, and with them its directory and their number.
+    /// Whether anything changed except the names of a file, its directory and the number of names.
     fn is_modified(&self, file: FileId, is_renamed: bool) -> Result<bool> {
         let [mut old, mut new] = [self.old, self.new].map(|state| self.source(state));
         if entries::own_entries(&mut old, file)? != entries::own_entries(&mut new, file)? {
@@ -231,20 +239,21 @@ impl Pair<'_> {
         Ok(after != before)
     }
 
-    /// Of ranges in which records differ, those in which bytes do.
-    fn differing(&self, file: FileId, mut pieces: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
+    /// Narrows ranges in which records differ to those in which bytes differ.
+    fn differing(&self, file: FileId, mut extents: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
         let [mut old, mut new] = [self.old, self.new].map(|state| self.source(state));
         let lens =
             [entries::attributes(&mut old, file)?.len, entries::attributes(&mut new, file)?.len];
-        // What one of them does not reach differs in any case, with the unit in which it ends.
+        // The part past the shorter end differs in any case, including the unit in which it
+        // begins.
         let beyond = (lens[0] != lens[1])
             .then(|| (lens[0].min(lens[1]) / UNIT_LEN * UNIT_LEN, lens[0].max(lens[1])));
         let end = beyond.map_or(lens[0], |(start, _)| start);
-        pieces.sort_unstable();
+        extents.sort_unstable();
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut done = 0;
         let [mut a, mut b] = [(); 2].map(|()| vec![0; COMPARE_LEN as usize]);
-        for (from, to) in pieces {
+        for (from, to) in extents {
             let mut at = from.max(done) / UNIT_LEN * UNIT_LEN;
             let to = to.min(end);
             while at < to {
@@ -270,7 +279,7 @@ impl Pair<'_> {
     }
 }
 
-/// Puts a range behind others, or with the last of them where they touch.
+/// Appends a range, merging it with the last one if they touch.
 fn add_range(ranges: &mut Vec<(u64, u64)>, (start, stop): (u64, u64)) {
     match ranges.last_mut() {
         Some(last) if last.1 >= start => last.1 = last.1.max(stop),

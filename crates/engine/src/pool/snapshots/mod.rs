@@ -1,9 +1,10 @@
-//! Snapshots of a file, of a directory or of the whole pool: making, listing, opening and destroying them.
+//! Snapshots of a file, a directory or the whole pool: creating, listing, opening and destroying
+//! them.
 //!
-//! A snapshot is of what is committed; uncommitted changes of open files are not in it. Making one takes a
-//! moment whatever there is, and nothing that is written later pays for it but by the space that
-//! it keeps. Bringing one back is in `rollback.rs`, copies that share its extents in `clone.rs`, and
-//! what changed since in `diff.rs`.
+//! A snapshot contains committed data only, not the uncommitted changes of open files. Creating one
+//! takes a moment whatever the size, and later writes pay for it only with the space it keeps.
+//! `rollback.rs` restores a snapshot, `clone.rs` makes copies that share its extents, and `diff.rs`
+//! lists what changed since.
 
 pub(in crate::pool) mod address;
 pub(in crate::pool) mod clone;
@@ -19,37 +20,37 @@ use super::namespace::api::is_below;
 use super::namespace::entries::{self, Kind, ROOT};
 use super::{Pool, Shared};
 use crate::error::{Error, Result};
+use crate::store::format::snapshot::{Scope, Snapshot};
 use crate::store::format::stats::CodecStats;
 use crate::store::snapshots::dead::{Held, RELEASE_COUNT_MAX};
-use crate::store::snapshots::{Scope, Snapshot, WHOLE_POOL};
 use crate::store::{State, Store};
 use crate::units::{FileId, Txg};
 
-const _: () = assert!(ROOT.0 == WHOLE_POOL.0);
-
-/// A snapshot, as lists show it.
+/// A snapshot as shown in lists.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SnapshotInfo {
-    /// The file or directory that it is of; [`ROOT`] for the whole pool.
+    /// The file or directory in the snapshot; [`ROOT`] for the whole pool.
     pub scope: FileId,
     /// Its name.
     pub name: Vec<u8>,
-    /// The state that it keeps.
+    /// The state that it preserves.
     pub txg: Txg,
-    /// When it was made, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub created_ns: i64,
-    /// The length of all files of the pool then.
+    /// The length of all files of the pool at that time.
     pub file_bytes: u64,
-    /// All records and patches of the pool then.
+    /// All records and patches of the pool at that time.
     pub data: CodecStats,
 }
 
-/// What a snapshot takes.
+/// The space that a snapshot takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct SnapshotSpace {
-    /// What destroying it alone would give back, in bytes.
+    /// The space that destroying it alone would release, in bytes.
     pub used: u64,
-    /// What the records and patches of its scope take, whoever else has them, in bytes.
+    /// The space taken by the records and patches of its scope, shared or not, in bytes.
     pub referenced: u64,
 }
 
@@ -57,7 +58,7 @@ pub(super) fn missing(name: &[u8]) -> Error {
     Error::NotFound { what: "snapshot", name: String::from_utf8_lossy(name).into_owned() }
 }
 
-/// Whether a file is in the scope of a snapshot of a directory, for the store below.
+/// Whether a file is in the scope of a snapshot of a directory, for the store layer.
 pub(super) fn is_in_scope(
     store: &Store,
     state: &State,
@@ -65,20 +66,50 @@ pub(super) fn is_in_scope(
     file: FileId,
 ) -> Result<bool> {
     match is_below(&mut Committed::new(store, state), file, directory) {
-        // It came to be later.
+        // The file was created later.
         Err(Error::NotFound { .. }) => Ok(false),
         answer => answer,
     }
 }
 
 impl Pool {
-    /// Makes a snapshot of a file, of a directory with all below it, or with [`ROOT`] of the whole pool,
-    /// durably. Its name must be unique within the scope. Returns the state that it keeps.
+    /// Creates a snapshot of a file, of a directory and everything below it, or of the whole pool
+    /// if `scope` is [`ROOT`], durably. Its name must be unique within the scope. Returns the state
+    /// that it preserves.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use hardpack_engine::device::MemoryDevice;
+    /// # use hardpack_engine::{CreateOptions, Options, Pool};
+    /// # fn new_pool(guid: u8) -> hardpack_engine::Result<Pool> {
+    /// #     let device = Arc::new(MemoryDevice::default());
+    /// #     Pool::create(device, &CreateOptions::new([guid; 16]), Options::new(1 << 20))
+    /// # }
+    /// use hardpack_engine::{Durability, FileId};
+    ///
+    /// # let pool = new_pool(1)?;
+    /// let file = pool.file(pool.create_file_at(b"a", 0o644, 0)?)?;
+    /// file.write_at(b"old", 0)?;
+    /// file.commit(Durability::Durable)?;
+    /// pool.create_snapshot(FileId::ROOT, b"before", 0)?;
+    /// file.write_at(b"new", 0)?;
+    /// file.commit(Durability::Durable)?;
+    ///
+    /// let mut bytes = [0; 3];
+    /// let before = pool.open_snapshot(FileId::ROOT, b"before")?;
+    /// before.file(file.id())?.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"old");
+    ///
+    /// pool.rollback(FileId::ROOT, b"before")?;
+    /// file.read_at(&mut bytes, 0)?;
+    /// assert_eq!(&bytes, b"old");
+    /// # Ok::<(), hardpack_engine::Error>(())
+    /// ```
     pub fn create_snapshot(&self, scope: FileId, name: &[u8], created_ns: i64) -> Result<Txg> {
         self.change(|txn| {
             let kind = entries::attributes(txn, scope)?.kind;
             if kind == Kind::Symlink {
-                return Err(Error::Invalid("a symbolic link has nothing to keep".into()));
+                return Err(Error::Invalid("a symbolic link cannot have snapshots".into()));
             }
             let scope = Scope { file: scope, is_directory: kind == Kind::Directory };
             let number = txn.create_snapshot(scope, name, created_ns)?;
@@ -87,7 +118,7 @@ impl Pool {
         })
     }
 
-    /// The snapshots of the pool, the oldest first.
+    /// Returns the snapshots of the pool, oldest first.
     pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         let store = self.store();
         let found = store.with_state(|state| store.snapshots(state))?;
@@ -109,8 +140,8 @@ impl Pool {
         found.ok_or_else(|| missing(name))
     }
 
-    /// What a snapshot takes. Looks at all that was given up since it was made, and at the records of its
-    /// scope.
+    /// Returns the space that a snapshot takes. Reads everything freed since it was created, and
+    /// the records of its scope.
     pub fn snapshot_space(&self, scope: FileId, name: &[u8]) -> Result<SnapshotSpace> {
         let store = self.store();
         let used = store.with_state(|state| {
@@ -125,13 +156,13 @@ impl Pool {
         Ok(SnapshotSpace { used, referenced })
     }
 
-    /// What only snapshots hold. Looks at all that was given up while there were any.
+    /// Returns the space that only snapshots hold. Reads everything freed while there were any.
     pub fn held_by_snapshots(&self) -> Result<Held> {
         let store = self.store();
         store.with_state(|state| store.held_by_snapshots(state))
     }
 
-    /// Gives a snapshot another name, durably.
+    /// Renames a snapshot, durably.
     pub fn rename_snapshot(&self, scope: FileId, name: &[u8], new_name: &[u8]) -> Result<()> {
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
@@ -139,9 +170,9 @@ impl Pool {
         })
     }
 
-    /// Destroys a snapshot, and releases what only it has kept, in several transactions where that is
-    /// much. It is gone from lists after the first; should this process end before the last, the next call of this or of
-    /// [`Pool::finish_destroying`] goes on.
+    /// Destroys a snapshot and releases the space that only it kept, in several transactions if
+    /// there is much. After the first one lists no longer show it. If this process stops before the
+    /// last one, the next call of this or of [`Pool::finish_destroying`] continues.
     pub fn destroy_snapshot(&self, scope: FileId, name: &[u8]) -> Result<()> {
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
@@ -152,7 +183,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Ends what was begun when snapshots were destroyed, by whomever. Whether there was anything.
+    /// Finishes destroying snapshots, whoever began it. Returns whether there was anything to do.
     pub fn finish_destroying(&self) -> Result<bool> {
         self.refresh()?;
         let mut any = false;
@@ -162,7 +193,8 @@ impl Pool {
         Ok(any)
     }
 
-    /// One transaction of that, which looks at so many references; whether there was anything to do.
+    /// Takes one step of destroying snapshots, which examines up to `count_max` references in one
+    /// transaction. Returns whether there was anything to do.
     #[doc(hidden)]
     pub fn destroy_step(&self, count_max: usize) -> Result<bool> {
         let store = self.store();
@@ -173,7 +205,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Begins to destroy a snapshot, and leaves what it keeps to [`Pool::destroy_step`].
+    /// Marks a snapshot as destroyed, and leaves releasing its space to [`Pool::destroy_step`].
     #[doc(hidden)]
     pub fn condemn_snapshot(&self, scope: FileId, name: &[u8]) -> Result<()> {
         self.change(|txn| {
@@ -182,8 +214,8 @@ impl Pool {
         })
     }
 
-    /// Opens a snapshot to read it. All names of the pool then are there, the bytes of files only of those in its
-    /// scope. When it is destroyed meanwhile, what cannot be read any more is an error that says so.
+    /// Opens a snapshot for reading. It contains all names of the pool, but the bytes only of files
+    /// in its scope. If it is destroyed in the meantime, reads that fail for that reason say so.
     pub fn open_snapshot(&self, scope: FileId, name: &[u8]) -> Result<Pool> {
         let snapshot = self.find_snapshot(scope, name)?;
         let store = self.store().open_snapshot(&snapshot);
@@ -193,7 +225,8 @@ impl Pool {
         Ok(Pool { shared: Arc::new(shared) })
     }
 
-    /// What an open snapshot keeps the bytes of; nothing where this is the pool itself.
+    /// Returns the file or directory whose bytes an open snapshot keeps; `None` for the pool
+    /// itself.
     pub fn snapshot_scope(&self) -> Option<FileId> {
         self.shared.of.map(|scope| scope.file)
     }

@@ -1,45 +1,47 @@
-//! Making a file what it is elsewhere, in a snapshot or under another name: its records and patches are shared, not
-//! copied, and what is the same already is left alone.
+//! Restores a file from a snapshot, or copies it from another name: shares its records and patches
+//! instead of copying them, and leaves alone whatever is already the same.
 //!
-//! A record that was compressed with a dictionary brings that along, where the pool has given it up since.
+//! If a record was compressed with a dictionary that the pool has dropped since, the dictionary is
+//! restored too.
 
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::pool::extents::removal::give_up;
 use crate::pool::extents::source::{Committed, Source};
-use crate::pool::extents::{Piece, piece_key, pieces_in};
+use crate::pool::extents::{FileExtent, file_extent_key, file_extents_in};
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::store::dictionaries::dictionary_key;
-use crate::store::format::pointer::data_pointer;
+use crate::store::format::pointer::pointer_in;
 use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::refs::{ContentHash, Refs};
+use crate::store::format::snapshot::Snapshot;
 use crate::store::sharing::index::Accept;
-use crate::store::sharing::refs::{ContentHash, Refs};
-use crate::store::snapshots::Snapshot;
 use crate::store::tree::{Entry, EntryRef};
-use crate::store::trees::{DICTIONARIES, MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{Encoding, ExtentBytes, State, Store, Txn};
 use crate::units::{FileId, Sector, Txg};
 
-/// How many records are compared together.
-const PIECE_COUNT: usize = 512;
+/// How many records are compared at a time.
+const EXTENT_COUNT: usize = 512;
 
-/// Where a file is taken from.
+/// The source of a file.
 pub(in crate::pool) enum Origin {
-    /// The pool itself, as the transaction finds it.
+    /// The current state, as the transaction sees it.
     Live,
     /// A snapshot.
     Kept(Arc<Store>, Box<State>),
 }
 
-/// An origin, to be read.
+/// Reads from an origin.
 pub(in crate::pool) enum Reader<'a> {
     Live(&'a mut Txn),
     Kept(Committed<'a>),
 }
 
 impl Origin {
-    /// Notes that a file gets the content that it has here, after it was something else or was gone.
+    /// Gives a file a new generation if its content comes from a snapshot, after the file had other
+    /// content or was gone.
     pub fn renew_generation(&self, txn: &mut Txn, file: FileId) -> Result<()> {
         match self {
             Origin::Live => Ok(()),
@@ -60,25 +62,25 @@ impl Origin {
 }
 
 impl Source for Reader<'_> {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
         match self {
             Reader::Live(txn) => Source::floor(*txn, tree, key),
             Reader::Kept(kept) => kept.floor(tree, key),
         }
     }
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
         match self {
             Reader::Live(txn) => Source::range(*txn, tree, from, to, limit),
             Reader::Kept(kept) => kept.range(tree, from, to, limit),
         }
     }
-    fn get(&mut self, tree: u8, key: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
         match self {
             Reader::Live(txn) => Source::get(*txn, tree, key),
             Reader::Kept(kept) => kept.get(tree, key),
         }
     }
-    fn is_empty(&self, tree: u8) -> bool {
+    fn is_empty(&self, tree: TreeId) -> bool {
         match self {
             Reader::Live(txn) => Source::is_empty(*txn, tree),
             Reader::Kept(kept) => kept.is_empty(tree),
@@ -120,9 +122,10 @@ impl Source for Reader<'_> {
     }
 }
 
-/// Makes file `to`, which is there, what `from` is in the origin: bytes, attributes, properties and all; only
-/// its names stay what they are. A file that is made what it was itself, and was not any more, gets another generation;
-/// whoever created it just now, under the number that it had, sees to that himself.
+/// Makes the existing file `to` equal to `from` in the origin: bytes, attributes, properties and
+/// everything else except its names. A file restored to its own former content gets a new
+/// generation if that changes it; a caller that has just recreated the file under its old number
+/// renews the generation itself.
 pub(in crate::pool) fn restore(
     txn: &mut Txn,
     origin: &Origin,
@@ -133,8 +136,8 @@ pub(in crate::pool) fn restore(
     let ours = entries::attributes(txn, to)?;
     if theirs.kind == Kind::File {
         let mut is_changed = ours.len != theirs.len;
-        for tree in [PATCHES, MAP] {
-            is_changed |= restore_pieces(txn, origin, tree, from, to)?;
+        for tree in [TreeId::Patches, TreeId::Map] {
+            is_changed |= restore_file_extents(txn, origin, tree, from, to)?;
         }
         txn.stats_mut().change_file_len(ours.len, theirs.len);
         if from == to && is_changed {
@@ -154,47 +157,48 @@ pub(in crate::pool) fn restore(
     Ok(())
 }
 
-/// Whether two pointers stand for the same bytes at the same place.
+/// Whether two pointers refer to the same bytes at the same place.
 fn is_same(a: &Pointer, b: &Pointer) -> bool {
     Pointer { birth: Txg(0), ..a.clone() } == Pointer { birth: Txg(0), ..b.clone() }
 }
 
-/// Exchanges the records or patches that differ; whether there were any.
-fn restore_pieces(
+/// Replaces the records or patches that differ, and returns whether there were any.
+fn restore_file_extents(
     txn: &mut Txn,
     origin: &Origin,
-    tree: u8,
+    tree: TreeId,
     from: FileId,
     to: FileId,
 ) -> Result<bool> {
     let ashift = txn.store().ashift();
-    let limit = |pieces: &[Piece]| match pieces {
-        [.., last] if pieces.len() == PIECE_COUNT => last.start + 1,
+    let limit = |extents: &[FileExtent]| match extents {
+        [.., last] if extents.len() == EXTENT_COUNT => last.start + 1,
         _ => u64::MAX,
     };
     let (mut at, mut is_changed) = (0, false);
     loop {
-        let theirs = pieces_in(&mut origin.read(txn), tree, from, at, u64::MAX, PIECE_COUNT)?;
-        let ours = pieces_in(txn, tree, to, at, u64::MAX, PIECE_COUNT)?;
+        let theirs =
+            file_extents_in(&mut origin.read(txn), tree, from, at, u64::MAX, EXTENT_COUNT)?;
+        let ours = file_extents_in(txn, tree, to, at, u64::MAX, EXTENT_COUNT)?;
         let until = limit(&theirs).min(limit(&ours));
-        let has = |pieces: &[Piece], piece: &Piece| {
-            let index = pieces.binary_search_by_key(&piece.start, |piece| piece.start);
-            index.is_ok_and(|index| is_same(&pieces[index].pointer, &piece.pointer))
+        let has = |extents: &[FileExtent], extent: &FileExtent| {
+            let index = extents.binary_search_by_key(&extent.start, |extent| extent.start);
+            index.is_ok_and(|index| is_same(&extents[index].pointer, &extent.pointer))
         };
-        for piece in ours.iter().filter(|piece| piece.start < until) {
-            if !has(&theirs, piece) {
+        for extent in ours.iter().filter(|extent| extent.start < until) {
+            if !has(&theirs, extent) {
                 is_changed = true;
-                txn.remove(tree, &piece_key(to, piece.start))?;
-                give_up(txn, &piece.pointer, to, tree == PATCHES)?;
+                txn.remove(tree, &file_extent_key(to, extent.start))?;
+                give_up(txn, &extent.pointer, to, tree == TreeId::Patches)?;
             }
         }
-        for piece in theirs.iter().filter(|piece| piece.start < until) {
-            if !has(&ours, piece) {
+        for extent in theirs.iter().filter(|extent| extent.start < until) {
+            if !has(&ours, extent) {
                 is_changed = true;
-                bring_dictionary(txn, origin, piece.pointer.dictionary)?;
-                let pointer = share(txn, &piece.pointer)?;
-                txn.stats_mut().count_data(&pointer, ashift, tree == PATCHES, true);
-                txn.insert(tree, &piece_key(to, piece.start), &pointer.to_bytes())?;
+                bring_dictionary(txn, origin, extent.pointer.dictionary)?;
+                let pointer = share(txn, &extent.pointer)?;
+                txn.stats_mut().count_data(&pointer, ashift, tree == TreeId::Patches, true);
+                txn.insert(tree, &file_extent_key(to, extent.start), &pointer.to_bytes())?;
             }
         }
         if until == u64::MAX {
@@ -204,7 +208,7 @@ fn restore_pieces(
     }
 }
 
-/// One more pointer to an extent; a copy of it where there are as many as can be counted.
+/// Adds a pointer to an extent, or copies the extent if its reference count is at the maximum.
 fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
     if let Some(shared) = txn.share(pointer)? {
         return Ok(shared);
@@ -215,17 +219,18 @@ fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
     Ok(Pointer { place: copy.place, birth: copy.birth, ..pointer.clone() })
 }
 
-/// Makes sure that the pool has a dictionary that the origin has.
+/// Ensures that the pool has a dictionary of the origin.
 fn bring_dictionary(txn: &mut Txn, origin: &Origin, number: u32) -> Result<()> {
     let key = dictionary_key(number);
-    if number == 0 || txn.get(DICTIONARIES, &key)?.is_some() {
+    if number == 0 || txn.get(TreeId::Dictionaries, &key)?.is_some() {
         return Ok(());
     }
-    let value = origin.read(txn).get(DICTIONARIES, &key)?.ok_or_else(|| {
-        Error::corrupt("dictionaries tree", 0, format!("there is no dictionary {number}"))
+    let value = origin.read(txn).get(TreeId::Dictionaries, &key)?.ok_or_else(|| {
+        let place = TreeId::Dictionaries.location_of(&key);
+        Error::corrupt("dictionary", place, "expected one that a record needs, found none")
     })?;
-    let pointer = share(txn, &data_pointer(&value)?)?;
+    let pointer = share(txn, &pointer_in(TreeId::Dictionaries, &key, &value)?)?;
     let ashift = txn.store().ashift();
     txn.stats_mut().count_node(&pointer, ashift, true);
-    txn.insert(DICTIONARIES, &key, &pointer.to_bytes()).map(drop)
+    txn.insert(TreeId::Dictionaries, &key, &pointer.to_bytes()).map(drop)
 }

@@ -1,30 +1,31 @@
-//! The older states of a pool: those whose superblocks are still in the ring, as far as nothing that
-//! they reach has been overwritten since.
+//! The older states of a pool: those whose superblocks are still in the ring, as far as nothing
+//! they reach has been overwritten.
 
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::namespace::entries::{self, ROOT};
 use crate::pool::{Options, Pool};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Durability, Store};
 use crate::units::Txg;
 
-/// A state of the ring.
+/// A state in the ring.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct StateReport {
-    /// Its number.
+    /// The txg of the state.
     pub txg: Txg,
     /// The length of all files in it.
     pub file_bytes: u64,
-    /// What is wrong with it; nothing where it is whole.
+    /// Everything wrong with it; empty if it is intact.
     pub problems: Vec<String>,
 }
 
 impl Pool {
-    /// Opens a state whose superblock is still there, to read it. Whether it is whole is not looked at:
-    /// what was overwritten since does not verify, and is an error where it is read.
+    /// Opens a state whose superblock still exists, for reading. Does not check that it is intact:
+    /// data overwritten since fails verification when it is read.
     pub fn open_at(device: Arc<dyn Device>, options: Options, txg: Txg) -> Result<Pool> {
         let store = Store::open_at(device, Arc::clone(&options.caches), txg)?;
         Ok(Pool::with_store(store, options))
@@ -34,8 +35,8 @@ impl Pool {
         Pool::open_at(Arc::clone(self.store().device()), self.options().clone(), txg)
     }
 
-    /// The states of the ring, the newest first, each verified completely. `progress` gets the stored
-    /// bytes verified of the one at hand.
+    /// Returns the states in the ring, newest first, each completely verified. `progress` receives
+    /// the txg being verified and the stored bytes verified so far.
     pub fn states(&self, progress: &mut dyn FnMut(Txg, u64)) -> Result<Vec<StateReport>> {
         let mut states = Vec::new();
         for superblock in self.store().superblocks()? {
@@ -48,31 +49,50 @@ impl Pool {
 
     fn problems_at(&self, txg: Txg, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
         let pool = match self.pinned(txg) {
-            // A writer has used its slot meanwhile.
+            // A writer has reused its slot in the meantime.
             Err(error @ (Error::NotFound { .. } | Error::Unsupported(_))) => {
                 return Ok(vec![error.to_string()]);
             }
             opened => opened?,
         };
-        let report = pool.check(progress)?;
-        Ok(report.problems.into_iter().map(|problem| problem.detail).collect())
+        problems_of(&pool, progress)
     }
 
-    /// Makes an older state the newest, as a new commit, after all of it was verified. What was
-    /// committed since stays in the ring, as an older state, until its place is needed. Returns the
-    /// new txg, which is durable.
+    /// Makes an older state the newest, as a new commit, after verifying all of it. Later states
+    /// stay in the ring as older ones until their slots are reused. Returns the new txg, which is
+    /// durable.
     pub fn rewind(&self, txg: Txg, progress: &mut dyn FnMut(u64)) -> Result<Txg> {
-        // From here on nobody overwrites what is verified.
-        let mut txn = self.store().begin(ChecksumKind::default())?;
-        if let Some(problem) = self.problems_at(txg, progress)?.first() {
-            return Err(Error::Invalid(format!("the state of txg {txg} is not whole: {problem}")));
+        // From here on nobody overwrites the data being verified.
+        let store = self.store();
+        let mut txn = match store.cut_short() {
+            Some(_) => store.begin_on_cut()?,
+            None => store.begin(ChecksumKind::default())?,
+        };
+        if let Some(problem) = self.pinned(txg)?.check(progress)?.problems.into_iter().next() {
+            // What concerns no single file concerns everything below the root.
+            let location = match (problem.file, problem.range) {
+                (Some(file), Some((start, end))) => Location::Range(file, start..end),
+                (file, _) => Location::File(file.unwrap_or(ROOT)),
+            };
+            return Err(Error::corrupt("state", location, problem.detail));
         }
         txn.rewind_to(txg)?;
-        // Where the creation of the pool was cut short, there is no root yet.
+        // If creating the pool was interrupted, there is no root yet.
         if entries::is_there(&mut txn, ROOT)? {
             entries::renew_generation(&mut txn, ROOT, txg.0)?;
         }
-        let state = txn.commit(Durability::Durable)?;
+        if store.cut_short().is_none() {
+            return Ok(txn.commit(Durability::Durable)?.txg());
+        }
+        // Until the restored state is the newest, nothing else may be written or made durable.
+        let state = txn.commit(Durability::Visible)?;
+        store.note_restored();
+        store.make_durable()?;
         Ok(state.txg())
     }
+}
+
+fn problems_of(pool: &Pool, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
+    let report = pool.check(progress)?;
+    Ok(report.problems.into_iter().map(|problem| problem.detail).collect())
 }

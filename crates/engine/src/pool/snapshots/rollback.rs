@@ -1,16 +1,16 @@
-//! Rolling back: a file, or all that is below a directory, becomes what it was in a snapshot of it, in one
-//! transaction, since half of it would be worse than nothing.
+//! Rolls back a file, or everything below a directory, to its state in a snapshot, in one
+//! transaction because half a rollback would be worse than none.
 //!
 //! ```text
-//! detach    take every name away that stands for something else than it did then
-//! attach    walk what was there then: give names back, bring back what is gone, restore each file
-//! remove    what has no name left was created since
+//! detach    remove every name that referred to something else at that time
+//! attach    walk the tree of that time: restore names, recreate missing files, restore each file
+//! remove    remove whatever has no name left: it was created since
 //! ```
 //!
-//! What has been moved within the directory is not copied, only named anew. Nothing outside is touched: what was
-//! moved out stays there as it is, and what it was then comes back as a copy that shares its extents. What is
-//! gone comes back with its identity. Memory: one page of names for each level of directories, and
-//! what it takes to note files with several names that come back.
+//! Files moved within the directory are only renamed, not copied. Nothing outside is touched: a
+//! file moved out stays as it is, and its former content comes back as a copy that shares its
+//! extents. Removed files come back with their identity. Memory: one page of names per directory
+//! level, and an entry for each recreated file that has several names.
 
 use std::collections::HashMap;
 
@@ -22,12 +22,13 @@ use crate::pool::namespace::entries::{self, Attributes, DirEntry, Kind, LIST_COU
 use crate::pool::snapshots::missing;
 use crate::pool::snapshots::restore::{Origin, restore};
 use crate::store::Txn;
-use crate::store::snapshots::Snapshot;
+use crate::store::format::snapshot::Snapshot;
 use crate::units::FileId;
 
 impl Pool {
-    /// Makes the scope of a snapshot what it was when the snapshot was made, durably: bytes, names, attributes,
-    /// properties, extended attributes. Newer snapshots stay. Files with uncommitted changes are in the way.
+    /// Restores the scope of a snapshot to the snapshot's state, durably: bytes, names, attributes,
+    /// properties, extended attributes. Newer snapshots remain. Refuses files with uncommitted
+    /// changes.
     pub fn rollback(&self, scope: FileId, name: &[u8]) -> Result<()> {
         let snapshot = self.find_snapshot(scope, name)?;
         self.check_settled(scope, snapshot.scope.is_directory)?;
@@ -37,14 +38,15 @@ impl Pool {
         })
     }
 
-    /// Refuses where a file, or one below a directory, has uncommitted changes in this process.
+    /// Refuses a file with uncommitted changes in this process, or a directory with such a file
+    /// below it.
     pub(in crate::pool) fn check_settled(&self, scope: FileId, is_directory: bool) -> Result<()> {
         let dirty: Vec<FileId> =
             self.files().values().filter(|file| file.is_dirty()).map(|file| file.id()).collect();
         for file in dirty {
             let concerned = match is_directory {
                 false => file == scope,
-                // It may have been below then, and elsewhere now: nobody writes that much at once.
+                // It may have been below the scope then and be elsewhere now: err on the safe side.
                 true => scope == ROOT || self.is_below(file, scope).unwrap_or(true),
             };
             if concerned {
@@ -59,7 +61,7 @@ fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
     if entries::is_there(txn, file)? {
         return restore(txn, origin, file, file);
     }
-    // It comes back under the first of its names that is free.
+    // The file comes back under the first of its names that is free.
     for (directory, name) in entries::names_of(&mut origin.read(txn), file)? {
         let is_possible = entries::is_there(txn, directory)?
             && entries::attributes(txn, directory)?.kind == Kind::Directory
@@ -71,11 +73,13 @@ fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
             return restore(txn, origin, file, file);
         }
     }
-    let name = format!("number {}: its names are taken, or their directories gone", file.0);
+    let name =
+        format!("number {}: its names are taken or their directories no longer exist", file.0);
     Err(Error::NotFound { what: "place for file", name })
 }
 
-/// Something is there again under the number that it had. Even an empty file is not what lies beside the pool was for.
+/// Renews the generation of a file recreated under its old number: even if it is empty, files
+/// beside the pool belong to something else.
 fn come_back(txn: &mut Txn, origin: &Origin, file: FileId, like: &Attributes) -> Result<()> {
     match like.kind {
         Kind::File => origin.renew_generation(txn, file),
@@ -83,8 +87,8 @@ fn come_back(txn: &mut Txn, origin: &Origin, file: FileId, like: &Attributes) ->
     }
 }
 
-/// Takes a name away from something that may get one again before the transaction ends: then nothing may be noted
-/// as an orphan any more.
+/// Removes a name from a file that may get another one before the transaction ends, and marks the
+/// file as an orphan. No mark may be left when the transaction commits.
 pub(in crate::pool) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEntry) -> Result<()> {
     entries::remove_name(txn, directory, &entry.name, entry.file)?;
     entries::set_orphan(txn, entry.file, true)?;
@@ -99,25 +103,27 @@ pub(in crate::pool) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEn
     entries::set_attributes(txn, entry.file, &rest)
 }
 
-/// Makes the scope of a snapshot what it was then.
+/// Restores the scope of a snapshot to its state at that time.
 pub(in crate::pool) fn roll_back(txn: &mut Txn, snapshot: &Snapshot) -> Result<()> {
     let origin = Origin::of(txn.store(), snapshot);
     let scope = snapshot.scope.file;
+    let founder = entries::founder(&mut origin.read(txn))?;
     if !snapshot.scope.is_directory {
-        return roll_file_back(txn, &origin, scope);
-    }
-    if !entries::is_there(txn, scope)? {
+        roll_file_back(txn, &origin, scope)?;
+    } else if entries::is_there(txn, scope)? {
+        Rollback { txn: &mut *txn, origin, scope, copies: HashMap::new() }.run()?;
+    } else {
         let name = format!("number {}", scope.0);
-        return Err(Error::NotFound { what: "directory any more", name });
+        return Err(Error::NotFound { what: "directory", name });
     }
-    Rollback { txn, origin, scope, copies: HashMap::new() }.run()
+    founder.map_or(Ok(()), |entry| entries::restore_founder(txn, &entry.name))
 }
 
 struct Rollback<'t> {
     txn: &'t mut Txn,
     origin: Origin,
     scope: FileId,
-    /// What files with several names have come back as, where that is not themselves.
+    /// The copies that stand in for files with several names.
     copies: HashMap<FileId, FileId>,
 }
 
@@ -135,9 +141,10 @@ impl Rollback<'_> {
         Ok(())
     }
 
-    /// Takes away the names below the scope that were not there then, or stood for something else.
+    /// Removes the names below the scope that did not exist then, or referred to something else.
     fn detach(&mut self) -> Result<()> {
-        // For each directory on the way down: whether it was in the scope then, and the name to go on behind.
+        // For each directory on the way down: whether it was in the scope then, and the name to
+        // continue after.
         let mut above: Vec<(FileId, bool, Option<Vec<u8>>)> = vec![(self.scope, true, None)];
         while let Some((directory, was_there, after)) = above.pop() {
             let entries = entries::list(self.txn, directory, after.as_deref(), LIST_COUNT)?;
@@ -165,22 +172,22 @@ impl Rollback<'_> {
                 above.push((entry.file, was_there, None));
             }
             if above.len() > 2 * entries::DEPTH_MAX {
-                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+                return Err(entries::circle(self.scope, 2 * entries::DEPTH_MAX));
             }
         }
         Ok(())
     }
 
-    /// Whether something was below the scope then.
+    /// Whether a file was below the scope then.
     fn was_below(&mut self, file: FileId) -> Result<bool> {
         let mut then = self.origin.read(self.txn);
         Ok(entries::is_there(&mut then, file)? && is_below(&mut then, file, self.scope)?)
     }
 
-    /// Gives everything below the scope that was there then its names back, and what it was.
+    /// Restores the names and the content of everything that was below the scope then.
     fn attach(&mut self) -> Result<()> {
         restore(self.txn, &self.origin, self.scope, self.scope)?;
-        // Directories then and now, and the name behind which it goes on.
+        // The directories then and now, and the name to continue after.
         let mut above: Vec<(FileId, FileId, Option<Vec<u8>>)> =
             vec![(self.scope, self.scope, None)];
         while let Some((then, now, after)) = above.pop() {
@@ -201,13 +208,13 @@ impl Rollback<'_> {
             }
             above.extend(below.map(|(entry, file)| (entry.file, file, None)));
             if above.len() > 2 * entries::DEPTH_MAX {
-                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+                return Err(entries::circle(self.scope, 2 * entries::DEPTH_MAX));
             }
         }
         Ok(())
     }
 
-    /// Sees to it that a name stands for what it did. Returns what it stands for now.
+    /// Ensures that a name refers to what it did then. Returns the file that it refers to now.
     fn place(&mut self, directory: FileId, entry: &DirEntry) -> Result<FileId> {
         if let Some(there) = entries::lookup(self.txn, directory, &entry.name)? {
             return Ok(there.file);
@@ -233,7 +240,7 @@ impl Rollback<'_> {
             Edit::new(self.txn, 0).link(entry.file, directory, &entry.name)?;
             return Ok(entry.file);
         }
-        // It is somewhere else now, and stays there.
+        // The original is outside the scope now, and stays there.
         let copy = self.txn.new_file_id();
         let then = entries::attributes(&mut self.origin.read(self.txn), entry.file)?;
         if then.link_count > 1 {

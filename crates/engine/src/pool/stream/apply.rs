@@ -1,71 +1,92 @@
-//! What the frames of a stream do to the pool that receives them.
+//! Applies the frames of a stream to the receiving pool.
 //!
-//! Nothing a frame says is believed: an object must be known, a name free, a record must have its checksum, decompress to the length it
-//! claims and lie where no other does. What does not fit is an error, with which the transaction must be dropped.
+//! Nothing in a frame is trusted: an object must be known and a name free; a record must match its
+//! checksum, decompress to its claimed length, and not overlap another. Anything else is an error,
+//! after which the transaction must be dropped.
 
 use std::borrow::Cow;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::body::{At, Body, travelling};
+use super::frame::Frame;
 use crate::codec::{CodecId, Dictionary};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::extents::delta;
-use crate::pool::extents::{Piece, has_record_in, parse_piece, patches_over, piece_key, record_at};
+use crate::pool::extents::{
+    FileExtent, file_extent_key, has_record_in, parse_file_extent, patches_over, record_at,
+};
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind};
 use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
-use crate::pool::write::jobs::{Job, Target};
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
-use crate::store::sharing::refs::ContentHash;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::format::refs::ContentHash;
+use crate::store::trees::TreeId;
 use crate::store::{Encoding, Txn};
 use crate::units::FileId;
 
 /// The receive that frames are applied for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Apply {
-    /// What its identities are noted with: its root, where the stream is complete in itself.
+    /// The file that identities are recorded with: for a complete stream, its root.
     pub key: FileId,
-    /// The file or directory that the stream's scope is here.
+    /// The file or directory that corresponds to the stream's scope.
     pub root: FileId,
-    /// The checksum for what is not checksummed in the stream: dictionaries.
+    /// The checksum for dictionaries, which have none in the stream.
     pub checksum: ChecksumKind,
-    /// Stands for what is received, in the generations of what it changes.
+    /// Identifies the received snapshot in the generations of changed files.
     pub from: u64,
 }
 
+/// Refuses what a frame says. Whoever reads the frame adds its number.
 pub(super) fn refused(what: impl Into<String>) -> Error {
-    Error::corrupt("stream", 0, what)
+    Error::corrupt("stream", Location::Nowhere, what)
+}
+
+/// Reads what a frame says.
+pub(super) fn decode(frame: &Frame) -> Result<Body> {
+    Body::decode(frame.tag, &frame.payload).ok_or_else(|| {
+        let what = format!(
+            "expected the fields of a frame of type {}, found {} other bytes",
+            frame.tag,
+            frame.payload.len()
+        );
+        Error::corrupt("stream", Location::Frame(frame.number), what)
+    })
 }
 
 impl Apply {
-    /// Does what a frame of a complete stream says.
+    /// Applies a frame of a complete stream.
     pub(super) fn complete(&self, txn: &mut Txn, body: Body) -> Result<()> {
         match body {
-            Body::Object { parent: FileId(0), .. } => Err(refused("it has a second scope")),
+            Body::Object { parent: FileId(0), .. } => {
+                Err(refused("expected one scope, found a second"))
+            }
             Body::Name { directory, file, name } => {
                 let (directory, file) = (self.file(txn, directory)?, self.file(txn, file)?);
                 if file == self.root {
-                    return Err(refused("its scope has a name in itself"));
+                    return Err(refused(
+                        "expected the scope to have no name within itself, found one",
+                    ));
                 }
                 Edit::new(txn, 0).link(file, directory, &name)
             }
             Body::Known { .. }
             | Body::RemoveName { .. }
-            | Body::RemovePiece { .. }
+            | Body::RemoveFileExtent { .. }
             | Body::Attributes { .. }
             | Body::Property { value: None, .. }
             | Body::Xattr { value: None, .. } => {
-                Err(refused("it changes what is there, and has no base"))
+                Err(refused("expected only new things, as it starts from nothing, found a change"))
             }
             body => self.common(txn, body),
         }
     }
 
-    /// What means the same in all streams.
+    /// Applies a frame that means the same in all streams.
     pub(super) fn common(&self, txn: &mut Txn, body: Body) -> Result<()> {
         match body {
             Body::Dictionary { number, bytes } => self.dictionary(txn, number, &bytes),
@@ -90,13 +111,14 @@ impl Apply {
                 let (file, number) = (self.file(txn, file)?, self.number(txn, number)?);
                 entries::set_dictionary(txn, file, number)
             }
-            Body::Piece { at, pointer, stored } => self.piece(txn, at, pointer, &stored),
+            Body::FileExtent { at, pointer, stored } => self.file_extent(txn, at, pointer, &stored),
             Body::Shared { at, pointer, of } => self.shared(txn, at, &pointer, of),
-            _ => Err(refused("a frame is where none of its type may be")),
+            _ => Err(refused("expected a frame that may come here, found one of another type")),
         }
     }
 
-    /// Creates the scope of a complete stream, without a name. `parent` is the directory that it will be in.
+    /// Creates the scope of a complete stream, without a name. `parent` is the directory that will
+    /// contain it.
     pub(super) fn begin(
         &self,
         txn: &mut Txn,
@@ -111,11 +133,12 @@ impl Apply {
                 Edit::new(txn, 0).create_nameless(self.root, parent, &attributes)?;
                 self.describe_new(txn, (file, self.root), &attributes, &target)
             }
-            _ => Err(refused("it does not begin with its scope")),
+            _ => Err(refused("expected its scope, found something else")),
         }
     }
 
-    /// Notes who an object is that was just created empty, and what is known of it.
+    /// Records the identity of an object that was just created empty, and sets its target and
+    /// length.
     fn describe_new(
         &self,
         txn: &mut Txn,
@@ -124,7 +147,7 @@ impl Apply {
         target: &[u8],
     ) -> Result<()> {
         if entries::identity(txn, self.key, Identity::File, there.0)?.is_some() {
-            return Err(refused(format!("number {} comes a second time", there.0)));
+            return Err(refused(format!("expected a new number, found {} a second time", there.0)));
         }
         entries::set_identity(txn, self.key, Identity::File, there.0, here.0)?;
         let len = match attributes.kind {
@@ -136,37 +159,44 @@ impl Apply {
             }
         };
         if len != attributes.len || attributes.kind != Kind::Symlink && !target.is_empty() {
-            return Err(refused(format!("number {} is not as long as it says", there.0)));
+            return Err(refused(format!(
+                "expected number {} to be {len} bytes long, found {}",
+                there.0, attributes.len
+            )));
         }
         entries::set_len(txn, here, len)
     }
 
-    /// The file here that has this number in the stream.
+    /// Returns the local file with this number in the stream.
     pub(super) fn file(&self, txn: &mut Txn, there: FileId) -> Result<FileId> {
         let here = entries::identity(txn, self.key, Identity::File, there.0)?;
-        here.map(FileId).ok_or_else(|| refused(format!("number {} is not known yet", there.0)))
+        here.map(FileId).ok_or_else(|| {
+            refused(format!("expected a number from an earlier frame, found {}", there.0))
+        })
     }
 
-    /// The number here of one of the stream's dictionaries.
+    /// Returns the local number of one of the stream's dictionaries.
     fn number(&self, txn: &mut Txn, there: u32) -> Result<u32> {
         if there == 0 {
             return Ok(0);
         }
         let here = entries::identity(txn, self.key, Identity::Dictionary, there.into())?;
         let here = here.and_then(|here| u32::try_from(here).ok());
-        here.ok_or_else(|| refused(format!("dictionary {there} is not known yet")))
+        here.ok_or_else(|| {
+            refused(format!("expected a dictionary from an earlier frame, found {there}"))
+        })
     }
 
     fn dictionary(&self, txn: &mut Txn, there: u32, bytes: &[u8]) -> Result<()> {
         if entries::identity(txn, self.key, Identity::Dictionary, there.into())?.is_some() {
-            return Err(refused(format!("dictionary {there} comes a second time")));
+            return Err(refused(format!("expected a new dictionary, found {there} a second time")));
         }
         let here = txn.add_dictionary(&Arc::new(Dictionary::new(bytes)), self.checksum)?;
         entries::set_identity(txn, self.key, Identity::Dictionary, there.into(), here.into())
     }
 
-    /// Stores a record or patch, as it was stored where it comes from.
-    fn piece(&self, txn: &mut Txn, at: At, pointer: Pointer, stored: &[u8]) -> Result<()> {
+    /// Stores a record or patch in the form in which the sender stored it.
+    fn file_extent(&self, txn: &mut Txn, at: At, pointer: Pointer, stored: &[u8]) -> Result<()> {
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
         let pointer = Pointer { dictionary, ..pointer };
@@ -179,7 +209,7 @@ impl Apply {
         }
         let encoding = Encoding {
             codec: CodecId::try_from(pointer.codec)
-                .map_err(|error| Error::codec("stream", 0, error))?,
+                .map_err(|error| Error::decoding("stream", Location::Nowhere, error))?,
             level: pointer.level,
             filter: Filter::from_stored(pointer.filter)
                 .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?,
@@ -202,8 +232,9 @@ impl Apply {
         insert(txn, file, at, &placed)
     }
 
-    /// Looks for the bytes of a record where equal ones are shared: a pointer to them, or else what they can be found
-    /// by from now on. The hash is made here: a stream could name any.
+    /// Looks for equal bytes if equal records are shared. Returns a pointer to them, otherwise the
+    /// hash by which the new record can be found later. The hash is computed here, since a stream
+    /// could claim any.
     fn find_known(
         &self,
         txn: &mut Txn,
@@ -213,17 +244,18 @@ impl Apply {
         content: &[u8],
     ) -> Result<(Option<Pointer>, Option<ContentHash>)> {
         let is_whole = (pointer.part_offset, pointer.len) == (0, pointer.extent_len);
-        if at.tree != MAP || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
+        if at.tree != TreeId::Map || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
             return Ok((None, None));
         }
         let settings = entries::settings(txn, file)?.0;
         if settings.dedup == Dedup::Off {
             return Ok((None, None));
         }
-        let target = Target {
+        let target = WriteTarget {
             file,
             settings,
             threads: 1,
+            is_stopped: || false,
             dictionary: None,
             adapt: None,
             history: Arc::default(),
@@ -246,16 +278,17 @@ impl Apply {
         Ok((None, Some(hash)))
     }
 
-    /// Lets a record or patch share the extent of one that came before.
+    /// Makes a record or patch share the extent of an earlier one.
     fn shared(&self, txn: &mut Txn, at: At, pointer: &Pointer, of: At) -> Result<()> {
         let (file, other) = (self.file(txn, at.file)?, self.file(txn, of.file)?);
-        let key = piece_key(other, of.offset);
-        let missing = || refused("it shares a record that is not there");
+        let key = file_extent_key(other, of.offset);
+        let missing =
+            || refused("expected to share a record of an earlier frame, found none there");
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;
-        let (_, first) = parse_piece(of.tree, &key, &value)?;
+        let (_, first) = parse_file_extent(of.tree, &key, &value)?;
         let like = &first.pointer;
-        // Nobody writes it anew before the end: but what would be shared must be what was sent, or what
-        // was found to be equal.
+        // Nothing rewrites the earlier record before the end; but it must be what the sender sent,
+        // or what was found to be equal.
         let dictionary = self.number(txn, pointer.dictionary)?;
         let sent = Pointer { span_log2: like.span_log2, dictionary, ..pointer.clone() };
         let is_same = match like.place {
@@ -263,30 +296,36 @@ impl Apply {
             Place::Extent { sector, .. } => {
                 let part = |pointer: &Pointer| (pointer.len, pointer.part_offset);
                 let is_found = txn.refs(sector)?.is_some_and(|refs| refs.content.is_some());
-                is_found && part(like) == part(&sent) && !sent.is_delta() && at.tree == MAP
+                is_found && part(like) == part(&sent) && !sent.is_delta() && at.tree == TreeId::Map
             }
             _ => false,
         };
         if !is_same {
-            return Err(refused("it shares a record that is another one"));
+            return Err(refused(
+                "expected the record that it shares to be as it says, found another",
+            ));
         }
         let copy = Pointer { span_log2: pointer.span_log2, ..like.clone() };
         check_place(txn, file, at, &copy)?;
         let copy = txn.share(&copy)?.ok_or_else(|| {
-            Error::Invalid("a record has as many references as can be counted".into())
+            Error::Invalid("a record has too many references to count another one".into())
         })?;
         insert(txn, file, at, &copy)
     }
 }
 
-/// Refuses stored bytes that are not what their pointer says; else comes back with what they stand for.
+/// Checks stored bytes against their pointer, and returns the decoded content.
 fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Result<Cow<'s, [u8]>> {
     let stored = match &pointer.place {
         Place::Zero => return Ok(Cow::Borrowed(&[])),
         Place::Embedded(bytes) => bytes,
         Place::Extent { checksum_kind, checksum, .. } => {
             if checksum_kind.sum(stored) != *checksum {
-                return Err(refused("a record does not have its checksum"));
+                let what = format!(
+                    "expected {} bytes with their {checksum_kind}, found another sum",
+                    stored.len()
+                );
+                return Err(refused(what));
             }
             stored
         }
@@ -295,44 +334,50 @@ fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Resul
     let content = if is_raw && stored.len() == pointer.extent_len as usize {
         Cow::Borrowed(stored)
     } else {
-        Cow::Owned(txn.store().decode(pointer, stored)?)
+        // They come from the stream: the pointer has no place in this pool yet.
+        Cow::Owned(txn.store().decode(pointer, stored, Location::Nowhere)?)
     };
     if pointer.is_delta() && !delta::is_sound(&content, pointer.len as usize) {
-        return Err(refused("the delta of a patch is malformed"));
+        return Err(refused("expected the delta of a patch, found other bytes"));
     }
     Ok(content)
 }
 
-/// Refuses a record or patch that cannot be where it says, or meets one that is there.
+/// Refuses a record or patch that cannot be at its place, or overlaps another.
 fn check_place(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result<()> {
-    let key = piece_key(file, at.offset);
-    let (_, piece) = parse_piece(at.tree, &key, &pointer.to_bytes())
-        .map_err(|_| refused("a record is where none can be"))?;
+    let key = file_extent_key(file, at.offset);
+    let (_, extent) = parse_file_extent(at.tree, &key, &pointer.to_bytes())
+        .map_err(|_| refused(format!("expected a place for a record, found byte {}", at.offset)))?;
     let attributes = entries::attributes(txn, file)?;
     if attributes.kind != Kind::File || at.offset >= attributes.len {
-        return Err(refused("a record lies behind the end of its file"));
+        return Err(refused(format!(
+            "expected a record within the {} bytes of its file, found one at byte {}",
+            attributes.len, at.offset
+        )));
     }
     let is_free = match at.tree {
-        MAP => is_slot_free(txn, file, &piece)?,
+        TreeId::Map => is_slot_free(txn, file, &extent)?,
         _ => {
-            let below = record_at(txn, file, piece.start)?;
-            below.is_some_and(|record| piece.end() <= record.slot_end())
-                && patches_over(txn, file, piece.start, piece.end())?.is_empty()
+            let below = record_at(txn, file, extent.start)?;
+            below.is_some_and(|record| extent.end() <= record.slot_end())
+                && patches_over(txn, file, extent.start, extent.end())?.is_empty()
         }
     };
-    is_free.then_some(()).ok_or_else(|| refused("a record lies over another one"))
+    is_free
+        .then_some(())
+        .ok_or_else(|| refused("expected a free place for a record, found another record there"))
 }
 
-fn is_slot_free(txn: &mut Txn, file: FileId, piece: &Piece) -> Result<bool> {
-    let (start, end) = (piece.start, piece.slot_end());
+fn is_slot_free(txn: &mut Txn, file: FileId, extent: &FileExtent) -> Result<bool> {
+    let (start, end) = (extent.start, extent.slot_end());
     Ok(record_at(txn, file, start)?.is_none() && !has_record_in(txn, file, start, end)?)
 }
 
-/// Puts a pointer into its tree.
+/// Inserts a pointer into its tree.
 fn insert(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result<()> {
     let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(pointer, ashift, at.tree == PATCHES, true);
-    txn.insert(at.tree, &piece_key(file, at.offset), &pointer.to_bytes()).map(drop)
+    txn.stats_mut().count_data(pointer, ashift, at.tree == TreeId::Patches, true);
+    txn.insert(at.tree, &file_extent_key(file, at.offset), &pointer.to_bytes()).map(drop)
 }
 
 fn set_property(txn: &mut Txn, file: FileId, name: &[u8], value: Option<Vec<u8>>) -> Result<()> {

@@ -1,48 +1,53 @@
-//! What the frames of a stream say.
+//! The payloads of the frames in a stream.
 //!
 //! ```text
 //! 1 DICTIONARY      number u32, its bytes
-//! 2 OBJECT          file u64, parent u64, name_len u16, name, attributes_len u16, attributes, target of a link
+//! 2 OBJECT          file u64, parent u64, name_len u16, name, attributes_len u16, attributes,
+//!                   target of a link
 //! 3 ATTRIBUTES      file u64, parent u64, attributes
 //! 4 PROPERTY        file u64, is set u8, name_len u16, name, value
 //! 5 XATTR           file u64, is set u8, name_len u16, name, value
-//! 6 USES            file u64, number u32 of the dictionary for what is written from now on; 0 where none pays
+//! 6 USES            file u64, number u32 of the dictionary for new data; 0 if none pays
 //! 7 NAME            directory u64, file u64, name
-//! 8 PIECE           tree u8, file u64, offset u64, pointer_len u16, pointer, stored bytes
-//! 9 SHARED          tree u8, file u64, offset u64, pointer_len u16, pointer, tree u8, file u64, offset u64
+//! 8 FILE EXTENT     tree u8, file u64, offset u64, pointer_len u16, pointer, stored bytes
+//! 9 SHARED          tree u8, file u64, offset u64, pointer_len u16, pointer, tree u8, file u64,
+//!                   offset u64
 //! 10 KNOWN          file u64, path in the base, from its scope
 //! 11 REMOVE NAME    directory u64, name
-//! 12 REMOVE PIECE   tree u8, file u64, offset u64
+//! 12 REMOVE FILE EXTENT   tree u8, file u64, offset u64
 //! 13 END            frames u64, BLAKE3
 //! ```
 //!
-//! Files and dictionaries have their numbers in the source. Attributes and pointers are encoded as in the trees; their own
-//! parent is 1, since that of the frame counts: the directory that is inherited from, 0 where the scope is meant or that is outside; a pointer has no sector and no birth. The stored bytes of a PIECE fit the length and the
-//! checksum of its pointer; there are none where the pointer holds them itself. A SHARED has the extent of an
-//! earlier PIECE or SHARED of the stream. The first OBJECT is the scope: its parent is 0, and its name is empty. A
-//! DICTIONARY comes before whatever names it, an OBJECT or KNOWN before whatever names the file.
+//! Files and dictionaries are identified by their numbers in the source. Attributes and pointers
+//! are encoded as in the trees. The parent within attributes is always 1; the parent of the frame
+//! counts instead: the directory to inherit from, or 0 for the scope itself and if that directory
+//! is outside it. A pointer has no sector and no birth. The stored bytes of a FILE EXTENT match the
+//! length and the checksum of its pointer; there are none if the pointer itself contains them. A
+//! SHARED refers to the extent of an earlier FILE EXTENT or SHARED of the stream. The first OBJECT
+//! is the scope: its parent is 0, and its name is empty. A DICTIONARY precedes every reference to
+//! it, and an OBJECT or KNOWN precedes every reference to its file.
 
 use crate::pool::namespace::entries::{Attributes, NAME_LEN_MAX, TARGET_LEN_MAX, XATTR_LEN_MAX};
 use crate::store::dictionaries::DICTIONARY_LEN_MAX;
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::node::VALUE_LEN_MAX;
 use crate::store::format::pointer::{POINTER_LEN_MAX, Place, Pointer};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
-/// The longest path of a KNOWN, in bytes: as deep as directories may lie.
+/// The longest path of a KNOWN, in bytes: that of the deepest directory.
 pub(crate) const PATH_LEN_MAX: usize = 1024 * (NAME_LEN_MAX + 1);
 
-/// Where a record or patch is.
+/// The place of a record or patch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct At {
-    /// MAP or PATCHES.
-    pub tree: u8,
+    /// The tree: the map or the patches.
+    pub tree: TreeId,
     pub file: FileId,
     pub offset: u64,
 }
 
-/// What a frame says.
+/// The decoded payload of a frame.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Body {
     Dictionary { number: u32, bytes: Vec<u8> },
@@ -52,20 +57,20 @@ pub(crate) enum Body {
     Xattr { file: FileId, name: Vec<u8>, value: Option<Vec<u8>> },
     Uses { file: FileId, number: u32 },
     Name { directory: FileId, file: FileId, name: Vec<u8> },
-    Piece { at: At, pointer: Pointer, stored: Vec<u8> },
+    FileExtent { at: At, pointer: Pointer, stored: Vec<u8> },
     Shared { at: At, pointer: Pointer, of: At },
     Known { file: FileId, path: Vec<u8> },
     RemoveName { directory: FileId, name: Vec<u8> },
-    RemovePiece { at: At },
+    RemoveFileExtent { at: At },
     End { frames: u64, hash: [u8; 32] },
 }
 
 /// The type of the frame that ends a stream.
 pub(crate) const END: u8 = 13;
-/// That of a piece.
-pub(crate) const PIECE: u8 = 8;
+/// The type of a frame with a file extent.
+pub(crate) const FILE_EXTENT: u8 = 8;
 
-/// A pointer as it travels: where its bytes lie and when they were written means nothing elsewhere.
+/// Prepares a pointer for a stream: its sector and birth mean nothing in another pool.
 pub(crate) fn travelling(pointer: &Pointer) -> Pointer {
     let mut pointer = Pointer { birth: Txg(0), ..pointer.clone() };
     if let Place::Extent { sector, .. } = &mut pointer.place {
@@ -74,8 +79,8 @@ pub(crate) fn travelling(pointer: &Pointer) -> Pointer {
     pointer
 }
 
-/// How long the payload of a piece is.
-pub(crate) fn piece_len(pointer: &Pointer) -> usize {
+/// Returns the payload length of a file extent.
+pub(crate) fn file_extent_len(pointer: &Pointer) -> usize {
     let stored = match pointer.place {
         Place::Extent { .. } => pointer.stored_len as usize,
         _ => 0,
@@ -89,7 +94,7 @@ fn put_name(f: &mut FieldWriter<'_>, name: &[u8]) {
 }
 
 fn put_at(f: &mut FieldWriter<'_>, at: &At) {
-    f.u8(at.tree);
+    f.u8(at.tree.number());
     f.u64(at.file.0);
     f.u64(at.offset);
 }
@@ -102,7 +107,7 @@ fn put_value(f: &mut FieldWriter<'_>, file: FileId, name: &[u8], value: Option<&
 }
 
 impl Body {
-    /// The type and payload of its frame.
+    /// Encodes the frame: its type and payload.
     pub(crate) fn encode(&self) -> (u8, Vec<u8>) {
         let mut out = Vec::new();
         let mut f = FieldWriter(&mut out);
@@ -145,11 +150,11 @@ impl Body {
                 f.bytes(name);
                 7
             }
-            Body::Piece { at, pointer, stored } => {
+            Body::FileExtent { at, pointer, stored } => {
                 put_at(&mut f, at);
                 put_name(&mut f, &pointer.to_bytes());
                 f.bytes(stored);
-                PIECE
+                FILE_EXTENT
             }
             Body::Shared { at, pointer, of } => {
                 put_at(&mut f, at);
@@ -167,7 +172,7 @@ impl Body {
                 f.bytes(name);
                 11
             }
-            Body::RemovePiece { at } => {
+            Body::RemoveFileExtent { at } => {
                 put_at(&mut f, at);
                 12
             }
@@ -180,7 +185,7 @@ impl Body {
         (tag, out)
     }
 
-    /// Reads a frame; `None` where its payload is none of its type.
+    /// Decodes a frame; `None` if the payload does not match its type.
     pub(crate) fn decode(tag: u8, payload: &[u8]) -> Option<Body> {
         let mut f = FieldReader(payload);
         let body = match tag {
@@ -214,7 +219,7 @@ impl Body {
                 let (directory, file) = (FileId(f.u64()?), FileId(f.u64()?));
                 Body::Name { directory, file, name: rest(&mut f, NAME_LEN_MAX)? }
             }
-            PIECE => {
+            FILE_EXTENT => {
                 let (at, pointer) = (take_at(&mut f)?, take_pointer(&mut f)?);
                 let stored = std::mem::take(&mut f.0).to_vec();
                 let expected = match pointer.place {
@@ -222,7 +227,7 @@ impl Body {
                     _ => 0,
                 };
                 (stored.len() == expected).then_some(())?;
-                Body::Piece { at, pointer, stored }
+                Body::FileExtent { at, pointer, stored }
             }
             9 => {
                 let (at, pointer) = (take_at(&mut f)?, take_pointer(&mut f)?);
@@ -234,7 +239,7 @@ impl Body {
                 let directory = FileId(f.u64()?);
                 Body::RemoveName { directory, name: rest(&mut f, NAME_LEN_MAX)? }
             }
-            12 => Body::RemovePiece { at: take_at(&mut f)? },
+            12 => Body::RemoveFileExtent { at: take_at(&mut f)? },
             END => Body::End { frames: f.u64()?, hash: f.bytes(32)?.try_into().ok()? },
             _ => return None,
         };
@@ -254,7 +259,8 @@ fn take_name(f: &mut FieldReader<'_>, len_max: usize) -> Option<Vec<u8>> {
 }
 
 fn take_at(f: &mut FieldReader<'_>) -> Option<At> {
-    let tree = f.u8().filter(|tree| [MAP, PATCHES].contains(tree))?;
+    let tree = TreeId::from_stored(f.u8()?)?;
+    [TreeId::Map, TreeId::Patches].contains(&tree).then_some(())?;
     Some(At { tree, file: FileId(f.u64()?), offset: f.u64()? })
 }
 

@@ -1,45 +1,47 @@
-//! What an incremental stream says: how to make the newer of two snapshots of the older one.
+//! The content of an incremental stream: how to turn the older of two snapshots into the newer one.
 //!
 //! ```text
-//! names      those that are gone, or stand for something else; then those that came: each with the OBJECT and all below it
-//!            where that is new in the scope; then further names of what is new
-//! the rest   attributes, properties, extended attributes and dictionaries of what was there before
-//! records    patches that are gone, records that are gone; then records and patches that came
+//! names      names that are gone, or refer to something else; then new names: if a name refers to
+//!            something new in the scope, with its OBJECT and everything below; then further names
+//!            of new files
+//! the rest   attributes, properties, extended attributes and dictionaries of older files
+//! records    removed patches, removed records; then new records and patches
 //! ```
 //!
-//! Each in the order of the keys of its tree, of which only nodes that differ are read. What was in the scope before
-//! is made KNOWN before it is named. What left the scope is not spoken of: it has no name left there.
+//! Each part is in the key order of its tree, of which only nodes that differ are read. A file that
+//! was in the scope before is made KNOWN before it is first referred to. Files that left the scope
+//! are not mentioned, since they have no name left there.
 
 use std::collections::{HashMap, HashSet};
 
 use super::body::{At, Body, travelling};
 use super::send::Sender;
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
-use crate::pool::extents::parse_piece;
+use crate::pool::extents::parse_file_extent;
 use crate::pool::extents::source::Source;
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::snapshots::differ::differences;
-use crate::store::trees::{MAP, NAMES, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// So many answers are remembered at a time.
+/// How many answers are cached at a time.
 const MEMO_COUNT_MAX: usize = 1 << 16;
 
-/// What is known of the two snapshots.
+/// Cached knowledge about the two snapshots.
 pub(super) struct Changes<'a> {
     base: &'a Pool,
     /// Whether files are in the scope, before and now.
     sides: HashMap<FileId, (bool, bool)>,
-    /// What was made known.
+    /// The files that were made known.
     known: HashSet<FileId>,
     last_xattr: Option<(FileId, Vec<u8>)>,
 }
 
-/// One time through the names.
+/// One pass through the names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Gone,
@@ -47,7 +49,7 @@ enum Pass {
     Further,
 }
 
-/// A key with its values before and now.
+/// The values of a key, before and now.
 type Values<'v> = (Option<&'v [u8]>, Option<&'v [u8]>);
 
 fn is_in_scope(pool: &Pool, scope: FileId, file: FileId) -> Result<bool> {
@@ -59,10 +61,10 @@ fn is_in_scope(pool: &Pool, scope: FileId, file: FileId) -> Result<bool> {
     })
 }
 
-/// Whether two pointers of one pool stand for the same stored bytes.
+/// Whether two pointers in the same pool refer to the same stored bytes.
 fn is_same(a: &Pointer, b: &Pointer) -> bool {
     let is_identity = match a.place {
-        // Two extents with the same one are the same, for whatever reason one was moved.
+        // Equal cryptographic checksums mean equal extents, even if one was moved.
         Place::Extent { checksum_kind, .. } => checksum_kind != ChecksumKind::Xxh3,
         _ => true,
     };
@@ -71,7 +73,7 @@ fn is_same(a: &Pointer, b: &Pointer) -> bool {
 }
 
 impl<'a> Sender<'a> {
-    /// The frames of an incremental stream.
+    /// Sends the frames of an incremental stream.
     pub(super) fn changes(&mut self, base: &'a Pool) -> Result<()> {
         let (sides, known) = (HashMap::new(), HashSet::new());
         let mut changes = Changes { base, sides, known, last_xattr: None };
@@ -80,27 +82,32 @@ impl<'a> Sender<'a> {
         if self.has_links {
             self.change_names(&mut changes, Pass::Further)?;
         }
-        self.each(base, NAMES, &mut |sender, key, values| {
+        self.each(base, TreeId::Names, &mut |sender, key, values| {
             sender.change_own(&mut changes, key, values)
         })?;
-        for (tree, is_gone) in [(PATCHES, true), (MAP, true), (MAP, false), (PATCHES, false)] {
+        for (tree, is_gone) in [
+            (TreeId::Patches, true),
+            (TreeId::Map, true),
+            (TreeId::Map, false),
+            (TreeId::Patches, false),
+        ] {
             self.each(base, tree, &mut |sender, key, values| {
-                sender.change_piece(&mut changes, (tree, key), values, is_gone)
+                sender.change_file_extent(&mut changes, (tree, key), values, is_gone)
             })?;
         }
         Ok(())
     }
 
-    /// Calls `visit` with everything of a tree that differs.
-    #[allow(clippy::type_complexity)]
+    /// Calls `visit` with every entry of a tree that differs.
+    #[expect(clippy::type_complexity, reason = "the signature of a visitor")]
     fn each(
         &mut self,
         base: &Pool,
-        tree: u8,
+        tree: TreeId,
         visit: &mut dyn FnMut(&mut Self, &[u8], Values<'_>) -> Result<()>,
     ) -> Result<()> {
         let (old, new) = (base.state(), self.snapshot.state());
-        let root = |state: &crate::store::State| state.superblock.roots[usize::from(tree)].clone();
+        let root = |state: &crate::store::State| state.superblock.roots[tree].clone();
         let (old, new) = (root(&old), root(&new));
         let store = self.snapshot.store();
         differences(store, tree, (old.as_ref(), new.as_ref()), &mut |key, before, now| {
@@ -122,7 +129,7 @@ impl<'a> Sender<'a> {
         Ok(answer)
     }
 
-    /// Sees to it that the receiver knows a file that was there before.
+    /// Makes sure that the receiver knows a file that existed before.
     fn make_known(&mut self, changes: &mut Changes<'_>, file: FileId) -> Result<()> {
         if changes.known.contains(&file) {
             return Ok(());
@@ -138,12 +145,12 @@ impl<'a> Sender<'a> {
 
     fn change_names(&mut self, changes: &mut Changes<'a>, pass: Pass) -> Result<()> {
         let base = changes.base;
-        self.each(base, NAMES, &mut |sender, key, (before, now)| {
+        self.each(base, TreeId::Names, &mut |sender, key, (before, now)| {
             let parse = |value: Option<&[u8]>| value.and_then(|v| entries::parse_entry_of(key, v));
             let (before, now) = (parse(before), parse(now));
             let Some((directory, _)) = before.as_ref().or(now.as_ref()) else { return Ok(()) };
             let directory = *directory;
-            // All names of a directory that is new come with it, and one that is gone has none.
+            // A new directory brings all its names along, and a removed one has none.
             if sender.sides(changes, directory)? != (true, true) {
                 return Ok(());
             }
@@ -168,7 +175,8 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// Sends a name that came to be; whether it is of something new, so that all below is new as well.
+    /// Sends a new name. Returns whether it is of a new file, in which case everything below is new
+    /// too.
     fn new_name(
         &mut self,
         changes: &mut Changes<'_>,
@@ -193,7 +201,7 @@ impl<'a> Sender<'a> {
         Ok(true)
     }
 
-    /// Sends what changed of a file that was there before, besides its names and bytes.
+    /// Sends a change to a file that existed before, other than to its names and bytes.
     fn change_own(
         &mut self,
         changes: &mut Changes<'_>,
@@ -209,7 +217,9 @@ impl<'a> Sender<'a> {
             entries::OwnChange::Attributes(_) => {
                 let parse = |value: Option<&[u8]>| value.and_then(Attributes::decode);
                 let (Some(before), Some(now)) = (parse(before), parse(now)) else {
-                    return Err(Error::corrupt("names tree", 0, "attributes are malformed"));
+                    let what =
+                        "expected the attributes of a file in both states, found other bytes";
+                    return Err(Error::corrupt("attributes", Location::File(file), what));
                 };
                 self.change_attributes(changes, file, &before, &now)
             }
@@ -225,7 +235,7 @@ impl<'a> Sender<'a> {
                 self.emit(Body::Uses { file, number })
             }
             entries::OwnChange::Xattr(_, name) => {
-                // It may be in several parts.
+                // The attribute may have several parts.
                 let this = Some((file, name.clone()));
                 if changes.last_xattr == this {
                     return Ok(());
@@ -264,15 +274,16 @@ impl<'a> Sender<'a> {
         self.emit(Body::Attributes { file, parent, attributes })
     }
 
-    /// Sends a record or patch that came to be, or is gone.
-    fn change_piece(
+    /// Sends a record or patch that was added or removed.
+    fn change_file_extent(
         &mut self,
         changes: &mut Changes<'_>,
-        (tree, key): (u8, &[u8]),
+        (tree, key): (TreeId, &[u8]),
         (before, now): Values<'_>,
         is_gone: bool,
     ) -> Result<()> {
-        let parse = |value: Option<&[u8]>| value.map(|v| parse_piece(tree, key, v)).transpose();
+        let parse =
+            |value: Option<&[u8]>| value.map(|v| parse_file_extent(tree, key, v)).transpose();
         let (before, now) = (parse(before)?, parse(now)?);
         let Some(file) = before.as_ref().or(now.as_ref()).map(|(file, _)| *file) else {
             return Ok(());
@@ -285,20 +296,20 @@ impl<'a> Sender<'a> {
             return Ok(());
         }
         match (is_gone, before, now) {
-            (true, Some((_, piece)), _) => {
+            (true, Some((_, extent)), _) => {
                 self.make_known(changes, file)?;
-                self.emit(Body::RemovePiece { at: At { tree, file, offset: piece.start } })
+                self.emit(Body::RemoveFileExtent { at: At { tree, file, offset: extent.start } })
             }
-            (false, _, Some((_, piece))) => {
+            (false, _, Some((_, extent))) => {
                 self.make_known(changes, file)?;
-                self.piece(tree, file, &piece)
+                self.file_extent(tree, file, &extent)
             }
             _ => Ok(()),
         }
     }
 }
 
-/// The path from the scope to a file in it; empty for the scope itself.
+/// Returns the path from the scope to a file in it; empty for the scope itself.
 fn path_within(source: &mut impl Source, scope: FileId, file: FileId) -> Result<Vec<u8>> {
     let mut path: Vec<Vec<u8>> = Vec::new();
     let mut at = file;
@@ -310,7 +321,14 @@ fn path_within(source: &mut impl Source, scope: FileId, file: FileId) -> Result<
                 break;
             }
         }
-        let lost = || Error::corrupt("names tree", 0, "a file in a directory has no name there");
+        let lost = || {
+            let what = format!(
+                "expected a name that leads to it from number {} within {DEPTH_MAX} directories, \
+                 found none",
+                scope.0
+            );
+            Error::corrupt("file", Location::File(at), what)
+        };
         let (directory, name) = above.filter(|_| path.len() <= DEPTH_MAX).ok_or_else(lost)?;
         path.push(name);
         at = directory;

@@ -1,4 +1,5 @@
-//! The outer form of a stream: its header, and frames as types and payloads. See `mod.rs` for the bytes.
+//! The outer format of a stream: its header, and frames as types and payloads. See `mod.rs` for the
+//! bytes.
 
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
@@ -6,48 +7,48 @@ use std::io::{self, Read, Write};
 use twox_hash::XxHash3_64;
 
 use super::body::END;
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::namespace::entries::{Kind, Origin};
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::pointer::EXTENT_LEN_MAX;
+use crate::store::format::snapshot::{STATE_ID_LEN, StateId};
 use crate::store::format::superblock::NUMBER_MAX;
-use crate::store::snapshots::{STATE_ID_LEN, StateId};
 use crate::units::{FileId, Txg};
 
 /// The first bytes of a stream.
 pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
-/// The version of the stream. Another order of frames is another version.
+/// The version of the stream. A different order of frames requires a new version.
 pub(crate) const STREAM_VERSION: u32 = 2;
-/// The length of what stands before the name of the snapshot.
+/// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
-/// Magic and version, which every version has.
+/// The end of magic and version, which every version has.
 const VERSION_END: usize = 12;
 /// The longest name of a snapshot, in bytes.
 const SNAPSHOT_NAME_LEN_MAX: usize = 255;
-/// The longest payload, in bytes: that of an extent with what is said of it.
+/// The longest payload, in bytes: an extent with its description.
 pub(crate) const PAYLOAD_LEN_MAX: usize = EXTENT_LEN_MAX as usize + 4096;
-/// Type and length of a frame.
+/// The length of a frame's type and length fields.
 const FRAME_FRONT_LEN: usize = 5;
 const HASH_LEN: usize = 8;
-/// What a frame takes besides its payload.
+/// The size of a frame besides its payload.
 pub(crate) const FRAME_EXTRA_LEN: usize = FRAME_FRONT_LEN + HASH_LEN;
-/// So many bytes of a payload are awaited before memory is provided for more.
+/// This many bytes of a payload must arrive before memory is allocated for more.
 const READ_LEN: usize = 64 << 10;
 
-/// What a stream says of itself.
+/// The header of a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub origin: Origin,
-    /// 0 for a stream that is complete in itself.
+    /// The txg of the base; 0 for a complete stream.
     pub base: Txg,
-    /// What identifies the base; none where there is none.
+    /// The identity of the base; none for a complete stream.
     pub base_id: StateId,
-    /// The number of its first frame.
+    /// The number of the first frame.
     pub first: u64,
-    /// The file or directory in the source.
+    /// The file or directory in the source pool.
     pub scope: FileId,
     pub created_ns: i64,
-    /// Of the scope.
+    /// The kind of the scope.
     pub kind: Kind,
     /// The name of the snapshot.
     pub name: Vec<u8>,
@@ -116,7 +117,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The frame as it came.
+    /// Encodes the frame as it was received.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.tag];
         bytes.extend((self.payload.len() as u32).to_le_bytes());
@@ -161,7 +162,7 @@ impl<'w> FrameWriter<'w> {
         self.write(&frame_hash(number, tag, payload).to_le_bytes())
     }
 
-    /// The hash of all that was written.
+    /// Returns the hash of everything written.
     pub(crate) fn hash(&self) -> [u8; 32] {
         *self.hasher.finalize().as_bytes()
     }
@@ -176,11 +177,11 @@ pub(crate) struct FrameReader<'r> {
     input: &'r mut dyn Read,
     hasher: blake3::Hasher,
     next: u64,
-    /// The hash of what came before the last frame.
+    /// The hash of everything before the last frame.
     before: Option<[u8; 32]>,
-    /// The magic was read by somebody else.
+    /// Whether the magic was already read by the caller.
     has_magic: bool,
-    /// Bytes read, with those of the streams before this one.
+    /// Bytes read, including earlier streams in the same input.
     pub len: u64,
 }
 
@@ -190,14 +191,14 @@ impl<'r> FrameReader<'r> {
         FrameReader { input, hasher, next: 0, before: None, has_magic: false, len: 0 }
     }
 
-    /// A reader for a stream that begins at this byte of the input, whose magic was read already (see
-    /// [`FrameReader::next_stream`]).
+    /// Creates a reader for a stream that begins at this byte of the input, whose magic was already
+    /// read (see [`FrameReader::next_stream`]).
     pub(crate) fn behind(input: &'r mut dyn Read, at: u64) -> FrameReader<'r> {
         FrameReader { has_magic: true, len: at, ..FrameReader::new(input) }
     }
 
-    /// Whether another stream follows the end of this one; then its magic is read. An error where
-    /// something else follows.
+    /// Whether another stream follows the end of this one; if so, reads its magic. Returns an error
+    /// if anything else follows.
     pub(crate) fn next_stream(&mut self) -> Result<bool> {
         let mut magic = Vec::new();
         let mut rest = (&mut *self.input).take(STREAM_MAGIC.len() as u64);
@@ -205,24 +206,22 @@ impl<'r> FrameReader<'r> {
         read.map_err(|source| Error::Stream { action: "read", source })?;
         match magic.is_empty() || magic == STREAM_MAGIC {
             true => Ok(!magic.is_empty()),
-            false => Err(self.damage(format!(
-                "it ends before byte {}, and what follows from there on is no stream",
-                self.len
-            ))),
+            false => Err(self.damage("expected its end or another stream, found other bytes")),
         }
     }
 
-    /// The same for frames that stand alone, from this number on.
+    /// Creates a reader for frames without a header, numbered from `first` on.
     pub(crate) fn from_frame(input: &'r mut dyn Read, first: u64) -> FrameReader<'r> {
         FrameReader { next: first, ..FrameReader::new(input) }
     }
 
-    /// An error about what was just read.
+    /// Creates an error about the bytes just read.
     pub(crate) fn damage(&self, detail: impl Into<String>) -> Error {
-        Error::corrupt("stream", self.len, detail)
+        Error::corrupt("stream", Location::Stream(self.len), detail)
     }
 
-    /// Reads exactly so many bytes, in steps, so that what is only claimed takes no memory.
+    /// Reads exactly `count` bytes, in steps, so that a length that is merely claimed takes no
+    /// memory.
     fn take(&mut self, count: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         if std::mem::take(&mut self.has_magic) {
@@ -234,7 +233,9 @@ impl<'r> FrameReader<'r> {
             let step = (count - start).min(READ_LEN.max(start));
             bytes.resize(start + step, 0);
             self.input.read_exact(&mut bytes[start..]).map_err(|source| match source.kind() {
-                io::ErrorKind::UnexpectedEof => self.damage("it ends before its end"),
+                io::ErrorKind::UnexpectedEof => {
+                    self.damage(format!("expected {} more bytes, found its end", count - start))
+                }
                 _ => Error::Stream { action: "read", source },
             })?;
             self.len += step as u64;
@@ -242,18 +243,18 @@ impl<'r> FrameReader<'r> {
         Ok(bytes)
     }
 
-    /// Reads the header, which tells the number of the first frame.
+    /// Reads the header, which contains the number of the first frame.
     pub(crate) fn header(&mut self) -> Result<Header> {
         let mut front = self.take(VERSION_END)?;
         let mut f = FieldReader(&front);
         if f.bytes(8) != Some(STREAM_MAGIC) {
-            return Err(Error::Invalid("this is no stream that 'send' wrote".into()));
+            return Err(Error::Invalid("this is not a stream written by 'send'".into()));
         }
         let version = f.u32();
         if version != Some(STREAM_VERSION) {
             let version = version.unwrap_or(0);
             let why = match version {
-                1 => ", which does not say for certain what it starts from; send it once more",
+                1 => ", which does not identify its base for certain; send it again",
                 _ => "",
             };
             return Err(Error::Unsupported(format!("the stream is of version {version}{why}")));
@@ -261,39 +262,50 @@ impl<'r> FrameReader<'r> {
         front.extend(self.take(HEADER_FRONT_LEN - VERSION_END)?);
         let mut f = FieldReader(&front[VERSION_END..]);
         if f.u32() != Some(0) {
-            return Err(Error::Unsupported("the stream has features that are unknown".into()));
+            return Err(Error::Unsupported("the stream has unknown features".into()));
         }
         let name_len = usize::from(u16::from_le_bytes([front[110], front[111]]));
         if name_len > SNAPSHOT_NAME_LEN_MAX {
-            return Err(self.damage("the name of its snapshot is too long"));
+            let what = format!(
+                "expected a snapshot's name of at most {SNAPSHOT_NAME_LEN_MAX} bytes, found one of \
+                 {name_len}"
+            );
+            return Err(self.damage(what));
         }
         let name = self.take(name_len)?;
         let hash = self.take(HASH_LEN)?;
         let whole = [&front[..], &name].concat();
         if XxHash3_64::oneshot(&whole).to_le_bytes() != hash[..] {
-            return Err(self.damage("its header does not have its hash"));
+            return Err(
+                self.damage("expected a header with the hash behind it, found another hash")
+            );
         }
         self.hasher.update(&whole);
         self.hasher.update(&hash);
         let header = Header::decode(&front, &name);
-        let header = header.ok_or_else(|| self.damage("its header is malformed"))?;
+        let header = header.ok_or_else(|| {
+            self.damage("expected a header whose fields agree, found impossible values")
+        })?;
         self.next = header.first;
         Ok(header)
     }
 
-    /// Reads a frame, and verifies its hash.
+    /// Reads a frame and verifies its hash.
     pub(crate) fn frame(&mut self) -> Result<Frame> {
         let front = self.take(FRAME_FRONT_LEN)?;
         let (tag, len) = (front[0], [front[1], front[2], front[3], front[4]]);
         let len = u32::from_le_bytes(len) as usize;
         if len > PAYLOAD_LEN_MAX {
-            return Err(self.damage(format!("a frame of {len} bytes is longer than any")));
+            let what =
+                format!("expected a frame of at most {PAYLOAD_LEN_MAX} bytes, found one of {len}");
+            return Err(self.damage(what));
         }
         let payload = self.take(len)?;
         let hash = self.take(HASH_LEN)?;
         let number = self.next;
         if frame_hash(number, tag, &payload).to_le_bytes() != hash[..] {
-            let what = format!("frame {number} does not have its hash");
+            let what =
+                format!("expected frame {number} with the hash behind it, found another hash");
             return Err(self.damage(what));
         }
         if tag == END {
@@ -306,7 +318,7 @@ impl<'r> FrameReader<'r> {
         Ok(Frame { number, tag, payload })
     }
 
-    /// The hash of all that came before the frame that was the end.
+    /// Returns the hash of everything before the END frame.
     pub(crate) fn end_hash(&self) -> [u8; 32] {
         self.before.unwrap_or_default()
     }

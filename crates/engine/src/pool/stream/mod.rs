@@ -2,40 +2,46 @@
 //!
 //! ```text
 //! header
-//!     magic 8, version u32, reserved 4, guid 16, txg u64, base u64, first u64, scope u64, created i64,
-//!     id of the snapshot 16, id of the base 16, kind u8, reserved 5, name_len u16, name of the snapshot, XXH3-64 of all of this
+//!     magic 8, version u32, reserved 4, guid 16, txg u64, base u64, first u64, scope u64,
+//!     created i64, id of the snapshot 16, id of the base 16, kind u8, reserved 5, name_len u16,
+//!     name of the snapshot, XXH3-64 of everything before
 //! frames, each
 //!     type u8, length u32, payload, XXH3-64 of: its number u64, type u8, payload
 //! ```
 //!
-//! Little-endian. Frames are numbered from `first` on, without saying so: a frame that is lost, repeated or in another's
-//! place has a number that its hash does not fit. The last one, END, has the number of frames before it, and the BLAKE3 hash of
-//! header and frames of this connection up to itself. What a frame says is in `body.rs`.
+//! All numbers are little-endian. Frames are numbered from `first` on, and the numbers are not
+//! stored: a frame that was lost, repeated or moved fails its hash, because it has the wrong
+//! number. The last frame, END, contains the number of frames before it, and the BLAKE3 hash of the
+//! header and frames of this connection before END. `body.rs` describes the payloads.
 //!
-//! **Which frames there are, and in which order, depends on nothing but the content of the snapshots.** So a stream
-//! that was cut is made again from frame `first` on, without reading what comes before.
+//! **The frames and their order depend only on the content of the snapshots.** So an interrupted
+//! stream can be generated again from frame `first` on, without reading anything before.
 //!
-//! **What a stream is of, and what it starts from, is known by what these states hold** ([`StateId`]): a pool file that was
-//! copied and went on has the guid and the txgs of the other, and other bytes. So the header, the notes of what was
-//! received, and the token to go on with all name the two ids, and nothing is applied to, or sent for, any other state.
+//! **A snapshot and its base are identified by the content of their states** ([`StateId`]). A copy
+//! of a pool file that continued separately has the same guid and the same txgs, but other content.
+//! So the header, the records of received snapshots, and the resume token all contain both ids, and
+//! a stream is never applied to, or sent from, any other state.
 //!
-//! Streams may follow each other in one input; each is received for itself. Anything else behind an end is an error, before
-//! anything of that stream is seen.
+//! Several streams may follow each other in one input; each is received separately. Anything else
+//! after the end of a stream is an error, raised before any of that stream becomes visible.
 //!
-//! The reader: verify the header; take each frame up to its limit, verify its hash, then what it says against what is there
-//! already; never believe a length before so many bytes have come. Objects are known by their numbers in the
-//! source; the receiver gives each its own, and notes which.
+//! The reader verifies the header. It takes each frame up to the length limit, verifies its hash,
+//! and then checks its contents against the existing data. It never trusts a length before that
+//! many bytes have arrived. Objects are identified by their numbers in the source; the receiver
+//! assigns its own and records the translation.
 //!
-//! * A complete stream (`base` 0) is put into a new file or directory without a name, over as many transactions as it takes. How
-//!   many frames are in is noted in the same transactions. The last one gives it its name, notes where it came from and makes
-//!   the snapshot, so that nobody ever sees a part of it.
-//! * An incremental stream is gathered in a file without a name, and applied in one transaction once its end was verified.
+//! * A complete stream (`base` 0) goes into a new file or directory that has no name yet, over as
+//!   many transactions as needed. Each transaction also records how many frames were applied. The
+//!   last one names the file, records its origin and creates the snapshot, so that nobody ever sees
+//!   a part of it.
+//! * An incremental stream is collected in a nameless file and applied in one transaction once its
+//!   end is verified.
 //!
-//! What fails leaves what was received before, out of sight, for a stream that goes on from there (see
-//! [`Pool::receive_token`](super::Pool::receive_token)), or for `abort_receive`.
+//! After a failure, the frames received so far are kept, invisibly, until a stream resumes from
+//! there (see [`Pool::receive_token`](super::Pool::receive_token)) or `abort_receive` removes them.
 //!
-//! `send.rs` walks what is sent, `changes.rs` what changed, `receive.rs` takes connections, `apply.rs` what the
-//! frames say, `update.rs` those of an incremental stream.
+//! `send.rs` walks the data to send and `changes.rs` the changes; `receive.rs` handles connections,
+//! `apply.rs` applies frames, and `update.rs` applies those of an incremental stream.
 
 mod apply;
 mod body;
@@ -54,27 +60,27 @@ use std::str::FromStr;
 pub use self::receive::{ReceiveOptions, ReceiveReport};
 pub use self::send::{SendPlan, SendReport};
 use crate::error::{Error, Result};
-use crate::store::snapshots::{STATE_ID_LEN, StateId};
+use crate::store::format::snapshot::{STATE_ID_LEN, StateId};
 
-/// What the format's document is compared with.
+/// The items that a test compares with the format document.
 #[cfg(test)]
 pub(crate) mod format {
     pub(crate) use super::frame::{FrameReader, HEADER_FRONT_LEN, Header};
     pub(crate) use crate::pool::namespace::entries::{Origin, PROGRESS_FRONT_LEN, Progress};
 }
 
-/// A place in a stream, from which it can be made again.
+/// A position in a stream from which it can be generated again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResumeToken {
-    /// The snapshot that is sent.
+    /// The snapshot being sent.
     pub id: StateId,
-    /// The one that the receiver has already, if any.
+    /// The base snapshot that the receiver already has, if any.
     pub base: StateId,
     /// How many frames were received.
     pub frames: u64,
 }
 
-/// `id-base-frames`, the first two in hexadecimal digits.
+/// Formatted as `id-base-frames`, with the ids in hexadecimal digits.
 impl fmt::Display for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for id in [self.id, self.base] {
@@ -107,6 +113,6 @@ impl FromStr for ResumeToken {
             let is_whole = parts.next().is_none() && !id.is_none();
             is_whole.then_some(ResumeToken { id, base, frames })
         };
-        parse().ok_or_else(|| Error::Invalid(format!("'{text}' is no token to resume from")))
+        parse().ok_or_else(|| Error::Invalid(format!("'{text}' is not a resume token")))
     }
 }

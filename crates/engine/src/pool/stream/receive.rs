@@ -1,70 +1,89 @@
-//! Receiving: takes the frames of a connection and has them applied, in one or many transactions.
+//! Receiving: takes the frames of a connection and applies them, in one or many transactions.
 //!
-//! Frames are gathered in memory up to [`BATCH_LEN`], then applied in one transaction; no lock is held while the
-//! stream is waited for. In the same transaction is noted how many there are, and each begins by comparing: of two that receive the
-//! same at a time, one is refused.
+//! Frames are collected in memory up to [`BATCH_LEN`], then applied in one transaction; no lock is
+//! held while waiting for the stream. The same transaction records how many frames were received.
+//! Each one first compares that record with its own progress, so that if two processes receive the
+//! same stream, one is refused.
 
+use std::fmt;
 use std::io::Read;
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
 use super::ResumeToken;
-use super::apply::{Apply, refused};
+use super::apply::{Apply, decode, refused};
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
 use super::update::{changed_since, each_spooled, remove_orphans};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::extents::source::{Committed, Source};
-use crate::pool::extents::{parse_piece_key, read_range};
+use crate::pool::extents::{parse_file_extent_key, read_range};
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
-use crate::pool::namespace::props::{Dedup, Settings};
+use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::snapshots::rollback::roll_back;
 use crate::pool::write::batch::store_batch;
-use crate::pool::write::jobs::{Job, Target};
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::{Pool, ROOT};
+use crate::store::format::snapshot::{Scope, Snapshot};
 use crate::store::snapshots::differ::differences;
-use crate::store::snapshots::{Scope, Snapshot};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Txn};
 use crate::units::{FileId, Txg};
 
-/// A transaction has about so many bytes of frames.
+/// About how many bytes of frames a transaction has.
 const BATCH_LEN: usize = 16 << 20;
-/// And so many frames at most.
+/// The most frames in a transaction.
 const BATCH_COUNT: usize = 65_536;
 
-/// How to receive.
+/// Options for receiving a stream.
 #[derive(Clone, Copy, Default)]
 pub struct ReceiveOptions<'a> {
-    /// Brings the target back to the base first, where it was changed since.
+    /// Whether to roll the target back to the base first if it was changed since.
     pub force: bool,
-    /// So many bytes of frames are applied in one transaction; 0 for the usual number.
+    /// How many bytes of frames are applied per transaction; 0 for the default.
     pub batch_len: usize,
-    /// Is called with what is about to change, where something was there before: who has that open must be kept out
-    /// from then on, until the receive returns. What it fails with, the receive fails with.
+    /// Called with an existing file that is about to change. From then until the receive returns,
+    /// the callback's owner must keep other users of that file out. If it fails, the receive fails
+    /// with the same error.
     pub before_change: Option<&'a dyn Fn(FileId) -> Result<()>>,
-    /// The stream begins at this byte of the input, as [`ReceiveReport::next`] said of the one before.
+    /// Properties to set on what the stream makes or changes, unless another stream follows in the
+    /// input. They are set together with the rest, so the snapshot has them too.
+    pub properties: &'a [(Property, String)],
+    /// The byte of the input at which the stream begins, as returned in [`ReceiveReport::next`] of
+    /// the previous one.
     pub behind: Option<u64>,
 }
 
-/// What was received.
+impl fmt::Debug for ReceiveOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveOptions")
+            .field("force", &self.force)
+            .field("batch_len", &self.batch_len)
+            .field("properties", &self.properties)
+            .field("behind", &self.behind)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The result of a receive.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ReceiveReport {
     /// The file or directory.
     pub file: FileId,
     /// The name of the snapshot.
     pub snapshot: Vec<u8>,
-    /// Bytes of this stream.
+    /// The length of this stream in bytes.
     pub bytes: u64,
-    /// Frames, with those of streams before this one that was cut.
+    /// Frames, including those received by interrupted attempts.
     pub frames: u64,
-    /// It had a base.
+    /// Whether the stream had a base.
     pub is_incremental: bool,
-    /// Another stream follows from this byte of the input on. Its first bytes were read:
-    /// [`ReceiveOptions::behind`] says so to the next call.
+    /// The byte of the input at which another stream follows. Its first bytes were already read, so
+    /// pass it to the next call as [`ReceiveOptions::behind`].
     pub next: Option<u64>,
 }
 
@@ -73,7 +92,7 @@ struct Receive<'p> {
     pool: &'p Pool,
     header: Header,
     progress: Progress,
-    /// What its notes belong to, once something is applied.
+    /// The file that the records of the receive belong to, once anything was applied.
     key: Option<FileId>,
     batch: Vec<Frame>,
     batch_len: usize,
@@ -82,11 +101,12 @@ struct Receive<'p> {
 }
 
 impl Pool {
-    /// Receives a stream under this name of a directory, durably: a complete one as something new, which is there once
-    /// all of it is. `told` gets the bytes read so far.
+    /// Receives a stream under this name of a directory, durably. A complete stream creates
+    /// something new, which becomes visible once all of it has arrived. `told` receives the bytes
+    /// read so far.
     ///
-    /// When it fails in between, what was received stays, out of sight, and the stream may go on later from
-    /// [`Pool::receive_token`].
+    /// If it fails midway, the data received so far is kept, invisibly, and the stream may continue
+    /// later from [`Pool::receive_token`].
     pub fn receive(
         &self,
         directory: FileId,
@@ -103,10 +123,11 @@ impl Pool {
         let header = reader.header()?;
         let mut receive = Receive::begin(self, directory, name, header, options)?;
         let end = receive.take_frames(&mut reader, told)?;
-        // Garbage is noticed before anything is seen of what it follows.
+        // Detects garbage after the stream before any of it becomes visible.
         let next = reader.next_stream()?.then_some(reader.len);
         receive.announce(options)?;
-        let file = receive.finish()?;
+        let properties = if next.is_none() { options.properties } else { &[] };
+        let file = receive.finish(properties)?;
         Ok(ReceiveReport {
             file,
             snapshot: receive.header.name,
@@ -117,19 +138,20 @@ impl Pool {
         })
     }
 
-    /// From where a stream goes on that is not received to its end under this name.
+    /// Returns the token to resume the unfinished receive under this name.
     pub fn receive_token(&self, directory: FileId, name: &[u8]) -> Result<Option<ResumeToken>> {
         let found = self.read(|source| entries::find_progress(source, directory, name))?;
         let Some((_, Progress { origin, base_id, frames, .. })) = found else { return Ok(None) };
         if origin.id.is_none() {
-            let what = "an earlier version received a part of a stream there, and it cannot go on; \
-                        give it up and send all of it again";
+            let what = "an earlier version received a part of a stream there, which cannot be \
+                        resumed; abort it and send the whole stream again";
             return Err(Error::Invalid(what.into()));
         }
         Ok(Some(ResumeToken { id: origin.id, base: base_id, frames }))
     }
 
-    /// Gives up a stream that is not received to its end under this name, and what came of it; whether there was one.
+    /// Aborts the unfinished receive under this name and removes its data. Returns whether there
+    /// was one.
     pub fn abort_receive(&self, directory: FileId, name: &[u8]) -> Result<bool> {
         self.change(|txn| {
             let Some((key, _)) = entries::find_progress(txn, directory, name)? else {
@@ -141,7 +163,7 @@ impl Pool {
     }
 }
 
-/// Removes all that was created by a receive, whose root is `key`, and its notes.
+/// Removes everything that a receive created, whose root is `key`, and its records.
 fn remove_received(txn: &mut Txn, key: FileId) -> Result<()> {
     let mut after = None;
     loop {
@@ -193,12 +215,13 @@ impl<'p> Receive<'p> {
             None => (None, fresh.clone()),
         };
         if (progress.origin, progress.base_id) != (fresh.origin, fresh.base_id) {
-            let what = "another stream is not received to its end there; give it up first";
+            let what = "the receive of another stream is unfinished there; abort it first";
             return Err(Error::Invalid(what.into()));
         }
         if header.first > progress.frames {
             let (first, frames) = (header.first, progress.frames);
-            let what = format!("the stream begins at frame {first}, and {frames} were received");
+            let what =
+                format!("the stream begins at frame {first}, but only {frames} were received");
             return Err(Error::Invalid(what));
         }
         let there = pool.lookup_in(directory, name)?;
@@ -221,7 +244,7 @@ impl<'p> Receive<'p> {
         Ok(Receive { pool, header, progress, key, batch, batch_len: 0, batch_len_max, force })
     }
 
-    /// Takes frames up to the end, and says how many there are.
+    /// Takes frames up to the end, and returns their number.
     fn take_frames(
         &mut self,
         reader: &mut FrameReader<'_>,
@@ -231,7 +254,7 @@ impl<'p> Receive<'p> {
             let frame = match reader.frame() {
                 Ok(frame) => frame,
                 Err(error) => {
-                    // What came before it is good.
+                    // The frames before the error are good.
                     self.flush()?;
                     self.pool.store().make_durable()?;
                     return Err(error);
@@ -242,12 +265,20 @@ impl<'p> Receive<'p> {
                 self.flush()?;
                 let end = Body::decode(frame.tag, &frame.payload);
                 let expected = Body::End { frames: frame.number, hash: reader.end_hash() };
-                return match end == Some(expected) {
-                    true if frame.number == self.progress.frames => Ok(frame.number),
-                    _ => Err(reader.damage("its end is not that of what came before")),
-                };
+                if end.as_ref() != Some(&expected) {
+                    let what = "expected an end with the number and the hash of the frames before \
+                                it, found another";
+                    return Err(reader.damage(what));
+                }
+                if frame.number != self.progress.frames {
+                    return Err(reader.damage(format!(
+                        "expected the end behind {} frames, found it behind {}",
+                        self.progress.frames, frame.number
+                    )));
+                }
+                return Ok(frame.number);
             }
-            // What was received before may come once more.
+            // Frames received earlier may come again.
             if frame.number >= self.progress.frames + self.batch.len() as u64 {
                 self.batch_len += frame.payload.len();
                 self.batch.push(frame);
@@ -267,11 +298,11 @@ impl<'p> Receive<'p> {
             (None, None) => true,
             _ => false,
         };
-        // Somebody else receives it, or gave it up.
+        // Another process receives the stream, or aborted it.
         is_same.then_some(txn).ok_or(Error::Busy)
     }
 
-    /// Applies what is gathered, and commits it.
+    /// Applies and commits the collected frames.
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         self.batch_len = 0;
@@ -288,7 +319,7 @@ impl<'p> Receive<'p> {
         txn.commit(Durability::Visible).map(drop)
     }
 
-    /// Stands for what is received.
+    /// Returns a number that identifies the received snapshot in generations.
     fn from(&self) -> u64 {
         XxHash3_64::oneshot(&self.progress.origin.id.0)
     }
@@ -299,20 +330,21 @@ impl<'p> Receive<'p> {
         let from = self.from();
         for frame in batch {
             let body = decode(&frame)?;
-            match self.key {
-                Some(key) => Apply { key, root: key, checksum, from }.complete(txn, body)?,
+            let applied = match self.key {
+                Some(key) => Apply { key, root: key, checksum, from }.complete(txn, body),
                 None => {
                     let key = txn.new_file_id();
                     let apply = Apply { key, root: key, checksum, from };
-                    apply.begin(txn, body, self.header.kind, self.progress.parent)?;
                     self.key = Some(key);
+                    apply.begin(txn, body, self.header.kind, self.progress.parent)
                 }
-            }
+            };
+            applied.map_err(|error| error.or_at(|| Location::Frame(frame.number)))?;
         }
         Ok(())
     }
 
-    /// Adds frames of an incremental stream to the file they are gathered in.
+    /// Adds frames of an incremental stream to the file that collects them.
     fn gather(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
         let parent = self.progress.parent;
         let file = match self.key {
@@ -328,7 +360,7 @@ impl<'p> Receive<'p> {
         let settings = self.pool.settings(parent)?;
         let span = u64::from(settings.record_len);
         let start = self.progress.spooled / span * span;
-        // The last record is written once more, with what came since.
+        // The last record is rewritten together with the new frames.
         let mut bytes = vec![0; (self.progress.spooled - start) as usize];
         read_range(txn, file, &mut bytes, start)?;
         for frame in batch {
@@ -341,10 +373,12 @@ impl<'p> Receive<'p> {
         let span_log2 = span.trailing_zeros() as u8;
         let parts = bytes.chunks(span as usize).zip(starts);
         let jobs = parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect();
-        let target = Target {
+        let target = WriteTarget {
             file,
             settings: Settings { dedup: Dedup::Off, ..settings },
             threads: self.pool.options().threads,
+            // What arrived is to be kept.
+            is_stopped: || false,
             dictionary: None,
             adapt: None,
             history: Arc::default(),
@@ -353,7 +387,8 @@ impl<'p> Receive<'p> {
         store_batch(txn, &target, jobs).map(drop)
     }
 
-    /// Tells what is about to change, before the lock is taken: what is in logs may have to be committed first.
+    /// Announces the file about to change, before the lock is taken: data in its logs may have to
+    /// be committed first.
     fn announce(&self, options: &ReceiveOptions<'_>) -> Result<()> {
         let Some(before_change) = options.before_change.filter(|_| self.header.base.0 != 0) else {
             return Ok(());
@@ -364,11 +399,11 @@ impl<'p> Receive<'p> {
         }
     }
 
-    /// Makes what was received seen, all at once.
-    fn finish(&mut self) -> Result<FileId> {
+    /// Makes everything received visible at once.
+    fn finish(&mut self, properties: &[(Property, String)]) -> Result<FileId> {
         let mut txn = self.transaction()?;
         let root = match (self.header.base.0, self.key) {
-            (0, None) => return Err(refused("it is empty")),
+            (0, None) => return Err(refused("expected its scope, found its end")),
             (0, Some(root)) => {
                 entries::forget_receive(&mut txn, root)?;
                 let (parent, name) = (self.progress.parent, &self.progress.name);
@@ -377,6 +412,7 @@ impl<'p> Receive<'p> {
             }
             _ => self.update(&mut txn)?,
         };
+        Edit::new(&mut txn, 0).set_properties(root, properties)?;
         let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
         let kept = txn.txg();
         entries::set_received_as(&mut txn, root, self.progress.origin.id, kept)?;
@@ -385,7 +421,7 @@ impl<'p> Receive<'p> {
         Ok(root)
     }
 
-    /// Makes the target, which is what the base is, what the gathered frames say.
+    /// Applies the collected frames to the target, which equals the base.
     fn update(&self, txn: &mut Txn) -> Result<FileId> {
         let (parent, name) = (self.progress.parent, &self.progress.name);
         let text = || String::from_utf8_lossy(name).into_owned();
@@ -393,17 +429,23 @@ impl<'p> Receive<'p> {
         let entry = entries::lookup(txn, parent, name)?.ok_or_else(missing)?;
         let root = entry.file;
         if entry.kind != self.header.kind {
-            return Err(refused("its scope is of another kind"));
+            return Err(refused(format!(
+                "expected a {} in its header, as '{}' is one, found a {}",
+                entry.kind,
+                text(),
+                self.header.kind
+            )));
         }
         let snapshot =
             self.pool.kept_as(root, received_base(self.pool, txn, root, &self.header)?)?;
         self.pool.check_settled(root, entry.kind == Kind::Directory)?;
-        // Under the lock the newest state stays so.
+        // While the lock is held, the newest state cannot change.
         if !self.force && self.pool.is_changed_within(&snapshot)? {
             return Err(changed_since());
         }
         if self.force || self.pool.is_laid_out_anew(&snapshot)? {
-            // Records may have been written anew, and be laid out in another way than the stream knows.
+            // Records may have been rewritten with a layout that differs from what the stream
+            // expects.
             roll_back(txn, &snapshot)?;
         }
         let Some(key) = self.key else { return Ok(root) };
@@ -422,19 +464,14 @@ impl<'p> Receive<'p> {
     }
 }
 
-fn decode(frame: &Frame) -> Result<Body> {
-    let malformed = || refused(format!("frame {} is malformed", frame.number));
-    Body::decode(frame.tag, &frame.payload).ok_or_else(malformed)
-}
-
-/// The state that was kept here when the base of a stream was received.
+/// Returns the state that was preserved here when the base of a stream was received.
 fn received_base(
     pool: &Pool,
     source: &mut impl Source,
     scope: FileId,
     header: &Header,
 ) -> Result<Txg> {
-    // What was received and destroyed since may come again.
+    // A snapshot that was received and then destroyed may come again.
     if let Some(kept) = entries::received_as(source, scope, header.origin.id)?
         && pool.find_kept(scope, kept)?.is_some()
     {
@@ -445,8 +482,8 @@ fn received_base(
         return Ok(kept);
     }
     if entries::received_by_txg(source, scope, &header.origin.guid, header.base)? {
-        let what = "an earlier version received what the stream starts from, and did not note \
-                    which snapshot that was: send all of it again, to another name";
+        let what = "an earlier version received the base of the stream, and did not record which \
+                    snapshot that was; send a complete stream, to another name";
         return Err(Error::Invalid(what.into()));
     }
     Err(no_base(header.base))
@@ -454,14 +491,14 @@ fn received_base(
 
 fn no_base(txg: Txg) -> Error {
     let name = format!(
-        "of txg {txg} of the sender, from which the stream starts; one of the same number from a copy \
-         of that pool is another"
+        "txg {txg} of the sender, the base of the stream; a snapshot with the same txg from a copy of \
+         that pool is a different one"
     );
     Error::NotFound { what: "snapshot", name }
 }
 
 impl Pool {
-    /// The snapshot of a scope that keeps a state.
+    /// Returns the snapshot of a scope that preserves a state.
     fn kept_as(&self, scope: FileId, txg: Txg) -> Result<Snapshot> {
         self.find_kept(scope, txg)?.ok_or_else(|| no_base(txg))
     }
@@ -472,15 +509,16 @@ impl Pool {
         Ok(those.find(|snapshot| (snapshot.scope.file, snapshot.txg) == (scope, txg)))
     }
 
-    /// Whether any record in the scope of a snapshot is another one since, though its bytes may be the same.
+    /// Whether any record in the scope of a snapshot was rewritten since, even if its bytes are the
+    /// same.
     fn is_laid_out_anew(&self, snapshot: &Snapshot) -> Result<bool> {
         let (state, scope) = (self.state(), snapshot.scope.file);
         let mut last = None;
-        for tree in [MAP, PATCHES] {
-            let now = state.superblock.roots[usize::from(tree)].as_ref();
+        for tree in [TreeId::Map, TreeId::Patches] {
+            let now = state.superblock.roots[tree].as_ref();
             let mut is_found = false;
             differences(self.store(), tree, (snapshot.root(tree), now), &mut |key, _, _| {
-                let (file, _) = parse_piece_key(key)?;
+                let (file, _) = parse_file_extent_key(tree, key)?;
                 if last != Some(file) {
                     last = Some(file);
                     let source = &mut Committed::new(self.store(), &state);

@@ -1,78 +1,83 @@
-//! Sending: walks a snapshot and writes the frames of its stream, in an order that is a function of its content.
+//! Sending: walks a snapshot and writes the frames of its stream, in an order determined by its
+//! content.
 //!
 //! ```text
-//! complete   the scope; then every name below it, directories before what is in them, in the order of their
-//!            names: where it is the first of its file (see [`Sender::is_first_name`]) an OBJECT with all that belongs to it;
-//!            then, in the same order, further names
+//! complete   the scope; then every name below it, directories before their entries, in name order:
+//!            for the first name of a file (see `Sender::is_first_name`) an OBJECT with everything
+//!            that belongs to it; then, in the same order, the further names
 //! ```
 //!
-//! Of what an incremental stream has in its place tells `changes.rs`.
+//! `changes.rs` describes the frames of an incremental stream.
 //!
-//! An object is followed by its properties, its extended attributes, the dictionary it uses, its records and its patches. A
-//! record whose extent was sent within the last [`SHARED_WINDOW`] frames is a SHARED.
+//! An object is followed by its properties, its extended attributes, its dictionary, its records
+//! and its patches. A record whose extent was sent within the last [`SHARED_WINDOW`] frames becomes
+//! a SHARED.
 //!
-//! To go on at a later frame, or to measure, is the same walk; only what is not written is not read either.
+//! Resuming at a later frame, or measuring, takes the same walk; but data that is not written is
+//! not read either.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::Write;
 
 use super::ResumeToken;
-use super::body::{At, Body, PIECE, piece_len, travelling};
+use super::body::{At, Body, FILE_EXTENT, file_extent_len, travelling};
 use super::frame::{FRAME_EXTRA_LEN, FrameWriter, Header};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{Piece, pieces_in};
+use crate::pool::extents::{FileExtent, file_extents_in};
 use crate::pool::namespace::api::is_below;
 use crate::pool::namespace::entries::{
     self, Attributes, DEPTH_MAX, DirEntry, Kind, LIST_COUNT, Origin, ROOT,
 };
 use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::snapshot::StateId;
+use crate::store::format::space::space_key;
 use crate::store::format::superblock::FEATURE_SHARED;
-use crate::store::snapshots::StateId;
-use crate::store::space_key;
-use crate::store::trees::{MAP, PATCHES, REFS};
+use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
-/// How many frames back an extent may have been sent to be shared with: what the sender remembers is bounded by it.
+/// How many frames back a shared extent may have been sent: this bounds what the sender remembers.
 const SHARED_WINDOW: u64 = 1 << 20;
-/// So many records are looked up together.
-const PIECE_COUNT: usize = 256;
+/// How many records are looked up at a time.
+const EXTENT_COUNT: usize = 256;
 
-/// What is to be sent.
+/// A snapshot to send, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct SendPlan<'a> {
-    /// The snapshot, opened to read.
+    /// The snapshot, opened for reading.
     pub snapshot: &'a Pool,
-    /// An older snapshot that the receiver has already, opened to read: only what changed since is sent.
+    /// An older snapshot that the receiver already has, opened for reading: only the changes since
+    /// are sent.
     pub base: Option<&'a Pool>,
     /// The file or directory to send.
     pub scope: FileId,
-    /// The name of the snapshot, which the receiver gives his as well.
+    /// The name of the snapshot, also used by the receiver.
     pub name: &'a [u8],
-    /// When it was made.
+    /// When it was created, in nanoseconds since 1970.
     pub created_ns: i64,
-    /// Where a stream that was cut goes on.
+    /// Where an interrupted stream continues.
     pub resume: Option<ResumeToken>,
 }
 
-/// What was sent.
+/// The result of sending or measuring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct SendReport {
-    /// Frames, those that were passed over included.
+    /// The number of frames, including those skipped by a resume.
     pub frames: u64,
     /// Bytes of the stream.
     pub bytes: u64,
     /// Records and patches.
-    pub pieces: u64,
-    /// Of these, how many were sent before in the same stream.
+    pub extents: u64,
+    /// How many of these share an extent that was already sent in the same stream.
     pub shared: u64,
 }
 
-/// An extent, and which part of it.
+/// An extent and the part of it that is used.
 type Content = (Sector, u32, u32);
 
-/// Extents that were sent not long ago.
+/// Extents that were sent recently.
 #[derive(Default)]
 struct Sent {
     by_content: HashMap<Content, (u64, At)>,
@@ -80,7 +85,8 @@ struct Sent {
 }
 
 impl Sent {
-    /// Where the extent was sent last, if within the window before frame `now`; from then on, here.
+    /// Returns where the extent was last sent, if that was within the window before frame `now`,
+    /// and records `at` as the latest place.
     fn note(&mut self, content: Content, now: u64, at: At) -> Option<At> {
         while let Some((then, old)) = self.order.front().copied()
             && then + SHARED_WINDOW < now
@@ -95,14 +101,14 @@ impl Sent {
     }
 }
 
-/// Told how many bytes of the stream are written.
+/// A callback that receives the number of stream bytes written.
 pub(super) type Told<'a> = &'a mut dyn FnMut(u64);
 
 pub(super) struct Sender<'a> {
     live: &'a Pool,
     pub(super) snapshot: &'a Pool,
     pub(super) scope: FileId,
-    /// Nothing where the stream is only measured.
+    /// `None` if the stream is only measured.
     out: Option<FrameWriter<'a>>,
     first: u64,
     next: u64,
@@ -110,13 +116,44 @@ pub(super) struct Sender<'a> {
     dictionaries: HashSet<u32>,
     may_share: bool,
     sent: Sent,
-    /// A file with several names was sent.
+    /// Whether a file with several names was sent.
     pub(super) has_links: bool,
     told: Told<'a>,
 }
 
 impl Pool {
-    /// Writes the stream of a snapshot of this pool. `told` gets the bytes written so far.
+    /// Writes the stream of a snapshot of this pool. `told` receives the bytes written so far.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use hardpack_engine::device::MemoryDevice;
+    /// # use hardpack_engine::{CreateOptions, Options, Pool};
+    /// # fn new_pool(guid: u8) -> hardpack_engine::Result<Pool> {
+    /// #     let device = Arc::new(MemoryDevice::default());
+    /// #     Pool::create(device, &CreateOptions::new([guid; 16]), Options::new(1 << 20))
+    /// # }
+    /// use hardpack_engine::FileId;
+    /// use hardpack_engine::pool::{ReceiveOptions, SendPlan};
+    ///
+    /// # let (from, to) = (new_pool(1)?, new_pool(2)?);
+    /// from.create_file_at(b"a", 0o644, 0)?;
+    /// from.create_snapshot(FileId::ROOT, b"monday", 0)?;
+    /// let plan = SendPlan {
+    ///     snapshot: &from.open_snapshot(FileId::ROOT, b"monday")?,
+    ///     base: None, // everything, not only what changed since another snapshot
+    ///     scope: FileId::ROOT,
+    ///     name: b"monday",
+    ///     created_ns: 0,
+    ///     resume: None,
+    /// };
+    /// let mut stream = Vec::new(); // anything that implements `Write`
+    /// from.send(&plan, &mut stream, &mut |_| {})?;
+    ///
+    /// let options = ReceiveOptions::default();
+    /// to.receive(FileId::ROOT, b"copy", &mut &stream[..], &options, &mut |_| {})?;
+    /// assert!(to.resolve(b"copy/a").is_ok());
+    /// # Ok::<(), hardpack_engine::Error>(())
+    /// ```
     pub fn send(
         &self,
         plan: &SendPlan<'_>,
@@ -126,12 +163,12 @@ impl Pool {
         Sender::new(self, plan, Some(FrameWriter::new(out)), told)?.run(plan)
     }
 
-    /// What identifies a file or directory in this state.
+    /// Returns the identity of a file or directory in this state.
     pub fn state_id(&self, scope: FileId) -> StateId {
         StateId::of(&self.store().guid(), &self.state().superblock, scope)
     }
 
-    /// How long that stream is. Looks at names and maps only.
+    /// Measures the stream without writing it. Reads names and maps only.
     pub fn measure_send(&self, plan: &SendPlan<'_>) -> Result<SendReport> {
         Sender::new(self, plan, None, &mut |_| {})?.run(plan)
     }
@@ -147,7 +184,7 @@ impl<'a> Sender<'a> {
         if !plan.snapshot.store().is_pinned() {
             return Err(Error::Invalid("only a snapshot can be sent".into()));
         }
-        // Of what is outside a snapshot knows the names, and does not keep the bytes.
+        // A snapshot contains the names outside its scope, but does not keep their bytes.
         plan.snapshot.check_in_scope(plan.scope)?;
         plan.base.map_or(Ok(()), |base| base.check_in_scope(plan.scope))?;
         Ok(Sender {
@@ -159,7 +196,8 @@ impl<'a> Sender<'a> {
             next: 0,
             report: SendReport::default(),
             dictionaries: HashSet::new(),
-            // An extent that a snapshot has several pointers to is counted as long as there is the snapshot.
+            // If a snapshot has several pointers to an extent, they stay counted while the snapshot
+            // exists.
             may_share: live.state().superblock.incompat & FEATURE_SHARED != 0,
             sent: Sent::default(),
             has_links: false,
@@ -187,7 +225,7 @@ impl<'a> Sender<'a> {
         let is_of_this =
             |token: ResumeToken| (token.id, token.base) == (header.origin.id, header.base_id);
         if !plan.resume.is_none_or(is_of_this) {
-            let what = "the token is of another snapshot, or of another base";
+            let what = "the token belongs to another snapshot or another base";
             return Err(Error::Invalid(what.into()));
         }
         let bytes = header.encode();
@@ -209,7 +247,7 @@ impl<'a> Sender<'a> {
         self.end()
     }
 
-    /// The frames of a stream that is complete in itself.
+    /// Sends the frames of a complete stream.
     fn complete(&mut self, attributes: &Attributes) -> Result<()> {
         self.object(FileId(0), &[], self.scope, attributes)?;
         if attributes.kind != Kind::Directory {
@@ -236,7 +274,10 @@ impl<'a> Sender<'a> {
 
     fn end(mut self) -> Result<SendReport> {
         if self.next < self.first {
-            let what = format!("the stream has {} frames, not {}", self.next, self.first);
+            let what = format!(
+                "the stream has only {} frames, but the token says {} were received",
+                self.next, self.first
+            );
             return Err(Error::Invalid(what));
         }
         let hash = self.out.as_ref().map_or([0; 32], FrameWriter::hash);
@@ -248,7 +289,7 @@ impl<'a> Sender<'a> {
         Ok(self.report)
     }
 
-    /// Numbers a frame; whether it is to be written.
+    /// Numbers a frame, and returns whether it must be written.
     fn count(&mut self, payload_len: usize) -> bool {
         self.next += 1;
         let is_due = self.next > self.first;
@@ -274,9 +315,9 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Calls `visit` with everything below a directory, by each of its names: the directory it is in, the name, and what
-    /// is known of it. A directory comes before what is in it, if `visit` says so.
-    #[allow(clippy::type_complexity)]
+    /// Calls `visit` with everything below a directory, once for each of its names: the directory,
+    /// the entry and the attributes. A directory comes before its entries, which are visited only
+    /// if `visit` returns true.
     pub(super) fn walk(
         &mut self,
         directory: FileId,
@@ -299,14 +340,14 @@ impl<'a> Sender<'a> {
             }
             above.extend(below.map(|entry| (entry.file, None)));
             if above.len() > DEPTH_MAX {
-                return Err(Error::corrupt("names tree", 0, "directories lie in a circle"));
+                return Err(entries::circle(directory, DEPTH_MAX));
             }
         }
         Ok(())
     }
 
-    /// Whether this is the name that a file is sent with: the first within what is sent, if there is one in the directory
-    /// that it inherits from.
+    /// Whether a file is sent under this name: its first name in the directory that it inherits
+    /// from, if that is part of the stream, otherwise its first name within the stream.
     pub(super) fn is_first_name(
         &mut self,
         directory: FileId,
@@ -333,7 +374,7 @@ impl<'a> Sender<'a> {
         Ok(first.is_some_and(|(above, name)| above == directory && name == entry.name))
     }
 
-    /// Sends a file, directory or link with all that belongs to it.
+    /// Sends a file, directory or link with everything that belongs to it.
     pub(super) fn object(
         &mut self,
         parent: FileId,
@@ -366,13 +407,13 @@ impl<'a> Sender<'a> {
             self.emit(Body::Uses { file, number })?;
         }
         if attributes.kind == Kind::File {
-            self.pieces(MAP, file)?;
-            self.pieces(PATCHES, file)?;
+            self.file_extents(TreeId::Map, file)?;
+            self.file_extents(TreeId::Patches, file)?;
         }
         Ok(())
     }
 
-    /// Sends a dictionary, where that was not done yet.
+    /// Sends a dictionary, unless it was already sent.
     pub(super) fn dictionary(&mut self, number: u32) -> Result<()> {
         if number == 0 || !self.dictionaries.insert(number) {
             return Ok(());
@@ -381,53 +422,58 @@ impl<'a> Sender<'a> {
         self.emit(Body::Dictionary { number, bytes: dictionary.bytes().to_vec() })
     }
 
-    /// Sends all records, or patches, of a file.
-    fn pieces(&mut self, tree: u8, file: FileId) -> Result<()> {
+    /// Sends all records or all patches of a file.
+    fn file_extents(&mut self, tree: TreeId, file: FileId) -> Result<()> {
         let mut from = 0;
         loop {
             let pool = self.snapshot;
-            let pieces =
-                pool.read(|source| pieces_in(source, tree, file, from, u64::MAX, PIECE_COUNT))?;
-            for piece in &pieces {
-                self.piece(tree, file, piece)?;
+            let extents = pool
+                .read(|source| file_extents_in(source, tree, file, from, u64::MAX, EXTENT_COUNT))?;
+            for extent in &extents {
+                self.file_extent(tree, file, extent)?;
             }
-            match pieces.last() {
-                Some(last) if pieces.len() == PIECE_COUNT => from = last.start + 1,
+            match extents.last() {
+                Some(last) if extents.len() == EXTENT_COUNT => from = last.start + 1,
                 _ => return Ok(()),
             }
         }
     }
 
     /// Sends a record or patch.
-    pub(super) fn piece(&mut self, tree: u8, file: FileId, piece: &Piece) -> Result<()> {
-        let pointer = &piece.pointer;
+    pub(super) fn file_extent(
+        &mut self,
+        tree: TreeId,
+        file: FileId,
+        extent: &FileExtent,
+    ) -> Result<()> {
+        let pointer = &extent.pointer;
         self.dictionary(pointer.dictionary)?;
-        self.report.pieces += 1;
-        let at = At { tree, file, offset: piece.start };
+        self.report.extents += 1;
+        let at = At { tree, file, offset: extent.start };
         if let Some(of) = self.sent_before(pointer, at)? {
             self.report.shared += 1;
             return self.emit(Body::Shared { at, pointer: travelling(pointer), of });
         }
-        if !self.count(piece_len(pointer)) {
+        if !self.count(file_extent_len(pointer)) {
             return Ok(());
         }
         let stored = match pointer.place {
             Place::Extent { .. } => self.snapshot.store().read_stored(pointer)?,
             _ => Vec::new(),
         };
-        let body = Body::Piece { at, pointer: travelling(pointer), stored };
+        let body = Body::FileExtent { at, pointer: travelling(pointer), stored };
         let (_, payload) = body.encode();
-        self.write(PIECE, &payload)
+        self.write(FILE_EXTENT, &payload)
     }
 
-    /// Where in the stream the extent was sent before.
+    /// Returns where in the stream the extent was sent before.
     fn sent_before(&mut self, pointer: &Pointer, at: At) -> Result<Option<At>> {
         let Place::Extent { sector, .. } = pointer.place else { return Ok(None) };
         if !self.may_share {
             return Ok(None);
         }
         let is_counted =
-            self.live.read(|source| Ok(source.get(REFS, &space_key(sector))?.is_some()))?;
+            self.live.read(|source| Ok(source.get(TreeId::Refs, &space_key(sector))?.is_some()))?;
         let content = (sector, pointer.len, pointer.part_offset);
         Ok(if is_counted { self.sent.note(content, self.next, at) } else { None })
     }

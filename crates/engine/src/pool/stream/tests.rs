@@ -1,4 +1,4 @@
-//! Tests of streams: what comes out of one is what went in, whatever happens to it on the way.
+//! Tests of streams: the receiver gets exactly what was sent, whatever happens on the way.
 
 mod chains;
 mod crash;
@@ -9,16 +9,22 @@ use std::io::Read;
 use std::sync::Arc;
 
 use self::trees::{Tree, assert_same, grow, new_pool};
+use super::apply::Apply;
+use super::body::{Body, PATH_LEN_MAX};
 use super::frame::HEADER_FRONT_LEN;
 use super::{ReceiveOptions, ResumeToken, SendPlan};
+use crate::codec::CodecId;
 use crate::device::{Device, MemoryDevice};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::{Pool, ROOT, ReceiveReport};
-use crate::store::snapshots::StateId;
+use crate::store::Patience;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::Place;
+use crate::store::format::snapshot::StateId;
 use crate::test_common::{Rng, options, problems};
 use crate::units::FileId;
 
-/// A pool with a tree in it, and the state of it opened to be sent.
+/// A pool with a tree, and its state opened for sending.
 struct Source {
     pool: Pool,
     pinned: Pool,
@@ -177,7 +183,7 @@ fn a_flipped_bit_anywhere_is_noticed() {
     }
 }
 
-/// Where the frames of a stream begin.
+/// Returns where the frames of a stream begin.
 fn frame_starts(stream: &[u8]) -> Vec<usize> {
     let name_len = usize::from(u16::from_le_bytes([
         stream[HEADER_FRONT_LEN - 2],
@@ -213,7 +219,7 @@ fn lost_repeated_and_swapped_frames_are_noticed() {
     }
 }
 
-/// Gives every frame of a stream the hash it should have, and the end its own.
+/// Recomputes the hash of every frame of a stream, and of its end.
 fn seal(stream: &[u8]) -> Vec<u8> {
     use std::hash::Hasher;
     let starts = frame_starts(stream);
@@ -252,7 +258,8 @@ fn a_hostile_stream_does_no_harm() {
         let mut bad = stream.clone();
         for _ in 0..=rng.below(3) {
             let frame = rng.below(starts.len() as u64 - 2) as usize;
-            // Type, numbers and pointers are at the front; lengths are left, or nothing is a frame any more.
+            // The front holds type, numbers and pointers. Lengths are left alone; otherwise no
+            // later bytes would be a frame.
             let span = (starts[frame + 1] - starts[frame]).min(90) as u64;
             let at = match rng.below(span) as usize {
                 1..=4 => 0,
@@ -279,6 +286,55 @@ fn a_hostile_stream_does_no_harm() {
     assert!(refused > 100 && taken > 10, "{refused} refused, {taken} taken");
 }
 
+/// A record that its checksum fits but its codec did not write is damage of the stream; no byte of
+/// the pool is to blame.
+#[test]
+fn a_record_that_cannot_be_decoded_is_named_by_its_frame() {
+    let source = source(42);
+    let stream = source.stream(&source.plan(ROOT));
+    let mut met = 0;
+    for (number, ends) in frame_starts(&stream).windows(2).enumerate() {
+        let payload = ends[0] + 5..ends[1] - 8;
+        let Some(Body::FileExtent { at, mut pointer, stored }) =
+            stream.get(payload.clone()).and_then(|bytes| Body::decode(stream[ends[0]], bytes))
+        else {
+            continue;
+        };
+        let Place::Extent { checksum_kind, checksum, .. } = &mut pointer.place else { continue };
+        if pointer.codec == CodecId::Raw as u8 {
+            continue;
+        }
+        let stored = vec![0xff; stored.len()];
+        *checksum = checksum_kind.sum(&stored);
+        let (_, bytes) = Body::FileExtent { at, pointer, stored }.encode();
+        let mut bad = stream.clone();
+        bad[payload].copy_from_slice(&bytes);
+        let error = receive(&target(), &seal(&bad), 20_000).unwrap_err();
+        assert!(
+            matches!(&error, Error::Corrupt { location: Location::Frame(found), .. }
+                if *found == number as u64),
+            "frame {number}: {error}"
+        );
+        met += 1;
+        if met == 10 {
+            return;
+        }
+    }
+    assert!(met > 0);
+}
+
+#[test]
+fn a_message_does_not_hold_all_of_a_long_path() {
+    let pool = target();
+    let mut txn = pool.store().begin_with(ChecksumKind::Xxh3, Patience::None).unwrap();
+    let apply = Apply { key: ROOT, root: ROOT, checksum: ChecksumKind::Xxh3, from: 0 };
+    let path = [b'x'; PATH_LEN_MAX];
+    let refused = apply.know(&mut txn, FileId(9), &path).unwrap_err().to_string();
+    assert!(refused.len() < 500, "{} bytes", refused.len());
+    let refused = apply.know(&mut txn, FileId(9), b"d/short").unwrap_err().to_string();
+    assert!(refused.contains("'d/short'"), "{refused}");
+}
+
 #[test]
 fn what_is_no_stream_is_refused() {
     let pool = target();
@@ -303,7 +359,7 @@ fn what_is_no_stream_is_refused() {
     assert_eq!(token.to_string().parse::<ResumeToken>().unwrap(), token);
 }
 
-/// Fails after so many bytes.
+/// A reader that fails at the end of its bytes.
 struct Failing<'a>(&'a [u8]);
 
 impl Read for Failing<'_> {

@@ -1,29 +1,30 @@
-//! Applying an incremental stream: all of it in one transaction, after its end was verified.
+//! Applies an incremental stream, in a single transaction after its end is verified.
 //!
-//! The target must be what the base is: then its files are found by the paths they have there. Names are taken away and given
-//! one by one; what has none left at the end goes, with all that is only below it.
+//! The target must equal the base, so that its files can be found by their paths in the base. Names
+//! are removed and added one by one; files without a name at the end are removed, with everything
+//! that is only below them.
 
 use std::io::{self, Read};
 
-use super::apply::{Apply, refused};
+use super::apply::{Apply, decode, refused};
 use super::body::{At, Body};
 use super::frame::FrameReader;
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
 use crate::pool::extents::removal::give_up;
-use crate::pool::extents::{parse_piece, patches_over, piece_key, read_range};
+use crate::pool::extents::{file_extent_key, parse_file_extent, patches_over, read_range};
 use crate::pool::namespace::api::is_below;
 use crate::pool::namespace::edit::Edit;
-use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, LIST_COUNT};
+use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, LIST_COUNT, NAME_LEN_MAX};
 use crate::pool::snapshots::rollback::take_away;
 use crate::store::Txn;
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// So much of the gathered frames is read at a time.
+/// How many bytes of the collected frames are read at a time.
 const READ_LEN: usize = 256 << 10;
 
-/// Frames that were gathered in a file without a name.
+/// Frames that were collected in a nameless file.
 struct Spool<'p> {
     pool: &'p Pool,
     file: FileId,
@@ -45,7 +46,7 @@ impl Read for Spool<'_> {
     }
 }
 
-/// Calls `visit` with what each gathered frame says.
+/// Calls `visit` with the body of each collected frame.
 pub(super) fn each_spooled(
     pool: &Pool,
     file: FileId,
@@ -56,37 +57,66 @@ pub(super) fn each_spooled(
     let mut input = io::BufReader::with_capacity(READ_LEN, spool);
     let mut reader = FrameReader::from_frame(&mut input, 0);
     for _ in 0..frames {
-        let frame = reader.frame()?;
-        visit(Body::decode(frame.tag, &frame.payload).ok_or_else(|| refused("it is malformed"))?)?;
+        let frame = reader.frame().map_err(from_pool)?;
+        let visited = decode(&frame).and_then(&mut *visit);
+        visited.map_err(|error| error.or_at(|| Location::Frame(frame.number)))?;
     }
     Ok(())
 }
 
+/// Takes an error of the pool out of the one of the reader that it came through.
+fn from_pool(error: Error) -> Error {
+    match error {
+        Error::Stream { action, source } => match source.downcast::<Error>() {
+            Ok(error) => error,
+            Err(source) => Error::Stream { action, source },
+        },
+        error => error,
+    }
+}
+
+/// A path of a stream as a message shows it; a long one is cut.
+fn shown(path: &[u8]) -> String {
+    let shown = &path[..path.len().min(NAME_LEN_MAX)];
+    let end = if shown.len() < path.len() { "…" } else { "" };
+    format!("{}{end}", String::from_utf8_lossy(shown))
+}
+
 impl Apply {
-    /// Notes which file of the target one of the base is.
+    /// Records which file of the target corresponds to a file of the base.
     pub(super) fn know(&self, txn: &mut Txn, file: FileId, path: &[u8]) -> Result<()> {
         let mut here = self.root;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
             let entry = entries::lookup(txn, here, name)?;
-            here = entry.ok_or_else(|| refused("it names what is not in the base"))?.file;
+            let missing = || {
+                let path = shown(path);
+                refused(format!("expected '{path}' in the state it starts from, found nothing"))
+            };
+            here = entry.ok_or_else(missing)?.file;
         }
         let before = entries::identity(txn, self.key, Identity::File, file.0)?;
         if before.is_some_and(|before| before != here.0) {
-            return Err(refused(format!("number {} has two paths", file.0)));
+            return Err(refused(format!("expected one path for number {}, found two", file.0)));
         }
         entries::set_identity(txn, self.key, Identity::File, file.0, here.0)
     }
 
-    /// Does what a frame of an incremental stream says.
+    /// Applies a frame of an incremental stream.
     pub(super) fn change(&self, txn: &mut Txn, body: Body) -> Result<()> {
         match body {
-            // All are noted before anything changes.
+            // All of these were recorded before the first change.
             Body::Known { .. } => Ok(()),
-            Body::Object { parent: FileId(0), .. } => Err(refused("it has a scope of its own")),
+            Body::Object { parent: FileId(0), .. } => {
+                Err(refused("expected the scope that is there, found a new one"))
+            }
             Body::RemoveName { directory, name } => {
                 let directory = self.file(txn, directory)?;
                 let entry = entries::lookup(txn, directory, &name)?;
-                let entry = entry.ok_or_else(|| refused("it removes a name that is not there"))?;
+                let missing = || {
+                    let name = String::from_utf8_lossy(&name);
+                    refused(format!("expected the name '{name}' to remove, found nothing"))
+                };
+                let entry = entry.ok_or_else(missing)?;
                 take_away(txn, directory, &entry)
             }
             Body::Name { directory, file, name } => {
@@ -96,11 +126,11 @@ impl Apply {
             Body::Attributes { file, parent, attributes } => {
                 self.set_attributes(txn, file, parent, &attributes)
             }
-            Body::RemovePiece { at } => {
+            Body::RemoveFileExtent { at } => {
                 self.renew(txn, at.file)?;
-                self.remove_piece(txn, at)
+                self.remove_file_extent(txn, at)
             }
-            Body::Piece { at, .. } | Body::Shared { at, .. } => {
+            Body::FileExtent { at, .. } | Body::Shared { at, .. } => {
                 self.renew(txn, at.file)?;
                 self.common(txn, body)
             }
@@ -108,7 +138,7 @@ impl Apply {
         }
     }
 
-    /// Notes that the content of a file is exchanged.
+    /// Gives a file whose content is replaced a new generation.
     fn renew(&self, txn: &mut Txn, there: FileId) -> Result<()> {
         let file = self.file(txn, there)?;
         entries::renew_generation(txn, file, self.from)
@@ -117,12 +147,12 @@ impl Apply {
     fn add_name(&self, txn: &mut Txn, directory: FileId, file: FileId, name: &[u8]) -> Result<()> {
         let attributes = entries::attributes(txn, file)?;
         if file == self.root {
-            return Err(refused("its scope has a name in itself"));
+            return Err(refused("expected the scope to have no name within itself, found one"));
         }
         if attributes.kind != Kind::Directory {
             return Edit::new(txn, 0).link(file, directory, name);
         }
-        // It may still be in a directory that is gone.
+        // It may still be in a directory that was removed.
         if !entries::is_orphan(txn, file)? {
             for (above, name) in entries::names_of(txn, file)? {
                 let entry = entries::lookup(txn, above, &name)?;
@@ -130,7 +160,9 @@ impl Apply {
             }
         }
         if is_below(txn, directory, file)? {
-            return Err(refused("a directory would lie in itself"));
+            return Err(refused(
+                "expected a directory outside of the one that moves, found one below it",
+            ));
         }
         entries::set_orphan(txn, file, false)?;
         Edit::new(txn, 0).name_first(file, directory, name)
@@ -147,7 +179,10 @@ impl Apply {
         let old = entries::attributes(txn, file)?;
         let keeps_len = old.kind != Kind::File;
         if attributes.kind != old.kind || keeps_len && attributes.len != old.len {
-            return Err(refused("something becomes what it cannot be"));
+            return Err(refused(format!(
+                "expected attributes of a {} of {} bytes, found those of a {} of {}",
+                old.kind, old.len, attributes.kind, attributes.len
+            )));
         }
         if attributes.len != old.len {
             entries::renew_generation(txn, file, self.from)?;
@@ -165,22 +200,24 @@ impl Apply {
         entries::set_attributes(txn, file, &new)
     }
 
-    fn remove_piece(&self, txn: &mut Txn, at: At) -> Result<()> {
+    fn remove_file_extent(&self, txn: &mut Txn, at: At) -> Result<()> {
         let file = self.file(txn, at.file)?;
-        let key = piece_key(file, at.offset);
-        let missing = || refused("it removes a record that is not there");
+        let key = file_extent_key(file, at.offset);
+        let missing = || refused("expected a record to remove, found none there");
         let value = txn.remove(at.tree, &key)?.ok_or_else(missing)?;
-        let (_, piece) = parse_piece(at.tree, &key, &value)?;
-        let has_patches =
-            at.tree == MAP && !patches_over(txn, file, piece.start, piece.slot_end())?.is_empty();
+        let (_, extent) = parse_file_extent(at.tree, &key, &value)?;
+        let has_patches = at.tree == TreeId::Map
+            && !patches_over(txn, file, extent.start, extent.slot_end())?.is_empty();
         if has_patches {
-            return Err(refused("it removes a record under a patch"));
+            return Err(refused(
+                "expected a record without patches to remove, found patches over it",
+            ));
         }
-        give_up(txn, &piece.pointer, file, at.tree == PATCHES)
+        give_up(txn, &extent.pointer, file, at.tree == TreeId::Patches)
     }
 }
 
-/// Removes what has no name left, with what only it holds.
+/// Removes files without a name, and everything that only they contain.
 pub(super) fn remove_orphans(txn: &mut Txn) -> Result<()> {
     while let Some(file) = entries::next_orphan(txn)? {
         entries::set_orphan(txn, file, false)?;
@@ -203,11 +240,11 @@ pub(super) fn remove_orphans(txn: &mut Txn) -> Result<()> {
     Ok(())
 }
 
-/// What a target must not be when a stream starts from its base.
+/// Returns the error for a target that differs from the base of the stream.
 pub(super) fn changed_since() -> Error {
     Error::Invalid(
-        "it was changed since what the stream starts from was received; \
-         to force it rolls that back first"
+        "it was changed since the base of the stream was received; \
+         forcing the receive rolls those changes back first"
             .into(),
     )
 }

@@ -1,35 +1,35 @@
-//! A check beside a writer that commits at every one of its reads: it ends, tells what is damaged, and takes nothing
-//! for damage that was only overtaken.
+//! A check beside a writer that commits at every one of its reads: the check ends, reports damage,
+//! and never reports data as damaged that was only overtaken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::device::{Device, MemoryDevice};
-use crate::pool::extents::pieces_in;
+use crate::pool::extents::file_extents_in;
 use crate::pool::extents::source::Committed;
 use crate::pool::{File, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::store::format::pointer::Place;
-use crate::store::trees::{MAP, NAMES};
+use crate::store::trees::TreeId;
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, only_file, options};
 
-/// No check of these pools reads so often.
+/// More reads than a check of these pools needs.
 const READ_COUNT_MAX: usize = 5_000;
 
-/// A pool of one file, of 40 records of 16 KiB.
+/// Creates a pool with one file of 40 records of 16 KiB.
 fn fixture() -> (Arc<dyn Device>, Pool, Arc<File>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
     let pool = create(&device, &[(Property::RecordSize, "16K")], 32 << 20);
     let file = only_file(&pool).unwrap();
     file.write_at(&Rng(8).noise(40 * (16 << 10)), 0).unwrap();
     file.commit(Durability::Durable).unwrap();
-    // Or what is spoilt would pass for lost with the power.
+    // Without this the damage would pass for a loss of power.
     pool.store().seal().unwrap();
     (device, pool, file)
 }
 
-/// Has a record written anew at every read of the other, durably, so that space is reused at once.
+/// Rewrites a record at every read of the check, durably, so that space is reused at once.
 fn write_at_each_read(between: &Arc<Meanwhile>, file: &Arc<File>, reads: &Arc<AtomicUsize>) {
     let (again, file, reads) = (Arc::clone(between), Arc::clone(file), Arc::clone(reads));
     between.at(Moment::Read, move || {
@@ -42,16 +42,17 @@ fn write_at_each_read(between: &Arc<Meanwhile>, file: &Arc<File>, reads: &Arc<At
     });
 }
 
-/// Spoils a byte of a stored record, or of the root of a tree.
+/// Corrupts bytes of a stored record, or of the root of the names tree.
 fn spoil(device: &Arc<dyn Device>, pool: &Pool, file: &File, record: Option<u64>) {
     let state = pool.state();
     let pointer = match record {
         Some(start) => {
             let mut source = Committed::new(pool.store(), &state);
-            let found = pieces_in(&mut source, MAP, file.id(), start, start + 1, 1).unwrap();
+            let found =
+                file_extents_in(&mut source, TreeId::Map, file.id(), start, start + 1, 1).unwrap();
             found[0].pointer.clone()
         }
-        None => state.superblock.roots[usize::from(NAMES)].clone().unwrap(),
+        None => state.superblock.roots[TreeId::Names].clone().unwrap(),
     };
     let Place::Extent { sector, .. } = pointer.place else { panic!("it is in its pointer") };
     device.write_at(&[0x55, 0xaa, 0x55], (sector.0 << 9) + 40).unwrap();
@@ -86,7 +87,7 @@ fn nothing_that_was_overtaken_is_taken_for_damage() {
     assert!(!report.overtaken.is_empty(), "nothing was overtaken");
 }
 
-/// The same pool with a snapshot, since which a quarter of the records were written anew, one by one.
+/// Creates the same pool with a snapshot, then rewrites a quarter of the records one by one.
 fn fixture_with_snapshot() -> (Arc<dyn Device>, Pool, Arc<File>) {
     let (device, pool, file) = fixture();
     pool.create_snapshot(ROOT, b"before", 1).unwrap();
@@ -114,7 +115,7 @@ fn what_snapshots_have_is_no_damage_where_the_pool_itself_was_overtaken() {
 fn zeros_of_an_extent_that_was_overtaken_are_not_missed() {
     for rounds in [1, 3] {
         let (device, pool, file) = fixture();
-        // Records with room behind them.
+        // Records followed by padding.
         for record in 0..40_u64 {
             let mut bytes = Rng(record).noise(16 << 10);
             bytes[15_000 + record as usize * 9..].fill(0);
@@ -132,7 +133,7 @@ fn zeros_of_an_extent_that_was_overtaken_are_not_missed() {
     }
 }
 
-/// Has every record written anew at every read of the other, `rounds` times.
+/// Rewrites `rounds` records at every read of the check.
 fn write_some_at_each_read(
     between: &Arc<Meanwhile>,
     file: &Arc<File>,

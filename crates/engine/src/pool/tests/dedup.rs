@@ -1,4 +1,4 @@
-//! Equal records are stored once, whatever happens to the files they are in and to the index they are found by.
+//! Equal records are stored once, whatever happens to their files and to the index that finds them.
 
 mod model;
 
@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::source::Committed;
-use crate::pool::extents::{Piece, pieces_in};
+use crate::pool::extents::{FileExtent, file_extents_in};
 use crate::pool::{File, Pool, Property, ROOT, Settings, StepLimits};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Place;
-use crate::store::sharing::refs::{HashKind, Refs};
-use crate::store::trees::MAP;
+use crate::store::format::refs::{HashKind, Refs};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::{Rng, create_options, options, problems, read_all};
-use crate::units::{FileId, Sector};
+use crate::units::{Ashift, FileId, Sector};
 
 const RECORD: usize = 16 << 10;
 const RECORD_COUNT: usize = 20;
@@ -27,7 +27,7 @@ struct Fixture {
     rng: Rng,
 }
 
-/// Creates files besides the first.
+/// Creates files in addition to the first, and returns all ids.
 fn add_files(pool: &Pool, count: usize) -> Vec<FileId> {
     for n in 1..count {
         pool.create_file_at(format!("/file {n}").as_bytes(), 0, 0).unwrap();
@@ -47,7 +47,7 @@ impl Fixture {
         Fixture { device, pool, files, rng: Rng(seed) }
     }
 
-    /// Some records, all of them different and none so short that it is in its pointer.
+    /// Returns the content of some records, all different and none short enough to be embedded.
     fn bytes(&mut self) -> Vec<u8> {
         self.rng.text(RECORD * RECORD_COUNT)
     }
@@ -57,11 +57,11 @@ impl Fixture {
         self.files[file].commit(Durability::Durable).unwrap();
     }
 
-    fn records(&self, file: usize) -> Vec<Piece> {
+    fn records(&self, file: usize) -> Vec<FileExtent> {
         records(&self.pool, self.files[file].id())
     }
 
-    /// Extents with counted references, and further references to them.
+    /// Returns the number of extents with counted references, and of additional references to them.
     fn counts(&self) -> (u64, u64) {
         let state = self.pool.state();
         (state.stats().counted.records, state.stats().shared.records)
@@ -88,14 +88,14 @@ impl Fixture {
     }
 }
 
-pub(super) fn records(pool: &Pool, file: FileId) -> Vec<Piece> {
+pub(super) fn records(pool: &Pool, file: FileId) -> Vec<FileExtent> {
     let state = pool.state();
     let mut source = Committed::new(pool.store(), &state);
-    pieces_in(&mut source, MAP, file, 0, u64::MAX, usize::MAX).unwrap()
+    file_extents_in(&mut source, TreeId::Map, file, 0, u64::MAX, usize::MAX).unwrap()
 }
 
-fn sectors(records: &[Piece]) -> Vec<Option<Sector>> {
-    let sector = |record: &Piece| match record.pointer.place {
+fn sectors(records: &[FileExtent]) -> Vec<Option<Sector>> {
+    let sector = |record: &FileExtent| match record.pointer.place {
         Place::Extent { sector, .. } => Some(sector),
         _ => None,
     };
@@ -111,18 +111,18 @@ fn equal_records_are_stored_once() {
             let bytes = f.bytes();
             f.write(0, &bytes);
             assert_eq!(f.counts(), (RECORD_COUNT as u64, 0));
-            let before = f.pool.state().used_sectors(9);
+            let before = f.pool.state().used_sectors(Ashift::MIN);
             f.write(1, &bytes);
-            // Twice the same in one batch as well.
+            // Also twice the same within one batch.
             f.write(2, &[&bytes[..], &bytes[..]].concat());
-            let grown = (f.pool.state().used_sectors(9) - before) << 9;
+            let grown = (f.pool.state().used_sectors(Ashift::MIN) - before) << 9;
             assert!(grown < 40_000, "{mode}: {grown} bytes for pointers");
             assert_eq!(f.counts(), (RECORD_COUNT as u64, 3 * RECORD_COUNT as u64));
             assert_eq!(f.pool.state().stats().dedup_ratio(), 4.0);
             assert_eq!(sectors(&f.records(0)), sectors(&f.records(1)));
             assert!(read_all(&f.files[1]).unwrap() == bytes);
             f.assert_clean();
-            // One after the other goes; the last takes the extents with it.
+            // The files are emptied one after the other; the last one frees the extents.
             for (n, left) in [(0, 2), (2, 0)] {
                 f.files[n].set_len(0).unwrap();
                 f.files[n].commit(Durability::Durable).unwrap();
@@ -168,27 +168,28 @@ fn what_is_written_again_unchanged_is_not_stored_again() {
         let properties = [(Property::Dedup, dedup), (Property::Checksum, checksum)];
         let mut f = Fixture::new(3, 1, &properties);
         let mut bytes = f.bytes();
-        // Some that are raw, and one that is in its pointer.
+        // Some raw records, and one embedded in its pointer.
         let noise = f.rng.noise(3 * RECORD);
         bytes[..noise.len()].copy_from_slice(&noise);
         bytes[5 * RECORD..6 * RECORD].fill(9);
         f.write(0, &bytes);
         let before = f.records(0);
-        // A patch over one of them goes.
+        // A patch over one of them is removed.
         f.files[0].write_at(b"patched", 7 * RECORD as u64 + 100).unwrap();
         f.files[0].commit(Durability::Visible).unwrap();
         f.write(0, &bytes);
         assert_eq!(f.records(0), before, "{dedup} {checksum}");
         assert!(read_all(&f.files[0]).unwrap() == bytes);
         f.assert_clean();
-        // One of them differs.
+        // One record differs.
         bytes[9 * RECORD] ^= 1;
         f.write(0, &bytes);
         let now = f.records(0);
         let changed: Vec<usize> = (0..RECORD_COUNT).filter(|n| now[*n] != before[*n]).collect();
         assert_eq!(changed, [9], "{dedup} {checksum}");
         assert!(read_all(&f.files[0]).unwrap() == bytes);
-        // With another algorithm they are stored, if nothing but the result tells.
+        // After a change of the algorithm, they are stored again if only the encoded result can be
+        // compared.
         f.pool.set_property(ROOT, Property::Compression, "lz4").unwrap();
         f.write(0, &bytes);
         let is_new = f.records(0)[8] != before[8];
@@ -223,7 +224,7 @@ fn a_repack_keeps_what_is_shared() {
                 assert!(read_all(&f.files[n]).unwrap() == bytes);
             }
         }
-        // And what is written now finds what was rewritten.
+        // New writes find the rewritten records.
         f.pool.set_property(ROOT, Property::Dedup, "on").unwrap();
         f.files[3].set_len(0).unwrap();
         f.files[3].commit(Durability::Durable).unwrap();
@@ -257,7 +258,7 @@ fn others_are_caught_up_with() {
     let mut f = Fixture::new(6, 3, &[(Property::Dedup, "on")]);
     let bytes = f.bytes();
     let other = Pool::open(Arc::clone(&f.device), options(32 << 20)).unwrap();
-    // The first process learns what there is; then the other writes.
+    // The first process loads the index; then the other one writes.
     f.write(2, &bytes[..RECORD]);
     other.refresh().unwrap();
     let theirs = other.file(f.files[0].id()).unwrap();
@@ -267,7 +268,7 @@ fn others_are_caught_up_with() {
     f.pool.refresh().unwrap();
     f.write(1, &bytes);
     assert_eq!(f.counts(), (RECORD_COUNT as u64, RECORD_COUNT as u64 + 1));
-    // Nor is anything lost with a process, or with the index.
+    // Nothing is lost when a process ends, or with the index.
     for n in 0..4 {
         f.reopen();
         match n {
@@ -307,8 +308,8 @@ fn compaction_takes_what_is_known_with_it() {
     f.assert_clean();
 }
 
-/// Lets the refs tree say of an extent that it holds something else.
-fn forge(f: &Fixture, record: &Piece, of: &[u8]) {
+/// Forges an entry of the refs tree that claims other content for an extent.
+fn forge(f: &Fixture, record: &FileExtent, of: &[u8]) {
     let Place::Extent { sector, .. } = record.pointer.place else { panic!("it has an extent") };
     let mut txn = f.pool.store().begin(ChecksumKind::Xxh3).unwrap();
     let refs = txn.refs(sector).unwrap().expect("it has an entry");
@@ -329,7 +330,7 @@ fn what_is_compared_is_never_wrong() {
     f.reopen();
     f.write(1, &others);
     assert!(read_all(&f.files[1]).unwrap() == others);
-    // Where the slot itself seems to hold it already, too.
+    // Also if the slot itself seems to hold the content already.
     for (n, record) in f.records(0).iter().enumerate() {
         forge(&f, record, &others[n * RECORD..][..RECORD]);
     }
@@ -338,7 +339,7 @@ fn what_is_compared_is_never_wrong() {
     f.assert_clean();
 }
 
-/// An entry that leads elsewhere, or to a part, is none.
+/// A forged entry that refers to another extent, or to a part of one, is ignored.
 #[test]
 fn forged_entries_are_refused() {
     let mut f = Fixture::new(9, 2, &[(Property::Dedup, "on")]);
@@ -361,7 +362,7 @@ fn forged_entries_are_refused() {
     assert!(forged.content_of(sector, &hash).is_none());
     txn.set_refs(sector, &forged).unwrap();
     txn.commit(Durability::Durable).unwrap();
-    // It is reported, and no file says anything else for it.
+    // The forgery is reported, and no file reads differently because of it.
     assert!(!problems(&f.pool).unwrap().is_empty());
     f.files[1].write_at(&bytes, 0).unwrap();
     if f.files[1].commit(Durability::Durable).is_ok() {

@@ -1,4 +1,4 @@
-//! What is left when the device fails: after any error the file is what was last committed.
+//! Failures of the device: after any error the file is in its last committed state.
 
 use std::io;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use crate::store::Durability;
 use crate::test_common::sim_device::{Fault, SimDevice};
 use crate::test_common::{Rng, create, only_file, options, problems, read_all};
 
-/// Which operation fails, and how.
+/// The operation that fails, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Failure {
     NoSpace,
     WriteError,
-    /// Fails, but only after a part of the bytes has reached the device.
+    /// Fails after part of the bytes has reached the device.
     TornWrite,
     SyncError,
 }
 
-/// Fails the n-th write or sync from now on, and, where it lasts, all that follow.
+/// Fails the n-th write or sync from now on, and all later ones if `lasts` is set.
 #[derive(Debug)]
 struct FailAt {
     failure: Failure,
@@ -54,8 +54,8 @@ impl Fault for FailAt {
                 if kept == 0 {
                     return Err(io::Error::other("injected"));
                 }
-                // Half of it goes through; the device reports the error with the next write, as a
-                // file system that writes back later does.
+                // Half of it goes through; the device reports the error at the next write, like a
+                // file system that writes back later.
                 return Ok(vec![(offset, bytes[..kept].to_vec())]);
             }
         }
@@ -77,7 +77,7 @@ struct Setup {
     bytes: Vec<u8>,
 }
 
-/// A pool with some committed content.
+/// Creates a pool with some committed content.
 fn setup(seed: u64, dirty_len_max: usize) -> Setup {
     let mut rng = Rng(seed);
     let sim = SimDevice::new(Vec::new());
@@ -91,12 +91,12 @@ fn setup(seed: u64, dirty_len_max: usize) -> Setup {
     Setup { sim, pool, file, bytes }
 }
 
-/// Makes some changes; the error of the first that fails.
+/// Makes some changes, and returns the first error.
 fn change(file: &File, rng: &mut Rng, model: &mut Vec<u8>) -> Result<(), Error> {
     for _ in 0..1 + rng.below(4) {
         let len = rng.pick(&[10, 4096, 70_000]);
         let at = rng.below(300_000) as usize;
-        // Never what is there already.
+        // Noise never equals the existing content.
         let bytes = rng.noise(len);
         file.write_at(&bytes, at as u64)?;
         if model.len() < at + len {
@@ -131,7 +131,7 @@ fn a_failed_write_leaves_the_last_commit() {
             let setup = setup(seed, dirty_len_max);
             let mut rng = Rng(seed + 1000);
             for durability in [Durability::Visible, Durability::Durable] {
-                // Something committed but not durable may lie in between.
+                // A visible commit may precede the durable one.
                 let mut model = setup.bytes.clone();
                 let countdown = Arc::new(AtomicU64::new(1 + rng.below(5)));
                 let lasts = rng.one_in(2);
@@ -141,7 +141,7 @@ fn a_failed_write_leaves_the_last_commit() {
                     .and_then(|()| setup.file.commit(durability));
                 setup.sim.set_fault(None);
                 let Err(error) = done else {
-                    // The fault was not reached: undo what was committed.
+                    // The fault was not reached: undo the commit.
                     setup.file.set_len(0).unwrap();
                     setup.file.write_at(&setup.bytes, 0).unwrap();
                     setup.file.commit(Durability::Visible).unwrap();
@@ -154,13 +154,13 @@ fn a_failed_write_leaves_the_last_commit() {
                 }
                 assert_content(&setup, &setup.bytes, &label);
                 if rng.one_in(2) {
-                    // A user that writes back what was there may commit that.
+                    // A user that writes the old content back may commit it.
                     let at = rng.below(100_000) as usize;
                     setup.file.write_at(&setup.bytes[at..at + 150_000], at as u64).unwrap();
                     setup.file.set_len(setup.bytes.len() as u64).unwrap();
                     setup.file.commit(durability).unwrap();
                 } else {
-                    // Anything else is refused until the failure is acknowledged.
+                    // Anything else is refused until the caller discards its changes.
                     let refused = change(&setup.file, &mut rng, &mut model.clone())
                         .and_then(|()| setup.file.commit(durability));
                     assert!(matches!(refused, Err(Error::Invalid(_))), "{label}: {refused:?}");
@@ -195,7 +195,7 @@ fn a_failed_sync_stops_for_ever() {
         let error = setup.file.commit(Durability::Durable).unwrap_err();
         assert!(matches!(error, Error::Io { action: "sync", .. }), "{error}");
         setup.sim.set_fault(None);
-        // The next sync of the device would succeed; that is exactly why it must not be asked.
+        // The device's next sync would succeed, which is exactly why it must not be tried.
         for _ in 0..3 {
             setup.file.discard();
             let error = setup.file.commit(Durability::Durable).unwrap_err();
@@ -209,9 +209,9 @@ fn a_failed_sync_stops_for_ever() {
             setup.pool.set_property(setup.file.id(), Property::Checksum, "blake3"),
             Err(Error::FailStop)
         ));
-        // What was last visible is still read.
+        // The last visible state is still readable.
         assert!(read_all(&setup.file).unwrap() == model);
-        // Opened anew, all is well again.
+        // After reopening, everything works again.
         drop(setup.pool);
         let pool = Pool::open(setup.sim.clone(), options(1 << 20)).unwrap();
         let file = only_file(&pool).unwrap();
@@ -221,7 +221,7 @@ fn a_failed_sync_stops_for_ever() {
     }
 }
 
-/// The writes of a small commit fail one by one, whatever they are: extents, superblock, hint.
+/// Fails each write of a small commit in turn, whether of extents, superblock or hint.
 #[test]
 fn every_single_write_of_a_commit_may_fail() {
     for failure in [Failure::NoSpace, Failure::TornWrite] {
@@ -244,8 +244,8 @@ fn every_single_write_of_a_commit_may_fail() {
             }
             setup.file.discard();
             let label = format!("{failure:?} at write {nth}: {done:?}");
-            // Where the error came after the superblock, the new state is there, and whoever
-            // committed it has been told that he cannot know.
+            // If the error came after the superblock, the new state exists, and the committer was
+            // told that the outcome is unknown.
             let now = read_all(&setup.file).unwrap();
             if failure == Failure::NoSpace && now == changed {
                 assert!(done.is_err(), "{label}");
@@ -254,7 +254,7 @@ fn every_single_write_of_a_commit_may_fail() {
             } else if failure == Failure::NoSpace {
                 assert_content(&setup, &setup.bytes, &label);
             }
-            // Opened anew, it is one of the two.
+            // After reopening, the content is one of the two.
             let pool = Pool::open(setup.sim.clone(), options(1 << 20)).unwrap();
             let found = read_all(&only_file(&pool).unwrap());
             if failure == Failure::NoSpace {
@@ -266,8 +266,8 @@ fn every_single_write_of_a_commit_may_fail() {
     }
 }
 
-/// A transaction that was written ahead and is then given up leaves nothing behind, and the space
-/// it took is free again.
+/// A discarded transaction that was written ahead leaves nothing behind, and its space is free
+/// again.
 #[test]
 fn a_discarded_transaction_gives_its_space_back() {
     let setup = setup(3, 100_000);

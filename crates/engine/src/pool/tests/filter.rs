@@ -1,14 +1,15 @@
-//! The page filter in a pool: what is filtered, what that saves, and that everything else works on it as on any record.
+//! The page filter in a pool: which records are filtered, how much that saves, and that everything
+//! else works on them as on any record.
 
 use std::sync::Arc;
 
 use crate::codec::{Codec, CodecError, Compression, Encoded, Policy};
 use crate::device::{Device, MemoryDevice};
-use crate::pool::extents::{Piece, parse_piece};
+use crate::pool::extents::{FileExtent, parse_file_extent};
 use crate::pool::{File, FilterChoice, Fold, Options, Pool, Property, Settings, StepLimits};
 use crate::store::format::superblock::FEATURE_PAGE_FILTER;
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::trees::MAP;
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::{Rng, create_options, only_file, problems, read_all};
 use crate::units::Txg;
@@ -33,7 +34,7 @@ fn write(file: &File, bytes: &[u8], offset: usize) {
     file.commit(Durability::Durable).unwrap();
 }
 
-/// A database: the front of a page 1, then pages of a table.
+/// Returns a database: the front of a page 1, then pages of a table.
 fn database(pages: usize) -> Vec<u8> {
     let mut bytes = Rng(5).table(pages * PAGE);
     bytes[..PAGE].fill(0);
@@ -42,13 +43,13 @@ fn database(pages: usize) -> Vec<u8> {
     bytes
 }
 
-fn records(pool: &Pool) -> Vec<Piece> {
+fn records(pool: &Pool) -> Vec<FileExtent> {
     let mut found = Vec::new();
     let state = pool.state();
-    let root = state.superblock.roots[usize::from(MAP)].clone().expect("there are records");
-    walk_tree(pool.store(), MAP, &root, Txg(0), &mut |met| {
+    let root = state.superblock.roots[TreeId::Map].clone().expect("there are records");
+    walk_tree(pool.store(), TreeId::Map, &root, Txg(0), &mut |met| {
         if let Met::Entry(_, key, value) = met {
-            found.push(parse_piece(MAP, key, value)?.1);
+            found.push(parse_file_extent(TreeId::Map, key, value)?.1);
         }
         Ok(())
     })
@@ -59,7 +60,7 @@ fn records(pool: &Pool) -> Vec<Piece> {
 fn filtered_count(pool: &Pool) -> usize {
     let records = records(pool);
     let filtered: Vec<_> = records.iter().filter(|record| record.pointer.is_filtered()).collect();
-    // What the pool says of itself is what is there.
+    // The pool's own statistics must match its records.
     let stats = pool.state().superblock.stats.filtered;
     let stored: u64 = filtered.iter().map(|record| u64::from(record.pointer.stored_len)).sum();
     let unfiltered: u64 = filtered.iter().map(|record| record.pointer.unfiltered_len()).sum();
@@ -70,7 +71,7 @@ fn filtered_count(pool: &Pool) -> usize {
     filtered.len()
 }
 
-/// Reads what is stored, past what is cached.
+/// Reads the stored bytes, bypassing the caches.
 fn assert_whole(pool: &Pool, bytes: &[u8]) {
     let device = pool.store().device();
     let mut image = vec![0; device.len().unwrap() as usize];
@@ -128,7 +129,7 @@ fn changes_patches_and_folds_go_over_filtered_records() {
     }
 }
 
-/// Of the patches so many are filtered.
+/// Changes and folds a database; `patches` of the three patches are filtered.
 fn change_and_fold(filter: &str, patches: u64) {
     let mut bytes = database(64);
     let (pool, file) = create(&[(Property::Filter, filter)]);
@@ -146,7 +147,7 @@ fn change_and_fold(filter: &str, patches: u64) {
     pool.fold(Fold::All, &StepLimits::default(), &mut |_| true).unwrap();
     assert_whole(&pool, &bytes);
     assert_eq!(filtered_count(&pool), before);
-    // Cut in the middle of a page.
+    // Truncate in the middle of a page.
     bytes.truncate(40 * PAGE + 77);
     file.set_len(bytes.len() as u64).unwrap();
     file.commit(Durability::Durable).unwrap();
@@ -185,7 +186,7 @@ fn a_repack_filters_and_turns_it_back() {
             assert!(stored < none);
         }
     }
-    // What is no database is not tried again.
+    // A file that is not a database is not tried again.
     let text = Rng(3).text(8 * RECORD);
     write(&file, &text, 0);
     file.set_len(text.len() as u64).unwrap();
@@ -200,7 +201,7 @@ fn equal_records_are_shared_whatever_filtered_them() {
     write(&file, &bytes, 0);
     let before = pool.state().stats().data().stored;
     pool.set_property(file.id(), Property::Filter, "none").unwrap();
-    // The same records once more, behind; page 1 is another one there.
+    // Append the same records; only the one with page 1 differs there.
     write(&file, &bytes[RECORD..], bytes.len());
     let all = [&bytes[..], &bytes[RECORD..]].concat();
     assert_whole(&pool, &all);
@@ -209,7 +210,7 @@ fn equal_records_are_shared_whatever_filtered_them() {
     assert_eq!(filtered_count(&pool), 15);
 }
 
-/// A form that was damaged, or made up, is an error, whatever its checksum says.
+/// A damaged or forged filtered form is an error, whatever its checksum says.
 #[test]
 fn what_is_no_filtered_form_is_refused() {
     let mut codec = Codec::new();
@@ -247,7 +248,7 @@ fn what_is_no_filtered_form_is_refused() {
     for at in 0..trailer_at {
         let mut stored = stored.clone();
         stored[at] ^= 0x10;
-        // A change may go unnoticed here, where there is no checksum; what comes out is of that length.
+        // Without a checksum a change may go unnoticed; the output still has this length.
         let _ = decode(&stored, record.len());
     }
 }

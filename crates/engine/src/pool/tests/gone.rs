@@ -1,12 +1,14 @@
-//! A file is removed between the moment something looks at it and the moment that takes the lock: nothing is kept
-//! for it then, and who asked is told that it is gone.
+//! A file is removed after an operation looked it up and before the operation takes the lock. Then
+//! no entries are created for it, and the caller learns that it is gone.
 
 use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
 use crate::error::{Error, Result};
 use crate::pool::namespace::edit::Edit;
-use crate::pool::{Attributes, Fold, Kind, Pool, Property, ROOT, Settings, StepLimits, entries};
+use crate::pool::{
+    Attributes, CloneSource, Fold, Kind, Pool, Property, ROOT, Settings, StepLimits, entries,
+};
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, options, problems};
@@ -14,7 +16,7 @@ use crate::units::FileId;
 
 const PATIENCE: Patience = Patience::None;
 
-/// Settings with which a file gets a dictionary.
+/// Returns settings with which a file gets a dictionary.
 fn with_dictionary() -> Settings {
     let mut settings = Settings::default();
     settings.set(Property::RecordSize, "4K").unwrap();
@@ -26,7 +28,7 @@ fn limits() -> StepLimits {
     StepLimits { patience: PATIENCE, ..StepLimits::default() }
 }
 
-/// What is done to a file.
+/// An operation on a file, with its name.
 type Call = (&'static str, fn(&Pool, FileId) -> Result<()>);
 
 const CALLS: [Call; 12] = [
@@ -56,7 +58,7 @@ const CALLS: [Call; 12] = [
     }),
 ];
 
-/// A pool with a file of pages, which has patches.
+/// Creates a pool with a file that has patches.
 fn fixture() -> (Arc<dyn Device>, FileId) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
     let pool = create(&device, &[(Property::RecordSize, "64K")], 32 << 20);
@@ -85,7 +87,7 @@ fn nothing_is_kept_for_a_file_that_was_removed_before_the_lock() {
     }
 }
 
-/// Folding all of a pool goes on where a file is removed meanwhile.
+/// Folding a whole pool continues after a file was removed in the meantime.
 #[test]
 fn folding_a_pool_goes_on_where_a_file_vanishes() {
     let (device, file) = fixture();
@@ -108,4 +110,74 @@ fn folding_a_pool_goes_on_where_a_file_vanishes() {
     assert_eq!(step.rewritten, 1, "{step:?}");
     assert!(pool.read(|source| Ok(!entries::is_there(source, file)?)).unwrap());
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+/// A directory with more names than one transaction removes.
+fn with_large_directory() -> (Pool, FileId) {
+    let pool = create(&(Arc::new(MemoryDevice::default()) as Arc<dyn Device>), &[], 1);
+    let directory = pool
+        .edit(1, |edit| {
+            let made = edit.create(ROOT, b"old", &Attributes::new(Kind::Directory, ROOT))?;
+            for n in 0..5000 {
+                let name = format!("{n:04}");
+                edit.create(made, name.as_bytes(), &Attributes::new(Kind::File, made))?;
+            }
+            Ok(made)
+        })
+        .unwrap();
+    (pool, directory)
+}
+
+#[test]
+fn a_removal_leaves_what_somebody_else_gives_the_name() {
+    let (pool, _) = with_large_directory();
+    let mut is_exchanged = false;
+    let removed = pool.remove_tree(ROOT, b"old", 2, &mut |_| {
+        if !std::mem::replace(&mut is_exchanged, true) {
+            let exchanged = pool.edit(2, |edit| {
+                edit.rename((ROOT, b"old"), (ROOT, b"aside"))?;
+                let new = edit.create(ROOT, b"old", &Attributes::new(Kind::Directory, ROOT))?;
+                edit.create(new, b"precious", &Attributes::new(Kind::File, new))
+            });
+            exchanged.unwrap();
+        }
+        true
+    });
+    assert!(matches!(removed, Err(Error::Busy)), "{removed:?}");
+    pool.resolve(b"old/precious").unwrap();
+    pool.resolve(b"aside").unwrap();
+}
+
+#[test]
+fn a_removal_asks_about_what_appeared_since_it_began() {
+    let (pool, directory) = with_large_directory();
+    let top = pool.lookup_in(ROOT, b"old").unwrap().unwrap();
+    let mut ask = |entry: &crate::pool::DirEntry| match &entry.name[..] {
+        b"new" => Err(Error::Stopped),
+        _ => Ok(()),
+    };
+    let removed = pool.remove_entry(ROOT, &top, 2, &mut ask, &mut |_| {
+        let new = Attributes::new(Kind::File, directory);
+        pool.edit(2, |edit| edit.create(directory, b"new", &new)).unwrap();
+        true
+    });
+    assert!(matches!(removed, Err(Error::Stopped)), "{removed:?}");
+    pool.resolve(b"old/new").unwrap();
+}
+
+#[test]
+fn a_clone_does_not_replace_the_last_name_of_a_file_that_must_stay() {
+    let pool = create(&(Arc::new(MemoryDevice::default()) as Arc<dyn Device>), &[], 1);
+    let [source, old] = [&b"source"[..], b"old"].map(|name| {
+        let new = Attributes::new(Kind::File, ROOT);
+        pool.edit(1, |edit| edit.create(ROOT, name, &new)).unwrap()
+    });
+    let clone =
+        CloneSource { replaced: Some(old), keeps_replaced: true, ..CloneSource::new(source) };
+    let refused = pool.clone_as(&clone, ROOT, b"old", 2);
+    assert!(matches!(refused, Err(Error::Busy)), "{refused:?}");
+    assert_eq!(pool.resolve(b"old").unwrap().file, old);
+    pool.edit(3, |edit| edit.link(old, ROOT, b"other")).unwrap();
+    pool.clone_as(&clone, ROOT, b"old", 4).unwrap();
+    assert_eq!(pool.resolve(b"other").unwrap().file, old);
 }

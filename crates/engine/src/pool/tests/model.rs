@@ -1,5 +1,5 @@
-//! A file does what a vector of bytes does, whatever happens in between; and at every write nothing
-//! that the newest durable state reaches is touched.
+//! A file behaves like a vector of bytes, whatever operations are mixed; and no write touches
+//! anything that the newest durable state reaches.
 
 mod maintain;
 
@@ -11,8 +11,8 @@ use crate::pool::{File, Pool, Property};
 use crate::store::Durability;
 use crate::store::format::pointer::Place;
 use crate::store::format::pointer::data_pointer;
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
@@ -21,7 +21,7 @@ use crate::units::Txg;
 /// Lengths and offsets stay below this.
 const FILE_LEN: u64 = 1 << 20;
 
-/// A pool with one file, beside what it must hold.
+/// A pool with one file, beside its expected content.
 struct Pair {
     sim: Arc<SimDevice>,
     pool: Pool,
@@ -124,7 +124,7 @@ impl Pair {
         );
     }
 
-    /// The counters of the pool against its records.
+    /// Compares the pool's counters with its records.
     fn assert_stats(&mut self) {
         let (stats, store) = (*self.pool.state().stats(), self.pool.store());
         assert_eq!(stats.file_bytes, self.current.len() as u64, "{}", self.label);
@@ -136,13 +136,13 @@ impl Pair {
             ..Default::default()
         };
         let state = self.pool.state();
-        for tree in [MAP, PATCHES] {
-            let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
+        for tree in [TreeId::Map, TreeId::Patches] {
+            let Some(root) = &state.superblock.roots[tree] else { continue };
             walk_tree(store, tree, root, Txg(0), &mut |met| {
                 if let Met::Entry(_, _, value) = met {
                     let pointer = data_pointer(value)?;
-                    recount.count_data(&pointer, store.ashift(), tree == PATCHES, true);
-                    if tree == PATCHES {
+                    recount.count_data(&pointer, store.ashift(), tree == TreeId::Patches, true);
+                    if tree == TreeId::Patches {
                         self.maintained.count_patch(&pointer);
                     }
                 }
@@ -163,7 +163,7 @@ impl Pair {
         self.assert_same();
     }
 
-    /// Opens the pool anew, with or without the courtesy of closing it.
+    /// Reopens the pool, with or without closing it first.
     fn reopen(&mut self) {
         self.discard();
         if self.rng.one_in(2) {
@@ -190,7 +190,8 @@ impl Pair {
             2 => (Property::Checksum, rng.pick(&["xxh3", "blake3", "sha256"])),
             _ => (Property::MinSavings, rng.pick(&["0%", "12.5%", "50%", "90%"])),
         };
-        // An open transaction of the file holds the pool: then it is refused, not waited for.
+        // An open transaction of the file would hold the pool, and the change would be refused
+        // without waiting.
         self.file.commit(Durability::Visible).unwrap();
         self.committed.clone_from(&self.current);
         let owner = if rng.one_in(2) { self.file.id() } else { crate::pool::ROOT };
@@ -212,7 +213,7 @@ impl Pair {
             38..=47 => self.edit(),
             48..=53 => self.maintain(),
             _ => {
-                // A small update, which becomes a patch.
+                // A small update becomes a patch.
                 let at = self.rng.below((self.current.len() as u64).max(1)) & !4095;
                 let page = self.rng.text(4096);
                 self.file.write_at(&page, at).unwrap();
@@ -242,11 +243,11 @@ fn a_file_is_a_vector_of_bytes() {
     maintained.assert_everything_occurred();
 }
 
-/// How many pieces of `tree` are stored in which way: holes, embedded, raw and compressed.
-fn places(pool: &Pool, tree: u8) -> [u64; 4] {
+/// Counts the file extents of `tree` by how they are stored: hole, embedded, raw, compressed.
+fn places(pool: &Pool, tree: TreeId) -> [u64; 4] {
     let mut counts = [0; 4];
     let state = pool.state();
-    let Some(root) = &state.superblock.roots[usize::from(tree)] else { return counts };
+    let Some(root) = &state.superblock.roots[tree] else { return counts };
     walk_tree(pool.store(), tree, root, Txg(0), &mut |met| {
         if let Met::Entry(_, _, value) = met {
             let pointer = data_pointer(value)?;
@@ -274,8 +275,8 @@ fn every_kind_of_record_occurs() {
     let contents = [vec![0; span], vec![9; span], rng.noise(span), rng.text(span), rng.text(span)];
     file.write_at(&contents.concat(), 0).unwrap();
     file.commit(Durability::Durable).unwrap();
-    assert_eq!(places(&pool, MAP), [0, 1, 1, 2]);
-    // Patches over the last: zeros must hide what is there.
+    assert_eq!(places(&pool, TreeId::Map), [0, 1, 1, 2]);
+    // Patches over the last record: zeros must hide its bytes.
     let mut expected = contents.concat();
     let at = |n: usize| 4 * span + n * 4096;
     for (n, page) in
@@ -285,10 +286,10 @@ fn every_kind_of_record_occurs() {
         expected[at(n)..at(n) + 4096].copy_from_slice(&page);
     }
     file.commit(Durability::Durable).unwrap();
-    assert_eq!(places(&pool, PATCHES), [1, 1, 1, 1]);
+    assert_eq!(places(&pool, TreeId::Patches), [1, 1, 1, 1]);
     assert!(read_all(&file).unwrap() == expected);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
-    // Once every page was changed, one by one, most patches have been folded.
+    // After every page was changed, one by one, most patches have been folded.
     for n in 0..32 {
         let page = rng.text(4096);
         file.write_at(&page, at(n) as u64).unwrap();
@@ -296,11 +297,11 @@ fn every_kind_of_record_occurs() {
         file.commit(Durability::Visible).unwrap();
         assert!(read_all(&file).unwrap() == expected);
     }
-    assert!(places(&pool, PATCHES).iter().sum::<u64>() < 20, "nothing was folded");
-    // Records that become zeros are holes: they leave no entry.
+    assert!(places(&pool, TreeId::Patches).iter().sum::<u64>() < 20, "nothing was folded");
+    // Records that become zeros are holes without an entry.
     file.write_at(&vec![0; 5 * span], 0).unwrap();
     file.commit(Durability::Durable).unwrap();
-    assert_eq!((places(&pool, MAP), places(&pool, PATCHES)), ([0; 4], [0; 4]));
+    assert_eq!((places(&pool, TreeId::Map), places(&pool, TreeId::Patches)), ([0; 4], [0; 4]));
     assert_eq!(file.len().unwrap(), 5 * span as u64);
     assert_eq!(read_all(&file).unwrap(), vec![0; 5 * span]);
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
@@ -327,9 +328,9 @@ fn record_sizes_change_with_a_full_overwrite() {
             s.set(Property::RecordSize, record).unwrap();
             s.record_len
         };
-        let records: u64 = places(&pool, MAP).iter().sum();
+        let records: u64 = places(&pool, TreeId::Map).iter().sum();
         assert_eq!(records, len.div_ceil(span as usize) as u64, "{record}");
-        // A part, with the records as they are.
+        // A partial overwrite keeps the record sizes.
         let page = rng.text(4096);
         file.write_at(&page, dirty_page * 4096).unwrap();
         bytes[dirty_page as usize * 4096..][..4096].copy_from_slice(&page);

@@ -1,4 +1,4 @@
-//! Names do what those of a file system do, whatever happens in between.
+//! Names behave as in a file system, whatever operations are mixed.
 
 mod model;
 
@@ -15,9 +15,10 @@ use crate::units::FileId;
 pub(super) fn empty_pool(device: &Arc<dyn Device>) -> Pool {
     let create = CreateOptions {
         guid: GUID,
-        ashift: 9,
+        ashift: crate::units::Ashift::MIN,
         properties: vec![(Property::RecordSize, "16K".into())],
         file_name: None,
+        file_mode: 0,
     };
     Pool::create(Arc::clone(device), &create, options(1 << 20)).unwrap()
 }
@@ -33,7 +34,7 @@ fn like(kind: Kind, rng: &mut Rng) -> Attributes {
     }
 }
 
-/// A pool beside the model of it.
+/// A pool beside its model.
 struct Pair {
     device: Arc<dyn Device>,
     pool: Pool,
@@ -49,7 +50,7 @@ impl Pair {
         Pair { device, pool, model: Model::new(ROOT), rng: Rng(seed), seed }
     }
 
-    /// Few names, so that they meet; some of them odd.
+    /// Picks from few names, so that they collide; some are unusual.
     fn name(&mut self) -> Vec<u8> {
         let names: [&[u8]; 9] =
             [b"a", b"b", b"c", b"ab", b"\xff\xfe", b" ", b"\xc3\xa9t\xc3\xa9", b"-", b"a\nb"];
@@ -64,7 +65,7 @@ impl Pair {
         directories[self.rng.below(directories.len() as u64) as usize]
     }
 
-    /// A change of the pool and the same of the model both work, or neither.
+    /// Asserts that a change succeeds in both the pool and the model, or in neither.
     fn both<R>(&mut self, what: &str, pool: Result<R>, model: Option<R>) -> Option<R> {
         assert_eq!(pool.is_ok(), model.is_some(), "seed {}: {what}: {:?}", self.seed, pool.err());
         pool.ok()
@@ -149,7 +150,7 @@ impl Pair {
         self.model.node(file).xattrs.insert(xattr, value);
     }
 
-    /// Files, directories and links that come in together, some in the place of others.
+    /// Imports files, directories and links together, some replacing others.
     fn import(&mut self) {
         let pool = self.pool.clone();
         let mut import = pool.import(5);
@@ -334,7 +335,7 @@ fn properties_come_from_above() {
     assert_eq!(problems(&pool).unwrap(), [""; 0]);
 }
 
-/// What is set on a file itself holds for what takes its place, be that short or long.
+/// Properties set on a file itself also apply to the file that replaces it, short or long.
 #[test]
 fn a_file_that_is_replaced_keeps_its_properties() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
@@ -344,7 +345,7 @@ fn a_file_that_is_replaced_keeps_its_properties() {
         let bytes = Rng(3).text(len);
         let put = |bytes: &[u8]| {
             let mut import = pool.import(1);
-            // The second is of the same batch.
+            // The second file is in the same batch.
             for _ in 0..2 {
                 import.file(ROOT, b"a", &attributes, &[], bytes.to_vec()).unwrap();
             }
@@ -363,7 +364,8 @@ fn a_file_that_is_replaced_keeps_its_properties() {
     }
 }
 
-/// What an import was filling when its process ended has no name, and goes; what has one stays.
+/// A file that an import was filling when its process ended has no name, and is removed; named
+/// files stay.
 #[test]
 fn what_was_never_named_is_removed() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
@@ -388,8 +390,8 @@ fn what_was_never_named_is_removed() {
     assert!(read_all(&pool.file(entry.file).unwrap()).unwrap() == bytes);
 }
 
-/// Another process goes on while a pool is checked, and uses the space of what the check has read and will read
-/// again: it starts over.
+/// Another process commits while a pool is checked, and reuses space that the check has read and
+/// will read again: the check starts over.
 #[test]
 fn a_check_beside_a_writer_finds_nothing_wrong() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
@@ -399,7 +401,7 @@ fn a_check_beside_a_writer_finds_nothing_wrong() {
         writer.edit(0, |edit| edit.create(ROOT, name.as_bytes(), &attributes)).unwrap();
     };
     (0..400).for_each(|n| create(format!("file {n}")));
-    // Too little to keep any of it.
+    // The cache is too small to hold anything.
     let reader = Pool::open(Arc::clone(&device), options(1)).unwrap();
     let mut is_first = true;
     let report = reader.check(&mut |_| {

@@ -1,4 +1,5 @@
-//! What only confuses goes, and nothing else: what is left of files that are gone, and a damaged index of content.
+//! A repair removes leftover entries of files that are gone and rebuilds a damaged content index,
+//! and changes nothing else.
 
 use std::sync::Arc;
 
@@ -6,8 +7,8 @@ use crate::device::{Device, FileDevice, MemoryDevice};
 use crate::pool::{Options, Pool, Property, ROOT};
 use crate::store::format::pointer::data_pointer;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::trees::{INDEX, NAMES};
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create_options, only_file, options, problems, read_all};
@@ -23,7 +24,7 @@ fn what_is_kept_for_files_that_are_gone_is_removed() {
     pool.set_property(file.id(), Property::Compression, "lz4").unwrap();
     file.write_at(&Rng(1).text(70_000), 0).unwrap();
     file.commit(Durability::Durable).unwrap();
-    // As a version left them that did not look under the lock.
+    // Entries as left by an old version, which did not look again under the lock.
     let gone = FileId(77).0.to_be_bytes();
     let entries = [
         [&[3], &gone[..], b"compression"].concat(),
@@ -32,8 +33,10 @@ fn what_is_kept_for_files_that_are_gone_is_removed() {
         [&[6], &gone[..], &ROOT.0.to_be_bytes(), b"old name"].concat(),
         [&[8], &gone[..], b"user.a\0\0"].concat(),
     ];
-    pool.change(|txn| entries.iter().try_for_each(|key| txn.insert(NAMES, key, &[0; 4]).map(drop)))
-        .unwrap();
+    pool.change(|txn| {
+        entries.iter().try_for_each(|key| txn.insert(TreeId::Names, key, &[0; 4]).map(drop))
+    })
+    .unwrap();
     let report = pool.check(&mut |_| {}).unwrap();
     assert_eq!((report.problems.len(), report.repairable), (5, 5), "{:?}", report.problems);
     let before = read_all(&file).unwrap();
@@ -45,12 +48,12 @@ fn what_is_kept_for_files_that_are_gone_is_removed() {
     assert_eq!(pool.repair(Patience::None, &mut || true).unwrap(), Default::default());
 }
 
-/// The nodes of the index, the root first, and what they lead to.
+/// Returns the nodes of the index, the root first, and the pointers in its entries.
 fn index_of(pool: &Pool) -> (Vec<Pointer>, Vec<Pointer>) {
     let (mut nodes, mut parts) = (Vec::new(), Vec::new());
     let state = pool.state();
-    let root = state.superblock.roots[usize::from(INDEX)].clone().unwrap();
-    walk_tree(pool.store(), INDEX, &root, Txg(0), &mut |met| {
+    let root = state.superblock.roots[TreeId::Index].clone().unwrap();
+    walk_tree(pool.store(), TreeId::Index, &root, Txg(0), &mut |met| {
         match met {
             Met::Node(_, pointer) => nodes.push(pointer.clone()),
             Met::Entry(_, _, value) => parts.push(data_pointer(value)?),
@@ -70,7 +73,7 @@ fn spoil(device: &Arc<dyn Device>, pointer: &Pointer) {
 const RECORD: usize = 4096;
 const RECORD_COUNT: usize = 6000;
 
-/// A pool whose index has runs in it, some free space in its front, and some content.
+/// Creates a pool whose index has runs, with free space at its front and some content.
 fn with_index() -> (Arc<dyn Device>, Vec<u8>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
     let properties = [(Property::RecordSize, "4K"), (Property::Dedup, "on")];
@@ -90,7 +93,7 @@ fn reopen(device: &Arc<dyn Device>) -> Pool {
 
 #[test]
 fn a_damaged_index_is_given_up_and_built_anew() {
-    // Its root, a leaf, a part of a run.
+    // Damages the root, a leaf, or a part of a run.
     for which in 0..3 {
         let (device, bytes) = with_index();
         let pool = reopen(&device);
@@ -101,14 +104,14 @@ fn a_damaged_index_is_given_up_and_built_anew() {
         let pool = reopen(&device);
         let report = pool.check(&mut |_| {}).unwrap();
         assert!(report.repairable > 0 && !report.is_clean(), "{which}: {report:?}");
-        // What is written meanwhile is stored, and no transaction fails.
+        // Data written in the meantime is stored, and no transaction fails.
         let file = only_file(&pool).unwrap();
         file.write_at(&bytes, bytes.len() as u64).unwrap();
         file.commit(Durability::Durable).unwrap();
         let done = pool.repair(Patience::None, &mut || true).unwrap();
         assert!(done.index_rebuilt && done.removed == 0, "{which}");
         assert_eq!(problems(&pool).unwrap(), NO_PROBLEMS, "{which}");
-        // It is found again.
+        // The index finds it again.
         let shared = pool.state().stats().shared.records;
         file.write_at(&bytes[..100 * RECORD], 2 * bytes.len() as u64).unwrap();
         file.commit(Durability::Durable).unwrap();
@@ -142,7 +145,8 @@ fn a_damaged_index_does_not_keep_a_pool_from_being_compacted() {
     }
 }
 
-/// Has the index written anew, durably, at each of the next reads, where no transaction is in progress.
+/// Rebuilds the index, durably, at each of the next reads during which no transaction is in
+/// progress.
 fn rebuild_at_each_read(between: &Arc<Meanwhile>, writer: &Arc<Pool>, left: usize) {
     let (again, writer) = (Arc::clone(between), Arc::clone(writer));
     between.at(Moment::Read, move || {
@@ -162,7 +166,7 @@ fn an_index_that_others_write_anew_is_not_taken_for_damaged() {
     let (device, _) = with_index();
     let mut image = vec![0; device.len().unwrap() as usize];
     device.read_at(&mut image, 0).unwrap();
-    // With locks.
+    // A file device has locks.
     let kept = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(kept.path(), image).unwrap();
     let open = || -> Arc<dyn Device> { Arc::new(FileDevice::open(kept.path()).unwrap()) };

@@ -1,18 +1,18 @@
-//! Folding, repacking and sinking one by one: that a repack goes on where it stopped, what is reported,
-//! how much a commit folds, and how large a pool becomes.
+//! Folding, repacking and sinking one by one: a repack resumes where it stopped, reports are
+//! correct, commits fold within their budget, and the pool stays small.
 
 use std::sync::Arc;
 
 use crate::codec::{CodecId, Compression};
 use crate::device::{Device, MemoryDevice};
 use crate::error::Error;
-use crate::pool::extents::{Piece, parse_piece};
+use crate::pool::extents::{FileExtent, parse_file_extent};
 use crate::pool::{
     File, Fold, Options, Pool, Property, Repack, SINK_COMPRESSION, Settings, Step, StepLimits,
 };
 use crate::store::format::pointer::Place;
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::sim_device::{Disk, SimDevice};
 use crate::test_common::{Rng, create_options, only_file, options, problems, read_all};
@@ -21,7 +21,7 @@ use crate::units::Txg;
 mod races;
 mod size;
 
-/// A pool on a device of memory, its file and what that holds.
+/// A pool on a memory device, with its file and the expected content.
 struct Fixture {
     device: Arc<dyn Device>,
     pool: Pool,
@@ -42,7 +42,7 @@ impl Fixture {
         properties: &[(Property, &str)],
         bytes: Vec<u8>,
     ) -> Fixture {
-        // With room in the cache for all of the file: only so are there deltas.
+        // The cache must hold the whole file; otherwise there are no deltas.
         let with_cache = Options { threads: 1, ..Options::new(64 << 20) };
         let create = create_options(9, properties);
         let pool = Pool::create(Arc::clone(&device), &create, with_cache).unwrap();
@@ -52,11 +52,11 @@ impl Fixture {
         Fixture { device, pool, file, bytes, rng: Rng(seed) }
     }
 
-    /// Changes `len` bytes in each of the pages `numbers`, and commits that.
+    /// Changes `len` bytes in each of the pages `numbers`, and commits.
     fn edit(&mut self, numbers: &[usize], len: usize) {
         for number in numbers {
             let at = number * 4096 + self.rng.below(4096 - len as u64) as usize;
-            // What is read is cached: only then is a delta made.
+            // Deltas are only made against cached records, so read them first.
             self.file.read_at(&mut [0; 4096], *number as u64 * 4096).unwrap();
             let new = self.rng.noise(len);
             self.file.write_at(&new, at as u64).unwrap();
@@ -65,8 +65,8 @@ impl Fixture {
         self.file.commit(Durability::Visible).unwrap();
     }
 
-    fn pieces(&self, tree: u8) -> Vec<Piece> {
-        pieces(&self.pool, tree)
+    fn file_extents(&self, tree: TreeId) -> Vec<FileExtent> {
+        file_extents(&self.pool, tree)
     }
 
     fn assert_whole(&self) {
@@ -75,13 +75,13 @@ impl Fixture {
     }
 }
 
-fn pieces(pool: &Pool, tree: u8) -> Vec<Piece> {
+fn file_extents(pool: &Pool, tree: TreeId) -> Vec<FileExtent> {
     let mut found = Vec::new();
     let state = pool.state();
-    let Some(root) = &state.superblock.roots[usize::from(tree)] else { return found };
+    let Some(root) = &state.superblock.roots[tree] else { return found };
     walk_tree(pool.store(), tree, root, Txg(0), &mut |met| {
         if let Met::Entry(tree, key, value) = met {
-            found.push(parse_piece(tree, key, value)?.1);
+            found.push(parse_file_extent(tree, key, value)?.1);
         }
         Ok(())
     })
@@ -111,10 +111,10 @@ fn finish_repack(pool: &Pool, repack: &mut Repack, limits: &StepLimits) -> Step 
     }
 }
 
-/// Every record is as the goal says, but for those that are stored in another way for good.
+/// Asserts that every record matches the goal, except those that stay raw or embedded.
 fn assert_as_wanted(pool: &Pool, goal: &Settings) {
-    assert_eq!(pieces(pool, PATCHES), []);
-    let records = pieces(pool, MAP);
+    assert_eq!(file_extents(pool, TreeId::Patches), []);
+    let records = file_extents(pool, TreeId::Map);
     assert!(!records.is_empty());
     for record in records {
         let pointer = &record.pointer;
@@ -130,7 +130,7 @@ fn assert_as_wanted(pool: &Pool, goal: &Settings) {
     }
 }
 
-/// A repack that a crash or a closing cut short, again and again, is gone on with where it was.
+/// A repack that is repeatedly interrupted, by a crash or by closing, resumes where it stopped.
 #[test]
 fn an_interrupted_repack_is_gone_on_with() {
     let goals = [("zstd-9", "64K"), ("lz4", "4K"), ("gzip-6", "256K"), ("off", "16K")];
@@ -138,7 +138,7 @@ fn an_interrupted_repack_is_gone_on_with() {
     for (seed, (compression, record_size)) in (0..).zip(goals.repeat(2)) {
         let mut rng = Rng(seed);
         let sim = SimDevice::new(Vec::new());
-        // Mostly text, so that noise and holes do not make it short.
+        // Mostly text, since noise and holes would shorten the repack.
         let bytes = [rng.text(500_000), rng.content(200_000), rng.text(300_001)].concat();
         let properties = [(Property::RecordSize, "32K"), (Property::Compression, "zstd-1")];
         let mut fixture = Fixture::on(sim.clone(), seed, &properties, bytes);
@@ -168,7 +168,7 @@ fn an_interrupted_repack_is_gone_on_with() {
             };
             let limits = steps_of(rng.pick(&[1, 100_000, 300_000]));
             for _ in 0..rng.below(4) {
-                // The user goes on, before and behind the position.
+                // The user continues, before and after the position.
                 let file = only_file(&pool).unwrap();
                 let at = rng.below(bytes.len() as u64 - 10) as usize;
                 file.write_at(b"somewhere", at as u64).unwrap();
@@ -183,13 +183,14 @@ fn an_interrupted_repack_is_gone_on_with() {
                     file.commit(Durability::Visible).unwrap();
                     bytes[at..at + 9].copy_from_slice(b"somewhere");
                 } else {
-                    // Behind the step it would leave a patch, and nobody would come again.
+                    // Before the position it would leave a patch that the repack never visits
+                    // again.
                     file.discard();
                 }
             }
             pool.store().make_durable().unwrap();
             durable_position = pool.unfinished_repack(id).unwrap().map_or(0, |r| r.position);
-            // What follows is lost with the power, in part or wholly.
+            // Everything after this is lost with the power, partly or completely.
             let trace = device.take_trace();
             let mut disk = Disk::new(image.clone());
             trace.iter().for_each(|op| disk.apply(op));
@@ -213,7 +214,7 @@ fn an_interrupted_repack_is_gone_on_with() {
 #[test]
 fn a_finished_repack_leaves_nothing_to_do() {
     let mut rng = Rng(5);
-    // The last record is so short that it is in its pointer, as it is.
+    // The last record is so short that it stays embedded in its pointer.
     let bytes = [rng.text(300_000), vec![0; 200_000], rng.text(9 * 65536 + 20 - 500_000)].concat();
     let mut fixture = Fixture::new(5, &[(Property::Compression, "lz4")], bytes);
     fixture.edit(&[2, 3, 140], 10);
@@ -228,12 +229,12 @@ fn a_finished_repack_leaves_nothing_to_do() {
         assert_as_wanted(&fixture.pool, &goal);
         fixture.assert_whole();
     }
-    assert_eq!(fixture.pieces(MAP).last().unwrap().pointer.len, 20);
-    // Of goals only what matters to a repack is compared.
+    assert_eq!(fixture.file_extents(TreeId::Map).last().unwrap().pointer.len, 20);
+    // Only the properties that matter to a repack are compared.
     let repack = fixture.pool.begin_repack(id, goal, Patience::None).unwrap();
     assert!(repack.aims_at(&Settings { background_cpu: 1, ..goal }));
     assert!(!repack.aims_at(&Settings { record_len: 4096, ..goal }));
-    // Another in its place, and an aim that leaves the level open.
+    // Replace the repack with one whose goal leaves the level open.
     let auto = settings(&[(Property::Compression, "auto")]);
     fixture.pool.begin_repack(id, goal, Patience::None).unwrap();
     let mut repack = fixture.pool.begin_repack(id, auto, Patience::None).unwrap();
@@ -241,14 +242,14 @@ fn a_finished_repack_leaves_nothing_to_do() {
     assert!(repack.aims_at(&auto) && !repack.aims_at(&goal));
     finish_repack(&fixture.pool, &mut repack, &StepLimits::default());
     assert_as_wanted(&fixture.pool, &repack.goal);
-    // Properties are not what it changes.
+    // A repack does not change properties.
     let values = fixture.pool.properties(id).unwrap();
     let compression = values.iter().find(|v| v.property == Property::Compression).unwrap();
     assert_eq!(compression.value, "lz4");
     fixture.assert_whole();
 }
 
-/// A record that cannot be read is reported, and the others are rewritten all the same.
+/// An unreadable record is reported, and the others are still rewritten.
 #[test]
 fn damage_is_reported_and_passed_by() {
     for repacks in [false, true] {
@@ -258,7 +259,7 @@ fn damage_is_reported_and_passed_by() {
         let everywhere: Vec<usize> = (0..40).map(|record| record * 8 + 3).collect();
         fixture.edit(&everywhere, 20);
         fixture.pool.store().make_durable().unwrap();
-        let record = fixture.pieces(MAP).remove(17);
+        let record = fixture.file_extents(TreeId::Map).remove(17);
         let Place::Extent { sector, .. } = record.pointer.place else { panic!("{record:?}") };
         fixture.device.write_at(&[0x5a; 20], (sector.0 << 9) + 100).unwrap();
         let pool = Pool::open(Arc::clone(&fixture.device), options(32 << 20)).unwrap();
@@ -275,9 +276,9 @@ fn damage_is_reported_and_passed_by() {
         assert_eq!((*start, *end), (record.start, record.slot_end()));
         assert!(reason.starts_with("corrupt extent"), "{reason}");
         assert_eq!(pool.unfinished_repack(id).unwrap(), None);
-        // It is still what it was, patch included; around it all is well.
-        assert_eq!(pieces(&pool, MAP)[17], record);
-        assert_eq!(pieces(&pool, PATCHES).len(), 1);
+        // The record is unchanged, including its patch; everything around it is fine.
+        assert_eq!(file_extents(&pool, TreeId::Map)[17], record);
+        assert_eq!(file_extents(&pool, TreeId::Patches).len(), 1);
         assert_eq!(problems(&pool).unwrap().len(), 1);
         let file = only_file(&pool).unwrap();
         let (start, end) = (record.start as usize, record.slot_end() as usize);
@@ -291,7 +292,8 @@ fn damage_is_reported_and_passed_by() {
     }
 }
 
-/// Only what is cold, has no patches and can become smaller is recompressed, and only once.
+/// Sinking recompresses only cold records without patches that can become smaller, and each only
+/// once.
 #[test]
 fn sinking_takes_each_cold_record_once() {
     let mut rng = Rng(7);
@@ -300,13 +302,13 @@ fn sinking_takes_each_cold_record_once() {
     let properties = [(Property::RecordSize, "16K"), (Property::Compression, "lz4")];
     let mut fixture = Fixture::new(7, &properties, parts.concat());
     let cold = fixture.pool.state().txg();
-    // Written again later: two records, one of them with a patch before that was cold.
+    // Rewritten later: two records, one of them by a patch over a cold record.
     let hot = rng.text(span);
     fixture.file.write_at(&hot, 0).unwrap();
     fixture.bytes[..span].copy_from_slice(&hot);
     fixture.file.commit(Durability::Visible).unwrap();
     fixture.edit(&[4], 20);
-    let before = fixture.pieces(MAP);
+    let before = fixture.file_extents(TreeId::Map);
     let id = fixture.file.id();
     for pass in 0..2 {
         let mut sum = Step::default();
@@ -318,8 +320,9 @@ fn sinking_takes_each_cold_record_once() {
         }
         assert_eq!(sum.rewritten, if pass == 0 { 5 } else { 0 }, "{sum:?}");
         assert!(pass == 1 || sum.stored_after < sum.stored_before, "{sum:?}");
-        // The first is hot, the second has a patch, then noise and what is in its pointer.
-        for (index, (old, new)) in before.iter().zip(fixture.pieces(MAP)).enumerate() {
+        // The first is hot, the second has a patch, then come noise and an embedded record.
+        for (index, (old, new)) in before.iter().zip(fixture.file_extents(TreeId::Map)).enumerate()
+        {
             let is_sunk = [2, 3, 7, 8, 9].contains(&index);
             assert_eq!(new.pointer.birth > old.pointer.birth, is_sunk, "record {index}: {new:?}");
             if is_sunk {
@@ -329,10 +332,10 @@ fn sinking_takes_each_cold_record_once() {
         }
         fixture.assert_whole();
     }
-    assert_eq!(fixture.pieces(PATCHES).len(), 1);
+    assert_eq!(fixture.file_extents(TreeId::Patches).len(), 1);
 }
 
-/// The user's own level is not touched by a fold, and a fold does no more than it was allowed.
+/// A fold uses the user's own level, and does no more than it is allowed.
 #[test]
 fn folding_keeps_to_its_limits_and_to_the_settings() {
     let properties = [(Property::RecordSize, "16K"), (Property::Compression, "gzip-2")];
@@ -340,7 +343,7 @@ fn folding_keeps_to_its_limits_and_to_the_settings() {
     let mut fixture = Fixture::new(8, &properties, text);
     let pages: Vec<usize> = (0..64).map(|record| record * 4 + 1).collect();
     fixture.edit(&pages, 40);
-    assert_eq!(fixture.pieces(PATCHES).len(), 64);
+    assert_eq!(fixture.file_extents(TreeId::Patches).len(), 64);
     let id = fixture.file.id();
     let step = fixture.pool.fold_step(id, Fold::Due, 0, &steps_of(1 << 20)).unwrap();
     assert_eq!((step.rewritten, step.next), (0, None), "none of them is due");
@@ -352,14 +355,14 @@ fn folding_keeps_to_its_limits_and_to_the_settings() {
     let stopped = fixture.pool.fold(Fold::All, &steps_of(1), &mut |sum| sum.rewritten < 3).unwrap();
     assert_eq!(stopped.rewritten, 3);
     let rest = fixture.pool.fold(Fold::All, &steps_of(1), &mut |_| true).unwrap();
-    assert_eq!((rest.rewritten, fixture.pieces(PATCHES).len()), (49, 0));
+    assert_eq!((rest.rewritten, fixture.file_extents(TreeId::Patches).len()), (49, 0));
     let gzip = Compression::Gzip(2);
-    let is_gzip = |record: &Piece| {
+    let is_gzip = |record: &FileExtent| {
         (record.pointer.codec, record.pointer.level) == (gzip.codec_id() as u8, gzip.level())
     };
-    assert!(fixture.pieces(MAP).iter().all(is_gzip));
+    assert!(fixture.file_extents(TreeId::Map).iter().all(is_gzip));
     fixture.assert_whole();
-    // Of a pool that cannot be written, nothing is.
+    // Nothing is written to a read-only pool.
     let error = read_only(&fixture.device)
         .fold_step(id, Fold::All, 0, &steps_of(1))
         .map(|step| step.rewritten);
@@ -374,7 +377,7 @@ fn read_only(device: &Arc<dyn Device>) -> Pool {
     Pool::open(Arc::new(ReadOnly(Arc::clone(device))), options(1 << 20)).unwrap()
 }
 
-/// A device that may only be read.
+/// A device that must not be written to.
 #[derive(Debug)]
 struct ReadOnly(Arc<dyn Device>);
 

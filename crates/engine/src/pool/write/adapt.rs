@@ -1,12 +1,12 @@
-//! `compression=auto`: the strongest level that does not hold the writer up.
+//! `compression=auto`: the strongest level that does not hold up the writer.
 //!
-//! After the idea that OpenZFS calls zstd-auto. The writer is held up while its changes are
-//! compressed, so the time that may take is a share of the time it took to write them, and never long.
-//! From the backlog (what is still to be compressed) and the speeds measured so far follows the
-//! strongest level that stays within it; a backlog that grows drives the level down towards lz4. What is
-//! stored weakly that way is recompressed later, when nobody waits (see `sink.rs`).
+//! The idea is that of zstd-auto in OpenZFS. The writer waits while its changes are compressed, so
+//! compressing may take only a share of the time it took to write them, and never long. The level
+//! is the strongest one that stays within this limit, given the backlog (bytes waiting for
+//! compression) and the speeds measured so far; a growing backlog drives it down towards lz4.
+//! Records stored weakly are recompressed later, when nobody waits (see `sink.rs`).
 //!
-//! The clock comes from outside, so that tests control it. Measured speeds live as long as the process.
+//! The clock is passed in, so that tests control it. Measured speeds live as long as the process.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ use std::time::Duration;
 use crate::codec::Compression;
 use crate::pool::namespace::props::Auto;
 
-/// Time since some fixed moment.
+/// Returns the time since some fixed moment.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The levels to choose from, each with bytes a second on one core to begin with: the order of
-/// magnitude of today's machines. Measured ones replace them.
+/// The levels to choose from, each with an initial speed in bytes per second on one core: the order
+/// of magnitude of today's machines. Measurements replace them.
 const LADDER: [(Compression, f64); 7] = [
     (Compression::Lz4, 500e6),
     (Compression::Zstd(1), 350e6),
@@ -29,15 +29,16 @@ const LADDER: [(Compression, f64); 7] = [
     (Compression::Zstd(12), 12e6),
     (Compression::Zstd(15), 4e6),
 ];
-/// The share of the time it took to write changes that compressing them may take.
+/// Compressing may take this share of the time that writing the changes took.
 const SHARE: f64 = 0.25;
-/// The longest that one commit is held up by choice: what a user does not notice.
+/// The longest that one commit is held up deliberately: too short for a user to notice.
 const HOLD_MAX: Duration = Duration::from_millis(100);
-/// How much a new measurement counts.
+/// The weight of a new measurement.
 const LEARNING_RATE: f64 = 0.3;
 
-/// What was chosen last, and why.
+/// The last choice and its reason.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct Choice {
     /// The level.
     pub compression: Compression,
@@ -52,11 +53,11 @@ pub(in crate::pool) struct Adapt {
 }
 
 struct State {
-    /// Bytes a second on one core, for each level of the ladder.
+    /// Bytes per second on one core, for each level of the ladder.
     speeds: [f64; LADDER.len()],
-    /// When the changes before these were done with.
+    /// When the previous changes were finished.
     since: Duration,
-    /// What these may take, and have taken.
+    /// How long compressing the current changes may take, and how long it has taken.
     allowed: Duration,
     spent: Duration,
     choice: Option<Choice>,
@@ -78,7 +79,7 @@ impl Adapt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer hands over what it has changed since the last time.
+    /// Starts a round: the writer hands over its changes since the last one.
     pub fn begin(&self) {
         let now = (self.clock)();
         let mut state = self.state();
@@ -86,12 +87,13 @@ impl Adapt {
         state.spent = Duration::ZERO;
     }
 
-    /// It goes on writing.
+    /// Ends a round: the writer continues.
     pub fn end(&self) {
         self.state().since = (self.clock)();
     }
 
-    /// The level for the next of `backlog_len` bytes that wait to be compressed by `threads`.
+    /// Chooses the level for the next of `backlog_len` bytes that wait for compression by
+    /// `threads`.
     pub fn choose(&self, auto: Auto, backlog_len: u64, threads: usize) -> Compression {
         let mut state = self.state();
         let left = state.allowed.saturating_sub(state.spent);
@@ -107,7 +109,7 @@ impl Adapt {
             format!("; {stronger} would take {:.1?}", needed(level + 1))
         });
         let reason = format!(
-            "{:.1} MiB to compress take {:.1?} of {left:.1?} left without holding the writer up{stronger}",
+            "{:.1} MiB to compress take {:.1?} of {left:.1?} left before the writer is held up{stronger}",
             backlog_len as f64 / f64::from(1 << 20),
             needed(level),
         );
@@ -115,7 +117,7 @@ impl Adapt {
         compression
     }
 
-    /// Notes how long it took to compress `len` bytes.
+    /// Records how long it took to compress `len` bytes.
     pub fn learn(&self, compression: Compression, len: u64, threads: usize, began: Duration) {
         let took = (self.clock)().saturating_sub(began);
         let mut state = self.state();
@@ -131,7 +133,7 @@ impl Adapt {
         (self.clock)()
     }
 
-    /// What was chosen last, if anything was.
+    /// Returns the last choice, if any.
     pub fn choice(&self) -> Option<Choice> {
         self.state().choice.clone()
     }
@@ -151,14 +153,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A clock in milliseconds.
+    /// Returns a clock that counts milliseconds.
     fn clock() -> (Arc<AtomicU64>, Adapt) {
         let millis = Arc::new(AtomicU64::new(0));
         let read = Arc::clone(&millis);
         (millis, Adapt::new(Arc::new(move || Duration::from_millis(read.load(Ordering::Relaxed)))))
     }
 
-    /// What is chosen for `len` bytes that took the writer so long to write.
+    /// Chooses a level for `len` bytes that took the writer `written_in_ms` to write.
     fn choose(auto: Auto, len: u64, written_in_ms: u64) -> Compression {
         let (millis, adapt) = clock();
         millis.store(written_in_ms, Ordering::Relaxed);
@@ -172,7 +174,7 @@ mod tests {
         assert_eq!(choose(Auto::Zstd, 32 * MIB, 50), Compression::Zstd(1));
         assert_eq!(choose(Auto::Any, 4 * MIB, 400), Compression::Zstd(6));
         assert_eq!(choose(Auto::Any, MIB / 4, 60_000), Compression::Zstd(15));
-        // However long it took: nobody should wait long for a commit.
+        // However long writing took, nobody should wait long for a commit.
         assert_eq!(choose(Auto::Any, 32 * MIB, 60_000), Compression::Zstd(1));
     }
 
@@ -193,14 +195,14 @@ mod tests {
         millis.store(400, Ordering::Relaxed);
         adapt.begin();
         assert_eq!(adapt.choose(Auto::Any, 4 * MIB, 1), Compression::Zstd(6));
-        // It takes all there was.
+        // This uses up the whole allowance.
         let began = adapt.now();
         millis.fetch_add(100, Ordering::Relaxed);
         adapt.learn(Compression::Zstd(6), MIB, 1, began);
         assert_eq!(adapt.choose(Auto::Any, 3 * MIB, 1), Compression::Lz4);
         let choice = adapt.choice().expect("something was chosen");
         assert!(choice.reason.contains("zstd-1 would take"), "{}", choice.reason);
-        // The next time the level is known to be slower.
+        // In the next round the level is known to be slower.
         adapt.end();
         millis.fetch_add(400, Ordering::Relaxed);
         adapt.begin();

@@ -1,32 +1,38 @@
-//! Batches: jobs that are looked for, compressed and stored together, on all cores, whatever files they are of.
+//! Batches of jobs, possibly of several files, that are looked up, compressed and stored together
+//! on all cores.
 //!
-//! Looking and compressing need no lock. Then each is put into a transaction in its order. What is stored already is
-//! not compressed, and not stored again (see `dedup.rs`).
+//! Looking up and compressing need no lock. The results then go into a transaction in order. Data
+//! that is already stored is neither compressed nor stored again (see `dedup.rs`).
 
 use crate::error::Result;
-use crate::pool::extents::removal::remove_pieces;
+use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
-use crate::pool::write::jobs::{Job, Target, put_job, store_encoded};
+use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
 use crate::store::Txn;
 use crate::store::format::pointer::Pointer;
-use crate::store::trees::PATCHES;
+use crate::store::trees::TreeId;
+use crate::units::Ashift;
 
-/// Encodes jobs of one file on all cores and stores them in order. Comes back with how many bytes of records
-/// were encoded.
-pub(in crate::pool) fn store_batch(txn: &mut Txn, target: &Target, jobs: Vec<Job>) -> Result<u64> {
+/// Encodes jobs of one file on all cores and stores them in order. Returns how many bytes of
+/// records were encoded.
+pub(in crate::pool) fn store_batch(
+    txn: &mut Txn,
+    target: &WriteTarget,
+    jobs: Vec<Job>,
+) -> Result<u64> {
     store_batches(txn, vec![(target, jobs)])
 }
 
 /// Compresses and stores the batches of several files together.
 pub(in crate::pool) fn store_batches(
     txn: &mut Txn,
-    batches: Vec<(&Target, Vec<Job>)>,
+    batches: Vec<(&WriteTarget, Vec<Job>)>,
 ) -> Result<u64> {
     let ashift = txn.store().ashift();
     let threads = batches.first().map_or(1, |(target, _)| target.threads);
     let jobs = batches.into_iter();
-    let jobs: Vec<(&Target, Job)> =
+    let jobs: Vec<(&WriteTarget, Job)> =
         jobs.flat_map(|(target, jobs)| jobs.into_iter().map(move |job| (target, job))).collect();
     let plans = dedup::plan(txn, &jobs, threads)?;
     let mut batch = Batch::encode(jobs, plans, ashift, threads)?;
@@ -34,34 +40,36 @@ pub(in crate::pool) fn store_batches(
     Ok(batch.encoded_len)
 }
 
-/// Jobs that are encoded together, each with what it belongs to: they may be of several files.
+/// A batch of jobs that are encoded together, each with its target: they may belong to several
+/// files.
 pub(in crate::pool) struct Batch<'t> {
     items: Vec<Item<'t>>,
-    /// What became of those that were stored, by index.
+    /// The pointers of stored jobs, by index.
     stored: Vec<Option<Pointer>>,
     /// How many bytes of records were encoded.
     encoded_len: u64,
 }
 
 struct Item<'t> {
-    target: &'t Target,
+    target: &'t WriteTarget,
     job: Job,
     plan: Plan,
-    /// Nothing where it is stored already.
+    /// `None` if the bytes are already stored.
     encoded: Option<EncodedJob>,
 }
 
 impl<'t> Batch<'t> {
-    /// Encodes what is not stored already, for sectors of `2^ashift` bytes.
+    /// Encodes the jobs that are not stored yet, for sectors of `2^ashift` bytes.
     pub fn encode(
-        jobs: Vec<(&'t Target, Job)>,
+        jobs: Vec<(&'t WriteTarget, Job)>,
         plans: Vec<Plan>,
-        ashift: u8,
+        ashift: Ashift,
         threads: usize,
     ) -> Result<Batch<'t>> {
         let is_new = |index: &usize| matches!(plans[*index].known, Known::No);
         let new: Vec<usize> = (0..jobs.len()).filter(is_new).collect();
-        let refs: Vec<(&Target, &Job)> = new.iter().map(|i| (jobs[*i].0, &jobs[*i].1)).collect();
+        let refs: Vec<(&WriteTarget, &Job)> =
+            new.iter().map(|i| (jobs[*i].0, &jobs[*i].1)).collect();
         let records = refs.iter().filter(|(_, job)| job.span_log2.is_some());
         let encoded_len = records.map(|(_, job)| job.bytes.len() as u64).sum();
         let encoded = encode_all(&refs, ashift, threads)?;
@@ -77,11 +85,13 @@ impl<'t> Batch<'t> {
         Ok(Batch { items, stored, encoded_len })
     }
 
-    /// Stores some of them in their order; each once.
+    /// Stores a range of the jobs, in order; each job may be stored only once.
     pub fn store(&mut self, txn: &mut Txn, range: std::ops::Range<usize>) -> Result<()> {
         let ashift = txn.store().ashift();
         let sectors = self.items[range.clone()].iter().map(|item| {
-            item.encoded.as_ref().map_or(0, |encoded| encoded.sectors(&item.job, ashift))
+            item.encoded
+                .as_ref()
+                .map_or(0, |encoded| encoded.sectors(&item.job, ashift.sector_len()))
         });
         txn.provision(sectors.filter(|sectors| *sectors > 0))?;
         for index in range {
@@ -90,7 +100,7 @@ impl<'t> Batch<'t> {
         Ok(())
     }
 
-    /// Stores one, and says where; nothing where it left no pointer.
+    /// Stores one job and returns its pointer, or `None` if it left none.
     fn store_item(&mut self, txn: &mut Txn, index: usize) -> Result<Option<Pointer>> {
         let shared = self.share(txn, index)?;
         let ashift = txn.store().ashift();
@@ -98,7 +108,7 @@ impl<'t> Batch<'t> {
         let (target, job) = (item.target, &mut item.job);
         let pointer = match shared {
             Shared::Unchanged(pointer) => {
-                remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+                remove_file_extents(txn, TreeId::Patches, target.file, job.start, job.slot_end())?;
                 return Ok(Some(pointer));
             }
             Shared::New(pointer) => Some(pointer),
@@ -109,17 +119,17 @@ impl<'t> Batch<'t> {
         }
         let encoded = match item.encoded.take() {
             Some(encoded) => encoded,
-            None => encode(target, 1 << ashift, job)?,
+            None => encode(target, ashift.sector_len(), job)?,
         };
         if let Some(old) = dedup::overwritten(txn, target, job)?.map(|old| old.pointer)
             && dedup::is_unchanged(txn, target, job, &encoded, &old)?
         {
-            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+            remove_file_extents(txn, TreeId::Patches, target.file, job.start, job.slot_end())?;
             return Ok(Some(old));
         }
         if job.delta.as_ref().is_some_and(Vec::is_empty) {
-            // What the record has already: the old patch was all there was to remove.
-            remove_pieces(txn, PATCHES, target.file, job.start, job.slot_end())?;
+            // The record already has these bytes: only the old patch had to be removed.
+            remove_file_extents(txn, TreeId::Patches, target.file, job.start, job.slot_end())?;
             return Ok(None);
         }
         let pointer = store_encoded(txn, target, job, &encoded)?;
@@ -132,7 +142,7 @@ impl<'t> Batch<'t> {
         put_job(txn, target, job, pointer)
     }
 
-    /// Makes a pointer to what is stored already.
+    /// Creates a pointer to data that is already stored.
     fn share(&self, txn: &mut Txn, index: usize) -> Result<Shared> {
         let Item { target, job, plan, .. } = &self.items[index];
         match (plan.known, &plan.content) {

@@ -1,64 +1,64 @@
-//! Records that are stored already: equal ones share an extent, and one that is equal to what it overwrites
-//! is not written at all.
+//! Finds records that are already stored: equal records share an extent, and a record equal to the
+//! one it overwrites is not written at all.
 //!
 //! ```text
-//! hash      the bytes of each record, on all cores
-//! find      is it what the slot holds? the same as one before it in the batch? known to the index?
-//! share     in the transaction: look again, and make one more pointer
+//! hash      hash the bytes of each record, on all cores
+//! find      compare with the slot, with earlier records of the batch, and with the index
+//! share     look again within the transaction, and add a pointer
 //! ```
 //!
-//! What is found is never compressed. Between finding and sharing it may go: then the record is stored after all. The
-//! hash is of the bytes of the record, whatever they are compressed with, so what is equal is found whatever
-//! algorithm it was stored with.
+//! A record that is found is never compressed. The extent may disappear between finding and
+//! sharing; the record is then stored after all. The hash covers the uncompressed bytes, so equal
+//! records are found whatever algorithm they were stored with.
 
 use std::collections::HashMap;
 
 use crate::codec::{self, CodecId, Encoded};
 use crate::error::Result;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{Piece, record_at};
+use crate::pool::extents::{FileExtent, record_at};
 use crate::pool::namespace::props::{Dedup, FilterChoice};
 use crate::pool::write::encode::EncodedJob;
-use crate::pool::write::jobs::{Job, Target, parallel, threads_for};
+use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
 use crate::store::dictionaries::dictionary_key;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::sharing::refs::{ContentHash, HashKind};
-use crate::store::trees::DICTIONARIES;
+use crate::store::format::refs::{ContentHash, HashKind};
+use crate::store::trees::TreeId;
 use crate::store::{Encoding, Txn};
 use crate::units::Sector;
 
-/// Where the bytes of a job may be stored already.
+/// Where the bytes of a job may already be stored.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) enum Known {
     /// Nowhere.
     No,
     /// In the extent at this sector.
     At(Sector),
-    /// They are those of an earlier job of the batch.
+    /// The same as those of an earlier job in the batch.
     As(usize),
 }
 
-/// What was found out about a job before it is encoded.
+/// The result of looking up a job before it is encoded.
 #[derive(Clone, Debug)]
 pub(in crate::pool) struct Plan {
     pub content: Option<ContentHash>,
     pub known: Known,
-    /// Holds the same, but not as it is wanted: others are not to find it any more.
+    /// An extent with the same bytes, but not encoded as wanted: look-ups should no longer find it.
     pub replaces: Option<Sector>,
 }
 
-/// By which hash a job is looked for, if it is.
-fn hash_kind(target: &Target, job: &Job) -> Option<HashKind> {
+/// Returns the hash to look up a job by; `None` if it is not looked up.
+fn hash_kind(target: &WriteTarget, job: &Job) -> Option<HashKind> {
     let is_wanted = target.settings.dedup != Dedup::Off || job.is_counted;
     let is_wanted = is_wanted && job.span_log2.is_some();
     (is_wanted && job.bytes.iter().any(|byte| *byte != 0)).then_some(target.settings.dedup_hash)
 }
 
-/// Hashes what is to be looked for, and looks.
+/// Hashes the jobs that need it, and looks them up.
 pub(in crate::pool) fn plan(
     source: &mut impl Source,
-    jobs: &[(&Target, Job)],
+    jobs: &[(&WriteTarget, Job)],
     threads: usize,
 ) -> Result<Vec<Plan>> {
     let records = jobs.iter().filter(|(target, job)| hash_kind(target, job).is_some()).count();
@@ -85,10 +85,10 @@ pub(in crate::pool) fn plan(
     Ok(plans)
 }
 
-/// Looks for one record: first where it would be.
+/// Looks up one record, first in its own slot.
 fn find(
     source: &mut impl Source,
-    target: &Target,
+    target: &WriteTarget,
     job: &Job,
     hash: &ContentHash,
     plan: &mut Plan,
@@ -120,8 +120,8 @@ fn find(
     Ok(())
 }
 
-/// Whether a record may share what a pointer refers to, which holds its bytes.
-fn serves(target: &Target, job: &Job, pointer: &Pointer, is_own: bool) -> bool {
+/// Whether a record may share the extent of a pointer that holds its bytes.
+fn serves(target: &WriteTarget, job: &Job, pointer: &Pointer, is_own: bool) -> bool {
     let Place::Extent { checksum_kind, .. } = pointer.place else { return false };
     let compression = target.settings.compression;
     let is_raw = pointer.codec == CodecId::Raw as u8;
@@ -131,15 +131,15 @@ fn serves(target: &Target, job: &Job, pointer: &Pointer, is_own: bool) -> bool {
         let is_so_filtered = target.settings.filter != FilterChoice::None || !pointer.is_filtered();
         checksum_kind == target.settings.checksum
             && is_so_filtered
-            // Of its own that is stored raw, only trying tells.
+            // If its own extent is stored raw, only trying tells.
             && (is_so_encoded || is_raw && !is_own)
     };
     pointer.len as usize == job.bytes.len() && (!target.is_exact || is_exact())
 }
 
-/// Snapshots may keep extents whose dictionary is gone for all others.
+/// Whether the dictionary still exists. Snapshots may keep extents whose dictionary was removed.
 fn is_known_dictionary(source: &mut impl Source, number: u32) -> Result<bool> {
-    Ok(number == 0 || source.get(DICTIONARIES, &dictionary_key(number))?.is_some())
+    Ok(number == 0 || source.get(TreeId::Dictionaries, &dictionary_key(number))?.is_some())
 }
 
 fn sector_of(pointer: &Pointer) -> Option<Sector> {
@@ -149,7 +149,7 @@ fn sector_of(pointer: &Pointer) -> Option<Sector> {
     }
 }
 
-/// The pointer to content at a sector, if it is there.
+/// Returns the pointer to the content at a sector if the hash still matches.
 fn content_at(
     source: &mut impl Source,
     sector: Sector,
@@ -158,37 +158,37 @@ fn content_at(
     Ok(source.refs(sector)?.and_then(|refs| refs.content_of(sector, hash).cloned()))
 }
 
-/// The record that a job takes the place of, where it has the same slot.
+/// Returns the record that a job replaces, if it has the same slot.
 pub(in crate::pool) fn overwritten(
     source: &mut impl Source,
-    target: &Target,
+    target: &WriteTarget,
     job: &Job,
-) -> Result<Option<Piece>> {
+) -> Result<Option<FileExtent>> {
     let Some(span_log2) = job.span_log2 else { return Ok(None) };
     let old = record_at(source, target.file, job.start)?;
     Ok(old.filter(|old| (old.start, old.pointer.span_log2) == (job.start, span_log2)))
 }
 
-/// What becomes of a record that is stored already.
+/// The outcome of sharing a record that was found.
 pub(in crate::pool) enum Shared {
-    /// It is what the slot holds.
+    /// The slot already holds it.
     Unchanged(Pointer),
-    /// A new pointer to it.
+    /// A new pointer to the shared extent.
     New(Pointer),
-    /// It is gone, or is not what it was taken for.
+    /// The extent is gone, or its content differs.
     Gone,
 }
 
-/// Makes a pointer to what was found at a sector, where it still is.
+/// Creates a pointer to the content found at a sector, if it is still there.
 pub(in crate::pool) fn share(
     txn: &mut Txn,
-    target: &Target,
+    target: &WriteTarget,
     job: &Job,
     hash: &ContentHash,
     sector: Sector,
 ) -> Result<Shared> {
     let Some(found) = content_at(txn, sector, hash)?.filter(|found| {
-        // In the meantime another may have come to be there.
+        // Other content may be there by now.
         serves(target, job, found, false)
     }) else {
         return Ok(Shared::Gone);
@@ -212,10 +212,10 @@ pub(in crate::pool) fn share(
     Ok(txn.share(&found)?.map_or(Shared::Gone, Shared::New))
 }
 
-/// Whether what was encoded is what the slot holds already.
+/// Whether the encoded bytes are the same as those the slot already holds.
 pub(in crate::pool) fn is_unchanged(
     txn: &mut Txn,
-    target: &Target,
+    target: &WriteTarget,
     job: &Job,
     encoded: &EncodedJob,
     old: &Pointer,
@@ -245,7 +245,7 @@ pub(in crate::pool) fn is_unchanged(
             if !is_same || *checksum_kind != ChecksumKind::Xxh3 {
                 return Ok(is_same);
             }
-            // That finds accidents only.
+            // XXH3 detects only accidental differences.
             match txn.read_stored(old) {
                 Ok(found) => Ok(found == stored),
                 Err(error) if error.is_corruption() => Ok(false),

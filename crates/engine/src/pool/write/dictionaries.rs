@@ -1,9 +1,9 @@
-//! Training dictionaries from a file's own pages, for its patches and short records.
+//! Trains dictionaries from a file's own pages, for its patches and short records.
 //!
-//! A new one is adopted only if it pays on pages that it was not trained from; that none pays is noted
-//! as well, so that nobody tries again and again. Files are trained for when the first large write of
-//! short records comes, when a pool that has gathered patches is idle, and when a file is repacked to
-//! short records; then the dictionaries that nothing refers to any more are removed.
+//! A new dictionary is adopted only if it pays on pages outside its training set. If none pays,
+//! that is stored too, so that training is not repeated. Training happens on the first large write
+//! of short records, when a pool that has gathered patches is idle, and when a file is repacked to
+//! short records. Dictionaries without any remaining references are then removed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use crate::pool::namespace::props::Settings;
 use crate::pool::write::encode::DICTIONARY_RECORD_LEN_MAX;
 use crate::store::format::pointer::EMBEDDED_LEN_MAX;
 use crate::store::format::pointer::data_pointer;
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::trees::{DICTIONARIES, MAP, PATCHES};
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Store, Txn};
-use crate::units::{FileId, Txg};
+use crate::units::{Ashift, FileId, Txg};
 
-/// The length of a dictionary: zstd's usual choice. lz4 sees the last 64 KiB of it.
+/// The length of a dictionary: zstd's usual choice. lz4 uses only the last 64 KiB.
 const LEN: usize = 112 << 10;
-/// Pages to train from, 20 times the dictionary, and pages to try it on.
+/// The number of pages to train from, 20 times the dictionary's length, and to test on.
 const TRAIN_COUNT: u64 = 560;
 const TEST_COUNT: u64 = 80;
-/// A file of fewer pages has no use for one.
+/// A file with fewer pages does not benefit from a dictionary.
 pub(in crate::pool) const PAGE_COUNT_MIN: u64 = 2048;
-/// A dictionary must save one part in so many of what the pages take without it.
+/// A dictionary must save more than 1/`GAIN_PART_MIN` of what the pages take without it.
 const GAIN_PART_MIN: u64 = 20;
 
-/// What a dictionary would be used with in a file, if with anything: its short records, or else its
-/// patches.
+/// Returns the compression that a file would use a dictionary with, if any: for its short records,
+/// otherwise for its patches.
 fn purpose(settings: &Settings) -> Option<Compression> {
     let is_short = settings.record_len as usize <= DICTIONARY_RECORD_LEN_MAX;
     let compression = match settings.compression {
@@ -45,12 +45,12 @@ fn purpose(settings: &Settings) -> Option<Compression> {
     compression.uses_dictionary().then_some(compression)
 }
 
-/// Whether a file with these settings should have a dictionary before it is written to.
+/// Whether a file with these settings should have a dictionary before it is written.
 pub(in crate::pool) fn serves_records(settings: &Settings) -> bool {
     settings.record_len as usize <= DICTIONARY_RECORD_LEN_MAX && purpose(settings).is_some()
 }
 
-/// The dictionary in use for a file.
+/// Returns the dictionary in use for a file.
 pub(in crate::pool) fn in_use(
     source: &mut impl Source,
     store: &Store,
@@ -62,12 +62,12 @@ pub(in crate::pool) fn in_use(
     }
 }
 
-/// Trains a dictionary from some of `count` pages; nothing comes out where none pays.
+/// Trains a dictionary from some of `count` pages; returns `None` if it does not pay.
 pub(in crate::pool) fn train(
     count: u64,
     page: &mut dyn FnMut(u64) -> Result<Vec<u8>>,
     settings: &Settings,
-    ashift: u8,
+    ashift: Ashift,
 ) -> Result<Option<Arc<Dictionary>>> {
     let Some(compression) = purpose(settings).filter(|_| count >= PAGE_COUNT_MIN) else {
         return Ok(None);
@@ -82,7 +82,7 @@ pub(in crate::pool) fn train(
     let Some(bytes) = Dictionary::train(&samples, &lens, LEN) else { return Ok(None) };
     drop(samples);
     let dictionary = Dictionary::new(bytes);
-    let sector = 1 << ashift;
+    let sector = ashift.sector_len();
     let policy =
         Policy { sector, min_savings: settings.min_savings, embed_limit: EMBEDDED_LEN_MAX };
     let taken = |bytes: &[u8], dictionary: Option<&Dictionary>| {
@@ -90,13 +90,13 @@ pub(in crate::pool) fn train(
         let how = codec::with_codec(|codec| {
             codec.encode_with(compression, bytes, &policy, &mut stored, dictionary)
         });
-        let (how, _) = how.map_err(|error| Error::codec("page to train from", 0, error))?;
+        let (how, _) = how.map_err(|error| Error::encoding("page", error))?;
         let len = if how == Encoded::Raw { bytes.len() } else { stored.len() };
         Ok::<_, Error>((len.div_ceil(sector) * sector) as u64)
     };
     let (mut without, mut with) = (0, 0);
     for n in 0..TEST_COUNT {
-        // Between those that it was trained from.
+        // Pages between those used for training.
         let bytes = page((n * count / TEST_COUNT + count / TRAIN_COUNT / 2).min(count - 1))?;
         without += taken(&bytes, None)?;
         with += taken(&bytes, Some(&dictionary))?;
@@ -105,7 +105,7 @@ pub(in crate::pool) fn train(
     Ok(pays.then(|| Arc::new(dictionary)))
 }
 
-/// Puts what training gave into a transaction, for what is written to the file from now on.
+/// Stores the result of training in a transaction, for data written to the file from now on.
 pub(in crate::pool) fn adopt(
     txn: &mut Txn,
     file: FileId,
@@ -121,8 +121,8 @@ pub(in crate::pool) fn adopt(
 }
 
 impl Pool {
-    /// Trains a dictionary for a file as these settings want it, from the file's committed pages.
-    /// `replace` does so where there is one already, or none was found to pay. Whether there is a new
+    /// Trains a dictionary for a file with these settings from its committed pages. With `replace`,
+    /// does so even if there is one already or none paid off before. Returns whether there is a new
     /// one.
     pub fn train_dictionary(
         &self,
@@ -138,7 +138,7 @@ impl Pool {
         }
         let count = self.attributes(file)?.len / UNIT_LEN;
         if count < PAGE_COUNT_MIN {
-            // It may grow.
+            // The file may still grow.
             return Ok(false);
         }
         let mut page = |index| {
@@ -151,7 +151,7 @@ impl Pool {
         let dictionary = train(count, &mut page, settings, self.store().ashift())?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         if !replace && entries::dictionary(&mut txn, file)?.is_some() {
-            // Somebody was faster.
+            // Another thread or process was faster.
             return Ok(false);
         }
         adopt(&mut txn, file, dictionary.as_ref(), settings)?;
@@ -159,16 +159,16 @@ impl Pool {
         Ok(dictionary.is_some())
     }
 
-    /// Removes the dictionaries that nothing refers to. The numbers of those in use are all the memory
-    /// this takes.
+    /// Removes the dictionaries without references. Memory is needed only for the numbers of those
+    /// in use.
     pub fn remove_unused_dictionaries(&self, patience: Patience) -> Result<()> {
-        if self.read(|source| Ok(source.is_empty(DICTIONARIES)))? {
+        if self.read(|source| Ok(source.is_empty(TreeId::Dictionaries)))? {
             return Ok(());
         }
         let (walked, used) = self.read(|source| {
             let mut used = HashSet::new();
-            for tree in [MAP, PATCHES] {
-                let Some(root) = &source.state.superblock.roots[usize::from(tree)] else {
+            for tree in [TreeId::Map, TreeId::Patches] {
+                let Some(root) = &source.state.superblock.roots[tree] else {
                     continue;
                 };
                 walk_tree(source.store, tree, root, Txg(0), &mut |met| match met {
@@ -177,7 +177,7 @@ impl Pool {
                         Ok(())
                     }
                     Met::Node(..) => Ok(()),
-                    // What hangs below it may refer to any.
+                    // The damaged subtree may refer to any dictionary.
                     Met::Damage(_, error) => Err(error),
                 })?;
             }
@@ -186,7 +186,8 @@ impl Pool {
         let settings = self.settings(crate::pool::ROOT)?;
         let mut txn = self.store().begin_with(settings.checksum, patience)?;
         if txn.txg() != walked.next() {
-            // What was written since may share what was compressed with any: the next time will do.
+            // Commits since the walk may share extents compressed with any dictionary; leave it to
+            // the next run.
             return Ok(());
         }
         let current: HashSet<u32> = entries::dictionaries_in_use(&mut txn)?.into_iter().collect();

@@ -1,39 +1,40 @@
-//! Encoding a job: from the bytes of a record or patch to what is stored of them.
+//! Encodes a job: from the bytes of a record or patch to the bytes that are stored.
 //!
 //! ```text
-//! delta       how a patch differs from its record: into its pointer, where it is short
-//! random?     behind records that no codec could make shorter, one that looks random is not tried
-//! filter?     whether pages are rearranged first: as the settings say, and as the records before fared
-//! compress    one way or both; the better one is stored
+//! delta       the differences between a patch and its record: into the pointer, if short
+//! random?     after records that no codec could shrink, one that looks random is not tried
+//! filter?     whether pages are rearranged first: decided by the settings and by earlier records
+//! compress    one way or both; the better result is stored
 //! ```
 //!
-//! Nothing is stored here, and no lock is held: jobs are encoded on all cores.
+//! Nothing is stored here and no lock is held: jobs are encoded on all cores.
 
 use crate::codec::{self, Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::pool::namespace::props::FilterChoice;
 use crate::pool::write::history::{FilterStreak, Ways};
-use crate::pool::write::jobs::{Job, Target, parallel, threads_for};
+use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
 use crate::store::Encoding;
-use crate::store::format::pointer::{EMBEDDED_LEN_MAX, Filter, sectors_for};
+use crate::store::format::pointer::{EMBEDDED_LEN_MAX, Filter};
+use crate::units::Ashift;
 
-/// A dictionary serves records up to this length: longer ones have enough of their own to refer to.
+/// Dictionaries are used for records up to this length: longer ones contain enough to refer to.
 pub(in crate::pool) const DICTIONARY_RECORD_LEN_MAX: usize = 16 << 10;
-/// By this level it is seen whether the filter pays where the chosen one is slow: it takes a fraction of its time, and
-/// hardly ever prefers the other way.
+/// The level used to find out whether the filter pays if the chosen level is slow: it takes a
+/// fraction of the time, and rarely comes to a different decision.
 const PROBE_COMPRESSION: Compression = Compression::Zstd(3);
-/// The filter must save more than one part in so many, unless the user asked for the smallest: reading takes longer with
-/// it.
+/// The filter must save at least 1/`FILTER_GAIN_PART`, unless the user asked for the smallest
+/// result: filtered records take longer to read.
 const FILTER_GAIN_PART: usize = 32;
 
-/// A job that was encoded; `stored` is empty where the bytes themselves, or nothing, is stored.
+/// An encoded job. `stored` is empty if the bytes are stored as they are, or not at all.
 pub(in crate::pool) struct EncodedJob {
     pub how: Encoded,
     /// The number of the dictionary that was used, or 0.
     pub dictionary: u32,
-    /// What was done to the bytes before the codec.
+    /// The filter applied before the codec.
     pub filter: Filter,
-    /// What the page filter saved (see [`crate::store::format::pointer::Pointer::gain`]).
+    /// The savings of the page filter (see [`crate::store::format::pointer::Pointer::gain`]).
     pub gain: u8,
     stored: Vec<u8>,
 }
@@ -43,7 +44,7 @@ impl EncodedJob {
         EncodedJob { how, dictionary: 0, filter: Filter::None, gain: 0, stored }
     }
 
-    /// The bytes that are stored for `job`.
+    /// Returns the bytes to store for `job`.
     pub fn stored<'a>(&'a self, job: &'a Job) -> &'a [u8] {
         match self.how {
             Encoded::Raw => job.content(),
@@ -51,7 +52,7 @@ impl EncodedJob {
         }
     }
 
-    /// How they were encoded.
+    /// Returns how the bytes were encoded.
     pub fn encoding(&self) -> Encoding {
         let (codec, level) = match self.how {
             Encoded::Hole | Encoded::Raw => (CodecId::Raw, 0),
@@ -63,10 +64,10 @@ impl EncodedJob {
         Encoding { codec, level, filter, gain, dictionary }
     }
 
-    pub fn sectors(&self, job: &Job, ashift: u8) -> u64 {
+    pub fn sectors(&self, job: &Job, sector_len: usize) -> u64 {
         match self.how {
             Encoded::Raw | Encoded::Compressed { .. } => {
-                sectors_for(self.stored(job).len() as u32, ashift)
+                self.stored(job).len().div_ceil(sector_len) as u64
             }
             Encoded::Hole | Encoded::Embedded { .. } => 0,
         }
@@ -75,19 +76,26 @@ impl EncodedJob {
 
 /// Encodes jobs on all cores, for sectors of `2^ashift` bytes.
 pub(in crate::pool) fn encode_all(
-    jobs: &[(&Target, &Job)],
-    ashift: u8,
+    jobs: &[(&WriteTarget, &Job)],
+    ashift: Ashift,
     threads: usize,
 ) -> Result<Vec<EncodedJob>> {
-    // Deltas take no time worth sharing.
+    // Deltas take too little time to share.
     let heavy = jobs.iter().filter(|(_, job)| job.delta.is_none()).count();
     parallel(jobs.len(), threads_for(threads, heavy), |index| {
         let (target, job) = jobs[index];
-        encode(target, 1 << ashift, job)
+        if (target.is_stopped)() {
+            return Err(Error::Stopped);
+        }
+        encode(target, ashift.sector_len(), job)
     })
 }
 
-pub(in crate::pool) fn encode(target: &Target, sector: usize, job: &Job) -> Result<EncodedJob> {
+pub(in crate::pool) fn encode(
+    target: &WriteTarget,
+    sector: usize,
+    job: &Job,
+) -> Result<EncodedJob> {
     let settings = &target.settings;
     if let Some(delta) = &job.delta
         && delta.len() <= EMBEDDED_LEN_MAX
@@ -95,8 +103,8 @@ pub(in crate::pool) fn encode(target: &Target, sector: usize, job: &Job) -> Resu
         let how = Encoded::Embedded { codec: CodecId::Raw, level: 0 };
         return Ok(EncodedJob { filter: Filter::Delta, ..EncodedJob::new(how, delta.clone()) });
     }
-    // Patches are soon folded or replaced: they must be cheap, and the record's own level is what
-    // they end up with.
+    // Patches are soon folded or replaced: they must be cheap, and their bytes end up at the
+    // record's own level anyway.
     let compression = match (job.span_log2, settings.compression) {
         (Some(_), chosen) | (None, chosen @ Compression::Off) => chosen,
         (None, _) => Compression::Lz4,
@@ -105,7 +113,7 @@ pub(in crate::pool) fn encode(target: &Target, sector: usize, job: &Job) -> Resu
     if may_be_random && target.history.raw.suggests_raw(&job.bytes) {
         return Ok(EncodedJob::new(Encoded::Raw, Vec::new()));
     }
-    // A delta has nothing in common with a page.
+    // A dictionary of pages does not help with deltas.
     let may_use = job.delta.is_none() && job.bytes.len() <= DICTIONARY_RECORD_LEN_MAX;
     let dictionary = target.dictionary.as_ref().filter(|_| may_use);
     let streak = match job.span_log2 {
@@ -123,25 +131,25 @@ pub(in crate::pool) fn encode(target: &Target, sector: usize, job: &Job) -> Resu
         },
         dictionary: dictionary.map(|(number, dictionary)| (*number, &**dictionary)),
     };
-    // A delta is no page, and patches must be cheap unless the user says otherwise.
+    // A delta is not a page, and patches must be cheap unless the user says otherwise.
     let may_filter =
         job.delta.is_none() && (job.span_log2.is_some() || settings.filter == FilterChoice::Sqlite);
     let ways = if may_filter { streak.ways(settings, compression) } else { Ways::Plain };
     let encoded = codec::with_codec(|codec| attempt.run(codec, ways))
-        .map_err(|error| Error::codec("record to be written", job.start, error))?;
+        .map_err(|error| Error::encoding("record", error))?;
     if may_be_random {
         target.history.raw.note(encoded.how == Encoded::Raw);
     }
     Ok(encoded)
 }
 
-/// Ways to encode one job.
+/// The possible ways to encode one job.
 struct Attempt<'a> {
     job: &'a Job,
     compression: Compression,
     policy: Policy,
     streak: &'a FilterStreak,
-    /// The filter must save more than one part in so many.
+    /// The filter must save at least 1/`gain_part` of the filtered length.
     gain_part: usize,
     dictionary: Option<(u32, &'a Dictionary)>,
 }
@@ -161,7 +169,7 @@ impl Attempt<'_> {
         self.better(codec)
     }
 
-    /// Encodes both ways, at a fast level where the chosen one is slow, and notes which is better.
+    /// Encodes both ways, at a fast level if the chosen one is slow, and records which is better.
     fn better(&self, codec: &mut Codec) -> Result<EncodedJob, CodecError> {
         let is_slow = self.compression.is_slow();
         let compression = if is_slow { PROBE_COMPRESSION } else { self.compression };
@@ -169,8 +177,7 @@ impl Attempt<'_> {
         let filtered = self.filtered(codec, compression)?;
         let (len, plain_len) = (self.job.bytes.len(), plain.stored(self.job).len());
         let filtered_len = filtered.as_ref().map_or(len, |filtered| filtered.stored.len());
-        let ashift = self.policy.sector.trailing_zeros() as u8;
-        let sectors = |encoded: &EncodedJob| encoded.sectors(self.job, ashift);
+        let sectors = |encoded: &EncodedJob| encoded.sectors(self.job, self.policy.sector);
         let pays = filtered.as_ref().is_some_and(|filtered| {
             sectors(filtered) < sectors(&plain)
                 && filtered_len + filtered_len / self.gain_part <= plain_len
@@ -202,7 +209,7 @@ impl Attempt<'_> {
         Ok(EncodedJob { dictionary, filter, ..EncodedJob::new(how, stored) })
     }
 
-    /// Encodes the filtered form that the codec holds.
+    /// Encodes the filtered form held by the codec.
     fn filtered(
         &self,
         codec: &mut Codec,

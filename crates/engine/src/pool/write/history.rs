@@ -1,37 +1,38 @@
-//! How the records before this one fared. From that follows what is tried with the next, so that what is hopeless
-//! costs little and what is sure is done once.
+//! Statistics of how earlier records of a file compressed. They decide what to try on the next
+//! record, so that hopeless attempts cost little and sure ones are made once.
 //!
-//! The figures of a file live as long as it is open, or as a rewriting of it goes on. They are kept without a lock:
-//! threads may overwrite each other's, which matters little, since all of them decide only what to try.
+//! The statistics live while the file is open, or while a rewrite of it runs. They are kept without
+//! a lock: threads may overwrite each other's updates, which matters little because they only
+//! decide what to try.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use crate::codec::{self, Compression};
 use crate::pool::namespace::props::{FilterChoice, Settings};
 
-/// So many records in a row must have been tried for nothing before one that looks random is not.
+/// After this many incompressible records in a row, a record that looks random is not tried.
 const RAW_STREAK_MIN: u32 = 3;
-/// Then every so many one is tried again.
+/// One in this many is tried all the same.
 const RAW_RETRY: u32 = 32;
 
-/// So many more records must have fared better one way than the other, before only that one is tried.
+/// After this many more records fared better one way than the other, only that way is tried.
 const SCORE_MIN: i32 = 3;
-/// The score goes no further, so that it can turn.
+/// The limit of the score, so that it can turn around.
 const SCORE_MAX: i32 = 6;
-/// Then every so many records are tried both ways.
+/// One in this many records is still tried both ways.
 const BOTH_RETRY: u32 = 16;
 
-/// How the records of a file fared.
+/// How the records of a file compressed.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct History {
     pub raw: RawStreak,
     pub filter: FilterStreak,
-    /// How the filter did with patches, which are single pages and use another codec.
+    /// How the filter did on patches, which are single pages and use another codec.
     pub patch_filter: FilterStreak,
 }
 
-/// Counts records in a row that no codec could make shorter. Behind a few of them, one that looks
-/// random as well is not tried; now and then one is all the same.
+/// Counts incompressible records in a row. After a few of them, a record that also looks random is
+/// not tried, except now and then.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct RawStreak(AtomicU32);
 
@@ -53,34 +54,34 @@ impl RawStreak {
     }
 }
 
-/// How records with pages in them fared with the page filter and without.
+/// How records that contain pages compressed with and without the page filter.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct FilterStreak {
-    /// Records that were better filtered, less those that were not, within limits.
+    /// Records that were better with the filter minus those that were not, clamped.
     score: AtomicI32,
-    /// Records that were asked about.
+    /// How many records were asked about.
     count: AtomicU32,
-    /// What the filter saved of the stored length, in 1/256, in the mean.
+    /// The mean saving of the filter, in 1/256 of the stored length.
     gain: AtomicU32,
-    /// What filtered records come to, in 1/256 of their length, in the mean.
+    /// The mean size of filtered records, in 1/256 of their length.
     ratio: AtomicU32,
 }
 
-/// Which ways to encode a record are tried.
+/// The ways in which a record is encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::pool) enum Ways {
     /// Without the filter.
     Plain,
-    /// With it, where there are pages.
+    /// With the filter, if there are pages.
     Filtered,
     /// With and without.
     Both,
 }
 
 impl FilterStreak {
-    /// What to try with the next record of a file with these settings.
+    /// Returns what to try on the next record of a file with these settings.
     pub fn ways(&self, settings: &Settings, compression: Compression) -> Ways {
-        // A level that was chosen because the writer must not wait allows for nothing that takes longer.
+        // A level chosen because the writer must not wait leaves no time for the filter.
         let is_hurried = settings.auto.is_some() && compression == Compression::Lz4;
         match settings.filter {
             _ if compression == Compression::Off => Ways::Plain,
@@ -99,8 +100,8 @@ impl FilterStreak {
         }
     }
 
-    /// Notes how a record fared, of which so many bytes are stored without the filter and with it, and says what the
-    /// filter saves, in 1/256.
+    /// Records the stored lengths of a record without and with the filter. Returns what the filter
+    /// saves, in 1/256.
     pub fn note(&self, len: usize, plain_len: usize, filtered_len: usize, pays: bool) -> u8 {
         let score = self.score.load(Ordering::Relaxed);
         let score = if pays { score + 1 } else { score - 1 };
@@ -114,24 +115,25 @@ impl FilterStreak {
         gain as u8
     }
 
-    /// What the filter saves in the mean, in 1/256.
+    /// Returns the mean saving of the filter, in 1/256.
     pub fn gain(&self) -> u8 {
         self.gain.load(Ordering::Relaxed) as u8
     }
 
-    /// Whether a filtered record is so much longer than those before it that it may be better without.
+    /// Whether a filtered record is so much longer than earlier ones that it may be better without
+    /// the filter.
     pub fn is_unusual(&self, len: usize, filtered_len: usize) -> bool {
         let ratio = self.ratio.load(Ordering::Relaxed);
         share(filtered_len, len) > ratio + ratio / 2 + 8
     }
 }
 
-/// `part` of `whole`, in 1/256, rounded down; less than 256.
+/// Returns `part` as a share of `whole`, in 1/256, rounded down; at most 255.
 fn share(part: usize, whole: usize) -> u32 {
     (part as u64 * 256 / whole.max(1) as u64).min(255) as u32
 }
 
-/// A running mean, in which the newest counts an eighth.
+/// Updates a running mean in which the newest value counts for an eighth.
 fn learn(mean: &AtomicU32, value: u32) {
     let before = mean.load(Ordering::Relaxed);
     let after = if before == 0 { value } else { (before * 7 + value).div_ceil(8) };
@@ -169,7 +171,7 @@ mod tests {
         note(4 * SCORE_MAX, 410);
         let hopeless = ways(&streak, FilterChoice::Auto);
         assert_eq!((count(&hopeless, Ways::Plain), count(&hopeless, Ways::Both)), (60, 4));
-        // However sure it was: as many the other way turn it.
+        // However high the score is, the same number of opposite results turns it.
         note(2 * SCORE_MAX, 200);
         assert_eq!(count(&ways(&streak, FilterChoice::Auto), Ways::Filtered), 60);
         assert_eq!(count(&ways(&streak, FilterChoice::Sqlite), Ways::Both), 64);

@@ -1,83 +1,88 @@
-//! What the write path, or the maintenance, has decided on, records and patches: what each is, and how it takes the
-//! place of what was there.
+//! Jobs: the records and patches that the write path or maintenance decided to write, and how each
+//! replaces the data before it.
 //!
-//! In between it is encoded (see `encode.rs`); many together are a batch (see `batch.rs`). Nothing here decides what
-//! becomes a record and what a patch.
+//! A job is encoded first (see `encode.rs`); many jobs form a batch (see `batch.rs`). This module
+//! does not decide what becomes a record and what a patch.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::codec::{Dictionary, Encoded};
 use crate::error::{Error, Result};
-use crate::pool::extents::removal::remove_pieces;
-use crate::pool::extents::{piece_key, record_at};
+use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::{file_extent_key, record_at};
 use crate::pool::namespace::props::Settings;
 use crate::pool::write::adapt::Adapt;
 use crate::pool::write::encode::EncodedJob;
 use crate::pool::write::history::History;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{Encoding, Txn};
+use crate::system;
 use crate::units::FileId;
 
-/// Fewer jobs than this are not worth a thread.
+/// Each thread must have at least this many jobs to be worth it.
 const JOBS_PER_THREAD_MIN: usize = 3;
 
-/// What the bytes belong to, and how they are to be kept.
-pub(in crate::pool) struct Target {
+/// The file that jobs belong to, and the settings to write it with.
+pub(in crate::pool) struct WriteTarget {
     pub file: FileId,
     pub settings: Settings,
     pub threads: usize,
-    /// For patches and short records, with its number.
+    /// The dictionary for patches and short records, with its number.
     pub dictionary: Option<(u32, Arc<Dictionary>)>,
-    /// Who chooses the level, where the settings leave it open.
+    /// Chooses the level if the settings leave it open.
     pub adapt: Option<Arc<Adapt>>,
     pub history: Arc<History>,
-    /// Records that are equal are shared only if they are stored as the settings say.
+    /// Whether to stop, as in [`Options::is_stopped`](crate::pool::Options::is_stopped).
+    pub is_stopped: fn() -> bool,
+    /// Whether equal records are shared only if they are stored as the settings say.
     pub is_exact: bool,
 }
 
-/// Something to encode and store.
+/// A piece of a file to encode and store.
 pub(in crate::pool) struct Job {
     pub start: u64,
     pub bytes: Vec<u8>,
     /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
     pub span_log2: Option<u8>,
-    /// How a patch differs from the record below it, where that is little.
+    /// The differences between a patch and the record below it, if they are short.
     pub delta: Option<Vec<u8>>,
-    /// It is in the place of what was shared, or could be: so it is looked for whatever the settings say.
+    /// Whether the job replaces data that was or could be shared. It is then looked up whatever the
+    /// settings say.
     pub is_counted: bool,
 }
 
 impl Job {
-    /// A whole record, for a slot of `2^span_log2` bytes.
+    /// Creates a job for a whole record in a slot of `2^span_log2` bytes.
     pub fn record(start: u64, bytes: Vec<u8>, span_log2: u8) -> Job {
         Job { start, bytes, span_log2: Some(span_log2), delta: None, is_counted: false }
     }
 
-    /// A patch, with how it differs from what is below where that is little.
+    /// Creates a job for a patch, with its differences from the bytes below if they are short.
     pub fn patch(start: u64, bytes: Vec<u8>, delta: Option<Vec<u8>>) -> Job {
         Job { start, bytes, span_log2: None, delta, is_counted: false }
     }
 
-    /// Says whether it is in the place of what was shared, or could be.
+    /// Sets whether the job replaces data that was or could be shared.
     pub fn counted(self, is_counted: bool) -> Job {
         Job { is_counted, ..self }
     }
 
-    /// The end of its slot, or of the patch.
+    /// Returns the end of the record's slot, or of the patch.
     pub fn slot_end(&self) -> u64 {
         let span = self.span_log2.map_or(self.bytes.len() as u64, |log2| 1 << log2);
         self.start + span
     }
 
-    /// What is stored for it.
+    /// Returns the bytes to encode: the delta if there is one, otherwise the bytes themselves.
     pub fn content(&self) -> &[u8] {
         self.delta.as_ref().unwrap_or(&self.bytes)
     }
 }
 
-/// Calls `work` with each index below `count`, on up to so many threads, and collects what comes out.
+/// Calls `work` with each index below `count` on up to `threads` threads and collects the results.
 pub(in crate::pool) fn parallel<R: Send>(
     count: usize,
     threads: usize,
@@ -90,53 +95,49 @@ pub(in crate::pool) fn parallel<R: Send>(
     let slots: Vec<Mutex<Option<Result<R>>>> = (0..count).map(|_| Mutex::new(None)).collect();
     let run = || {
         while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < count) {
-            let done = work(index);
+            // Whoever panics here breaks nothing of others: what it shares, it changes as a whole.
+            let done = catch_unwind(AssertUnwindSafe(|| work(index)))
+                .unwrap_or_else(|panic| Err(Error::panicked("a worker thread", &*panic)));
             if let Ok(mut slot) = slots[index].lock() {
                 *slot = Some(done);
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Where the system has no thread to give, the caller's does it all.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, run);
-        }
-        run();
-    });
-    let lost = || Error::Invalid("a record was not compressed".into());
+    system::run_on_threads(threads, run);
+    let lost = || Error::internal("a worker thread left without its result");
     slots
         .into_iter()
         .map(|slot| slot.into_inner().ok().flatten().unwrap_or_else(|| Err(lost())))
         .collect()
 }
 
-/// So many threads are worth it for so many jobs.
+/// Returns how many of `threads` are worth using for this many jobs.
 pub(in crate::pool) fn threads_for(threads: usize, jobs: usize) -> usize {
     threads.min(jobs / JOBS_PER_THREAD_MIN).max(1)
 }
 
-/// Lets the place of a job point to where its bytes are, instead of what was there. Nothing comes back
-/// where it left no pointer.
+/// Replaces the pointers in the place of a job with `pointer`. Returns `None` if no pointer is left
+/// there.
 pub(in crate::pool) fn put_job(
     txn: &mut Txn,
-    target: &Target,
+    target: &WriteTarget,
     job: &mut Job,
     mut pointer: Pointer,
 ) -> Result<Option<Pointer>> {
     let (file, end) = (target.file, job.slot_end());
     let (tree, is_patch) = match job.span_log2 {
-        Some(_) => (MAP, false),
-        None => (PATCHES, true),
+        Some(_) => (TreeId::Map, false),
+        None => (TreeId::Patches, true),
     };
     let mut was_cached = is_patch;
     if !is_patch {
         if let Some(old) = record_at(txn, file, job.start)? {
             was_cached = txn.store().is_cached(&old.pointer);
         }
-        remove_pieces(txn, MAP, file, job.start, end)?;
+        remove_file_extents(txn, TreeId::Map, file, job.start, end)?;
     }
-    remove_pieces(txn, PATCHES, file, job.start, end)?;
-    // A record that is all zeros is a hole. A patch must say so, since it hides a record.
+    remove_file_extents(txn, TreeId::Patches, file, job.start, end)?;
+    // A record of zeros becomes a hole. A patch of zeros needs an entry, since it hides a record.
     if pointer.place == Place::Zero && !is_patch {
         return Ok(None);
     }
@@ -144,7 +145,7 @@ pub(in crate::pool) fn put_job(
     pointer.span_log2 = job.span_log2.unwrap_or(0);
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
-    txn.insert(tree, &piece_key(file, job.start), &pointer.to_bytes())?;
+    txn.insert(tree, &file_extent_key(file, job.start), &pointer.to_bytes())?;
     if was_cached {
         let bytes = job.delta.take().unwrap_or_else(|| std::mem::take(&mut job.bytes));
         txn.cache(&pointer, bytes);
@@ -152,10 +153,10 @@ pub(in crate::pool) fn put_job(
     Ok(Some(pointer))
 }
 
-/// Puts what came out of the codec into an extent, or into the pointer.
+/// Writes the output of the codec to an extent, or embeds it in the pointer.
 pub(in crate::pool) fn store_encoded(
     txn: &mut Txn,
-    target: &Target,
+    target: &WriteTarget,
     job: &Job,
     encoded: &EncodedJob,
 ) -> Result<Pointer> {

@@ -1,18 +1,17 @@
-//! The write path: from changed bytes of a file to records, patches and holes in a transaction.
+//! The write path: turns changed bytes of a file into records, patches and holes in a transaction.
 //!
 //! ```text
-//! apply     cut the file where it was cut; then, slot by slot:
-//! plan      which slot of the file a change belongs to, and whether it becomes a whole record or
-//!           patches over the one that is there
-//! encode    compress a batch of them, on all cores
-//! store     put what came out into extents, in file order, and exchange the pointers
+//! apply     truncate the file if it was cut; then, slot by slot:
+//! plan      decide which slot of the file a change belongs to, and whether it becomes a whole
+//!           record or patches over the existing one
+//! encode    compress a batch of them on all cores
+//! store     write the results to extents, in file order, and replace the pointers
 //! ```
 //!
-//! A change becomes patches when it is a small part of a record that exists, so that an update of
-//! one row costs about one row: a patch holds the differences from the record where they are few and
-//! the record is in the cache (see `delta.rs`), else its pages, compressed fast. When the patches of
-//! a record have grown past a share of it they are folded: the record is composed anew and written
-//! whole.
+//! A change becomes patches if it is a small part of an existing record, so that updating one row
+//! costs about one row. If the record is cached and few bytes differ, a patch holds only the
+//! differences (see `delta.rs`); otherwise it holds whole pages, compressed fast. Once the patches
+//! of a record exceed a share of its size, they are folded: the record is rewritten whole.
 
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;
@@ -22,31 +21,32 @@ pub(in crate::pool) mod encode;
 pub(in crate::pool) mod history;
 pub(in crate::pool) mod jobs;
 
+use crate::units::Ashift;
 use std::collections::BTreeMap;
 
 use super::extents::delta;
-use super::extents::removal::remove_pieces;
+use super::extents::removal::remove_file_extents;
 use super::extents::{
-    Piece, UNIT_LEN, has_record_in, patches_over, pieces_in, read_range, record_at,
+    FileExtent, UNIT_LEN, file_extents_in, has_record_in, patches_over, read_range, record_at,
 };
 use super::write::batch::store_batch;
-use super::write::jobs::{Job, Target};
+use super::write::jobs::{Job, WriteTarget};
 use crate::error::Result;
 use crate::store::Txn;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 
-/// A change of fewer than one in so many units of a record becomes patches.
+/// A change becomes patches if it covers at most 1/`CHANGED_PART_MIN` of a record's units.
 const CHANGED_PART_MIN: u64 = 2;
-/// A record is folded when its patches take more than one part in this many of what it takes itself.
+/// A record is folded when its patches take more than 1/`PATCHED_PART_MIN` of its own size.
 const PATCHED_PART_MIN: u64 = 2;
-/// What a patch takes besides its extent: its entry in the tree.
+/// The size of a patch besides its extent: its entry in the tree.
 const PATCH_ENTRY_LEN: u64 = 84;
-/// A patch holds only differences where they take less than one part in this many of its bytes:
-/// then even the fastest codec would not be worth its time.
+/// A patch holds only differences if they take at most 1/`DELTA_PART_MAX` of its length. Then even
+/// the fastest codec would not be worth its time.
 const DELTA_PART_MAX: usize = 4;
-/// A commit folds so many bytes of records, and one part in [`FOLD_PART`] of what it changes, so
-/// that none pays for many. What is left is for [`super::Pool::fold`], or for the commits to come.
+/// A commit folds up to this many bytes of records plus 1/[`FOLD_PART`] of what it changes, so
+/// that no commit pays for many others. The rest is left to [`super::Pool::fold`] or later commits.
 const FOLD_LEN_MIN: u64 = 512 << 10;
 const FOLD_PART: u64 = 4;
 /// How many bytes are encoded together.
@@ -54,27 +54,27 @@ const BATCH_LEN: usize = 4 << 20;
 
 /// The uncommitted changes of a file.
 pub(super) struct Changes {
-    pub target: Target,
-    /// Whole units by number. The last one may reach beyond `len`.
+    pub target: WriteTarget,
+    /// Whole units by their number. The last one may extend beyond `len`.
     pub units: BTreeMap<u64, Box<[u8]>>,
-    /// What was committed from here on is gone.
+    /// The file was truncated here: committed bytes from this offset on are gone.
     pub cut: Option<u64>,
-    /// The length of the file afterwards.
+    /// The length of the file after the changes.
     pub len: u64,
     /// Patches do not cross multiples of this.
     pub granule: u64,
-    /// How many bytes of records may still be folded.
+    /// How many more bytes of records may be folded.
     pub fold_budget: u64,
 }
 
-/// The bytes of records that a transaction may fold which changes `len` bytes.
+/// Returns how many bytes of records a transaction that changes `len` bytes may fold.
 pub(super) fn fold_budget(len: u64) -> u64 {
     FOLD_LEN_MIN + len / FOLD_PART
 }
 
-/// Puts the changes of a file into the transaction.
+/// Writes the changes of a file into the transaction.
 pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
-    // Only a user who ignored another process's lock can have changed what is behind the end.
+    // Units past the end exist only if a user ignored another process's lock.
     changes.units.split_off(&changes.len.div_ceil(UNIT_LEN));
     if let Some(cut) = changes.cut {
         cut_file(txn, &changes, cut)?;
@@ -93,7 +93,7 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
     store_batch_adapted(txn, &mut changes, batch)
 }
 
-/// Stores a batch at a level that its backlog allows, where the settings leave that open.
+/// Stores a batch; if the settings leave the level open, at a level that suits the backlog.
 fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) -> Result<()> {
     let Changes { target, units, .. } = changes;
     let Some((adapt, auto)) = target.adapt.clone().zip(target.settings.auto) else {
@@ -126,13 +126,13 @@ fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
             store_batch(txn, &changes.target, vec![job])?;
         }
     }
-    for tree in [MAP, PATCHES] {
-        remove_pieces(txn, tree, file, cut, u64::MAX)?;
+    for tree in [TreeId::Map, TreeId::Patches] {
+        remove_file_extents(txn, tree, file, cut, u64::MAX)?;
     }
     Ok(())
 }
 
-/// Takes the changes of the slot around `offset`, and plans what to store for them.
+/// Takes the changes of the slot around `offset` and plans how to store them.
 fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
     let file = changes.target.file;
     let record = record_at(txn, file, offset)?;
@@ -140,7 +140,7 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     let end = (start + span).min(changes.len);
     let mut units = changes.units.split_off(&(start / UNIT_LEN));
     let mut rest = units.split_off(&((start + span) / UNIT_LEN));
-    // Nothing lies before `start`: slots are taken in order.
+    // Nothing lies before `start`, because slots are taken in order.
     changes.units.append(&mut rest);
     if start >= end {
         return Ok(());
@@ -150,7 +150,7 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     let is_small = units.len() as u64 * CHANGED_PART_MIN <= unit_count;
     let below = record.filter(|r| r.start == start && r.slot_end() == start + span);
     if let Some(record) = below.filter(|_| is_small && !covered) {
-        let old = pieces_in(txn, PATCHES, file, start, start + span, usize::MAX)?;
+        let old = file_extents_in(txn, TreeId::Patches, file, start, start + span, usize::MAX)?;
         let must_fold = is_fold_due(&record, &old, txn.store().ashift());
         if !must_fold || changes.fold_budget < span {
             return plan_patches(txn, changes, units, &record, &old, end, jobs);
@@ -166,13 +166,13 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     Ok(())
 }
 
-/// Whether the patches of a record have grown past their share of it.
-pub(super) fn is_fold_due(record: &Piece, patches: &[Piece], ashift: u8) -> bool {
+/// Whether the patches of a record have outgrown their share of it.
+pub(super) fn is_fold_due(record: &FileExtent, patches: &[FileExtent], ashift: Ashift) -> bool {
     let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
     patched * PATCHED_PART_MIN > u64::from(record.pointer.stored_len).max(UNIT_LEN)
 }
 
-fn patch_cost(pointer: &Pointer, ashift: u8) -> u64 {
+fn patch_cost(pointer: &Pointer, ashift: Ashift) -> u64 {
     let own =
         pointer.run(ashift).map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
     own + PATCH_ENTRY_LEN
@@ -186,13 +186,13 @@ fn overlay(bytes: &mut [u8], start: u64, units: &BTreeMap<u64, Box<[u8]>>) {
     }
 }
 
-/// Which slot a change at `offset` is written to: the one of the record there, or one of the record
-/// size in force where that is wholly overwritten or still empty.
+/// Chooses the slot for a change at `offset`: the existing record's slot, or one of the current
+/// record size if that slot is completely overwritten or still empty.
 fn choose_slot(
     txn: &mut Txn,
     changes: &Changes,
     offset: u64,
-    record: Option<&Piece>,
+    record: Option<&FileExtent>,
 ) -> Result<(u64, u64)> {
     let file = changes.target.file;
     let wanted = u64::from(changes.target.settings.record_len);
@@ -205,8 +205,8 @@ fn choose_slot(
     if let Some(record) = record {
         let (start, end) = (record.start, record.slot_end());
         if end - start > wanted && is_covered(start, end) {
-            remove_pieces(txn, PATCHES, file, start, end)?;
-            remove_pieces(txn, MAP, file, start, start + 1)?;
+            remove_file_extents(txn, TreeId::Patches, file, start, end)?;
+            remove_file_extents(txn, TreeId::Map, file, start, start + 1)?;
             return Ok((aligned(wanted), wanted));
         }
         if end - start < wanted && is_covered(aligned(wanted), aligned(wanted) + wanted) {
@@ -224,14 +224,14 @@ fn choose_slot(
     Ok((aligned(span), span))
 }
 
-/// Plans patches for a few changed units of a record. A patch that overlaps an old one takes over
-/// what it does not change of it, so that patches never overlap.
+/// Plans patches for a few changed units of a record. A patch that overlaps an old one copies the
+/// old bytes that it does not change, so that patches never overlap.
 fn plan_patches(
     txn: &mut Txn,
     changes: &Changes,
     mut units: BTreeMap<u64, Box<[u8]>>,
-    record: &Piece,
-    old: &[Piece],
+    record: &FileExtent,
+    old: &[FileExtent],
     end: u64,
     jobs: &mut Vec<Job>,
 ) -> Result<()> {
@@ -242,7 +242,7 @@ fn plan_patches(
     for (from, to) in runs {
         let first = from / UNIT_LEN;
         let mut bytes = match units.remove(&first) {
-            // A page of one unit: no copy.
+            // A page of one unit needs no copy.
             Some(unit) if to - from <= UNIT_LEN => unit.into_vec(),
             unit => {
                 units.extend(unit.map(|unit| (first, unit)));
@@ -266,12 +266,12 @@ fn plan_patches(
     Ok(())
 }
 
-/// The ranges of the file that become patches: changed units joined to pages, and with the patches
-/// that they overlap.
+/// Returns the ranges of the file that become patches: changed units joined to pages, extended by
+/// the patches they overlap.
 fn patch_runs(
     changes: &Changes,
     units: &BTreeMap<u64, Box<[u8]>>,
-    old: &[Piece],
+    old: &[FileExtent],
     end: u64,
 ) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -298,7 +298,7 @@ fn patch_runs(
     merged
 }
 
-/// How the bytes of a patch differ from those below it, where that takes little.
+/// Returns the differences between a patch and the bytes below it, if they are short.
 fn differences(below: &[u8], bytes: &[u8]) -> Option<Vec<u8>> {
     if bytes.len() > DELTA_LEN_MAX as usize {
         return None;

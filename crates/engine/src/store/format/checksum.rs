@@ -1,4 +1,4 @@
-//! Integrity checksums of extents: they find damage, and say nothing about identity.
+//! Integrity checksums of extents: they detect damage, and say nothing about identity.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,30 +7,31 @@ use sha2::Digest;
 
 use crate::error::Error;
 
-/// Which function guards an extent. The discriminants are the ones on disk.
+/// The function that protects an extent. The discriminants are the numbers on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum ChecksumKind {
-    /// XXH3, 128 bits: fast, finds every accident.
+    /// XXH3, 128 bits: fast, detects every accidental change.
     #[default]
     Xxh3 = 1,
-    /// BLAKE3, 256 bits: also finds what was altered on purpose.
+    /// BLAKE3, 256 bits: also detects deliberate changes.
     Blake3 = 2,
     /// SHA-256.
     Sha256 = 3,
 }
 
 impl ChecksumKind {
-    /// Every kind, in the order of their numbers on disk.
+    /// Every kind, in the order of the numbers on disk.
     pub const ALL: [ChecksumKind; 3] =
         [ChecksumKind::Xxh3, ChecksumKind::Blake3, ChecksumKind::Sha256];
 
-    /// The kind with this number on disk.
+    /// Returns the kind with this number on disk.
     pub fn from_stored(value: u8) -> Option<ChecksumKind> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == value)
     }
 
-    /// How many bytes of checksum a pointer holds.
+    /// The length of the checksum in a pointer, in bytes.
     pub const fn width(self) -> usize {
         match self {
             ChecksumKind::Xxh3 => 16,
@@ -38,7 +39,7 @@ impl ChecksumKind {
         }
     }
 
-    /// The checksum of `bytes`; behind [`ChecksumKind::width`] it is zero.
+    /// Returns the checksum of `bytes`, filled up with zeros behind [`ChecksumKind::width`].
     pub fn sum(self, bytes: &[u8]) -> [u8; 32] {
         let mut out = [0; 32];
         match self {
@@ -74,7 +75,7 @@ impl FromStr for ChecksumKind {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wanted = if text == "on" { "xxh3" } else { text };
         Self::ALL.into_iter().find(|kind| kind.name() == wanted).ok_or_else(|| {
-            Error::Invalid(format!("'{text}' is no checksum; use xxh3, blake3 or sha256"))
+            Error::Invalid(format!("'{text}' is not a checksum; use xxh3, blake3 or sha256"))
         })
     }
 }

@@ -1,30 +1,30 @@
-//! Features by name: what a superblock says of its feature bits, so that a reader from before a feature
-//! can tell its user what is missing.
+//! Features by name: a superblock names its feature bits, so that a reader older than a feature can
+//! tell its user what is missing.
 //!
 //! ```text
-//! i0=deltas i1=dictionaries r3=quotas      set (c compat, r read-only-compat, i incompat), bit, name
+//! i0=deltas i1=dictionaries r3=quotas    set (c compat, r read-only-compat, i incompat), bit, name
 //! ```
 //!
-//! The bits decide; the names are for messages only. What does not look like that is passed over.
+//! The bits decide; the names are only for messages. Entries of any other form are ignored.
 
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
     FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
 };
 
-/// The length of the field in a superblock.
+/// The length of the field in a superblock, in bytes.
 pub(in crate::store) const FEATURE_NAMES_LEN: usize = 512;
-/// So many features are named in a message.
+/// The maximum number of features named in a message.
 const NAMED_COUNT_MAX: usize = 8;
-/// The longest name.
+/// The maximum length of a name, in bytes.
 const NAME_LEN_MAX: usize = 40;
 
-/// The sets of features that may not be ignored where they are unknown.
+/// The sets of features that must not be ignored if unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::store) enum Set {
-    /// With unknown ones nothing may be written.
+    /// Unknown features of this set forbid writing.
     ReadOnlyCompat,
-    /// With unknown ones nothing can be read.
+    /// Unknown features of this set forbid reading.
     Incompat,
 }
 
@@ -37,7 +37,7 @@ impl Set {
     }
 }
 
-/// The features of this version.
+/// The features that this version knows.
 const KNOWN: [(Set, u64, &str); 9] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
@@ -54,7 +54,7 @@ fn is_known(set: char, bit: u32) -> bool {
     KNOWN.iter().any(|(known, mask, _)| known.letter() == set && mask.trailing_zeros() == bit)
 }
 
-/// Reads `i7=column-filter`.
+/// Parses an entry such as `i7=column-filter`.
 fn parse(entry: &str) -> Option<(char, u32, &str)> {
     let (which, name) = entry.split_once('=')?;
     let set = which.chars().next().filter(|set| "cri".contains(*set))?;
@@ -64,8 +64,8 @@ fn parse(entry: &str) -> Option<(char, u32, &str)> {
     is_name.then_some((set, bit, name))
 }
 
-/// The field for a superblock with these incompatible features: the names of this version's, then the
-/// `foreign` ones that came with the pool.
+/// Returns the field for a superblock with these incompatible features: the names of those known to
+/// this version, then the `foreign` ones that came with the pool.
 pub(in crate::store) fn encode(incompat: u64, foreign: &str) -> Vec<u8> {
     let mut text = String::new();
     for (set, mask, name) in KNOWN {
@@ -79,7 +79,7 @@ pub(in crate::store) fn encode(incompat: u64, foreign: &str) -> Vec<u8> {
     field
 }
 
-/// What a field says of features that this version does not know, in the same form.
+/// Returns the entries of a field for features that this version does not know, in the same form.
 pub(in crate::store) fn foreign(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     let Ok(text) = std::str::from_utf8(&field[..end]) else { return String::new() };
@@ -89,7 +89,7 @@ pub(in crate::store) fn foreign(field: &[u8]) -> String {
     entries.collect::<Vec<_>>().join(" ")
 }
 
-/// The features of these bits in words: `column-filter (bit 7), bit 9`.
+/// Describes the features of these bits, such as `column-filter (bit 7), bit 9`.
 pub(in crate::store) fn describe(set: Set, bits: u64, foreign: &str) -> String {
     let words = (0..u64::BITS).filter(|bit| bits >> bit & 1 == 1).map(|bit| {
         let named = foreign.split(' ').filter_map(parse);

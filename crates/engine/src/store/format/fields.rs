@@ -24,7 +24,7 @@ impl FieldWriter<'_> {
     }
 }
 
-/// Takes fields from the front of a buffer; `None` where it is too short.
+/// Takes fields from the front of a buffer; returns `None` if it is too short.
 pub(crate) struct FieldReader<'a>(pub &'a [u8]);
 
 impl<'a> FieldReader<'a> {

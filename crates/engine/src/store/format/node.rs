@@ -1,4 +1,4 @@
-//! Tree nodes: sorted entries in one run of bytes, in memory as on disk.
+//! Tree nodes: sorted entries in one run of bytes, in memory as well as on disk.
 //!
 //! ```text
 //! clear     magic "HPKN", tree, level, codec, 0        8 bytes
@@ -9,64 +9,66 @@
 //! payload   count u16, then per entry: key length u16, value length u16, key, value
 //! ```
 //!
-//! The clear front lets a scan of a pool without superblocks find its nodes. In a leaf a value is
-//! whatever the tree holds; in an interior node it is a pointer to a child, and its key is a lower
-//! bound of the child's keys, above all keys of the child before.
+//! The clear front lets a scan of a pool without superblocks find its nodes. In a leaf, values are
+//! whatever the tree holds. In an interior node, a value is a pointer to a child, and its key is a
+//! lower bound of the child's keys, greater than all keys of the previous child.
 
 use crate::codec::{self, Compression, Encoded, Policy};
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::NUMBER_MAX;
+use crate::store::format::trees::TreeId;
 use crate::units::Txg;
 
-/// A node is split when its entries take more than this.
+/// A node is split when its payload is longer than this, in bytes.
 pub const NODE_PAYLOAD_MAX: usize = 4096;
-/// No node on disk is larger, decompressed.
+/// The maximum decompressed length of a node on disk, in bytes.
 pub const NODE_PAYLOAD_LIMIT: usize = 60 * 1024;
-/// The longest key.
+/// The maximum length of a key, in bytes.
 pub const KEY_LEN_MAX: usize = 512;
-/// The longest value.
+/// The maximum length of a value, in bytes.
 pub const VALUE_LEN_MAX: usize = 1024;
-/// The deepest tree.
+/// The maximum level of a node.
 pub const LEVEL_MAX: u8 = 24;
-/// Length of what stands before the payload.
+/// The length of the front before the payload, in bytes.
 pub const NODE_HEADER_LEN: usize = 40;
 
 const MAGIC: &[u8; 4] = b"HPKN";
 const ENTRY_HEADER_LEN: usize = 4;
 
-/// Sorted entries.
+/// A tree node: sorted entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Node {
-    /// 0 for a leaf; one more than its children otherwise.
+    /// 0 for a leaf; otherwise one more than that of its children.
     pub level: u8,
     offsets: Vec<u16>,
     data: Vec<u8>,
 }
 
-/// What stands before the payload of a stored node, for a search of a pool.
+/// The front of a stored node, before the payload, for searching a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Front {
-    /// The tree's number.
-    pub tree: u8,
+    /// The tree that the node belongs to.
+    pub tree: TreeId,
     /// 0 for a leaf.
     pub level: u8,
-    /// The txg that wrote it.
+    /// The txg that wrote the node.
     pub birth: Txg,
-    /// The length of the stored node, this front included.
+    /// The length of the stored node, including this front.
     pub len: usize,
-    /// The first half of its pool's guid.
+    /// The first half of the pool's guid.
     pub owner: [u8; 8],
     hash: u64,
 }
 
 impl Front {
-    /// Reads a front; `None` where there is none.
+    /// Parses a front; `None` if the bytes are not one.
     pub fn parse(bytes: &[u8]) -> Option<Front> {
         let mut f = FieldReader(bytes);
         (f.bytes(4)? == MAGIC).then_some(())?;
-        let (tree, level, _codec) = (f.u8()?, f.u8()?, f.u8()?);
+        let tree = TreeId::from_stored(f.u8()?)?;
+        let (level, _codec) = (f.u8()?, f.u8()?);
         f.zeros(1)?;
         let birth = Txg(f.u64()?);
         let payload_len = usize::try_from(f.u32()?).ok()?;
@@ -81,7 +83,7 @@ impl Front {
         is_sound.then_some(Front { tree, level, birth, len, owner, hash })
     }
 
-    /// Whether the node that begins with this front is as it was written.
+    /// Whether the payload of the node that begins with this front matches its hash.
     pub fn verifies(&self, node: &[u8]) -> bool {
         node.get(NODE_HEADER_LEN..self.len)
             .is_some_and(|stored| twox_hash::XxHash3_64::oneshot(stored) == self.hash)
@@ -89,17 +91,17 @@ impl Front {
 }
 
 impl Node {
-    /// An empty node.
+    /// Creates an empty node.
     pub fn new(level: u8) -> Node {
         Node { level, offsets: Vec::new(), data: Vec::new() }
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.offsets.len()
     }
 
-    /// Whether there is no entry.
+    /// Whether the node has no entries.
     pub fn is_empty(&self) -> bool {
         self.offsets.is_empty()
     }
@@ -121,20 +123,20 @@ impl Node {
         (at, usize::from(key_len), usize::from(value_len))
     }
 
-    /// The key of an entry.
+    /// Returns the key of an entry.
     pub fn key(&self, index: usize) -> &[u8] {
         let (at, key_len, _) = self.entry(index);
         &self.data[at + ENTRY_HEADER_LEN..at + ENTRY_HEADER_LEN + key_len]
     }
 
-    /// The value of an entry.
+    /// Returns the value of an entry.
     pub fn value(&self, index: usize) -> &[u8] {
         let (at, key_len, value_len) = self.entry(index);
         let start = at + ENTRY_HEADER_LEN + key_len;
         &self.data[start..start + value_len]
     }
 
-    /// Where `key` is, or where it would have to be inserted.
+    /// Returns the index of `key`, or as an error the index where it would have to be inserted.
     pub fn search(&self, key: &[u8]) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -148,7 +150,7 @@ impl Node {
         Err(low)
     }
 
-    /// Which child of an interior node holds `key`, if any does.
+    /// Returns the index of the child of an interior node that holds `key`, if any child does.
     pub fn child_for(&self, key: &[u8]) -> usize {
         match self.search(key) {
             Ok(index) => index,
@@ -156,7 +158,7 @@ impl Node {
         }
     }
 
-    /// Inserts an entry at `index`, where it belongs.
+    /// Inserts an entry at `index`, which must keep the keys sorted.
     pub fn insert(&mut self, index: usize, key: &[u8], value: &[u8]) {
         debug_assert!(key.len() <= KEY_LEN_MAX && value.len() <= VALUE_LEN_MAX);
         let at = self.offsets.get(index).map_or(self.data.len(), |at| usize::from(*at));
@@ -186,7 +188,7 @@ impl Node {
         }
     }
 
-    /// Gives the entry at `index` another value.
+    /// Replaces the value of the entry at `index`.
     pub fn set_value(&mut self, index: usize, value: &[u8]) {
         let (at, key_len, value_len) = self.entry(index);
         if value_len == value.len() {
@@ -199,15 +201,15 @@ impl Node {
         }
     }
 
-    /// Gives the entry at `index` another key, which must sort there.
+    /// Replaces the key of the entry at `index`; the new one must sort there.
     pub fn set_key(&mut self, index: usize, key: &[u8]) {
         let value = self.value(index).to_vec();
         self.remove(index);
         self.insert(index, key, &value);
     }
 
-    /// Moves the upper part of an overfull node into a new one. Where entries were appended in
-    /// order the lower part stays nearly full, otherwise both get half.
+    /// Moves the upper part of an overfull node into a new one. If entries were appended in order,
+    /// the lower part stays nearly full; otherwise both get half.
     pub fn split(&mut self, appended: bool) -> Node {
         let wanted = if appended { self.data.len() * 9 / 10 } else { self.data.len() / 2 };
         let mut at = self.offsets.partition_point(|offset| usize::from(*offset) < wanted);
@@ -219,23 +221,23 @@ impl Node {
         Node { level: self.level, offsets, data }
     }
 
-    /// Appends all entries of `other`, which must be greater.
+    /// Appends all entries of `other`, whose keys must be greater.
     pub fn append(&mut self, other: &Node) {
         let start = self.data.len() as u16;
         self.data.extend_from_slice(&other.data);
         self.offsets.extend(other.offsets.iter().map(|offset| offset + start));
     }
 
-    /// The node as it is stored.
-    pub fn encode(&self, tree: u8, birth: Txg, guid: &[u8; 16]) -> Result<Vec<u8>> {
+    /// Encodes the node for storing.
+    pub fn encode(&self, tree: TreeId, birth: Txg, guid: &[u8; 16]) -> Result<Vec<u8>> {
         self.encode_with(Compression::Lz4, tree, birth, guid)
     }
 
-    /// The same, compressed otherwise.
+    /// Encodes the node like [`Node::encode`], with a given compression.
     pub fn encode_with(
         &self,
         compression: Compression,
-        tree: u8,
+        tree: TreeId,
         birth: Txg,
         guid: &[u8; 16],
     ) -> Result<Vec<u8>> {
@@ -243,11 +245,11 @@ impl Node {
         payload.extend_from_slice(&(self.len() as u16).to_le_bytes());
         payload.extend_from_slice(&self.data);
         let mut packed = Vec::new();
-        // Byte-wise savings count here: the header and several nodes share the rounding.
+        // Every byte saved counts here: the header and several nodes share the rounding to sectors.
         let policy = Policy { sector: 1, min_savings: 50, embed_limit: 0 };
         let encoded =
             codec::with_codec(|codec| codec.encode(compression, &payload, &policy, &mut packed))
-                .map_err(|error| Error::codec("node to be written", 0, error))?;
+                .map_err(|error| Error::encoding("tree node", error))?;
         let (codec, stored) = match encoded {
             Encoded::Compressed { codec, .. } => (codec as u8, &packed),
             _ => (codec::CodecId::Raw as u8, &payload),
@@ -255,7 +257,7 @@ impl Node {
         let mut out = Vec::with_capacity(NODE_HEADER_LEN + stored.len());
         let mut f = FieldWriter(&mut out);
         f.bytes(MAGIC);
-        f.u8(tree);
+        f.u8(tree.number());
         f.u8(self.level);
         f.u8(codec);
         f.u8(0);
@@ -268,9 +270,9 @@ impl Node {
         Ok(out)
     }
 
-    /// Reads a stored node of tree `tree`; `offset` is for messages only.
-    pub fn decode(stored: &[u8], tree: u8, guid: &[u8; 16], offset: u64) -> Result<Node> {
-        let bad = |detail: &str| Error::corrupt("tree node", offset, detail);
+    /// Decodes a stored node of tree `tree`; `offset` is only for messages.
+    pub fn decode(stored: &[u8], tree: TreeId, guid: &[u8; 16], offset: u64) -> Result<Node> {
+        let bad = |detail: String| Error::corrupt("tree node", Location::Byte(offset), detail);
         let parsed = (|| {
             let mut f = FieldReader(stored);
             (f.bytes(4)? == MAGIC).then_some(())?;
@@ -285,19 +287,31 @@ impl Node {
             (f.0.is_empty() && owner == &guid[..8]).then_some(())?;
             Some((found_tree, level, codec, payload_len, body))
         })();
-        let (found_tree, level, codec, payload_len, body) =
-            parsed.ok_or_else(|| bad("its header is not one"))?;
-        if found_tree != tree {
-            return Err(bad("it belongs to another tree"));
+        let (found_tree, level, codec, payload_len, body) = parsed.ok_or_else(|| {
+            let name = tree.name();
+            bad(format!("expected a node of the {name} tree of this pool, found another header"))
+        })?;
+        if found_tree != tree.number() {
+            return Err(bad(format!(
+                "expected a node of the {tree} tree, found one of {}",
+                TreeId::from_stored(found_tree).map_or_else(
+                    || format!("tree {found_tree}"),
+                    |found| format!("the {found} tree")
+                )
+            )));
         }
         if level > LEVEL_MAX || !(2..=NODE_PAYLOAD_LIMIT).contains(&payload_len) {
-            return Err(bad("its level or its length is impossible"));
+            return Err(bad(format!(
+                "expected level 0 to {LEVEL_MAX} and 2 to {NODE_PAYLOAD_LIMIT} bytes, found level \
+                 {level} and {payload_len} bytes"
+            )));
         }
         let mut payload = vec![0; payload_len];
         codec::with_codec(|c| c.decompress(codec, body, &mut payload))
-            .map_err(|error| Error::codec("tree node", offset, error))?;
-        Self::parse(level, &payload)
-            .ok_or_else(|| bad("its entries are not sorted, overrun it or are none"))
+            .map_err(|error| Error::decoding("tree node", Location::Byte(offset), error))?;
+        Self::parse(level, &payload).ok_or_else(|| {
+            bad("expected sorted entries that fill it, found none, others or more".into())
+        })
     }
 
     fn parse(level: u8, payload: &[u8]) -> Option<Node> {
@@ -320,7 +334,7 @@ impl Node {
         (count > 0 && f.0.is_empty()).then(|| Node { level, offsets, data: data.to_vec() })
     }
 
-    /// The pointer to a child.
+    /// Returns the pointer to a child.
     pub fn child(&self, index: usize) -> Option<Pointer> {
         Pointer::decode(self.value(index))
     }

@@ -1,27 +1,28 @@
-//! Pointers: how a tree says where something lies, how it was encoded and what it must look like.
+//! Pointers: they tell where something is stored, how it was encoded and what it must look like.
 //!
-//! A pointer carries the checksum of the stored bytes, so that whatever is reached from a
-//! superblock is verified by its parent. It is 48 bytes and a checksum of 16 or 32 bytes, or 48
-//! bytes and the stored bytes themselves, when those are few.
+//! A pointer carries the checksum of the stored bytes, so everything reached from a superblock is
+//! verified by its parent. It has 48 bytes, followed by a checksum of 16 or 32 bytes, or by the
+//! stored bytes themselves if they are few.
 //!
-//! Decoding refuses every value it does not know: a pointer that cannot be decoded is corruption.
+//! Decoding refuses every unknown value: a pointer that cannot be decoded is corrupt.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Found, Location, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
-use crate::units::{Run, Sector, Txg};
+use crate::store::format::trees::TreeId;
+use crate::units::{Ashift, Run, Sector, Txg};
 
-/// Length of an encoded pointer before its checksum or its embedded bytes.
+/// The length of an encoded pointer before its checksum or embedded bytes.
 pub const POINTER_HEADER_LEN: usize = 48;
-/// The most bytes a pointer may hold inside itself.
+/// The maximum number of bytes embedded in a pointer.
 pub const EMBEDDED_LEN_MAX: usize = 112;
-/// The longest encoded pointer.
+/// The maximum length of an encoded pointer, in bytes.
 pub const POINTER_LEN_MAX: usize = POINTER_HEADER_LEN + EMBEDDED_LEN_MAX;
-/// The largest extent, decompressed.
+/// The maximum decompressed length of an extent, in bytes.
 pub const EXTENT_LEN_MAX: u32 = 16 << 20;
-/// No patch that holds only differences stands for more bytes: SQLite's largest page.
+/// The maximum length of the bytes behind a delta: SQLite's largest page.
 pub const DELTA_LEN_MAX: u32 = 64 << 10;
-/// No extent begins, and no pool ends, behind this sector: sums of positions never overflow.
+/// No extent begins, and no pool ends, behind this sector, so sums of positions never overflow.
 pub const SECTOR_MAX: Sector = Sector(1 << 50);
 
 /// Where the bytes behind a pointer are.
@@ -42,8 +43,7 @@ pub enum Place {
     Zero,
 }
 
-/// The few bytes that a pointer holds itself; without an allocation, since pointers are decoded on
-/// every read.
+/// The few bytes embedded in a pointer. They need no allocation, since every read decodes pointers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Inline {
     len: u8,
@@ -51,7 +51,7 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// A copy of `bytes`, where they are at most [`EMBEDDED_LEN_MAX`].
+    /// Copies `bytes`; `None` if there are more than [`EMBEDDED_LEN_MAX`].
     pub fn new(bytes: &[u8]) -> Option<Inline> {
         let mut inline = Inline { len: bytes.len() as u8, bytes: [0; EMBEDDED_LEN_MAX] };
         inline.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -73,14 +73,14 @@ impl std::fmt::Debug for Inline {
     }
 }
 
-/// What was done to the bytes before the codec. The discriminants are the ones on disk.
+/// The filter applied to the bytes before the codec. The discriminants are the numbers on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Filter {
-    /// Nothing.
+    /// No filter.
     None = 0,
-    /// A patch holds only how its bytes differ from those of the record below it (see
-    /// [`crate::pool`]); `extent_len` is the length of that list of edits.
+    /// A patch stored as its differences from the record below it (see [`crate::pool`]);
+    /// `extent_len` is the length of that list of edits.
     Delta = 1,
     /// Pages of a SQLite database were rearranged (see `codec/filter.rs`).
     Sqlite = 2,
@@ -101,35 +101,35 @@ pub struct Pointer {
     pub place: Place,
     /// The algorithm that made the stored bytes (see [`crate::codec`]).
     pub codec: u8,
-    /// The level it was given.
+    /// The level of the algorithm.
     pub level: i16,
     /// The version of the algorithm.
     pub codec_version: u8,
-    /// What was done to the bytes before the codec, by number (see [`Filter`]).
+    /// The filter applied to the bytes before the codec, by number (see [`Filter`]).
     pub filter: u8,
-    /// What [`Filter::Sqlite`] saves, as far as is known: in 1/256 of the stored length without it.
+    /// The known saving by [`Filter::Sqlite`], in 1/256 of the stored length without it.
     pub gain: u8,
-    /// The transaction group that wrote the bytes; of one pointer of several to an extent, the one
-    /// that wrote the pointer.
+    /// The txg that wrote the bytes; if the extent has several pointers, the txg that wrote this
+    /// pointer.
     pub birth: Txg,
-    /// How many bytes this pointer stands for.
+    /// The number of bytes behind this pointer.
     pub len: u32,
-    /// How many bytes are stored.
+    /// The number of stored bytes.
     pub stored_len: u32,
-    /// How many bytes the whole extent holds, decompressed.
+    /// The decompressed length of the whole extent, in bytes.
     pub extent_len: u32,
-    /// Where in the decompressed extent the `len` bytes begin.
+    /// The offset in the decompressed extent at which the `len` bytes begin.
     pub part_offset: u32,
-    /// The slot of a record: `2^span_log2` bytes of the file belong to it. 0 where that has no
-    /// meaning.
+    /// The size of a record's slot: `2^span_log2` bytes of the file belong to it. 0 where this has
+    /// no meaning.
     pub span_log2: u8,
-    /// The dictionary that the codec was given; 0 for none.
+    /// The number of the codec's dictionary; 0 for none.
     pub dictionary: u32,
 }
 
 impl Pointer {
-    /// The sectors of the extent, unless there is none.
-    pub fn run(&self, ashift: u8) -> Option<Run> {
+    /// Returns the sectors of the extent, if there is one.
+    pub fn run(&self, ashift: Ashift) -> Option<Run> {
         match self.place {
             Place::Extent { sector, .. } => {
                 Some(Run { start: sector, sectors: sectors_for(self.stored_len, ashift) })
@@ -138,8 +138,8 @@ impl Pointer {
         }
     }
 
-    /// What identifies the extent among all that a process may have cached: a sector is reused, but
-    /// not for bytes with the same checksum and another meaning.
+    /// Returns what identifies the extent in a process's caches. A sector may be reused, but never
+    /// for bytes with the same checksum and a different meaning.
     pub fn extent_key(&self) -> Option<ExtentKey> {
         match &self.place {
             Place::Extent { sector, checksum, .. } => {
@@ -191,29 +191,29 @@ impl Pointer {
         }
     }
 
-    /// Whether what is stored went through the page filter.
+    /// Whether the stored bytes went through the page filter.
     pub fn is_filtered(&self) -> bool {
         self.filter == Filter::Sqlite as u8
     }
 
-    /// How many bytes would be stored without the page filter, as far as is known.
+    /// Returns the stored length without the page filter, as far as it is known.
     pub fn unfiltered_len(&self) -> u64 {
         u64::from(self.stored_len) * 256 / (256 - u64::from(self.gain))
     }
 
-    /// Whether it stands for differences from what lies below, not for bytes themselves.
+    /// Whether it stands for differences from the record below, not for the bytes themselves.
     pub fn is_delta(&self) -> bool {
         self.filter == Filter::Delta as u8
     }
 
-    /// The encoded pointer.
+    /// Returns the encoded pointer.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(POINTER_HEADER_LEN + 32);
         self.encode(&mut out);
         out
     }
 
-    /// Reads a pointer that fills all of `bytes`; `None` where it is not one.
+    /// Decodes a pointer that fills all of `bytes`; `None` if it is malformed.
     pub fn decode(bytes: &[u8]) -> Option<Pointer> {
         let mut f = FieldReader(bytes);
         let kind = f.u8()?;
@@ -278,16 +278,16 @@ impl Pointer {
     }
 }
 
-/// Identifies the content of an extent, whatever the transaction that looks at it.
+/// Identifies the content of an extent, independent of the transaction that looks at it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExtentKey {
-    /// Where it lies.
+    /// Its first sector.
     pub sector: Sector,
     /// The start of its checksum.
     pub checksum: u64,
-    /// How it is encoded.
+    /// Its codec.
     pub codec: u8,
-    /// What was done before.
+    /// The filter applied before the codec.
     pub filter: u8,
     /// The dictionary it needs.
     pub dictionary: u32,
@@ -295,13 +295,20 @@ pub struct ExtentKey {
     pub extent_len: u32,
 }
 
-/// How many sectors hold `len` bytes.
-pub fn sectors_for(len: u32, ashift: u8) -> u64 {
+/// Returns the number of sectors that hold `len` bytes.
+pub fn sectors_for(len: u32, ashift: Ashift) -> u64 {
     u64::from(len).div_ceil(1 << ashift)
 }
 
-/// Reads the pointer that a record or patch entry holds.
+/// Decodes the pointer that is the value of an entry, without knowing of which.
 pub fn data_pointer(value: &[u8]) -> Result<Pointer> {
-    Pointer::decode(value)
-        .ok_or_else(|| Error::corrupt("tree node", 0, "a record pointer is malformed"))
+    Pointer::decode(value).ok_or_else(|| {
+        let what = format!("expected a pointer, found {}", Found(value));
+        Error::corrupt("pointer", Location::Nowhere, what)
+    })
+}
+
+/// Decodes the pointer that is the value of an entry of `tree`.
+pub(crate) fn pointer_in(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Pointer> {
+    data_pointer(value).map_err(|error| error.or_at(|| tree.location_of(key)))
 }

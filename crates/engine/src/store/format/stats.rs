@@ -1,16 +1,18 @@
-//! What a pool holds, kept as data flows so that reading it costs nothing.
+//! Statistics of a pool, updated as data comes and goes, so that reading them costs nothing.
 //!
 //! The counters are part of the superblock: they are exact in every committed state.
 
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::pointer::{Place, Pointer, sectors_for};
-use crate::store::sharing::refs::Refs;
+use crate::store::format::refs::Refs;
+use crate::units::Ashift;
 
-/// How many codec numbers the table has room for.
+/// The number of codec numbers that the table has room for.
 pub const CODEC_SLOTS: usize = 13;
 
-/// What one codec stores.
+/// Counters of what one codec stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct CodecStats {
     /// Records and patches.
     pub records: u64,
@@ -18,24 +20,26 @@ pub struct CodecStats {
     pub logical: u64,
     /// Their length as stored, in bytes.
     pub stored: u64,
-    /// What they take, rounded up to sectors, in bytes.
+    /// The space they take, rounded up to sectors, in bytes.
     pub allocated: u64,
 }
 
-/// What went through the page filter.
+/// Counters of what went through the page filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct FilterStats {
     /// Records and patches.
     pub records: u64,
     /// Their length before filter and compression, in bytes.
     pub logical: u64,
-    /// What would be stored of them without the filter, as far as is known, in bytes.
+    /// Their stored length without the filter, as far as it is known, in bytes.
     pub unfiltered: u64,
     /// Their length as stored, in bytes.
     pub stored: u64,
 }
 
-/// Adds to a counter or takes from it. One that would go wrong on a damaged pool must not stop the repair of it.
+/// Adds to a counter or subtracts from it. Saturates, so that wrong counters of a damaged pool do
+/// not stop its repair.
 fn step(field: &mut u64, by: u64, add: bool) {
     *field = if add { field.saturating_add(by) } else { field.saturating_sub(by) };
 }
@@ -65,31 +69,32 @@ impl FilterStats {
     }
 }
 
-/// What the pool stores.
+/// Counters of what the pool stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct PoolStats {
-    /// The length of all files, in bytes; holes count.
+    /// The total length of all files in bytes, including holes.
     pub file_bytes: u64,
-    /// Records and patches inside their pointers.
+    /// Records and patches embedded in their pointers.
     pub embedded: CodecStats,
-    /// Patches among all that is counted here.
+    /// The patches among the records and patches counted here.
     pub patches: CodecStats,
     /// Tree nodes, and dictionaries; `logical` is their length before compression.
     pub nodes: CodecStats,
-    /// By number of the codec, without what is embedded.
+    /// Records and patches by number of their codec, without embedded ones.
     pub codecs: [CodecStats; CODEC_SLOTS],
-    /// What of all that is counted here was filtered.
+    /// The filtered ones among the records and patches counted here.
     pub filtered: FilterStats,
-    /// Extents that have an entry in the refs tree, each once: all that are shared, or can be found by
-    /// content.
+    /// Extents that have an entry in the refs tree, each once: all that are shared or can be found
+    /// by content.
     pub counted: CodecStats,
-    /// What sharing saves: references to extents beyond the first of each, those that only snapshots
-    /// keep included.
+    /// The savings by sharing: references to extents beyond the first of each, including those that
+    /// only snapshots keep.
     pub shared: CodecStats,
 }
 
 impl CodecStats {
-    fn apply(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
+    fn apply(&mut self, pointer: &Pointer, ashift: Ashift, add: bool) {
         let allocated = pointer.run(ashift).map_or(0, |run| run.sectors << ashift);
         step(&mut self.records, 1, add);
         step(&mut self.logical, u64::from(pointer.len), add);
@@ -98,7 +103,7 @@ impl CodecStats {
     }
 
     /// Counts `count` references to an extent.
-    fn apply_refs(&mut self, refs: &Refs, count: u64, ashift: u8, add: bool) {
+    fn apply_refs(&mut self, refs: &Refs, count: u64, ashift: Ashift, add: bool) {
         let allocated = sectors_for(refs.stored_len, ashift) << ashift;
         let step = |field: &mut u64, by: u64| step(field, by.saturating_mul(count), add);
         step(&mut self.records, 1);
@@ -132,13 +137,14 @@ impl CodecStats {
 }
 
 impl PoolStats {
-    /// Counts that a file has another length now, in bytes.
+    /// Counts a change of a file's length, in bytes.
     pub fn change_file_len(&mut self, before: u64, after: u64) {
         self.file_bytes = self.file_bytes.saturating_sub(before).saturating_add(after);
     }
 
-    /// Counts a record or patch that came (`add`) or went.
-    pub fn count_data(&mut self, pointer: &Pointer, ashift: u8, is_patch: bool, add: bool) {
+    /// Counts a record or patch that was added (`add`) or removed.
+    #[doc(hidden)]
+    pub fn count_data(&mut self, pointer: &Pointer, ashift: Ashift, is_patch: bool, add: bool) {
         match pointer.place {
             Place::Embedded(_) | Place::Zero => self.embedded.apply(pointer, ashift, add),
             Place::Extent { .. } => {
@@ -154,18 +160,18 @@ impl PoolStats {
         }
     }
 
-    /// Counts a tree node or dictionary that came (`add`) or went.
-    pub fn count_node(&mut self, pointer: &Pointer, ashift: u8, add: bool) {
+    /// Counts a tree node or dictionary that was added (`add`) or removed.
+    pub(crate) fn count_node(&mut self, pointer: &Pointer, ashift: Ashift, add: bool) {
         self.nodes.apply(pointer, ashift, add);
     }
 
-    /// Counts an entry of the refs tree that came (`add`) or went.
-    pub fn count_refs(&mut self, refs: &Refs, ashift: u8, add: bool) {
+    /// Counts an entry of the refs tree that was added (`add`) or removed.
+    pub fn count_refs(&mut self, refs: &Refs, ashift: Ashift, add: bool) {
         self.shared.apply_refs(refs, u64::from(refs.count).saturating_sub(1), ashift, add);
         self.counted.apply_refs(refs, 1, ashift, add);
     }
 
-    /// The sum over all records and patches.
+    /// Returns the sum over all records and patches.
     pub fn data(&self) -> CodecStats {
         let mut sum = self.embedded;
         for codec in &self.codecs {
@@ -174,15 +180,16 @@ impl PoolStats {
         sum
     }
 
-    /// As OpenZFS defines it: bytes before compression by bytes after, holes left out of both.
+    /// Returns bytes before compression divided by bytes after, both without holes, as OpenZFS
+    /// defines it.
     pub fn compress_ratio(&self) -> f64 {
         let data = self.data();
         let after = data.allocated.saturating_add(self.embedded.stored);
         if after == 0 { 1.0 } else { data.logical as f64 / after as f64 }
     }
 
-    /// As OpenZFS defines it: of extents whose references are counted, the bytes that all references
-    /// stand for by those of each extent once. 1 where nothing is shared.
+    /// Returns, for the extents whose references are counted, the bytes behind all references
+    /// divided by the bytes of each extent once, as OpenZFS defines it. 1 if nothing is shared.
     pub fn dedup_ratio(&self) -> f64 {
         let once = self.counted.logical;
         if once == 0 { 1.0 } else { once.saturating_add(self.shared.logical) as f64 / once as f64 }

@@ -8,49 +8,49 @@
 //! byte 40960   extents
 //! ```
 //!
-//! A superblock is valid when its own checksum holds and its guid is the header's. The state of
-//! the pool is the valid superblock with the highest txg whose txg verifies (see
-//! [`crate::store::recover::verify`]). A slot is never reused while it holds the newest durable superblock.
+//! A superblock is valid if its own checksum matches and its guid is the header's. The state of the
+//! pool is that of the valid superblock with the highest txg that passes verification (see
+//! [`crate::store::recover::verify`]). A slot is never reused while it holds the newest durable
+//! superblock.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Location, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::features::{self, FEATURE_NAMES_LEN, Set};
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::pointer::{POINTER_LEN_MAX, Pointer, SECTOR_MAX};
 use crate::store::format::stats::PoolStats;
-use crate::units::{Run, Sector, Txg};
+use crate::store::format::trees::PerTree;
+use crate::units::{Ashift, Run, Sector, Txg};
 
-/// The first bytes of every pool. SQLite takes them for "not a database".
+/// The first bytes of every pool. SQLite reports such a file as "not a database".
 pub const MAGIC: &[u8; 16] = b"Hardpack pool\x1a\r\n";
-/// The version of the layout as a whole, in pools that are created.
+/// The version of the overall layout in new pools.
 pub const FORMAT_VERSION: u32 = 2;
-/// The oldest version that is read and written: there, every commit writes the hint as well.
+/// The oldest version that is read and written; in it every commit also writes the hint.
 pub const FORMAT_VERSION_MIN: u32 = 1;
-/// Length of the header block, of the hint block and of each superblock slot.
+/// The length of the header block, the hint block and each superblock slot.
 pub const BLOCK_LEN: usize = 4096;
-/// Where the hint block lies.
+/// The offset of the hint block.
 pub const HINT_OFFSET: u64 = BLOCK_LEN as u64;
-/// Where the superblock slots begin.
+/// The offset of the first superblock slot.
 pub const RING_OFFSET: u64 = 2 * BLOCK_LEN as u64;
-/// How many superblock slots there are.
+/// The number of superblock slots.
 pub const SLOT_COUNT: u64 = 8;
-/// Where extents begin.
+/// The offset where extents begin.
 pub const EXTENTS_OFFSET: u64 = RING_OFFSET + SLOT_COUNT * BLOCK_LEN as u64;
-/// SQLite locks bytes from 1 GiB on, and the engine one more; some systems then refuse reads and
-/// writes there, so no extent lies in this range.
+/// The start of the range that holds no extents. SQLite locks bytes from 1 GiB on, and the engine
+/// one more; some systems then refuse reads and writes there.
 pub const RESERVED_OFFSET: u64 = 1 << 30;
-/// Length of the reserved range.
+/// The length of the reserved range.
 pub const RESERVED_LEN: u64 = 64 * 1024;
-/// How many trees a superblock has roots for.
-pub const TREE_COUNT: usize = 11;
-/// The roots of the first trees stand together; those of later ones behind all that was there before.
+/// The number of roots in the first group; those of later trees follow all older fields.
 const FIRST_ROOT_COUNT: usize = 8;
-/// There is room for so many later ones.
+/// The room for the roots of later trees.
 const MORE_ROOT_COUNT: usize = 7;
-/// The most allocation windows a superblock holds.
+/// The maximum number of allocation windows in a superblock.
 pub const WINDOW_COUNT_MAX: usize = 24;
 
-/// Txgs and file identities stay below this: no pool lives to see it.
+/// Txgs and file identities stay below this; no pool lives long enough to reach it.
 pub const NUMBER_MAX: u64 = 1 << 62;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
@@ -59,23 +59,26 @@ const FLAG_SYNC_FIRST: u32 = 2;
 
 /// Some patch is a delta (see [`crate::store::format::pointer::Filter`]).
 pub const FEATURE_DELTAS: u64 = 1 << 0;
-/// Some pointer names a dictionary, and there is a tree of them.
+/// Some pointer names a dictionary, and there is a tree of dictionaries.
 pub const FEATURE_DICTIONARIES: u64 = 1 << 1;
-/// There is a tree that names the roots of the others (see [`crate::store::txn::roots`]).
+/// There is a tree that records the roots of the others (see [`crate::store::txn::roots`]).
 pub const FEATURE_ROOTS: u64 = 1 << 2;
-/// There are, or were, snapshots, which keep what the pool itself no longer reaches.
+/// There are or were snapshots, which keep what the pool itself no longer reaches.
 pub const FEATURE_SNAPSHOTS: u64 = 1 << 3;
-/// Extents may have several pointers, which are counted (see [`crate::store::sharing::refs`]).
+/// Extents may have several pointers, whose number is counted (see
+/// [`crate::store::sharing::refs`]).
 pub const FEATURE_SHARED: u64 = 1 << 4;
 /// There is more than one file: directories, links, owners, extended attributes.
 pub const FEATURE_NAMES: u64 = 1 << 5;
-/// Some pointer says that pages of a SQLite database were rearranged (see [`crate::store::format::pointer::Filter`]).
+/// Pages of a SQLite database were rearranged before compression in some extents (see
+/// [`crate::store::format::pointer::Filter`]).
 pub const FEATURE_PAGE_FILTER: u64 = 1 << 6;
-/// Content of some file was exchanged, so that logs beside the pool are named after its generation.
+/// The content of some file was replaced, so logs beside the pool are named after its generation.
 pub const FEATURE_GENERATIONS: u64 = 1 << 7;
-/// What was received names the snapshot it came from by its content (see [`crate::store::snapshots::StateId`]).
+/// Something received identifies its origin snapshot by content (see
+/// [`crate::store::format::snapshot::StateId`]).
 pub const FEATURE_SNAPSHOT_IDS: u64 = 1 << 8;
-/// Features a reader must know to read anything.
+/// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
     | FEATURE_ROOTS
@@ -85,40 +88,38 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PAGE_FILTER
     | FEATURE_GENERATIONS
     | FEATURE_SNAPSHOT_IDS;
-/// Features a writer must know to write. None is defined yet.
+/// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 
-/// What never changes in the life of a pool.
+/// The facts that never change during the life of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// The version of its layout.
+    /// The version of the pool's layout.
     pub version: u32,
     /// Identifies the pool.
     pub guid: [u8; 16],
     /// Sectors are `2^ashift` bytes.
-    pub ashift: u8,
+    pub ashift: Ashift,
 }
 
 /// Reserved bytes of the header, before its checksum.
 const HEADER_ZERO_LEN: usize = 4040;
-/// The smallest and largest `ashift`.
-pub const ASHIFT_RANGE: std::ops::RangeInclusive<u8> = 9..=12;
 
 impl Header {
-    /// The header block.
+    /// Encodes the header block.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK_LEN);
         let mut f = FieldWriter(&mut out);
         f.bytes(MAGIC);
         f.u32(self.version);
-        f.u8(self.ashift);
+        f.u8(self.ashift.get());
         f.zeros(3);
         f.bytes(&self.guid);
         seal(&mut out);
         out
     }
 
-    /// Reads a header block.
+    /// Decodes a header block.
     pub fn decode(block: &[u8]) -> Result<Header> {
         if block.len() < BLOCK_LEN || !block.starts_with(MAGIC) {
             return Err(Error::NotAPool("it does not begin with a Hardpack header".into()));
@@ -127,21 +128,26 @@ impl Header {
         let version = f.u32().unwrap_or(0);
         if !(FORMAT_VERSION_MIN..=FORMAT_VERSION).contains(&version) {
             return Err(Error::Unsupported(format!(
-                "format version {version}; this one reads versions {FORMAT_VERSION_MIN} to \
+                "format version {version}; this program reads versions {FORMAT_VERSION_MIN} to \
                  {FORMAT_VERSION}"
             )));
         }
         check_seal(block).ok_or_else(|| {
-            Error::corrupt("header", 0, "the checksum of the header block does not match")
+            let what = "expected the checksum at its end to be that of the block, found another";
+            Error::corrupt("header", Location::Byte(0), what)
         })?;
         let parsed = (|| {
-            let ashift = f.u8()?;
+            let ashift = Ashift::new(f.u8()?)?;
             f.zeros(3)?;
             let guid = f.bytes(16)?.try_into().ok()?;
             f.zeros(HEADER_ZERO_LEN)?;
-            ASHIFT_RANGE.contains(&ashift).then_some(Header { version, guid, ashift })
+            Some(Header { version, guid, ashift })
         })();
-        parsed.ok_or_else(|| Error::corrupt("header", 0, "a field has an impossible value"))
+        parsed.ok_or_else(|| {
+            let what = "expected a sector of 512 to 4096 bytes and zeros in reserved places, found \
+                        other values";
+            Error::corrupt("header", Location::Byte(0), what)
+        })
     }
 }
 
@@ -154,19 +160,19 @@ pub struct Superblock {
     pub read_only_compat: u64,
     /// Feature bits that forbid reading when unknown.
     pub incompat: u64,
-    /// What the pool says of features that this version does not know (see `features.rs`).
+    /// The pool's names for features that this version does not know (see `features.rs`).
     pub foreign_names: String,
     /// The number of this state.
     pub txg: Txg,
-    /// A txg that is known to be durable; this one or an earlier one.
+    /// A txg known to be durable: this one or an earlier one.
     pub durable_txg: Txg,
-    /// All that this txg wrote was made durable before this superblock was written.
+    /// Everything that this txg wrote was made durable before this superblock was written.
     pub data_synced: bool,
-    /// What is free here may be part of the state before: nothing may be written until this one is
-    /// durable.
+    /// Space that is free here may be part of the previous state, so nothing may be written until
+    /// this one is durable.
     pub sync_first: bool,
-    /// The slot that the next superblock goes to, so that others need look nowhere else for it; nothing
-    /// where none was free.
+    /// The slot for the next superblock, so that others need to look nowhere else for it; `None` if
+    /// no slot was free.
     pub next_slot: Option<u64>,
     /// Extents lie below this sector; everything from it on is free.
     pub end: Sector,
@@ -176,18 +182,18 @@ pub struct Superblock {
     pub freed_sectors: u64,
     /// Sectors in the tree of free space.
     pub space_sectors: u64,
-    /// The identity that the next new file or directory gets.
+    /// The identity of the next new file or directory.
     pub next_file_id: u64,
-    /// Free runs taken out of the tree of free space, not used up yet.
+    /// Free runs taken out of the tree of free space and not used up yet.
     pub windows: Vec<Run>,
     /// The roots of the trees.
-    pub roots: [Option<Pointer>; TREE_COUNT],
-    /// What is stored.
+    pub roots: PerTree<Option<Pointer>>,
+    /// The pool's statistics.
     pub stats: PoolStats,
 }
 
 impl Superblock {
-    /// The superblock slot.
+    /// Encodes the superblock slot.
     pub fn encode(&self, guid: &[u8; 16]) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK_LEN);
         let mut f = FieldWriter(&mut out);
@@ -212,7 +218,7 @@ impl Superblock {
             f.u64(run.map_or(0, |run| run.start.0));
             f.u64(run.map_or(0, |run| run.sectors));
         }
-        let (first, more) = self.roots.split_at(FIRST_ROOT_COUNT);
+        let (first, more) = self.roots.values().split_at(FIRST_ROOT_COUNT);
         first.iter().for_each(|root| encode_root(root.as_ref(), f.0));
         self.stats.encode(&mut f);
         f.bytes(&features::encode(self.incompat, &self.foreign_names));
@@ -222,7 +228,7 @@ impl Superblock {
         out
     }
 
-    /// The state of a pool that holds nothing.
+    /// Returns the state of an empty pool.
     pub fn empty(txg: Txg, end: Sector) -> Superblock {
         Superblock {
             compat: 0,
@@ -240,14 +246,14 @@ impl Superblock {
             space_sectors: 0,
             next_file_id: 1,
             windows: Vec::new(),
-            roots: [const { None }; TREE_COUNT],
+            roots: PerTree::default(),
             stats: PoolStats::default(),
         }
     }
 
-    /// Reads a slot; `None` where it holds no valid superblock of this pool. Of one with unknown
-    /// incompatible features only the features and the txg are read: they are what
-    /// [`Superblock::check_readable`] needs to refuse it by name.
+    /// Decodes a slot; `None` if it holds no valid superblock of this pool. If it has unknown
+    /// incompatible features, only the features and the txg are read:
+    /// [`Superblock::check_readable`] needs them to refuse it by name.
     pub fn decode(block: &[u8], guid: &[u8; 16]) -> Option<Superblock> {
         check_seal(block)?;
         let mut f = FieldReader(block);
@@ -282,8 +288,8 @@ impl Superblock {
                 return None;
             }
         }
-        let mut roots = [const { None }; TREE_COUNT];
-        let (first, more) = roots.split_at_mut(FIRST_ROOT_COUNT);
+        let mut roots = PerTree::default();
+        let (first, more) = roots.values_mut().split_at_mut(FIRST_ROOT_COUNT);
         for root in first {
             *root = decode_root(&mut f)?;
         }
@@ -330,7 +336,7 @@ impl Superblock {
         })
     }
 
-    /// Refuses, by name, what this version cannot read.
+    /// Refuses features that this version cannot read, by name.
     pub fn check_readable(&self) -> Result<()> {
         let unknown = self.incompat & !KNOWN_INCOMPAT;
         if unknown != 0 {
@@ -342,7 +348,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Refuses, by name, what this version cannot write.
+    /// Refuses features that this version cannot write, by name.
     pub fn check_writable(&self) -> Result<()> {
         let unknown = self.read_only_compat & !KNOWN_READ_ONLY_COMPAT;
         if unknown != 0 {
@@ -355,12 +361,12 @@ impl Superblock {
     }
 }
 
-/// Where the txg is within a superblock.
+/// The offset of the txg within a superblock.
 pub const TXG_OFFSET: u64 = 48;
-/// Where the names of features are, wherever the other fields may go in later versions.
+/// The offset of the feature names, which no later version may move.
 const FEATURE_NAMES_OFFSET: usize = 2416;
 const MORE_ROOTS_OFFSET: usize = FEATURE_NAMES_OFFSET + FEATURE_NAMES_LEN;
-/// A root with its length before it.
+/// The length of a root together with its length field.
 const ROOT_LEN: usize = 2 + POINTER_LEN_MAX;
 
 fn encode_root(root: Option<&Pointer>, out: &mut Vec<u8>) {
@@ -381,12 +387,12 @@ fn decode_root(f: &mut FieldReader<'_>) -> Option<Option<Pointer>> {
     if len == 0 { Some(None) } else { Pointer::decode(pointer).map(Some) }
 }
 
-/// Where slot `index` lies.
+/// Returns the offset of slot `index`.
 pub fn slot_offset(index: u64) -> u64 {
     RING_OFFSET + index * BLOCK_LEN as u64
 }
 
-/// Fills a block with zeros and closes it with the checksum of what is before.
+/// Fills a block with zeros and ends it with the checksum of what precedes.
 fn seal(block: &mut Vec<u8>) {
     block.resize(BLOCK_LEN - 16, 0);
     let sum = ChecksumKind::Xxh3.sum(block);
@@ -398,7 +404,7 @@ fn check_seal(block: &[u8]) -> Option<()> {
     (ChecksumKind::Xxh3.sum(body)[..16] == *sum).then_some(())
 }
 
-/// Whether a block is closed with the right checksum.
+/// Whether a block ends with the right checksum.
 pub(in crate::store) fn is_sealed(block: &[u8]) -> bool {
     check_seal(block).is_some()
 }

@@ -1,5 +1,6 @@
-//! Finding a state that can be trusted: after a crash, in a damaged pool, or among older states.
+//! Finds a trustworthy state: after a crash, in a damaged pool, or among older states.
 
+pub(in crate::store) mod cut_short;
 mod reaffirm;
 mod rewind;
 pub mod scan;

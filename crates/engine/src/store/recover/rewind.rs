@@ -1,32 +1,48 @@
-//! Bringing an older state back, as a commit like any other.
+//! Restores an older state by an ordinary commit.
 //!
-//! What was committed since is in space that is free in the older state, and is the newest durable state
-//! until the commit is durable. So the commit itself writes only behind the end of both; what is free
-//! in the older state, its windows and its tree of free space, is set aside meanwhile, whatever else is
-//! changed along with it; and what lies between the two ends is given up under the new txg. Its
-//! superblock says that nothing may be written before it is durable: whoever goes on from it, should this
-//! process end too early, syncs first.
+//! Everything committed since lies in space that is free in the older state, and remains the newest
+//! durable state until the commit is durable. So the commit writes only behind the end of both
+//! states. Meanwhile the space that is free in the older state, in windows and in the tree of free
+//! space, is set aside, whatever else the transaction changes; the space between the two ends is
+//! freed under the new txg. The superblock says that nothing may be written before it is durable:
+//! if this process ends too early, the one that continues from it syncs first. What the older state
+//! wrote is rewritten first, since it may never have been durable (see `reaffirm.rs`).
 
 use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::format::space::reserved_run;
 use crate::store::format::superblock::Superblock;
-use crate::store::format::trees::SNAPSHOTS;
-use crate::store::snapshots::Holders;
-use crate::store::space::{Space, reserved_run};
+use crate::store::format::trees::{PerTree, TreeId};
+use crate::store::space::Space;
 use crate::store::tree::TxnTree;
 use crate::store::txn::Txn;
+use crate::store::txn::holds::Holders;
 use crate::units::{Run, Txg};
 
+impl Store {
+    /// Notes that a restored state is the newest: whatever the file lacked, this state has.
+    pub(crate) fn note_restored(&self) {
+        self.set_cut_short(None);
+    }
+}
+
 impl Txn {
-    /// Makes the state of an older superblock what this transaction commits. What is changed after this
-    /// is written behind the end of both states. The caller has verified the state since the transaction began.
+    /// Makes this transaction commit the state of an older superblock. Later changes are written
+    /// behind the end of both states. The caller must have verified that state since the
+    /// transaction began.
     pub fn rewind_to(&mut self, txg: Txg) -> Result<()> {
-        let core = &mut self.core;
-        if core.changed || txg >= core.txg {
-            return Err(Error::Invalid("only an older state can be brought back".into()));
+        if self.core.changed || txg >= self.core.txg {
+            return Err(Error::Invalid("only an older state can be restored".into()));
         }
+        if self.store().cut_short().is_some() {
+            self.give_up_cut_states(txg)?;
+        }
+        let core = &mut self.core;
         let old: Superblock = core.store.superblock_at(txg)?;
         old.check_readable()?;
         old.check_writable()?;
+        // A sync of that state may have failed, and later ones do not bring lost writes back.
+        core.store.rewrite_new(&old)?;
         let ashift = core.ashift();
         let newest = &core.base.superblock;
         core.space = Space::new(&old, ashift, core.store.rotor());
@@ -45,15 +61,10 @@ impl Txn {
         core.freed.extend(gaps.map(|(start, end)| Run { start, sectors: end.0 - start.0 }));
         core.stats = old.stats;
         core.incompat |= old.incompat;
-        // Numbers are never given twice.
+        // Numbers are never reused.
         core.next_file_id = core.next_file_id.max(old.next_file_id);
-        self.trees = old
-            .roots
-            .iter()
-            .enumerate()
-            .map(|(tree, root)| TxnTree::new(tree as u8, root.clone()))
-            .collect();
-        let snapshots = &self.trees[usize::from(SNAPSHOTS)];
+        self.trees = PerTree::from_fn(|tree| TxnTree::new(tree, old.roots[tree].clone()));
+        let snapshots = &self.trees[TreeId::Snapshots];
         self.core.holds.replace(Holders::load(snapshots, &mut &**self.store())?);
         self.core.changed = true;
         Ok(())

@@ -1,12 +1,14 @@
-//! Finding a pool's states without trusting its front: what is left of header and superblocks, and
-//! what a search of the whole pool finds.
+//! Finds a pool's states without trusting its front: from the remains of header and superblocks,
+//! and by a search of the whole pool.
 //!
-//! Every tree node begins on a sector with a magic number, and carries a hash of itself; the tree of
-//! roots (see [`crate::store::txn::roots`]) says which nodes were the roots of one state. So a state can be found
-//! when all superblocks are lost, when the header is, and when nothing is left of the front.
+//! Every tree node begins on a sector with a magic number and carries a hash of itself; the tree of
+//! roots (see [`crate::store::txn::roots`]) records which nodes were the roots of one state. So a
+//! state can be found even if all superblocks are lost, the header is lost, or nothing is left of
+//! the front.
 //!
-//! Nothing is written. Where the medium refuses to read, the range is read again in smaller pieces,
-//! and what still cannot be read counts as zeros. Memory: some 40 bytes for each node found.
+//! Nothing is written. If the medium refuses to read a range, it is read again in smaller pieces,
+//! and whatever still cannot be read counts as zeros. This takes some 40 bytes of memory for each
+//! node found.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,42 +20,42 @@ use crate::store::cache::Caches;
 use crate::store::format::node::{Front, NODE_HEADER_LEN, NODE_PAYLOAD_LIMIT, Node};
 use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::{
-    ASHIFT_RANGE, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, SLOT_COUNT, Superblock,
-    TREE_COUNT, is_sealed, slot_offset,
+    BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, SLOT_COUNT, Superblock, is_sealed,
+    slot_offset,
 };
-use crate::store::format::trees::{NAMES, ROOTS};
+use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::txn::roots::Roots;
-use crate::units::Sector;
+use crate::units::{Ashift, Sector};
 
-/// How much is read at a time.
+/// The number of bytes examined at a time.
 const CHUNK_LEN: usize = 1 << 20;
-/// What follows a chunk is read with it, for nodes that begin near its end.
+/// The number of bytes read beyond a chunk, for nodes that begin near its end.
 const NODE_LEN_MAX: usize = NODE_HEADER_LEN + NODE_PAYLOAD_LIMIT;
-/// Where reading fails it is tried in pieces of these lengths.
+/// The lengths of the pieces in which a failed read is retried.
 const PIECE_LENS: [usize; 3] = [64 << 10, 4096, SECTOR_LEN];
-/// No sector is shorter.
-const SECTOR_LEN: usize = 1 << *ASHIFT_RANGE.start();
+/// The minimum length of a sector.
+const SECTOR_LEN: usize = Ashift::MIN.sector_len();
 
 /// A node that the search found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FoundNode {
-    /// Where it begins, in bytes.
+    /// Its offset in bytes.
     pub offset: u64,
-    /// What it says of itself.
+    /// The front of the node.
     pub front: Front,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
-    /// The nodes, by place.
+    /// The nodes in order of their places.
     pub nodes: Vec<FoundNode>,
     /// Bytes that the medium refused to read.
     pub refused: u64,
 }
 
-/// Fills `buf`; what cannot be read is zero. Returns how many bytes there were before the end, and how
-/// many of them were refused.
+/// Fills `buf`, with zeros where reading fails. Returns the number of bytes before the end of the
+/// device, and how many of them were refused.
 fn read_forgiving(device: &dyn Device, buf: &mut [u8], offset: u64, depth: usize) -> (usize, u64) {
     if let Ok(n) = device.read_at(buf, offset) {
         buf[n..].fill(0);
@@ -71,7 +73,7 @@ fn read_forgiving(device: &dyn Device, buf: &mut [u8], offset: u64, depth: usize
     total
 }
 
-/// Searches the whole pool for nodes. `progress` gets the bytes looked at.
+/// Searches the whole pool for nodes. `progress` receives the number of bytes searched so far.
 pub fn scan(device: &dyn Device, progress: &mut dyn FnMut(u64)) -> Result<Scan> {
     let len = device.len().map_err(|error| Error::io("measure", error))?;
     let mut found = Scan::default();
@@ -93,25 +95,25 @@ pub fn scan(device: &dyn Device, progress: &mut dyn FnMut(u64)) -> Result<Scan> 
     Ok(found)
 }
 
-/// What is known of a pool before any of its states is chosen.
+/// The facts known about a pool before one of its states is chosen.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The header, or what it must have been.
+    /// The header, or its reconstruction.
     pub header: Header,
-    /// Whether the header itself was there.
+    /// Whether the header itself was found.
     pub has_header: bool,
-    /// The valid superblocks, the newest first.
+    /// The valid superblocks, newest first.
     pub superblocks: Vec<Superblock>,
-    /// There may have been a newer superblock than those.
+    /// Whether there may have been a newer superblock.
     pub may_lack_newest: bool,
 }
 
-/// Reads header and ring. `scan` is needed where both are lost; `None` says that it is.
+/// Reads header and ring. Returns `None` if both are lost and `scan` is needed to go on.
 pub fn identify(device: &Arc<dyn Device>, scan: Option<&Scan>) -> Result<Option<Identity>> {
     let mut front = vec![0; EXTENTS_OFFSET as usize];
     read_forgiving(&**device, &mut front, 0, 1);
     let header = match Header::decode(&front[..BLOCK_LEN]) {
-        // Only where it is whole does it say what it needs.
+        // What a header requires counts only if its checksum matches.
         Err(error @ Error::Unsupported(_)) if is_sealed(&front[..BLOCK_LEN]) => return Err(error),
         decoded => decoded.ok(),
     };
@@ -137,13 +139,16 @@ fn identify_front(
         (None, Some(newest), _) => {
             let slot = slots.iter().position(|slot| slot.as_ref() == Some(newest))?;
             let guid = front[slot_offset(slot as u64) as usize + 8..][..16].try_into().ok()?;
-            // A superblock of another pool may be left from what the place was used for before.
+            // A superblock of another pool may be left from an earlier use of the medium.
             for slot in 0..SLOT_COUNT {
                 let block = &front[slot_offset(slot) as usize..][..BLOCK_LEN];
                 slots[slot as usize] = Superblock::decode(block, &guid);
             }
-            let pointers: Vec<Pointer> =
-                slots.iter().flatten().flat_map(|sb| sb.roots.iter().flatten().cloned()).collect();
+            let pointers: Vec<Pointer> = slots
+                .iter()
+                .flatten()
+                .flat_map(|sb| sb.roots.values().iter().flatten().cloned())
+                .collect();
             let ashift = find_ashift(device, guid, &pointers).or_else(|| {
                 let nodes = &scan?.nodes;
                 find_ashift(device, guid, &pointers_in(device, guid, nodes))
@@ -168,7 +173,8 @@ fn identify_front(
     })
 }
 
-/// What the header must have been, from the nodes alone: whose most are, and what their pointers say.
+/// Reconstructs the header from the nodes alone: from the pool that owns most of them, and from
+/// their pointers.
 fn header_of(device: &Arc<dyn Device>, scan: &Scan) -> Option<Header> {
     let mut owners: HashMap<[u8; 8], u64> = HashMap::new();
     for node in &scan.nodes {
@@ -181,14 +187,14 @@ fn header_of(device: &Arc<dyn Device>, scan: &Scan) -> Option<Header> {
     Some(Header { version: FORMAT_VERSION, guid, ashift })
 }
 
-/// How many nodes are looked at for pointers, the newest first.
+/// How many nodes are searched for pointers, newest first.
 const SAMPLE_COUNT: usize = 64;
 
-/// Pointers to nodes and extents, from nodes that were found.
+/// Returns pointers to nodes and extents, taken from the nodes that were found.
 fn pointers_in(device: &Arc<dyn Device>, guid: [u8; 16], nodes: &[FoundNode]) -> Vec<Pointer> {
     let mut newest: Vec<&FoundNode> = nodes
         .iter()
-        .filter(|node| node.front.owner == guid[..8] && node.front.tree != NAMES)
+        .filter(|node| node.front.owner == guid[..8] && node.front.tree != TreeId::Names)
         .collect();
     newest.sort_by_key(|node| std::cmp::Reverse(node.front.birth));
     let read = |node: &FoundNode| read_found(&**device, &guid, node);
@@ -198,9 +204,9 @@ fn pointers_in(device: &Arc<dyn Device>, guid: [u8; 16], nodes: &[FoundNode]) ->
     })
 }
 
-/// The length of a sector with which a pointer leads to what it says.
-fn find_ashift(device: &Arc<dyn Device>, guid: [u8; 16], pointers: &[Pointer]) -> Option<u8> {
-    ASHIFT_RANGE.into_iter().find(|ashift| {
+/// Finds the sector size with which some pointer leads to bytes that match its checksum.
+fn find_ashift(device: &Arc<dyn Device>, guid: [u8; 16], pointers: &[Pointer]) -> Option<Ashift> {
+    Ashift::ALL.into_iter().find(|ashift| {
         let header = Header { version: FORMAT_VERSION, guid, ashift: *ashift };
         let store = Store::with_header(Arc::clone(device), Caches::new(0), header);
         pointers
@@ -209,7 +215,7 @@ fn find_ashift(device: &Arc<dyn Device>, guid: [u8; 16], pointers: &[Pointer]) -
     })
 }
 
-/// Reads a node that was found.
+/// Reads a node that the search found.
 pub fn read_found(device: &dyn Device, guid: &[u8; 16], node: &FoundNode) -> Option<Node> {
     let mut stored = vec![0; node.front.len];
     let n = device.read_at(&mut stored, node.offset).ok()?;
@@ -217,12 +223,12 @@ pub fn read_found(device: &dyn Device, guid: &[u8; 16], node: &FoundNode) -> Opt
 }
 
 impl Scan {
-    /// Forgets the nodes of other pools.
+    /// Removes the nodes of other pools.
     pub fn keep_only(&mut self, guid: &[u8; 16]) {
         self.nodes.retain(|node| node.front.owner == guid[..8]);
     }
 
-    /// The states that trees of roots tell of, the newest first.
+    /// Returns the states recorded in trees of roots, newest first.
     pub fn states<'s>(
         &'s self,
         device: &'s Arc<dyn Device>,
@@ -231,7 +237,7 @@ impl Scan {
         let mut leaves: Vec<&FoundNode> = self
             .nodes
             .iter()
-            .filter(|node| node.front.tree == ROOTS && node.front.level == 0)
+            .filter(|node| node.front.tree == TreeId::Roots && node.front.level == 0)
             .collect();
         leaves.sort_by_key(|node| std::cmp::Reverse(node.front.birth));
         leaves.into_iter().filter_map(|found| {
@@ -241,28 +247,27 @@ impl Scan {
         })
     }
 
-    /// A state put together from the newest node of each tree: what is left where no tree of roots
-    /// is. Nothing says that it is one state, nor that it is the newest.
+    /// Assembles a state from the newest node of each tree, for pools without any tree of roots. It
+    /// may not be one consistent state, nor the newest.
     pub fn guess(&self, header: &Header, device: &dyn Device) -> Option<Superblock> {
-        let mut newest: [Option<&FoundNode>; TREE_COUNT] = [None; TREE_COUNT];
+        let mut newest: PerTree<Option<&FoundNode>> = PerTree::default();
         for node in &self.nodes {
-            let Some(best) = newest.get_mut(usize::from(node.front.tree)) else { continue };
+            let best = &mut newest[node.front.tree];
             let rank = |node: &FoundNode| (node.front.birth, node.front.level);
             if best.is_none_or(|best| rank(node) > rank(best)) {
                 *best = Some(node);
             }
         }
-        let txg = newest.iter().flatten().map(|node| node.front.birth).max()?;
+        let txg = newest.values().iter().flatten().map(|node| node.front.birth).max()?;
         let mut superblock = Superblock::empty(txg, Sector(0));
-        for (root, node) in superblock.roots.iter_mut().zip(newest) {
-            *root = node.and_then(|node| pointer_to(device, header, node));
+        for (tree, node) in newest.iter().filter(|(tree, _)| *tree != TreeId::Roots) {
+            superblock.roots[tree] = node.and_then(|node| pointer_to(device, header, node));
         }
-        superblock.roots[usize::from(ROOTS)] = None;
         Some(superblock)
     }
 }
 
-/// A pointer to a node that was found.
+/// Creates a pointer to a node that the search found.
 fn pointer_to(device: &dyn Device, header: &Header, node: &FoundNode) -> Option<Pointer> {
     use crate::store::format::checksum::ChecksumKind;
     use crate::store::format::pointer::Place;
@@ -288,9 +293,9 @@ fn pointer_to(device: &dyn Device, header: &Header, node: &FoundNode) -> Option<
     })
 }
 
-/// The state to take of some, the newest first: that of which all new parts can be read, if it may be
-/// the newest one that a loss of power left. Where it is none of these, the newest is damaged, and is
-/// still better than one from long ago.
+/// Chooses one of `states`, which are sorted newest first: the newest whose new parts can all be
+/// read, among those that a loss of power may have left as the newest. If none of these is intact,
+/// returns the newest one: damaged as it is, it is still better than a much older one.
 pub fn newest_whole(
     device: &Arc<dyn Device>,
     header: Header,

@@ -1,4 +1,5 @@
-//! Extents with several pointers: how many each has, and where content that may be shared lies.
+//! Extents with several pointers: their reference counts, and the index that finds content that can
+//! be shared.
 
 pub mod index;
 pub mod refs;

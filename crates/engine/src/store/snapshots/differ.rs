@@ -1,40 +1,42 @@
-//! What differs between two states of a tree, at a cost that goes with how much that is: nodes that both have are
-//! not read.
+//! Finds the differences between two states of a tree, at a cost proportional to their number:
+//! nodes that both states share are not read.
 //!
-//! Both trees are gone through side by side. Where the same pointer comes up on both sides all below it is passed over;
-//! else the one whose keys begin first is opened, or the higher one. Memory: one path on each side.
+//! Both trees are walked side by side. Where both sides come to the same pointer, everything below
+//! it is skipped; otherwise the higher node is opened, or the one whose keys begin first. This
+//! takes memory for one path on each side.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::Store;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::Pointer;
-use crate::store::tree::check_child;
+use crate::store::format::trees::TreeId;
+use crate::store::tree::{check_child, no_child_pointer};
 
-/// What is called with a key, and the values on both sides: never the same.
+/// The callback, called with a key and its values on both sides, which always differ.
 pub type VisitDifference<'a> = dyn FnMut(&[u8], Option<&[u8]>, Option<&[u8]>) -> Result<()> + 'a;
 
-/// A place between the entries of a tree.
+/// A position in one of the two trees.
 struct Side<'a> {
     store: &'a Store,
-    tree: u8,
-    /// The nodes from the root down, each with the entry that is next.
+    tree: TreeId,
+    /// The nodes from the root down, each with the index of its next entry.
     path: Vec<(Arc<Node>, usize)>,
 }
 
-/// What comes next on a side.
+/// The next item on a side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Nothing,
-    /// A node of this level that is not opened.
+    /// An unopened node of this level.
     Node(u8),
     Entry,
 }
 
 impl<'a> Side<'a> {
-    fn new(store: &'a Store, tree: u8, root: Option<&Pointer>) -> Result<Side<'a>> {
+    fn new(store: &'a Store, tree: TreeId, root: Option<&Pointer>) -> Result<Side<'a>> {
         let root = root.map(|root| store.node(tree, root)).transpose()?;
         Ok(Side { store, tree, path: root.map(|root| (root, 0)).into_iter().collect() })
     }
@@ -57,7 +59,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The key of what is next, or below it at the least, and its value.
+    /// Returns the next entry, or the entry of the next node, whose key is a lower bound of the
+    /// keys below.
     fn entry(&self) -> Option<(&[u8], &[u8])> {
         let (node, index) = self.path.last()?;
         Some((node.key(*index), node.value(*index)))
@@ -65,9 +68,8 @@ impl<'a> Side<'a> {
 
     fn open(&mut self) -> Result<()> {
         let Some((parent, index)) = self.path.last().cloned() else { return Ok(()) };
-        let pointer = parent
-            .child(index)
-            .ok_or_else(|| Error::corrupt("tree node", 0, "a child pointer is malformed"))?;
+        let pointer =
+            parent.child(index).ok_or_else(|| no_child_pointer(self.tree, parent.key(index)))?;
         let child = self.store.node(self.tree, &pointer)?;
         check_child(self.tree, &parent, index, None, &child)?;
         self.path.push((child, 0));
@@ -75,10 +77,10 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Calls `visit` with every key whose value differs, in order.
+/// Calls `visit` with every key whose value differs, in key order.
 pub fn differences(
     store: &Store,
-    tree: u8,
+    tree: TreeId,
     (old, new): (Option<&Pointer>, Option<&Pointer>),
     visit: &mut VisitDifference<'_>,
 ) -> Result<()> {
@@ -99,7 +101,8 @@ pub fn differences(
                 a.step();
                 b.step();
             }
-            // The higher one first, so that what both have comes up on both sides at once.
+            // Opens the higher node first, so that both sides come to shared nodes at the same
+            // time.
             (Next::Node(x), Next::Node(y)) if x > y => a.open()?,
             (Next::Node(x), Next::Node(y)) if x < y => b.open()?,
             (Next::Node(_), _) if order == Ordering::Less => a.open()?,

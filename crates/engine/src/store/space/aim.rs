@@ -1,31 +1,31 @@
-//! Which sectors are to be emptied, and where new places may be meanwhile.
+//! Which sectors compaction empties, and where new places may be meanwhile.
 
 use crate::units::{Run, Sector};
 
-/// What is to be moved, and to where.
+/// What to move, and where to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aim {
-    /// The first sector to be emptied.
+    /// The first sector to empty.
     pub from: Sector,
-    /// The one behind the last to be emptied.
+    /// The sector behind the last one to empty.
     pub to: Sector,
-    /// New places lie below this sector, and not in the range to be emptied.
+    /// New places lie below this sector and outside the range to empty.
     pub below: Sector,
-    /// What fits nowhere goes behind the end; else it stays.
+    /// Whether extents that fit nowhere go behind the end; otherwise they stay.
     pub append: bool,
 }
 
 impl Aim {
-    /// Nothing is to be moved, and every place is good.
+    /// Moves nothing and accepts every place.
     pub const ANYWHERE: Aim =
         Aim { from: Sector(0), to: Sector(0), below: Sector(u64::MAX), append: true };
 
-    /// Whether any of the run is to be emptied.
+    /// Whether any part of the run is to be emptied.
     pub fn touches(&self, run: Run) -> bool {
         run.start < self.to && run.end() > self.from
     }
 
-    /// The parts of a free run in which new places may be, in order.
+    /// Returns the parts of a free run where new places may be, in order.
     pub fn usable(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
         let before = (run.start, run.end().min(self.below).min(self.from));
         let behind = (run.start.max(self.to), run.end().min(self.below));

@@ -1,4 +1,4 @@
-//! Where a compaction puts things, and what it leaves alone.
+//! Tests where a compaction moves extents, and which ones it leaves alone.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
 use crate::store::{Durability, Encoding};
 use crate::test_common::{Rng, options};
-use crate::units::{Run, Sector};
+use crate::units::{Ashift, Run, Sector};
 
 fn usable(aim: &Aim, start: u64, sectors: u64) -> Vec<(u64, u64)> {
     let run = Run { start: Sector(start), sectors };
@@ -36,7 +36,7 @@ fn free_runs_are_cut_to_the_aim() {
     assert_eq!(usable(&tail, 90, 20), [(90, 10)]);
 }
 
-/// A shared extent stays where it is, as all its pointers say; what lies around it moves.
+/// A shared extent stays where all its pointers expect it; the extents around it move.
 #[test]
 fn shared_extents_stay() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
@@ -67,9 +67,9 @@ fn shared_extents_stay() {
     while compaction.step().unwrap() {}
     let report = compaction.report();
     assert_clean(&device);
-    let end = shared.run(9).unwrap().end().0 << 9;
-    assert!(report.after_bytes >= end, "{report:?}: what it shares ends at {end}");
-    assert!(report.after_bytes < end + (64 << 10), "{report:?}: what it shares ends at {end}");
+    let end = shared.run(Ashift::MIN).unwrap().end().0 << 9;
+    assert!(report.after_bytes >= end, "{report:?}: the shared extent ends at {end}");
+    assert!(report.after_bytes < end + (64 << 10), "{report:?}: the shared extent ends at {end}");
     assert!(report.after_bytes < report.before_bytes - 300_000, "{report:?}");
     for n in [0, 1] {
         assert_eq!(read(pool.store(), n).unwrap(), bytes);

@@ -1,4 +1,5 @@
-//! Dictionaries, whose numbers are given again where the transaction that added one came to nothing.
+//! Tests of dictionaries whose numbers are assigned again after the transaction that added them
+//! failed.
 
 use std::io;
 use std::sync::Arc;
@@ -10,12 +11,13 @@ use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Pointer};
 use crate::store::format::superblock::{EXTENTS_OFFSET, RING_OFFSET};
-use crate::store::format::trees::MAP;
+use crate::store::format::trees::TreeId;
 use crate::store::{Durability, Encoding, Store, Txn};
 use crate::test_common::sim_device::{Fault, SimDevice};
 use crate::test_common::{GUID, Rng};
+use crate::units::Ashift;
 
-/// Fails writes of superblocks, which then have no effect, or happened in part.
+/// Makes writes of superblocks fail, either without effect or after writing part of the block.
 #[derive(Debug)]
 struct NoSuperblock {
     torn: bool,
@@ -34,10 +36,10 @@ impl Fault for NoSuperblock {
     }
 }
 
-/// A dictionary, and a page that is part of it.
+/// Returns a dictionary, and a page that is part of it.
 fn dictionary(seed: u64) -> (Arc<Dictionary>, Vec<u8>) {
     let mut bytes = Rng(seed).noise(16 << 10);
-    // lz4 leaves the end of what it compresses as it is.
+    // lz4 leaves the end of its input uncompressed.
     bytes[12_200..12_288].fill(7);
     let page = bytes[8192..12288].to_vec();
     (Arc::new(Dictionary::new(bytes)), page)
@@ -56,7 +58,7 @@ fn put_with(txn: &mut Txn, n: u64, (dictionary, page): &(Arc<Dictionary>, Vec<u8
     let pointer = txn.store_extent(&stored, encoding, 4096, ChecksumKind::Xxh3).unwrap();
     let pointer = Pointer { span_log2: 24, ..pointer };
     add(txn, n, &pointer).unwrap();
-    // As the write path does, and whoever reads what he just wrote.
+    // As the write path does, and then a reader of the same transaction.
     txn.cache(&pointer, page.clone());
     assert!(txn.read(&pointer).unwrap().as_slice() == page);
     pointer
@@ -70,9 +72,9 @@ enum End {
     FullDisk,
 }
 
-/// A transaction that added a dictionary fails. Another process gives its number to another one: what is
-/// compressed with that is read with that. Both records have the same stored bytes at the same place, so
-/// neither a checksum nor a place tells them apart.
+/// A transaction that added a dictionary fails. Another process assigns its number to another
+/// dictionary, and what is compressed with that one must be read with that one. Both records have
+/// the same stored bytes at the same place, so neither a checksum nor a place distinguishes them.
 #[test]
 fn a_dictionary_of_a_commit_that_failed_decodes_nothing() {
     let (first, second) = (dictionary(1), dictionary(2));
@@ -99,8 +101,8 @@ fn a_dictionary_of_a_commit_that_failed_decodes_nothing() {
         let mut txn = theirs.begin(ChecksumKind::Xxh3).unwrap();
         let committed = put_with(&mut txn, 0, &second);
         txn.commit(Durability::Visible).unwrap();
-        assert_eq!(committed.dictionary, failed.dictionary, "the number is given again");
-        assert_eq!(committed.extent_key(), failed.extent_key(), "nothing tells them apart");
+        assert_eq!(committed.dictionary, failed.dictionary, "the number is assigned again");
+        assert_eq!(committed.extent_key(), failed.extent_key(), "nothing distinguishes them");
 
         assert!(ours.refresh().unwrap());
         assert!(read(&ours, 0).unwrap() == second.1, "{end:?}: decoded with another dictionary");
@@ -108,18 +110,18 @@ fn a_dictionary_of_a_commit_that_failed_decodes_nothing() {
     }
 }
 
-/// Where the pool ended before the transaction.
+/// Returns the end of the pool before the transaction.
 fn txn_end(store: &Store) -> u64 {
     store.state().superblock.end.0 << store.ashift()
 }
 
-/// There is no room behind here.
+/// Has no room from this offset on.
 #[derive(Debug)]
 struct NothingBehind(u64);
 
 impl Fault for NothingBehind {
     fn write(&mut self, _: &[u8], at: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
-        // What lies within the ring goes through, so only the trees fail.
+        // Writes to the ring succeed, so only the trees fail.
         match at >= self.0 {
             true => Err(io::ErrorKind::StorageFull.into()),
             false => Ok(vec![(at, bytes.to_vec())]),
@@ -127,23 +129,23 @@ impl Fault for NothingBehind {
     }
 }
 
-/// A dictionary that was committed is used by whoever reads, also of a state that is not the newest, where
-/// the newest has it no longer.
+/// Readers of a state that is not the newest can still use a committed dictionary, even if the
+/// newest state no longer has it.
 #[test]
 fn a_committed_dictionary_is_kept_for_those_who_still_read_with_it() {
     let sim = SimDevice::new(Vec::new());
-    let store = Store::create(sim.clone(), Caches::new(1 << 20), GUID, 9).unwrap();
+    let store = Store::create(sim.clone(), Caches::new(1 << 20), GUID, Ashift::MIN).unwrap();
     let with = dictionary(3);
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     let pointer = put_with(&mut txn, 0, &with);
     txn.commit(Durability::Durable).unwrap();
     assert!(read(&store, 0).unwrap() == with.1);
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    txn.remove(MAP, &key(0)).unwrap();
+    txn.remove(TreeId::Map, &key(0)).unwrap();
     txn.remove_dictionary(pointer.dictionary).unwrap();
     txn.commit(Durability::Visible).unwrap();
     assert!(store.read_uncached(&pointer).unwrap().as_slice() == with.1);
-    // Who never knew it does not read with nothing.
+    // A process that never had it gets an error rather than wrong bytes.
     let other = Store::open(sim.handle(), Caches::new(1 << 20)).unwrap();
     assert!(other.read_uncached(&pointer).unwrap_err().is_corruption());
 }

@@ -1,4 +1,5 @@
-//! What is decoded is what was encoded; everything else is refused, and nothing panics.
+//! Tests that every encoded value decodes to itself, and that everything else is refused without a
+//! panic.
 
 use proptest::prelude::*;
 
@@ -11,10 +12,11 @@ use crate::store::format::pointer::{
 };
 use crate::store::format::stats::{CodecStats, FilterStats, PoolStats};
 use crate::store::format::superblock::{
-    ASHIFT_RANGE, BLOCK_LEN, FORMAT_VERSION, Header, Superblock, TREE_COUNT, WINDOW_COUNT_MAX,
+    BLOCK_LEN, FORMAT_VERSION, Header, Superblock, WINDOW_COUNT_MAX,
 };
+use crate::store::format::trees::{PerTree, TreeId};
 use crate::test_common::{GUID, Rng};
-use crate::units::{Run, Sector, Txg};
+use crate::units::{Ashift, Run, Sector, Txg};
 
 fn place() -> impl Strategy<Value = Place> {
     let kind = prop::sample::select(ChecksumKind::ALL.to_vec());
@@ -47,7 +49,7 @@ prop_compose! {
             Place::Embedded(bytes) => bytes.len() as u32,
             Place::Zero => 0,
         };
-        // Zeros differ from nothing.
+        // Zeros cannot be filtered.
         let filter = if place == Place::Zero { 0 } else { filter };
         let gain = if filter == Filter::Sqlite as u8 { gain } else { 0 };
         let (part_offset, len) = match filter == Filter::Delta as u8 {
@@ -67,7 +69,7 @@ prop_compose! {
         (txg, durable) in (1..1_u64 << 40).prop_flat_map(|txg| (Just(txg), 0..=txg)),
         data_synced in any::<bool>(),
         next_slot in prop::option::of(0..8_u64),
-        roots in prop::collection::vec(prop::option::of(pointer()), TREE_COUNT),
+        roots in prop::collection::vec(prop::option::of(pointer()), TreeId::COUNT),
         windows in prop::collection::vec((0..1_u64 << 30, 1..1_u64 << 20), 0..=WINDOW_COUNT_MAX),
         next_file_id in 1..1_u64 << 40,
         numbers in prop::collection::vec(any::<u32>(), 8),
@@ -91,7 +93,7 @@ prop_compose! {
             space_sectors: numbers[7].into(), next_file_id,
             windows: windows.into_iter().map(|(start, sectors)| Run { start: Sector(start), sectors })
                 .collect(),
-            roots: roots.try_into().unwrap(),
+            roots: PerTree::from_fn(|tree| roots[usize::from(tree.number())].clone()),
             stats,
         }
     }
@@ -135,7 +137,7 @@ proptest! {
     fn whatever_decodes_as_a_pointer_encodes_to_the_same(
         mut bytes in prop::collection::vec(any::<u8>(), 48..=96), kind in 0..5_u8,
     ) {
-        // Most of the checks are passed by small values.
+        // Small values pass most of the checks.
         bytes[0] = kind;
         for byte in &mut bytes[6..48] {
             *byte = if *byte < 200 { 0 } else { *byte & 3 };
@@ -212,7 +214,7 @@ fn superblocks_refuse_what_they_do_not_know() {
     superblock.compat = 4;
     superblock.check_writable().unwrap();
 
-    // Windows that are not in use, what follows a root, and the rest.
+    // An unused window, the padding of a root, and the rest of the block.
     for at in [503, 505 + 160, 3000] {
         let mut block = superblock.encode(&GUID);
         block[at] = 1;
@@ -252,12 +254,12 @@ fn sample_superblock() -> Superblock {
         space_sectors: 10,
         next_file_id: 3,
         windows: vec![Run { start: Sector(100), sectors: 10 }],
-        roots: [const { None }; TREE_COUNT],
+        roots: PerTree::default(),
         stats: PoolStats::default(),
     }
 }
 
-/// Bytes sealed like a block of the front, as a hostile image could have them.
+/// Seals bytes like a block of the front, as a hostile image could.
 fn sealed(mut block: Vec<u8>) -> Vec<u8> {
     block.truncate(BLOCK_LEN - 16);
     let sum = ChecksumKind::Xxh3.sum(&block);
@@ -267,11 +269,11 @@ fn sealed(mut block: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn headers_refuse_what_they_do_not_know() {
-    for ashift in ASHIFT_RANGE {
+    for ashift in Ashift::ALL {
         let header = Header { version: FORMAT_VERSION, guid: GUID, ashift };
         assert_eq!(Header::decode(&header.encode()).unwrap(), header);
     }
-    let good = Header { version: FORMAT_VERSION, guid: GUID, ashift: 9 }.encode();
+    let good = Header { version: FORMAT_VERSION, guid: GUID, ashift: Ashift::MIN }.encode();
     let with = |at: usize, value: u8| {
         let mut block = good.clone();
         block[at] = value;
@@ -310,10 +312,14 @@ fn nodes_round_trip_and_damage_never_panics() {
     let mut rng = Rng(11);
     for _ in 0..300 {
         let node = sample_node(&mut rng, 0);
-        let stored = node.encode(2, Txg(5), &GUID).unwrap();
-        assert_eq!(Node::decode(&stored, 2, &GUID, 0).unwrap(), node);
-        assert!(Node::decode(&stored, 1, &GUID, 0).unwrap_err().is_corruption());
-        assert!(Node::decode(&stored, 2, b"another pool's !", 0).unwrap_err().is_corruption());
+        let stored = node.encode(TreeId::Patches, Txg(5), &GUID).unwrap();
+        assert_eq!(Node::decode(&stored, TreeId::Patches, &GUID, 0).unwrap(), node);
+        assert!(Node::decode(&stored, TreeId::Map, &GUID, 0).unwrap_err().is_corruption());
+        assert!(
+            Node::decode(&stored, TreeId::Patches, b"another pool's !", 0)
+                .unwrap_err()
+                .is_corruption()
+        );
         for _ in 0..40 {
             let mut bad = stored.clone();
             match rng.below(4) {
@@ -328,15 +334,15 @@ fn nodes_round_trip_and_damage_never_panics() {
                     bad[at] ^= 1 << rng.below(8);
                 }
             }
-            // The pointer's checksum finds the damage; here only the rest may not go wrong.
-            if let Ok(decoded) = Node::decode(&bad, 2, &GUID, 0) {
+            // The pointer's checksum finds the damage; here it must only do no harm.
+            if let Ok(decoded) = Node::decode(&bad, TreeId::Patches, &GUID, 0) {
                 exercise(decoded, &mut rng);
             }
         }
     }
 }
 
-/// Whatever was decoded can be read and changed.
+/// Reads and changes a decoded node, which must not panic.
 fn exercise(mut node: Node, rng: &mut Rng) {
     let key = (rng.next() as u32).to_be_bytes();
     (0..node.len()).for_each(|index| assert!(node.search(node.key(index)) == Ok(index)));
@@ -350,11 +356,11 @@ fn exercise(mut node: Node, rng: &mut Rng) {
     node.remove(at.min(node.len() - 1));
 }
 
-/// A stored node with this payload, as a hostile image could have it.
+/// Builds a stored node with this payload, as a hostile image could.
 fn node_with(level: u8, payload: &[u8]) -> Vec<u8> {
     let mut node = Node::new(level);
     node.insert(0, b"k", b"v");
-    let mut stored = node.encode(0, Txg(1), &GUID).unwrap();
+    let mut stored = node.encode(TreeId::Names, Txg(1), &GUID).unwrap();
     stored.truncate(NODE_HEADER_LEN);
     stored[6] = 0;
     stored[16..20].copy_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -366,7 +372,7 @@ fn node_with(level: u8, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn impossible_nodes_are_refused() {
     let refused = |level: u8, payload: &[u8]| {
-        let error = Node::decode(&node_with(level, payload), 0, &GUID, 0).unwrap_err();
+        let error = Node::decode(&node_with(level, payload), TreeId::Names, &GUID, 0).unwrap_err();
         assert!(error.is_corruption());
     };
     let entry = |key: &[u8], value: &[u8]| {
@@ -374,18 +380,19 @@ fn impossible_nodes_are_refused() {
         bytes.extend_from_slice(&(value.len() as u16).to_le_bytes());
         [bytes, key.to_vec(), value.to_vec()].concat()
     };
-    Node::decode(&node_with(0, &[vec![1, 0], entry(b"a", b"b")].concat()), 0, &GUID, 0).unwrap();
+    Node::decode(&node_with(0, &[vec![1, 0], entry(b"a", b"b")].concat()), TreeId::Names, &GUID, 0)
+        .unwrap();
     refused(0, &[]);
     refused(0, &[0, 0]); // no entries: no stored node is empty
     refused(1, &[0, 0]);
     refused(25, &[vec![1, 0], entry(b"a", b"b")].concat());
-    refused(0, &[vec![2, 0], entry(b"a", b"b")].concat()); // one entry is missing
-    refused(0, &[vec![0, 0], entry(b"a", b"b")].concat()); // one too many
+    refused(0, &[vec![2, 0], entry(b"a", b"b")].concat()); // an entry too few
+    refused(0, &[vec![0, 0], entry(b"a", b"b")].concat()); // an entry too many
     refused(0, &[vec![2, 0], entry(b"b", b""), entry(b"a", b"")].concat()); // not sorted
     refused(0, &[vec![2, 0], entry(b"a", b""), entry(b"a", b"")].concat()); // not unique
     refused(0, &[vec![1, 0], entry(&[1; 513], b"")].concat());
     refused(0, &[vec![1, 0], entry(b"", &[1; 1025])].concat());
-    refused(1, &[vec![1, 0], entry(b"a", b"b")].concat()); // a child that is no pointer
+    refused(1, &[vec![1, 0], entry(b"a", b"b")].concat()); // a child that is not a pointer
     refused(1, &[vec![1, 0], entry(b"a", &[0xff; 64])].concat()); // a node in memory
     refused(0, &vec![0; 60 * 1024 + 1]);
 }

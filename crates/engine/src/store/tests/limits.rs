@@ -1,4 +1,5 @@
-//! What is bounded stays bounded, and what must not be forgotten under way is not.
+//! Tests that limits hold, and that nothing is forgotten while a transaction or a sync is in
+//! progress.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use crate::store::Durability;
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::superblock::WINDOW_COUNT_MAX;
-use crate::store::format::trees::MAP;
+use crate::store::format::trees::TreeId;
 use crate::store::{Encoding, Store};
 use crate::test_common::Rng;
 use crate::test_common::meanwhile::{Meanwhile, Moment};
@@ -22,7 +23,8 @@ fn more_windows_than_a_superblock_holds() {
     let mut rng = Rng(9);
     for round in 0..30 {
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-        // Every second extent of the transaction goes again: as many windows as extents.
+        // Every second extent of the transaction is freed again, which makes as many windows as
+        // extents.
         for n in 0..400 {
             put(&mut txn, n, &rng.noise(700)).unwrap();
         }
@@ -35,8 +37,8 @@ fn more_windows_than_a_superblock_holds() {
     }
 }
 
-/// A transaction that changes and frees more than it keeps in memory: changed nodes and freed runs
-/// are written out under way, and some of that is freed again.
+/// A transaction that changes and frees more than it keeps in memory: it writes changed nodes and
+/// freed runs before it ends, and frees some of them again.
 #[test]
 fn a_transaction_larger_than_its_memory() {
     const COUNT: u64 = 90_000;
@@ -50,7 +52,7 @@ fn a_transaction_larger_than_its_memory() {
     assert_clean(&device);
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     for n in 0..COUNT {
-        // All over the place, so that few freed runs are neighbours.
+        // In scattered order, so that few freed runs are adjacent.
         let n = n * 7919 % COUNT;
         if !n.is_multiple_of(10) {
             take(&mut txn, n).unwrap();
@@ -62,7 +64,7 @@ fn a_transaction_larger_than_its_memory() {
     assert!(store.state().superblock.windows.len() <= WINDOW_COUNT_MAX);
     assert_clean(&device);
     for round in 0..30_u64 {
-        // The rest is freed little by little, and what was freed is used again.
+        // The rest is freed gradually, and freed space is used again.
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
         for n in 0..300 {
             take(&mut txn, (round * 300 + n) * 10 % COUNT).unwrap();
@@ -74,8 +76,8 @@ fn a_transaction_larger_than_its_memory() {
     assert_eq!(read(&store, COUNT).unwrap(), [1; 2000]);
 }
 
-/// Another thread syncs while a transaction is open. Neither the transaction nor those after it may
-/// forget that, or overwrite the superblock that was made durable.
+/// Another thread syncs while a transaction is open. Neither the transaction nor later ones may
+/// forget that, or overwrite the superblock that became durable.
 #[test]
 fn a_sync_during_a_transaction_is_remembered() {
     for later in 1..20 {
@@ -112,7 +114,7 @@ fn a_sync_during_a_transaction_is_remembered() {
     }
 }
 
-/// Others commit, many times over, while a sync is under way. What it then acknowledges is there.
+/// Others commit many times while a sync is in progress. What the sync acknowledges must survive.
 #[test]
 fn commits_during_a_sync_do_not_undo_it() {
     for later in 1..20_u64 {
@@ -123,7 +125,7 @@ fn commits_during_a_sync_do_not_undo_it() {
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
         put(&mut txn, 0, &[1; 600]).unwrap();
         let synced = txn.commit(Durability::Visible).unwrap().txg();
-        // One of them has begun before.
+        // One of them began before the sync.
         let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
         put(&mut txn, 1, &[1; 600]).unwrap();
         let other = Arc::clone(&store);
@@ -149,7 +151,7 @@ fn commits_during_a_sync_do_not_undo_it() {
     }
 }
 
-/// Of a tree of several levels, only the path to an entry is read.
+/// A lookup in a tree of several levels reads only the path to the entry.
 #[test]
 fn a_lookup_reads_a_path() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
@@ -157,20 +159,20 @@ fn a_lookup_reads_a_path() {
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     for n in 0..20_000_u64 {
         let embedded = txn.embed(Some(&n.to_le_bytes()), Encoding::RAW, 8);
-        txn.insert(MAP, &key(n), &embedded.as_ref().unwrap().to_bytes()).unwrap();
+        txn.insert(TreeId::Map, &key(n), &embedded.as_ref().unwrap().to_bytes()).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
     let caches = Caches::new(1 << 20);
     let store = Store::open(device, Arc::clone(&caches)).unwrap();
     let state = store.state();
     let before = caches.used_bytes();
-    let found = state.trees[usize::from(MAP)].get(&mut &*store, &key(12_345)).unwrap();
+    let found = state.trees[TreeId::Map].get(&mut &*store, &key(12_345)).unwrap();
     assert!(found.is_some());
     let read = caches.used_bytes() - before;
     assert!(read < 30_000, "{read} bytes of nodes were read for one entry");
 }
 
-/// Fails all writes.
+/// Makes all writes fail.
 #[derive(Debug)]
 struct Full;
 
@@ -180,8 +182,8 @@ impl Fault for Full {
     }
 }
 
-/// A read inside a transaction may have to write what is buffered. Where that fails, the transaction
-/// can still be committed once there is room: nothing of it was lost.
+/// A read inside a transaction may have to write the buffer first. If that fails, the transaction
+/// can still be committed once there is room: none of it is lost.
 #[test]
 fn a_failed_flush_loses_nothing() {
     let sim = SimDevice::new(Vec::new());

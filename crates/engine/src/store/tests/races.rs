@@ -1,4 +1,4 @@
-//! Two processes write, and threads of one of them read meanwhile.
+//! Races of two processes that write, while threads of one of them read.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::{Durability, Patience, Store};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 
-/// Another process has committed. While a transaction begins, a reader of the same process takes the new
-/// state over first: the transaction has nothing to refresh any more, and must build on that state.
+/// Another process has committed. While a transaction begins, a reader in the same process adopts
+/// the new state first: the transaction has nothing left to refresh, and must build on that state.
 #[test]
 fn a_transaction_builds_on_what_a_reader_took_over() {
     for moment in [Moment::Lock, Moment::Locked, Moment::Read] {
@@ -44,8 +44,8 @@ fn a_transaction_builds_on_what_a_reader_took_over() {
     }
 }
 
-/// A device whose first sync, once armed, fails, and which tells nobody else. That sync ends only when another
-/// thread has synced meanwhile, with success, or waits for its turn.
+/// A device whose first sync, once armed, fails and reports that to nobody else. This sync ends
+/// only when another thread has synced successfully in the meantime, or waits for its turn.
 #[derive(Debug, Default)]
 struct ToldOnce {
     below: MemoryDevice,
@@ -63,7 +63,7 @@ impl ToldOnce {
         self.other.notify_all();
     }
 
-    /// Waits until the sync that fails has begun.
+    /// Waits until the failing sync has begun.
     fn wait_until_failing(&self) {
         let failing = self.is_failing.lock().unwrap();
         drop(self.failing.wait_while(failing, |failing| !*failing).unwrap());
@@ -113,8 +113,9 @@ impl Device for ToldOnce {
     fn unlock_writer(&self) {}
 }
 
-/// A sync fails in one thread while another one syncs, which the system tells of success: that one has lost
-/// what it wrote as well, and must not say that it is durable. The same of two stores on one open file.
+/// A sync fails in one thread while another thread syncs, to which the system reports success. The
+/// second thread has lost its writes too, and must not call them durable. The same holds for two
+/// stores on one open file.
 #[test]
 fn a_failed_sync_of_another_thread_is_no_success_of_this_one() {
     for own_store in [false, true] {
@@ -134,7 +135,8 @@ fn a_failed_sync_of_another_thread_is_no_success_of_this_one() {
                 // As maintenance and imports do.
                 let failing = scope.spawn(|| store.make_durable());
                 told.wait_until_failing();
-                // A large commit syncs before its superblock, and says there that its data is safe.
+                // A large commit syncs before its superblock, which then says that the data is
+                // safe.
                 let mut txn = other.begin(ChecksumKind::Xxh3).unwrap();
                 for n in 1..if large { 24 } else { 2 } {
                     put(&mut txn, n, &vec![2; if large { 1 << 20 } else { 600 }]).unwrap();
@@ -154,7 +156,7 @@ fn a_failed_sync_of_another_thread_is_no_success_of_this_one() {
                 assert!(matches!(store.make_durable(), Err(Error::FailStop)));
                 assert!(matches!(store.begin(ChecksumKind::Xxh3), Err(Error::FailStop)));
             }
-            // Who opens the pool anew goes on, as with a file opened anew.
+            // Opening the pool anew allows writing again, as opening a file anew does.
             let anew = Store::open(told, Caches::new(1 << 20)).unwrap();
             let mut txn = anew.begin(ChecksumKind::Xxh3).unwrap();
             put(&mut txn, 99, &[3; 600]).unwrap();

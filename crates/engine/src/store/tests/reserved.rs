@@ -1,4 +1,4 @@
-//! No extent lies in the range at 1 GiB that SQLite and the engine lock.
+//! Tests that no extent lies in the range at 1 GiB that SQLite and the engine lock.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,17 +9,17 @@ use crate::device::Device;
 use crate::pool::{CompactReport, Pool};
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::space::{freed_entry, freed_key};
 use crate::store::format::superblock::{
     EXTENTS_OFFSET, RESERVED_LEN, RESERVED_OFFSET, slot_offset,
 };
-use crate::store::format::trees::FREED;
-use crate::store::space::{freed_entry, freed_key};
+use crate::store::format::trees::TreeId;
 use crate::store::{Durability, State, Store};
 use crate::test_common::live::newest_superblock;
 use crate::test_common::{GUID, Rng, options};
-use crate::units::{Run, Sector, Txg};
+use crate::units::{Ashift, Run, Sector, Txg};
 
-/// A device of any length that keeps what is written in pages: most of it is never there.
+/// A device of any length that stores only the pages that were written.
 #[derive(Debug, Default)]
 struct SparseDevice {
     inner: Mutex<(BTreeMap<u64, Vec<u8>>, u64)>,
@@ -73,15 +73,15 @@ impl Device for SparseDevice {
     fn unlock_writer(&self) {}
 }
 
-/// A pool that ends at byte `near`, though it holds next to nothing: a run that is freed by a txg
-/// of the far future makes up the rest.
+/// Creates a pool that ends at byte `near` although it holds almost nothing: a run freed by a txg
+/// of the far future fills the gap.
 fn store_that_ends_near(device: &Arc<dyn Device>, ashift: u8, near: u64) -> Arc<Store> {
     let store = store_on(device, ashift);
     let from = store.state().superblock.end.0 + 100;
     let gap = Run { start: Sector(from), sectors: (near >> ashift) - from };
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     let freed = freed_key(Txg(1 << 50), gap.start);
-    txn.insert(FREED, &freed, &gap.sectors.to_le_bytes()).unwrap();
+    txn.insert(TreeId::Freed, &freed, &gap.sectors.to_le_bytes()).unwrap();
     txn.commit(Durability::Durable).unwrap();
     let (slot, mut superblock) = newest_superblock(&device_front(device)).unwrap();
     let window = Run { start: superblock.end, sectors: from - superblock.end.0 };
@@ -113,7 +113,7 @@ fn no_extent_lies_where_sqlite_locks() {
             txn.commit(Durability::Durable).unwrap();
             assert_clean(&device);
         }
-        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it was not crossed");
+        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it is not crossed");
         for n in 0..20 {
             let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
             take(&mut txn, n).unwrap();
@@ -126,12 +126,12 @@ fn no_extent_lies_where_sqlite_locks() {
             txn.commit(Durability::Durable).unwrap();
         }
         assert_clean(&device);
-        assert!(device.len().unwrap() <= RESERVED_OFFSET, "it was not given back");
+        assert!(device.len().unwrap() <= RESERVED_OFFSET, "the space was not released");
         assert!(store.state().superblock.end.0 << ashift <= RESERVED_OFFSET);
     }
 }
 
-/// The last extent before the range, and the first behind it, of every length that matters.
+/// Extents of every relevant length meet the range, last before it and first behind it.
 #[test]
 fn the_reserved_range_is_met_at_every_distance() {
     for distance in [0, 1, 2, 5, 127, 128, 129] {
@@ -146,7 +146,7 @@ fn the_reserved_range_is_met_at_every_distance() {
     }
 }
 
-/// What lies behind the range comes back before it, and the pool ends far below.
+/// The extents behind the range move before it, and the pool then ends far below.
 #[test]
 fn compaction_crosses_the_reserved_range() {
     for ashift in [9, 12] {
@@ -159,20 +159,20 @@ fn compaction_crosses_the_reserved_range() {
             put(&mut txn, n, bytes).unwrap();
             txn.commit(Durability::Durable).unwrap();
         }
-        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it was not crossed");
+        assert!(device.len().unwrap() > RESERVED_OFFSET + RESERVED_LEN, "it is not crossed");
         drop(store);
         let pool = Pool::open(Arc::clone(&device), options(1 << 20)).unwrap();
-        // The run that makes the pool long cannot be reused yet: what fits in the few free sectors
-        // below is moved, and nothing is harmed.
+        // The run that makes the pool long cannot be reused yet: only what fits in the few free
+        // sectors below moves, and nothing is damaged.
         let report = compact(&pool);
         assert!(report.after_bytes > RESERVED_OFFSET, "{report:?}");
         assert_clean(&device);
-        let entry = pool.state().trees[usize::from(FREED)].last(&mut &**pool.store()).unwrap();
+        let entry = pool.state().trees[TreeId::Freed].last(&mut &**pool.store()).unwrap();
         let (key, value) = entry.unwrap();
         let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
-        txn.remove(FREED, &key).unwrap();
+        txn.remove(TreeId::Freed, &key).unwrap();
         let (_, run) = freed_entry(&key, &value).unwrap();
-        txn.insert(FREED, &freed_key(Txg(1), run.start), &value).unwrap();
+        txn.insert(TreeId::Freed, &freed_key(Txg(1), run.start), &value).unwrap();
         txn.commit(Durability::Durable).unwrap();
         let report = compact(&pool);
         assert!(report.before_bytes > RESERVED_OFFSET + RESERVED_LEN, "{report:?}");
@@ -195,6 +195,6 @@ fn compact(pool: &Pool) -> CompactReport {
 fn the_reserved_range_is_not_taken_for_data() {
     let reserved = RESERVED_LEN >> 9;
     let near = RESERVED_OFFSET >> 9;
-    assert_eq!(State::end_for(near, 9), Sector(near));
-    assert_eq!(State::end_for(near + 1, 9), Sector(near + 1 + reserved));
+    assert_eq!(State::end_for(near, Ashift::MIN), Sector(near));
+    assert_eq!(State::end_for(near + 1, Ashift::MIN), Sector(near + 1 + reserved));
 }

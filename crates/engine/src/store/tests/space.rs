@@ -1,5 +1,6 @@
-//! The accounting of space: after whatever transactions, every sector is used once or free once.
+//! Tests of space accounting: after any transactions, every sector is used once or free once.
 
+use crate::units::Ashift;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::pool::Pool;
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::trees::MAP;
+use crate::store::format::trees::TreeId;
 use crate::store::{Durability, Encoding, Owner, Store, Txn};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::{Op, SimDevice};
@@ -17,7 +18,7 @@ use crate::test_common::{GUID, Rng, options, problems};
 
 const SPAN_LOG2: u8 = 24;
 
-/// Of the n-th record of a file: each has a slot of the largest size.
+/// Returns the key of the n-th record of a file; each record has a slot of the largest size.
 pub(super) fn key(n: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[7] = 9;
@@ -25,7 +26,7 @@ pub(super) fn key(n: u64) -> [u8; 16] {
     key
 }
 
-/// Stores `bytes` raw under key `n`, in the place of what was there.
+/// Stores `bytes` raw under key `n`, replacing what was there.
 pub(super) fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
     take(txn, n)?;
     let len = bytes.len() as u32;
@@ -35,16 +36,16 @@ pub(super) fn put(txn: &mut Txn, n: u64, bytes: &[u8]) -> Result<Pointer> {
     Ok(pointer)
 }
 
-/// Lets key `n` refer to `pointer`.
+/// Makes key `n` refer to `pointer`.
 pub(super) fn add(txn: &mut Txn, n: u64, pointer: &Pointer) -> Result<()> {
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, false, true);
-    txn.insert(MAP, &key(n), &pointer.to_bytes()).map(drop)
+    txn.insert(TreeId::Map, &key(n), &pointer.to_bytes()).map(drop)
 }
 
-/// Gives up what key `n` refers to.
+/// Removes key `n` and gives up its pointer.
 pub(super) fn take(txn: &mut Txn, n: u64) -> Result<()> {
-    if let Some(value) = txn.remove(MAP, &key(n))? {
+    if let Some(value) = txn.remove(TreeId::Map, &key(n))? {
         let pointer = Pointer::decode(&value).unwrap();
         let ashift = txn.store().ashift();
         txn.stats_mut().count_data(&pointer, ashift, false, false);
@@ -55,7 +56,7 @@ pub(super) fn take(txn: &mut Txn, n: u64) -> Result<()> {
 
 pub(super) fn read(store: &Store, n: u64) -> Option<Vec<u8>> {
     let state = store.state();
-    let value = state.trees[usize::from(MAP)].get(&mut &*store, &key(n)).unwrap()?;
+    let value = state.trees[TreeId::Map].get(&mut &*store, &key(n)).unwrap()?;
     Some(store.read(&Pointer::decode(&value).unwrap()).unwrap().as_slice().to_vec())
 }
 
@@ -70,7 +71,8 @@ pub(super) fn assert_clean(device: &Arc<dyn Device>) -> u64 {
 }
 
 pub(super) fn store_on(device: &Arc<dyn Device>, ashift: u8) -> Arc<Store> {
-    Store::create(Arc::clone(device), Caches::new(1 << 20), GUID, ashift).unwrap()
+    Store::create(Arc::clone(device), Caches::new(1 << 20), GUID, Ashift::new(ashift).unwrap())
+        .unwrap()
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn every_sector_is_accounted_for() {
         for n in 0..150 {
             assert_eq!(read(&store, n), model.get(&n).cloned(), "seed {seed}, key {n}");
         }
-        // Space is reused: the pool is no larger than a few times what it holds.
+        // Space is reused: the pool stays within a few times the size of its contents.
         let held: u64 = model.values().map(|bytes| bytes.len() as u64 + 4096).sum();
         let len = device.len().unwrap();
         assert!(len < 4 * held + (2 << 20), "seed {seed}: {len} bytes for {held}");
@@ -152,7 +154,7 @@ fn all_space_comes_back() {
             txn.commit(Durability::Durable).unwrap();
         }
         let used = device.len().unwrap() - assert_clean(&device);
-        assert!(used < 200_000, "{used} bytes are in use for nothing");
+        assert!(used < 200_000, "{used} bytes are in use in an empty pool");
         fill(&store);
         let len = device.len().unwrap();
         assert!(len < full + full / 8, "{len} bytes now hold what {full} held before");
@@ -191,7 +193,7 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
         assert_eq!(gone == 3, grown >= 40_000, "after {gone}: {grown} bytes more are free");
         free_before = free;
     }
-    // Freed in the transaction that stored it.
+    // Frees a shared extent in the transaction that stored it.
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
     let extent = txn.store_extent(&bytes, Encoding::RAW, 40_000, ChecksumKind::Xxh3).unwrap();
     let other = txn.share(&extent).unwrap().unwrap();
@@ -201,7 +203,7 @@ fn shared_extents_live_as_long_as_their_last_pointer() {
     assert_clean(&device);
 }
 
-/// Long free runs are given back to the file system, and only those.
+/// Only long free runs are returned to the file system.
 #[test]
 fn holes_are_punched_where_nothing_lives() {
     let sim = SimDevice::new(Vec::new());

@@ -1,4 +1,4 @@
-//! A [`TxnTree`] does what a `BTreeMap` does, and never loses or leaks a node.
+//! Tests that a [`TxnTree`] behaves like a `BTreeMap`, and never loses or leaks a node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -10,14 +10,15 @@ use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::trees::TreeId;
 use crate::store::tree::{NodeSink, NodeSource, TxnTree};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Sector, Txg};
 
-const TREE: u8 = 1;
+const TREE: TreeId = TreeId::Map;
 
-/// Holds placed nodes as stored bytes; a node that is retired twice, or read after it was retired,
-/// is an error.
+/// Holds placed nodes as stored bytes. Retiring a node twice, or reading a retired one, is an
+/// error.
 #[derive(Default)]
 struct MemorySink {
     nodes: HashMap<u64, Vec<u8>>,
@@ -26,23 +27,22 @@ struct MemorySink {
 }
 
 impl NodeSource for MemorySink {
-    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>> {
+    fn load(&mut self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>> {
         let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
-        let stored = self
-            .nodes
-            .get(&sector.0)
-            .ok_or_else(|| Error::corrupt("tree node", sector.0, "it was retired"))?;
+        let stored = self.nodes.get(&sector.0).ok_or_else(|| {
+            Error::corrupt("tree node", crate::Location::Byte(sector.0), "it was retired")
+        })?;
         Node::decode(stored, tree, &GUID, sector.0).map(Arc::new)
     }
 }
 
 impl NodeSink for MemorySink {
-    fn retire(&mut self, _tree: u8, pointer: &Pointer) {
+    fn retire(&mut self, _tree: TreeId, pointer: &Pointer) {
         let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
         assert!(self.nodes.remove(&sector.0).is_some(), "node {} is retired twice", sector.0);
     }
 
-    fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer> {
+    fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer> {
         assert!(!node.is_empty(), "an empty node is stored");
         let stored = node.encode(tree, Txg(3), &GUID)?;
         let sector = Sector(self.next);
@@ -68,12 +68,12 @@ impl NodeSink for MemorySink {
     }
 }
 
-/// The tree beside its model.
+/// A tree together with its model.
 struct Pair {
     sink: MemorySink,
     tree: TxnTree,
     model: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Keys have this many bytes more than they need: long keys make deep trees.
+    /// How many bytes keys are longer than necessary: long keys make deep trees.
     padding: usize,
 }
 
@@ -85,7 +85,7 @@ impl Pair {
 
     fn key(&self, n: u16) -> Vec<u8> {
         let mut key = n.to_be_bytes().to_vec();
-        // Of different lengths, and one the start of another.
+        // Keys differ in length, and some are prefixes of others.
         key.resize(2 + self.padding * usize::from(n % 4) / 3, n as u8);
         key
     }
@@ -132,7 +132,7 @@ impl Pair {
         assert!(found.iter().map(|(k, v)| (k, v)).eq(self.model.iter()), "a scan differs");
     }
 
-    /// Flushes; every stored node must then be part of the tree, exactly once.
+    /// Flushes and checks that every stored node is part of the tree exactly once.
     fn flush(&mut self) -> Option<Pointer> {
         let root = self.tree.flush(&mut self.sink).unwrap();
         assert_eq!(self.tree.dirty_count(), 0);
@@ -235,7 +235,8 @@ fn deep_trees_grow_and_shrink() {
             pair.insert(n, vec![n as u8; 900]);
         }
         assert!(pair.depth() >= 5, "{} levels only", pair.depth());
-        // Removed from the front, from the back or anywhere, with lookups and insertions between.
+        // Removes keys from the front, from the back or anywhere, with lookups and insertions in
+        // between.
         for round in 0..5000 {
             let n = match seed % 3 {
                 0 => round as u16,
@@ -267,7 +268,7 @@ fn a_limit_of_nothing_finds_nothing() {
     let mut pair = Pair::new(0, ChecksumKind::Xxh3);
     pair.insert(1, vec![1]);
     assert!(pair.tree.range(&mut pair.sink, &[], &[0xff; 3], 0).unwrap().is_empty());
-    // A range whose end lies before its start is empty, too.
+    // A range whose end precedes its start is empty too.
     assert!(pair.tree.range(&mut pair.sink, &[9], &[0], 9).unwrap().is_empty());
 }
 

@@ -1,5 +1,5 @@
-//! How much of what was written since the durable state there is to verify, and to write once more: bounded,
-//! whatever was committed and by whom. Bytes are counted, not time.
+//! Tests that the amount to verify and rewrite since the durable state is bounded, whatever was
+//! committed and by whom. They count bytes, not time.
 
 use std::io;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::device::{Device, MemoryDevice};
 use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::trees::MAP;
-use crate::store::snapshots::Scope;
+use crate::store::format::snapshot::Scope;
+use crate::store::format::trees::TreeId;
 use crate::store::txn::commit::UNVERIFIED_LEN_MAX;
 use crate::store::{Durability, Owner, Store};
 use crate::test_common::sim_device::{Op, SimDevice};
 use crate::units::FileId;
 
-/// Counts bytes, and syncs.
+/// Counts bytes and syncs.
 #[derive(Debug, Default)]
 struct Counting {
     below: MemoryDevice,
@@ -27,7 +27,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// What was read, written and synced since this was last asked.
+    /// Returns the bytes read, the bytes written and the syncs since the last call.
     fn take(&self) -> (u64, u64, u64) {
         let take = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
         (take(&self.read), take(&self.written), take(&self.syncs))
@@ -62,7 +62,7 @@ impl Device for Counting {
     fn unlock_writer(&self) {}
 }
 
-/// What is read and written besides: the ring, a few nodes.
+/// The allowance for other reads and writes: the ring and a few nodes.
 const BESIDES: u64 = 1 << 20;
 const RECORD_LEN: usize = 1 << 20;
 
@@ -78,7 +78,7 @@ fn open(device: &Arc<Counting>) -> Arc<Store> {
     Store::open(device.clone(), Caches::new(1 << 20)).unwrap()
 }
 
-/// Opening a pool, and its first small commit.
+/// Checks the cost of opening a pool and of its first small commit.
 fn opening_is_bounded(device: &Arc<Counting>, bound: u64, what: &str) {
     device.take();
     let store = open(device);
@@ -96,7 +96,7 @@ fn start() -> (Arc<Counting>, Arc<Store>) {
     (device, store)
 }
 
-/// Small commits behind a large one, of the same process or of another.
+/// Small commits follow a large one, in the same process or in another.
 #[test]
 fn a_small_commit_after_a_large_one_leaves_little_to_verify() {
     for count in [1, 2, 9] {
@@ -114,7 +114,7 @@ fn a_small_commit_after_a_large_one_leaves_little_to_verify() {
     }
 }
 
-/// Commits that are not large, of one process or of two in turn.
+/// Commits that are not large, from one process or from two in turn.
 #[test]
 fn several_commits_leave_no_more_to_verify_than_one_may() {
     for processes in [1, 2] {
@@ -130,8 +130,8 @@ fn several_commits_leave_no_more_to_verify_than_one_may() {
     }
 }
 
-/// A sync for each large commit and one for that which follows it, and no more than that for small ones,
-/// though processes take turns.
+/// There is one sync for each large commit and one for the commit after it. Small commits add no
+/// more than the slots require, even if processes take turns.
 #[test]
 fn small_commits_behind_a_large_one_need_no_syncs() {
     let (device, store) = start();
@@ -142,12 +142,13 @@ fn small_commits_behind_a_large_one_need_no_syncs() {
         commit(&stores[n as usize % 2], 100 + n, 1, 4096);
     }
     let (_, _, syncs) = device.take();
-    // Of 8 slots, one holds the durable state.
+    // One of the 8 slots holds the durable state.
     assert!((1..=60 / 6 + 1).contains(&syncs), "{syncs} syncs");
 }
 
-/// What was written since the durable state, and only a snapshot still reaches, is verified when the pool is opened
-/// and written once more, like all else: a loss of power may have taken it and left the superblock.
+/// Data written since the durable state that only a snapshot still reaches is verified when the
+/// pool is opened, and rewritten like the rest: a loss of power may have taken it and left the
+/// superblock.
 #[test]
 fn what_only_a_new_snapshot_reaches_is_verified_and_written_again() {
     let sim = SimDevice::new(Vec::new());
@@ -159,9 +160,9 @@ fn what_only_a_new_snapshot_reaches_is_verified_and_written_again() {
     let scope = Scope { file: FileId(9), is_directory: false };
     txn.create_snapshot(scope, b"kept", 0).unwrap();
     txn.commit(Durability::Visible).unwrap();
-    // Before that is durable, another thread or process replaces it.
+    // Another thread or process replaces it before that is durable.
     let mut txn = store.begin(ChecksumKind::Xxh3).unwrap();
-    let old = txn.remove(MAP, &key(0)).unwrap().unwrap();
+    let old = txn.remove(TreeId::Map, &key(0)).unwrap().unwrap();
     let old = Pointer::decode(&old).unwrap();
     let ashift = store.ashift();
     txn.stats_mut().count_data(&old, ashift, false, false);
@@ -174,13 +175,13 @@ fn what_only_a_new_snapshot_reaches_is_verified_and_written_again() {
     let store = Store::open(sim.clone(), Caches::new(1 << 20)).unwrap();
     assert_eq!((store.state().txg(), store.recovered_from()), (newest, None));
     commit(&store, 5, 1, 600);
-    // Whole sectors, with the zeros that fill the last.
+    // Whole sectors, including the zeros that fill the last one.
     let again =
         |op: &Op| matches!(op, Op::Write(offset, bytes) if *offset == at && bytes.len() == 5120);
-    assert!(sim.take_trace().iter().any(again), "what may be lost is not written again");
+    assert!(sim.take_trace().iter().any(again), "data that may be lost is not rewritten");
 
     let mut torn = whole;
     torn[at as usize..at as usize + 5000].fill(0);
     let store = Store::open(SimDevice::new(torn), Caches::new(1 << 20)).unwrap();
-    assert_eq!(store.recovered_from(), Some(newest), "a state that is not whole is opened");
+    assert_eq!(store.recovered_from(), Some(newest), "a state that is not intact is opened");
 }

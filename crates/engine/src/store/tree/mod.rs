@@ -2,15 +2,16 @@
 //!
 //! A committed tree is a pointer to its root and never changes. A transaction works on a
 //! [`TxnTree`]: the first change of a node makes a private copy of it and of all nodes above it,
-//! and retires the originals; [`TxnTree::flush`] writes the copies from the leaves up and leaves a
+//! and retires the originals. [`TxnTree::flush`] writes the copies from the leaves up and leaves a
 //! pointer again. Readers of the committed tree are never disturbed.
 //!
-//! Invariants: keys are sorted and unique; no node but an empty root is empty; all leaves have
-//! level 0, and a child has the level of its parent less one and keys between its bound there and
-//! the next, which for a last child is that of the nodes above (checked on every descent; where many
-//! children are met, also against the nodes above, so that no node is met twice).
+//! Invariants: keys are sorted and unique; only a root may be empty; all leaves have level 0. A
+//! child's level is its parent's less one, and its keys lie between its bound there and the next
+//! bound, which a last child takes from the nodes above. Every descent checks this; walks that
+//! visit many children include the bound from above, so that no node is visited twice.
 
 mod path;
+pub mod walk;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -19,23 +20,24 @@ use std::sync::Arc;
 pub use self::path::Path;
 use super::format::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_MAX, Node};
 use super::format::pointer::{POINTER_LEN_MAX, Pointer};
+use super::format::trees::TreeId;
 use crate::error::{Error, Result};
 
-/// What a tree needs from the transaction or the store around it.
+/// What a tree needs from the transaction or store around it.
 pub trait NodeSource {
-    /// The node behind a pointer.
-    fn load(&mut self, tree: u8, pointer: &Pointer) -> Result<Arc<Node>>;
+    /// Returns the node behind a pointer.
+    fn load(&mut self, tree: TreeId, pointer: &Pointer) -> Result<Arc<Node>>;
 }
 
-/// What a changing tree needs besides.
+/// What a changing tree needs in addition.
 pub trait NodeSink: NodeSource {
-    /// A committed or flushed node is no longer part of the tree.
-    fn retire(&mut self, tree: u8, pointer: &Pointer);
+    /// Retires a committed or flushed node that is no longer part of the tree.
+    fn retire(&mut self, tree: TreeId, pointer: &Pointer);
     /// Stores a node.
-    fn place(&mut self, tree: u8, node: &Arc<Node>) -> Result<Pointer>;
+    fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer>;
 }
 
-/// What a scan calls with each key and value.
+/// The callback of a scan, called with each key and value.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// A key and its value.
@@ -59,7 +61,7 @@ impl EntryRef {
         self.node.value(self.index)
     }
 
-    /// All entries of its leaf.
+    /// Returns all entries of its leaf.
     pub fn leaf_entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         (0..self.node.len()).map(|index| (self.node.key(index), self.node.value(index)))
     }
@@ -68,13 +70,13 @@ impl EntryRef {
 /// A tree inside a transaction.
 #[derive(Clone, Debug)]
 pub struct TxnTree {
-    tree: u8,
+    tree: TreeId,
     root: Link,
     dirty: HashMap<u64, Arc<Node>>,
     next_id: u64,
 }
 
-/// How a node is reached: from disk, or among the changed ones of this transaction.
+/// The link to a node: on disk, or among the changed nodes of this transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Link {
     Empty,
@@ -82,10 +84,11 @@ enum Link {
     Dirty(u64),
 }
 
-/// First byte of a link to a changed node where an interior node otherwise has a pointer. No
-/// encoded pointer begins with it, and it never reaches the disk.
+/// The first byte of a link to a changed node, stored where an interior node otherwise has a
+/// pointer. No encoded pointer begins with it, and it never reaches the disk.
 const DIRTY_MARK: u8 = 0xff;
-/// Padded to the length of a usual pointer, so that flushing does not make nodes grow.
+/// The length of such a link, padded to that of a usual pointer so that flushing does not make
+/// nodes grow.
 const DIRTY_LINK_LEN: usize = 64;
 
 impl Link {
@@ -101,30 +104,30 @@ impl Link {
         }
     }
 
-    fn from_value(tree: u8, value: &[u8]) -> Result<Link> {
+    fn from_value(tree: TreeId, value: &[u8]) -> Result<Link> {
         match value {
             [DIRTY_MARK, a, b, c, d, e, f, g, h, ..] => {
                 Ok(Link::Dirty(u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h])))
             }
             _ => Pointer::decode(value).map(Link::Clean).ok_or_else(|| {
-                Error::corrupt(
-                    "tree node",
-                    0,
-                    format!("tree {tree} has a child pointer that is none"),
-                )
+                let what = format!(
+                    "expected a pointer to a child node, found {} other bytes",
+                    value.len()
+                );
+                Error::corrupt("tree node", tree.location(), what)
             }),
         }
     }
 }
 
 impl TxnTree {
-    /// The tree with this committed root.
-    pub fn new(tree: u8, root: Option<Pointer>) -> TxnTree {
+    /// Creates the tree with this committed root.
+    pub fn new(tree: TreeId, root: Option<Pointer>) -> TxnTree {
         let root = root.map_or(Link::Empty, Link::Clean);
         TxnTree { tree, root, dirty: HashMap::new(), next_id: 0 }
     }
 
-    /// How many nodes are changed and not flushed.
+    /// The number of nodes that are changed and not flushed.
     pub fn dirty_count(&self) -> usize {
         self.dirty.len()
     }
@@ -139,7 +142,7 @@ impl TxnTree {
         }
     }
 
-    /// Child `index` of a node whose keys are all below `above`.
+    /// Returns child `index` of a node whose keys are all below `above`.
     fn child(
         &self,
         source: &mut impl NodeSource,
@@ -153,7 +156,7 @@ impl TxnTree {
         Ok(node)
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn get(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
         while node.level > 0 {
@@ -162,12 +165,12 @@ impl TxnTree {
         Ok(node.search(key).ok().map(|index| node.value(index).to_vec()))
     }
 
-    /// Whether there is no entry at all.
+    /// Whether the tree has no entries.
     pub fn is_empty(&self) -> bool {
         self.root == Link::Empty
     }
 
-    /// Whether it is the committed tree with this root.
+    /// Whether this is the unchanged committed tree with this root.
     pub fn is_at(&self, root: &Option<Pointer>) -> bool {
         match (&self.root, root) {
             (Link::Empty, None) => true,
@@ -176,7 +179,7 @@ impl TxnTree {
         }
     }
 
-    /// The last entry whose key is at most `key`.
+    /// Returns the last entry whose key is at most `key`.
     pub fn floor(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<EntryRef>> {
         match self.resolve(source, &self.root)? {
             None => Ok(None),
@@ -198,8 +201,8 @@ impl TxnTree {
             };
             return Ok(count.checked_sub(1).map(|index| EntryRef { node, index }));
         }
-        // A child's keys may all lie above `key`, since its own key is only a lower bound; then the
-        // answer is in the one before.
+        // All keys of a child may be greater than `key`, since its bound is only a lower one; then
+        // the answer is in the child before it.
         for index in (0..=node.child_for(key)).rev() {
             let child = self.child(source, &node, index, above)?;
             let above = bound_behind(&node, index, above);
@@ -250,7 +253,7 @@ impl TxnTree {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Up to `limit` entries with keys from `from` (inclusive) to `to` (exclusive).
+    /// Returns up to `limit` entries with keys from `from` (inclusive) to `to` (exclusive).
     pub fn range(
         &self,
         source: &mut impl NodeSource,
@@ -272,7 +275,7 @@ impl TxnTree {
         Ok(found)
     }
 
-    /// The last entry of the tree.
+    /// Returns the last entry of the tree.
     pub fn last(&self, source: &mut impl NodeSource) -> Result<Option<Entry>> {
         let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(None) };
         while node.level > 0 {
@@ -314,7 +317,7 @@ impl TxnTree {
         Ok(id)
     }
 
-    /// Makes child `index` of the changed node `parent` private, and says which node it is.
+    /// Makes child `index` of the changed node `parent` private, and returns its id.
     fn child_mut(&mut self, sink: &mut impl NodeSink, parent: u64, index: usize) -> Result<u64> {
         let tree = self.tree;
         let link = Link::from_value(tree, self.node_mut(parent)?.value(index))?;
@@ -328,7 +331,7 @@ impl TxnTree {
         Ok(id)
     }
 
-    /// Sets the value of `key`, and returns the one it had.
+    /// Sets the value of `key` and returns the previous one.
     pub fn insert(
         &mut self,
         sink: &mut impl NodeSink,
@@ -340,7 +343,9 @@ impl TxnTree {
         if self.node_mut(root)?.is_overfull() {
             let level = self.node_mut(root)?.level + 1;
             if level > LEVEL_MAX {
-                return Err(Error::corrupt("tree", 0, "it is deeper than a tree can be"));
+                let what = format!("expected nodes up to level {LEVEL_MAX}, found level {level}");
+                let place = self.tree.location();
+                return Err(Error::corrupt("tree node", place, what));
             }
             let mut parent = Node::new(level);
             let first = self.node_mut(root)?.key(0).to_vec();
@@ -375,8 +380,8 @@ impl TxnTree {
         }
         let index = node.child_for(key);
         if node.key(index) > key {
-            // Below all that is there: the bound of the first child moves with it, so that the keys
-            // of a node stay sorted when the child is split, and stay bounds when nodes are joined.
+            // The key is below all others: the bound of the first child moves down to it, so that
+            // keys stay sorted when the child is split, and stay bounds when nodes are merged.
             node.set_key(index, key);
         }
         let child = self.child_mut(sink, id, index)?;
@@ -397,9 +402,9 @@ impl TxnTree {
         Ok(())
     }
 
-    /// Removes `key`, and returns the value it had.
+    /// Removes `key` and returns its value.
     pub fn remove(&mut self, sink: &mut impl NodeSink, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        // Looking first keeps the path clean when there is nothing to remove.
+        // Looking first keeps the path clean if there is nothing to remove.
         if self.get(sink, key)?.is_none() {
             return Ok(None);
         }
@@ -434,7 +439,7 @@ impl TxnTree {
         Ok(old)
     }
 
-    /// Joins a nearly empty child with a neighbour, where both fit in one node.
+    /// Merges a nearly empty child with a neighbour if both fit in one node.
     fn merge_child(&mut self, sink: &mut impl NodeSink, parent: u64, index: usize) -> Result<()> {
         let node = self.node_mut(parent)?;
         if node.len() < 2 {
@@ -458,7 +463,7 @@ impl TxnTree {
         Ok(())
     }
 
-    /// Drops roots that have a single child, or none.
+    /// Drops roots that have at most one child.
     fn shrink_root(&mut self) -> Result<()> {
         while let Link::Dirty(id) = self.root {
             let tree = self.tree;
@@ -494,10 +499,17 @@ impl TxnTree {
             for index in 0..node.len() {
                 if let Link::Dirty(child) = Link::from_value(self.tree, node.value(index))? {
                     let pointer = self.flush_node(sink, child)?;
-                    // Pointers with a longer checksum make it grow: not one of ours, which are split
-                    // long before, but one that was found on disk as long as any may be.
+                    // Pointers with a longer checksum make the node grow. Nodes of ours are split
+                    // long before that matters, but a node read from disk may already have the
+                    // maximum length.
                     if node.payload_len() > NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX {
-                        return Err(Error::corrupt("tree", 0, "a node is too long to be changed"));
+                        let what = format!(
+                            "expected a node of at most {} bytes to be changed, found one of {}",
+                            NODE_PAYLOAD_LIMIT - POINTER_LEN_MAX,
+                            node.payload_len()
+                        );
+                        let place = self.tree.location_of(node.key(index));
+                        return Err(Error::corrupt("tree node", place, what));
                     }
                     Arc::make_mut(&mut node).set_value(index, &pointer.to_bytes());
                 }
@@ -507,31 +519,31 @@ impl TxnTree {
     }
 }
 
-/// A changed node is not where it was put: only a defect of this module can cause it.
-fn lost(tree: u8, id: u64) -> Error {
-    Error::corrupt("tree", 0, format!("changed node {id} of tree {tree} is missing"))
+/// The error for a changed node that is missing, which only a defect of this module can cause.
+fn lost(tree: TreeId, id: u64) -> Error {
+    Error::internal(format!("changed node {id} of the {} tree is missing", tree.name()))
 }
 
 fn entry_of(node: &Node, index: usize) -> Entry {
     (node.key(index).to_vec(), node.value(index).to_vec())
 }
 
-/// A key that all keys of a node are below; nothing where there is no node behind it.
+/// A key that is greater than all keys of a node; `None` if no node follows.
 pub(super) type Bound<'a> = Option<&'a [u8]>;
 
-/// The bound of child `index` of a node whose own is `above`.
+/// Returns the bound of child `index` of a node whose own bound is `above`.
 pub(super) fn bound_behind<'a>(node: &'a Node, index: usize, above: Bound<'a>) -> Bound<'a> {
     if index + 1 < node.len() { Some(node.key(index + 1)) } else { above }
 }
 
-/// Checks that `child` is what entry `index` of `parent` may refer to: one level below, with keys
-/// from its own bound on and below the next. Where that is the last entry, the next bound is `above`,
-/// that of `parent` itself: without it, last children of many nodes could be one and the same, and
-/// the ways to what hangs below them more than can be walked. With it no node can be reached in two
-/// ways, and a walk of whatever is stored ends after as many nodes as there are. To follow one path,
-/// which is as long as the tree is deep, `above` is not needed.
+/// Checks that `child` is a valid child for entry `index` of `parent`: one level lower, with keys
+/// from its own bound up to the next. For the last entry the next bound is `above`, that of
+/// `parent` itself. Without it, the last children of many nodes could be one and the same node, and
+/// there could be more paths to the nodes below than can be walked. With it no node can be reached
+/// in two ways, so a walk of any stored bytes ends after as many nodes as there are. Following a
+/// single path, which is as long as the tree is deep, does not need `above`.
 pub(super) fn check_child(
-    tree: u8,
+    tree: TreeId,
     parent: &Node,
     index: usize,
     above: Bound<'_>,
@@ -545,12 +557,24 @@ pub(super) fn check_child(
     if child.level + 1 == parent.level && !child.is_empty() && is_inside() {
         return Ok(());
     }
-    Err(Error::corrupt(
-        "tree",
-        0,
-        format!(
-            "tree {tree}: a node of level {} has a child of level {} that does not belong there",
-            parent.level, child.level
+    let what = match child.level + 1 == parent.level {
+        true => {
+            "expected a child node with keys from that one up to the next of its parent, found \
+                 others or none"
+                .into()
+        }
+        false => format!(
+            "expected a child node of level {}, one below its parent, found level {}",
+            i16::from(parent.level) - 1,
+            child.level
         ),
-    ))
+    };
+    let place = tree.location_of(parent.key(index));
+    Err(Error::corrupt("tree node", place, what))
+}
+
+/// Reports an entry of an inner node, by its key, that is no pointer.
+pub(super) fn no_child_pointer(tree: TreeId, key: &[u8]) -> Error {
+    let what = "expected a pointer to a child node, found other bytes";
+    Error::corrupt("tree node", tree.location_of(key), what)
 }

@@ -1,8 +1,8 @@
-//! One leaf and the way to it: for walks that look at where nodes lie, and have some written anew.
+//! The path to a leaf: for walks that examine where nodes lie, and have some rewritten.
 //!
-//! Going from [`Path::next`] to [`Path::next`] meets every leaf, in order, also where the tree was
-//! changed in between. Renewing a node changes nothing but its place: its originals are retired like
-//! those of any changed node, and the next flush places the copies.
+//! Going from [`Path::next`] to [`Path::next`] visits every leaf, in order, even if the tree
+//! changes in between. Renewing a node changes only its place: the original is retired like that of
+//! any changed node, and the next flush places the copy.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::super::pointer::Pointer;
 use super::{Link, NodeSink, NodeSource, TxnTree, lost};
 use crate::error::Result;
 
-/// A leaf, and how it is reached.
+/// A leaf and the path to it.
 #[derive(Debug)]
 pub struct Path {
-    /// Where its nodes lie, from the root to the leaf; `None` for those that are changed and not
+    /// The places of the nodes from the root to the leaf; `None` for changed nodes that are not
     /// written yet.
     pub places: Vec<Option<Pointer>>,
     /// The leaf.
@@ -24,7 +24,7 @@ pub struct Path {
 }
 
 impl TxnTree {
-    /// The leaf in which `key` is, or would be; none where the tree is empty.
+    /// Returns the path to the leaf that holds `key` or would hold it; `None` if the tree is empty.
     pub fn path_to(&self, source: &mut impl NodeSource, key: &[u8]) -> Result<Option<Path>> {
         let mut link = self.root.clone();
         let Some(mut node) = self.resolve(source, &link)? else { return Ok(None) };
@@ -46,7 +46,7 @@ impl TxnTree {
         }
     }
 
-    /// Has the nodes on the way to `key` written anew, down to `depth` levels below the root.
+    /// Has the nodes on the path to `key` rewritten, down to `depth` levels below the root.
     pub fn renew(&mut self, sink: &mut impl NodeSink, key: &[u8], depth: usize) -> Result<()> {
         let mut id = self.root_mut(sink)?;
         for _ in 0..depth {

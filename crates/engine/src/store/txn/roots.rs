@@ -1,53 +1,55 @@
-//! The tree of roots: one small leaf in which a commit says where every tree begins, for a search of
-//! the pool when its superblocks are lost.
+//! The tree of roots: one small leaf in which a commit records where every tree begins, for
+//! searching a pool whose superblocks are lost.
 //!
 //! ```text
 //! tree number u8   -> the pointer to its root; no entry for an empty tree
-//! 0xff             -> end u64, next file u64, durable txg u64, and for each window: first sector u64,
-//!                     sectors u64
+//! 0xff             -> end u64, next file u64, durable txg u64, and for each window: first sector
+//!                     u64, sectors u64
 //! ```
 //!
-//! Without it a search could take the last nodes of a tree that has since become empty for live ones,
-//! and old patches for current bytes. It is written last, so the end and the windows are those from
-//! before it was placed itself: its own sectors are in use, whatever they say. A commit that leaves
-//! every root where it is (see [`crate::store::Store::seal`]) leaves this one, too: what it says is still right.
+//! Without it a search could mistake the last nodes of a tree that has since become empty for live
+//! ones, and old patches for current bytes. The leaf is written last, so its end and windows are
+//! those from before it was placed itself: its own sectors are in use, whatever they say. A commit
+//! that leaves every root where it is (see [`crate::store::Store::seal`]) leaves this one too: what
+//! it says is still right.
 
 use crate::error::Result;
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{Pointer, SECTOR_MAX};
-use crate::store::format::superblock::{NUMBER_MAX, Superblock, TREE_COUNT, WINDOW_COUNT_MAX};
-use crate::store::format::trees::ROOTS;
+use crate::store::format::superblock::{NUMBER_MAX, Superblock, WINDOW_COUNT_MAX};
+use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::tree::{NodeSink, TxnTree};
 use crate::store::txn::TxnCore;
 use crate::units::{Run, Sector, Txg};
 
-/// The key of what is not a root.
+/// The key of the entry that is not a root.
 const SPACE_KEY: [u8; 1] = [0xff];
 
-/// What the tree says of a state.
+/// The contents of the tree for one state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Roots {
     /// The roots of all trees but this one.
-    pub roots: [Option<Pointer>; TREE_COUNT],
+    pub roots: PerTree<Option<Pointer>>,
     /// Where the pool ended.
     pub end: Sector,
-    /// The identity that the next new file was to get.
+    /// The identity of the next new file.
     pub next_file_id: u64,
-    /// A state known to be durable when this was written, an earlier one.
+    /// An earlier state, known to be durable when this was written.
     pub durable_txg: Txg,
     /// Free runs that are in no tree.
     pub windows: Vec<Run>,
 }
 
 impl Roots {
-    /// Reads the leaf; `None` where it does not say what it must.
+    /// Decodes the leaf; `None` if it is malformed.
     pub fn decode(leaf: &Node) -> Option<Roots> {
-        let mut roots = [const { None }; TREE_COUNT];
+        let mut roots = PerTree::default();
         for index in 0..leaf.len().checked_sub(1)? {
-            let [tree] = leaf.key(index).try_into().ok()?;
-            (tree != ROOTS).then_some(())?;
-            *roots.get_mut(usize::from(tree))? = Some(Pointer::decode(leaf.value(index))?);
+            let [number] = leaf.key(index).try_into().ok()?;
+            let tree = TreeId::from_stored(number)?;
+            (tree != TreeId::Roots).then_some(())?;
+            roots[tree] = Some(Pointer::decode(leaf.value(index))?);
         }
         let last = leaf.len() - 1;
         (leaf.level == 0 && *leaf.key(last) == SPACE_KEY).then_some(())?;
@@ -65,7 +67,7 @@ impl Roots {
 }
 
 impl Roots {
-    /// What a superblock would say of the state that wrote this as `txg`, as far as it is known.
+    /// Returns the superblock of the state that wrote this as `txg`, as far as it is known.
     pub fn superblock(self, txg: Txg) -> Superblock {
         Superblock {
             durable_txg: self.durable_txg.min(txg),
@@ -78,21 +80,22 @@ impl Roots {
     }
 }
 
-/// Gives up the leaf of the state before. To be done while what is freed can still be recorded.
+/// Retires the leaf of the previous state, while freed runs can still be recorded.
 pub(in crate::store) fn begin(sink: &mut impl NodeSink, tree: &mut TxnTree) -> Result<()> {
     tree.insert(sink, &SPACE_KEY, &[]).map(drop)
 }
 
-/// Fills the leaf, when nothing else of the commit needs space any more.
+/// Fills the leaf, once nothing else in the commit needs space any more.
 pub(in crate::store) fn fill(
     core: &mut TxnCore,
     tree: &mut TxnTree,
-    roots: &[Option<Pointer>; TREE_COUNT],
+    roots: &PerTree<Option<Pointer>>,
 ) -> Result<()> {
-    for (number, root) in (0..).zip(roots).filter(|(number, _)| *number != ROOTS) {
+    for (tree_id, root) in roots.iter().filter(|(tree_id, _)| *tree_id != TreeId::Roots) {
+        let key = [tree_id.number()];
         match root {
-            Some(root) => tree.insert(core, &[number], &root.to_bytes())?,
-            None => tree.remove(core, &[number])?,
+            Some(root) => tree.insert(core, &key, &root.to_bytes())?,
+            None => tree.remove(core, &key)?,
         };
     }
     let mut value = Vec::new();

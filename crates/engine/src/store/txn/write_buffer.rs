@@ -1,9 +1,10 @@
-//! Writes on their way to the device: neighbours are joined, so that a commit is few system calls.
+//! Buffers writes on their way to the device and joins adjacent ones, so that a commit takes few
+//! system calls.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
 
-/// Buffered writes are handed to the device when they reach this.
+/// Buffered writes go to the device when they reach this length.
 const WRITE_BUFFER_LEN: usize = 4 << 20;
 
 /// Writes that have not reached the device, in the order in which they were made.
@@ -41,7 +42,7 @@ impl WriteBuffer {
             done += 1;
             Ok(())
         });
-        // What could not be written is kept: the transaction goes on to refer to it.
+        // Failed writes are kept, since the transaction still refers to them.
         self.chunks.drain(..done);
         if written.is_ok() {
             self.buffered = 0;
@@ -49,7 +50,7 @@ impl WriteBuffer {
         written
     }
 
-    /// Whether it is time to hand the writes on.
+    /// Whether it is time to flush.
     pub fn is_full(&self) -> bool {
         self.buffered >= WRITE_BUFFER_LEN
     }

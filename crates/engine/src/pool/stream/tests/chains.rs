@@ -25,7 +25,7 @@ pub fn chain(seed: u64, whole: bool) -> Chain {
     let pool = new_pool(&device, 9, &[]);
     let (mut tree, mut rng) = (Tree::default(), Rng(seed));
     grow(&pool, &mut tree, &mut rng, 70);
-    // Something big enough to be moved about in.
+    // The scope should be large enough to move files around in it.
     let scope = match whole {
         true => ROOT,
         false => tree.directories.get(1).copied().unwrap_or(ROOT),
@@ -167,7 +167,7 @@ fn a_cut_incremental_stream_changes_nothing_and_goes_on() {
         take(&pool, &chain.stream(None, 0, None)).unwrap();
         let before = pool.state().stats().data();
         take(&pool, &stream[..stream.len() - 10]).unwrap_err();
-        // A stream may have nothing to say but its end.
+        // A stream may consist of nothing but its end.
         let is_kept = pool.receive_token(ROOT, b"copy").unwrap().is_some();
         given_up += usize::from(is_kept);
         assert_eq!(pool.abort_receive(ROOT, b"copy").unwrap(), is_kept, "seed {seed}");

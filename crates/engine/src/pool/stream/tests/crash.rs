@@ -1,4 +1,4 @@
-//! Losses of power in the middle of a receive.
+//! Power losses in the middle of a receive.
 
 use std::sync::Arc;
 
@@ -9,15 +9,16 @@ use crate::pool::{Pool, ROOT, ReceiveOptions};
 use crate::test_common::sim_device::{Disk, SimDevice};
 use crate::test_common::{Rng, options, problems};
 
-/// How many losses of power there are for each stream.
+/// How many power losses are simulated for each stream.
 const CRASH_COUNT: usize = 24;
 
 fn small() -> ReceiveOptions<'static> {
     ReceiveOptions { batch_len: 6_000, ..ReceiveOptions::default() }
 }
 
-/// Receives the stream to snapshot `to` again and again, each time with another loss of power, and goes on with
-/// what is left. Returns how often there was something to go on from, and how often it was all there.
+/// Receives the stream to snapshot `to` again and again, each time with another power loss, and
+/// continues from the remaining image. Returns how often there was something to resume, and how
+/// often everything was there.
 fn crash(chain: &Chain, from: Option<usize>, to: usize, seed: u64) -> (usize, usize) {
     let device = SimDevice::new(Vec::new());
     let handle: Arc<dyn Device> = device.handle();

@@ -1,4 +1,5 @@
-//! Two copies of one pool file that went on apart: they have the same guid and the same txgs, and other bytes.
+//! Two copies of one pool file that continued separately: they have the same guid and the same
+//! txgs, but other content.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::store::Durability;
 use crate::test_common::{Rng, options, problems};
 use crate::units::FileId;
 
-/// A pool with one file, and a copy of it as it was with the snapshot `s0`.
+/// A pool with one file, and a copy made with the snapshot `s0`, both changed since.
 struct Pair {
     pools: [Pool; 2],
     file: FileId,
@@ -89,7 +90,7 @@ fn an_incremental_stream_wants_the_very_snapshot_that_it_starts_from() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// What both copies have is the same snapshot in both.
+/// A snapshot that both copies contain is the same in both.
 #[test]
 fn a_copy_goes_on_from_what_it_has_in_common() {
     let Pair { pools: [one, other], .. } = pair();
@@ -113,7 +114,7 @@ fn a_stream_goes_on_only_from_the_pool_that_began_it() {
         let token = pool.receive_token(ROOT, b"copy").unwrap();
         assert!(token.is_some_and(|token| token.frames > 0));
         stream(&other, ROOT, (base, b"s1"), token).unwrap_err();
-        // All of it instead is another stream as well.
+        // The complete stream of the other pool is a different stream, too.
         let all = stream(&other, ROOT, (base, b"s1"), None).unwrap();
         assert!(matches!(take(&pool, &all), Err(Error::Invalid(_))));
         let file = take(&pool, &stream(&one, ROOT, (base, b"s1"), token).unwrap()).unwrap().file;
@@ -121,7 +122,7 @@ fn a_stream_goes_on_only_from_the_pool_that_began_it() {
     }
 }
 
-/// Of one snapshot, too: what changed in one file is nothing for another one.
+/// Even within one snapshot, changes to one file do not apply to another.
 #[test]
 fn an_incremental_stream_is_of_the_same_file() {
     let Pair { pools: [one, _], file } = pair();
@@ -132,7 +133,7 @@ fn an_incremental_stream_is_of_the_same_file() {
     assert!(matches!(take(&pool, &wrong), Err(Error::NotFound { .. })));
 }
 
-/// Where the target lies, how it is called, and how many names it has, is nobody's business but the receiver's.
+/// The place, the name and the number of names of the target concern only the receiver.
 #[test]
 fn a_target_with_another_name_takes_what_follows() {
     let Pair { pools: [one, _], file } = pair();
@@ -182,7 +183,7 @@ fn streams_may_follow_each_other_and_nothing_else_may() {
     }
 }
 
-/// Nothing that is there any more is in the way.
+/// Nothing is left that would prevent receiving it again.
 #[test]
 fn what_was_received_and_destroyed_can_be_received_again() {
     let Pair { pools: [one, _], .. } = pair();

@@ -1,4 +1,4 @@
-//! Random trees of files, and comparing two of them.
+//! Random trees of files, and comparisons between them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,20 +7,26 @@ use crate::device::Device;
 use crate::pool::namespace::entries;
 use crate::pool::{Attributes, CreateOptions, FileOwner, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
-use crate::store::trees::MAP;
+use crate::store::trees::TreeId;
 use crate::test_common::{Rng, first_difference, options, read_all};
-use crate::units::FileId;
+use crate::units::{Ashift, FileId};
 
 pub fn new_pool(device: &Arc<dyn Device>, ashift: u8, properties: &[(Property, &str)]) -> Pool {
     let mut properties: Vec<_> =
         properties.iter().map(|(property, text)| (*property, (*text).to_string())).collect();
     properties.push((Property::RecordSize, "16K".into()));
     let guid = [ashift; 16];
-    let create = CreateOptions { guid, ashift, properties, file_name: None };
+    let create = CreateOptions {
+        guid,
+        ashift: Ashift::new(ashift).unwrap(),
+        properties,
+        file_name: None,
+        file_mode: 0,
+    };
     Pool::create(Arc::clone(device), &create, options(1 << 20)).unwrap()
 }
 
-/// What the files of a pool hold.
+/// The expected content of the files of a pool.
 #[derive(Clone, Default)]
 pub struct Tree {
     pub files: BTreeMap<FileId, Vec<u8>>,
@@ -28,7 +34,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Compares with what is at a path of another pool, as its names say.
+    /// Asserts that the tree at a path of another pool contains the same files.
     pub fn assert_read(&self, pool: &Pool, path: &[u8], seed: u64) {
         let root = pool.resolve(path).unwrap().file;
         let mut met: Vec<Vec<u8>> = Vec::new();
@@ -65,7 +71,7 @@ fn attributes(kind: Kind, rng: &mut Rng) -> Attributes {
     }
 }
 
-/// Makes so many random changes.
+/// Makes `count` random changes.
 pub fn grow(pool: &Pool, tree: &mut Tree, rng: &mut Rng, count: usize) {
     if tree.directories.is_empty() {
         tree.directories.push(ROOT);
@@ -156,7 +162,7 @@ fn any_file(tree: &Tree, rng: &mut Rng) -> Option<FileId> {
     tree.files.keys().nth(rng.below(count.max(1)) as usize).copied()
 }
 
-/// Writes here and there: whole records, some pages, a few bytes; cuts; leaves holes.
+/// Writes at random places: whole records, some pages, a few bytes; truncates; leaves holes.
 fn write(pool: &Pool, tree: &mut Tree, rng: &mut Rng, id: FileId) {
     let file = pool.file(id).unwrap();
     let bytes = tree.files.get_mut(&id).unwrap();
@@ -184,22 +190,21 @@ fn write(pool: &Pool, tree: &mut Tree, rng: &mut Rng, id: FileId) {
     }
 }
 
-/// Makes a copy of a file's records into a new one, which shares their extents.
+/// Copies the records of a file to a new one, sharing their extents.
 fn share(pool: &Pool, tree: &mut Tree, rng: &mut Rng) {
-    use crate::pool::extents::{piece_key, pieces_in};
-    use crate::store::trees::PATCHES;
+    use crate::pool::extents::{file_extent_key, file_extents_in};
     let Some(id) = any_file(tree, rng) else { return };
     let like = attributes(Kind::File, rng);
     let Ok(copy) = pool.edit(0, |edit| edit.create(ROOT, &name(rng), &like)) else { return };
     pool.edit(0, |edit| {
         let len = edit.attributes(id)?.len;
         let txn = edit.txn();
-        for tree in [MAP, PATCHES] {
-            for piece in pieces_in(txn, tree, id, 0, u64::MAX, usize::MAX)? {
-                let shared = txn.share(&piece.pointer)?.unwrap();
+        for tree in [TreeId::Map, TreeId::Patches] {
+            for extent in file_extents_in(txn, tree, id, 0, u64::MAX, usize::MAX)? {
+                let shared = txn.share(&extent.pointer)?.unwrap();
                 let ashift = txn.store().ashift();
-                txn.stats_mut().count_data(&shared, ashift, tree == PATCHES, true);
-                txn.insert(tree, &piece_key(copy, piece.start), &shared.to_bytes())?;
+                txn.stats_mut().count_data(&shared, ashift, tree == TreeId::Patches, true);
+                txn.insert(tree, &file_extent_key(copy, extent.start), &shared.to_bytes())?;
             }
         }
         crate::pool::namespace::entries::set_len(txn, copy, len)
@@ -223,8 +228,8 @@ fn listed(pool: &Pool, scope: FileId) -> Listed {
     listed
 }
 
-/// Compares two trees: names, kinds, attributes, properties, extended attributes, targets, content, and which names
-/// are of one file.
+/// Compares two trees: names, kinds, attributes, properties, extended attributes, link targets,
+/// content, and which names refer to the same file.
 pub fn assert_same(left: &Pool, left_scope: FileId, right: &Pool, right_scope: FileId, seed: u64) {
     let (a, b) = (listed(left, left_scope), listed(right, right_scope));
     let paths = |listed: &Listed| -> Vec<String> {

@@ -1,6 +1,7 @@
-//! Files made of few different records, beside what they must hold: written, cut, folded, repacked, moved, opened
-//! anew and written by two processes, with deduplication changing from file to file, and the index dropped, pruned
-//! and built anew in between. After every step nothing is lost, and every reference is counted.
+//! Files made of few different records, beside their expected content. They are written, truncated,
+//! folded, repacked, moved, reopened and written by two processes. Deduplication changes from file
+//! to file, and the index is dropped, pruned and rebuilt in between. After every step nothing is
+//! lost, and every reference is counted.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ const FILE_COUNT: usize = 4;
 const SLOT_COUNT: u64 = 12;
 const ALPHABET_LEN: usize = 9;
 
-/// What happened: a test in which nothing did shows nothing.
+/// Counts what happened, to prove that the test exercised everything.
 #[derive(Debug, Default)]
 struct Happened {
     shared: u64,
@@ -59,7 +60,7 @@ impl Model {
         Model { sim, pools, files, bytes, alphabet, rng, label: String::new(), happened }
     }
 
-    /// A process, which has seen what the other did.
+    /// Returns one of the processes, after it has seen the other's changes.
     fn pool(&mut self) -> Pool {
         let pool = self.rng.pick(&[0, 1]);
         let pool = self.pools[pool].clone();
@@ -225,7 +226,7 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         }
         model.note_index(0);
         model.note_index(1);
-        // When all is gone, so is what was counted.
+        // Once all files are empty, nothing is counted as shared any more.
         let pool = model.pool();
         for file in &model.files {
             let file = pool.file(*file).unwrap();

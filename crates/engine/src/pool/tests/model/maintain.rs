@@ -1,18 +1,18 @@
-//! The part of the model test that goes on beside the writer: small edits, which become deltas, and
-//! folding, repacking and sinking, whose steps must not change what a file says.
+//! The part of the model test that runs beside the writer: small edits, which become deltas, and
+//! folding, repacking and sinking, whose steps must not change the content of a file.
 
 use super::{Pair, places};
 use crate::error::{Error, Result};
 use crate::pool::{Fold, Property, Repack, Settings, Step, StepLimits};
 use crate::store::Patience;
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::trees::PATCHES;
+use crate::store::trees::TreeId;
 use crate::test_common::problems;
 
-/// What a run went through: a test in which nothing happened shows nothing.
+/// Counts what a run went through, to prove that the test exercised everything.
 #[derive(Debug, Default)]
 pub(super) struct Maintained {
-    /// The repack that goes on.
+    /// The repack in progress.
     repack: Option<Repack>,
     embedded_deltas: u64,
     delta_extents: u64,
@@ -60,7 +60,7 @@ impl Maintained {
 }
 
 impl Pair {
-    /// Changes a few bytes of some pages that were read before, as updates of rows do.
+    /// Changes a few bytes of some pages that were just read, like updates of rows.
     pub(super) fn edit(&mut self) {
         if self.current.is_empty() {
             return;
@@ -83,7 +83,7 @@ impl Pair {
         }
     }
 
-    /// Some steps of one of the rewritings, with changes in between that are not committed.
+    /// Takes some steps of one kind of rewriting, with uncommitted changes in between.
     pub(super) fn maintain(&mut self) {
         let kind = self.rng.below(6);
         let which = self.rng.pick(&[Fold::Due, Fold::All]);
@@ -130,7 +130,12 @@ impl Pair {
             next = step.next;
         }
         if kind < 2 && which == Fold::All && is_whole {
-            assert_eq!(places(&self.pool, PATCHES), [0; 4], "{}: patches are left", self.label);
+            assert_eq!(
+                places(&self.pool, TreeId::Patches),
+                [0; 4],
+                "{}: patches are left",
+                self.label
+            );
         }
     }
 
@@ -142,7 +147,7 @@ impl Pair {
         }
     }
 
-    /// Goes on with a repack, or begins one. False where the pool was busy.
+    /// Continues a repack, or begins one. Returns false if the pool was busy.
     fn begin_repack(&mut self) -> bool {
         if self.maintained.repack.is_some() && !self.rng.one_in(10) {
             return true;
@@ -163,7 +168,8 @@ impl Pair {
         true
     }
 
-    /// Checks what a step did. Nothing where the pool was busy with what the writer wrote ahead.
+    /// Checks the result of a step. Returns `None` if the pool was busy because the writer wrote
+    /// ahead.
     fn accept(&mut self, done: Result<Step>) -> Option<Step> {
         self.maintained.beside_changes += u64::from(self.file.is_dirty());
         if matches!(done, Err(Error::Busy)) && self.file.is_dirty() {
@@ -177,7 +183,8 @@ impl Pair {
         assert_eq!(problems(&self.pool).unwrap(), Vec::<String>::new(), "{}", self.label);
         if self.rng.one_in(3) {
             match self.pool.store().make_durable() {
-                // It takes a transaction where the pool was just opened, and the writer has one.
+                // This needs a transaction if the pool was just opened, and the writer may hold
+                // one.
                 Err(Error::Busy) if self.file.is_dirty() => self.maintained.refused += 1,
                 done => done.unwrap(),
             }
@@ -188,7 +195,7 @@ impl Pair {
         Some(step)
     }
 
-    /// What a repack has done so far survives opening the pool anew, its goal included.
+    /// Asserts that the progress and the goal of a repack survive reopening the pool.
     pub(super) fn assert_repack_is_kept(&mut self) {
         let found = self.pool.unfinished_repack(self.file.id()).unwrap();
         let kept = self.maintained.repack.take();
@@ -197,7 +204,7 @@ impl Pair {
             (None, None) => {}
             (Some(found), Some(kept)) => {
                 assert_eq!(found.goal, kept.goal, "{label}");
-                // Steps that found nothing to do need not be kept.
+                // Steps that found nothing to do need not be recorded.
                 assert!(found.position <= kept.position, "{label}: {found:?}, {kept:?}");
                 self.maintained.repacks_resumed += u64::from(found.position > 0);
             }

@@ -1,4 +1,4 @@
-//! What a file system holds, in maps.
+//! A model of a file system, in maps.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl Node {
     }
 }
 
-/// Everything there is.
+/// The whole file system.
 pub struct Model {
     root: FileId,
     nodes: BTreeMap<FileId, Node>,
@@ -118,7 +118,7 @@ impl Model {
         Some(())
     }
 
-    /// Every path, a directory before what is in it.
+    /// Returns every path, a directory before its entries.
     pub fn paths(&self) -> Vec<(Vec<u8>, FileId)> {
         let mut found = Vec::new();
         self.paths_below(self.root, &[], &mut found);

@@ -1,4 +1,5 @@
-//! Somebody changes a region while it is compressed anew: it is left as it is, and nothing is lost.
+//! Another process changes a region while it is recompressed: the region is left as it is, and
+//! nothing is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +13,11 @@ use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
 use crate::units::Txg;
 
-/// Its name, and what is done to the file.
+/// A change of the file, with its name.
 type Change = (&'static str, fn(&File));
 
-/// Changes that another process makes between looking and storing, each of one region of 64 KiB that
-/// begins at 128 KiB and holds records of 16 KiB.
+/// Changes that another process makes between gathering and storing. Each hits one region of 64 KiB
+/// that begins at 128 KiB and holds records of 16 KiB.
 const CHANGES: [Change; 8] = [
     ("a row", |file| file.write_at(b"row", 140_000).unwrap()),
     ("the row that has a patch", |file| file.write_at(b"again", 136_000).unwrap()),
@@ -71,12 +72,12 @@ fn a_region_that_changed_meanwhile_is_left_alone() {
             if repacks {
                 assert_eq!((step.overtaken, step.rewritten), (1, 4), "{label}");
             } else {
-                // Records are folded one by one, so that it may be another that changed.
+                // Records are folded one by one, so the change may have hit another record.
                 assert!(step.overtaken <= 1 && step.overtaken + step.rewritten == 3, "{label}");
                 let hits_patched = !["a page", "a record", "what was a hole"].contains(&name);
                 assert_eq!(step.overtaken == 1, hits_patched, "{label}");
             }
-            // Another pass has it all.
+            // Another pass rewrites everything.
             repack.position = 0;
             finish_repack(&pool, &mut repack, &steps_of(1));
             assert_as_wanted(&pool, &goal);
@@ -95,7 +96,7 @@ fn the_file_becomes_shorter_or_longer_meanwhile() {
         let mut rng = Rng(12);
         let properties = [(Property::RecordSize, "32K")];
         let fixture = Fixture::on(Arc::clone(&below), 12, &properties, rng.text(10_000));
-        // What is behind the end of the record is zero, and nowhere.
+        // Bytes past the end of the record are zeros, and not stored.
         fixture.file.set_len(40_000).unwrap();
         fixture.file.commit(Durability::Visible).unwrap();
         let between = Meanwhile::on(Arc::clone(&below));
@@ -109,7 +110,7 @@ fn the_file_becomes_shorter_or_longer_meanwhile() {
             other.commit(Durability::Visible).unwrap();
         });
         pool.repack_step(&mut repack, &StepLimits::default(), None).unwrap();
-        // It grows again over what was cut off.
+        // The file grows again over the part that was cut off.
         let file = only_file(&pool).unwrap();
         file.set_len(200_000).unwrap();
         file.write_at(b"end", 150_000).unwrap();
@@ -124,8 +125,8 @@ fn the_file_becomes_shorter_or_longer_meanwhile() {
     }
 }
 
-/// What a writer has written ahead holds the pool: a step without patience says so, and neither
-/// harms the other.
+/// A writer that has written ahead holds the pool: a step without patience reports that, and
+/// neither harms the other.
 #[test]
 fn a_step_beside_uncommitted_changes() {
     let mut rng = Rng(13);
@@ -135,7 +136,7 @@ fn a_step_beside_uncommitted_changes() {
     let (pool, file) = (fixture.pool.clone(), Arc::clone(&fixture.file));
     let goal = settings(&[(Property::RecordSize, "64K"), (Property::Compression, "lz4")]);
     let mut repack = pool.begin_repack(file.id(), goal, Patience::None).unwrap();
-    // Changes in memory only: the step goes below them.
+    // Changes in memory only do not affect the step.
     file.write_at(b"uncommitted", 5000).unwrap();
     file.set_len(250_000).unwrap();
     fixture.bytes[5000..5011].copy_from_slice(b"uncommitted");
@@ -145,7 +146,7 @@ fn a_step_beside_uncommitted_changes() {
     assert!(read_all(&file).unwrap() == fixture.bytes);
     file.commit(Durability::Visible).unwrap();
     fixture.assert_whole();
-    // More than is kept in memory: the pool is taken until the commit.
+    // More changes than fit into memory hold the pool until the commit.
     let small = Pool::open(Arc::clone(&fixture.device), options(10_000)).unwrap();
     let ahead = only_file(&small).unwrap();
     ahead.write_at(&rng.text(50_000), 100_000).unwrap();
@@ -160,7 +161,7 @@ fn a_step_beside_uncommitted_changes() {
     assert_eq!(small.unfinished_repack(file.id()).unwrap(), None);
 }
 
-/// Ends the other threads, whatever ends this one.
+/// Stops the other threads, however this one ends.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -169,8 +170,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Two engines on one file, as two processes have them: one is written to by a thread while the
-/// other repacks and folds, and a third thread folds in the first.
+/// Two engines use one file, like two processes. A thread writes through the first while the second
+/// repacks and folds, and a third thread folds through the first.
 #[test]
 fn writers_and_rewriters_at_once() {
     let temporary = tempfile::NamedTempFile::new().unwrap();

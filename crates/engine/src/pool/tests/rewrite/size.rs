@@ -1,5 +1,5 @@
-//! How much is folded with a commit, how large a pool becomes by small updates, and how well an
-//! estimate tells what a repack comes to.
+//! How much a commit folds, how large small updates make a pool, and how accurate estimates of a
+//! repack are.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use super::{Fixture, finish_repack, settings};
 use crate::device::{Device, MemoryDevice};
 use crate::pool::write::fold_budget;
 use crate::pool::{Fold, Options, Pool, Property, StepLimits};
-use crate::store::trees::{MAP, PATCHES};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::{Rng, create_options, only_file, problems, read_all};
 
-/// With room in its cache for all of these files: so deltas can be made.
+/// Creates a pool whose cache holds all of these files, so that deltas can be made.
 fn create_cached(device: &Arc<dyn Device>, properties: &[(Property, &str)]) -> Pool {
     let options = Options { threads: 1, ..Options::new(64 << 20) };
     Pool::create(Arc::clone(device), &create_options(9, properties), options).unwrap()
@@ -22,7 +22,7 @@ fn a_commit_folds_no_more_than_its_budget() {
     let (count, span) = (256, 32 << 10);
     let text = Rng(21).text(count * span);
     let mut fixture = Fixture::new(21, &[(Property::RecordSize, "32K")], text);
-    // Two pages of noise are more than half of what a record takes.
+    // Two pages of noise take more than half of a record's stored length.
     for page in [1, 3] {
         for record in 0..count {
             let at = record * span + page * 4096;
@@ -32,7 +32,7 @@ fn a_commit_folds_no_more_than_its_budget() {
         }
         fixture.file.commit(Durability::Visible).unwrap();
     }
-    // All are due now. Each commit folds its share of those that it changes, in order.
+    // All records are due now. Each commit folds its share of the records it changes, in order.
     let mut left = count;
     for round in 0..3 {
         let before = fixture.pool.state().txg();
@@ -42,7 +42,7 @@ fn a_commit_folds_no_more_than_its_budget() {
             fixture.bytes[at] = b'x';
         }
         fixture.file.commit(Durability::Visible).unwrap();
-        let records = fixture.pieces(MAP);
+        let records = fixture.file_extents(TreeId::Map);
         let folded = records.iter().filter(|record| record.pointer.birth > before).count();
         let allowed = fold_budget((count * 4096) as u64) as usize / span;
         assert_eq!(allowed, 24);
@@ -50,17 +50,17 @@ fn a_commit_folds_no_more_than_its_budget() {
         left -= folded;
     }
     fixture.assert_whole();
-    // The rest is for the maintenance.
+    // The rest is left to maintenance.
     let done = fixture.pool.fold(Fold::Due, &StepLimits::default(), &mut |_| true).unwrap();
-    // One or two were so small that they were folded before.
+    // One or two were so small that they were folded earlier.
     assert!((left - 4..=left).contains(&(done.rewritten as usize)), "{left}: {done:?}");
     let limits = StepLimits::default();
     assert_eq!(fixture.pool.fold(Fold::Due, &limits, &mut |_| true).unwrap().rewritten, 0);
     fixture.assert_whole();
 }
 
-/// Updates of rows for as long as it takes leave a pool that is hardly larger, and one fold makes it
-/// as small as if everything had been written at once.
+/// Many small updates leave a pool that is hardly larger, and one fold makes it as small as if
+/// everything had been written at once.
 #[test]
 fn small_edits_do_not_make_a_pool_grow() {
     const EDITS: usize = 30_000;
@@ -86,8 +86,8 @@ fn small_edits_do_not_make_a_pool_grow() {
     let stats = *pool.state().stats();
     let held = stats.data().allocated + stats.nodes.allocated;
     println!("{before} bytes became {after}, of which {held} are in use; {:?}", stats.patches);
-    // Every page has changed about ten times: what the patches of a record take stays below half of
-    // what it takes itself. Sectors that deltas gave up are used again once an eighth of the pool is free.
+    // Every page has changed about ten times. The patches of a record take less than half of its
+    // own size, and the sectors freed by deltas are reused once an eighth of the pool is free.
     assert!(stats.patches.records > 2500, "{:?}", stats.patches);
     assert!(held as f64 <= 1.35 * before as f64, "{before} bytes became {held}");
     assert!(after as f64 <= 1.7 * before as f64, "{before} bytes became {after}");
@@ -108,7 +108,7 @@ fn small_edits_do_not_make_a_pool_grow() {
     assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
 }
 
-/// Regions that compress well, badly and not at all, of very different lengths.
+/// Returns regions of very different lengths that compress well, badly or not at all.
 fn uneven(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < len {
@@ -131,7 +131,7 @@ fn uneven(rng: &mut Rng, len: usize) -> Vec<u8> {
 
 #[test]
 fn an_estimate_tells_what_a_repack_comes_to() {
-    // Of the longest records six, then.
+    // Six of the longest records.
     const SAMPLE_LEN: u64 = 6 << 20;
     let mut worst: f64 = 0.0;
     for (seed, goal, record_size) in
@@ -145,10 +145,10 @@ fn an_estimate_tells_what_a_repack_comes_to() {
         fixture.edit(&pages, 30);
         let goal = settings(&[(Property::Compression, goal), (Property::RecordSize, record_size)]);
         let (pool, id) = (&fixture.pool, fixture.file.id());
-        let (txg, patches) = (pool.state().txg(), fixture.pieces(PATCHES));
+        let (txg, patches) = (pool.state().txg(), fixture.file_extents(TreeId::Patches));
         let found = pool.estimate_repack(id, goal, SAMPLE_LEN, None, &mut |_| true).unwrap();
         assert_eq!(pool.state().txg(), txg, "an estimate changes nothing");
-        assert_eq!(fixture.pieces(PATCHES), patches);
+        assert_eq!(fixture.file_extents(TreeId::Patches), patches);
         assert!(
             (SAMPLE_LEN - (1 << 20)..SAMPLE_LEN + (2 << 20)).contains(&found.sampled_len),
             "{found:?}"
@@ -163,7 +163,7 @@ fn an_estimate_tells_what_a_repack_comes_to() {
         );
         worst = worst.max(off.abs());
         fixture.assert_whole();
-        // Nothing is left to estimate, but for what is raw and may always be tried again.
+        // Nothing is left to estimate except raw records, which may always be tried again.
         let again = fixture.pool.estimate_repack(id, goal, 1 << 20, None, &mut |_| true).unwrap();
         assert!(again.rewrite_len < found.rewrite_len, "{again:?}");
     }

@@ -1,29 +1,31 @@
-//! Giving up an index that is damaged. It is a hint, so nothing is lost but what it takes; but where a node of it cannot be
-//! read, nothing says where the rest of it lies. So all others are gone over, and what nobody has was its.
+//! Discards a damaged index. It is a hint, so only its own space needs recovering; but if a node of
+//! it cannot be read, nothing tells where the rest lies. So all other trees are walked, and the
+//! space that none of them uses belonged to the index.
 
 use std::sync::Arc;
 
 use super::Index;
 use crate::error::Result;
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::dead::parse_dead;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::pointer::data_pointer;
+use crate::store::format::pointer::pointer_in;
 use crate::store::format::stats::PoolStats;
-use crate::store::format::trees::{ALL, DEAD, DICTIONARIES, INDEX, OF_POINTERS};
-use crate::store::recover::verify::{Met, Space, walk_tree};
+use crate::store::format::trees::TreeId;
 use crate::store::sharing::index::parse_index_key;
-use crate::store::snapshots::dead::parse_dead;
+use crate::store::space::account::SpaceAccount;
 use crate::store::tree::TxnTree;
+use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::txn::Txn;
 use crate::store::{Durability, Patience, State, Store};
 use crate::units::{Run, Txg};
 
-/// How many states are looked at, where each is overtaken meanwhile.
+/// How many states are examined if each one is overtaken in the meantime.
 const LOOK_COUNT_MAX: usize = 8;
 
 impl Store {
-    /// Whether every node of the index, as a state has it, can be read and says what it should; those up to `older` are
-    /// not looked at. Of a state that others may have moved on from, damage says nothing.
+    /// Whether every node of a state's index newer than `older` can be read and is well-formed. If
+    /// others may have moved on from that state, damage proves nothing.
     pub(super) fn index_is_sound_in(&self, state: &State, older: Txg) -> Result<bool> {
         match self.walk_index(state, older, &mut |_| Ok(())) {
             Err(error) if error.is_corruption() => Ok(false),
@@ -31,7 +33,7 @@ impl Store {
         }
     }
 
-    /// Whether every node of the newest index can be read and says what it should.
+    /// Whether every node of the newest index can be read and is well-formed.
     pub(crate) fn index_is_sound(&self) -> Result<bool> {
         self.newest_index_is_good(&mut |_| Ok(()))
     }
@@ -41,9 +43,9 @@ impl Store {
         self.newest_index_is_good(&mut |pointer| self.read_uncached(pointer).map(drop))
     }
 
-    /// What cannot be read of a state that others have moved on from may have been used again meanwhile: only what
-    /// the newest one has is damaged. Where that is not to be had, because a writer is faster each time, nothing is known
-    /// to be.
+    /// Whether the newest state's index is intact. Unreadable parts of an overtaken state may have
+    /// been reused meanwhile, so only the newest state counts. If a writer overtakes every attempt,
+    /// no damage is proven, and this returns true.
     fn newest_index_is_good(
         &self,
         read_part: &mut dyn FnMut(&Pointer) -> Result<()>,
@@ -62,26 +64,27 @@ impl Store {
         Ok(true)
     }
 
-    /// Goes over the nodes of the index, and with `read_part` over what they lead to, up to the first that is damaged.
+    /// Walks the nodes of the index, and calls `read_part` for what they point to, up to the first
+    /// damage.
     fn walk_index(
         &self,
         state: &State,
         older: Txg,
         read_part: &mut dyn FnMut(&Pointer) -> Result<()>,
     ) -> Result<()> {
-        let Some(root) = &state.superblock.roots[usize::from(INDEX)] else { return Ok(()) };
-        walk_tree(self, INDEX, root, older, &mut |met| match met {
+        let Some(root) = &state.superblock.roots[TreeId::Index] else { return Ok(()) };
+        walk_tree(self, TreeId::Index, root, older, &mut |met| match met {
             Met::Node(..) => Ok(()),
             Met::Entry(_, key, value) => {
                 parse_index_key(key)?;
-                read_part(&data_pointer(value)?)
+                read_part(&pointer_in(TreeId::Index, key, value)?)
             }
             Met::Damage(_, error) => Err(error),
         })
     }
 
-    /// Gives up the whole index, without reading any of it, in one transaction: others wait while the rest of
-    /// the pool's trees is walked. That must be whole.
+    /// Discards the whole index without reading any of it, in one transaction: others wait while
+    /// the pool's other trees, which must be intact, are walked.
     pub(super) fn discard_index(
         self: &Arc<Store>,
         checksum: ChecksumKind,
@@ -89,7 +92,7 @@ impl Store {
     ) -> Result<()> {
         let mut txn = self.begin_with(checksum, patience)?;
         let (gaps, counted) = all_but_the_index(&txn)?;
-        txn.trees[usize::from(INDEX)] = TxnTree::new(INDEX, None);
+        txn.trees[TreeId::Index] = TxnTree::new(TreeId::Index, None);
         txn.core.stats.nodes = counted.nodes;
         for gap in gaps {
             txn.free_extent(gap, Txg(0))?;
@@ -104,14 +107,15 @@ impl Store {
     }
 }
 
-/// What no other tree has, and the count of nodes without those of the index.
+/// Returns the runs that no other tree uses, and the statistics of nodes without those of the
+/// index.
 fn all_but_the_index(txn: &Txn) -> Result<(Vec<Run>, PoolStats)> {
     let (store, state) = (&txn.core.store, &txn.core.base);
-    let mut space = Space::new(store, state);
+    let mut space = SpaceAccount::new(store, state);
     let mut counted = PoolStats::default();
-    for (tree, _) in ALL {
-        let Some(root) = &state.superblock.roots[usize::from(tree)] else { continue };
-        if tree == INDEX {
+    for tree in TreeId::ALL {
+        let Some(root) = &state.superblock.roots[tree] else { continue };
+        if tree == TreeId::Index {
             continue;
         }
         walk_tree(store, tree, root, Txg(0), &mut |met| {
@@ -121,14 +125,14 @@ fn all_but_the_index(txn: &Txn) -> Result<(Vec<Run>, PoolStats)> {
                     space.add_used(pointer);
                     counted.count_node(pointer, store.ashift(), true);
                 }
-                Met::Entry(tree, _, value) if OF_POINTERS.contains(&tree) => {
-                    let pointer = data_pointer(value)?;
+                Met::Entry(tree, key, value) if TreeId::OF_POINTERS.contains(&tree) => {
+                    let pointer = pointer_in(tree, key, value)?;
                     space.add_used(&pointer);
-                    if tree == DICTIONARIES {
+                    if tree == TreeId::Dictionaries {
                         counted.count_node(&pointer, store.ashift(), true);
                     }
                 }
-                Met::Entry(DEAD, key, value) => space.add_dead(&parse_dead(key, value)?),
+                Met::Entry(TreeId::Dead, key, value) => space.add_dead(&parse_dead(key, value)?),
                 Met::Entry(tree, key, value) => space.add_entry(tree, key, value)?,
             }
             Ok(())

@@ -1,27 +1,28 @@
-//! Says of a hash that it is not in a part of a run, without looking there.
+//! Tells that a hash is not in a part of a run, without reading that part.
 //!
-//! A Bloom filter in blocks of one cache line, with 16 bits for each hash: a look-up touches one line, and
-//! of hashes that are not there about one in a thousand passes. One that is there always does.
+//! A blocked Bloom filter, with blocks of one cache line and 16 bits per hash: a look-up touches
+//! one line. Hashes that are present always pass; of the others about one in a thousand does.
 //!
-//! Blocked: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007.
+//! Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007.
 
 use crate::store::format::pointer::EXTENT_LEN_MAX;
 
-/// Bits for each hash.
+/// Bits per hash.
 pub(super) const BITS_PER_ENTRY: usize = 16;
-/// A block is a cache line.
+/// The words in a block, which is one cache line.
 const BLOCK_WORDS: usize = 8;
 const BLOCK_LEN: usize = BLOCK_WORDS * 8;
-/// Bits of a block that are set for each hash; with 9 bits to choose each, they take 63 of a number.
+/// The bits set in a block for each hash; choosing each takes 9 bits, so all take 63 bits of a
+/// number.
 const PROBE_COUNT: u32 = 7;
 
-/// The filter of some hashes, of which it knows the first eight bytes.
+/// The filter of a set of hashes, by their first eight bytes.
 #[derive(Debug)]
 pub(super) struct MembershipFilter {
     words: Box<[u64]>,
 }
 
-/// Spreads what is known of a hash: within a part of a run the front of all hashes is the same.
+/// Spreads the known bits of a hash: within a part of a run, all hashes have the same front.
 fn spread(prefix: u64) -> (u64, u64) {
     let mix = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,13 +33,13 @@ fn spread(prefix: u64) -> (u64, u64) {
     (first, mix(first.wrapping_add(0x9e37_79b9_7f4a_7c15)))
 }
 
-/// How long the filter of so many hashes is, in bytes.
+/// Returns the length of the filter of `count` hashes, in bytes.
 pub(super) fn len_for(count: usize) -> usize {
     (count * BITS_PER_ENTRY).div_ceil(BLOCK_LEN * 8).max(1) * BLOCK_LEN
 }
 
 impl MembershipFilter {
-    /// The filter of these.
+    /// Creates the filter of these hashes.
     pub fn of(prefixes: impl ExactSizeIterator<Item = u64>) -> MembershipFilter {
         let words = vec![0; len_for(prefixes.len()) / 8].into_boxed_slice();
         let mut filter = MembershipFilter { words };
@@ -52,7 +53,8 @@ impl MembershipFilter {
         filter
     }
 
-    /// The first word of the block for a hash, and the bits in it.
+    /// Returns the first word of the block for a hash, and the bits that choose the ones to set in
+    /// it.
     fn place(&self, prefix: u64) -> (usize, u64) {
         let (which, bits) = spread(prefix);
         let blocks = (self.words.len() / BLOCK_WORDS) as u64;
@@ -60,7 +62,7 @@ impl MembershipFilter {
         (block as usize * BLOCK_WORDS, bits)
     }
 
-    /// Whether it may be one of them.
+    /// Whether the hash may be in the set.
     pub fn may_hold(&self, prefix: u64) -> bool {
         let (start, mut bits) = self.place(prefix);
         (0..PROBE_COUNT).all(|_| {
@@ -70,12 +72,12 @@ impl MembershipFilter {
         })
     }
 
-    /// As it is stored.
+    /// Encodes the filter for storing.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Reads a stored one; `None` where it is none.
+    /// Decodes a stored filter; `None` if it is malformed.
     pub fn from_bytes(bytes: &[u8]) -> Option<MembershipFilter> {
         let is_sound = !bytes.is_empty()
             && bytes.len().is_multiple_of(BLOCK_LEN)
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
     use crate::test_common::Rng;
 
-    /// Prefixes as in a part of a large run: the front is the same.
+    /// Makes prefixes as in a part of a large run, all with the same front.
     fn prefixes(rng: &mut Rng, count: usize, shared_bits: u32) -> Vec<u64> {
         let front = rng.next();
         (0..count).map(|_| front ^ (rng.next() >> shared_bits)).collect()

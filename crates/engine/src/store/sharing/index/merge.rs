@@ -1,12 +1,13 @@
-//! Writing the table as a run, merging runs, dropping the index and building it anew.
+//! Writes the table as a run, merges runs, and drops and rebuilds the index.
 //!
-//! When there are [`MERGE_COUNT`] runs of similar size they become one, by and by: each time the table is written,
-//! a bounded number of entries is merged. The run that comes out has them from then on, those that go
-//! in say from where on they still count, and once they are empty they are removed. So a transaction never pays for
-//! more, and one that ends in between loses nothing. Of entries with the same front the newest is kept.
+//! When there are [`MERGE_COUNT`] runs of similar size they are merged into one, gradually: each
+//! time the table is written, a bounded number of entries is merged. Merged entries count in the
+//! new run from then on; the old runs record where their remaining entries start, and are removed
+//! once they are empty. So a transaction never pays for more, and one that ends in between loses
+//! nothing. Of entries with the same front the newest is kept.
 //!
-//! Entries whose content is gone from the refs tree are left out where they are looked for: when they have come
-//! to be more than half of the index, or somebody asks for it.
+//! Entries whose content is gone from the refs tree are dropped only when they make up more than
+//! half of the index, or when somebody asks for it.
 
 use std::sync::Arc;
 
@@ -15,30 +16,31 @@ use super::table::Entry;
 use super::{CLOSE_COUNT_MIN, Index};
 use crate::error::Result;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::trees::{INDEX, REFS};
-use crate::store::sharing::refs::parse_refs;
-use crate::store::space::space_key;
+use crate::store::format::refs::parse_refs;
+use crate::store::format::space::space_key;
+use crate::store::format::trees::TreeId;
 use crate::store::txn::Txn;
 use crate::store::{Durability, Patience, Store};
 use crate::units::{Sector, Txg};
 
-/// So many runs of similar size are merged.
+/// How many runs of similar size are merged.
 const MERGE_COUNT: usize = 4;
-/// Sizes are similar within this factor, as a binary logarithm.
+/// The factor within which sizes are similar, as a binary logarithm.
 const LEVEL_LOG2: u32 = 2;
-/// Each time the table is written, so many times its entries are merged, and at least so many.
+/// Each time the table is written, this multiple of its entries is merged, but at least the minimum
+/// below.
 const MERGE_PART: usize = 4;
 const MERGE_COUNT_MIN: usize = 64 << 10;
-/// Entries that may be stale before any are looked for.
+/// The number of stale entries that is tolerated before any are removed.
 const STALE_COUNT_MIN: u64 = 4096;
-/// How many entries one transaction handles where all of the index is gone over.
+/// How many entries one transaction processes when it goes over the whole index.
 const STEP_COUNT: usize = 256 << 10;
 /// How many keys one transaction removes.
 const REMOVE_COUNT: usize = 4096;
-/// How many entries of the refs tree are looked at together.
+/// How many entries of the refs tree are read together.
 const SCAN_COUNT: usize = 1024;
 
-/// Collects entries to parts of a run.
+/// Collects entries into parts of a run.
 struct Writer {
     run: u32,
     part: Vec<Entry>,
@@ -53,7 +55,7 @@ impl Index {
         self.runs.iter_mut().find(|run| run.number == number)
     }
 
-    /// The run that others are being merged into.
+    /// The run that others are being merged into, if any.
     fn merging_into(&self) -> Option<u32> {
         self.runs.iter().map(|run| run.header.into).find(|into| *into != 0)
     }
@@ -62,7 +64,7 @@ impl Index {
         self.entries() > counted.saturating_mul(2).saturating_add(STALE_COUNT_MIN)
     }
 
-    /// The runs that are to be merged next.
+    /// Returns the runs to merge next.
     fn choose_merge(&self) -> Vec<u32> {
         let level = |run: &Run| run.header.entries.max(1).ilog2() / LEVEL_LOG2;
         let mut levels: Vec<u32> = self.runs.iter().map(level).collect();
@@ -73,7 +75,7 @@ impl Index {
         chosen.map(|run| run.number).collect()
     }
 
-    /// Adds a part to a run in memory, where there is room for it.
+    /// Adds a part to a run in memory, if there is room for it.
     fn add_part(&mut self, number: u32, part: Option<super::runs::Part>, count: u64) {
         let used: u64 = self.runs.iter().map(|run| run.memory() as u64).sum();
         let has_room = used + filter_memory(count) as u64 <= self.filter_memory_max();
@@ -88,10 +90,10 @@ impl Index {
 }
 
 impl Txn {
-    /// Writes the table as a run, and merges some.
+    /// Writes the table as a run, and merges some runs.
     pub(super) fn flush_table(&mut self, index: &mut Index) -> Result<()> {
         if index.is_damaged {
-            // What it knows is found by catching up, as far as that is in memory.
+            // Catching up finds its entries again, as far as they fit in memory.
             index.table.take_sorted();
             return Ok(());
         }
@@ -123,7 +125,7 @@ impl Txn {
         Ok(number)
     }
 
-    /// Writes the header of a run, as it is in memory.
+    /// Writes the header of a run from memory.
     fn end_run(&mut self, index: &mut Index, number: u32) -> Result<()> {
         let header = index.run_mut(number).map(|run| run.header);
         header.map_or(Ok(()), |header| self.put_header(number, &header))
@@ -148,7 +150,7 @@ impl Txn {
         Ok(())
     }
 
-    /// From now on these runs are merged into a new one.
+    /// Starts merging these runs into a new one.
     fn begin_merge(&mut self, index: &mut Index, chosen: &[u32]) -> Result<()> {
         self.core.index_changed = true;
         let inputs = index.runs.iter().filter(|run| chosen.contains(&run.number));
@@ -163,12 +165,12 @@ impl Txn {
         Ok(())
     }
 
-    /// Merges about `budget` entries, and says how many it took. With `prune` those are left out whose content
-    /// is gone.
+    /// Merges about `budget` entries and returns how many it took. With `prune`, entries whose
+    /// content is gone are left out.
     fn merge_step(&mut self, index: &mut Index, budget: usize, prune: bool) -> Result<usize> {
         let Some(output) = index.merging_into() else { return Ok(0) };
         self.core.index_changed = true;
-        // The newest first: they win.
+        // The newest run comes first: its entries win.
         let inputs = index.runs.iter().filter(|run| run.header.into == output);
         let mut cursors: Vec<Cursor> = inputs.map(Cursor::new).collect();
         let mut writer = Writer { run: output, part: Vec::new() };
@@ -235,20 +237,20 @@ impl Txn {
         Ok(())
     }
 
-    /// Whether the refs tree still has content with this front there.
+    /// Whether the refs tree still has content with this front at this sector.
     fn is_current(&mut self, (prefix, sector): Entry) -> Result<bool> {
         let key = space_key(Sector(sector));
-        let Some(value) = self.get(REFS, &key)? else { return Ok(false) };
+        let Some(value) = self.get(TreeId::Refs, &key)? else { return Ok(false) };
         let content = parse_refs(&key, &value).ok().and_then(|(_, refs)| refs.content);
         Ok(content.is_some_and(|(hash, _)| hash.prefix() == prefix))
     }
 }
 
 impl Store {
-    /// Writes what is not in a run yet, where that is worth it: so that the next to open the pool has
-    /// less to catch up with.
+    /// Writes entries that are not in a run yet, if that is worthwhile, so that the next process to
+    /// open the pool has less to catch up with.
     pub(crate) fn close_index(self: &Arc<Store>, checksum: ChecksumKind) -> Result<()> {
-        if self.read_only || self.index().table.len() < CLOSE_COUNT_MIN {
+        if self.is_read_only() || self.index().table.len() < CLOSE_COUNT_MIN {
             return Ok(());
         }
         let mut txn = self.begin_with(checksum, Patience::None)?;
@@ -259,15 +261,15 @@ impl Store {
         txn.commit(Durability::Durable).map(drop)
     }
 
-    /// Removes the index. What is stored stays as it is; what is equal to it is found again once the index
-    /// was built anew, which the next look-up does.
+    /// Removes the index. Stored content is untouched, and duplicates of it are found again once
+    /// the index has been rebuilt, which the next look-up does.
     pub fn drop_index(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<()> {
         if !self.index_is_sound()? {
             return self.discard_index(checksum, patience);
         }
         loop {
             let mut txn = self.begin_with(checksum, patience)?;
-            let found = txn.range(INDEX, &[], &[0xff; 16], REMOVE_COUNT)?;
+            let found = txn.range(TreeId::Index, &[], &[0xff; 16], REMOVE_COUNT)?;
             for (key, _) in &found {
                 txn.remove_index(key)?;
             }
@@ -284,8 +286,8 @@ impl Store {
         }
     }
 
-    /// Removes entries from the index whose content is gone, in bounded transactions. `progress` gets how many
-    /// were looked at so far, and says whether to go on.
+    /// Removes entries whose content is gone, in bounded transactions. `progress` receives the
+    /// number of entries examined so far and returns whether to continue.
     pub fn prune_index(
         self: &Arc<Store>,
         checksum: ChecksumKind,
@@ -323,9 +325,9 @@ impl Store {
         }
     }
 
-    /// Builds the index anew from the refs tree, in bounded transactions. `progress` gets how many entries of
-    /// that were looked at so far, and says whether to go on; what is missing then is caught up with when the
-    /// pool is opened anew.
+    /// Rebuilds the index from the refs tree, in bounded transactions. `progress` receives the
+    /// number of entries of that tree examined so far and returns whether to continue; if it stops,
+    /// the missing entries are caught up with when the pool is next opened.
     pub fn rebuild_index(
         self: &Arc<Store>,
         checksum: ChecksumKind,
@@ -344,7 +346,7 @@ impl Store {
         if began.is_none() {
             return Ok(());
         }
-        // So that the runs say how far they go.
+        // This lets the runs record how far they go.
         let mut txn = self.begin_with(checksum, patience)?;
         txn.ready_index()?;
         txn.core.index_changed = true;
@@ -352,7 +354,8 @@ impl Store {
         txn.commit(Durability::Visible).map(drop)
     }
 
-    /// Adds all of the refs tree to the index. Comes back with the txg up to which that is so.
+    /// Adds the whole refs tree to the index. Returns the txg up to which the index is then
+    /// complete.
     fn scan_refs(
         self: &Arc<Store>,
         checksum: ChecksumKind,
@@ -367,7 +370,7 @@ impl Store {
             began = began.or(Some(txn.core.base.txg()));
             let (mut count, mut is_whole) = (0, false);
             while count < STEP_COUNT && !is_whole {
-                let found = txn.range(REFS, &from, &[0xff; 16], SCAN_COUNT)?;
+                let found = txn.range(TreeId::Refs, &from, &[0xff; 16], SCAN_COUNT)?;
                 is_whole = found.len() < SCAN_COUNT;
                 count += found.len();
                 for (key, value) in found {

@@ -1,29 +1,30 @@
-//! The index of content: from a hash to the extents that may hold it.
+//! The dedup index: leads from a hash to the extents that may hold the content.
 //!
-//! It is a hint. What counts is the refs tree: a look-up is a hit only if that has the whole hash at the sector
-//! that was found. So entries may be stale, lost, or damaged, and the index may be dropped and built anew,
-//! without harm; only what is not found is stored twice.
+//! It is a hint. The refs tree decides: a look-up is a hit only if the refs tree has the whole hash
+//! at the sector found. So entries may be stale, lost or damaged, and the index may be dropped and
+//! rebuilt without harm; content that is not found is merely stored twice.
 //!
 //! ```text
-//! table     what is new, in memory; when it is full it becomes a run
-//! runs      sorted, in the pool (see `runs.rs`), with filters in memory; those of similar size are merged
-//! nearby    a small cache of what lies near what was found last, since it was written together
+//! table     new entries, in memory; when full it becomes a run
+//! runs      sorted, in the pool (see `runs.rs`), with filters in memory; similar sizes are merged
+//! nearby    a small cache of entries near the last hits, since they were written together
 //! ```
 //!
-//! A hash that is new is stopped by the filters, and one of a stream of known ones is mostly found nearby: only the
-//! others read a block of a run. Memory is bounded by `Index::set_memory`; where the filters of a run do not
-//! fit, its look-ups read the disk.
+//! The filters stop a hash that is new, and one of a stream of known hashes is mostly found nearby:
+//! only the others read a block of a run. `Index::set_memory` bounds the memory; if the filters of
+//! a run do not fit, look-ups in it read the disk.
 //!
-//! Runs are written inside of the transaction that fills the table. What never made it into a run, because a
-//! process ended or another one wrote it, is caught up with from the refs tree: of that, all nodes that are newer
-//! than what the runs cover are walked, when a transaction first looks something up. Opening a pool costs nothing.
+//! Runs are written inside the transaction that fills the table. Entries that never made it into a
+//! run of ours, because a process ended or another process wrote them, come from the refs tree:
+//! when a transaction first looks something up, it walks all nodes of that tree that are newer than
+//! what the runs cover. Opening a pool costs nothing.
 //!
-//! Where a node of the index cannot be read it is left as it is: nothing is written to it, what is looked for is mostly not
-//! found, and no transaction fails for it. What goes over the whole pool, compaction and repair, gives it up (see
-//! `discard.rs`).
+//! A damaged index is left as it is: nothing is written to it, look-ups mostly find nothing, and no
+//! transaction fails because of it. Operations that go over the whole pool, compaction and repair,
+//! discard it (see `discard.rs`).
 //!
-//! A transaction that is given up may leave entries in the table, which are stale; of the runs, what is in memory is
-//! forgotten then and read again.
+//! An abandoned transaction may leave stale entries in the table; the runs in memory are dropped
+//! and read again.
 
 mod discard;
 mod membership;
@@ -40,10 +41,10 @@ use self::runs::Run;
 use self::table::{Nearby, Table};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::trees::{INDEX, REFS};
-use crate::store::recover::verify::{Met, walk_tree};
-use crate::store::sharing::refs::{ContentHash, Refs, parse_refs};
-use crate::store::space::space_key;
+use crate::store::format::refs::{ContentHash, Refs, parse_refs};
+use crate::store::format::space::space_key;
+use crate::store::format::trees::TreeId;
+use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::txn::Txn;
 use crate::store::{ExtentBytes, State, Store};
@@ -52,34 +53,35 @@ use crate::units::{Sector, Txg};
 pub use self::runs::parse_index_key;
 pub use self::stats::IndexStats;
 
-/// What the index takes of the memory where nobody says otherwise, in bytes.
+/// The memory for the index unless set otherwise, in bytes.
 const MEMORY_DEFAULT: u64 = 256 << 20;
-/// The table and the cache take one part in so many of it, the filters may take the rest.
+/// The shares of the table and of the cache in that memory, as divisors; the filters may use the
+/// rest.
 const TABLE_PART: u64 = 8;
 const NEARBY_PART: u64 = 32;
-/// More of either would make nothing faster.
+/// More slots of either would make nothing faster.
 const TABLE_SLOTS_MAX: u64 = 1 << 19;
 const NEARBY_SLOTS_MAX: u64 = 1 << 16;
-/// With fewer entries in the table, closing a pool does not write a run: to catch up is as cheap.
+/// With fewer entries in the table, closing a pool writes no run: catching up is as cheap.
 const CLOSE_COUNT_MIN: usize = 4096;
 
-/// Where a look-up reads.
+/// The source that a look-up reads from.
 pub(crate) trait Reader {
-    /// The last entry of `tree` whose key is at most `key`.
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>>;
-    /// Up to `limit` entries of `tree` from `from` to below `to`.
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
-    /// What is likely to be read again.
+    /// Returns the last entry of `tree` whose key is at most `key`.
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>>;
+    /// Returns up to `limit` entries of `tree`, from `from` to below `to`.
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
+    /// Reads an extent that is likely to be read again.
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
-    /// What is not.
+    /// Reads an extent that is unlikely to be read again.
     fn read_once(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
 }
 
 impl Reader for Txn {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
         Txn::floor(self, tree, key)
     }
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
         Txn::range(self, tree, from, to, limit)
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
@@ -97,11 +99,11 @@ impl Reader for Txn {
 struct Committed<'a>(&'a Store, &'a State);
 
 impl Reader for Committed<'_> {
-    fn floor(&mut self, tree: u8, key: &[u8]) -> Result<Option<EntryRef>> {
-        self.1.trees[usize::from(tree)].floor(&mut self.0, key)
+    fn floor(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<EntryRef>> {
+        self.1.trees[tree].floor(&mut self.0, key)
     }
-    fn range(&mut self, tree: u8, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
-        self.1.trees[usize::from(tree)].range(&mut self.0, from, to, limit)
+    fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>> {
+        self.1.trees[tree].range(&mut self.0, from, to, limit)
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.0.read(pointer)
@@ -111,26 +113,26 @@ impl Reader for Committed<'_> {
     }
 }
 
-/// Whether what is found serves. It gets where it is, and the pointer to it.
+/// Decides whether a match can be used, given its sector and the pointer to its content.
 pub type Accept<'a> = dyn FnMut(Sector, &Pointer) -> bool + 'a;
 
-/// The index as far as it is in memory.
+/// The part of the index that is in memory.
 #[derive(Debug)]
 pub(in crate::store) struct Index {
     memory: u64,
     table: Table,
     nearby: Nearby,
-    /// The newest first.
+    /// The runs, newest first.
     runs: Vec<Run>,
-    /// The root of the tree that they are in; nothing where they must be read anew.
+    /// The root of the tree that holds the runs; `None` if they must be read again.
     root: Option<Option<Pointer>>,
-    /// Table and runs know all that was in the refs tree up to this txg.
+    /// The table and the runs cover everything that was in the refs tree up to this txg.
     known: Txg,
-    /// It is being built anew: nobody else is to catch up.
+    /// Whether it is being rebuilt, so that nobody else needs to catch up.
     is_rebuilding: bool,
-    /// A node of it cannot be read: nothing is written to it.
+    /// Whether a node of it cannot be read; then nothing is written to it.
     is_damaged: bool,
-    /// The nodes up to this txg were read.
+    /// The nodes up to this txg are known to be readable.
     sound: Txg,
     counts: stats::Counts,
 }
@@ -152,7 +154,7 @@ impl Default for Index {
     }
 }
 
-/// The largest power of two up to `slots`.
+/// Returns the largest power of two that is not greater than `slots`.
 fn power_below(slots: u64) -> usize {
     1 << slots.max(1).ilog2()
 }
@@ -166,7 +168,7 @@ impl Index {
         power_below((self.memory / NEARBY_PART / 16).min(NEARBY_SLOTS_MAX))
     }
 
-    /// What the filters may take, in bytes.
+    /// The memory that the filters may use, in bytes.
     fn filter_memory_max(&self) -> u64 {
         let others = (self.table_slots() + self.nearby_slots()) as u64 * 16;
         self.memory.saturating_sub(others)
@@ -180,23 +182,23 @@ impl Index {
         self.run_entries().saturating_add(self.table.len() as u64)
     }
 
-    /// Says what it may take of the memory, in bytes.
+    /// Sets the memory that the index may use, in bytes.
     fn set_memory(&mut self, bytes: u64) {
         if self.memory != bytes {
             self.memory = bytes;
             self.nearby = Nearby::default();
-            // So that filters are loaded as far as they fit now.
+            // Makes the filters be loaded again, as far as they fit now.
             self.root = None;
         }
     }
 
-    /// What is in memory is no longer what is in the pool.
+    /// Drops the runs in memory, which no longer match the pool.
     fn invalidate(&mut self) {
         self.runs.clear();
         self.root = None;
     }
 
-    /// Finds content: `accept` says which of the places that have it.
+    /// Finds content. `accept` chooses among the places that hold it.
     fn find(
         &mut self,
         reader: &mut impl Reader,
@@ -222,7 +224,7 @@ impl Index {
             was_read = true;
             self.counts.disk_look_ups += 1;
             let found = match self.runs[index].look_up(reader, prefix) {
-                // Only what is damaged, or was moved by another process, is not found.
+                // Only entries that are damaged, or that another process moved, are missed.
                 Err(error) if error.is_corruption() => None,
                 found => found?,
             };
@@ -240,8 +242,8 @@ impl Index {
         Ok(None)
     }
 
-    /// Whether the refs tree has this content at a sector, and it is accepted. With `look_around` what
-    /// lies near is noted.
+    /// Whether the refs tree has this content at a sector, and `accept` takes it. With
+    /// `look_around`, entries near it are remembered.
     fn is_at(
         &mut self,
         reader: &mut impl Reader,
@@ -251,7 +253,7 @@ impl Index {
         look_around: bool,
     ) -> Result<bool> {
         let key = space_key(sector);
-        let entry = reader.floor(REFS, &key)?.filter(|entry| entry.key() == key);
+        let entry = reader.floor(TreeId::Refs, &key)?.filter(|entry| entry.key() == key);
         let Some(entry) = entry else {
             self.counts.stale += 1;
             return Ok(false);
@@ -274,10 +276,10 @@ impl Index {
         Ok(is_accepted)
     }
 
-    /// Takes over the runs of a state; filters that are there already are kept.
+    /// Loads the runs of a state, keeping filters that are already in memory.
     fn load(&mut self, reader: &mut impl Reader, root: Option<Pointer>) -> Result<()> {
         let found = match runs::headers(reader) {
-            // What is damaged is not known; see the module comment.
+            // Damaged runs count as unknown; see the module comment.
             Err(error) if error.is_corruption() => Vec::new(),
             found => found?,
         };
@@ -301,7 +303,8 @@ impl Index {
         self.runs.sort_by_key(|run| std::cmp::Reverse((run.header.covered, run.number)));
     }
 
-    /// Loads the filters that fit, those of short runs first: then the fewest look-ups read the disk.
+    /// Loads the filters that fit, those of short runs first, so that the fewest look-ups read the
+    /// disk.
     fn fit_filters(&mut self, reader: &mut impl Reader) -> Result<()> {
         let mut left = self.filter_memory_max();
         let mut order: Vec<usize> = (0..self.runs.len()).collect();
@@ -330,12 +333,12 @@ impl Store {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what the index may take of the memory, in bytes.
+    /// Sets the memory that the index may use, in bytes.
     pub fn set_index_memory(&self, bytes: u64) {
         self.index().set_memory(bytes);
     }
 
-    /// Looks for content in a committed state, as far as it is known: nothing is caught up with.
+    /// Finds content in a committed state, as far as the index knows it: it does not catch up.
     pub fn find_content(
         &self,
         state: &State,
@@ -345,17 +348,18 @@ impl Store {
         self.index().find(&mut Committed(self, state), hash, accept)
     }
 
-    /// What the index holds, takes and did.
+    /// Returns what the index holds, uses and has done.
     pub fn index_stats(&self) -> Result<IndexStats> {
         self.with_state(|state| {
-            // Nothing is loaded for this: a transaction in progress may have changed what is in memory.
+            // Nothing is loaded here: a transaction in progress may have changed the part in
+            // memory.
             stats::collect(&self.index(), &mut Committed(self, state))
         })
     }
 }
 
 impl Txn {
-    /// Looks for content that can be shared.
+    /// Finds content that can be shared.
     pub fn find_content(
         &mut self,
         hash: &ContentHash,
@@ -367,7 +371,7 @@ impl Txn {
         index.find(self, hash, accept)
     }
 
-    /// Lets content be found at a sector.
+    /// Makes content at a sector findable.
     pub(in crate::store) fn note_content(
         &mut self,
         hash: &ContentHash,
@@ -376,7 +380,7 @@ impl Txn {
         self.index_insert(hash.prefix(), sector)
     }
 
-    /// The same, by the front of the hash alone.
+    /// Like [`Txn::note_content`], by the front of the hash alone.
     #[doc(hidden)]
     pub fn index_insert(&mut self, prefix: u64, sector: Sector) -> Result<()> {
         let store = Arc::clone(&self.core.store);
@@ -393,7 +397,7 @@ impl Txn {
         Ok(())
     }
 
-    /// Where an entry with this front says that its content is.
+    /// Returns the sector recorded for a hash with this front.
     #[doc(hidden)]
     pub fn index_look_up(&mut self, prefix: u64) -> Result<Option<Sector>> {
         self.ready_index()?;
@@ -414,7 +418,7 @@ impl Txn {
         Ok(None)
     }
 
-    /// Takes over what others have written, once a transaction.
+    /// Takes in what others have written; does so once per transaction.
     pub fn ready_index(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.core.index_ready, true) {
             return Ok(());
@@ -422,7 +426,7 @@ impl Txn {
         let store = Arc::clone(&self.core.store);
         let mut index = store.index();
         let base = Arc::clone(&self.core.base);
-        let root = base.superblock.roots[usize::from(INDEX)].clone();
+        let root = base.superblock.roots[TreeId::Index].clone();
         if index.root.as_ref() != Some(&root) {
             index.is_damaged = !store.index_is_sound_in(&base, index.sound)?;
             index.sound = if index.is_damaged { Txg(0) } else { base.txg() };
@@ -434,17 +438,17 @@ impl Txn {
         Ok(())
     }
 
-    /// Adds what came into the refs tree since what is known.
+    /// Adds what entered the refs tree since the index was last up to date.
     fn catch_up(&mut self, index: &mut Index) -> Result<()> {
         let (base, older) = (Arc::clone(&self.core.base), index.known);
         if older >= base.txg() {
             return Ok(());
         }
         let store = Arc::clone(&self.core.store);
-        if let Some(root) = &base.superblock.roots[usize::from(REFS)] {
-            walk_tree(&store, REFS, root, older, &mut |met| {
+        if let Some(root) = &base.superblock.roots[TreeId::Refs] {
+            walk_tree(&store, TreeId::Refs, root, older, &mut |met| {
                 let Met::Entry(_, key, value) = met else {
-                    // What is damaged is not known, and stored again.
+                    // Damaged parts stay unknown, and their content is stored again.
                     return Ok(());
                 };
                 let Ok((sector, refs)) = parse_refs(key, value) else { return Ok(()) };
@@ -461,7 +465,7 @@ impl Txn {
         Ok(())
     }
 
-    /// The transaction is about to be committed: where it wrote runs, they cover all of it.
+    /// Prepares for the commit: if the transaction wrote runs, they must cover all of it.
     pub(in crate::store) fn settle_index(&mut self) -> Result<()> {
         if !self.core.index_changed {
             return Ok(());
@@ -483,7 +487,7 @@ impl Txn {
         Ok(())
     }
 
-    /// The transaction was committed.
+    /// Notes that the transaction was committed.
     pub(in crate::store) fn index_committed(&mut self, root: Option<&Pointer>) {
         self.core.index_changed = false;
         let mut index = self.core.store.index();
@@ -495,7 +499,7 @@ impl Txn {
         }
     }
 
-    /// The transaction was given up.
+    /// Notes that the transaction was abandoned.
     pub(in crate::store) fn index_given_up(&self) {
         if self.core.index_changed {
             self.core.store.index().invalidate();

@@ -9,9 +9,9 @@
 //! entry     front of the hash u64, sector u64; ascending, no front twice
 //! ```
 //!
-//! A part is up to [`PART_COUNT`] entries in blocks of up to [`BLOCK_COUNT`], with one filter. Entries below `from`
-//! are in the run `into` already, which this one is being merged into. What is damaged, or makes no sense,
-//! holds nothing: the index may lose what it knows.
+//! A part is up to [`PART_COUNT`] entries in blocks of up to [`BLOCK_COUNT`], with one filter.
+//! Entries below `from` have already moved to the run `into`, which this one is being merged into.
+//! Damaged or malformed pieces count as empty: the index may lose what it knows.
 
 use super::Reader;
 use super::membership::{self, MembershipFilter};
@@ -20,22 +20,22 @@ use crate::error::{Error, Result};
 use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
-use crate::store::format::pointer::data_pointer;
+use crate::store::format::pointer::pointer_in;
 use crate::store::format::pointer::{EXTENT_LEN_MAX, Pointer, SECTOR_MAX, sectors_for};
-use crate::store::format::trees::INDEX;
+use crate::store::format::trees::TreeId;
 use crate::store::txn::{Owner, Txn};
 use crate::units::{Sector, Txg};
 
-/// Entries with one filter.
+/// The maximum number of entries per filter.
 pub(super) const PART_COUNT: usize = 8192;
-/// Entries in a block: what a look-up reads.
+/// The maximum number of entries in a block, which a look-up reads as a whole.
 const BLOCK_COUNT: usize = 512;
 const ENTRY_LEN: usize = 16;
-/// More entries than that no pool has: it has fewer sectors.
+/// No pool can have more entries, because it has fewer sectors.
 const ENTRIES_MAX: u64 = SECTOR_MAX.0;
 const KEY_LEN: usize = 13;
 
-/// What a key of the tree leads to.
+/// The kind of item that a key of the tree leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -44,7 +44,7 @@ pub(super) enum Kind {
     Block = 2,
 }
 
-/// A key of the tree.
+/// Returns a key of the tree.
 pub(super) fn run_key(run: u32, kind: u8, first: u64) -> [u8; KEY_LEN] {
     let mut key = [0; KEY_LEN];
     key[..4].copy_from_slice(&run.to_be_bytes());
@@ -53,24 +53,29 @@ pub(super) fn run_key(run: u32, kind: u8, first: u64) -> [u8; KEY_LEN] {
     key
 }
 
-/// Reads a key of the tree.
+/// Parses a key of the tree.
 pub fn parse_index_key(key: &[u8]) -> Result<(u32, u8, u64)> {
     let parsed = key.split_first_chunk::<4>().and_then(|(run, rest)| {
         let (kind, first) = rest.split_first()?;
         let first = first.try_into().map(u64::from_be_bytes).ok()?;
         (*kind <= Kind::Block as u8).then_some((u32::from_be_bytes(*run), *kind, first))
     });
-    parsed.ok_or_else(|| Error::corrupt("index tree", 0, "a key is malformed"))
+    parsed.ok_or_else(|| {
+        let what =
+            "expected the number, the kind and the first hash of a part of a run, found others";
+        Error::corrupt("entry", TreeId::Index.location_of(key), what)
+    })
 }
 
-/// What is known of a run as a whole.
+/// The header of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Header {
-    /// How many entries it has from `from` on.
+    /// The number of entries from `from` on.
     pub entries: u64,
-    /// What is below is in the run that it is merged into.
+    /// Entries below this front are in the run that it is being merged into.
     pub from: u64,
-    /// With this run and those before, the index knows all that was in the refs tree up to this txg.
+    /// With this run and those before it, the index covers everything that was in the refs tree up
+    /// to this txg.
     pub covered: Txg,
     /// The txg that made it.
     pub made: Txg,
@@ -98,32 +103,32 @@ impl Header {
     }
 }
 
-/// A part of a run in memory.
+/// The filter of a part of a run, in memory.
 #[derive(Debug)]
 pub(super) struct Part {
     first: u64,
     filter: MembershipFilter,
 }
 
-/// A run as far as it is in memory.
+/// The part of a run that is in memory.
 #[derive(Debug)]
 pub(super) struct Run {
     pub number: u32,
     pub header: Header,
-    /// Its filters; nothing where there is no room for them, so that look-ups read the disk.
+    /// Its filters; `None` if there is no room for them, so that look-ups read the disk.
     pub parts: Option<Vec<Part>>,
 }
 
-/// What the filters of so many entries take in memory, in bytes.
+/// Returns the memory that the filters of this many entries use, in bytes.
 pub(super) fn filter_memory(entries: u64) -> usize {
-    // A damaged header may say anything.
+    // A damaged header may contain any number.
     let entries = entries.min(ENTRIES_MAX) as usize;
     let parts = entries.div_ceil(PART_COUNT);
     parts * size_of::<Part>() + membership::len_for(entries) + parts * 64
 }
 
 impl Run {
-    /// Whether it may hold an entry, and whether its filters were asked.
+    /// Returns whether it may hold an entry, and whether its filters were consulted.
     pub fn may_hold(&self, prefix: u64) -> (bool, bool) {
         let Some(parts) = &self.parts else { return (prefix >= self.header.from, false) };
         if prefix < self.header.from {
@@ -134,7 +139,7 @@ impl Run {
         (part.is_some_and(|part| part.filter.may_hold(prefix)), true)
     }
 
-    /// The memory its filters take, in bytes.
+    /// The memory that its filters use, in bytes.
     pub fn memory(&self) -> usize {
         let parts = self.parts.iter();
         parts
@@ -145,38 +150,39 @@ impl Run {
             .sum()
     }
 
-    /// Lets go of the filters of what is in another run by now.
+    /// Drops the filters of entries that have moved to another run.
     pub fn forget_merged(&mut self) {
         let from = self.header.from;
         if let Some(parts) = &mut self.parts {
-            // The one that `from` is in still counts.
+            // The part that contains `from` still counts.
             let gone = parts.partition_point(|part| part.first <= from).saturating_sub(1);
             parts.drain(..gone);
         }
     }
 
-    /// Looks an entry up in the pool.
+    /// Looks up an entry in the pool.
     pub fn look_up(&self, reader: &mut impl Reader, prefix: u64) -> Result<Option<Sector>> {
         let key = run_key(self.number, Kind::Block as u8, prefix);
-        let Some(entry) = reader.floor(INDEX, &key)? else { return Ok(None) };
+        let Some(entry) = reader.floor(TreeId::Index, &key)? else { return Ok(None) };
         if entry.key()[..entry.key().len().min(5)] != key[..5] {
             return Ok(None);
         }
-        let block = reader.read(&data_pointer(entry.value())?)?;
+        let block = reader.read(&pointer_in(TreeId::Index, entry.key(), entry.value())?)?;
         let Some(entries) = parse_block(block.as_slice()) else { return Ok(None) };
         let front = |entry: &[u8; ENTRY_LEN]| split_entry(entry).0;
         let found = entries.binary_search_by_key(&prefix, front).ok();
         Ok(found.map(|index| Sector(split_entry(&entries[index]).1)).filter(is_place))
     }
 
-    /// Reads the filters. Where they cannot be read, or take more than so much memory, the run is left without.
+    /// Loads the filters. If they cannot be read, or use more than `memory_max` bytes, the run
+    /// stays without.
     pub fn load_parts(&mut self, reader: &mut impl Reader, memory_max: u64) -> Result<()> {
         let mut parts = Vec::new();
         let mut memory = 0;
         let mut from = run_key(self.number, Kind::Filter as u8, 0);
         let to = run_key(self.number, Kind::Block as u8, 0);
         loop {
-            let found = reader.range(INDEX, &from, &to, 64)?;
+            let found = reader.range(TreeId::Index, &from, &to, 64)?;
             let Some((last, _)) = found.last() else { break };
             let Ok((_, _, last)) = parse_index_key(last) else { return Ok(()) };
             for (key, value) in &found {
@@ -217,24 +223,25 @@ fn split_entry(entry: &[u8; ENTRY_LEN]) -> Entry {
     (number as u64, (number >> 64) as u64)
 }
 
-/// The entries of a block; `None` where it is none. That they ascend is for a search not to matter, and
-/// for a merge to check.
+/// Returns the entries of a block; `None` if it is malformed. Their order is not checked: a search
+/// copes without it, and a merge checks it.
 fn parse_block(bytes: &[u8]) -> Option<&[[u8; ENTRY_LEN]]> {
     let (entries, rest) = bytes.as_chunks::<ENTRY_LEN>();
     (rest.is_empty() && (1..=BLOCK_COUNT).contains(&entries.len())).then_some(entries)
 }
 
-/// The headers of all runs in the tree.
+/// Returns the headers of all runs in the tree.
 pub(super) fn headers(reader: &mut impl Reader) -> Result<Vec<(u32, Header)>> {
     let mut found = Vec::new();
     let mut next = Some(0);
     while let Some(run) = next {
-        let entry = reader.range(INDEX, &run_key(run, 0, 0), &[0xff; KEY_LEN + 1], 1)?.pop();
+        let entry =
+            reader.range(TreeId::Index, &run_key(run, 0, 0), &[0xff; KEY_LEN + 1], 1)?.pop();
         let Some((key, value)) = entry else { break };
         let (number, kind, first) = parse_index_key(&key)?;
         next = number.checked_add(1);
         if (kind, first) == (Kind::Header as u8, 0) {
-            let bytes = reader.read_once(&data_pointer(&value)?)?;
+            let bytes = reader.read_once(&pointer_in(TreeId::Index, &key, &value)?)?;
             found.extend(Header::decode(bytes.as_slice()).map(|header| (number, header)));
         }
     }
@@ -242,22 +249,22 @@ pub(super) fn headers(reader: &mut impl Reader) -> Result<Vec<(u32, Header)>> {
 }
 
 impl Txn {
-    /// Puts something of the index into its tree, in the place of what was there.
+    /// Stores a pointer to an item of the index in its tree, and frees the item it replaces.
     fn put_index(&mut self, key: &[u8], pointer: &Pointer) -> Result<()> {
         let ashift = self.core.ashift();
         self.core.stats.count_node(pointer, ashift, true);
-        let old = self.insert(INDEX, key, &pointer.to_bytes())?;
-        old.map_or(Ok(()), |old| self.free_index(&old))
+        let old = self.insert(TreeId::Index, key, &pointer.to_bytes())?;
+        old.map_or(Ok(()), |old| self.free_index(key, &old))
     }
 
-    /// Removes something of the index.
+    /// Removes an item of the index.
     pub(super) fn remove_index(&mut self, key: &[u8]) -> Result<()> {
-        let old = self.remove(INDEX, key)?;
-        old.map_or(Ok(()), |old| self.free_index(&old))
+        let old = self.remove(TreeId::Index, key)?;
+        old.map_or(Ok(()), |old| self.free_index(key, &old))
     }
 
-    fn free_index(&mut self, value: &[u8]) -> Result<()> {
-        let (pointer, ashift) = (data_pointer(value)?, self.core.ashift());
+    fn free_index(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let (pointer, ashift) = (pointer_in(TreeId::Index, key, value)?, self.core.ashift());
         self.core.stats.count_node(&pointer, ashift, false);
         self.free(&pointer, Owner::Nobody)
     }
@@ -269,14 +276,14 @@ impl Txn {
         self.put_index(key, &pointer)
     }
 
-    /// Writes what is known of a run as a whole.
+    /// Writes the header of a run.
     pub(super) fn put_header(&mut self, run: u32, header: &Header) -> Result<()> {
         let bytes = header.encode();
         let pointer = self.embed(Some(&bytes), Encoding::RAW, bytes.len() as u32)?;
         self.put_index(&run_key(run, Kind::Header as u8, 0), &pointer)
     }
 
-    /// Writes a part of a run, of ascending entries.
+    /// Writes a part of a run from ascending entries.
     pub(super) fn put_part(&mut self, run: u32, entries: &[Entry]) -> Result<Option<Part>> {
         let Some((first, _)) = entries.first().copied() else { return Ok(None) };
         let filter = MembershipFilter::of(entries.iter().map(|(prefix, _)| *prefix));
@@ -297,11 +304,11 @@ impl Txn {
         Ok(Some(Part { first, filter }))
     }
 
-    /// Removes all that is left of a run.
+    /// Removes everything that is left of a run.
     pub(super) fn remove_run(&mut self, run: u32) -> Result<()> {
         let to = run_key(run, u8::MAX, u64::MAX);
         loop {
-            let found = self.range(INDEX, &run_key(run, 0, 0), &to, 256)?;
+            let found = self.range(TreeId::Index, &run_key(run, 0, 0), &to, 256)?;
             if found.is_empty() {
                 return Ok(());
             }
@@ -312,14 +319,14 @@ impl Txn {
     }
 }
 
-/// Takes the entries out of a run one by one, in order. Blocks are removed once they are used up.
+/// Takes entries out of a run one by one, in order. Used-up blocks are removed.
 pub(super) struct Cursor {
     pub run: u32,
     from: u64,
     block: Vec<Entry>,
     at: usize,
     key: Option<Vec<u8>>,
-    /// How many were taken.
+    /// How many entries were taken.
     pub taken: u64,
 }
 
@@ -329,7 +336,7 @@ impl Cursor {
         Cursor { run, from, block: Vec::new(), at: 0, key: None, taken: 0 }
     }
 
-    /// The next entry.
+    /// Returns the next entry without taking it.
     pub fn peek(&mut self, txn: &mut Txn) -> Result<Option<Entry>> {
         loop {
             if let Some(entry) = self.block.get(self.at) {
@@ -340,12 +347,13 @@ impl Cursor {
             }
             let (from, to) = (Kind::Block as u8, Kind::Block as u8 + 1);
             let (from, to) = (run_key(self.run, from, 0), run_key(self.run, to, 0));
-            let Some((key, value)) = txn.range(INDEX, &from, &to, 1)?.pop() else {
+            let Some((key, value)) = txn.range(TreeId::Index, &from, &to, 1)?.pop() else {
                 return Ok(None);
             };
+            let pointer = pointer_in(TreeId::Index, &key, &value);
             self.key = Some(key);
             self.at = 0;
-            self.block = match txn.read_once(&data_pointer(&value)?) {
+            self.block = match txn.read_once(&pointer?) {
                 Ok(bytes) => self.entries_of(bytes.as_slice()),
                 Err(error) if error.is_corruption() => Vec::new(),
                 Err(error) => return Err(error),
@@ -353,7 +361,7 @@ impl Cursor {
         }
     }
 
-    /// Those that are still to come, as far as they can be entries.
+    /// Returns the valid entries of a block that have not been taken yet.
     fn entries_of(&mut self, bytes: &[u8]) -> Vec<Entry> {
         let mut entries: Vec<Entry> = Vec::new();
         for (prefix, sector) in parse_block(bytes).unwrap_or_default().iter().map(split_entry) {
@@ -365,7 +373,7 @@ impl Cursor {
         entries
     }
 
-    /// Takes it.
+    /// Takes the next entry.
     pub fn next(&mut self) {
         let taken = self.block.get(self.at).map(|(prefix, _)| *prefix);
         self.from = taken.map_or(self.from, |prefix| prefix.saturating_add(1));

@@ -1,12 +1,12 @@
-//! What the index holds, takes and did, for people and for tests.
+//! What the index holds, uses and has done, for people and for tests.
 
 use super::runs::{self, Kind};
 use super::{Index, Reader};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::trees::INDEX;
+use crate::store::format::trees::TreeId;
 
-/// What look-ups came to, in this process.
+/// Counts of this process's look-ups.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub look_ups: u64,
@@ -19,45 +19,47 @@ pub(super) struct Counts {
     pub caught_up: u64,
 }
 
-/// What the index holds, takes and did.
+/// What the index holds, uses and has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct IndexStats {
-    /// Entries in memory and in runs; stale ones, and those that are in several runs, count.
+    /// Entries in memory and in runs, including stale ones, and those in several runs once for
+    /// each.
     pub entries: u64,
-    /// Those of them in runs.
+    /// Entries in runs.
     pub run_entries: u64,
-    /// Runs.
+    /// The number of runs.
     pub runs: u64,
     /// Runs whose filters are in memory.
     pub filtered_runs: u64,
-    /// What the runs take of the pool, without the tree that leads to them, in bytes.
+    /// The stored length of the runs, without the tree that leads to them, in bytes.
     pub disk_bytes: u64,
-    /// What the table of new entries takes of the memory, in bytes.
+    /// The memory used by the table of new entries, in bytes.
     pub table_bytes: u64,
-    /// What the filters take of it.
+    /// The memory used by the filters, in bytes.
     pub filter_bytes: u64,
-    /// What the cache of entries near others takes of it.
+    /// The memory used by the cache of nearby entries, in bytes.
     pub nearby_bytes: u64,
     /// Look-ups of this process.
     pub look_ups: u64,
-    /// Those that found what can be shared.
+    /// Look-ups that found content to share.
     pub hits: u64,
-    /// Those that did not.
+    /// Look-ups that did not.
     pub misses: u64,
-    /// Those of them that the filters answered.
+    /// Misses that the filters alone decided.
     pub filter_stops: u64,
-    /// How often a run was read though it does not have the entry.
+    /// Reads of a run that does not have the entry.
     pub filter_misses: u64,
-    /// How often a run was read.
+    /// Reads of a run.
     pub disk_look_ups: u64,
-    /// How often an entry led to what is no longer there.
+    /// Entries that led to content that no longer exists.
     pub stale: u64,
-    /// Entries that were taken from the refs tree because others, or an earlier process, wrote them.
+    /// Entries taken from the refs tree because other processes, or an earlier one, wrote them.
     pub caught_up: u64,
 }
 
 impl IndexStats {
-    /// What all of it takes of the memory, in bytes.
+    /// The memory used by all of it, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.table_bytes + self.filter_bytes + self.nearby_bytes
     }
@@ -72,7 +74,7 @@ pub(super) fn collect(index: &Index, reader: &mut impl Reader) -> Result<IndexSt
     let mut disk_bytes = 0;
     let mut from = runs::run_key(0, 0, 0).to_vec();
     loop {
-        let found = reader.range(INDEX, &from, &[0xff; 16], 1024)?;
+        let found = reader.range(TreeId::Index, &from, &[0xff; 16], 1024)?;
         let Some((last, _)) = found.last() else { break };
         from.clone_from(last);
         from.push(0);

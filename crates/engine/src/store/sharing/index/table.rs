@@ -1,45 +1,46 @@
-//! Two small maps from the front of a hash to a sector, in memory that is counted exactly.
+//! Two small maps from the front of a hash to a sector, whose memory is counted exactly.
 //!
-//! [`Table`] holds what is not in a run yet, and loses nothing until it is full. [`Nearby`] holds what lies near
-//! what was found last, each entry in the one place where it may be, and forgets what was there.
+//! [`Table`] holds the entries that are not in a run yet, and loses nothing until it is full.
+//! [`Nearby`] holds entries near the last hits; each entry has only one possible slot and
+//! overwrites the previous one.
 //!
-//! No extent starts at sector 0, so that one stands for nothing.
+//! No extent starts at sector 0, so 0 marks an empty slot.
 
 use crate::units::Sector;
 
-/// The front of a hash, and where its content lies.
+/// The front of a hash, and the sector of its content.
 pub(super) type Entry = (u64, u64);
-/// What an entry takes, in bytes.
+/// The length of an entry in memory, in bytes.
 const ENTRY_LEN: usize = size_of::<Entry>();
-/// A table begins with so many places.
+/// The initial number of slots of a table.
 const SLOTS_MIN: usize = 1024;
 
-/// What was added since the last run was written.
+/// The entries added since the last run was written.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// A power of two of them, at most three quarters of them in use.
+    /// Their number is a power of two; at most three quarters are in use.
     slots: Vec<Entry>,
     len: usize,
 }
 
 impl Table {
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// How many there may be with so many places.
+    /// The maximum number of entries for this number of slots.
     pub fn capacity(slots: usize) -> usize {
         slots / 4 * 3
     }
 
-    /// Whether it must be emptied before anything is added, where it may have `slots_max` places.
+    /// Whether it must be emptied before anything is added, given a limit of `slots_max` slots.
     pub fn is_full(&self, slots_max: usize) -> bool {
         self.len >= Self::capacity(slots_max)
     }
 
     fn slot_of(&self, prefix: u64) -> usize {
-        // Fronts of hashes are as good as random: their last bits choose the place.
+        // Fronts of hashes are as good as random: their last bits choose the slot.
         let mask = self.slots.len() - 1;
         let mut at = prefix as usize & mask;
         while self.slots[at].1 != 0 && self.slots[at].0 != prefix {
@@ -48,7 +49,7 @@ impl Table {
         at
     }
 
-    /// Adds an entry, in the place of one with the same front.
+    /// Adds an entry, replacing one with the same front.
     pub fn insert(&mut self, prefix: u64, sector: Sector) {
         if self.len >= Self::capacity(self.slots.len()) {
             let slots = (self.slots.len() * 2).max(SLOTS_MIN);
@@ -63,7 +64,7 @@ impl Table {
         self.slots[at] = (prefix, sector.0);
     }
 
-    /// Where it says that the content is.
+    /// Returns the sector recorded for this front.
     pub fn get(&self, prefix: u64) -> Option<Sector> {
         if self.slots.is_empty() {
             return None;
@@ -72,7 +73,7 @@ impl Table {
         (sector != 0).then_some(Sector(sector))
     }
 
-    /// Empties it; its entries in ascending order come out.
+    /// Empties the table and returns its entries in ascending order.
     pub fn take_sorted(&mut self) -> Vec<Entry> {
         let mut entries = std::mem::take(&mut self.slots);
         self.len = 0;
@@ -87,14 +88,14 @@ impl Table {
     }
 }
 
-/// What lies near what was found last.
+/// A cache of entries near the last hits.
 #[derive(Debug, Default)]
 pub(super) struct Nearby {
     slots: Vec<Entry>,
 }
 
 impl Nearby {
-    /// Notes where content is. There are `slots` places, a power of two.
+    /// Remembers where content is. `slots`, the number of slots, is a power of two.
     pub fn insert(&mut self, prefix: u64, sector: Sector, slots: usize) {
         if self.slots.len() != slots {
             self.slots = vec![(0, 0); slots];
@@ -102,7 +103,7 @@ impl Nearby {
         self.slots[prefix as usize & (slots - 1)] = (prefix, sector.0);
     }
 
-    /// Where content is, as far as it was noted.
+    /// Returns the remembered sector of content.
     pub fn get(&self, prefix: u64) -> Option<Sector> {
         let mask = self.slots.len().checked_sub(1)?;
         let (found, sector) = self.slots[prefix as usize & mask];
@@ -127,7 +128,7 @@ mod tests {
         for seed in 0..8 {
             let (mut rng, mut table, mut model) = (Rng(seed), Table::default(), BTreeMap::new());
             for _ in 0..5000 {
-                // Few, and with the same last bits, so that they collide.
+                // Few values with equal last bits, so that they collide.
                 let prefix = rng.below(3000) << rng.pick(&[0, 20, 52]);
                 let sector = 1 + rng.below(1 << 40);
                 table.insert(prefix, Sector(sector));

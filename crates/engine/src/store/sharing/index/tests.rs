@@ -1,6 +1,8 @@
-//! The index by itself: nothing that was added is lost, whatever was written, merged, damaged or left out of memory.
+//! Tests of the index alone: no added entry is lost, whatever is written, merged, damaged or kept
+//! out of memory.
 //!
-//! Entries are synthetic; what the refs tree counts is set so that they do not pass for stale ones.
+//! Entries are synthetic; the statistics of the refs tree are set so that the entries do not count
+//! as stale.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,20 +14,20 @@ use crate::store::cache::Caches;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::pointer::data_pointer;
-use crate::store::format::trees::INDEX;
-use crate::store::sharing::refs::HashKind;
+use crate::store::format::refs::HashKind;
+use crate::store::format::trees::TreeId;
 use crate::store::{Durability, Encoding, Patience, Store, Txn};
 use crate::test_common::{GUID, Rng};
-use crate::units::Sector;
+use crate::units::{Ashift, Sector};
 
 const CHECKSUM: ChecksumKind = ChecksumKind::Xxh3;
-/// The least that may be asked for.
+/// The smallest memory that may be set.
 const MEMORY_MIN: u64 = 1 << 20;
 
 fn create() -> (Arc<MemoryDevice>, Arc<Store>) {
     let device = Arc::new(MemoryDevice::default());
     let as_device: Arc<dyn Device> = device.clone();
-    (device, Store::create(as_device, Caches::new(4 << 20), GUID, 9).unwrap())
+    (device, Store::create(as_device, Caches::new(4 << 20), GUID, Ashift::MIN).unwrap())
 }
 
 fn reopen(device: &Arc<MemoryDevice>, memory: u64) -> Arc<Store> {
@@ -41,7 +43,7 @@ fn begin(store: &Arc<Store>) -> Txn {
     txn
 }
 
-/// Adds so many, over several transactions, some of which are given up.
+/// Adds `count` entries in several transactions, and drops some further transactions.
 fn fill(store: &Arc<Store>, rng: &mut Rng, count: usize, all: &mut HashMap<u64, u64>) {
     let mut left = count;
     while left > 0 {
@@ -63,7 +65,7 @@ fn fill(store: &Arc<Store>, rng: &mut Rng, count: usize, all: &mut HashMap<u64, 
     }
 }
 
-/// How many of the entries are found where they are.
+/// Returns how many entries are found at their sectors.
 fn found(store: &Arc<Store>, all: &HashMap<u64, u64>) -> usize {
     let mut txn = begin(store);
     let is_found = |(prefix, sector): (&u64, &u64)| {
@@ -92,15 +94,15 @@ fn nothing_is_lost_in_runs_and_merges() {
         store.set_index_memory(MEMORY_MIN);
         let (mut rng, mut all) = (Rng(seed), HashMap::new());
         fill(&store, &mut rng, 120_000, &mut all);
-        // What a transaction that was given up had taken out of the table is the only loss there may be:
-        // here nothing in the refs tree tells of it.
+        // Only entries that an abandoned transaction had taken out of the table may be lost: here
+        // nothing in the refs tree records them.
         let now = found(&store, &all);
         assert!(now > all.len() / 2, "seed {seed}: {now} of {}", all.len());
         let now = stats(&store);
         assert!(now.runs > 1 && now.runs < 24, "seed {seed}: {now:?}");
         clean(&store);
         drop(store);
-        // In another process nothing is left of the table; the runs are the same.
+        // Another process has nothing of the table, but the same runs.
         let store = reopen(&device, MEMORY_MIN);
         let before = found(&store, &all);
         assert!(before > all.len() / 2, "seed {seed}: {before}");
@@ -124,7 +126,7 @@ fn every_entry_is_found_where_no_transaction_is_given_up() {
         txn.commit(Durability::Visible).unwrap();
         assert_eq!(found(&store, &all), all.len());
     }
-    // Each transaction wrote runs, and so covers all of itself.
+    // Each transaction wrote runs, which therefore cover all of it.
     let store = reopen(&device, MEMORY_MIN);
     assert_eq!(found(&store, &all), all.len());
     assert_eq!(stats(&store).run_entries, all.len() as u64);
@@ -136,7 +138,7 @@ fn memory_stays_below_its_limit_and_nothing_fails() {
     let (device, store) = create();
     store.set_index_memory(MEMORY_MIN);
     let (mut rng, mut all) = (Rng(4), HashMap::new());
-    // Twice what filters fit for.
+    // Twice as many entries as the filters have memory for.
     for _ in 0..4 {
         let mut txn = begin(&store);
         for _ in 0..250_000 {
@@ -155,7 +157,7 @@ fn memory_stays_below_its_limit_and_nothing_fails() {
     let store = reopen(&device, MEMORY_MIN);
     assert_eq!(found(&store, &all), all.len());
     assert!(stats(&store).memory_bytes() <= MEMORY_MIN);
-    // With enough memory the filters are there, and answer for what is new.
+    // With enough memory, all filters are loaded and reject new hashes.
     let store = reopen(&device, 64 << 20);
     let mut txn = begin(&store);
     for _ in 0..20_000 {
@@ -174,7 +176,7 @@ fn stale_entries_are_dropped_by_and_by() {
     let (_, store) = create();
     store.set_index_memory(MEMORY_MIN);
     let mut rng = Rng(8);
-    // Nothing in the refs tree: every entry is stale.
+    // The refs tree is empty, so every entry is stale.
     let mut txn = store.begin(CHECKSUM).unwrap();
     for _ in 0..100_000 {
         txn.index_insert(rng.next(), Sector(1 + rng.below(1 << 40))).unwrap();
@@ -186,13 +188,13 @@ fn stale_entries_are_dropped_by_and_by() {
     assert_eq!(stats(&store).entries, 0);
     clean(&store);
     store.drop_index(CHECKSUM, Patience::None).unwrap();
-    assert!(store.state().superblock.roots[usize::from(INDEX)].is_none());
+    assert!(store.state().superblock.roots[TreeId::Index].is_none());
     clean(&store);
 }
 
-/// Every value of the index tree with its key.
+/// Returns every key of the index tree with its pointer.
 fn values(txn: &mut Txn) -> Vec<(Vec<u8>, Pointer)> {
-    let found = Reader::range(txn, INDEX, &[], &[0xff; 16], usize::MAX).unwrap();
+    let found = Reader::range(txn, TreeId::Index, &[], &[0xff; 16], usize::MAX).unwrap();
     found.into_iter().map(|(key, value)| (key, data_pointer(&value).unwrap())).collect()
 }
 
@@ -210,7 +212,7 @@ fn damage_is_a_miss() {
     txn.commit(Durability::Durable).unwrap();
     let hurt = values(&mut begin(&store));
     for (n, (_, pointer)) in hurt.iter().enumerate() {
-        if let (Some(run), 0) = (pointer.run(9), n % 3) {
+        if let (Some(run), 0) = (pointer.run(Ashift::MIN), n % 3) {
             device.write_at(&[0x5a; 30], (run.start.0 << 9) + 40).unwrap();
         }
     }
@@ -233,14 +235,15 @@ fn damage_is_a_miss() {
         assert_eq!(txn.find_content(&hash, &mut |_, _| true).unwrap(), None);
     }
     assert!(missed > 1000, "{missed}");
-    // Merging leaves the damaged parts out.
+    // Merging leaves out the damaged parts.
     for _ in 0..200_000 {
         txn.index_insert(rng.next(), Sector(1 + rng.below(1 << 40))).unwrap();
     }
     txn.commit(Durability::Durable).unwrap();
 }
 
-/// Whatever the blocks, filters and headers say: it ends, within bounds, and finds nothing that is not there.
+/// Whatever the blocks, filters and headers contain, everything ends within bounds and finds
+/// nothing that was not added.
 #[test]
 fn forged_runs_do_no_harm() {
     for seed in 0..40 {
@@ -278,7 +281,7 @@ fn forged_runs_do_no_harm() {
                 true => txn.embed(Some(&bytes), Encoding::RAW, len).unwrap(),
                 false => txn.store_extent(&bytes, Encoding::RAW, len, CHECKSUM).unwrap(),
             };
-            txn.insert(INDEX, &key, &pointer.to_bytes()).unwrap();
+            txn.insert(TreeId::Index, &key, &pointer.to_bytes()).unwrap();
         }
         txn.commit(Durability::Durable).unwrap();
         let store = reopen(&device, MEMORY_MIN);
@@ -302,7 +305,7 @@ fn forged_runs_do_no_harm() {
             assert!(stats(&store).memory_bytes() <= 2 * MEMORY_MIN, "seed {seed}");
         }
         match store.drop_index(CHECKSUM, Patience::None) {
-            Ok(()) => assert!(store.state().superblock.roots[usize::from(INDEX)].is_none()),
+            Ok(()) => assert!(store.state().superblock.roots[TreeId::Index].is_none()),
             Err(error) => assert!(error.is_corruption(), "seed {seed}: {error}"),
         }
     }

@@ -1,0 +1,182 @@
+//! Entries of the refs tree, and the hashes of content in them.
+//!
+//! ```text
+//! sector u64 BE   -> count u32, hash kind u8, 3 zero bytes, birth u64, len u32, stored len u32;
+//!                    with a hash also: hash of the content, 32 bytes, pointer
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::Digest;
+
+use super::fields::{FieldReader, FieldWriter};
+use super::pointer::{Place, Pointer};
+use crate::error::{Error, Found, Result};
+use crate::store::format::trees::TreeId;
+use crate::units::{Sector, Txg};
+
+/// The length of a content hash, in bytes.
+pub const CONTENT_HASH_LEN: usize = 32;
+
+/// The function that made a content hash. The discriminants are the numbers on disk. All are
+/// cryptographic: with others, equal hashes would not imply equal content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum HashKind {
+    /// BLAKE3.
+    Blake3 = 1,
+    /// SHA-256.
+    Sha256 = 2,
+}
+
+impl HashKind {
+    const ALL: [HashKind; 2] = [HashKind::Blake3, HashKind::Sha256];
+
+    fn from_stored(value: u8) -> Option<HashKind> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == value)
+    }
+
+    /// The name used in properties.
+    pub const fn name(self) -> &'static str {
+        match self {
+            HashKind::Blake3 => "blake3",
+            HashKind::Sha256 => "sha256",
+        }
+    }
+
+    /// Returns the hash that identifies these bytes.
+    pub fn of(self, bytes: &[u8]) -> ContentHash {
+        let hash = match self {
+            HashKind::Blake3 => *blake3::hash(bytes).as_bytes(),
+            HashKind::Sha256 => sha2::Sha256::digest(bytes).into(),
+        };
+        ContentHash { kind: self, hash }
+    }
+}
+
+impl fmt::Display for HashKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for HashKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
+            Error::Invalid(format!("'{text}' is not a dedup hash; use blake3 or sha256"))
+        })
+    }
+}
+
+/// Identifies content by its hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct ContentHash {
+    /// The function that made it.
+    pub kind: HashKind,
+    /// The hash.
+    pub hash: [u8; CONTENT_HASH_LEN],
+}
+
+impl ContentHash {
+    /// Returns the part of the hash that the index uses.
+    pub(in crate::store) fn prefix(&self) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&self.hash[..8]);
+        u64::from_be_bytes(first)
+    }
+}
+
+/// The entry of an extent that is shared, or can be.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Refs {
+    /// The number of pointers to the extent.
+    pub count: u32,
+    /// The txg that wrote its bytes.
+    pub birth: Txg,
+    /// The number of bytes behind each pointer.
+    pub len: u32,
+    /// The number of stored bytes.
+    pub stored_len: u32,
+    /// The hash of the content, and a pointer to all of it.
+    pub content: Option<(ContentHash, Pointer)>,
+}
+
+impl Refs {
+    /// Encodes the value of an entry.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(128);
+        let mut f = FieldWriter(&mut out);
+        f.u32(self.count);
+        f.u8(self.content.as_ref().map_or(0, |(hash, _)| hash.kind as u8));
+        f.zeros(3);
+        f.u64(self.birth.0);
+        f.u32(self.len);
+        f.u32(self.stored_len);
+        if let Some((hash, pointer)) = &self.content {
+            f.bytes(&hash.hash);
+            pointer.encode(f.0);
+        }
+        out
+    }
+
+    /// Decodes the value of an entry; `None` if it is malformed.
+    pub fn decode(value: &[u8]) -> Option<Refs> {
+        let mut f = FieldReader(value);
+        let count = f.u32().filter(|count| *count > 0)?;
+        let kind = f.u8()?;
+        f.zeros(3)?;
+        let birth = Txg(f.u64()?);
+        let (len, stored_len) = (f.u32()?, f.u32()?);
+        let content = match kind {
+            0 => f.0.is_empty().then_some(None)?,
+            kind => {
+                let kind = HashKind::from_stored(kind)?;
+                let hash = f.bytes(CONTENT_HASH_LEN)?.try_into().ok()?;
+                Some((ContentHash { kind, hash }, Pointer::decode(f.0)?))
+            }
+        };
+        Some(Refs { count, birth, len, stored_len, content })
+    }
+
+    /// Creates an entry with one reference to the extent of a pointer.
+    pub(in crate::store) fn one(pointer: &Pointer) -> Refs {
+        let Pointer { birth, len, stored_len, .. } = *pointer;
+        Refs { count: 1, birth, len, stored_len, content: None }
+    }
+
+    /// Returns the pointer to the content if the extent at `sector` holds content with this hash.
+    pub fn content_of(&self, sector: Sector, hash: &ContentHash) -> Option<&Pointer> {
+        let (found, pointer) = self.content.as_ref()?;
+        (found == hash && is_content_of(sector, pointer)).then_some(pointer)
+    }
+}
+
+/// Whether a pointer is valid in an entry: one to the whole extent there, and not a delta.
+fn is_content_of(sector: Sector, pointer: &Pointer) -> bool {
+    matches!(&pointer.place, Place::Extent { sector: place, .. } if *place == sector)
+        && !pointer.is_delta()
+        && (pointer.part_offset, pointer.len) == (0, pointer.extent_len)
+}
+
+/// Parses an entry of the tree.
+pub fn parse_refs(key: &[u8], value: &[u8]) -> Result<(Sector, Refs)> {
+    let sector = key.try_into().map(u64::from_be_bytes).ok();
+    let parsed = sector.map(Sector).zip(Refs::decode(value));
+    let is_sound = |(sector, refs): &(Sector, Refs)| {
+        refs.content.as_ref().is_none_or(|(_, pointer)| {
+            is_content_of(*sector, pointer)
+                && (pointer.len, pointer.stored_len) == (refs.len, refs.stored_len)
+        })
+    };
+    parsed.filter(is_sound).ok_or_else(|| {
+        let what = format!(
+            "expected a count of references and the content they share, found {}",
+            Found(value)
+        );
+        Error::corrupt("entry", TreeId::Refs.location_of(key), what)
+    })
+}

@@ -1,0 +1,153 @@
+//! The beginning of a transaction: the writer gate of the process, the writer lock of the pool, and
+//! the newest state.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::Txn;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::gate::{Ask, Patience};
+use crate::system;
+
+/// The first and the longest pause between attempts to take another process's lock.
+const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
+const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
+/// How long to wait for another transaction before asking again whether to continue.
+const ASK_PAUSE: Duration = Duration::from_millis(20);
+
+impl Store {
+    /// Waits for earlier writers, adopts the newest state and starts to change it. `checksum`
+    /// protects the tree nodes that will be written.
+    pub fn begin(self: &Arc<Store>, checksum: ChecksumKind) -> Result<Txn> {
+        self.begin_with(checksum, Patience::Endless)
+    }
+
+    /// Like [`Store::begin`], with limited patience.
+    pub fn begin_with(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+    ) -> Result<Txn> {
+        if self.is_read_only() {
+            return Err(self.refusal());
+        }
+        if self.is_stopped() {
+            return Err(Error::FailStop);
+        }
+        self.enter(patience)?;
+        // From here on, dropping the transaction releases both locks.
+        let mut txn = Txn::new(Arc::clone(self), self.state(), checksum);
+        // Nobody else commits while the lock is held, so the newest state stays the newest. A
+        // reading thread may have adopted it just before; then there is nothing to refresh, but the
+        // base is still outdated.
+        self.refresh()?;
+        let newest = self.state();
+        if !Arc::ptr_eq(&newest, &txn.core.base) {
+            txn.rebase(newest);
+        }
+        txn.core.base.superblock.check_writable()?;
+        self.refuse_if_cut_short(&txn.core.base)?;
+        self.reaffirm(&txn.core.base)?;
+        if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
+            // Nobody can commit meanwhile, so the state need not be guarded.
+            self.sync_device()?;
+            self.note_durable(&txn.core.base);
+            txn.rebase(self.state());
+        }
+        txn.load_holders()?;
+        Ok(txn)
+    }
+
+    /// Begins a transaction on a pool that was cut short, to restore an older state or to verify
+    /// this one while nobody else writes. Its base may be unreadable.
+    pub(crate) fn begin_on_cut(self: &Arc<Store>) -> Result<Txn> {
+        if self.read_only {
+            return Err(self.refusal());
+        }
+        if self.is_stopped() {
+            return Err(Error::FailStop);
+        }
+        self.enter(Patience::Endless)?;
+        let mut txn = Txn::new(Arc::clone(self), self.state(), ChecksumKind::default());
+        // The newest state counts, even if another one is read because it is incomplete: that is
+        // the one that other processes may have.
+        self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.adopt_newest()?;
+        let newest = self.state();
+        if !Arc::ptr_eq(&newest, &txn.core.base) {
+            txn.rebase(newest);
+        }
+        txn.core.base.superblock.check_writable()?;
+        Ok(txn)
+    }
+
+    /// Like [`Store::begin`], but the caller decides how long to wait: `ask` is called while the
+    /// pool is busy, and returns whether to continue.
+    pub fn begin_asking(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        ask: &mut Ask<'_>,
+    ) -> Result<Txn> {
+        let mut patience = Patience::None;
+        loop {
+            match self.begin_with(checksum, patience) {
+                Err(Error::Busy) if ask() => patience = Patience::Within(ASK_PAUSE),
+                begun => return begun,
+            }
+        }
+    }
+
+    /// Waits, as long as `ask` allows, until a transaction could begin, but begins none.
+    pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
+        if self.is_read_only() {
+            return Ok(());
+        }
+        let mut patience = Patience::None;
+        loop {
+            match self.enter(patience) {
+                Err(Error::Busy) if ask() => patience = Patience::Within(ASK_PAUSE),
+                Ok(()) => {
+                    self.device.unlock_writer();
+                    self.writer.leave();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the writer gate of the process and the writer lock of the pool.
+    fn enter(&self, patience: Patience) -> Result<()> {
+        self.writer.let_others_go(&*self.device, patience);
+        self.writer.enter(patience)?;
+        let locked = match patience {
+            Patience::None => self.device.try_lock_writer(),
+            Patience::Within(wait) => self.lock_writer_within(wait),
+            Patience::Endless => self.device.lock_writer().map(|()| true),
+        };
+        if !matches!(locked, Ok(true)) {
+            self.writer.leave();
+            return Err(locked.map_or_else(|error| Error::io("lock", error), |_| Error::Busy));
+        }
+        Ok(())
+    }
+
+    /// `fcntl` has no timeout, so this polls.
+    fn lock_writer_within(&self, wait: Duration) -> std::io::Result<bool> {
+        let (mut left, mut next) = (wait, LOCK_PAUSE_MIN);
+        while !self.device.try_lock_writer()? {
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let pause = left.min(next);
+            if !self.device.cede() {
+                system::sleep(pause);
+            }
+            left -= pause;
+            next = (next * 2).min(LOCK_PAUSE_MAX);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,282 @@
+//! Moves free space between the windows, the space tree and the freed tree, as part of a
+//! transaction.
+
+use std::ops::ControlFlow;
+
+use super::{Txn, TxnCore};
+use crate::error::{Error, Location, Result};
+use crate::store::format::space::{freed_entry, freed_key, reserved_run, space_entry, space_key};
+use crate::store::format::superblock::WINDOW_COUNT_MAX;
+use crate::store::format::trees::TreeId;
+use crate::store::space::SMALL_EXTENT_SECTORS;
+use crate::store::space::aim::Aim;
+use crate::store::tree::TxnTree;
+use crate::units::{Run, Sector, Txg};
+
+/// The number of entries in the freed tree that makes emptying it worthwhile.
+const DRAIN_COUNT_MIN: u64 = 256;
+/// The maximum number of runs that one commit moves, so that none is slow.
+const DRAIN_COUNT_MAX: usize = 4096;
+/// The maximum number of runs of the space tree that one search examines.
+const SEARCH_COUNT_MAX: usize = 512;
+/// The maximum during compaction, where it is worth looking for a place that fits.
+const AIMED_SEARCH_COUNT_MAX: usize = 16384;
+/// The maximum number of windows kept from one commit to the next; the superblock has room for
+/// those that the end of a commit adds.
+const WINDOW_COUNT_KEPT: usize = WINDOW_COUNT_MAX - 8;
+/// The minimum length in bytes of free runs that are returned to the file system. That happens only
+/// if much of the pool is free ([`Space::much_is_free`](crate::store::space::Space::much_is_free)):
+/// writing into a hole costs the file system an allocation, and every later sync a commit of its
+/// own, so a little space is better kept.
+const PUNCH_LEN_MIN: u64 = 1 << 20;
+
+/// Fills the windows with `sectors` in runs of at least `shortest`, as far as the space tree has
+/// them.
+pub(in crate::store) fn provision(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    sectors: u64,
+    shortest: u64,
+) -> Result<()> {
+    let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
+    if core.space.aim.is_none() {
+        trim_windows(core, space, WINDOW_COUNT_KEPT)?;
+    }
+    let usable = |core: &TxnCore| {
+        core.space.windows.iter().filter(|w| w.sectors >= shortest).map(|w| w.sectors).sum::<u64>()
+    };
+    let mut missing = sectors.saturating_sub(usable(core));
+    if missing == 0 || core.space.space_sectors == 0 {
+        return Ok(());
+    }
+    let count_max = core.space.aim.map_or(SEARCH_COUNT_MAX, |_| AIMED_SEARCH_COUNT_MAX);
+    let mut chosen = Vec::new();
+    let mut looked_at = 0;
+    let rotor = core.space.rotor.min(aim.below);
+    let mut next = Sector(0);
+    for (from, until) in [(rotor, aim.below), (Sector(0), rotor)] {
+        let mut bad = None;
+        space.scan(core, &space_key(from), &mut |key, value| {
+            let run = match space_entry(key, value) {
+                Ok(run) => run,
+                Err(error) => {
+                    bad = Some(error);
+                    return ControlFlow::Break(());
+                }
+            };
+            if run.start >= until || missing == 0 || looked_at >= count_max {
+                return ControlFlow::Break(());
+            }
+            looked_at += 1;
+            next = run.end();
+            let longest = aim.usable(run).map(|part| part.sectors).max().unwrap_or(0);
+            if longest > 0 && longest >= shortest {
+                missing = missing.saturating_sub(longest);
+                chosen.push(run);
+            }
+            ControlFlow::Continue(())
+        })?;
+        if let Some(error) = bad {
+            return Err(error);
+        }
+    }
+    core.space.rotor = next;
+    for run in chosen {
+        space.remove(core, &space_key(run.start))?;
+        core.space.space_sectors = core.space.space_sectors.saturating_sub(run.sectors);
+        open_window(core, space, run, &aim)?;
+    }
+    Ok(())
+}
+
+/// Makes windows of the usable parts of a free run; the rest goes to the space tree.
+pub(in crate::store) fn open_window(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    run: Run,
+    aim: &Aim,
+) -> Result<()> {
+    let mut at = run.start;
+    for part in aim.usable(run) {
+        if part.start > at {
+            release(core, space, Run { start: at, sectors: part.start.0 - at.0 })?;
+        }
+        at = part.end();
+        core.space.windows.push(part);
+    }
+    if at < run.end() {
+        release(core, space, Run { start: at, sectors: run.end().0 - at.0 })?;
+    }
+    Ok(())
+}
+
+/// Returns all but the `keep` largest windows to the space tree.
+pub(in crate::store) fn trim_windows(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    keep: usize,
+) -> Result<()> {
+    if core.space.windows.len() <= keep {
+        return Ok(());
+    }
+    core.space.windows.sort_unstable_by_key(|window| std::cmp::Reverse(window.sectors));
+    for run in core.space.windows.split_off(keep) {
+        release(core, space, run)?;
+    }
+    Ok(())
+}
+
+/// Moves runs that may now be reused from the freed tree to the space tree, and cuts off the free
+/// end of the pool.
+pub(in crate::store) fn drain(
+    core: &mut TxnCore,
+    freed: &mut TxnTree,
+    space: &mut TxnTree,
+) -> Result<()> {
+    // Only runs released from here on are still free when the commit is done.
+    core.space.punch.clear();
+    trim_windows(core, space, WINDOW_COUNT_KEPT)?;
+    let worth_it = core.space.freed_count >= DRAIN_COUNT_MIN
+        || core.space.freed_sectors > core.space.end.0 / 32
+        || core.is_large(0)
+        || core.space.aim.is_some();
+    if !worth_it {
+        return Ok(());
+    }
+    // Runs freed by txgs up to the durable one; a key with the next txg sorts after them all.
+    let to = freed_key(core.durable.next(), Sector(0));
+    let entries = freed.range(core, &[], &to, DRAIN_COUNT_MAX)?;
+    let mut runs = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        let (_, run) = freed_entry(&key, &value)?;
+        freed.remove(core, &key)?;
+        core.space.freed_count = core.space.freed_count.saturating_sub(1);
+        core.space.freed_sectors = core.space.freed_sectors.saturating_sub(run.sectors);
+        runs.push(run);
+    }
+    runs.sort_unstable();
+    let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
+    for run in runs {
+        match merged.last_mut() {
+            Some(last) if last.end() == run.start => last.sectors += run.sectors,
+            _ => merged.push(run),
+        }
+    }
+    for run in merged {
+        release(core, space, run)?;
+    }
+    shrink(core, space)
+}
+
+/// Adds a reusable run to the space tree, merged with its neighbours.
+fn release(core: &mut TxnCore, space: &mut TxnTree, run: Run) -> Result<()> {
+    let mut whole = run;
+    core.space.space_sectors += run.sectors;
+    if let Some(entry) = space.floor(core, &space_key(run.start))? {
+        let before = space_entry(entry.key(), entry.value())?;
+        if before.end() > run.start {
+            let what = format!(
+                "expected the {} sectors there to be in use when they are freed, found them free \
+                 already",
+                run.sectors
+            );
+            let begin = Location::Byte(run.start.0 << core.ashift());
+            return Err(Error::corrupt("free space", begin, what));
+        }
+        if before.end() == run.start {
+            space.remove(core, entry.key())?;
+            whole = Run { start: before.start, sectors: before.sectors + run.sectors };
+        }
+    }
+    let after = space_key(run.end());
+    if let Some(value) = space.get(core, &after)? {
+        whole.sectors += space_entry(&after, &value)?.sectors;
+        space.remove(core, &after)?;
+    }
+    space.insert(core, &space_key(whole.start), &whole.sectors.to_le_bytes())?;
+    if core.space.much_is_free() && whole.sectors << core.ashift() >= PUNCH_LEN_MIN {
+        core.space.punch.push(whole);
+    }
+    Ok(())
+}
+
+/// Lowers the end of the pool while the space just below it is free.
+fn shrink(core: &mut TxnCore, space: &mut TxnTree) -> Result<()> {
+    let reserved = reserved_run(core.ashift());
+    loop {
+        let end = core.space.end;
+        if end == reserved.end() {
+            core.space.end = reserved.start;
+            continue;
+        }
+        if let Some(index) = core.space.windows.iter().position(|window| window.end() == end) {
+            core.space.end = core.space.windows.swap_remove(index).start;
+            continue;
+        }
+        let Some((key, value)) = space.last(core)? else { break };
+        let run = space_entry(&key, &value)?;
+        if run.end() != end {
+            break;
+        }
+        space.remove(core, &key)?;
+        core.space.space_sectors = core.space.space_sectors.saturating_sub(run.sectors);
+        core.space.end = run.start;
+    }
+    let end = core.space.end;
+    if core.space.aim.is_some() {
+        // Free space here is about to be filled or cut off.
+        core.space.punch.clear();
+    }
+    core.space.punch.retain(|run| run.end() <= end);
+    Ok(())
+}
+
+impl Txn {
+    /// Provides room for extents of the given lengths in sectors. Extents without such room go
+    /// behind the end.
+    pub fn provision(&mut self, extents: impl Iterator<Item = u64> + Clone) -> Result<()> {
+        let is_small = |sectors: &u64| *sectors <= SMALL_EXTENT_SECTORS;
+        let large = extents.clone().filter(|sectors| !is_small(sectors));
+        if let Some(shortest) = large.clone().min() {
+            self.provision_runs(large.sum(), shortest)?;
+        }
+        let all = extents.clone().sum();
+        let small = extents.filter(is_small);
+        let longest = match self.core.fills_gaps(all) {
+            true => small.clone().min(),
+            false => small.clone().max(),
+        };
+        let longest = longest.unwrap_or(0);
+        self.provision_runs(small.sum(), longest)
+    }
+
+    pub(in crate::store) fn provision_runs(&mut self, sectors: u64, shortest: u64) -> Result<()> {
+        // Space that is free in a restored older state may be part of the newest durable one.
+        if sectors == 0 || self.core.set_aside.is_some() {
+            return Ok(());
+        }
+        let space_tree = &mut self.trees[TreeId::Space];
+        provision(&mut self.core, space_tree, sectors, shortest)
+    }
+}
+
+impl TxnCore {
+    /// Records freed runs in the freed tree, which may in turn free nodes of that tree.
+    pub(in crate::store) fn record_freed(&mut self, freed_tree: &mut TxnTree) -> Result<()> {
+        for run in std::mem::take(&mut self.freed) {
+            let key = freed_key(self.txg, run.start);
+            freed_tree.insert(self, &key, &run.sectors.to_le_bytes())?;
+            self.space.freed_count += 1;
+            self.space.freed_sectors += run.sectors;
+        }
+        Ok(())
+    }
+
+    pub(super) fn free_run(&mut self, run: Run, birth: Txg) {
+        if birth == self.txg {
+            self.space.recycle(run);
+        } else {
+            self.freed.push(run);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Commits of a main database: what xSync and SQLite's announcements do with its changes.
+
+use std::ffi::c_int;
+
+use hardpack_engine::store::{Ask, Durability};
+
+use super::{Backing, Checkpoint, MainFile};
+use crate::busy::ask_nobody;
+use crate::ffi::*;
+
+impl MainFile {
+    /// Implements xSync.
+    pub fn sync(&mut self, flags: c_int) -> c_int {
+        let announced = std::mem::take(&mut self.announced);
+        let busy = match announced {
+            true if self.can_be_called_again() && self.wrote => SQLITE_BUSY,
+            true => SQLITE_IOERR_FSYNC,
+            false => SQLITE_BUSY_TIMEOUT,
+        };
+        match self.checkpoint {
+            _ if self.is_plain() => self.host_file.sync(flags),
+            Checkpoint::Failed(code) => code,
+            Checkpoint::Open | Checkpoint::Done => self.commit(Durability::Durable, busy),
+        }
+    }
+
+    /// Commits the changes of this connection; `busy` is the code for having waited in vain.
+    pub(super) fn commit(&mut self, durability: Durability, busy: c_int) -> c_int {
+        let io = match durability {
+            Durability::Durable => SQLITE_IOERR_FSYNC,
+            Durability::Visible => SQLITE_IOERR_WRITE,
+        };
+        let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
+            return SQLITE_OK;
+        };
+        let asks_nobody = self.asks_nobody();
+        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
+        let done = match durability {
+            _ if self.wrote => file.commit_asking(durability, ask),
+            Durability::Durable => pool.pool().store().make_durable_asking(ask),
+            Durability::Visible => Ok(()),
+        };
+        drop(handler);
+        match done {
+            Ok(()) => {
+                if self.wrote {
+                    pool.note_commit(file.id());
+                    self.published = true;
+                }
+                self.wrote = false;
+                self.busy.reset();
+                self.give_turn();
+                SQLITE_OK
+            }
+            // If SQLite does not undo the changes, they are still to be dropped.
+            Err(error) => self.write_code(&error, io, busy),
+        }
+    }
+
+    /// Drops the pages of an unfinished checkpoint; the next checkpoint writes them again.
+    pub(super) fn end_checkpoint(&mut self) {
+        if std::mem::take(&mut self.is_checkpointing) && self.wrote {
+            if let Some(file) = &self.file {
+                file.discard();
+            }
+            self.wrote = false;
+            self.give_turn();
+        }
+    }
+
+    /// Whether SQLite may retry a commit that was told "busy". It may not if the pool already has
+    /// the changes, and they are to be taken back because the commit of another file failed.
+    fn can_be_called_again(&self) -> bool {
+        !self.journal_on_disk && !self.published
+    }
+
+    /// Handles SQLite's announcement that a transaction or its rollback has made all its changes,
+    /// and that a sync is next, if there is any.
+    ///
+    /// With a journal in memory, nothing may be committed yet. With one on disk, the changes are
+    /// published at once: with `synchronous=OFF` there is no other call before that journal is
+    /// gone.
+    pub(super) fn announce(&mut self, has_super_journal: bool) -> c_int {
+        self.journal_on_disk |= has_super_journal;
+        self.announced = true;
+        if !self.journal_on_disk {
+            // With `synchronous=OFF` this is the last call before the commit point that may say
+            // "busy".
+            let waits = self.wrote && !self.is_connections_turn();
+            let Some(file) = self.file.as_ref().filter(|_| waits) else { return SQLITE_OK };
+            let done = file.await_turn(&mut self.busy.ask());
+            let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
+            return match done {
+                Ok(()) => SQLITE_OK,
+                Err(error) => self.write_code(&error, SQLITE_IOERR_WRITE, busy),
+            };
+        }
+        // Another file may still fail, and then this one is rolled back. A rollback ends here.
+        let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
+        if code == SQLITE_OK {
+            self.journal_on_disk = has_super_journal;
+        }
+        code
+    }
+
+    /// Ends a transaction or checkpoint of this connection and drops uncommitted changes.
+    pub(super) fn finish(&mut self) {
+        self.is_checkpointing = false;
+        self.journal_on_disk = false;
+        self.announced = false;
+        self.published = false;
+        self.busy.reset();
+        if self.wrote {
+            if let Some(file) = &self.file {
+                file.discard();
+            }
+            self.wrote = false;
+        }
+        self.give_turn();
+    }
+}

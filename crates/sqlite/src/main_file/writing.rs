@@ -1,0 +1,85 @@
+//! xWrite and xTruncate of a main database.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use hardpack_engine::pool::File;
+use hardpack_engine::store::{Ask, Durability};
+
+use super::open::note_page_len;
+use super::{Backing, Checkpoint, MainFile};
+use crate::busy::ask_nobody;
+use crate::ffi::*;
+use crate::registry;
+
+impl MainFile {
+    /// Returns the engine's file, turning an empty file into a pool first; `None` for a plain
+    /// database.
+    fn writable(&mut self) -> Result<Option<Arc<File>>, c_int> {
+        self.refresh()?;
+        if let Backing::Unborn(..) = self.backing {
+            let pool = registry::create(&self.path, &self.properties)
+                .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+            self.attach(pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
+        }
+        if let Backing::Unmade(..) = self.backing {
+            // Without locks, nothing has announced the write.
+            self.make_file()?;
+        }
+        if self.file.is_none() && !self.is_plain() {
+            return Err(SQLITE_IOERR_WRITE);
+        }
+        Ok(self.file.clone())
+    }
+
+    /// Implements xWrite.
+    pub fn write(&mut self, buf: &[u8], offset: u64) -> c_int {
+        let file = match self.writable() {
+            Ok(Some(file)) => file,
+            Ok(None) => return self.host_file.write(buf, offset),
+            Err(code) => return code,
+        };
+        self.wrote = true;
+        if offset == 0 {
+            note_page_len(&file, buf);
+        }
+        let asks_nobody = self.asks_nobody();
+        let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());
+        let ask: &mut Ask<'_> = if asks_nobody { &mut nobody } else { &mut handler };
+        let done = file.write_at_asking(buf, offset, ask);
+        drop(handler);
+        match done {
+            Ok(()) => {
+                self.note_turn(&file);
+                SQLITE_OK
+            }
+            // The engine has dropped the changes.
+            Err(error) => {
+                let busy =
+                    if self.is_in_checkpoint() { SQLITE_BUSY_TIMEOUT } else { SQLITE_IOERR_WRITE };
+                self.write_code(&error, SQLITE_IOERR_WRITE, busy)
+            }
+        }
+    }
+
+    /// Implements xTruncate.
+    pub fn truncate(&mut self, len: i64) -> c_int {
+        if let Checkpoint::Failed(code) = self.checkpoint {
+            return code;
+        }
+        let file = match self.writable() {
+            Ok(Some(file)) => file,
+            Ok(None) => return self.host_file.truncate(len),
+            Err(code) => return code,
+        };
+        self.wrote = true;
+        match file.set_len(u64::try_from(len).unwrap_or(0)) {
+            // After CKPT_DONE there may be no other call before readers may read the pages.
+            Ok(()) if self.checkpoint == Checkpoint::Done => {
+                self.commit(Durability::Visible, SQLITE_BUSY_TIMEOUT)
+            }
+            Ok(()) => SQLITE_OK,
+            Err(error) => self.write_code(&error, SQLITE_IOERR_TRUNCATE, SQLITE_IOERR_TRUNCATE),
+        }
+    }
+}

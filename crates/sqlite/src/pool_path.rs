@@ -1,0 +1,135 @@
+//! Paths that lead into a pool: `pool.hpk/dir/app.db`, `pool.hpk@name/dir/app.db`.
+//!
+//! A path leads into a pool if the system finds nothing there, and a leading part of it is a
+//! regular file that begins like a pool. So a path to an existing file always means that file, and
+//! paths that have nothing to do with pools behave as if Hardpack were not there.
+//!
+//! Files are opened only through the host here: closing any other descriptor of a file drops the
+//! locks that SQLite holds on it.
+#![expect(unsafe_code, reason = "opens files of the host's VFS")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use hardpack_engine::store::superblock;
+
+use crate::ffi::{SQLITE_OPEN_MAIN_DB, SQLITE_OPEN_READONLY};
+use crate::host::{Host, HostFile};
+use crate::host_name::HostName;
+use crate::registry;
+
+/// Separates a path from the name of a snapshot.
+pub const SNAPSHOT_MARK: u8 = b'@';
+
+/// A path that leads into a pool, taken apart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolPath {
+    /// The path of the pool file, spelled as in the whole path.
+    pub pool: Vec<u8>,
+    /// The rest of the path, without `.`, `..` and empty names. It begins with `/`, or with the
+    /// mark of a snapshot of the whole pool.
+    pub inner: Vec<u8>,
+}
+
+impl PoolPath {
+    /// The path of the pool file.
+    pub fn pool_file(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.pool))
+    }
+
+    /// Takes a path apart. Returns `None` if it does not lead into a pool.
+    pub fn split(host: Host, path: &[u8]) -> Option<PoolPath> {
+        let error = fs::metadata(OsStr::from_bytes(path)).err()?;
+        match error.kind() {
+            io::ErrorKind::NotADirectory => {
+                let slashes = (0..path.len()).rev().filter(|at| path[*at] == b'/');
+                split_at_file(host, path, slashes)
+            }
+            io::ErrorKind::NotFound if path.contains(&SNAPSHOT_MARK) => {
+                let marks = (0..path.len()).filter(|at| path[*at] == SNAPSHOT_MARK);
+                split_at_file(host, path, marks)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Splits the path at the first of `ends` that has a file before it, if that file is a pool.
+fn split_at_file(host: Host, path: &[u8], ends: impl Iterator<Item = usize>) -> Option<PoolPath> {
+    for end in ends {
+        let pool = trim_slashes(&path[..end]);
+        if fs::metadata(OsStr::from_bytes(pool)).is_ok_and(|metadata| metadata.is_file()) {
+            let inner = normalise(&path[end..])?;
+            return is_pool(host, pool).then(|| PoolPath { pool: pool.to_vec(), inner });
+        }
+    }
+    None
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    &path[..end]
+}
+
+/// Removes `.`, `..` and empty names. Returns `None` if the path leads out of the pool again.
+fn normalise(rest: &[u8]) -> Option<Vec<u8>> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in rest.split(|byte| *byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => {
+                names.pop()?;
+                if names.is_empty() && rest[0] == SNAPSHOT_MARK {
+                    return None;
+                }
+            }
+            name => names.push(name),
+        }
+    }
+    let mut normal = Vec::with_capacity(rest.len());
+    for (index, name) in names.iter().enumerate() {
+        // The mark of a snapshot of the whole pool comes right after the pool, without a slash.
+        if index > 0 || rest[0] != SNAPSHOT_MARK {
+            normal.push(b'/');
+        }
+        normal.extend_from_slice(name);
+    }
+    Some(normal)
+}
+
+/// Whether a file begins like a pool.
+pub fn is_pool(host: Host, path: &[u8]) -> bool {
+    if registry::is_open(Path::new(OsStr::from_bytes(path))) {
+        return true;
+    }
+    // Once it was asked for the full path, a host no longer follows symbolic links.
+    let Ok(resolved) = fs::canonicalize(OsStr::from_bytes(path)) else { return false };
+    let name = HostName::new(resolved.as_os_str().as_bytes());
+    let flags = SQLITE_OPEN_READONLY | SQLITE_OPEN_MAIN_DB;
+    // SAFETY: the name is laid out as SQLite's are, and outlives the file.
+    let Ok((file, _)) = (unsafe { HostFile::open(host, name.database(), flags) }) else {
+        return false;
+    };
+    let mut magic = [0; superblock::MAGIC.len()];
+    file.read_some(&mut magic, 0).is_ok() && magic.starts_with(&superblock::MAGIC[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_mean_nothing_go() {
+        let normal = |rest: &[u8]| normalise(rest).map(|rest| String::from_utf8(rest).unwrap());
+        assert_eq!(normal(b"/a/b.db").as_deref(), Some("/a/b.db"));
+        assert_eq!(normal(b"//a/./c/..//b.db/").as_deref(), Some("/a/b.db"));
+        assert_eq!(normal(b"/").as_deref(), Some(""));
+        assert_eq!(normal(b"@name//b.db").as_deref(), Some("@name/b.db"));
+        assert_eq!(normal(b"/a/../@b").as_deref(), Some("/@b"));
+        assert_eq!(normal(b"/a/../../b"), None);
+        assert_eq!(normal(b"@name/../b"), None);
+    }
+}

@@ -1,0 +1,33 @@
+//! The connections of SQLite that have databases open through this VFS.
+
+use super::registry;
+
+/// One database that a connection has open.
+#[derive(Debug)]
+pub struct ConnectionUse(usize);
+
+impl ConnectionUse {
+    /// Counts a database of the connection at this address.
+    pub fn new(connection: usize) -> ConnectionUse {
+        *registry().connections.entry(connection).or_default() += 1;
+        ConnectionUse(connection)
+    }
+}
+
+impl Drop for ConnectionUse {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        // In a forked child, the connection belongs to the parent.
+        if let Some(count) = registry.connections.get_mut(&self.0) {
+            *count -= 1;
+            if *count == 0 {
+                registry.connections.remove(&self.0);
+            }
+        }
+    }
+}
+
+/// Returns how many databases a connection has open through this VFS.
+pub fn connection_files(connection: usize) -> usize {
+    registry().connections.get(&connection).copied().unwrap_or(0)
+}

@@ -1,0 +1,245 @@
+//! The pools that this process has open: one engine each, shared by all connections.
+//!
+//! Pools are identified by device and inode, so two names of one file lead to the same engine. A
+//! pool's own descriptor must be the last of its file to be closed in this process, since closing
+//! any descriptor drops SQLite's POSIX locks. So the registry decides under one lock whether to
+//! open a pool, and connections close the host's file before they give the pool back.
+//!
+//! A forked child must not use its parent's engines, whose locks it would share. It starts with an
+//! empty registry, see `fork.rs`.
+
+mod connections;
+mod names;
+mod pool_use;
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hardpack_engine::Ashift;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
+use hardpack_engine::store::Store;
+use hardpack_engine::{Error, Result};
+
+use crate::fork;
+use crate::maintenance::Maintenance;
+use crate::system;
+use names::NamedDatabase;
+use pool_use::User;
+
+pub use connections::{ConnectionUse, connection_files};
+pub use names::{
+    CompanionNames, PlainName, PoolName, companion_names, forget_super_journal, is_plain,
+    is_super_journal, note_super_journal,
+};
+pub use pool_use::PoolUse;
+
+/// The cache takes one part in this many of the machine's memory, within the limits that follow.
+const CACHE_PART: u64 = 16;
+const CACHE_LEN_MIN: u64 = 32 << 20;
+const CACHE_LEN_MAX: u64 = 1 << 30;
+const CACHE_LEN_FALLBACK: u64 = 128 << 20;
+/// Overrides the length of the cache, in bytes.
+const CACHE_VARIABLE: &str = "HARDPACK_CACHE_BYTES";
+
+/// What identifies a file on this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pool: Pool,
+    device: Arc<FileDevice>,
+    /// The marks that users in this process share, with the number of users of each: the device
+    /// holds each mark once.
+    shared_marks: HashMap<u64, usize>,
+    /// The marks that one user in this process holds exclusively.
+    claimed_marks: HashSet<u64>,
+    /// Descriptors of lock files, kept open while their mark is shared: see [`PoolUse::keep`].
+    kept: HashMap<u64, Vec<fs::File>>,
+    /// The mark of the name that the pool is used by, and the number of open databases that use it.
+    name: Option<(u64, usize)>,
+    maintenance: Arc<Maintenance>,
+    holder: Arc<AtomicUsize>,
+    users: usize,
+    /// The last user finishes the pool's maintenance before it closes the pool. Others may come
+    /// back meanwhile.
+    closing: bool,
+}
+
+/// The permission bits of a new database are those of the pool that is created for it.
+const MODE_BITS: u32 = 0o777;
+
+#[derive(Debug)]
+pub(crate) struct Registry {
+    process: u32,
+    options: Options,
+    pools: HashMap<FileKey, Entry>,
+    /// Open databases in pools, by the name that SQLite has for them: their journals are kept in
+    /// memory.
+    names: HashMap<Vec<u8>, NamedDatabase>,
+    /// Open databases in no pool, by the name that SQLite has for them, with how often each is
+    /// open.
+    plain: HashMap<Vec<u8>, usize>,
+    /// Super-journals that this process is writing.
+    super_journals: HashSet<Vec<u8>>,
+    /// How many main databases each connection of SQLite's has open, by its address.
+    connections: HashMap<usize, usize>,
+}
+
+/// Locks the registry, whichever process it belongs to.
+pub(crate) fn lock() -> MutexGuard<'static, Registry> {
+    static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
+    let registry = REGISTRY.get_or_init(|| Mutex::new(Registry::new()));
+    registry.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registry() -> MutexGuard<'static, Registry> {
+    let mut registry = lock();
+    if registry.process != std::process::id() {
+        // The parent's pools stay open for ever: closing their descriptors here would not harm the
+        // parent, but their locks are shared with it.
+        std::mem::forget(std::mem::replace(&mut *registry, Registry::new()));
+    }
+    registry
+}
+
+impl Registry {
+    fn new() -> Registry {
+        Registry {
+            process: std::process::id(),
+            options: Options {
+                now_ns: system::now_ns,
+                owner: || Some(system::owner()),
+                ..Options::new(cache_len())
+            },
+            pools: HashMap::new(),
+            names: HashMap::new(),
+            plain: HashMap::new(),
+            super_journals: HashSet::new(),
+            connections: HashMap::new(),
+        }
+    }
+}
+
+fn cache_len() -> u64 {
+    if let Some(bytes) = std::env::var(CACHE_VARIABLE).ok().and_then(|text| text.parse().ok()) {
+        return bytes;
+    }
+    memory_len().map_or(CACHE_LEN_FALLBACK, |bytes| {
+        (bytes / CACHE_PART).clamp(CACHE_LEN_MIN, CACHE_LEN_MAX)
+    })
+}
+
+/// Returns the machine's memory in bytes.
+fn memory_len() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+fn key_of(path: &Path) -> Result<FileKey> {
+    let metadata = fs::metadata(path).map_err(|source| Error::Io { action: "find", source })?;
+    Ok(FileKey { device: metadata.dev(), inode: metadata.ino() })
+}
+
+/// Opens the pool at `path`, or shares it if it is open already.
+pub fn open(path: &Path) -> Result<PoolUse> {
+    acquire(path, |device, options| Pool::open(device, options))
+}
+
+/// Turns the empty file at `path` into a pool with one file, unless somebody else just did.
+pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse> {
+    // The name of the file must be as durable as its content. SQLite leaves that to the journal,
+    // which it would create beside the file. This comes first, since a later failure must not close
+    // the engine's descriptor.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| Error::Io { action: "create", source })?;
+    let guid = system::random_guid().map_err(|source| Error::Io { action: "create", source })?;
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mode = fs::metadata(path).map_or(0, |metadata| metadata.mode() & MODE_BITS);
+    let create = CreateOptions {
+        guid,
+        ashift: Ashift::MIN,
+        properties: properties.to_vec(),
+        file_name: name.filter(|name| name.len() <= 255).or_else(|| Some("main.db".into())),
+        file_mode: mode,
+    };
+    let pool = acquire(path, |device, options| {
+        if Store::is_unborn(&*device)? {
+            return Pool::create(device, &create, options);
+        }
+        let pool = Pool::open(device, options)?;
+        pool.complete_creation(&create)?;
+        Ok(pool)
+    })?;
+    // The pool may have been open already, without a file.
+    pool.pool().complete_creation(&create)?;
+    Ok(pool)
+}
+
+fn acquire(
+    path: &Path,
+    open: impl FnOnce(Arc<FileDevice>, Options) -> Result<Pool>,
+) -> Result<PoolUse> {
+    let mut registry = registry();
+    let key = key_of(path)?;
+    if let Some(entry) = registry.pools.get_mut(&key) {
+        entry.users += 1;
+        let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
+        let holder = Arc::clone(&entry.holder);
+        return Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) });
+    }
+    let name = path.as_os_str().as_bytes();
+    let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
+        Some(device) => device,
+        None => {
+            let device =
+                FileDevice::open(path).map_err(|source| Error::Io { action: "open", source })?;
+            fork::prepare();
+            device.advise_random();
+            Arc::new(device)
+        }
+    };
+    match open(Arc::clone(&device), registry.options.clone()) {
+        Ok(pool) => {
+            let maintenance = Arc::new(Maintenance::new());
+            let holder = Arc::new(AtomicUsize::new(0));
+            let entry = Entry {
+                pool: pool.clone(),
+                device,
+                shared_marks: HashMap::new(),
+                claimed_marks: HashSet::new(),
+                kept: HashMap::new(),
+                name: None,
+                maintenance: Arc::clone(&maintenance),
+                holder: Arc::clone(&holder),
+                users: 1,
+                closing: false,
+            };
+            registry.pools.insert(key, entry);
+            Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) })
+        }
+        Err(error) => {
+            if let Some(name) = registry.names.get_mut(name) {
+                name.spare = Some(device);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Whether this process has the pool at `path` open.
+pub fn is_open(path: &Path) -> bool {
+    key_of(path).is_ok_and(|key| registry().pools.contains_key(&key))
+}

@@ -1,0 +1,290 @@
+//! The use of an open pool by one connection: the name it goes by, and the marks that it shares or
+//! holds exclusively.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hardpack_engine::pool::Pool;
+use hardpack_engine::{Error, FileId, Result};
+
+use super::{Entry, FileKey, key_of, registry};
+use crate::api;
+use crate::ffi::SQLITE_BUSY;
+use crate::maintenance::Maintenance;
+use crate::pool_names::{self, NAME_MARKS};
+use crate::system;
+
+/// How often to check that the pool is not in use by another name, and the pause in between: two
+/// processes that come at once may both see each other.
+const NAME_TRY_COUNT: u32 = 10;
+const NAME_TRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// The use of an engine by one connection.
+#[derive(Debug)]
+pub struct PoolUse {
+    // Fields drop in this order: the descriptor must be closed under the registry's lock, so the
+    // registry's entry must be the last owner of the pool.
+    pub(super) name: Option<NameUse>,
+    pub(super) pool: Pool,
+    pub(super) maintenance: Arc<Maintenance>,
+    /// The connection of this process that holds the pool's transaction for longer than a commit; 0
+    /// for none.
+    pub(super) holder: Arc<AtomicUsize>,
+    #[allow(dead_code, reason = "counts as long as it lives")]
+    pub(super) user: User,
+}
+
+/// One use of a pool, with this key, by its name.
+#[derive(Debug)]
+pub(super) struct NameUse(FileKey);
+
+impl Drop for NameUse {
+    fn drop(&mut self) {
+        let mut registry = registry();
+        // In a forked child, the name belongs to the parent.
+        let Some(entry) = registry.pools.get_mut(&self.0) else { return };
+        entry.name = match entry.name {
+            Some((mark, users)) if users > 1 => Some((mark, users - 1)),
+            Some((mark, _)) => {
+                entry.device.release(mark);
+                None
+            }
+            None => None,
+        };
+    }
+}
+
+impl Entry {
+    /// Uses the pool by the name of this mark, unless somebody uses another name.
+    fn enter_name(&mut self, mark: u64) -> std::io::Result<bool> {
+        if let Some((known, users)) = &mut self.name {
+            let is_same = *known == mark;
+            *users += usize::from(is_same);
+            return Ok(is_same);
+        }
+        // The mark is shared before the check: of two processes that come at once by different
+        // names, at least one sees the other.
+        let shared = self.device.try_share(mark)?;
+        let others = [NAME_MARKS.start..mark, mark + 1..NAME_MARKS.end];
+        for other in others {
+            if !shared || self.device.is_any_marked(other)? {
+                self.device.release(mark);
+                return Ok(false);
+            }
+        }
+        self.name = Some((mark, 1));
+        Ok(true)
+    }
+
+    /// Gives a shared mark back. Returns whether nobody in this process shares it any more.
+    fn unshare(&mut self, mark: u64) -> bool {
+        if let Some(shared) = self.shared_marks.get_mut(&mark).filter(|shared| **shared > 1) {
+            *shared -= 1;
+            return false;
+        }
+        self.shared_marks.remove(&mark);
+        // Nobody in this process has the file of these descriptors open any more.
+        self.kept.remove(&mark);
+        self.device.release(mark);
+        true
+    }
+}
+
+impl PoolUse {
+    /// The engine's pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Tells the maintenance that this process has committed a transaction that changed `file`.
+    pub fn note_commit(&self, file: FileId) {
+        self.maintenance.note_commit(&self.pool, file);
+    }
+
+    /// Records that a connection holds the pool's transaction until it commits, because it has
+    /// written part of its changes.
+    pub fn hold_by(&self, connection: usize) {
+        self.holder.store(connection, Ordering::Relaxed);
+    }
+
+    /// Records that the connection no longer holds the transaction.
+    pub fn release_by(&self, connection: usize) {
+        let _ = self.holder.compare_exchange(connection, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether the connection holds the pool's transaction.
+    pub fn is_held_by(&self, connection: usize) -> bool {
+        connection != 0 && self.holder.load(Ordering::Relaxed) == connection
+    }
+
+    /// Uses the pool by this name for as long as the value lives. Fails while somebody uses another
+    /// name, see `pool_names.rs`.
+    pub fn enter_by(&mut self, path: &Path) -> Result<()> {
+        let find_error = |source| Error::Io { action: "find", source };
+        let mark = pool_names::mark_of(path).map_err(find_error)?;
+        if let Some(left) = pool_names::companion_of_another_name(path).map_err(find_error)? {
+            let name = path.display();
+            let what =
+                format!("{name} has another name with the companion file '{left}': use that name");
+            return Err(Error::Invalid(what));
+        }
+        for _ in 0..NAME_TRY_COUNT {
+            if self.with_entry(|entry| entry.enter_name(mark))?.map_err(lock_error)? {
+                self.name = Some(NameUse(self.user.0));
+                return Ok(());
+            }
+            system::sleep(NAME_TRY_PAUSE);
+        }
+        let text = "the pool is in use under another name (a link to it, or it was renamed)";
+        api::log(SQLITE_BUSY, &format!("hardpack: {}: {text}", path.display()));
+        Err(Error::Busy)
+    }
+
+    /// Returns another use of the same engine, which does not count as a use of the name.
+    pub fn again(&self) -> Result<PoolUse> {
+        self.with_entry(|entry| entry.users += 1)?;
+        Ok(PoolUse {
+            name: None,
+            pool: self.pool.clone(),
+            maintenance: Arc::clone(&self.maintenance),
+            holder: Arc::clone(&self.holder),
+            user: User(self.user.0),
+        })
+    }
+
+    /// Whether the pool is the file at this path.
+    pub fn is_at(&self, path: &Path) -> bool {
+        key_of(path).is_ok_and(|key| key == self.user.0)
+    }
+
+    fn with_entry<R>(&self, act: impl FnOnce(&mut Entry) -> R) -> Result<R> {
+        // An entry exists as long as it has users, except in a forked child.
+        registry().pools.get_mut(&self.user.0).map(act).ok_or(Error::FailStop)
+    }
+
+    /// Shares a mark (see [`FileDevice::try_share`]) with other users in any process. Returns false
+    /// while somebody holds it exclusively. [`PoolUse::unshare`] gives it back.
+    pub fn try_share(&self, mark: u64) -> Result<bool> {
+        self.with_entry(|entry| {
+            if let Some(shared) = entry.shared_marks.get_mut(&mark) {
+                *shared += 1;
+                return Ok(true);
+            }
+            let is_claimed = entry.claimed_marks.contains(&mark);
+            if is_claimed || !entry.device.try_share(mark).map_err(lock_error)? {
+                return Ok(false);
+            }
+            entry.shared_marks.insert(mark, 1);
+            Ok(true)
+        })?
+    }
+
+    /// Gives a shared mark back.
+    pub fn unshare(&self, mark: u64) {
+        // In a forked child, the mark belongs to the parent.
+        let _ = self.with_entry(|entry| entry.unshare(mark));
+    }
+
+    /// Gives a shared mark back. If nobody in any process shares it any more, calls `last` while
+    /// nobody can take it.
+    pub fn unshare_and(&self, mark: u64, last: impl FnOnce()) {
+        let done = self.with_entry(|entry| {
+            if !entry.unshare(mark) {
+                return;
+            }
+            // If several leave at once, the last to get here finds nobody else. On a read-only
+            // device this cannot be determined.
+            if matches!(entry.device.try_claim(mark), Ok(true)) {
+                last();
+                entry.device.release(mark);
+            }
+        });
+        // In a forked child, the mark belongs to the parent.
+        let _ = done;
+    }
+
+    /// Keeps a descriptor open until nobody in this process shares the mark, as everybody does who
+    /// has the file open as a database. Closing it earlier would drop their locks on the file.
+    pub fn keep(&self, mark: u64, file: fs::File) {
+        let mut file = Some(file);
+        let done = self.with_entry(|entry| {
+            entry.kept.entry(mark).or_default().extend(file.take());
+        });
+        // A forked child has no such locks, so there the descriptor may be closed.
+        let _ = done;
+    }
+
+    /// Takes a mark exclusively. Returns false while anybody has it.
+    pub fn try_claim(&self, mark: u64) -> Result<bool> {
+        self.with_entry(|entry| {
+            let is_taken =
+                entry.shared_marks.contains_key(&mark) || entry.claimed_marks.contains(&mark);
+            if is_taken || !entry.device.try_claim(mark).map_err(lock_error)? {
+                return Ok(false);
+            }
+            entry.claimed_marks.insert(mark);
+            Ok(true)
+        })?
+    }
+
+    /// Gives an exclusive mark back.
+    pub fn unclaim(&self, mark: u64) {
+        // In a forked child, the mark belongs to the parent.
+        let _ = self.with_entry(|entry| {
+            entry.claimed_marks.remove(&mark);
+            entry.device.release(mark);
+        });
+    }
+}
+
+fn lock_error(source: std::io::Error) -> Error {
+    Error::Io { action: "lock", source }
+}
+
+/// One user of the pool with this key.
+#[derive(Debug)]
+pub(super) struct User(pub(super) FileKey);
+
+impl User {
+    /// Removes the user from the count. The last user gets the pool and its maintenance, to finish
+    /// them.
+    fn leave(&self) -> Option<(Pool, Arc<Maintenance>)> {
+        let mut registry = registry();
+        let entry = registry.pools.get_mut(&self.0)?;
+        entry.users -= 1;
+        if entry.users > 0 || std::mem::replace(&mut entry.closing, true) {
+            return None;
+        }
+        Some((entry.pool.clone(), Arc::clone(&entry.maintenance)))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let Some((pool, maintenance)) = self.leave() else { return };
+        loop {
+            // This may take a while. Others can open and close pools meanwhile.
+            maintenance.finish(&pool);
+            let mut registry = registry();
+            let Some(entry) = registry.pools.get_mut(&self.0) else { return };
+            // Users who came and left meanwhile have left it to us to finish the maintenance that
+            // they started.
+            if entry.users == 0 && maintenance.is_begun() {
+                continue;
+            }
+            entry.closing = false;
+            if entry.users == 0 {
+                // This only saves the next process that opens the pool some work.
+                let _ = entry.pool.close();
+                // The entry must be the last owner of the pool: the descriptor is closed under the
+                // registry's lock.
+                drop(pool);
+                registry.pools.remove(&self.0);
+            }
+            return;
+        }
+    }
+}

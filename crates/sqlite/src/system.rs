@@ -1,0 +1,68 @@
+//! The clocks, threads, pauses, random bytes and the user of the VFS. Nothing else may use them:
+//! `clippy.toml` denies it.
+#![expect(clippy::disallowed_methods, reason = "the one place for them")]
+#![expect(unsafe_code, reason = "asks the system for the user")]
+
+use std::io;
+use std::sync::OnceLock;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hardpack_engine::pool::FileOwner;
+
+/// The clock of a simulation.
+static CLOCK: OnceLock<fn() -> i64> = OnceLock::new();
+
+/// Replaces the time of day of this process by that of a simulation, once.
+pub fn simulate_clock(clock: fn() -> i64) {
+    let _ = CLOCK.set(clock);
+}
+
+/// Returns the user and the group with whose rights this process creates files.
+pub fn owner() -> FileOwner {
+    // SAFETY: neither function has preconditions, and neither can fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    FileOwner { uid, gid }
+}
+
+/// Returns the current time in nanoseconds since 1970.
+pub fn now_ns() -> i64 {
+    if let Some(clock) = CLOCK.get() {
+        return clock();
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(0)
+}
+
+/// Measures the time since it was started.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts a stopwatch.
+    pub fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
+    }
+
+    /// Returns the time since the start.
+    pub fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Pauses the calling thread.
+pub fn sleep(pause: Duration) {
+    thread::sleep(pause);
+}
+
+/// Starts `work` on a thread of its own; returns `None` if the system cannot.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(work).ok()
+}
+
+/// Returns random bytes that identify a new pool.
+pub fn random_guid() -> io::Result<[u8; 16]> {
+    let mut guid = [0; 16];
+    getrandom::fill(&mut guid).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(guid)
+}
