@@ -47,14 +47,20 @@ fn child_role() {
         "fork" => {
             let db = open(&path);
             run(&db, "select count(*) from sqlite_schema");
-            // SAFETY: the child only makes system calls, and the parent ends without clean-up.
+            let mut ends = [0; 2];
+            // SAFETY: the child only makes system calls, and the parent ends without clean-up. What
+            // closes the child's files at a fork runs in the child, before `fork` returns there.
             unsafe {
+                assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
                 let child = libc::fork();
+                let mut byte = 0_u8;
                 if child == 0 {
+                    libc::write(ends[1], (&raw const byte).cast(), 1);
                     loop {
                         libc::pause();
                     }
                 }
+                assert_eq!(libc::read(ends[0], (&raw mut byte).cast(), 1), 1);
                 common::report(&format!("{child}"));
                 common::report("held");
                 loop {
