@@ -4,6 +4,8 @@
 //! * `*`, `?` and `[a-z]` match within one name, `**` matches any number of directories. As in the
 //!   shell, names that begin with a dot must be asked for by a dot.
 //! * A backslash takes the next character as it is.
+//! * An `@` in a pattern is a character of a name, as in a name that exists. So a pattern never
+//!   stands for snapshots; it may follow the full name of one, as in `pool.hpk@monday/*.db`.
 //! * A pattern that matches nothing is an error, since it is most likely mistyped.
 //!
 //! Only the part inside a pool is a pattern; the shell expands the names of pools.
@@ -57,8 +59,18 @@ pub fn expand_one(given: &Address, action: &'static str) -> Result<Address, Fail
 
 fn no_match(address: &Address) -> Reason {
     let path = text::escaped(&address.path);
-    Reason::new(Code::Cannot, format!("no name in the pool matches '{path}'"))
-        .hint("a backslash before *, ? or [ takes the character as it is")
+    let has_mark = address.path.split(|byte| *byte == b'/').any(|part| {
+        let mark = part.iter().position(|byte| *byte == b'@');
+        mark.is_some_and(|mark| wildcards(&part[..mark]).0)
+    });
+    Reason::new(Code::Cannot, format!("no name in the pool matches '{path}'")).hint(
+        match has_mark {
+            true => {
+                "a pattern matches names; for those in a snapshot, put it behind: POOL@NAME/PATTERN"
+            }
+            false => "a backslash before *, ? or [ takes the character as it is",
+        },
+    )
 }
 
 /// Whether a part of a path has a wildcard, and whether it has an escaped one.
@@ -94,16 +106,16 @@ fn matching(address: &Address) -> Result<Vec<Address>, Reason> {
     if !has_pattern && !has_escape {
         return Ok(vec![address.clone()]);
     }
-    // A pool that cannot be opened is for the command to report.
-    let Ok(opened) = address.open(Some(1)) else { return Ok(vec![address.clone()]) };
-    if opened.pool.resolve_link(&opened.path).is_ok() {
+    // A pool or snapshot that cannot be opened is for the command to report.
+    let top = address.with_path(Vec::new());
+    let Ok(opened) = top.open(Some(1)) else { return Ok(vec![address.clone()]) };
+    let search = Search { address, opened };
+    if search.look_at(&address.path, false).is_some() || search.leads_nowhere() {
         return Ok(vec![address.clone()]);
     }
     if !has_pattern {
         return Ok(vec![address.with_path(unescaped(&address.path))]);
     }
-    drop(opened);
-    let search = Search { address, opened: address.with_path(Vec::new()).open(Some(1))? };
     search.paths().map(|paths| paths.into_iter().map(|path| address.with_path(path)).collect())
 }
 
@@ -114,6 +126,15 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// Whether the directories before the first wildcard name a snapshot that does not exist.
+    fn leads_nowhere(&self) -> bool {
+        let parts: Vec<&[u8]> = self.address.path.split(|byte| *byte == b'/').collect();
+        let is_plain = |part: &&&[u8]| !wildcards(part).0;
+        let above = parts.iter().take_while(is_plain).map(|part| unescaped(part));
+        let above = above.fold(Vec::new(), |above, part| join(&above, &part));
+        above.contains(&b'@') && self.address.with_path(above).open(Some(1)).is_err()
+    }
+
     fn paths(&self) -> Result<Vec<Vec<u8>>, Reason> {
         let path = &self.address.path;
         let parts: Vec<&[u8]> =
@@ -136,7 +157,7 @@ impl Search<'_> {
         let wants_directory = path.ends_with(b"/");
         let mut kept = Vec::new();
         for mut path in found {
-            let Some((_, kind)) = self.look_at(&path, wants_directory)? else { continue };
+            let Some((_, kind)) = self.look_at(&path, wants_directory) else { continue };
             if wants_directory {
                 if kind != Kind::Directory {
                     continue;
@@ -150,20 +171,20 @@ impl Search<'_> {
         Ok(kept)
     }
 
-    /// Opens the pool, or the snapshot that a path leads into, and finds what is there.
-    fn look_at(&self, path: &[u8], follows: bool) -> Result<Option<(Opened, Kind)>, Reason> {
-        let opened = match path.contains(&b'@') {
-            true => match self.address.with_path(path.to_vec()).open(Some(1)) {
-                Ok(opened) => opened,
-                Err(_) => return Ok(None),
-            },
-            false => self.opened.at(path),
+    /// Finds what is at a path, and opens the snapshot if the path leads into one.
+    fn look_at(&self, path: &[u8], follows: bool) -> Option<(Opened, Kind)> {
+        let look = |opened: Opened| {
+            let found = match follows {
+                true => opened.pool.resolve(&opened.path),
+                false => opened.pool.resolve_link(&opened.path),
+            };
+            found.ok().map(|entry| (opened, entry.kind))
         };
-        let found = match follows {
-            true => opened.pool.resolve(&opened.path),
-            false => opened.pool.resolve_link(&opened.path),
-        };
-        Ok(found.ok().map(|entry| (opened, entry.kind)))
+        let found = look(self.opened.at(path));
+        if found.is_some() || !path.contains(&b'@') {
+            return found;
+        }
+        self.address.with_path(path.to_vec()).open(Some(1)).ok().and_then(look)
     }
 
     fn matching_in(
@@ -173,7 +194,7 @@ impl Search<'_> {
         is_last: bool,
         next: &mut Vec<Vec<u8>>,
     ) -> Result<(), Reason> {
-        let Some((opened, Kind::Directory)) = self.look_at(above, true)? else { return Ok(()) };
+        let Some((opened, Kind::Directory)) = self.look_at(above, true) else { return Ok(()) };
         let directory = opened.entry()?.file;
         let wants_hidden = pattern.starts_with(b".") || pattern.starts_with(b"\\.");
         let is_wanted = |entry: &&DirEntry| {
@@ -198,7 +219,7 @@ impl Search<'_> {
         is_last: bool,
         next: &mut Vec<Vec<u8>>,
     ) -> Result<(), Reason> {
-        let Some((opened, Kind::Directory)) = self.look_at(above, true)? else { return Ok(()) };
+        let Some((opened, Kind::Directory)) = self.look_at(above, true) else { return Ok(()) };
         if !is_last {
             next.push(above.to_vec());
         }

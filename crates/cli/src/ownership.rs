@@ -4,6 +4,10 @@ use hardpack_engine::pool::FileOwner;
 
 use crate::sys;
 
+/// The number by which the system is told to leave an owner as it is: `(uid_t)-1`. A file with
+/// this owner could never be restored.
+const NO_CHANGE: u32 = u32::MAX;
+
 /// What to change about an owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ownership {
@@ -44,14 +48,23 @@ fn find_user(text: &str) -> Result<(u32, Option<u32>), String> {
     if let Some((uid, gid)) = sys::user(text) {
         return Ok((uid, Some(gid)));
     }
-    let uid = text.parse().map_err(|_| format!("there is no user '{text}'"))?;
-    Ok((uid, None))
+    Ok((number(text, "user")?, None))
 }
 
 fn find_group(text: &str) -> Result<u32, String> {
     match sys::group(text) {
         Some(gid) => Ok(gid),
-        None => text.parse().map_err(|_| format!("there is no group '{text}'")),
+        None => number(text, "group"),
+    }
+}
+
+fn number(text: &str, what: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(NO_CHANGE) => Err(format!(
+            "no {what} can have the number {NO_CHANGE}, which stands for \"no change\""
+        )),
+        Ok(number) => Ok(number),
+        Err(_) => Err(format!("there is no {what} '{text}'")),
     }
 }
 
@@ -75,6 +88,13 @@ mod tests {
         assert_eq!(unknown.applied_to(None, own), FileOwner { uid: 1, gid: 5 });
         for wrong in ["", ":", "no such user", "root:no such group", "-1", "4294967296", "12345:"] {
             assert!(Ownership::parse(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(after("4294967294:4294967294"), (u32::MAX - 1, u32::MAX - 1));
+        for (wrong, what) in
+            [("4294967295", "user"), (":4294967295", "group"), ("0:4294967295", "group")]
+        {
+            let error = Ownership::parse(wrong).unwrap_err();
+            assert!(error.starts_with(&format!("no {what} can have the number 4294967295")));
         }
     }
 }

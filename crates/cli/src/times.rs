@@ -8,7 +8,14 @@ const NS: i64 = 1_000_000_000;
 pub fn parse(text: &str) -> Result<i64, String> {
     let wrong =
         "use a time such as 2026-11-23, '2026-11-23 12:30', 2026-11-23T12:30:05Z or @SECONDS";
-    known(text.trim()).ok_or_else(|| wrong.into())
+    let text = text.trim();
+    known(text).ok_or_else(|| match offset_at(text.split_once(['T', ' ']).map_or("", |(_, t)| t)) {
+        Some((_, offset)) if offset.seconds().is_none() => {
+            "the offset from UTC is too large: use at most 23 hours and 59 minutes, such as +05:30"
+                .into()
+        }
+        _ => wrong.into(),
+    })
 }
 
 fn known(text: &str) -> Option<i64> {
@@ -52,20 +59,44 @@ fn fraction(text: &str) -> Option<(&str, i64)> {
     Some((whole, nine.parse().ok()?))
 }
 
+/// An offset from UTC as it is written.
+struct Offset {
+    is_negative: bool,
+    hours: i64,
+    minutes: i64,
+}
+
+impl Offset {
+    /// Returns it in seconds; `None` if it is a day or longer, or its minutes an hour.
+    fn seconds(&self) -> Option<i64> {
+        let seconds = self.hours * 3600 + self.minutes * 60;
+        let is_offset = self.hours < 24 && self.minutes < 60;
+        is_offset.then_some(if self.is_negative { -seconds } else { seconds })
+    }
+}
+
+/// Finds the offset from UTC at the end of a time, and where it begins.
+fn offset_at(time: &str) -> Option<(usize, Offset)> {
+    let at = time.rfind(['+', '-'])?;
+    let offset = &time[at..];
+    let digits: String = offset[1..].chars().filter(|c| *c != ':').collect();
+    if digits.len() != 4 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let (hours, minutes) = (digits[..2].parse().ok()?, digits[2..].parse().ok()?);
+    Some((at, Offset { is_negative: offset.starts_with('-'), hours, minutes }))
+}
+
 /// Splits off the offset from UTC, in seconds.
 fn split_offset(time: &str) -> Option<(&str, Option<i64>)> {
     if let Some(time) = time.strip_suffix(['Z', 'z']) {
         return Some((time.trim_end(), Some(0)));
     }
-    let Some(at) = time.rfind(['+', '-']) else { return Some((time, None)) };
-    let (time, offset) = time.split_at(at);
-    let digits: String = offset[1..].chars().filter(|c| *c != ':').collect();
-    if digits.len() != 4 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
+    if !time.contains(['+', '-']) {
+        return Some((time, None));
     }
-    let (hours, minutes) = (digits[..2].parse::<i64>().ok()?, digits[2..].parse::<i64>().ok()?);
-    let seconds = hours * 3600 + minutes * 60;
-    Some((time.trim_end(), Some(if offset.starts_with('-') { -seconds } else { seconds })))
+    let (at, offset) = offset_at(time)?;
+    Some((time[..at].trim_end(), Some(offset.seconds()?)))
 }
 
 /// Parses exactly this many numbers.
@@ -105,6 +136,8 @@ mod tests {
             ("@-1.5", -1_500_000_000),
             ("1970-01-01T00:00:00Z", 0),
             ("1970-01-01 01:00:00 +0100", 0),
+            ("1970-01-01 23:59+23:59", 0),
+            ("1969-12-31 00:01-2359", 0),
             ("2000-02-29T12:00Z", 951_825_600 * NS),
             ("2026-11-23 12:30:05.25+00:00", 1_795_437_005 * NS + 250_000_000),
             ("1969-12-31T23:59:59Z", -NS),
@@ -127,7 +160,15 @@ mod tests {
             "2026-01-01 10:00:00.",
             "2026-01-01 10:00+1",
         ] {
-            assert!(parse(wrong).is_err(), "{wrong}");
+            assert!(parse(wrong).unwrap_err().starts_with("use a time such as"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_offset_is_shorter_than_a_day() {
+        for offset in ["+99:99", "+24:00", "-2400", "+05:60", " -00:99"] {
+            let wrong = parse(&format!("2026-01-01 10:00{offset}")).unwrap_err();
+            assert!(wrong.starts_with("the offset from UTC is too large"), "{offset}: {wrong}");
         }
     }
 }

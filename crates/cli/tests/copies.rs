@@ -140,6 +140,7 @@ fn touch_makes_files_and_sets_times() {
     run(&at, "touch -r t/d/one p.hpk/then");
     assert_eq!(stat(&at, "p.hpk/then")["modified_ns"], OLD_NS);
     fails(&at, "touch -d yesterday p.hpk/big", 2, "use a time such as");
+    fails(&at, "touch -d 2026-01-01T10:00+99:99 p.hpk/big", 2, "the offset from UTC is too large");
     fails(&at, "touch p.hpk/nodir/new", 3, "cannot touch 'p.hpk/nodir/new': no such file: nodir");
     fails(&at, "touch p.hpk/big/", 3, "not a directory");
 }
@@ -179,6 +180,9 @@ fn chmod_and_chown_change_what_is_recorded() {
     assert_eq!((mode("p.hpk/big"), mode("p.hpk/d")), ("755".into(), "6755".into()));
     fails(&at, "chmod u+q p.hpk/big", 2, "use an octal number, or changes");
     fails(&at, "chown nobody-of-this-name p.hpk/big", 2, "there is no user");
+    for owner in ["4294967295", "1:4294967295"] {
+        fails(&at, &format!("chown {owner} p.hpk/big"), 2, "can have the number 4294967295");
+    }
     fails(&at, "chmod 644 p.hpk/missing", 3, "no such file");
     let db = open_in_pool(&at.join("p.hpk/d/b.db"));
     assert_eq!(db.query_row("SELECT count(*) FROM t", [], |row| row.get(0)), Ok(50));
@@ -256,4 +260,35 @@ fn a_name_that_exists_comes_before_a_pattern() {
         );
     }
     run(&at, "rm -f p.hpk/x*");
+}
+
+/// As with a name that is written out, an `@` belongs to the name before it names a snapshot.
+#[test]
+fn patterns_match_names_with_an_at_sign() {
+    let (_directory, at) = pool();
+    run(&at, "touch p.hpk/@one p.hpk/me@home p.hpk/d/me@home p.hpk/plain");
+    let check = |snapshot: &str| {
+        let (top, below) = (format!("p.hpk{snapshot}"), format!("p.hpk{snapshot}/d"));
+        let ls = |pattern: &str| run(&at, &format!("ls {pattern}"));
+        assert_eq!(ls(&format!("{top}/@*")), format!("{top}/@one\n"));
+        assert_eq!(ls(&format!("{top}/*@*")), format!("{top}/@one\n{top}/me@home\n"));
+        assert_eq!(ls(&format!("{top}/[m]e@home")), format!("{top}/me@home\n"));
+        assert_eq!(ls(&format!("{below}/*@home")), format!("{below}/me@home\n"));
+        assert_eq!(ls(&format!("{top}/**/*@home")), format!("{below}/me@home\n{top}/me@home\n"));
+    };
+    check("");
+    // A snapshot's name is no name in the pool, even one that the pattern would match.
+    run(&at, "snapshot p.hpk@home");
+    check("");
+    check("@home");
+    assert_eq!(run(&at, "cat p.hpk/d@home/o*"), "content one");
+    fails(&at, "ls p.hpk/pl*@home", 3, "for those in a snapshot, put it behind: POOL@NAME/PATTERN");
+    fails(&at, "ls p.hpk/pl@*", 3, "no name in the pool matches 'pl@*'\nhint: a backslash");
+    for missing in ["p.hpk@none/*", "p.hpk/d@none/*", "p.hpk/@none/*"] {
+        fails(&at, &format!("ls {missing}"), 3, "no such file or snapshot: none");
+    }
+    run(&at, "rm p.hpk/@* p.hpk/*@h*");
+    assert_eq!(run(&at, "ls p.hpk"), "big\nd\nplain\n");
+    assert_eq!(run(&at, "ls p.hpk/d"), "b.db\nlink\nme@home\none\nsub\n");
+    run(&at, "destroy p.hpk@home");
 }
