@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hardpack_engine::pool::{ImportReport, Refused};
+
 use crate::args::ExtractArgs;
 use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
@@ -26,6 +28,23 @@ pub struct PutSummary {
 }
 
 impl PutSummary {
+    /// Counts what an import stored, and reports and counts what it refused.
+    pub fn note_imported(
+        &mut self,
+        progress: &FilesProgress,
+        report: &ImportReport,
+        reason_of: impl Fn(&Refused) -> Reason,
+    ) {
+        self.files += report.files;
+        self.bytes += report.bytes;
+        self.directories += report.directories;
+        self.symlinks += report.symlinks;
+        self.hard_links += report.hard_links;
+        for refused in &report.refused {
+            self.note_failed(progress, &refused.path, &reason_of(refused));
+        }
+    }
+
     /// Reports and counts a failure, with its hint the first time.
     pub fn note_failed(&mut self, progress: &FilesProgress, path: &[u8], reason: &Reason) {
         self.failed += 1;

@@ -14,7 +14,7 @@
 //! may take a file away, and is refused while anybody has it open.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use hardpack::open_mark;
 use hardpack_engine::device::{Device, FileDevice};
-use hardpack_engine::pool::{DirEntry, Kind, Pool, ROOT};
+use hardpack_engine::pool::{DirEntry, Import, Kind, Pool, ROOT, Refused};
 use hardpack_engine::{Error, FileId};
 use rusqlite::Connection;
 
@@ -53,6 +53,8 @@ pub struct Users {
     first: RefCell<Option<Connection>>,
     /// The numbers of the files held exclusively.
     held: RefCell<BTreeSet<u64>>,
+    /// The files that an import could not replace, and why.
+    refused: RefCell<BTreeMap<u64, Reason>>,
     device: FileDevice,
 }
 
@@ -63,8 +65,8 @@ impl Users {
             // Without write access there is nothing to keep others from.
             return Err(Error::ReadOnly("its file cannot be written").into());
         }
-        let (first, held) = (RefCell::default(), RefCell::default());
-        Ok(Users { path: path.into(), first, held, device })
+        let (first, held, refused) = Default::default();
+        Ok(Users { path: path.into(), first, held, refused, device })
     }
 
     /// Marks an import as running, as long as this lives. If no other import runs, first removes
@@ -81,6 +83,37 @@ impl Users {
         Ok(())
     }
 
+    /// Lets an import ask here before it replaces a file. What appeared after the command had
+    /// looked is held like the rest, or refused; [`Users::reason_of`] says why.
+    pub fn guard<'p>(&'p self, pool: &'p Pool, import: &mut Import<'p>) {
+        import.ask_before_replacing(|file| {
+            self.hold_unread(pool, file).map_err(|reason| {
+                let why = reason.text.clone();
+                self.refused.borrow_mut().insert(file.0, reason);
+                why
+            })
+        });
+    }
+
+    /// Why an import refused a path.
+    pub fn reason_of(&self, refused: &Refused) -> Reason {
+        let known = refused.kept.and_then(|file| self.refused.borrow_mut().remove(&file.0));
+        known.unwrap_or_else(|| Reason::new(Code::Cannot, refused.why.clone()))
+    }
+
+    /// Takes exclusive hold of a file like [`Users::hold`], but under the pool's lock: a database
+    /// with a log is not read, for SQLite may wait for that lock.
+    fn hold_unread(&self, pool: &Pool, file: FileId) -> Result<(), Reason> {
+        if self.holds(file) {
+            return Ok(());
+        }
+        match has_sidecar(&self.path, pool, file)? {
+            true if users_of(&self.path, file).is_empty() => Err(has_log()),
+            true => Err(self.in_use_at(pool, file)),
+            false => self.hold_settled(pool, file),
+        }
+    }
+
     /// Takes exclusive hold of a file that is to be replaced, as long as this lives. Refuses a
     /// database that another process has open, and one with a log or journal next to the pool,
     /// whose changes would be lost.
@@ -90,14 +123,24 @@ impl Users {
             let users = users_of(&self.path, file);
             return Err(if users.is_empty() { has_log() } else { have_it_open(&users) });
         }
+        self.hold_settled(pool, file)?;
+        // A process may have come and died meanwhile.
+        let has_new_log = !had_log && has_sidecar(&self.path, pool, file)?;
+        if has_new_log { Err(has_log()) } else { Ok(()) }
+    }
+
+    /// Takes exclusive hold of a file whose log, if any, does not matter. Of very many files, only
+    /// databases are held.
+    fn hold_settled(&self, pool: &Pool, file: FileId) -> Result<(), Reason> {
         let is_kept = file == FIRST_FILE || self.held.borrow().len() < HELD_COUNT;
         if is_kept || is_database(&*pool.file(file)?)? {
-            self.claim(pool, &[file])?;
-            // A process may have come and died meanwhile.
-            let has_new_log = !had_log && has_sidecar(&self.path, pool, file)?;
-            return if has_new_log { Err(has_log()) } else { Ok(()) };
+            return self.claim(pool, &[file]);
         }
-        if self.device.is_marked(open_mark(file))? { Err(self.in_use(file)) } else { Ok(()) }
+        if self.device.is_marked(open_mark(file))? {
+            Err(self.in_use_at(pool, file))
+        } else {
+            Ok(())
+        }
     }
 
     /// Takes exclusive hold of a file, or of everything below a directory, as long as this lives.

@@ -162,11 +162,14 @@ fn copy_across(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Resul
     let now_ns = now_ns();
     let mut transfer = Transfer { args, source: &source, now_ns, names: HashMap::new() };
     let mut import = pool.import(now_ns);
+    users.guard(pool, &mut import);
     transfer.all(&mut import, &entry, &place)?;
     let report = import.finish()?;
-    if let Some((path, why)) = report.refused.first() {
-        let text = format!("'{}' was refused: {why}", crate::text::escaped(path));
-        return Err(Reason::new(Code::Cannot, text));
+    if let Some(refused) = report.refused.first() {
+        let mut reason = users.reason_of(refused);
+        let path = crate::text::escaped(&refused.path);
+        reason.text = format!("'{path}' was refused: {}", reason.text);
+        return Err(reason);
     }
     if place.old.is_some() {
         users.finish(pool)?;

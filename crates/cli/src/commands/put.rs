@@ -162,8 +162,9 @@ fn put(
         let done = std::thread::scope(|scope| {
             let readers = Readers::start(scope)?;
             let avoid = fs::metadata(&address.pool).ok().map(|m| (m.dev(), m.ino()));
-            let delivery = Delivery::new(args, pool, readers, std::mem::take(&mut summary));
-            let mut putter = Putter::new(args, pool, users.as_ref(), delivery, avoid);
+            let (users, before) = (users.as_ref(), std::mem::take(&mut summary));
+            let delivery = Delivery::new(args, pool, users, readers, before);
+            let mut putter = Putter::new(args, pool, users, delivery, avoid);
             let done = putter.put(path, &target, sources.len() == 1);
             summary = putter.delivery.finish(done)?;
             Ok::<(), Reason>(())

@@ -42,7 +42,8 @@ pub fn put_stream(
     summary: &mut PutSummary,
 ) -> Result<(), Reason> {
     let progress = FilesProgress::new("putting", args.work.quiet);
-    let import = pool.import(now_ns());
+    let mut import = pool.import(now_ns());
+    users.guard(pool, &mut import);
     let directories = HashMap::new();
     let mut putter = TarPutter { args, pool, users, import, top, directories, summary, progress };
     let mut stream = TarStream::new(stream);
@@ -56,9 +57,7 @@ pub fn put_stream(
     }
     let TarPutter { import, summary, progress, .. } = putter;
     let report = import.finish()?;
-    for (name, why) in report.refused {
-        summary.note_failed(&progress, &name, &Reason::new(Code::Cannot, why));
-    }
+    summary.note_imported(&progress, &report, |refused| users.reason_of(refused));
     done
 }
 
@@ -138,19 +137,16 @@ impl TarPutter<'_> {
                     }
                     made => {
                         self.remember(path.clone(), made?);
-                        self.summary.directories += 1;
                     }
                 }
             }
             EntryType::Symlink => {
                 let (known, _) = described(&entry, Kind::Symlink)?;
                 self.import.symlink(parent, name, &known, &entry.target)?;
-                self.summary.symlinks += 1;
             }
             EntryType::Link => {
                 if let Some((above, target)) = &linked {
                     self.import.hard_link((*above, target), parent, name)?;
-                    self.summary.hard_links += 1;
                 }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
@@ -183,11 +179,9 @@ impl TarPutter<'_> {
                 break;
             }
             self.import.write(&buffer[..n])?;
-            self.summary.bytes += n as u64;
             self.progress.add(0, n as u64);
         }
         self.import.end_file()?;
-        self.summary.files += 1;
         self.progress.add(1, 0);
         Ok(())
     }

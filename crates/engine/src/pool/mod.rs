@@ -51,7 +51,7 @@ pub use self::check::repair::RepairReport;
 pub use self::check::{CheckReport, Problem};
 use self::extents::source::Committed;
 pub use self::file::File;
-pub use self::import::{Import, ImportReport};
+pub use self::import::{Import, ImportReport, Refused};
 pub use self::maintain::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::maintain::fold::Fold;
 pub use self::maintain::repack::{Estimate, Repack};

@@ -17,6 +17,7 @@ use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
 use crate::snapshot::{Snapshot, read_full};
 use crate::summary::PutSummary;
+use crate::users::Users;
 use crate::{output, signals, sqlite, text};
 
 /// The most that is read ahead, in files and bytes.
@@ -42,10 +43,12 @@ enum Waiting {
     HardLink { existing: (FileId, Vec<u8>), parent: FileId, name: Vec<u8> },
 }
 
-/// Delivers files to a pool. Without a pool, or in a dry run, it only counts them.
+/// Delivers files to a pool. Without a pool, or in a dry run, it only counts them. Otherwise the
+/// import counts what it stored, at the end.
 pub struct Delivery<'p> {
     args: &'p PutArgs,
     pool: Option<&'p Pool>,
+    users: Option<&'p Users>,
     import: Option<Import<'p>>,
     readers: Readers,
     waiting: VecDeque<Waiting>,
@@ -62,13 +65,19 @@ impl<'p> Delivery<'p> {
     pub fn new(
         args: &'p PutArgs,
         pool: Option<&'p Pool>,
+        users: Option<&'p Users>,
         readers: Readers,
         summary: PutSummary,
     ) -> Delivery<'p> {
-        let import = pool.filter(|_| !args.dry_run).map(|pool| pool.import(now_ns()));
+        let import = pool.filter(|_| !args.dry_run).map(|pool| {
+            let mut import = pool.import(now_ns());
+            users.inspect(|users| users.guard(pool, &mut import));
+            import
+        });
         Delivery {
             args,
             pool,
+            users,
             import,
             readers,
             waiting: VecDeque::new(),
@@ -115,8 +124,10 @@ impl<'p> Delivery<'p> {
         attributes: &Attributes,
         xattrs: &[Xattr],
     ) -> Result<Option<FileId>, Reason> {
-        self.summary.directories += 1;
-        let Some(import) = &mut self.import else { return Ok(None) };
+        let Some(import) = &mut self.import else {
+            self.summary.directories += 1;
+            return Ok(None);
+        };
         Ok(Some(import.directory(parent, name, attributes, xattrs)?))
     }
 
@@ -127,10 +138,12 @@ impl<'p> Delivery<'p> {
         attributes: &Attributes,
         target: &[u8],
     ) -> Result<(), Reason> {
-        self.summary.symlinks += 1;
         match &mut self.import {
             Some(import) => Ok(import.symlink(parent, name, attributes, target)?),
-            None => Ok(()),
+            None => {
+                self.summary.symlinks += 1;
+                Ok(())
+            }
         }
     }
 
@@ -157,9 +170,11 @@ impl<'p> Delivery<'p> {
 
     /// Adds another name to a file that exists or was queued before.
     pub fn hard_link(&mut self, existing: (FileId, Vec<u8>), parent: FileId, name: &[u8]) {
-        self.summary.hard_links += 1;
-        if self.import.is_some() {
-            self.waiting.push_back(Waiting::HardLink { existing, parent, name: name.into() });
+        match self.import {
+            Some(_) => {
+                self.waiting.push_back(Waiting::HardLink { existing, parent, name: name.into() });
+            }
+            None => self.summary.hard_links += 1,
         }
     }
 
@@ -206,8 +221,6 @@ impl<'p> Delivery<'p> {
         if let Some(import) = &mut self.import {
             import.file(*parent, name, attributes, xattrs, content)?;
         }
-        self.summary.files += 1;
-        self.summary.bytes += len;
         self.progress.add(1, len);
         Ok(())
     }
@@ -257,17 +270,15 @@ impl<'p> Delivery<'p> {
         self.tell("put", &item.path)?;
         let Some(import) = &mut self.import else { return Ok(()) };
         import.begin_file(item.parent, &item.name, like, &item.xattrs)?;
-        let (progress, summary) = (&mut self.progress, &mut self.summary);
+        let progress = &mut self.progress;
         let is_broken = &mut self.is_broken;
         read(&mut |bytes| {
             signals::check()?;
             import.write(bytes).inspect_err(|_| *is_broken = true)?;
-            summary.bytes += bytes.len() as u64;
             progress.add(0, bytes.len() as u64);
             Ok(())
         })?;
         import.end_file().inspect_err(|_| self.is_broken = true)?;
-        self.summary.files += 1;
         self.progress.add(1, 0);
         Ok(())
     }
@@ -320,7 +331,7 @@ impl<'p> Delivery<'p> {
     pub fn finish(mut self, done: Result<(), Reason>) -> Result<PutSummary, Reason> {
         let done = done.and_then(|()| self.settle());
         let done = done.and_then(|()| self.describe_all());
-        let Delivery { import, mut summary, progress, .. } = self;
+        let Delivery { import, users, mut summary, progress, .. } = self;
         let Some(import) = import else { return done.map(|()| summary) };
         if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
             import.stop()?;
@@ -332,9 +343,10 @@ impl<'p> Delivery<'p> {
                 "the files stored so far are in the pool; the same command continues from there";
             return Err(if reason.hint.is_some() { reason } else { reason.hint(hint) });
         }
-        for (name, why) in finished?.refused {
-            summary.note_failed(&progress, &name, &Reason::new(Code::Cannot, why));
-        }
+        summary.note_imported(&progress, &finished?, |refused| match users {
+            Some(users) => users.reason_of(refused),
+            None => Reason::new(Code::Cannot, refused.why.clone()),
+        });
         Ok(summary)
     }
 

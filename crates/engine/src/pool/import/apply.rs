@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::{Import, Item, Place};
+use super::{Import, Item, Place, Refused};
 use crate::error::{Error, Result};
 use crate::pool::extents::file_extents_in;
 use crate::pool::extents::removal::remove_file_extents;
@@ -67,8 +67,19 @@ impl Import<'_> {
 
     /// Records that an item could not be put in its place.
     fn refuse(&mut self, txn: &mut Txn, item: &Item, error: &Error) -> Result<()> {
+        let (kept, error) = match self.kept.take() {
+            Some((file, why)) => (Some(file), why),
+            None => (None, error.to_string()),
+        };
         // For parts of a file, the final item reports the error.
         let Some((parent, name)) = item.place() else { return Ok(()) };
+        if let Item::End { file, .. } = item
+            && entries::is_there(txn, *file)?
+        {
+            let edit = &mut Edit::new(txn, 0);
+            let attributes = edit.attributes(*file)?;
+            edit.remove_file(*file, &attributes)?;
+        }
         let (mut path, above) = match self.refused.get(&parent) {
             Some((path, why)) => (path.clone(), Some(why.clone())),
             None => match entries::path_of(txn, parent) {
@@ -87,7 +98,7 @@ impl Import<'_> {
         }
         path.extend_from_slice(name);
         let Item::Directory { file, is_given, .. } = item else {
-            self.report.refused.push((path, above.unwrap_or_else(|| error.to_string())));
+            self.report.refused.push(Refused { path, why: above.unwrap_or(error), kept });
             return Ok(());
         };
         let shown = String::from_utf8_lossy(&path).into_owned();
@@ -97,11 +108,11 @@ impl Import<'_> {
                 format!("'{shown}' is a symbolic link, and nothing is put through it")
             }
             (None, Some(Kind::File)) => format!("'{shown}' is not a directory"),
-            (None, _) => error.to_string(),
+            (None, _) => error,
         };
         self.refused.insert(*file, (path.clone(), why.clone()));
         if *is_given {
-            self.report.refused.push((path, why));
+            self.report.refused.push(Refused { path, why, kept });
         }
         Ok(())
     }
@@ -130,7 +141,7 @@ impl Import<'_> {
                 if is_new || *is_given {
                     describe(edit, *file, at, None, now_ns)?;
                 }
-                self.report.directories += 1;
+                self.report.directories += u64::from(*is_given);
             }
             Item::File { at, content } => {
                 let len = content.len() as u64;
@@ -142,8 +153,8 @@ impl Import<'_> {
                 contents.push(Content { file, settings, offset: 0, bytes });
             }
             Item::Symlink { at, target } => {
+                self.make_room(txn, at.parent, &at.name)?;
                 let edit = &mut Edit::new(txn, 0);
-                make_room(edit, at.parent, &at.name)?;
                 edit.symlink(at.parent, &at.name, target, &at.attributes)?;
                 self.report.symlinks += 1;
             }
@@ -156,8 +167,8 @@ impl Import<'_> {
                 let entry = edit.lookup(existing.0, &existing.1)?.ok_or_else(missing)?;
                 let old = edit.lookup(*parent, name)?;
                 if old.is_none_or(|old| old.file != entry.file) {
-                    make_room(edit, *parent, name)?;
-                    edit.link(entry.file, *parent, name)?;
+                    self.make_room(txn, *parent, name)?;
+                    Edit::new(txn, 0).link(entry.file, *parent, name)?;
                 }
                 self.report.hard_links += 1;
             }
@@ -168,17 +179,17 @@ impl Import<'_> {
             }
             Item::Part { file, settings, offset, bytes } => {
                 entries::set_len(txn, *file, *offset + bytes.len() as u64)?;
-                self.report.bytes += bytes.len() as u64;
                 let (file, settings, offset) = (*file, *settings, *offset);
                 contents.push(Content { file, settings, offset, bytes: std::mem::take(bytes) });
             }
             Item::End { file, at, len } => {
                 keep_properties(txn, at, *file)?;
+                self.make_room(txn, at.parent, &at.name)?;
                 let edit = &mut Edit::new(txn, 0);
-                make_room(edit, at.parent, &at.name)?;
                 edit.link(*file, at.parent, &at.name)?;
                 describe(edit, *file, at, Some(*len), now_ns)?;
                 self.report.files += 1;
+                self.report.bytes += *len;
             }
         }
         Ok(())
@@ -198,6 +209,7 @@ impl Import<'_> {
                 return Err(Error::Busy);
             }
             if entries::attributes(txn, old.file)?.link_count == 1 {
+                self.ask_about(txn, old.file)?;
                 // It may come from the same batch.
                 let settings = match self.settings(old.file) {
                     Err(Error::NotFound { .. }) => self.settings(at.parent)?,
@@ -208,10 +220,37 @@ impl Import<'_> {
                 return Ok((old.file, settings));
             }
         }
-        let edit = &mut Edit::new(txn, 0);
-        make_room(edit, at.parent, &at.name)?;
-        let file = edit.create(at.parent, &at.name, &at.attributes)?;
+        self.make_room(txn, at.parent, &at.name)?;
+        let file = Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)?;
         Ok((file, self.settings(at.parent)?))
+    }
+
+    /// Removes the file that has the name of a new one. Refuses directories.
+    fn make_room(&mut self, txn: &mut Txn, parent: FileId, name: &[u8]) -> Result<()> {
+        match entries::lookup(txn, parent, name)? {
+            Some(old) if old.kind == Kind::Directory => {
+                Err(Error::IsADirectory { name: String::from_utf8_lossy(name).into() })
+            }
+            Some(old) => {
+                self.ask_about(txn, old.file)?;
+                Edit::new(txn, 0).unlink(parent, name)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Asks whether a file may go. One that keeps another name does not go, and nobody can use one
+    /// that only this transaction has.
+    fn ask_about(&mut self, txn: &mut Txn, file: FileId) -> Result<()> {
+        let Some(ask) = &mut self.ask else { return Ok(()) };
+        let goes = entries::attributes(txn, file)?.link_count <= 1;
+        if !goes || !self.pool.read(|source| entries::is_there(source, file))? {
+            return Ok(());
+        }
+        ask(file).map_err(|why| {
+            self.kept = Some((file, why));
+            Error::Busy
+        })
     }
 
     /// Splits content into records, and stores those of all files together.
@@ -258,17 +297,6 @@ fn prepare_slots(txn: &mut Txn, file: FileId, settings: &Settings, len: u64) -> 
     let keep = if is_same { len.div_ceil(span) * span } else { 0 };
     remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
     remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX)
-}
-
-/// Removes the file that has the name of a new one. Refuses directories.
-fn make_room(edit: &mut Edit<'_>, parent: FileId, name: &[u8]) -> Result<()> {
-    match edit.lookup(parent, name)? {
-        Some(old) if old.kind == Kind::Directory => {
-            Err(Error::IsADirectory { name: String::from_utf8_lossy(name).into() })
-        }
-        Some(_) => edit.unlink(parent, name),
-        None => Ok(()),
-    }
 }
 
 /// Copies the properties set on a replaced file to its successor.

@@ -12,6 +12,9 @@
 //! in the pool or came with the same import. Items below it are refused, and the report lists them
 //! by their paths.
 //!
+//! A file that others may use can appear under a name at any time before the item for it is applied.
+//! So the host is asked about it there, under the pool's lock ([`Import::ask_before_replacing`]).
+//!
 //! Ids for new directories are reserved many at a time, so that later items can refer to a
 //! directory before it is committed.
 
@@ -44,23 +47,38 @@ const ID_COUNT: u64 = 1024;
 /// How many nameless files are removed at a time.
 const NAMELESS_COUNT: usize = 256;
 
-/// The result of an import.
+/// The result of an import. What was refused is not counted.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ImportReport {
     /// Files written.
     pub files: u64,
-    /// Directories created or already present.
+    /// Directories created or already present, without those of [`Import::directory_above`].
     pub directories: u64,
     /// Symbolic links created.
     pub symlinks: u64,
     /// Hard links created.
     pub hard_links: u64,
-    /// Bytes of content.
+    /// Bytes of content of these files.
     pub bytes: u64,
-    /// Paths that could not be used, and why. Everything else was imported.
-    pub refused: Vec<(Vec<u8>, String)>,
+    /// Paths that could not be used. Everything else was imported.
+    pub refused: Vec<Refused>,
 }
+
+/// A path that an import could not use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The path in the pool.
+    pub path: Vec<u8>,
+    /// Why it could not be used.
+    pub why: String,
+    /// The file there, if the caller did not let it be replaced.
+    pub kept: Option<FileId>,
+}
+
+/// Answers whether a file may be replaced, or says why not.
+type Ask<'p> = dyn FnMut(FileId) -> Result<(), String> + 'p;
 
 /// A pending item; items are applied in order.
 enum Item {
@@ -164,6 +182,9 @@ pub struct Import<'p> {
     syncing: Option<JoinHandle<Result<()>>>,
     /// Committed files that do not have their names yet.
     nameless: Vec<FileId>,
+    ask: Option<Box<Ask<'p>>>,
+    /// The file that may not be replaced by the item being applied, and why.
+    kept: Option<(FileId, String)>,
     report: ImportReport,
 }
 
@@ -187,6 +208,8 @@ impl Pool {
             history: Arc::default(),
             syncing: None,
             nameless: Vec::new(),
+            ask: None,
+            kept: None,
             report: ImportReport::default(),
         }
     }
@@ -226,6 +249,16 @@ impl Pool {
 impl fmt::Debug for Import<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Import").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
+impl<'p> Import<'p> {
+    /// Sets whom to ask before a file is replaced or loses its last name. `ask` is called in the
+    /// transaction that replaces it, under the pool's lock, so it must not change the pool or wait
+    /// for it. It is not called for files that came with the same transaction. If it fails, the new
+    /// item is refused, with that text in the report, and everything else is imported.
+    pub fn ask_before_replacing(&mut self, ask: impl FnMut(FileId) -> Result<(), String> + 'p) {
+        self.ask = Some(Box::new(ask));
     }
 }
 

@@ -262,8 +262,9 @@ fn an_import_names_what_lay_in_a_removed_directory_by_its_path() {
     let like = Attributes::new(Kind::File, inner);
     import.file(inner, b"file", &like, &[], b"content".to_vec()).unwrap();
     let report = import.finish().unwrap();
-    let expected = (b"above/inner/file".to_vec(), "its directory was removed".to_owned());
-    assert_eq!(report.refused, [expected]);
+    let [refused] = &report.refused[..] else { panic!("{report:?}") };
+    assert_eq!(refused.path, b"above/inner/file");
+    assert_eq!((&refused.why[..], refused.kept), ("its directory was removed", None));
 }
 
 #[test]
@@ -286,8 +287,71 @@ fn an_import_remembers_the_path_of_a_removed_directory() {
     import.flush().unwrap();
     import.file(gone, b"two", &like, &[], b"2".to_vec()).unwrap();
     let report = import.finish().unwrap();
-    let paths: Vec<&[u8]> = report.refused.iter().map(|(path, _)| &path[..]).collect();
+    let paths: Vec<&[u8]> = report.refused.iter().map(|refused| &refused.path[..]).collect();
     assert_eq!(paths, [&b"gone/one"[..], b"gone/two"]);
+}
+
+/// What appears under a name while a file for it is on its way belongs to somebody who must be
+/// asked. Refused files are not counted, and leave nothing behind.
+#[test]
+fn an_import_asks_before_it_replaces_a_file() {
+    const LEN: usize = 9 << 20;
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = create(&device, &[], 1 << 20);
+    let like = Attributes::new(Kind::File, ROOT);
+    for kept in [false, true] {
+        let asked = std::cell::RefCell::new(Vec::new());
+        let mut import = pool.import(1);
+        import.ask_before_replacing(|file| {
+            asked.borrow_mut().push(file);
+            if kept { Err("it is mine".into()) } else { Ok(()) }
+        });
+        import.file(ROOT, b"other", &like, &[], b"other".to_vec()).unwrap();
+        import.file(ROOT, b"short", &like, &[], b"short".to_vec()).unwrap();
+        import.file(ROOT, b"long", &like, &[], vec![b'x'; LEN]).unwrap();
+        import.symlink(ROOT, b"link", &like, b"target").unwrap();
+        import.hard_link((ROOT, b"other"), ROOT, b"hard").unwrap();
+        import.file(ROOT, b"named twice", &like, &[], b"one".to_vec()).unwrap();
+        // Somebody makes files of these names meanwhile.
+        let names: [&[u8]; 5] = [b"hard", b"link", b"long", b"named twice", b"short"];
+        let mut files = Vec::new();
+        for name in names {
+            if pool.lookup_in(ROOT, name).unwrap().is_some() {
+                pool.remove_at(name, 1).unwrap();
+            }
+            let file = pool.edit(1, |edit| edit.create(ROOT, name, &like)).unwrap();
+            files.push(file);
+        }
+        pool.edit(1, |edit| edit.link(files[3], ROOT, b"second name")).unwrap();
+        let report = import.finish().unwrap();
+        let mut asked = asked.into_inner();
+        asked.sort();
+        let mut expected = files.clone();
+        // A file that keeps another name goes on.
+        expected.remove(3);
+        assert_eq!(asked, expected, "kept: {kept}");
+        let mut refused: Vec<_> = report.refused.iter().map(|refused| refused.kept).collect();
+        refused.sort();
+        let now: Vec<FileId> =
+            names.iter().map(|name| pool.lookup_in(ROOT, name).unwrap().unwrap().file).collect();
+        let counted = (report.files, report.symlinks, report.hard_links, report.bytes);
+        if kept {
+            assert_eq!(refused, expected.iter().copied().map(Some).collect::<Vec<_>>());
+            assert!(report.refused.iter().all(|refused| refused.why == "it is mine"));
+            assert_eq!(counted, (2, 0, 0, 8));
+            assert!(now.iter().zip(&files).all(|(now, file)| (now == file) != (*file == files[3])));
+        } else {
+            assert_eq!(refused, []);
+            assert_eq!(counted, (4, 1, 1, 13 + LEN as u64));
+            assert_eq!(pool.file(now[2]).unwrap().len().unwrap(), LEN as u64);
+        }
+        // No part of a refused file stays, without a name.
+        assert_eq!(pool.remove_nameless(&mut |_| false).unwrap(), 0);
+        pool.remove_at(b"second name", 1).unwrap();
+        pool.remove_at(b"other", 1).unwrap();
+    }
+    let checked = pool.check(&mut |_| {}).unwrap();
+    assert!(checked.problems.is_empty(), "{checked:?}");
 }
 
 /// The sources below a folder.
