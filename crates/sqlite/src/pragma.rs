@@ -35,7 +35,12 @@ pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
             (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
         (name, value)
     };
-    let Some(name) = name.strip_prefix(PREFIX) else { return SQLITE_NOTFOUND };
+    let Some(name) = name.strip_prefix(PREFIX) else {
+        if name == "journal_mode" && value.is_some_and(|value| value.eq_ignore_ascii_case("wal")) {
+            file.note_wish_for_log();
+        }
+        return SQLITE_NOTFOUND;
+    };
     let (code, text) = match answer(file, name, value.as_deref()) {
         Ok(text) => (SQLITE_OK, text),
         Err(Refused(code, reason)) => (code, format!("hardpack_{name}: {reason}")),

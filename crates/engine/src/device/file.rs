@@ -10,13 +10,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{Device, Syncs, fork, sys};
+use super::{Device, Pins, Syncs, fork, sys};
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
 /// The offset of the locks of [`FileDevice::try_share`]: behind any extent.
 const MARKS_OFFSET: u64 = 1 << 62;
+/// The offset of the locks that show which txgs are being read: behind any extent, before the
+/// marks.
+const PINS_OFFSET: u64 = 1 << 61;
 
 /// A file as a device.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub struct FileDevice {
     file: File,
     read_only: bool,
     syncs: Syncs,
+    pins: Pins,
 }
 
 #[expect(clippy::disallowed_methods, reason = "a device opens its file")]
@@ -56,7 +60,7 @@ impl FileDevice {
     }
 
     fn new(file: File, read_only: bool) -> FileDevice {
-        FileDevice { file, read_only, syncs: Syncs::default() }
+        FileDevice { file, read_only, syncs: Syncs::default(), pins: Pins::default() }
     }
 
     /// Tells the system that reads will be scattered.
@@ -164,6 +168,33 @@ impl Device for FileDevice {
 
     fn syncs(&self) -> Option<&Syncs> {
         Some(&self.syncs)
+    }
+
+    fn pins(&self) -> Option<&Pins> {
+        Some(&self.pins)
+    }
+
+    fn show_pin(&self, txg: u64) -> io::Result<()> {
+        // Nobody takes these locks exclusively.
+        sys::ofd_lock(&self.file, PINS_OFFSET | txg, 1, sys::Lock::TryShare).map(drop)
+    }
+
+    fn hide_pin(&self, txg: u64) {
+        // As with the writer lock, this cannot fail.
+        let _ = sys::ofd_lock(&self.file, PINS_OFFSET | txg, 1, sys::Lock::Release);
+    }
+
+    fn oldest_shown_pin(&self, newest: u64) -> io::Result<Option<u64>> {
+        // The system reports any of the locks in a range, not the first.
+        let mut oldest = None;
+        let mut end = newest + 1;
+        while end > 0
+            && let Some((start, _)) = sys::ofd_conflict(&self.file, PINS_OFFSET, end)?
+        {
+            end = start.max(PINS_OFFSET) - PINS_OFFSET;
+            oldest = Some(end);
+        }
+        Ok(oldest)
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -3,18 +3,19 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::Device;
+use super::{Device, Pins};
 
 /// A byte array in memory. It is not durable and needs no lock between processes.
 #[derive(Debug, Default)]
 pub struct MemoryDevice {
     bytes: Mutex<Vec<u8>>,
+    pins: Pins,
 }
 
 impl MemoryDevice {
     /// Creates a device with the given contents.
     pub fn new(bytes: Vec<u8>) -> MemoryDevice {
-        MemoryDevice { bytes: Mutex::new(bytes) }
+        MemoryDevice { bytes: Mutex::new(bytes), pins: Pins::default() }
     }
 
     /// Returns a copy of the whole contents.
@@ -59,6 +60,10 @@ impl Device for MemoryDevice {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::StorageFull)?;
         self.bytes().resize(len, 0);
         Ok(())
+    }
+
+    fn pins(&self) -> Option<&Pins> {
+        Some(&self.pins)
     }
 
     fn is_read_only(&self) -> bool {

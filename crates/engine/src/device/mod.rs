@@ -19,6 +19,7 @@
 mod file;
 mod fork;
 mod memory;
+mod pins;
 mod syncs;
 mod sys;
 
@@ -27,6 +28,7 @@ use std::io;
 
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+pub use pins::Pins;
 pub use syncs::Syncs;
 
 /// A flat, persistent array of bytes with one advisory lock for the pool's writer.
@@ -43,6 +45,22 @@ pub trait Device: Send + Sync + Debug {
     /// because that is what the system reports failures to. Without it each store keeps its own.
     fn syncs(&self) -> Option<&Syncs> {
         None
+    }
+    /// The pinned states, counted for all stores that use this device. Without it each store counts
+    /// its own.
+    fn pins(&self) -> Option<&Pins> {
+        None
+    }
+    /// Shows to other users of the medium that this device reads a txg, which it does not yet.
+    fn show_pin(&self, _txg: u64) -> io::Result<()> {
+        Ok(())
+    }
+    /// Takes back [`Device::show_pin`].
+    fn hide_pin(&self, _txg: u64) {}
+    /// Returns the oldest txg up to `newest` that another user of the medium shows. A device
+    /// without other users has none.
+    fn oldest_shown_pin(&self, _newest: u64) -> io::Result<Option<u64>> {
+        Ok(None)
     }
     /// Lets other threads of the process run, where the device schedules them (as a test may), and
     /// returns whether it did. A thread that finds a lock of the process taken calls this before it

@@ -31,7 +31,7 @@ use super::write::history::History;
 use crate::error::{Error, Result};
 use crate::pool::extents::FILE_LEN_MAX;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Ask, Patience, State, Store, Txn};
+use crate::store::{Ask, Patience, Pin, State, Store, Txn};
 use crate::units::{FileId, Txg};
 
 /// While another transaction prevents writing ahead, changes may take this many times their usual
@@ -41,6 +41,9 @@ pub const WAITING_FACTOR: usize = 8;
 /// The number of bytes at the front of a file that are kept in memory: SQLite's header, part of
 /// which every transaction reads.
 const FRONT_LEN: usize = 128;
+/// The offset and length of the numbers in the header of a database that tell its states apart: the
+/// change counter and the size of the database and of its list of free pages.
+const CHANGE_NUMBERS: (u64, usize) = (24, 16);
 
 /// A file of an open pool.
 #[derive(Debug)]
@@ -179,21 +182,47 @@ impl File {
     /// Reads like [`File::read_at`] but without uncommitted changes. Never waits for a thread that
     /// makes or commits changes.
     pub fn read_committed_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.store.with_state(|state| self.read_in(state, buf, offset))
+    }
+
+    /// Reads like [`File::read_committed_at`], from a pinned state.
+    pub fn read_pinned_at(&self, pin: &Pin, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.read_in(pin.state(), buf, offset)
+    }
+
+    /// Returns the length in bytes in a pinned state.
+    pub fn pinned_len(&self, pin: &Pin) -> Result<u64> {
+        self.len_in(pin.state())
+    }
+
+    /// Whether a database is in the newest state what it is in a pinned one: whether they agree in
+    /// length and in the numbers that SQLite changes with every transaction.
+    pub fn is_as_pinned(&self, pin: &Pin) -> Result<bool> {
+        self.store.refresh()?;
+        let identity = |state: &State| {
+            let mut numbers = [0; CHANGE_NUMBERS.1];
+            self.read_in(state, &mut numbers, CHANGE_NUMBERS.0)?;
+            Ok((self.len_in(state)?, numbers))
+        };
         self.store.with_state(|state| {
-            let n = clip(buf, offset, self.len_in(state)?);
-            if offset + n as u64 <= FRONT_LEN as u64 {
-                self.read_front_in(state, &mut buf[..n], offset as usize)?;
-                return Ok(n);
-            }
-            let mut source = Committed::new(&self.store, state);
-            let readahead = &self.readahead;
-            // Errors are ignored: the data ahead may be damaged, but it was not asked for.
-            let continues =
-                readahead.note(&mut source, &self.store, self.id, offset, n as u64, self.threads);
-            source.is_point = !continues.unwrap_or(true);
-            extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
-            Ok(n)
+            Ok(state.txg() == pin.state().txg() || identity(state)? == identity(pin.state())?)
         })
+    }
+
+    fn read_in(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<usize> {
+        let n = clip(buf, offset, self.len_in(state)?);
+        if offset + n as u64 <= FRONT_LEN as u64 {
+            self.read_front_in(state, &mut buf[..n], offset as usize)?;
+            return Ok(n);
+        }
+        let mut source = Committed::new(&self.store, state);
+        let readahead = &self.readahead;
+        // Errors are ignored: the data ahead may be damaged, but it was not asked for.
+        let continues =
+            readahead.note(&mut source, &self.store, self.id, offset, n as u64, self.threads);
+        source.is_point = !continues.unwrap_or(true);
+        extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
+        Ok(n)
     }
 
     /// Reads from the first bytes of the file, which are kept between reads of the same state.

@@ -65,7 +65,7 @@ pub use self::namespace::entries::{
 };
 pub use self::namespace::props::Auto;
 pub use self::namespace::props::{
-    Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
+    Concurrency, Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
 };
 pub use self::namespace::usage::{Usage, UsageBelow};
 pub use self::salvage::{

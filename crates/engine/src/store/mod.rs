@@ -23,6 +23,7 @@ mod extent;
 pub mod format;
 mod gate;
 mod open;
+mod pin;
 pub mod recover;
 mod ring;
 pub mod sharing;
@@ -42,7 +43,7 @@ use self::cache::Caches;
 use self::format::superblock::Header;
 use self::gate::WriterGate;
 use self::txn::holds::IsBelow;
-use crate::device::{Device, Syncs};
+use crate::device::{Device, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
 
@@ -50,6 +51,7 @@ pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
 pub use self::format::{checksum, node, pointer, snapshot, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
+pub use self::pin::Pin;
 pub use self::recover::{scan, verify};
 pub use self::sharing::{index, refs};
 pub use self::snapshots::{dead, differ};
@@ -67,6 +69,8 @@ pub struct Store {
     writer: WriterGate,
     /// Used where the device has none of its own: see [`Store::syncs`].
     own_syncs: Syncs,
+    /// Used where the device has none of its own.
+    own_pins: Pins,
     /// The number of failed syncs when the store was opened. Once another one has failed, what it
     /// covered may be lost without a trace, so nothing later may claim to be durable.
     known_failures: u64,

@@ -11,7 +11,7 @@ use super::gate::WriterGate;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
 use super::{Origin, Store, extent};
-use crate::device::{Device, Syncs};
+use crate::device::{Device, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
 use crate::units::{Ashift, Sector, Txg};
@@ -156,6 +156,7 @@ impl Store {
         Store {
             read_only: device.is_read_only(),
             own_syncs: Syncs::default(),
+            own_pins: Pins::default(),
             known_failures,
             device,
             header,

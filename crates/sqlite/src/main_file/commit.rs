@@ -30,6 +30,9 @@ impl MainFile {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
         };
+        if let Err(error) = self.count_transaction() {
+            return self.code(&error, SQLITE_IOERR_WRITE);
+        }
         let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
             return SQLITE_OK;
         };
@@ -84,6 +87,12 @@ impl MainFile {
     pub(super) fn announce(&mut self, has_super_journal: bool) -> c_int {
         self.journal_on_disk |= has_super_journal;
         self.announced = true;
+        match self.harden_if_needed() {
+            SQLITE_OK => {}
+            SQLITE_BUSY if self.can_be_called_again() => return SQLITE_BUSY,
+            SQLITE_BUSY => return SQLITE_IOERR_LOCK,
+            code => return code,
+        }
         if !self.journal_on_disk {
             // With `synchronous=OFF` this is the last call before the commit point that may say
             // "busy".

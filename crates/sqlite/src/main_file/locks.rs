@@ -8,6 +8,7 @@ use crate::ffi::*;
 use crate::host::HostFile;
 use crate::host_name::HostName;
 use crate::lock_file::{LockFile, OpenMark};
+use crate::registry::WriterUse;
 
 /// How a connection excludes others.
 #[derive(Debug)]
@@ -43,7 +44,15 @@ impl MainFile {
         if was_unlocked && let Err(code) = self.adopt_if_made() {
             return code;
         }
-        let mut code = self.take_lock(level);
+        let mut code = match self.is_lenient_at(level) {
+            Ok(true) => SQLITE_OK,
+            Ok(false) => self.take_lock(level),
+            Err(error) => return self.code(&error, SQLITE_IOERR_LOCK),
+        };
+        if code == SQLITE_OK && level == SQLITE_LOCK_RESERVED {
+            code = self.refuse_if_overtaken();
+            self.writer_use = (code == SQLITE_OK).then(|| WriterUse::new(self.connection()));
+        }
         if code == SQLITE_OK && was_unlocked && self.is_undecided {
             code = self.decide_under_lock(level);
         }
@@ -69,6 +78,26 @@ impl MainFile {
         code
     }
 
+    /// Whether this lock needs nothing from the host, and notes so.
+    fn is_lenient_at(&mut self, level: c_int) -> hardpack_engine::Result<bool> {
+        let is_lenient = level == SQLITE_LOCK_EXCLUSIVE && self.may_be_lenient()?;
+        if is_lenient {
+            self.note_lenient();
+        }
+        Ok(is_lenient)
+    }
+
+    /// Gives the reserved lock back if the connection would change something that it has not seen.
+    fn refuse_if_overtaken(&mut self) -> c_int {
+        let code = match self.is_overtaken() {
+            Ok(false) => return SQLITE_OK,
+            Ok(true) => SQLITE_BUSY_SNAPSHOT,
+            Err(error) => self.code(&error, SQLITE_IOERR_RDLOCK),
+        };
+        self.give_lock(SQLITE_LOCK_SHARED);
+        code
+    }
+
     /// Finds out under a lock that was just taken what the file has become.
     fn decide_under_lock(&mut self, level: c_int) -> c_int {
         match self.decide() {
@@ -86,6 +115,7 @@ impl MainFile {
     fn look_again(&mut self) -> c_int {
         let Err(code) = self.refresh() else { return SQLITE_OK };
         self.stale = true;
+        self.unpin();
         self.give_lock(SQLITE_LOCK_NONE);
         self.lock = SQLITE_LOCK_NONE;
         self.journal_on_disk = false;
@@ -98,6 +128,16 @@ impl MainFile {
         if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
             self.checkpoint = Checkpoint::Open;
             self.finish();
+            self.wants_log = false;
+            if level == SQLITE_LOCK_SHARED {
+                self.repin();
+            }
+        }
+        if level < SQLITE_LOCK_SHARED {
+            self.unpin();
+        }
+        if level <= SQLITE_LOCK_SHARED {
+            self.writer_use = None;
         }
         let code = self.give_lock(level);
         if code == SQLITE_OK {
@@ -106,7 +146,7 @@ impl MainFile {
         code
     }
 
-    fn take_lock(&mut self, level: c_int) -> c_int {
+    pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
         match &mut self.locks {
             Locks::Hosts(_) => self.host_file.lock(level),
             Locks::Unneeded => SQLITE_OK,

@@ -11,6 +11,7 @@
 //! | SYNC, if the transaction has a journal on disk | a visible commit |
 //! | xUnlock, end of a checkpoint, xClose without any of these | uncommitted changes are dropped |
 //! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read sees what others have committed |
+//! | reads under a shared lock, without a log | the state pinned by that lock, see `pinning.rs` |
 //! | locks and shared memory themselves | the host, on the file that `lock_file.rs` describes |
 //!
 //! SYNC alone commits nothing: a layer above may withhold from us the xSync that should follow, and
@@ -43,6 +44,7 @@ mod commit;
 mod control;
 mod locks;
 mod open;
+mod pinning;
 mod reading;
 mod shared_memory;
 mod turns;
@@ -62,9 +64,10 @@ use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
-use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse};
+use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
 use crate::wal_index::WalIndex;
 use locks::Locks;
+use pinning::Pinning;
 use unmade::Unmade;
 
 /// An open main database file.
@@ -72,6 +75,7 @@ use unmade::Unmade;
 pub struct MainFile {
     // Fields drop in this order: the host's descriptor is closed before the engine may close its
     // own.
+    pinning: Pinning,
     file: Option<Arc<File>>,
     host_file: HostFile,
     /// The name that the host's file was opened by, if it is not SQLite's.
@@ -126,6 +130,10 @@ pub struct MainFile {
     connection: *const *const c_void,
     /// Counts the file among those of its connection.
     connection_use: Option<ConnectionUse>,
+    /// Counts the file among those that its connection may be changing.
+    writer_use: Option<WriterUse>,
+    /// The connection is about to turn on a log.
+    wants_log: bool,
     /// The name asks for a pool: it ends in `.hpk`, or its URI names this VFS or a property.
     wants_pool: bool,
     /// The file was empty when a connection opened it besides its main database. It is plain unless
@@ -199,6 +207,11 @@ impl MainFile {
         self.owner
     }
 
+    /// Notes that the connection is about to turn on a log, from which it keeps readers without one.
+    pub fn note_wish_for_log(&mut self) {
+        self.wants_log = true;
+    }
+
     /// Whether the file is a plain database, which the host serves.
     pub fn is_plain(&self) -> bool {
         matches!(self.backing, Backing::Plain)
@@ -247,8 +260,8 @@ impl MainFile {
         self.stale = false;
         match &self.backing {
             Backing::Plain | Backing::Snapshot(..) => Ok(()),
-            Backing::Pool(pool, _) => {
-                pool.pool().refresh().map_err(|e| self.code(&e, SQLITE_IOERR_READ))?;
+            Backing::Pool(..) => {
+                self.pin_newest()?;
                 self.follow_generation()
             }
             Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(),

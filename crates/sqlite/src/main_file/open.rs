@@ -11,6 +11,7 @@ use hardpack_engine::store::{Store, superblock};
 use hardpack_engine::{Error, Result, Txg};
 
 use super::locks::Locks;
+use super::pinning::Pinning;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
 use crate::busy::BusyHandler;
@@ -72,6 +73,7 @@ impl MainFile {
     /// Makes the state of a plain database with the name that SQLite has for it.
     pub(super) fn new(host: Host, host_file: HostFile, locks: Locks, path: &[u8]) -> MainFile {
         MainFile {
+            pinning: Pinning::default(),
             file: None,
             host_file,
             host_name: None,
@@ -101,6 +103,8 @@ impl MainFile {
             busy: BusyHandler::default(),
             connection: std::ptr::null(),
             connection_use: None,
+            writer_use: None,
+            wants_log: false,
             wants_pool: false,
             is_undecided: false,
             holds_as: 0,

@@ -19,6 +19,10 @@ impl MainFile {
         if let Err(code) = self.refresh() {
             return code;
         }
+        let pinned = match self.pinned() {
+            Ok(pinned) => pinned,
+            Err(code) => return code,
+        };
         match &self.file {
             None if self.is_plain() => self.host_file.read(buf, offset),
             None => {
@@ -29,9 +33,10 @@ impl MainFile {
             // the database, and nobody should wait for it.
             Some(file) => {
                 let only_committed = self.wal_index.is_some() && !self.wrote;
-                let read = match only_committed {
-                    true => file.read_committed_at(buf, offset),
-                    false => file.read_at(buf, offset),
+                let read = match pinned {
+                    Some(pin) => file.read_pinned_at(pin, buf, offset),
+                    None if only_committed => file.read_committed_at(buf, offset),
+                    None => file.read_at(buf, offset),
                 };
                 match read {
                     Ok(n) if n == buf.len() => {
@@ -77,7 +82,7 @@ impl MainFile {
         match &self.file {
             None if self.is_plain() => self.host_file.len(),
             None => Ok(0),
-            Some(file) => match file.len() {
+            Some(file) => match self.pinned()?.map_or_else(|| file.len(), |pin| file.pinned_len(pin)) {
                 Ok(len) => Ok(i64::try_from(len).unwrap_or(i64::MAX)),
                 Err(error) => Err(self.code(&error, SQLITE_IOERR_FSTAT)),
             },

@@ -42,6 +42,8 @@ impl MainFile {
         if code == SQLITE_OK && region == 0 {
             // SAFETY: the caller vouches for the pointer; the host has set it.
             self.wal_index = unsafe { out.as_ref().and_then(|start| WalIndex::new(*start)) };
+            // From here on the log's own locks say what may be read.
+            self.unpin();
         }
         code
     }

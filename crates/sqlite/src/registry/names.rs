@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hardpack_engine::device::FileDevice;
 
 use super::registry;
-use crate::host_name::HostName;
+use crate::host_name::{HostName, JOURNAL_SUFFIX, generation_suffix};
 
 #[derive(Debug)]
 pub(super) struct NamedDatabase {
@@ -50,6 +50,19 @@ impl CompanionNames {
                 (one.path(), one.generation()) == (other.path(), other.generation())
             }
             _ => false,
+        }
+    }
+
+    /// Returns the path of the journal that a database would have on disk, if it can have one;
+    /// `name` is SQLite's name for the database.
+    pub fn journal_path(&self, name: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            CompanionNames::Unchanged => Some([name, JOURNAL_SUFFIX].concat()),
+            CompanionNames::Translated(name) => {
+                let suffix = generation_suffix(name.generation());
+                Some([name.path(), JOURNAL_SUFFIX, suffix.as_bytes()].concat())
+            }
+            CompanionNames::Absent | CompanionNames::Unmade => None,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::pool::extents::source::Committed;
 use crate::pool::extents::{self, UNIT_LEN};
 use crate::pool::namespace::entries;
-use crate::pool::namespace::props::Settings;
+use crate::pool::namespace::props::{Concurrency, Settings};
 use crate::pool::write::jobs::WriteTarget;
 use crate::pool::write::{self, Changes, dictionaries};
 use crate::store::{Ask, Durability, Patience, Txn};
@@ -130,6 +130,11 @@ impl File {
                 self.store.begin(checksum)
             }
         }
+    }
+
+    /// Returns whether readers of the file keep a writer from committing.
+    pub fn concurrency(&self) -> Result<Concurrency> {
+        Ok(self.settings()?.concurrency)
     }
 
     pub(super) fn settings(&self) -> Result<Settings> {

@@ -53,6 +53,8 @@ pub enum Property {
     DedupHash,
     /// The memory that the search for equal records may take; only for the whole pool.
     DedupMemory,
+    /// Whether readers of a database in a rollback mode keep a writer from committing.
+    Concurrency,
 }
 
 /// The levels that automatic compression may choose from.
@@ -134,9 +136,31 @@ impl Dedup {
     }
 }
 
+/// Whether readers of a database in a rollback mode keep a writer from committing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Concurrency {
+    /// They do, as SQLite's locks have it.
+    #[default]
+    Sqlite,
+    /// They do not: they read the state in which they began.
+    Snapshot,
+}
+
+impl Concurrency {
+    const ALL: [Concurrency; 2] = [Concurrency::Sqlite, Concurrency::Snapshot];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Concurrency::Sqlite => "sqlite",
+            Concurrency::Snapshot => "snapshot",
+        }
+    }
+}
+
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 11] = [
+    pub const ALL: [Property; 12] = [
         Property::Compression,
         Property::RecordSize,
         Property::Checksum,
@@ -148,6 +172,7 @@ impl Property {
         Property::Dedup,
         Property::DedupHash,
         Property::DedupMemory,
+        Property::Concurrency,
     ];
 
     /// Returns the name of the property.
@@ -164,6 +189,7 @@ impl Property {
             Property::Dedup => "dedup",
             Property::DedupHash => "dedup-hash",
             Property::DedupMemory => "dedup-memory",
+            Property::Concurrency => "concurrency",
         }
     }
 
@@ -184,6 +210,7 @@ impl Property {
             Property::Dedup => "off, on, verify",
             Property::DedupHash => "blake3, sha256",
             Property::DedupMemory => "bytes, such as 64M, from 1M to 2G; of the pool only",
+            Property::Concurrency => "sqlite, snapshot",
         }
     }
 }
@@ -259,6 +286,8 @@ pub struct Settings {
     pub dedup_hash: HashKind,
     /// The memory that the search for equal records may take, in bytes.
     pub dedup_memory: u32,
+    /// Whether readers of a database keep a writer from committing.
+    pub concurrency: Concurrency,
 }
 
 impl Default for Settings {
@@ -276,6 +305,7 @@ impl Default for Settings {
             dedup: Dedup::Off,
             dedup_hash: HashKind::Blake3,
             dedup_memory: DEDUP_MEMORY_DEFAULT,
+            concurrency: Concurrency::default(),
         }
     }
 }
@@ -333,6 +363,12 @@ impl Settings {
                     Error::Invalid(format!("'{text}' is not a size; {use_}"))
                 })?;
             }
+            Property::Concurrency => {
+                let found = Concurrency::ALL.into_iter().find(|choice| choice.name() == text);
+                self.concurrency = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is neither 'sqlite' nor 'snapshot'"))
+                })?;
+            }
         }
         Ok(())
     }
@@ -354,6 +390,7 @@ impl Settings {
             Property::Dedup => self.dedup.name().into(),
             Property::DedupHash => self.dedup_hash.to_string(),
             Property::DedupMemory => len_text(self.dedup_memory),
+            Property::Concurrency => self.concurrency.name().into(),
         }
     }
 }

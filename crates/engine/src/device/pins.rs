@@ -1,0 +1,53 @@
+//! The states that are being read and whose space must not be reused.
+//!
+//! A pin belongs to the open file. Readers of the process that share one state share its pin, which
+//! the device shows to other processes as long as anybody in this one reads the state.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::Device;
+
+/// Counts the readers of each pinned txg.
+#[derive(Debug, Default)]
+pub struct Pins {
+    readers: Mutex<BTreeMap<u64, usize>>,
+}
+
+impl Pins {
+    /// Adds a reader of a txg.
+    pub fn pin(&self, device: &dyn Device, txg: u64) -> io::Result<()> {
+        let mut readers = self.readers();
+        if let Some(count) = readers.get_mut(&txg) {
+            *count += 1;
+            return Ok(());
+        }
+        device.show_pin(txg)?;
+        readers.insert(txg, 1);
+        Ok(())
+    }
+
+    /// Removes a reader of a txg.
+    pub fn unpin(&self, device: &dyn Device, txg: u64) {
+        let mut readers = self.readers();
+        match readers.get_mut(&txg) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                readers.remove(&txg);
+                device.hide_pin(txg);
+            }
+        }
+    }
+
+    /// Returns the oldest txg up to `newest` that anybody reads, in any process.
+    pub fn oldest(&self, device: &dyn Device, newest: u64) -> io::Result<Option<u64>> {
+        let own = self.readers().keys().next().copied().filter(|txg| *txg <= newest);
+        let others = device.oldest_shown_pin(own.unwrap_or(newest))?;
+        Ok(others.or(own))
+    }
+
+    fn readers(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

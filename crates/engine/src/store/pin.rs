@@ -1,0 +1,65 @@
+//! Readers of one state for as long as they want.
+//!
+//! Space that a state reaches is freed by later txgs, and a txg's frees wait in the freed tree
+//! until that txg is durable. A pin makes them wait for its reader as well: while it exists,
+//! nothing that a later txg freed is reused, whichever process commits.
+//!
+//! * A reader shows its pin and then makes sure that the state is still the newest. If so, every
+//!   transaction that has looked at the pins before could reuse only what that state does not
+//!   reach; those that begin later see the pin.
+//! * Pins are locks on the pool's file, so they end with their process, and only readers can hold
+//!   up the reuse of space, nobody a commit.
+
+use std::sync::Arc;
+
+use super::{State, Store};
+use crate::device::Pins;
+use crate::error::{Error, Result};
+use crate::units::Txg;
+
+/// A committed state that stays readable as long as this value lives, whatever others commit.
+#[derive(Debug)]
+pub struct Pin {
+    store: Arc<Store>,
+    state: Arc<State>,
+}
+
+impl Pin {
+    /// The state.
+    pub fn state(&self) -> &Arc<State> {
+        &self.state
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.store.pins().unpin(&*self.store.device, self.state.txg().0);
+    }
+}
+
+impl Store {
+    fn pins(&self) -> &Pins {
+        self.device.pins().unwrap_or(&self.own_pins)
+    }
+
+    /// Adopts the newest state and pins it.
+    pub fn pin(self: &Arc<Self>) -> Result<Pin> {
+        loop {
+            let state = self.state();
+            self.pins()
+                .pin(&*self.device, state.txg().0)
+                .map_err(|error| Error::io("lock", error))?;
+            let pin = Pin { store: Arc::clone(self), state };
+            self.refresh()?;
+            if self.state().txg() == pin.state.txg() {
+                return Ok(pin);
+            }
+        }
+    }
+
+    /// Returns the oldest txg up to `newest` that anybody has pinned. If that cannot be found out,
+    /// it may be the very first.
+    pub(in crate::store) fn oldest_pin(&self, newest: Txg) -> Option<Txg> {
+        self.pins().oldest(&*self.device, newest.0).unwrap_or(Some(0)).map(Txg)
+    }
+}
