@@ -233,11 +233,14 @@ fn readers_beside_exclusive_locking_see_every_commit() {
     let (reader, writer) = (open(&home.path()), open(&home.path()));
     let mut expected = value::<i64>(&reader, "select sum(a) from t where rowid < 9");
     run(&writer, "pragma locking_mode=exclusive");
-    for _ in 0..5 {
+    for round in 0..8 {
         run(&writer, "update t set a = a + 1 where rowid < 9");
         expected += 8;
         assert_eq!(value::<i64>(&reader, "select sum(a) from t where rowid < 9"), expected);
-        run(&writer, "begin; update t set a = 0; rollback");
+        if round > 4 {
+            // After a rollback SQLite counts once more.
+            run(&writer, "begin; update t set a = 0; rollback");
+        }
         assert_eq!(value::<i64>(&reader, "select sum(a) from t where rowid < 9"), expected);
     }
     run(&reader, "pragma busy_timeout=1");
