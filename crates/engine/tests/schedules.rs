@@ -3,7 +3,7 @@
 //! power loss; data that is read was committed, and is as new as the commits that others had made
 //! before.
 //!
-//! Two processes with two or three threads each commit, read, sync, fold, repack, compact, create,
+//! Two processes with two or three threads each commit, read, read pinned states, sync, fold, repack, compact, create,
 //! destroy and roll back to snapshots, rewind, and add dictionaries. Syncs fail, and each process
 //! is told once; superblocks cannot be written; processes are killed.
 //!
@@ -16,7 +16,7 @@
 mod common;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use common::rewriting;
@@ -31,7 +31,7 @@ use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::pointer::Pointer;
 use hardpack_engine::store::trees::TreeId;
-use hardpack_engine::store::{Durability, Encoding, Owner, Store, Txn};
+use hardpack_engine::store::{Durability, Encoding, Owner, State, Store, Txn};
 
 /// The number of seeds in a run of the tests: enough to find syncs of threads that do not take
 /// turns (99), and a dictionary that outlives its transaction (12).
@@ -107,6 +107,7 @@ struct Shared {
     processes: Vec<Process>,
     things: Mutex<Vec<Thing>>,
     has_records: bool,
+    rewinds: AtomicU64,
 }
 
 fn text(error: Error) -> String {
@@ -228,15 +229,15 @@ fn record_key(thing: usize) -> [u8; 16] {
 
 /// Reads the committed bytes of a record; empty if there is none.
 fn record(store: &Store, thing: usize) -> Result<Vec<u8>, String> {
-    store
-        .with_state(|state| {
-            let value = state.trees[TreeId::Map].get(&mut &*store, &record_key(thing))?;
-            let Some(pointer) = value.and_then(|value| Pointer::decode(&value)) else {
-                return Ok(Vec::new());
-            };
-            Ok(store.read(&pointer)?.as_slice().to_vec())
-        })
-        .map_err(text)
+    store.with_state(|state| record_in(store, state, thing)).map_err(text)
+}
+
+fn record_in(store: &Store, state: &State, thing: usize) -> Result<Vec<u8>, Error> {
+    let value = state.trees[TreeId::Map].get(&mut &*store, &record_key(thing))?;
+    let Some(pointer) = value.and_then(|value| Pointer::decode(&value)) else {
+        return Ok(Vec::new());
+    };
+    Ok(store.read_of(Some(state), &pointer)?.as_slice().to_vec())
 }
 
 fn content_of(live: &Live, thing: usize) -> Result<Vec<u8>, String> {
@@ -355,6 +356,46 @@ fn read(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
     found.map(drop).map_err(|error| format!("thing {thing} is read as {error}"))
 }
 
+/// Reads everything in a pinned state, from the medium, while others work. It stays what it was.
+fn read_pinned(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
+    // Whoever rewinds keeps readers out.
+    let rewinds = shared.rewinds.load(Ordering::Relaxed);
+    let visible = shared.all_visible();
+    let gone: Vec<_> = shared.things().iter().map(|thing| thing.aborted.clone()).collect();
+    let pin = live.pool.store().pin().map_err(text)?;
+    let all = if shared.has_records { THING_COUNT } else { 1 };
+    let mut first = Vec::new();
+    for _ in 0..rng.pick(&[1, 2, 4]) {
+        // With a cache of its own.
+        let other = Pool::open(live.device.clone(), Shared::options()).map_err(text)?;
+        let file = other.file(live.file.id()).map_err(text)?;
+        for thing in 0..all {
+            let mut bytes = vec![0; FILE_LEN_MAX + 4096];
+            let found = match thing {
+                0 => file.read_pinned_at(&pin, &mut bytes, 0).map(|n| bytes[..n].to_vec()),
+                _ => record_in(other.store(), pin.state(), thing),
+            };
+            if shared.rewinds.load(Ordering::Relaxed) != rewinds {
+                return Ok(());
+            }
+            let found = found.map_err(text)?;
+            if first.len() < all {
+                let things = shared.things();
+                let within = (visible[thing], things[thing].newest());
+                let is = things[thing].find(&found, within, &gone[thing]);
+                is.map_err(|error| format!("pinned thing {thing} is read as {error}"))?;
+                first.push(found);
+            } else if first[thing] != found {
+                return Err(format!("pinned thing {thing} has changed"));
+            }
+        }
+        for _ in 0..rng.below(40) {
+            point("think");
+        }
+    }
+    Ok(())
+}
+
 /// Makes everything durable that anybody was told of.
 fn sync(shared: &Shared, live: &Live) -> Result<(), String> {
     let visible = shared.all_visible();
@@ -426,6 +467,7 @@ fn rewind(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String> {
         .enumerate()
         .map(|(thing, bytes)| shared.begin_version(thing, &bytes))
         .collect();
+    shared.rewinds.fetch_add(1, Ordering::Relaxed);
     match live.pool.rewind(txg, &mut |_| {}) {
         Ok(_) => {
             let all = versions.iter().enumerate();
@@ -451,13 +493,14 @@ fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(
             live.device.kill();
             continue;
         }
-        let (name, done) = match rng.below(20) {
+        let (name, done) = match rng.below(23) {
             0..=4 => ("write", write_file(shared, &live, &mut rng)),
             5..=8 if shared.has_records => ("record", write_record(shared, &live, &mut rng)),
             5..=8 => ("snapshots", snapshots(shared, &live, &mut rng)),
             9..=12 => ("read", read(shared, &live, &mut rng)),
             13..=15 => ("sync", sync(shared, &live)),
             16..=18 => ("maintain", maintain(shared, &live, &mut rng)),
+            19..=21 => ("pinned", read_pinned(shared, &live, &mut rng)),
             // A rewind would lose snapshots made since.
             _ if shared.has_records => ("rewind", rewind(shared, &live, &mut rng)),
             _ => ("read", read(shared, &live, &mut rng)),
@@ -503,8 +546,8 @@ fn run(seed: u64, mutant: Mutant) -> Result<Run, String> {
     let first = |thing: usize| if thing == 0 { start.clone() } else { Vec::new() };
     things.iter_mut().enumerate().for_each(|(n, thing)| thing.versions.push(first(n).into()));
     let (processes, things) = ((0..2).map(|_| Process::default()).collect(), Mutex::new(things));
-    let shared = Shared { world, processes, things, has_records: seed.is_multiple_of(2) };
-    let shared = Arc::new(shared);
+    let (has_records, rewinds) = (seed.is_multiple_of(2), AtomicU64::new(0));
+    let shared = Arc::new(Shared { world, processes, things, has_records, rewinds });
     let scheduler = Scheduler::new(rng.fork());
     let faults = !seed.is_multiple_of(5);
     let threads: Vec<_> = (0..4 + rng.below(2) as usize)
@@ -599,7 +642,7 @@ fn the_same_seed_gives_the_same_schedule() {
 /// A test that never complains proves nothing: each mutant must be noticed with one of a few seeds.
 #[test]
 fn broken_worlds_are_noticed() {
-    for mutant in [Mutant::SyncsOfThreads, Mutant::NoWriterLock, Mutant::HiddenFailures] {
+    for mutant in Mutant::ALL {
         let found = (0..150).find_map(|seed| run(seed, mutant).err().map(|error| (seed, error)));
         let (seed, error) = found.unwrap_or_else(|| panic!("nobody noticed: {mutant:?}"));
         println!("{mutant:?}: seed {seed}: {error}");

@@ -20,7 +20,7 @@ use super::format::checksum::ChecksumKind;
 use super::format::pointer::pointer_in;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::trees::TreeId;
-use super::{Owner, Store, Txn};
+use super::{Owner, State, Store, Txn};
 use crate::codec::Dictionary;
 use crate::error::{Error, Location, Result};
 
@@ -80,7 +80,23 @@ pub fn parse_dictionary_key(key: &[u8]) -> Result<u32> {
 impl Store {
     /// Returns the dictionary with this number, prepared.
     pub fn dictionary(&self, number: u32) -> Result<Arc<Dictionary>> {
-        let state = self.state();
+        self.dictionary_in(None, number)
+    }
+
+    /// Returns the dictionary with this number in a state, by default the newest, prepared.
+    pub(super) fn dictionary_in(
+        &self,
+        state: Option<&State>,
+        number: u32,
+    ) -> Result<Arc<Dictionary>> {
+        let newest;
+        let state = match state {
+            Some(state) => state,
+            None => {
+                newest = self.state();
+                &newest
+            }
+        };
         let root = state.superblock.roots[TreeId::Dictionaries].as_ref();
         let root = root.and_then(Pointer::extent_key);
         let (dictionary, standing) = self.find_kept(number).unzip();

@@ -153,7 +153,7 @@ impl Store {
         Err(Error::corrupt("extent", self.location_of(pointer), what))
     }
 
-    fn decompress(&self, pointer: &Pointer) -> Result<Bytes> {
+    fn decompress(&self, of: Option<&State>, pointer: &Pointer) -> Result<Bytes> {
         if pointer.extent_len > EXTENT_LEN_MAX {
             let what = format!(
                 "its pointer says that it holds {} bytes; the limit is {EXTENT_LEN_MAX}",
@@ -174,12 +174,14 @@ impl Store {
             }
             return Ok(Arc::new(stored));
         }
-        self.decode(pointer, &stored, self.location_of(pointer)).map(Arc::new)
+        self.decode(of, pointer, &stored, self.location_of(pointer)).map(Arc::new)
     }
 
     /// Decompresses the whole extent from the stored bytes of a pointer, which come from `place`.
+    /// Its dictionary is looked up in the state that the pointer is of.
     pub(crate) fn decode(
         &self,
+        of: Option<&State>,
         pointer: &Pointer,
         stored: &[u8],
         place: Location,
@@ -192,7 +194,7 @@ impl Store {
         }
         let dictionary = match pointer.dictionary {
             0 => None,
-            number => Some(self.dictionary(number)?),
+            number => Some(self.dictionary_in(of, number)?),
         };
         let (id, dictionary) = (pointer.codec, dictionary.as_deref());
         codec::with_codec(|codec| match filter {
@@ -205,34 +207,44 @@ impl Store {
 
     /// Returns the bytes behind a pointer, from the cache if it has them.
     pub fn read(&self, pointer: &Pointer) -> Result<ExtentBytes> {
+        self.read_of(None, pointer)
+    }
+
+    /// Like [`Store::read`], for a pointer of a state that may not be the newest.
+    pub fn read_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
         let Some(key) = pointer.extent_key() else {
-            return self.part_of(pointer, self.decompress(pointer)?);
+            return self.part_of(pointer, self.decompress(of, pointer)?);
         };
-        let mut extent = self.caches.data(self.cache_id, key, || self.decompress(pointer))?;
+        let mut extent = self.caches.data(self.cache_id, key, || self.decompress(of, pointer))?;
         if extent.len() < pointer.extent_len as usize {
             // The cache held only the front.
-            extent = self.decompress(pointer)?;
+            extent = self.decompress(of, pointer)?;
             self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
         }
         self.part_of(pointer, extent)
     }
 
-    /// Like [`Store::read`], where only the first `len` bytes are needed. If the cache is full, and
+    /// Like [`Store::read_of`], where only the first `len` bytes are needed. If the cache is full, and
     /// extents have usually left it before they are read again, only this front is decompressed and
     /// cached.
-    pub fn read_front(&self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+    pub fn read_front_of(
+        &self,
+        of: Option<&State>,
+        pointer: &Pointer,
+        len: usize,
+    ) -> Result<ExtentBytes> {
         let needed = pointer.part_offset as usize + len;
         // Deltas are needed whole, and an unknown filter is refused in `read`.
         let has_front = pointer.filter == Filter::None as u8 || pointer.is_filtered();
         let (Some(key), true) = (pointer.extent_key(), has_front) else {
-            return self.read(pointer);
+            return self.read_of(of, pointer);
         };
         if let Some(extent) = self.caches.cached_data(self.cache_id, key) {
             self.reuse.note(true);
             if extent.len() >= needed {
                 return self.front_of(pointer, extent);
             }
-            return self.read(pointer);
+            return self.read_of(of, pointer);
         }
         self.reuse.note(false);
         let pays = pointer.dictionary == 0
@@ -242,7 +254,7 @@ impl Store {
             && self.caches.is_full()
             && self.reuse.is_rare();
         if !pays {
-            return self.read(pointer);
+            return self.read_of(of, pointer);
         }
         let stored = self.read_stored(pointer)?;
         let mut bytes = vec![0; needed];
@@ -265,7 +277,7 @@ impl Store {
 
     /// Returns the bytes behind a pointer, bypassing the cache.
     pub fn read_uncached(&self, pointer: &Pointer) -> Result<ExtentBytes> {
-        self.part_of(pointer, self.decompress(pointer)?)
+        self.part_of(pointer, self.decompress(None, pointer)?)
     }
 
     fn part_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {

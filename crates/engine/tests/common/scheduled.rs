@@ -5,11 +5,12 @@
 //! Each process gets the error of a failed sync once, in whichever of its threads syncs next (see
 //! `handle.rs`). A thread pauses between the work of a sync and its return.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hardpack_engine::device::{Device, Syncs};
+use hardpack_engine::device::{Device, Pins, Syncs};
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 
 use super::handle::Handle;
@@ -27,6 +28,18 @@ pub enum Mutant {
     NoWriterLock,
     /// A failed sync is reported as done.
     HiddenFailures,
+    /// Nobody sees the pins of other processes.
+    HiddenPins,
+}
+
+impl Mutant {
+    /// Every way in which a world can break its promises.
+    pub const ALL: [Mutant; 4] = [
+        Mutant::SyncsOfThreads,
+        Mutant::NoWriterLock,
+        Mutant::HiddenFailures,
+        Mutant::HiddenPins,
+    ];
 }
 
 /// The state that the processes share.
@@ -38,6 +51,8 @@ pub struct World {
     pub wrong: Wrong,
     mutant: Mutant,
     writer: Mutex<Option<u64>>,
+    /// The pinned txgs, with the process that reads each.
+    pins: Mutex<BTreeSet<(u64, u64)>>,
     next_process: AtomicU64,
 }
 
@@ -77,8 +92,8 @@ impl World {
     pub fn new(sim: Arc<SimDevice>, mutant: Mutant) -> Arc<World> {
         let wrong = Wrong::default();
         sim.set_fault(Some(Box::new(wrong.clone())));
-        let (writer, next_process) = Default::default();
-        Arc::new(World { sim, wrong, mutant, writer, next_process })
+        let (writer, pins, next_process) = Default::default();
+        Arc::new(World { sim, wrong, mutant, writer, pins, next_process })
     }
 
     /// Opens the device in a new process.
@@ -90,7 +105,12 @@ impl World {
             process,
             is_dead: AtomicBool::new(false),
             syncs: Default::default(),
+            pins: Pins::default(),
         })
+    }
+
+    fn pins(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<u64>> {
@@ -109,12 +129,14 @@ pub struct Scheduled {
     process: u64,
     is_dead: AtomicBool,
     syncs: [Syncs; THREAD_COUNT_MAX + 1],
+    pins: Pins,
 }
 
 impl Scheduled {
-    /// Kills the process at once, which releases its lock.
+    /// Kills the process at once, which releases its locks.
     pub fn kill(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
+        self.world.pins().retain(|(_, process)| *process != self.process);
         self.unlock_writer();
     }
 
@@ -163,6 +185,24 @@ impl Device for Scheduled {
             (Mutant::SyncsOfThreads, Some(thread)) => self.syncs.get(thread),
             _ => self.syncs.last(),
         }
+    }
+    fn pins(&self) -> Option<&Pins> {
+        Some(&self.pins)
+    }
+    fn show_pin(&self, txg: u64) -> io::Result<()> {
+        self.enter("pin")?;
+        self.world.pins().insert((txg, self.process));
+        Ok(())
+    }
+    fn hide_pin(&self, txg: u64) {
+        self.world.pins().remove(&(txg, self.process));
+    }
+    fn oldest_shown_pin(&self, newest: u64) -> io::Result<Option<u64>> {
+        self.enter("look at pins")?;
+        let is_hidden = self.world.mutant == Mutant::HiddenPins;
+        let pins = self.world.pins();
+        let oldest = pins.iter().find(|(_, process)| *process != self.process && !is_hidden);
+        Ok(oldest.map(|(txg, _)| *txg).filter(|txg| *txg <= newest))
     }
     fn cede(&self) -> bool {
         point("cede")

@@ -58,7 +58,7 @@ impl Source for Committed<'_> {
         self.state.trees[tree].is_empty()
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
-        self.store.read(pointer)
+        self.store.read_of(Some(self.state), pointer)
     }
     fn find_content(
         &mut self,
@@ -74,7 +74,10 @@ impl Source for Committed<'_> {
         self.store.set_index_memory(bytes);
     }
     fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
-        if self.is_point { self.store.read_front(pointer, len) } else { self.store.read(pointer) }
+        match self.is_point {
+            true => self.store.read_front_of(Some(self.state), pointer, len),
+            false => self.read(pointer),
+        }
     }
 }
 

@@ -335,7 +335,7 @@ fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Resul
         Cow::Borrowed(stored)
     } else {
         // They come from the stream: the pointer has no place in this pool yet.
-        Cow::Owned(txn.store().decode(pointer, stored, Location::Nowhere)?)
+        Cow::Owned(txn.store().decode(None, pointer, stored, Location::Nowhere)?)
     };
     if pointer.is_delta() && !delta::is_sound(&content, pointer.len as usize) {
         return Err(refused("expected the delta of a patch, found other bytes"));
