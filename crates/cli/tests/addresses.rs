@@ -169,6 +169,51 @@ fn what_is_gone_is_rolled_back_to() {
     assert_eq!(stdout_of(hardpack().arg("cat").arg(pool.join("e/gone"))), "gone");
 }
 
+/// A name that was given to another file since goes back to the one that had it, unless somebody
+/// has the other one open. Snapshots of that one remain.
+#[test]
+fn a_rollback_takes_a_name_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let pool = at.join("p.hpk");
+    make_database(&at.join("w.db"), 4096, 10);
+    run(&["create"], &[&pool]);
+    run(&["put", "-q"], &[&at.join("w.db"), &pool]);
+    let path = pool.join("w.db");
+    let of = |snapshot: &str| with_ending(&path, snapshot);
+    let rows = || stdout_of(hardpack().arg("sql").arg(&path).arg("SELECT count(*) FROM t"));
+    run(&["snapshot"], &[&of("@s")]);
+    add_rows(&open_in_pool(&path), 5);
+    run(&["snapshot"], &[&of("@s2")]);
+    run(&["cp"], &[&of("@s"), &path]);
+    assert_eq!(rows(), "10\n");
+    add_rows(&open_in_pool(&path), 1);
+    run(&["snapshot"], &[&of("@new")]);
+    // Not while it is open, which changes nothing.
+    let mut user = Session::open(&path);
+    assert_eq!(user.run("SELECT count(*) FROM t"), ["11"]);
+    let text = stderr_of(hardpack().arg("rollback").arg(of("@s2")), 5);
+    let expected = format!("hardpack (process {}) has it open as a database", user.id());
+    assert!(text.contains(&expected) && text.contains("close 'w.db' there first"), "{text}");
+    user.run("INSERT INTO t(b) VALUES ('more')");
+    user.close();
+    assert_eq!(rows(), "12\n");
+    run(&["rollback"], &[&of("@s2")]);
+    assert_eq!(rows(), "15\n");
+    run(&["rollback"], &[&of("@s")]);
+    assert_eq!(rows(), "10\n");
+    run(&["rollback"], &[&of("@new")]);
+    assert_eq!(rows(), "11\n");
+    // A directory does not give way.
+    run(&["rm"], &[&path]);
+    run(&["mkdir"], &[&path]);
+    let text = stderr_of(hardpack().arg("rollback").arg(of("@new")), 3);
+    assert!(text.contains("cannot come back: directories have its names by now"), "{text}");
+    assert!(text.contains("hint: 'hardpack clone' brings it back under another name"), "{text}");
+    run(&["clone"], &[&of("@new"), &pool.join("again.db")]);
+    run(&["check", "-q"], &[&pool]);
+}
+
 /// A removed directory does not come back by itself, and the message says how it does.
 #[test]
 fn a_directory_that_is_gone_is_cloned_from_its_snapshot() {

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hardpack_engine::pool::{Change, Difference, Kind, Pool, ROOT, SnapshotInfo, UsageBelow};
+use hardpack_engine::pool::{
+    Change, Difference, DirEntry, Kind, Pool, ROOT, SnapshotInfo, UsageBelow,
+};
 use hardpack_engine::{Error, FileId};
 use serde_json::{Value, json};
 
-use super::names::now_ns;
+use super::names::{hold_last_name, now_ns};
 use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
 use crate::contents::{FIRST_FILE, database_path, logs_beside};
@@ -223,7 +225,19 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         // And a program with the database open would mix cached pages with the restored content.
         let takes_first = !is_first_in(&pool, scope, &name)?;
         let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope, takes_first)?;
-        pool.rollback(scope, &name).map_err(|error| match error {
+        let mut refused = None;
+        let mut hold = |there: &DirEntry| {
+            hold_last_name(&kept_out, &pool, there).map_err(|reason| {
+                refused = Some(reason);
+                Error::Busy
+            })
+        };
+        let done = pool.rollback_replacing(scope, &name, &mut hold);
+        done.map_err(|error| match error {
+            _ if refused.is_some() => refused.take().unwrap_or_else(|| error.into()),
+            Error::Invalid(_) => {
+                Reason::from(error).hint("'hardpack clone' brings it back under another name")
+            }
             Error::NotFound { what: "directory", .. } => {
                 Reason::new(Code::Cannot, "the directory of the snapshot no longer exists")
                     .hint("'hardpack clone' brings it back under another name")

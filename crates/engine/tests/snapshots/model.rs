@@ -305,15 +305,18 @@ impl Run {
             match (self.files.get_mut(&scope), done) {
                 (Some(now), Ok(())) => now.bytes.clone_from(&then.bytes),
                 (None, Ok(())) => drop(self.files.insert(scope, then.clone())),
-                (None, Err(Error::NotFound { .. })) => {
-                    let is_there = |id| id == ROOT || self.parents.contains_key(&id);
+                (None, Err(Error::Invalid(_))) => {
+                    let is_there =
+                        then.directory == ROOT || self.parents.contains_key(&then.directory);
+                    assert!(!is_there, "the file had a place");
+                }
+                (None, Err(Error::Exists { .. })) => {
                     // A rollback around it may have brought it back as a copy, under that very
                     // name.
                     let has_name = |file: &ModelFile| {
                         (file.directory, &file.name) == (then.directory, &then.name)
                     };
-                    let is_taken = self.files.values().any(has_name);
-                    assert!(!is_there(then.directory) || is_taken, "the file had a place");
+                    assert!(self.files.values().any(has_name), "the name was free");
                 }
                 (_, done) => panic!("{done:?}"),
             }

@@ -142,3 +142,33 @@ fn differences_are_told_by_path_and_range() {
     assert_eq!(tell(Some(b"b")), expected);
     assert!(matches!(pool.diff(directory, b"b", Some(b"a")), Err(Error::Invalid(_))));
 }
+
+/// A removed file does not take its name from another one unasked, nor from one with changes that
+/// are not committed.
+#[test]
+fn a_file_that_comes_back_asks_for_its_name() {
+    let (_, pool) = new_pool(&[]);
+    let like = Attributes::new(Kind::File, ROOT);
+    let make = || pool.edit(1, |edit| edit.create(ROOT, b"name", &like)).unwrap();
+    let old = make();
+    pool.create_snapshot(old, b"then", 1).unwrap();
+    pool.remove_at(b"name", 1).unwrap();
+    let new = make();
+    let there = || pool.lookup_in(ROOT, b"name").unwrap().unwrap().file;
+    let done = pool.rollback(old, b"then");
+    assert!(matches!(done, Err(Error::Exists { .. })), "{done:?}");
+    let done = pool.rollback_replacing(old, b"then", &mut |entry| {
+        assert_eq!(entry.file, new);
+        Err(Error::Busy)
+    });
+    assert!(matches!(done, Err(Error::Busy)), "{done:?}");
+    let file = pool.file(new).unwrap();
+    file.write_at(b"not committed", 0).unwrap();
+    let done = pool.rollback_replacing(old, b"then", &mut |_| Ok(()));
+    assert!(matches!(done, Err(Error::Busy)), "{done:?}");
+    assert_eq!(there(), new);
+    file.commit(Durability::Durable).unwrap();
+    pool.rollback_replacing(old, b"then", &mut |_| Ok(())).unwrap();
+    assert_eq!(there(), old);
+    assert!(pool.attributes(new).is_err());
+}

@@ -12,8 +12,8 @@
 //! in the pool or came with the same import. Items below it are refused, and the report lists them
 //! by their paths.
 //!
-//! A file that others may use can appear under a name at any time before the item for it is applied.
-//! So the host is asked about it there, under the pool's lock ([`Import::ask_before_replacing`]).
+//! A file that others may use can appear under a name until the item for that name is applied. So
+//! the host is asked about it then, under the pool's lock ([`Import::ask_before_replacing`]).
 //!
 //! Ids for new directories are reserved many at a time, so that later items can refer to a
 //! directory before it is committed.

@@ -28,13 +28,30 @@ use crate::units::FileId;
 impl Pool {
     /// Restores the scope of a snapshot to the snapshot's state, durably: bytes, names, attributes,
     /// properties, extended attributes. Newer snapshots remain. Refuses files with uncommitted
-    /// changes.
+    /// changes. A removed file comes back under the first of its names that is free; if other files
+    /// have all of them by now, this fails with [`Error::Exists`].
     pub fn rollback(&self, scope: FileId, name: &[u8]) -> Result<()> {
+        self.rollback_replacing(scope, name, &mut refuse)
+    }
+
+    /// Like [`Pool::rollback`], but a removed file takes the first of its names back from the file
+    /// that has it by now. `ask` is called for that file, within the transaction that takes the
+    /// name from it; if it fails, nothing is changed.
+    pub fn rollback_replacing(
+        &self,
+        scope: FileId,
+        name: &[u8],
+        ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
+    ) -> Result<()> {
         let snapshot = self.find_snapshot(scope, name)?;
         self.check_settled(scope, snapshot.scope.is_directory)?;
+        let mut ask = |there: &DirEntry| match self.files().get(&there.file) {
+            Some(file) if file.is_dirty() => Err(Error::Busy),
+            _ => ask(there),
+        };
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
-            roll_back(txn, &snapshot)
+            roll_back(txn, &snapshot, &mut ask)
         })
     }
 
@@ -57,25 +74,55 @@ impl Pool {
     }
 }
 
-fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId) -> Result<()> {
+/// Called with the file whose name the one that comes back takes.
+type Ask<'a> = dyn FnMut(&DirEntry) -> Result<()> + 'a;
+
+/// Takes no name away.
+pub(in crate::pool) fn refuse(there: &DirEntry) -> Result<()> {
+    Err(Error::Exists { name: there.display_name().to_string() })
+}
+
+fn roll_file_back(txn: &mut Txn, origin: &Origin, file: FileId, ask: &mut Ask<'_>) -> Result<()> {
     if entries::is_there(txn, file)? {
         return restore(txn, origin, file, file);
     }
-    // The file comes back under the first of its names that is free.
+    let Some((directory, name)) = place_for(txn, origin, file, ask)? else {
+        let what = "directories have its names by now, or its own directories no longer exist";
+        return Err(Error::Invalid(format!("file number {} cannot come back: {what}", file.0)));
+    };
+    let like = entries::attributes(&mut origin.read(txn), file)?;
+    Edit::new(txn, 0).create_as(file, directory, &name, &like)?;
+    come_back(txn, origin, file, &like)?;
+    restore(txn, origin, file, file)
+}
+
+/// Returns the first of a file's names that is free. If none is, takes the first one that a file or
+/// a link has from it.
+fn place_for(
+    txn: &mut Txn,
+    origin: &Origin,
+    file: FileId,
+    ask: &mut Ask<'_>,
+) -> Result<Option<(FileId, Vec<u8>)>> {
+    let mut taken = None;
     for (directory, name) in entries::names_of(&mut origin.read(txn), file)? {
         let is_possible = entries::is_there(txn, directory)?
-            && entries::attributes(txn, directory)?.kind == Kind::Directory
-            && entries::lookup(txn, directory, &name)?.is_none();
-        if is_possible {
-            let like = entries::attributes(&mut origin.read(txn), file)?;
-            Edit::new(txn, 0).create_as(file, directory, &name, &like)?;
-            come_back(txn, origin, file, &like)?;
-            return restore(txn, origin, file, file);
+            && entries::attributes(txn, directory)?.kind == Kind::Directory;
+        if !is_possible {
+            continue;
+        }
+        match entries::lookup(txn, directory, &name)? {
+            None => return Ok(Some((directory, name))),
+            Some(there) if there.kind != Kind::Directory && taken.is_none() => {
+                taken = Some((directory, there));
+            }
+            Some(_) => {}
         }
     }
-    let name =
-        format!("number {}: its names are taken or their directories no longer exist", file.0);
-    Err(Error::NotFound { what: "place for file", name })
+    let Some((directory, there)) = taken else { return Ok(None) };
+    ask(&there)?;
+    Edit::new(txn, 0).unlink(directory, &there.name)?;
+    Ok(Some((directory, there.name)))
 }
 
 /// Renews the generation of a file recreated under its old number: even if it is empty, files
@@ -104,12 +151,16 @@ pub(in crate::pool) fn take_away(txn: &mut Txn, directory: FileId, entry: &DirEn
 }
 
 /// Restores the scope of a snapshot to its state at that time.
-pub(in crate::pool) fn roll_back(txn: &mut Txn, snapshot: &Snapshot) -> Result<()> {
+pub(in crate::pool) fn roll_back(
+    txn: &mut Txn,
+    snapshot: &Snapshot,
+    ask: &mut Ask<'_>,
+) -> Result<()> {
     let origin = Origin::of(txn.store(), snapshot);
     let scope = snapshot.scope.file;
     let founder = entries::founder(&mut origin.read(txn))?;
     if !snapshot.scope.is_directory {
-        roll_file_back(txn, &origin, scope)?;
+        roll_file_back(txn, &origin, scope, ask)?;
     } else if entries::is_there(txn, scope)? {
         Rollback { txn: &mut *txn, origin, scope, copies: HashMap::new() }.run()?;
     } else {

@@ -23,7 +23,7 @@ use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
 use crate::pool::namespace::props::{Dedup, Property, Settings};
-use crate::pool::snapshots::rollback::roll_back;
+use crate::pool::snapshots::rollback::{refuse, roll_back};
 use crate::pool::write::batch::store_batch;
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::{Pool, ROOT};
@@ -446,7 +446,7 @@ impl<'p> Receive<'p> {
         if self.force || self.pool.is_laid_out_anew(&snapshot)? {
             // Records may have been rewritten with a layout that differs from what the stream
             // expects.
-            roll_back(txn, &snapshot)?;
+            roll_back(txn, &snapshot, &mut refuse)?;
         }
         let Some(key) = self.key else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
