@@ -306,3 +306,36 @@ fn damage_stays_where_it_is() {
     assert!(report.moved_bytes > 1 << 20, "{report:?}");
     assert_eq!(problems(&pool).unwrap(), before);
 }
+
+/// What a reader has pinned is not overwritten, so the pool becomes short only after it; until then
+/// compaction ends, and the pool does not grow without bounds.
+#[test]
+fn pinned_readers_are_not_disturbed() {
+    for seed in 0..4 {
+        let sim = SimDevice::new(Vec::new());
+        let device: Arc<dyn Device> = sim.clone();
+        let pool = create(&device, &[(Property::RecordSize, "16K")], 32 << 20);
+        let file = only_file(&pool).unwrap();
+        let mut model = Model { file, bytes: Vec::new(), rng: Rng(seed) };
+        (0..60).for_each(|_| model.churn(4 << 20));
+        let pin = pool.store().pin().unwrap();
+        let pinned = model.bytes.clone();
+        let before = device.len().unwrap();
+        for _ in 0..2 {
+            (0..20).for_each(|_| model.churn(4 << 20));
+            compact(&pool, &mut || {});
+        }
+        let len = device.len().unwrap();
+        assert!(len <= 4 * before + (8 << 20), "seed {seed}: {len} bytes, {before} before");
+        // With a cache of its own.
+        let other = Pool::open(Arc::clone(&device), options(1 << 20)).unwrap();
+        let file = only_file(&other).unwrap();
+        let mut found = vec![0; pinned.len() + 1];
+        let n = file.read_pinned_at(&pin, &mut found, 0).unwrap();
+        assert!(found[..n] == pinned, "seed {seed}: a pinned state has changed");
+        drop((file, other, pin));
+        compact(&pool, &mut || {});
+        assert_short(&pool, &format!("seed {seed}"));
+        model.assert_same(&format!("seed {seed}"));
+    }
+}

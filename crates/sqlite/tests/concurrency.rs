@@ -52,7 +52,7 @@ fn child_role() {
                 run(&db, "commit");
             }
         }
-        other => panic!("role {other}"),
+        other => assert!(common::play(other), "role {other}"),
     }
 }
 
@@ -308,4 +308,37 @@ fn many_readers_and_writers_agree() {
     });
     common::assert_integrity(&open(&home.path()));
     common::assert_pool_is_clean(&home.path());
+}
+
+/// A pool has pins from the moment its readers are told to use them. Who reads just then has none,
+/// and is told so as soon as that matters.
+#[test]
+fn who_reads_while_pins_come_begins_anew() {
+    for outside in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.hpk");
+        let db = common::open(&path);
+        run(&db, "create table t(a integer, b text)");
+        fill(&db, ROW_COUNT);
+        let reader = common::open(&path);
+        run(&reader, SMALL_CACHE);
+        reader.busy_timeout(Duration::ZERO).unwrap();
+        let change = "pragma hardpack_concurrency='snapshot'; update t set b = 'new'";
+        let apply = || match outside {
+            true => assert_eq!(common::outside(&path, change), "done"),
+            false => run(&db, change),
+        };
+        run(&reader, "begin; select count(*) from t");
+        apply();
+        let done = reader.query_row("select sum(length(b)) from t", [], |row| row.get::<_, i64>(0));
+        if !outside {
+            assert_eq!(code_of(done), Some(ErrorCode::DatabaseBusy));
+        } else if let Ok(sum) = done {
+            assert_eq!(sum, ROW_COUNT * 200, "the state in which it began");
+        }
+        let done = reader.execute("update t set a = 0", []);
+        assert_eq!(code_of(done), Some(ErrorCode::DatabaseBusy));
+        run(&reader, "rollback; update t set a = 0");
+        assert_eq!(value::<i64>(&db, "select sum(length(b)) from t"), ROW_COUNT * 3);
+    }
 }

@@ -187,7 +187,8 @@ impl Device for FileDevice {
     fn oldest_shown_pin(&self, newest: u64) -> io::Result<Option<u64>> {
         // The system reports any of the locks in a range, not the first.
         let mut oldest = None;
-        let mut end = newest + 1;
+        // Only a forged txg is larger.
+        let mut end = newest.min(PINS_OFFSET - 1) + 1;
         while end > 0
             && let Some((start, _)) = sys::ofd_conflict(&self.file, PINS_OFFSET, end)?
         {

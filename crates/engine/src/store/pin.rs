@@ -7,14 +7,17 @@
 //! * A reader shows its pin and then makes sure that the state is still the newest. If so, every
 //!   transaction that has looked at the pins before could reuse only what that state does not
 //!   reach; those that begin later see the pin.
+//! * A pool has pins only once a property of it asked for that, and then for ever: versions that do
+//!   not know pins must not write to it.
 //! * Pins are locks on the pool's file, so they end with their process, and only readers can hold
 //!   up the reuse of space, nobody a commit.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{State, Store};
 use crate::device::Pins;
 use crate::error::{Error, Result};
+use crate::store::format::superblock::FEATURE_PINNED_READERS;
 use crate::units::Txg;
 
 /// A committed state that stays readable as long as this value lives, whatever others commit.
@@ -40,6 +43,20 @@ impl Drop for Pin {
 impl Store {
     fn pins(&self) -> &Pins {
         self.device.pins().unwrap_or(&self.own_pins)
+    }
+
+    /// Whether readers of this pool pin what they read, for the sake of writers that rely on it.
+    pub fn has_pinned_readers(&self) -> bool {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.superblock.incompat & FEATURE_PINNED_READERS != 0
+    }
+
+    /// Adopts the newest state, and pins it in a pool whose readers do so.
+    pub fn pin_if_shown(self: &Arc<Self>) -> Result<Option<Pin>> {
+        if !self.has_pinned_readers() {
+            self.refresh()?;
+        }
+        self.has_pinned_readers().then(|| self.pin()).transpose()
     }
 
     /// Adopts the newest state and pins it.

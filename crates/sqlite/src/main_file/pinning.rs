@@ -5,6 +5,8 @@
 //! `concurrency=snapshot` a writer relies on that: its exclusive lock is *lenient*, no more than
 //! the reserved lock that it holds already, which keeps out other writers.
 //!
+//! * A pool has pins once its `concurrency` was ever set. A connection that reads just then gets
+//!   SQLITE_BUSY.
 //! * Readers hold the host's shared lock all the same. It keeps out what a pin cannot help against:
 //!   the rollback of a journal on disk, a change of the journal mode, and commands that replace the
 //!   content.
@@ -46,6 +48,8 @@ pub(super) struct Pinning {
     pin: Option<Pin>,
     /// It has no pin where it needs one, and must not read anything before it unlocks.
     is_lost: bool,
+    /// It needs no pin, since nobody can write to the medium.
+    is_needless: bool,
     /// Its exclusive lock lets readers go on.
     is_lenient: bool,
     /// It has committed under its lock, and this was the change counter then.
@@ -60,7 +64,7 @@ impl MainFile {
         let store = pool.pool().store();
         let is_reader = self.lock >= SQLITE_LOCK_SHARED && self.wal_index.is_none();
         let pinned = match is_reader {
-            true => store.pin().map(Some),
+            true => store.pin_if_shown(),
             false => store.refresh().map(|_| None),
         };
         match pinned {
@@ -68,6 +72,7 @@ impl MainFile {
             // Locks may be missing on a medium that nobody can write to, and need no pin there.
             Err(Error::Io { action: "lock", .. }) if store.is_read_only() => {
                 store.refresh().map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
+                self.pinning.is_needless = true;
             }
             Err(error) => return Err(self.code(&error, SQLITE_IOERR_READ)),
         }
@@ -82,7 +87,19 @@ impl MainFile {
     /// Moves on to the newest state at the end of a transaction, while nobody else can commit.
     pub(super) fn repin(&mut self) {
         self.unpin();
-        self.pinning.is_lost = self.pin_newest().is_err();
+        let has_pins = self.pool().is_some_and(|pool| pool.store().has_pinned_readers());
+        self.pinning.is_lost = has_pins && self.pin_newest().is_err();
+    }
+
+    /// Whether the connection has read without a pin what somebody may have changed meanwhile: the
+    /// pool has had pins only since.
+    pub(super) fn lacks_pin(&self) -> bool {
+        matches!(&self.backing, Backing::Pool(pool, _)
+            if self.lock == SQLITE_LOCK_SHARED
+                && self.wal_index.is_none()
+                && self.pinning.pin.is_none()
+                && !self.pinning.is_needless
+                && pool.pool().store().has_pinned_readers())
     }
 
     /// The state that the connection has to read, if not the newest with its own changes.
@@ -97,7 +114,11 @@ impl MainFile {
     pub(super) fn is_overtaken(&self) -> EngineResult<bool> {
         match (&self.file, &self.pinning.pin) {
             (Some(file), Some(pin)) => Ok(!file.is_as_pinned(pin)?),
-            _ => Ok(false),
+            (Some(_), None) => {
+                self.pool().map_or(Ok(false), |pool| pool.refresh())?;
+                Ok(self.lacks_pin())
+            }
+            (None, _) => Ok(false),
         }
     }
 

@@ -39,6 +39,8 @@ impl MainFile {
                     None => file.read_at(buf, offset),
                 };
                 match read {
+                    // This comes after the read, which may have been of a newer state.
+                    Ok(_) if self.lacks_pin() => SQLITE_BUSY,
                     Ok(n) if n == buf.len() => {
                         self.spoil_change_counter(buf, offset);
                         self.spoil_schema_cookie(buf, offset);

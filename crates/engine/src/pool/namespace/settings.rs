@@ -73,7 +73,13 @@ pub(crate) fn set_property(
         check_there(txn, file)?;
     }
     match text {
-        Some(text) => txn.insert(TreeId::Names, &key, text.as_bytes())?,
+        Some(text) => {
+            if property == Property::Concurrency {
+                // Whatever the value: it takes effect before anybody else can look.
+                txn.note_pinned_readers();
+            }
+            txn.insert(TreeId::Names, &key, text.as_bytes())?
+        }
         None => txn.remove(TreeId::Names, &key)?,
     };
     Ok(())

@@ -78,6 +78,8 @@ pub const FEATURE_GENERATIONS: u64 = 1 << 7;
 /// Something received identifies its origin snapshot by content (see
 /// [`crate::store::format::snapshot::StateId`]).
 pub const FEATURE_SNAPSHOT_IDS: u64 = 1 << 8;
+/// Readers may rely on writers to spare the states that they pin (see [`crate::store::Pin`]).
+pub const FEATURE_PINNED_READERS: u64 = 1 << 9;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -87,7 +89,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_NAMES
     | FEATURE_PAGE_FILTER
     | FEATURE_GENERATIONS
-    | FEATURE_SNAPSHOT_IDS;
+    | FEATURE_SNAPSHOT_IDS
+    | FEATURE_PINNED_READERS;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

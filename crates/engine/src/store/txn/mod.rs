@@ -23,7 +23,9 @@ use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
-use super::format::superblock::{FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_SNAPSHOT_IDS};
+use super::format::superblock::{
+    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_SNAPSHOT_IDS,
+};
 use super::format::trees::{PerTree, TreeId};
 use super::gate::Inside;
 use super::space::Space;
@@ -184,6 +186,11 @@ impl Txn {
     /// Notes that a received file or directory identifies its origin snapshot by content.
     pub fn note_snapshot_ids(&mut self) {
         self.core.incompat |= FEATURE_SNAPSHOT_IDS;
+    }
+
+    /// Notes that readers of some file may pin states.
+    pub fn note_pinned_readers(&mut self) {
+        self.core.incompat |= FEATURE_PINNED_READERS;
     }
 
     /// Reserves `count` identities and returns the first.
