@@ -14,7 +14,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use hardpack_engine::device::FileDevice;
 use hardpack_engine::store::superblock;
 
 use crate::contents::logs_beside;
@@ -368,10 +367,9 @@ pub fn opener(wanted: &fs::Metadata) -> Result<Option<(u32, String)>, Reason> {
     Ok(openers(wanted, |_| true).next())
 }
 
-/// Finds the other processes that hold a mark on a pool, with their names, among those whose
+/// Finds the other processes that have locked a byte of a pool, with their names, among those whose
 /// descriptors we may see.
-pub fn holders(pool: &fs::Metadata, mark: u64) -> Vec<(u32, String)> {
-    let byte = FileDevice::offset_of(mark);
+pub fn holders(pool: &fs::Metadata, byte: u64) -> Vec<(u32, String)> {
     openers(pool, |descriptor| sys::locks_of(descriptor).iter().any(|range| range.contains(&byte)))
         .collect()
 }

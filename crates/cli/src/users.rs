@@ -23,7 +23,7 @@ use std::time::Duration;
 use hardpack::open_mark;
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{DirEntry, Import, Kind, Pool, ROOT, Refused};
-use hardpack_engine::{Error, FileId};
+use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
 use crate::contents::{FIRST_FILE, database_path, has_sidecar, shared_memory, sidecar_of};
@@ -371,7 +371,17 @@ pub fn remove_unused_memory(pool: &Path, file: FileId) -> std::io::Result<()> {
 /// The other processes that have a database of a pool open, as far as they can be seen, each with
 /// its number.
 pub fn users_of(pool: &Path, file: FileId) -> Vec<String> {
-    let found = fs::metadata(pool).map(|pool| publish::holders(&pool, open_mark(file)));
+    holders(pool, FileDevice::offset_of(open_mark(file)))
+}
+
+/// The other processes in which somebody reads a state of a pool, as far as they can be seen, each
+/// with its number.
+pub fn readers_of(pool: &Path, txg: Txg) -> Vec<String> {
+    holders(pool, FileDevice::offset_of_pin(txg.0))
+}
+
+fn holders(pool: &Path, byte: u64) -> Vec<String> {
+    let found = fs::metadata(pool).map(|pool| publish::holders(&pool, byte));
     let named = |(pid, name): (u32, String)| format!("{name} (process {pid})");
     found.unwrap_or_default().into_iter().map(named).collect()
 }

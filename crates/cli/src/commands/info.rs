@@ -15,7 +15,7 @@ use super::properties::guid;
 use crate::args::InfoArgs;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
-use crate::{pool_file, sqlite, text};
+use crate::{pool_file, sqlite, text, users};
 
 pub fn run(args: &InfoArgs) -> Result<ExitCode, Failure> {
     show(args).cannot("show", text::path(&args.pool))?;
@@ -48,6 +48,35 @@ struct Info<'p> {
     wal_bytes: u64,
     /// An unfinished repack.
     repack: Option<Repack>,
+    /// The states that other processes read, oldest first.
+    pinned: Vec<Pinned>,
+}
+
+/// A state that other processes read.
+struct Pinned {
+    txg: u64,
+    /// The processes, as far as they can be seen.
+    readers: Vec<String>,
+}
+
+impl Pinned {
+    /// Space that is free since one of these states cannot be reused yet.
+    fn all(pool: &Pool, path: &Path) -> Result<Vec<Pinned>, Reason> {
+        let all = pool.store().pinned_by_others()?.into_iter();
+        Ok(all.map(|txg| Pinned { txg: txg.0, readers: users::readers_of(path, txg) }).collect())
+    }
+
+    fn text(&self, newest: u64) -> String {
+        let who = match &self.readers[..] {
+            [] => "another process".into(),
+            known => known.join(", "),
+        };
+        match newest.saturating_sub(self.txg) {
+            0 => format!("{who}, the newest state"),
+            1 => format!("{who}, the state 1 commit ago"),
+            ago => format!("{who}, the state {ago} commits ago"),
+        }
+    }
 }
 
 /// The number of entries of each kind in a pool.
@@ -98,6 +127,7 @@ impl<'p> Info<'p> {
             held: pool.held_by_snapshots()?,
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,
+            pinned: Pinned::all(pool, path)?,
         })
     }
 
@@ -190,6 +220,10 @@ impl<'p> Info<'p> {
                 "recordsize": repack.goal.record_len,
                 "position": repack.position,
             })),
+            "readers": self.pinned.iter().map(|pinned| json!({
+                "txg": pinned.txg,
+                "processes": pinned.readers,
+            })).collect::<Value>(),
             "txg": self.txg,
             "durable_txg": self.durable_txg,
             "sector_bytes": 1_u64 << self.pool.store().ashift(),
@@ -269,6 +303,9 @@ impl<'p> Info<'p> {
                 "repack",
                 format!("to {goal}, {percent:.0}% done; 'hardpack repack' continues it"),
             ));
+        }
+        for pinned in &self.pinned {
+            rows.push(("read by", pinned.text(self.txg)));
         }
         rows.extend([
             ("txg", self.txg.to_string()),

@@ -87,6 +87,12 @@ impl FileDevice {
         MARKS_OFFSET | mark
     }
 
+    /// The byte of the file that a lock for a pinned txg covers.
+    #[doc(hidden)]
+    pub fn offset_of_pin(txg: u64) -> u64 {
+        PINS_OFFSET | txg
+    }
+
     /// Releases a mark.
     pub fn release(&self, mark: u64) {
         // As with the writer lock, this cannot fail.
@@ -184,18 +190,18 @@ impl Device for FileDevice {
         let _ = sys::ofd_lock(&self.file, PINS_OFFSET | txg, 1, sys::Lock::Release);
     }
 
-    fn oldest_shown_pin(&self, newest: u64) -> io::Result<Option<u64>> {
-        // The system reports any of the locks in a range, not the first.
-        let mut oldest = None;
+    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
+        let mut first = None;
         // Only a forged txg is larger.
-        let mut end = newest.min(PINS_OFFSET - 1) + 1;
-        while end > 0
-            && let Some((start, _)) = sys::ofd_conflict(&self.file, PINS_OFFSET, end)?
+        let (start, mut end) = (PINS_OFFSET + txgs.start, PINS_OFFSET + txgs.end.min(PINS_OFFSET));
+        // The system reports any of the locks in a range, not the first.
+        while start < end
+            && let Some((found, _)) = sys::ofd_conflict(&self.file, start, end - start)?
         {
-            end = start.max(PINS_OFFSET) - PINS_OFFSET;
-            oldest = Some(end);
+            end = found.max(start);
+            first = Some(end - PINS_OFFSET);
         }
-        Ok(oldest)
+        Ok(first)
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -25,6 +25,7 @@ mod sys;
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
@@ -57,9 +58,9 @@ pub trait Device: Send + Sync + Debug {
     }
     /// Takes back [`Device::show_pin`].
     fn hide_pin(&self, _txg: u64) {}
-    /// Returns the oldest txg up to `newest` that another user of the medium shows. A device
-    /// without other users has none.
-    fn oldest_shown_pin(&self, _newest: u64) -> io::Result<Option<u64>> {
+    /// Returns the first txg of a range that another user of the medium shows. A device without
+    /// other users has none.
+    fn first_shown_pin(&self, _txgs: Range<u64>) -> io::Result<Option<u64>> {
         Ok(None)
     }
     /// Lets other threads of the process run, where the device schedules them (as a test may), and

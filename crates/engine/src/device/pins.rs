@@ -43,8 +43,19 @@ impl Pins {
     /// Returns the oldest txg up to `newest` that anybody reads, in any process.
     pub fn oldest(&self, device: &dyn Device, newest: u64) -> io::Result<Option<u64>> {
         let own = self.readers().keys().next().copied().filter(|txg| *txg <= newest);
-        let others = device.oldest_shown_pin(own.unwrap_or(newest))?;
+        let others = device.first_shown_pin(0..own.unwrap_or(newest) + 1)?;
         Ok(others.or(own))
+    }
+
+    /// Returns every txg up to `newest` that others read.
+    pub fn of_others(device: &dyn Device, newest: u64) -> io::Result<Vec<u64>> {
+        let mut found = Vec::new();
+        let mut from = 0;
+        while let Some(txg) = device.first_shown_pin(from..newest + 1)? {
+            found.push(txg);
+            from = txg + 1;
+        }
+        Ok(found)
     }
 
     fn readers(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {

@@ -74,6 +74,13 @@ impl Store {
         }
     }
 
+    /// Returns the states that other processes have pinned, oldest first.
+    pub fn pinned_by_others(&self) -> Result<Vec<Txg>> {
+        let found = Pins::of_others(&*self.device, self.state().txg().0);
+        let found = found.map_err(|error| Error::io("lock", error))?;
+        Ok(found.into_iter().map(Txg).collect())
+    }
+
     /// Returns the oldest txg up to `newest` that anybody has pinned. If that cannot be found out,
     /// it may be the very first.
     pub(in crate::store) fn oldest_pin(&self, newest: Txg) -> Option<Txg> {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -197,12 +198,13 @@ impl Device for Scheduled {
     fn hide_pin(&self, txg: u64) {
         self.world.pins().remove(&(txg, self.process));
     }
-    fn oldest_shown_pin(&self, newest: u64) -> io::Result<Option<u64>> {
+    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
         self.enter("look at pins")?;
         let is_hidden = self.world.mutant == Mutant::HiddenPins;
         let pins = self.world.pins();
-        let oldest = pins.iter().find(|(_, process)| *process != self.process && !is_hidden);
-        Ok(oldest.map(|(txg, _)| *txg).filter(|txg| *txg <= newest))
+        let mut shown = pins.range((txgs.start, 0)..(txgs.end, 0));
+        let first = shown.find(|(_, process)| *process != self.process && !is_hidden);
+        Ok(first.map(|(txg, _)| *txg))
     }
     fn cede(&self) -> bool {
         point("cede")
