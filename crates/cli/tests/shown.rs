@@ -298,3 +298,22 @@ fn a_path_that_leads_nowhere_names_what_is_near() {
     assert!(stderr.contains(&format!("did you mean '{shown}/trees/b'?")), "{stderr}");
     hardpack().args(["rm", "-f"]).arg(pool.join("tree/a")).assert().success();
 }
+
+/// `info` names who reads an older state, whose space cannot be reused meanwhile.
+#[test]
+fn info_names_the_readers() {
+    let (directory, pool) = packed_as("a.db", 10);
+    let database = pool.join("a.db");
+    succeeds(directory.path(), &["set", "concurrency=snapshot", "a.db.hpk"]);
+    let mut reader = Session::open(&database);
+    reader.run("begin; select count(*) from sqlite_schema;");
+    Session::open(&database).run("create table one(a); create table two(a);");
+    let info = stdout_of(hardpack().arg("info").arg(&pool));
+    let line = info.lines().find(|line| line.starts_with("read by")).unwrap();
+    let expected = format!("(process {}), the state 2 commits ago", reader.id());
+    assert!(line.ends_with(&expected), "{line}");
+    let json = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+    assert_eq!(json["readers"].as_array().unwrap().len(), 1);
+    reader.run("commit;");
+    assert!(!stdout_of(hardpack().arg("info").arg(&pool)).contains("read by"));
+}
