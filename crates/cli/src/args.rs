@@ -90,6 +90,13 @@ or at HARDPACK_LIBRARY). Otherwise a shell of its own reads statements and dot c
 standard input. Input goes on after an error, and the exit code is then that of the first; '.bail \
 on' stops at it.
 
+On a terminal, the keys of Emacs edit a line. Ctrl-C interrupts a statement or a dot command, and \
+the shell goes on; a second one ends the shell if the first does not help. At the prompt, Ctrl-C \
+drops the statement typed so far, and Ctrl-D ends the shell. Lines are kept in \
+$XDG_STATE_HOME/hardpack/sql_history (usually ~/.local/state/hardpack/sql_history), or in the file \
+that HARDPACK_HISTORY names; nowhere if that is empty. A statement that begins with a space is not \
+kept.
+
 Options may be written with one dash, as for the stock shell: -json, -csv, -column, -line, -box, \
 -header, -bail, -readonly.
 

@@ -130,12 +130,12 @@ impl Failure {
             "hardpack: cannot {} '{}': {}",
             self.action, self.what, self.reason.text
         ));
-        match &self.reason.hint {
-            Some(hint) => output::tell(format_args!("hint: {hint}")),
-            None if self.reason.code == Code::Interrupted => {
-                output::tell(format_args!("note: {}", signals::left_behind()));
-            }
-            None => {}
+        if let Some(hint) = &self.reason.hint {
+            output::tell(format_args!("hint: {hint}"));
+        } else if self.reason.code == Code::Interrupted
+            && let Some(left_behind) = signals::left_behind()
+        {
+            output::tell(format_args!("note: {left_behind}"));
         }
         ExitCode::from(self.reason.code as u8)
     }

@@ -80,7 +80,7 @@ pub fn end() -> ! {
         Some(path) => format!("hardpack: interrupted; '{}' is complete\n", text::path(path)),
         None => "hardpack: interrupted\n".into(),
     };
-    text.push_str(&format!("note: {}", left_behind()));
+    text.push_str(&format!("note: {}", left_behind().unwrap_or(NOTHING)));
     for path in files.beside.iter().filter(|path| path.exists()) {
         text.push_str(&format!(
             "\nnote: '{}' is left; SQLite removes it when the database is closed next",
@@ -93,12 +93,20 @@ pub fn end() -> ! {
 
 /// Writes a message to stderr, unless that takes too long.
 fn say(text: String) {
-    let (done, is_done) = mpsc::channel();
-    let write = move || {
+    briefly(move || {
         use std::io::{IsTerminal, stderr};
         // A progress bar may be in this line.
         let before = if stderr().is_terminal() { "\n" } else { "" };
         let _ = stderr().write_all(format!("{before}{text}\n").as_bytes());
+    });
+}
+
+/// Writes what nobody need be reading: in a thread of its own, which is left alone if that takes
+/// too long.
+pub fn briefly(write: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let write = move || {
+        write();
         let _ = done.send(());
     };
     if std::thread::Builder::new().spawn(write).is_ok() {
@@ -106,9 +114,9 @@ fn say(text: String) {
     }
 }
 
-/// What the command leaves behind when it is interrupted.
-pub fn left_behind() -> &'static str {
-    LEFT_BEHIND.get().copied().unwrap_or(NOTHING)
+/// What the command leaves behind when it is interrupted; `None` if signals end it at once.
+pub fn left_behind() -> Option<&'static str> {
+    LEFT_BEHIND.get().copied()
 }
 
 /// A pipe that does not keep the work from stopping. Once a read has failed for that reason, the

@@ -45,6 +45,11 @@ pub fn block_ending_signals() -> io::Result<EndingSignals> {
 impl EndingSignals {
     /// Waits for one of the signals, or until the time is over. Returns whether one came.
     pub fn wait(&self, time: Option<Duration>) -> bool {
+        self.next(time).is_some()
+    }
+
+    /// Waits for one of the signals, or until the time is over. Returns the signal that came.
+    pub fn next(&self, time: Option<Duration>) -> Option<EndingSignal> {
         let time = time.map(|time| libc::timespec {
             tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: time.subsec_nanos().into(),
@@ -56,9 +61,36 @@ impl EndingSignals {
             let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), time) };
             let error = io::Error::last_os_error();
             if signal >= 0 || error.kind() != io::ErrorKind::Interrupted {
-                return signal >= 0;
+                return (signal >= 0).then_some(EndingSignal(signal));
             }
         }
+    }
+}
+
+/// A signal that ends a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EndingSignal(libc::c_int);
+
+impl EndingSignal {
+    /// Whether this is the signal of Ctrl-C.
+    pub fn is_ctrl_c(self) -> bool {
+        self.0 == libc::SIGINT
+    }
+
+    /// Ends the process as the signal does if nobody catches it: the parent sees which one it was.
+    pub fn end_process(self) -> ! {
+        // SAFETY: a signal set is a plain structure, which the calls initialise, and the signal
+        // number is valid. No handler runs: the default action ends the process.
+        unsafe {
+            libc::signal(self.0, libc::SIG_DFL);
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, self.0);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+            libc::raise(self.0);
+        }
+        // Not reached, unless the system lacks this signal.
+        std::process::abort()
     }
 }
 

@@ -5,7 +5,9 @@ mod columns;
 mod copies;
 pub mod dots;
 mod dump;
+mod editor;
 mod import;
+mod interrupts;
 mod plan;
 mod quote;
 mod rows;
@@ -25,8 +27,9 @@ use std::time::Duration;
 use hardpack_engine::CutShort;
 use rusqlite::Connection;
 
+use self::editor::Editor;
 use self::settings::{Mode, Settings};
-use self::shell::{FileLines, Lines, Shell};
+use self::shell::{FileLines, Line, Lines, PROMPTS, Shell};
 use self::sink::Sink;
 use crate::address::Address;
 use crate::args::SqlArgs;
@@ -40,15 +43,20 @@ const SHELL: &str = "sqlite3";
 pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
     let what = &args.pool;
     let (path, cut) = database(what).cannot("open", what)?;
-    if args.sql.is_empty() && stdin().is_terminal() {
+    let is_interactive = args.sql.is_empty() && stdin().is_terminal();
+    if is_interactive {
         exec_shell(args, &path).cannot("open", what)?;
         output::tell(
             "hardpack: its own shell, as no sqlite3 was found that loads libhardpack.so; '.help' \
              lists the dot commands",
         );
     }
+    let is_edited = is_interactive && editor::fits_terminal();
+    if is_edited {
+        // Before SQLite starts threads, which must leave the signals to the one that waits.
+        interrupts::catch();
+    }
     let db = open(&path, args.readonly).cannot("open", what)?;
-    let is_interactive = args.sql.is_empty() && stdin().is_terminal();
     let mut shell = Shell {
         db,
         settings: settings(args),
@@ -62,6 +70,12 @@ pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
     };
     if !args.sql.is_empty() {
         shell.run_arguments(&args.sql)
+    } else if is_edited {
+        interrupts::watch(&mut shell.db).cannot("open", what)?;
+        let mut editor = Editor::open().cannot("read", "standard input")?;
+        let done = shell.run_input(&mut editor);
+        interrupts::end();
+        done
     } else if is_interactive {
         shell.run_input(&mut Prompt(FileLines(stdin().lock())))
     } else {
@@ -94,9 +108,8 @@ fn settings(args: &SqlArgs) -> Settings {
 struct Prompt<L>(L);
 
 impl<L: Lines> Lines for Prompt<L> {
-    fn next(&mut self, is_continued: bool) -> io::Result<Option<Vec<u8>>> {
-        let prompt = if is_continued { "     ...> " } else { "hardpack> " };
-        io::stdout().write_all(prompt.as_bytes())?;
+    fn next(&mut self, is_continued: bool) -> io::Result<Line> {
+        io::stdout().write_all(PROMPTS[usize::from(is_continued)].as_bytes())?;
         io::stdout().flush()?;
         self.0.next(is_continued)
     }

@@ -10,7 +10,7 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags, ffi};
 
 use super::shell::{Shell, Trouble};
-use super::{TIMEOUT, connect};
+use super::{TIMEOUT, connect, interrupts};
 use crate::address::Address;
 use crate::failure::{Code, Reason};
 use crate::sqlite;
@@ -53,6 +53,9 @@ pub fn reopen(shell: &mut Shell, words: &[Vec<u8>]) -> Result<(), Trouble> {
     shell.name = ":memory:".into();
     (shell.db, shell.cut) = connect(&address, read_only)?;
     (shell.name, shell.pool) = (address.to_string(), address.pool);
+    if shell.is_interactive {
+        interrupts::watch(&mut shell.db)?;
+    }
     Ok(())
 }
 
@@ -90,6 +93,7 @@ fn open(path: &Path, flags: OpenFlags) -> Result<Connection, Trouble> {
 fn copy(backup: &Backup<'_, '_>) -> Result<(), Trouble> {
     let mut waits_since = Instant::now();
     loop {
+        interrupts::check()?;
         match backup.step(STEP_PAGES)? {
             StepResult::Done => return Ok(()),
             StepResult::Busy | StepResult::Locked if waits_since.elapsed() >= TIMEOUT => {

@@ -1,5 +1,6 @@
 //! `.dump`: a database, or some of its tables, as SQL.
 
+use super::interrupts;
 use super::quote;
 use super::schema::{query, terminated};
 use super::shell::{Shell, Trouble, visible};
@@ -18,7 +19,9 @@ pub fn dump(shell: &mut Shell, patterns: &[Vec<u8>]) -> Result<(), Trouble> {
     shell.write("PRAGMA foreign_keys=OFF;\nBEGIN TRANSACTION;\n")?;
     shell.db.execute_batch("SAVEPOINT hardpack_dump")?;
     let done = patterns.iter().try_for_each(|pattern| dump_named(shell, pattern));
+    let held = interrupts::hold();
     shell.db.execute_batch("RELEASE hardpack_dump")?;
+    drop(held);
     // Whoever runs what was written so far is left with nothing rather than with a part.
     shell.write(if done.is_ok() { "COMMIT;\n" } else { "ROLLBACK; -- due to errors\n" })?;
     done

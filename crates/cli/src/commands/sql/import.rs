@@ -8,6 +8,7 @@ use std::path::Path;
 
 use csv::{ByteRecord, ReaderBuilder, Terminator};
 
+use super::interrupts;
 use super::quote;
 use super::schema::query;
 use super::shell::{Shell, Trouble};
@@ -41,6 +42,9 @@ pub fn import(shell: &mut Shell, import: &Import<'_>) -> Result<(), Trouble> {
     for _ in 0..import.skip {
         file.skip_until(b'\n')?;
     }
+    // SQLite answers an interrupted INSERT by rolling back everything, also what came before the
+    // import in a transaction of the user. So Ctrl-C counts between two records instead.
+    let _held = interrupts::hold();
     shell.db.execute_batch("SAVEPOINT hardpack_import")?;
     match insert_all(shell, import, file) {
         Ok(()) => Ok(shell.db.execute_batch("RELEASE hardpack_import")?),
@@ -69,6 +73,7 @@ fn insert_all(shell: &mut Shell, import: &Import<'_>, file: impl Read) -> Result
     let mut columns = columns(shell, import.table)?;
     let mut insert = None;
     loop {
+        interrupts::check()?;
         let more = reader
             .read_byte_record(&mut record)
             .map_err(|error| at(std::io::Error::from(error).into(), line))?;

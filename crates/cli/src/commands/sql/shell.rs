@@ -1,7 +1,8 @@
 //! The shell: runs lines of statements and dot commands, from arguments or from input.
 //!
 //! A line that fails is reported. Input goes on after it unless `.bail` is on; the command then
-//! exits with the code of the first failure.
+//! exits with the code of the first failure. A line that Ctrl-C interrupts on a terminal is no
+//! failure of the shell.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,13 +22,21 @@ use super::rows::Rows;
 use super::settings::Settings;
 use super::sink::Sink;
 use super::words::{self, Gathered};
-use super::{dots, schema, timer};
+use super::{dots, interrupts, schema, timer};
 use crate::failure::{Code, Failure, Reason};
 use crate::sys::statement::{self, Statement};
-use crate::text;
+use crate::{output, text};
 
 /// The longest part of a statement that a message quotes, in bytes.
 const QUOTED_LEN_MAX: usize = 200;
+/// The bytes that are written before looking for a Ctrl-C again.
+const PART_LEN: usize = 16 << 10;
+
+/// The hint for a statement whose interruption undoes more than itself.
+const ROLLED_BACK_HINT: &str = "SQLite has rolled the whole transaction back";
+
+/// What asks for a line: for the first one of a statement, and for the others.
+pub const PROMPTS: [&str; 2] = ["hardpack> ", "     ...> "];
 
 /// Why a line ended early.
 pub enum Trouble {
@@ -56,11 +65,20 @@ impl<E: Into<Reason>> From<E> for Trouble {
     }
 }
 
+/// What a source of lines has to give.
+pub enum Line {
+    /// A line without its end.
+    Text(Vec<u8>),
+    /// Somebody drops the statement of which there are lines already.
+    Dropped,
+    /// The end of the input.
+    End,
+}
+
 /// Where lines come from.
 pub trait Lines {
-    /// The next line without its end, or `None` at the end of the input. `is_continued` says that
-    /// it continues a statement.
-    fn next(&mut self, is_continued: bool) -> io::Result<Option<Vec<u8>>>;
+    /// The next line. `is_continued` says that it continues a statement.
+    fn next(&mut self, is_continued: bool) -> io::Result<Line>;
 }
 
 pub struct Shell {
@@ -127,9 +145,16 @@ impl Shell {
         let mut number = 0;
         loop {
             self.sink.flush()?;
+            if self.depth > 0 {
+                interrupts::check()?;
+            }
             let line = match lines.next(!gathered.is_empty())? {
-                Some(line) => line,
-                None => break,
+                Line::Text(line) => line,
+                Line::Dropped => {
+                    gathered.take();
+                    continue;
+                }
+                Line::End => break,
             };
             number += 1;
             if gathered.is_empty() && matches!(line.first(), Some(b'.' | b'#')) {
@@ -179,11 +204,22 @@ impl Shell {
         let Trouble::Failed(mut reason) = trouble else { return Err(trouble) };
         // What was written before the failure is shown before it.
         self.sink.end_result()?;
+        let is_interrupted = interrupts::check().is_err();
+        if is_interrupted {
+            // To SQLite, a wait for a lock that Ctrl-C ends is one that took too long.
+            if reason.code == Code::InUse {
+                reason = Reason::interrupted();
+            }
+            // The terminal shows ^C in this line.
+            output::tell("");
+        }
         if !self.is_interactive || self.depth > 0 {
             reason.text = format!("{} (line {number})", reason.text);
         }
         let code = reason.cannot("run", quoted(line)).report();
-        self.first_failure.get_or_insert(code);
+        if !is_interrupted {
+            self.first_failure.get_or_insert(code);
+        }
         if self.settings.bail && (!self.is_interactive || self.depth > 0) {
             return Err(Trouble::Quit(None));
         }
@@ -233,6 +269,7 @@ impl Shell {
     fn run_statements(&mut self, sql: &[u8]) -> Result<(), Trouble> {
         let mut rest = sql;
         while !rest.is_empty() {
+            interrupts::check()?;
             let (statement, used) = statement::prepare(&self.db, rest)?;
             let text = rest[..used].trim_ascii_start();
             rest = &rest[used..];
@@ -241,8 +278,16 @@ impl Shell {
             if self.settings.echo {
                 self.sink.write(&[text, b"\n"].concat())?;
             }
+            let has_transaction = !self.db.is_autocommit();
             let done = print(&self.settings, &mut self.sink, &mut statement);
             done.map_err(|trouble| match (trouble, self.cut) {
+                (Trouble::Failed(reason), _)
+                    if reason.code == Code::Interrupted
+                        && has_transaction
+                        && self.db.is_autocommit() =>
+                {
+                    Trouble::Failed(reason.hint(ROLLED_BACK_HINT))
+                }
                 // SQLite only says that the database is read-only.
                 (Trouble::Failed(_), Some(cut)) if !statement.is_read_only() => {
                     Error::CutShort(cut).into()
@@ -273,7 +318,11 @@ fn print(
         while statement.step()? {
             columns.add(statement);
         }
-        return sink.write(&columns.finish());
+        for part in columns.finish().chunks(PART_LEN) {
+            interrupts::check()?;
+            sink.write(part)?;
+        }
+        return Ok(());
     }
     let mut rows = Rows::new(settings, statement);
     loop {
@@ -311,10 +360,10 @@ fn quoted(sql: &[u8]) -> String {
 pub struct FileLines<R>(pub R);
 
 impl<R: io::BufRead> Lines for FileLines<R> {
-    fn next(&mut self, _is_continued: bool) -> io::Result<Option<Vec<u8>>> {
+    fn next(&mut self, _is_continued: bool) -> io::Result<Line> {
         let mut line = Vec::new();
         if self.0.read_until(b'\n', &mut line)? == 0 {
-            return Ok(None);
+            return Ok(Line::End);
         }
         if line.ends_with(b"\n") {
             line.pop();
@@ -322,7 +371,7 @@ impl<R: io::BufRead> Lines for FileLines<R> {
                 line.pop();
             }
         }
-        Ok(Some(line))
+        Ok(Line::Text(line))
     }
 }
 
