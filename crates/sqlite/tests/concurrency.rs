@@ -48,7 +48,10 @@ fn child_role() {
                 let (from, to) = (random.below(200) + 1, random.below(200) + 1);
                 run(&db, "begin immediate");
                 run(&db, &format!("update t set a = a - 5 where rowid = {from}"));
-                run(&db, &format!("update t set a = a + 5, b = hex(randomblob(300)) where rowid = {to}"));
+                run(
+                    &db,
+                    &format!("update t set a = a + 5, b = hex(randomblob(300)) where rowid = {to}"),
+                );
                 run(&db, "commit");
             }
         }
@@ -91,7 +94,13 @@ fn fill(db: &Connection, rows: i64) {
 }
 
 fn churn(db: &Connection, round: u64) {
-    run(db, &format!("update t set a = a + 1, b = hex(randomblob(100)) where rowid % 5 = {}", round % 5));
+    run(
+        db,
+        &format!(
+            "update t set a = a + 1, b = hex(randomblob(100)) where rowid % 5 = {}",
+            round % 5
+        ),
+    );
     match round % 10 {
         3 => run(db, "delete from t where rowid > 2000; vacuum"),
         4 => fill(db, 2000),

@@ -35,12 +35,8 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every way in which a world can break its promises.
-    pub const ALL: [Mutant; 4] = [
-        Mutant::SyncsOfThreads,
-        Mutant::NoWriterLock,
-        Mutant::HiddenFailures,
-        Mutant::HiddenPins,
-    ];
+    pub const ALL: [Mutant; 4] =
+        [Mutant::SyncsOfThreads, Mutant::NoWriterLock, Mutant::HiddenFailures, Mutant::HiddenPins];
 }
 
 /// The state that the processes share.

@@ -84,10 +84,12 @@ impl MainFile {
         match &self.file {
             None if self.is_plain() => self.host_file.len(),
             None => Ok(0),
-            Some(file) => match self.pinned()?.map_or_else(|| file.len(), |pin| file.pinned_len(pin)) {
-                Ok(len) => Ok(i64::try_from(len).unwrap_or(i64::MAX)),
-                Err(error) => Err(self.code(&error, SQLITE_IOERR_FSTAT)),
-            },
+            Some(file) => {
+                match self.pinned()?.map_or_else(|| file.len(), |pin| file.pinned_len(pin)) {
+                    Ok(len) => Ok(i64::try_from(len).unwrap_or(i64::MAX)),
+                    Err(error) => Err(self.code(&error, SQLITE_IOERR_FSTAT)),
+                }
+            }
         }
     }
 }
