@@ -3,9 +3,9 @@
 //! power loss; data that is read was committed, and is as new as the commits that others had made
 //! before.
 //!
-//! Two processes with two or three threads each commit, read, read pinned states, sync, fold, repack, compact, create,
-//! destroy and roll back to snapshots, rewind, and add dictionaries. Syncs fail, and each process
-//! is told once; superblocks cannot be written; processes are killed.
+//! Two processes with two or three threads each commit, read, read pinned states, sync, fold,
+//! repack, compact, create, destroy and roll back to snapshots, rewind, and add dictionaries. Syncs
+//! fail, and each process is told once; superblocks cannot be written; processes are killed.
 //!
 //! ```text
 //! HARDPACK_SCHEDULES=20000 cargo test --release -p hardpack-engine --test schedules -- --nocapture

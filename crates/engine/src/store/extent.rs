@@ -224,9 +224,9 @@ impl Store {
         self.part_of(pointer, extent)
     }
 
-    /// Like [`Store::read_of`], where only the first `len` bytes are needed. If the cache is full, and
-    /// extents have usually left it before they are read again, only this front is decompressed and
-    /// cached.
+    /// Like [`Store::read_of`], where only the first `len` bytes are needed. If the cache is full,
+    /// and extents have usually left it before they are read again, only this front is decompressed
+    /// and cached.
     pub fn read_front_of(
         &self,
         of: Option<&State>,

@@ -207,7 +207,8 @@ impl MainFile {
         self.owner
     }
 
-    /// Notes that the connection is about to turn on a log, from which it keeps readers without one.
+    /// Notes that the connection is about to turn on a log, from which it keeps readers without
+    /// one.
     pub fn note_wish_for_log(&mut self) {
         self.wants_log = true;
     }

@@ -16,9 +16,9 @@
 //!   back after it was published, by somebody else. So nobody may see it, and its exclusive lock is
 //!   the host's. The same goes for the transaction that turns on a log: readers with and without
 //!   one must not meet.
-//! * In exclusive locking mode SQLite counts only the first transaction in the change counter, since
-//!   nobody can look in between. Under a lenient lock others do, so each further one is counted
-//!   here.
+//! * In exclusive locking mode SQLite counts only the first transaction in the change counter,
+//!   since nobody can look in between. Under a lenient lock others do, so each further one is
+//!   counted here.
 
 use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
