@@ -292,3 +292,68 @@ fn patterns_match_names_with_an_at_sign() {
     assert_eq!(run(&at, "ls p.hpk/d"), "b.db\nlink\nme@home\none\nsub\n");
     run(&at, "destroy p.hpk@home");
 }
+
+/// The pool's own name, opened by SQLite, stands for the database that it was made with, or for
+/// what has its name by now.
+#[test]
+fn what_replaces_the_first_database_takes_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path().to_owned();
+    make_database(&at.join("a.db"), 4096, 10);
+    make_database(&at.join("b.db"), 4096, 20);
+    make_database(&at.join("long.db"), 4096, 200_000);
+    let rows = |path: &str| {
+        let count = |db: rusqlite::Connection| {
+            db.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, u32>(0)).unwrap()
+        };
+        let told =
+            hardpack().current_dir(&at).args(["sql", path, "SELECT count(*) FROM t"]).output();
+        let told = String::from_utf8(told.unwrap().stdout).unwrap();
+        assert_eq!(told.trim(), count(open_in_pool(&at.join(path))).to_string(), "{path}");
+        told.trim().parse::<u32>().unwrap()
+    };
+    let ways =
+        ["cp p.hpk/b.db p.hpk/a.db", "mv p.hpk/b.db p.hpk/a.db", "ln -f p.hpk/b.db p.hpk/a.db"];
+    for (way, count) in ways
+        .map(|way| (way, 20))
+        .into_iter()
+        .chain([("put -q -T long.db p.hpk/a.db", 200_000), ("cp q.hpk/b.db p.hpk/a.db", 20)])
+    {
+        for pool in ["p.hpk", "q.hpk"] {
+            let _ = fs::remove_file(at.join(pool));
+        }
+        run(&at, "put -q b.db q.hpk");
+        run(&at, "pack -q a.db p.hpk");
+        run(&at, "put -q b.db p.hpk");
+        run(&at, "touch p.hpk/other");
+        run(&at, "mkdir p.hpk/d");
+        run(&at, "snapshot p.hpk@all p.hpk/a.db@one");
+        assert_eq!(rows("p.hpk"), 10);
+        run(&at, way);
+        assert_eq!((rows("p.hpk"), rows("p.hpk/a.db")), (count, count), "{way}");
+        // It keeps its place under another name, and comes back to it.
+        run(&at, "mv p.hpk/a.db p.hpk/c.db");
+        assert_eq!(rows("p.hpk"), count, "{way}");
+        run(&at, "mv p.hpk/c.db p.hpk/d/c.db");
+        fails(&at, "sql p.hpk .tables", 3, "more than one file");
+        run(&at, "mv p.hpk/d/c.db p.hpk/a.db");
+        assert_eq!(rows("p.hpk"), count, "{way}");
+        assert_eq!(rows("p.hpk@all"), 10);
+        // A rollback brings the first one back, by itself or with everything.
+        run(&at, "rollback p.hpk/a.db@one");
+        assert_eq!((rows("p.hpk"), rows("p.hpk/a.db")), (10, 10), "{way}");
+        run(&at, "snapshot p.hpk@back");
+        run(&at, "put -q -T b.db p.hpk/new.db");
+        run(&at, "mv p.hpk/new.db p.hpk/a.db");
+        assert_eq!(rows("p.hpk"), 20, "{way}");
+        run(&at, "rm p.hpk/a.db");
+        fails(&at, "sql p.hpk .tables", 3, "more than one file");
+        run(&at, "put -q -T b.db p.hpk/a.db");
+        assert_eq!(rows("p.hpk"), 20, "{way}");
+        for snapshot in ["back", "all"] {
+            run(&at, &format!("rollback p.hpk@{snapshot}"));
+            assert_eq!((rows("p.hpk"), rows("p.hpk/a.db")), (10, 10), "{way}");
+        }
+        run(&at, "check -q p.hpk");
+    }
+}
