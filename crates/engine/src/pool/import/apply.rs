@@ -1,10 +1,9 @@
-//! Applies the gathered items of an import to a transaction: names first, in order, then the
-//! content of all files together, compressed on all cores.
+//! Applies prepared items of an import to a transaction: names first, in order, then the contents
+//! of all files together.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 
-use twox_hash::XxHash3_64;
-
+use super::prepare::{Content, Ready};
 use super::{Import, Item, Place, Refused};
 use crate::error::{Error, Result};
 use crate::pool::extents::file_extents_in;
@@ -12,26 +11,21 @@ use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::pool::namespace::props::Settings;
-use crate::pool::write::batch::store_batches;
-use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::batch::Batch;
 use crate::store::Txn;
 use crate::store::trees::TreeId;
 use crate::units::FileId;
 
-/// Content of a file, or a part of it, to be stored.
-struct Content {
-    file: FileId,
-    /// The file's own settings if it existed before, otherwise those of its directory.
-    settings: Settings,
-    offset: u64,
-    bytes: Vec<u8>,
-}
-
 impl Import<'_> {
-    pub(super) fn apply(&mut self, txn: &mut Txn, items: Vec<Item>) -> Result<()> {
-        let mut contents: Vec<Content> = Vec::new();
-        for mut item in items {
-            match self.apply_item(txn, &mut item, &mut contents) {
+    pub(super) fn apply(
+        &mut self,
+        txn: &mut Txn,
+        items: Vec<Ready>,
+        batch: &mut Batch<'_>,
+    ) -> Result<()> {
+        let mut contents = Vec::new();
+        for Ready { item, content } in items {
+            match self.apply_item(txn, &item, content.as_ref()) {
                 // These errors occur before anything is changed.
                 Err(
                     error @ (Error::NotFound { .. }
@@ -41,10 +35,10 @@ impl Import<'_> {
                     | Error::NotEmpty { .. }
                     | Error::Busy),
                 ) => self.refuse(txn, &item, &error)?,
-                done => done?,
+                file => contents.extend(file?.zip(content)),
             }
         }
-        self.store(txn, contents)
+        store(txn, contents, batch)
     }
 
     /// Returns the path of a directory that was removed, as far as this import knows it.
@@ -117,13 +111,15 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Applies everything but the content of an item. Returns the file that the content is for.
     fn apply_item(
         &mut self,
         txn: &mut Txn,
-        item: &mut Item,
-        contents: &mut Vec<Content>,
-    ) -> Result<()> {
+        item: &Item,
+        content: Option<&Content>,
+    ) -> Result<Option<FileId>> {
         let now_ns = self.now_ns;
+        let len = content.map_or(0, |content| content.len);
         match item {
             Item::Directory { file, at, is_given } => {
                 let edit = &mut Edit::new(txn, 0);
@@ -143,14 +139,15 @@ impl Import<'_> {
                 }
                 self.report.directories += u64::from(*is_given);
             }
-            Item::File { at, content } => {
-                let len = content.len() as u64;
-                let (file, settings) = self.place_file(txn, at, content)?;
+            Item::File { at, .. } => {
+                let Some(content) = content else {
+                    return Err(Error::internal("the content of a file was not prepared"));
+                };
+                let file = self.place_file(txn, at, content)?;
                 describe(&mut Edit::new(txn, 0), file, at, Some(len), now_ns)?;
                 self.report.files += 1;
                 self.report.bytes += len;
-                let bytes = std::mem::take(content);
-                contents.push(Content { file, settings, offset: 0, bytes });
+                return Ok(Some(file));
             }
             Item::Symlink { at, target } => {
                 self.make_room(txn, at.parent, &at.name)?;
@@ -177,10 +174,9 @@ impl Import<'_> {
                     Attributes { changed_ns: now_ns, ..Attributes::new(Kind::File, *parent) };
                 Edit::new(txn, 0).create_nameless(*file, *parent, &like)?;
             }
-            Item::Part { file, settings, offset, bytes } => {
-                entries::set_len(txn, *file, *offset + bytes.len() as u64)?;
-                let (file, settings, offset) = (*file, *settings, *offset);
-                contents.push(Content { file, settings, offset, bytes: std::mem::take(bytes) });
+            Item::Part { file, offset, .. } => {
+                entries::set_len(txn, *file, *offset + len)?;
+                return Ok(Some(*file));
             }
             Item::End { file, at, len } => {
                 keep_properties(txn, at, *file)?;
@@ -192,17 +188,12 @@ impl Import<'_> {
                 self.report.bytes += *len;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Returns the file for new content and its settings: the existing file, truncated, if it has
-    /// no other name, otherwise a new one.
-    fn place_file(
-        &mut self,
-        txn: &mut Txn,
-        at: &Place,
-        content: &[u8],
-    ) -> Result<(FileId, Settings)> {
+    /// Returns the file for new content: the existing file, truncated, if it has no other name,
+    /// otherwise a new one.
+    fn place_file(&mut self, txn: &mut Txn, at: &Place, content: &Content) -> Result<FileId> {
         let old = entries::lookup(txn, at.parent, &at.name)?;
         if let Some(old) = old.filter(|old| old.kind == Kind::File) {
             if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
@@ -210,19 +201,13 @@ impl Import<'_> {
             }
             if entries::attributes(txn, old.file)?.link_count == 1 {
                 self.ask_about(txn, old.file)?;
-                // It may come from the same batch.
-                let settings = match self.settings(old.file) {
-                    Err(Error::NotFound { .. }) => self.settings(at.parent)?,
-                    settings => settings?,
-                };
-                prepare_slots(txn, old.file, &settings, content.len() as u64)?;
-                entries::renew_generation(txn, old.file, XxHash3_64::oneshot(content))?;
-                return Ok((old.file, settings));
+                prepare_slots(txn, old.file, &content.settings, content.len)?;
+                entries::renew_generation(txn, old.file, content.hash)?;
+                return Ok(old.file);
             }
         }
         self.make_room(txn, at.parent, &at.name)?;
-        let file = Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)?;
-        Ok((file, self.settings(at.parent)?))
+        Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)
     }
 
     /// Removes the file that has the name of a new one. Refuses directories.
@@ -252,41 +237,23 @@ impl Import<'_> {
             Error::Busy
         })
     }
+}
 
-    /// Splits content into records, and stores those of all files together.
-    fn store(&mut self, txn: &mut Txn, contents: Vec<Content>) -> Result<()> {
-        let mut batches: Vec<(WriteTarget, Vec<Job>)> = Vec::with_capacity(contents.len());
-        for Content { file, settings, offset, bytes } in contents {
-            if !entries::is_there(txn, file)? {
-                // Another item of the same batch replaced it.
-                continue;
-            }
-            let span = settings.record_len as usize;
-            let span_log2 = span.trailing_zeros() as u8;
-            let jobs = match bytes.len() {
-                0 => continue,
-                len if len <= span => vec![Job::record(offset, bytes, span_log2)],
-                _ => {
-                    let starts = (offset..).step_by(span);
-                    let parts = bytes.chunks(span).zip(starts);
-                    parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
-                }
-            };
-            let target = WriteTarget {
-                file,
-                settings,
-                threads: self.pool.options().threads,
-                is_stopped: self.pool.options().is_stopped,
-                dictionary: None,
-                adapt: None,
-                history: Arc::clone(&self.history),
-                is_exact: false,
-            };
-            batches.push((target, jobs));
+/// Stores the contents of all files together.
+fn store(txn: &mut Txn, contents: Vec<(FileId, Content)>, batch: &mut Batch<'_>) -> Result<()> {
+    // Content that another item of the same transaction replaces must leave nothing behind.
+    let wholes = contents.iter().enumerate().filter(|(_, (_, content))| content.is_whole);
+    let last: HashMap<FileId, usize> = wholes.map(|(index, (file, _))| (*file, index)).collect();
+    let mut jobs: Vec<usize> = Vec::new();
+    for (index, (file, content)) in contents.into_iter().enumerate() {
+        let is_replaced = last.get(&file).is_some_and(|last| index < *last);
+        if is_replaced || !entries::is_there(txn, file)? {
+            continue;
         }
-        let (targets, jobs): (Vec<WriteTarget>, Vec<_>) = batches.into_iter().unzip();
-        store_batches(txn, targets.iter().zip(jobs).collect()).map(drop)
+        content.jobs.clone().for_each(|job| batch.set_file(job, file));
+        jobs.extend(content.jobs);
     }
+    batch.store(txn, jobs.into_iter())
 }
 
 /// Keeps only old records whose slots the new ones take exactly.

@@ -1,12 +1,18 @@
 //! Imports many files into a pool.
 //!
-//! Items are gathered in memory up to a limit, then compressed on all cores and committed in one
-//! transaction, visible at once and durable at the end. No lock is held while the caller reads its
-//! sources.
+//! ```text
+//! gather    items collect in memory, up to a limit, while the caller reads its sources
+//! prepare   their contents are looked up and compressed on all cores (`prepare.rs`)
+//! attach    short transactions store the results and add the names (`apply.rs`)
+//! ```
 //!
-//! A file of up to one batch is replaced in one transaction. A longer one is filled over several
-//! without having a name, and replaces its predecessor in the last one: nobody ever sees half a
-//! file. Nameless files left by an interrupted import are removed by [`Pool::remove_nameless`].
+//! Only the last step holds the pool's lock, and it lets others in between its transactions: so an
+//! import delays nobody's commit for long, whatever its length. Items become visible in the order
+//! in which they were given, and durable at the end.
+//!
+//! A short file is replaced in one transaction. A longer one is filled over several without having
+//! a name, and replaces its predecessor in the last one: nobody ever sees half a file. Nameless
+//! files left by an interrupted import are removed by [`Pool::remove_nameless`].
 //!
 //! Nothing is put through a symbolic link or file that has the name of a directory, whether it was
 //! in the pool or came with the same import. Items below it are refused, and the report lists them
@@ -19,14 +25,17 @@
 //! directory before it is committed.
 
 mod apply;
+mod prepare;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use self::prepare::{Ready, Split};
 use super::namespace::entries::{self, Attributes, Kind, Xattr};
 use super::namespace::props::Settings;
+use super::write::batch::Batch;
 use super::write::history::History;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
@@ -34,14 +43,26 @@ use crate::store::{Durability, Patience};
 use crate::system;
 use crate::units::FileId;
 
-/// About how many bytes of content a transaction has.
-const BATCH_LEN: usize = 16 << 20;
-/// The most files in a transaction.
+/// About how many bytes of content are compressed together for each thread that compresses: enough
+/// to keep it busy for milliseconds, in which others can commit.
+const BATCH_LEN_PER_THREAD: usize = 512 << 10;
+/// The longest such batch.
+const BATCH_LEN_MAX: usize = 16 << 20;
+/// The most items of a batch.
 const BATCH_COUNT: usize = 4096;
-/// Shorter batches are made durable together with the next one, in bytes.
+/// About how many bytes of content a transaction attaches: so few that others hardly notice that
+/// they wait for it.
+const ATTACH_LEN: usize = 1 << 20;
+/// The most items of a transaction.
+const ATTACH_COUNT: usize = 256;
+/// How many bytes of content are committed before they are made durable.
 const SYNC_LEN_MIN: usize = 4 << 20;
+/// An import longer than this, in bytes, spends time on taking little space.
+const BULK_LEN_MIN: u64 = 4 << 20;
+/// Files up to this length, in bytes, are stored in one transaction.
+const WHOLE_LEN_MAX: usize = 4 << 20;
 /// Longer files are written in parts of this length, or of one record if that is longer.
-const PART_LEN: usize = 4 << 20;
+const PART_LEN: usize = 1 << 20;
 /// How many ids are reserved at a time.
 const ID_COUNT: u64 = 1024;
 /// How many nameless files are removed at a time.
@@ -158,6 +179,9 @@ struct Open {
     /// The bytes queued so far.
     len: u64,
     buffer: Vec<u8>,
+    /// How many bytes are buffered before it is known that the file is long, and then for each
+    /// part.
+    whole_len_max: usize,
     part_len: usize,
 }
 
@@ -178,6 +202,10 @@ pub struct Import<'p> {
     refused: HashMap<FileId, (Vec<u8>, String)>,
     settings: HashMap<FileId, Settings>,
     history: Arc<History>,
+    /// How many bytes of content were committed.
+    attached_len: u64,
+    /// How many bytes of content were committed since the last sync began.
+    unsynced_len: usize,
     /// Makes the last commit durable while the next batch is prepared.
     syncing: Option<JoinHandle<Result<()>>>,
     /// Committed files that do not have their names yet.
@@ -206,6 +234,8 @@ impl Pool {
             refused: HashMap::new(),
             settings: HashMap::new(),
             history: Arc::default(),
+            attached_len: 0,
+            unsynced_len: 0,
             syncing: None,
             nameless: Vec::new(),
             ask: None,
@@ -332,7 +362,7 @@ impl Import<'_> {
         xattrs: &[Xattr],
         content: Vec<u8>,
     ) -> Result<()> {
-        if content.len() > PART_LEN {
+        if content.len() > WHOLE_LEN_MAX {
             self.begin_file(parent, name, attributes, xattrs)?;
             self.write(&content)?;
             return self.end_file();
@@ -389,6 +419,7 @@ impl Import<'_> {
             file: None,
             len: 0,
             buffer: Vec::new(),
+            whole_len_max: WHOLE_LEN_MAX.max(settings.record_len as usize),
             part_len: PART_LEN.max(settings.record_len as usize),
         });
         Ok(())
@@ -400,18 +431,22 @@ impl Import<'_> {
             let Some(open) = &mut self.open else {
                 return Err(Error::Invalid("no file was begun; call begin_file first".into()));
             };
-            let n = bytes.len().min(open.part_len - open.buffer.len());
+            let len_max = match open.file {
+                Some(_) => open.part_len,
+                None => open.whole_len_max,
+            };
+            let n = bytes.len().min(len_max - open.buffer.len());
             open.buffer.extend_from_slice(&bytes[..n]);
             bytes = &bytes[n..];
-            if open.buffer.len() == open.part_len && !bytes.is_empty() {
-                self.push_part()?;
+            if open.buffer.len() == len_max && !bytes.is_empty() {
+                self.push_parts()?;
             }
         }
         Ok(())
     }
 
     /// Queues the gathered content of the open file.
-    fn push_part(&mut self) -> Result<()> {
+    fn push_parts(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let (parent, settings) = (open.at.parent, open.settings);
         let file = match open.file {
@@ -423,10 +458,14 @@ impl Import<'_> {
             }
         };
         open.file = Some(file);
-        let bytes = std::mem::take(&mut open.buffer);
-        let (offset, len) = (open.len, bytes.len());
-        open.len += len as u64;
-        self.add(Item::Part { file, settings, offset, bytes }, len)?;
+        let mut bytes = std::mem::take(&mut open.buffer);
+        while !bytes.is_empty() {
+            let rest = bytes.split_off(bytes.len().min(open.part_len));
+            let (offset, len) = (open.len, bytes.len());
+            open.len += len as u64;
+            self.add(Item::Part { file, settings, offset, bytes }, len)?;
+            bytes = rest;
+        }
         self.open = Some(open);
         Ok(())
     }
@@ -434,7 +473,7 @@ impl Import<'_> {
     /// Ends the file, which then gets its name.
     pub fn end_file(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.file.is_some() && !open.buffer.is_empty()) {
-            self.push_part()?;
+            self.push_parts()?;
         }
         let Some(open) = self.open.take() else {
             return Err(Error::Invalid("no file was begun; call begin_file first".into()));
@@ -469,8 +508,39 @@ impl Import<'_> {
         }
         let items = std::mem::take(&mut self.items);
         let len = std::mem::take(&mut self.items_len);
+        let Split { items, targets, jobs } = self.split(items)?;
+        let jobs = jobs.into_iter().map(|(target, job)| (&targets[target], job)).collect();
+        let store = Arc::clone(self.pool.store());
+        let mut batch = Batch::prepare(&store, jobs, Patience::Endless)?;
+        let mut items = items.into_iter().peekable();
+        while items.peek().is_some() {
+            let (mut some, mut some_len) = (Vec::new(), 0);
+            while some.len() < ATTACH_COUNT
+                && let Some(next) = items
+                    .next_if(|next| some_len == 0 || some_len + next.len() <= ATTACH_LEN as u64)
+            {
+                some_len += next.len();
+                some.push(next);
+            }
+            self.attach(some, &mut batch)?;
+        }
+        self.unsynced_len += len;
+        if self.unsynced_len >= SYNC_LEN_MIN {
+            self.unsynced_len = 0;
+            self.begin_sync()?;
+        }
+        self.new_parents.clear();
+        if self.directories.len() > KNOWN_COUNT_MAX || self.settings.len() > KNOWN_COUNT_MAX {
+            self.directories.clear();
+            self.settings.clear();
+        }
+        Ok(())
+    }
+
+    /// Commits some items whose contents are prepared.
+    fn attach(&mut self, items: Vec<Ready>, batch: &mut Batch<'_>) -> Result<()> {
         let mut nameless = self.nameless.clone();
-        for item in &items {
+        for Ready { item, .. } in &items {
             match item {
                 Item::Begin { file, .. } => nameless.push(*file),
                 Item::End { file, .. } => nameless.retain(|known| known != file),
@@ -479,17 +549,13 @@ impl Import<'_> {
         }
         let checksum = self.settings(ROOT)?.checksum;
         let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
-        self.apply(&mut txn, items)?;
+        if self.attached_len >= BULK_LEN_MIN {
+            txn.note_bulk();
+        }
+        self.attached_len += items.iter().map(Ready::len).sum::<u64>();
+        self.apply(&mut txn, items, batch)?;
         txn.commit(Durability::Visible)?;
         self.nameless = nameless;
-        if len >= SYNC_LEN_MIN {
-            self.begin_sync()?;
-        }
-        self.new_parents.clear();
-        if self.directories.len() > KNOWN_COUNT_MAX || self.settings.len() > KNOWN_COUNT_MAX {
-            self.directories.clear();
-            self.settings.clear();
-        }
         Ok(())
     }
 
@@ -557,10 +623,15 @@ impl Import<'_> {
     fn add(&mut self, item: Item, len: usize) -> Result<()> {
         self.items.push(item);
         self.items_len += len;
-        if self.items_len >= BATCH_LEN || self.items.len() >= BATCH_COUNT {
+        if self.items_len >= self.batch_len() || self.items.len() >= BATCH_COUNT {
             self.flush()?;
         }
         Ok(())
+    }
+
+    fn batch_len(&self) -> usize {
+        let len = BATCH_LEN_PER_THREAD.saturating_mul(self.pool.options().threads);
+        len.clamp(ATTACH_LEN, BATCH_LEN_MAX)
     }
 
     fn new_id(&mut self) -> Result<FileId> {

@@ -23,9 +23,7 @@ use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range, record_at};
 use crate::pool::maintain::repack::Estimate;
 use crate::pool::namespace::entries;
-use crate::pool::namespace::props::Dedup;
 use crate::pool::write::batch::Batch;
-use crate::pool::write::dedup;
 use crate::pool::write::dictionaries;
 use crate::pool::write::encode::encode_all;
 use crate::pool::write::jobs::{Job, WriteTarget};
@@ -195,7 +193,8 @@ impl<'a> Rewrite<'a> {
             return Ok(step);
         }
         let store = self.pool.store();
-        let mut batch = self.prepare(jobs, limits)?;
+        let jobs = jobs.into_iter().map(|job| (&self.target, job)).collect();
+        let mut batch = Batch::prepare(store, jobs, limits.patience)?;
         store.make_durable()?;
         let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
         entries::check_there(&mut txn, self.target.file)?;
@@ -215,23 +214,6 @@ impl<'a> Rewrite<'a> {
         note(&mut txn, next)?;
         txn.commit(Durability::Visible)?;
         Ok(step)
-    }
-
-    /// Looks up data that is already stored, and compresses the rest.
-    fn prepare(&self, jobs: Vec<Job>, limits: &StepLimits) -> Result<Batch<'_>> {
-        let store = self.pool.store();
-        let looks = self.target.settings.dedup != Dedup::Off;
-        if looks || jobs.iter().any(|job| job.is_counted) {
-            // Brings the index up to date with writes of others.
-            store.set_index_memory(u64::from(self.target.settings.dedup_memory));
-            let mut txn = store.begin_with(self.target.settings.checksum, limits.patience)?;
-            txn.ready_index()?;
-            txn.commit(Durability::Visible)?;
-        }
-        let threads = self.target.threads;
-        let jobs = jobs.into_iter().map(|job| (&self.target, job)).collect::<Vec<_>>();
-        let plans = self.pool.read(|source| dedup::plan(source, &jobs, threads))?;
-        Batch::encode(jobs, plans, store.ashift(), threads)
     }
 
     /// Replaces a region with its new records, and returns how many bytes these take.

@@ -306,9 +306,10 @@ fn an_import_asks_before_it_replaces_a_file() {
             asked.borrow_mut().push(file);
             if kept { Err("it is mine".into()) } else { Ok(()) }
         });
+        // Its parts are stored, but the rest still waits for its transaction.
+        import.file(ROOT, b"long", &like, &[], vec![b'x'; LEN]).unwrap();
         import.file(ROOT, b"other", &like, &[], b"other".to_vec()).unwrap();
         import.file(ROOT, b"short", &like, &[], b"short".to_vec()).unwrap();
-        import.file(ROOT, b"long", &like, &[], vec![b'x'; LEN]).unwrap();
         import.symlink(ROOT, b"link", &like, b"target").unwrap();
         import.hard_link((ROOT, b"other"), ROOT, b"hard").unwrap();
         import.file(ROOT, b"named twice", &like, &[], b"one".to_vec()).unwrap();

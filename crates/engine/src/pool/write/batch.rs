@@ -1,18 +1,24 @@
 //! Batches of jobs, possibly of several files, that are looked up, compressed and stored together
 //! on all cores.
 //!
-//! Looking up and compressing need no lock. The results then go into a transaction in order. Data
-//! that is already stored is neither compressed nor stored again (see `dedup.rs`).
+//! Looking up and compressing need no lock. The results then go into a transaction in order, or
+//! into several, so that others can commit in between. Data that is already stored is neither
+//! compressed nor stored again (see `dedup.rs`).
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::source::Committed;
+use crate::pool::namespace::props::Dedup;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};
 use crate::pool::write::encode::{EncodedJob, encode, encode_all};
 use crate::pool::write::jobs::{Job, WriteTarget, put_job, store_encoded};
-use crate::store::Txn;
-use crate::store::format::pointer::Pointer;
+use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
-use crate::units::Ashift;
+use crate::store::{Durability, Patience, Store, Txn};
+use crate::units::{Ashift, FileId, Txg};
 
 /// Encodes jobs of one file on all cores and stores them in order. Returns how many bytes of
 /// records were encoded.
@@ -44,14 +50,14 @@ pub(in crate::pool) fn store_batches(
 /// files.
 pub(in crate::pool) struct Batch<'t> {
     items: Vec<Item<'t>>,
-    /// The pointers of stored jobs, by index.
-    stored: Vec<Option<Pointer>>,
+    /// The pointers of stored jobs, by index, and the transactions that stored them.
+    stored: Vec<Option<(Txg, Pointer)>>,
     /// How many bytes of records were encoded.
     encoded_len: u64,
 }
 
 struct Item<'t> {
-    target: &'t WriteTarget,
+    target: Cow<'t, WriteTarget>,
     job: Job,
     plan: Plan,
     /// `None` if the bytes are already stored.
@@ -59,6 +65,28 @@ struct Item<'t> {
 }
 
 impl<'t> Batch<'t> {
+    /// Looks jobs up in the newest committed state and encodes those that are not stored yet, while
+    /// no transaction is open. Every find is confirmed when it is stored.
+    pub fn prepare(
+        store: &Arc<Store>,
+        jobs: Vec<(&'t WriteTarget, Job)>,
+        patience: Patience,
+    ) -> Result<Batch<'t>> {
+        let looked_up =
+            jobs.iter().find(|(target, job)| target.settings.dedup != Dedup::Off || job.is_counted);
+        if let Some((target, _)) = looked_up {
+            // Brings the index up to date with writes of others.
+            store.set_index_memory(u64::from(target.settings.dedup_memory));
+            let mut txn = store.begin_with(target.settings.checksum, patience)?;
+            txn.ready_index()?;
+            txn.commit(Durability::Visible)?;
+        }
+        let threads = jobs.first().map_or(1, |(target, _)| target.threads);
+        let plans = store
+            .with_state(|state| dedup::plan(&mut Committed::new(store, state), &jobs, threads))?;
+        Batch::encode(jobs, plans, store.ashift(), threads)
+    }
+
     /// Encodes the jobs that are not stored yet, for sectors of `2^ashift` bytes.
     pub fn encode(
         jobs: Vec<(&'t WriteTarget, Job)>,
@@ -76,7 +104,10 @@ impl<'t> Batch<'t> {
         let mut items: Vec<Item<'t>> = jobs
             .into_iter()
             .zip(plans)
-            .map(|((target, job), plan)| Item { target, job, plan, encoded: None })
+            .map(|((target, job), plan)| {
+                let target = Cow::Borrowed(target);
+                Item { target, job, plan, encoded: None }
+            })
             .collect();
         for (index, encoded) in new.into_iter().zip(encoded) {
             items[index].encoded = Some(encoded);
@@ -85,17 +116,35 @@ impl<'t> Batch<'t> {
         Ok(Batch { items, stored, encoded_len })
     }
 
-    /// Stores a range of the jobs, in order; each job may be stored only once.
-    pub fn store(&mut self, txn: &mut Txn, range: std::ops::Range<usize>) -> Result<()> {
+    /// Changes the file that a job belongs to, which may be known only when it is stored.
+    pub fn set_file(&mut self, index: usize, file: FileId) {
+        let item = &mut self.items[index];
+        if item.target.file != file {
+            item.target.to_mut().file = file;
+        }
+    }
+
+    /// Stores some of the jobs, in order; each job may be stored only once.
+    pub fn store(
+        &mut self,
+        txn: &mut Txn,
+        indices: impl Iterator<Item = usize> + Clone,
+    ) -> Result<()> {
         let ashift = txn.store().ashift();
-        let sectors = self.items[range.clone()].iter().map(|item| {
-            item.encoded
-                .as_ref()
-                .map_or(0, |encoded| encoded.sectors(&item.job, ashift.sector_len()))
+        let items = &self.items;
+        let sectors = indices.clone().map(|index| {
+            let Item { encoded, job, .. } = &items[index];
+            encoded.as_ref().map_or(0, |encoded| encoded.sectors(job, ashift.sector_len()))
         });
         txn.provision(sectors.filter(|sectors| *sectors > 0))?;
-        for index in range {
-            self.stored[index] = self.store_item(txn, index)?;
+        for index in indices {
+            let pointer = self.store_item(txn, index)?;
+            let stored = pointer.map(|pointer| (txn.txg(), pointer));
+            if let (Known::As(before), Some(_)) = (self.items[index].plan.known, &stored) {
+                // The earlier one may be gone by now, and then later ones share this one.
+                self.stored[before].clone_from(&stored);
+            }
+            self.stored[index] = stored;
         }
         Ok(())
     }
@@ -105,7 +154,7 @@ impl<'t> Batch<'t> {
         let shared = self.share(txn, index)?;
         let ashift = txn.store().ashift();
         let item = &mut self.items[index];
-        let (target, job) = (item.target, &mut item.job);
+        let (target, job) = (&*item.target, &mut item.job);
         let pointer = match shared {
             Shared::Unchanged(pointer) => {
                 remove_file_extents(txn, TreeId::Patches, target.file, job.start, job.slot_end())?;
@@ -147,9 +196,16 @@ impl<'t> Batch<'t> {
         let Item { target, job, plan, .. } = &self.items[index];
         match (plan.known, &plan.content) {
             (Known::At(sector), Some(hash)) => dedup::share(txn, target, job, hash, sector),
-            (Known::As(before), _) => match &self.stored[before] {
-                Some(pointer) => Ok(txn.share(pointer)?.map_or(Shared::Gone, Shared::New)),
-                None => Ok(Shared::Gone),
+            (Known::As(before), content) => match (&self.stored[before], content) {
+                (Some((txg, pointer)), _) if *txg == txn.txg() => {
+                    Ok(txn.share(pointer)?.map_or(Shared::Gone, Shared::New))
+                }
+                // Others may have removed it since that transaction.
+                (Some((_, pointer)), Some(hash)) => match pointer.place {
+                    Place::Extent { sector, .. } => dedup::share(txn, target, job, hash, sector),
+                    _ => Ok(Shared::Gone),
+                },
+                _ => Ok(Shared::Gone),
             },
             _ => Ok(Shared::Gone),
         }

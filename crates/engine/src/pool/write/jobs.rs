@@ -26,6 +26,7 @@ use crate::units::FileId;
 const JOBS_PER_THREAD_MIN: usize = 3;
 
 /// The file that jobs belong to, and the settings to write it with.
+#[derive(Clone)]
 pub(in crate::pool) struct WriteTarget {
     pub file: FileId,
     pub settings: Settings,

@@ -83,6 +83,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// Whether this is one of many transactions that write a lot together.
+    pub(super) is_bulk: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
     /// change.
     pub(super) is_frozen: bool,
@@ -117,6 +119,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            is_bulk: false,
             is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
@@ -150,6 +153,12 @@ impl Txn {
     /// Marks the transaction as active again.
     pub fn resume(&self) {
         self.core.store.writer.set(Inside::Working);
+    }
+
+    /// Notes that this is one of many transactions that write a lot together: it takes care of
+    /// space as if it wrote a lot itself.
+    pub fn note_bulk(&mut self) {
+        self.core.is_bulk = true;
     }
 
     /// The number that this transaction will commit as.
@@ -319,7 +328,7 @@ impl TxnCore {
     /// Whether this is a large transaction, counting `to_write` bytes still to come. It can afford
     /// work that small ones should not wait for.
     pub(super) fn is_large(&self, to_write: u64) -> bool {
-        self.out.written + to_write >= LARGE_COMMIT_LEN
+        self.is_bulk || self.out.written + to_write >= LARGE_COMMIT_LEN
     }
 }
 
