@@ -1,5 +1,5 @@
-//! Imports beside other users of the pool: they prepare without the pool's lock, hold it only for
-//! short, and whatever interrupts them leaves whole files and no lost space.
+//! Imports and receives beside other users of the pool: they prepare without the pool's lock, hold
+//! it only for short, and whatever interrupts them leaves whole files and no lost space.
 
 mod common;
 
@@ -10,7 +10,9 @@ use common::meanwhile::{Meanwhile, Moment};
 use common::sim_device::{Disk, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{Attributes, File, Kind, Options, Pool, Property, ROOT};
+use hardpack_engine::pool::{
+    Attributes, File, Kind, Options, Pool, Property, ROOT, ReceiveOptions, SendPlan,
+};
 use hardpack_engine::store::Durability;
 
 const MIB: usize = 1 << 20;
@@ -133,6 +135,42 @@ fn no_transaction_of_an_import_is_long() {
         assert!(lens.len() < 60, "{} commits", lens.len());
         assert!(content_of(&pool, b"long").unwrap() == long);
         assert!(content_of(&pool, b"short199").unwrap() == short);
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn no_transaction_of_a_complete_receive_is_long() {
+    for dedup in ["off", "on"] {
+        let from: Arc<dyn Device> = SimDevice::new(Vec::new());
+        let from = create(&from, &[], 32 << 20);
+        let file = only_file(&from).unwrap();
+        let mut rng = Rng(6);
+        let content = [rng.noise(6 * MIB), rng.text(3 * MIB)].concat();
+        file.write_at(&content, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        from.create_snapshot(file.id(), b"one", 1).unwrap();
+        let snapshot = from.open_snapshot(file.id(), b"one").unwrap();
+        let plan = SendPlan {
+            snapshot: &snapshot,
+            base: None,
+            scope: file.id(),
+            name: b"one",
+            created_ns: 1,
+            resume: None,
+        };
+        let mut stream = Vec::new();
+        from.send(&plan, &mut stream, &mut |_| {}).unwrap();
+
+        let device = SimDevice::new(Vec::new());
+        let dynamic: Arc<dyn Device> = device.clone();
+        let pool = create(&dynamic, &[(Property::Dedup, dedup)], 32 << 20);
+        device.take_trace();
+        let options = ReceiveOptions::default();
+        pool.receive(ROOT, b"copy", &mut &stream[..], &options, &mut |_| {}).unwrap();
+        let longest = commit_lens(&device.take_trace()).into_iter().max().unwrap();
+        assert!(longest < MIB + MIB / 2, "a commit wrote {longest} bytes");
+        assert!(content_of(&pool, b"copy").unwrap() == content);
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
     }
 }

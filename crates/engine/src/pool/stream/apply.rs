@@ -25,7 +25,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::format::refs::ContentHash;
 use crate::store::trees::TreeId;
-use crate::store::{Encoding, Txn};
+use crate::store::{Encoding, Store, Txn};
 use crate::units::FileId;
 
 /// The receive that frames are applied for.
@@ -59,8 +59,9 @@ pub(super) fn decode(frame: &Frame) -> Result<Body> {
 }
 
 impl Apply {
-    /// Applies a frame of a complete stream.
-    pub(super) fn complete(&self, txn: &mut Txn, body: Body) -> Result<()> {
+    /// Applies a frame of a complete stream. `is_verified` says that [`verify`] found no fault in
+    /// its content.
+    pub(super) fn complete(&self, txn: &mut Txn, body: Body, is_verified: bool) -> Result<()> {
         match body {
             Body::Object { parent: FileId(0), .. } => {
                 Err(refused("expected one scope, found a second"))
@@ -82,12 +83,12 @@ impl Apply {
             | Body::Xattr { value: None, .. } => {
                 Err(refused("expected only new things, as it starts from nothing, found a change"))
             }
-            body => self.common(txn, body),
+            body => self.common(txn, body, is_verified),
         }
     }
 
     /// Applies a frame that means the same in all streams.
-    pub(super) fn common(&self, txn: &mut Txn, body: Body) -> Result<()> {
+    pub(super) fn common(&self, txn: &mut Txn, body: Body, is_verified: bool) -> Result<()> {
         match body {
             Body::Dictionary { number, bytes } => self.dictionary(txn, number, &bytes),
             Body::Object { file, parent, name, attributes, target } => {
@@ -111,7 +112,9 @@ impl Apply {
                 let (file, number) = (self.file(txn, file)?, self.number(txn, number)?);
                 entries::set_dictionary(txn, file, number)
             }
-            Body::FileExtent { at, pointer, stored } => self.file_extent(txn, at, pointer, &stored),
+            Body::FileExtent { at, pointer, stored } => {
+                self.file_extent(txn, at, pointer, &stored, is_verified)
+            }
             Body::Shared { at, pointer, of } => self.shared(txn, at, &pointer, of),
             _ => Err(refused("expected a frame that may come here, found one of another type")),
         }
@@ -196,13 +199,22 @@ impl Apply {
     }
 
     /// Stores a record or patch in the form in which the sender stored it.
-    fn file_extent(&self, txn: &mut Txn, at: At, pointer: Pointer, stored: &[u8]) -> Result<()> {
+    fn file_extent(
+        &self,
+        txn: &mut Txn,
+        at: At,
+        pointer: Pointer,
+        stored: &[u8],
+        is_verified: bool,
+    ) -> Result<()> {
         let file = self.file(txn, at.file)?;
         let dictionary = self.number(txn, pointer.dictionary)?;
         let pointer = Pointer { dictionary, ..pointer };
-        let content = check_content(txn, &pointer, stored)?;
+        if !is_verified {
+            check_content(txn.store(), &pointer, stored)?;
+        }
         check_place(txn, file, at, &pointer)?;
-        let (known, hash) = self.find_known(txn, file, at, &pointer, &content)?;
+        let (known, hash) = self.find_known(txn, file, at, &pointer, stored)?;
         if let Some(known) = known {
             let pointer = Pointer { span_log2: pointer.span_log2, ..known };
             return insert(txn, file, at, &pointer);
@@ -241,7 +253,7 @@ impl Apply {
         file: FileId,
         at: At,
         pointer: &Pointer,
-        content: &[u8],
+        stored: &[u8],
     ) -> Result<(Option<Pointer>, Option<ContentHash>)> {
         let is_whole = (pointer.part_offset, pointer.len) == (0, pointer.extent_len);
         if at.tree != TreeId::Map || !is_whole || !matches!(pointer.place, Place::Extent { .. }) {
@@ -261,7 +273,8 @@ impl Apply {
             history: Arc::default(),
             is_exact: false,
         };
-        let job = Job::record(at.offset, content.to_vec(), pointer.span_log2);
+        let content = check_content(txn.store(), pointer, stored)?.into_owned();
+        let job = Job::record(at.offset, content, pointer.span_log2);
         let jobs = [(&target, job)];
         let plan = dedup::plan(txn, &jobs, 1)?.pop();
         let Some(Plan { content: Some(hash), known, replaces }) = plan else {
@@ -314,8 +327,23 @@ impl Apply {
     }
 }
 
+/// Verifies the content of a frame while no transaction is open. Returns whether it could: content
+/// that needs a dictionary has to wait until that is stored.
+pub(super) fn verify(store: &Store, body: &Body) -> Result<bool> {
+    match body {
+        Body::FileExtent { pointer, stored, .. } if pointer.dictionary == 0 => {
+            check_content(store, pointer, stored).map(|_| true)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// Checks stored bytes against their pointer, and returns the decoded content.
-fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Result<Cow<'s, [u8]>> {
+fn check_content<'s>(
+    store: &Store,
+    pointer: &'s Pointer,
+    stored: &'s [u8],
+) -> Result<Cow<'s, [u8]>> {
     let stored = match &pointer.place {
         Place::Zero => return Ok(Cow::Borrowed(&[])),
         Place::Embedded(bytes) => bytes,
@@ -335,7 +363,7 @@ fn check_content<'s>(txn: &Txn, pointer: &'s Pointer, stored: &'s [u8]) -> Resul
         Cow::Borrowed(stored)
     } else {
         // They come from the stream: the pointer has no place in this pool yet.
-        Cow::Owned(txn.store().decode(None, pointer, stored, Location::Nowhere)?)
+        Cow::Owned(store.decode(None, pointer, stored, Location::Nowhere)?)
     };
     if pointer.is_delta() && !delta::is_sound(&content, pointer.len as usize) {
         return Err(refused("expected the delta of a patch, found other bytes"));

@@ -1,7 +1,8 @@
 //! Receiving: takes the frames of a connection and applies them, in one or many transactions.
 //!
-//! Frames are collected in memory up to [`BATCH_LEN`], then applied in one transaction; no lock is
-//! held while waiting for the stream. The same transaction records how many frames were received.
+//! Frames are collected in memory up to [`BATCH_LEN`]. Then their contents are verified, or those of
+//! an incremental stream compressed, and the batch is applied in one short transaction; no lock is
+//! held before that. The same transaction records how many frames were received.
 //! Each one first compares that record with its own progress, so that if two processes receive the
 //! same stream, one is refused.
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
 use super::ResumeToken;
-use super::apply::{Apply, decode, refused};
+use super::apply::{Apply, decode, refused, verify};
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
 use super::update::{changed_since, each_spooled, remove_orphans};
@@ -24,8 +25,8 @@ use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
 use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::snapshots::rollback::{refuse, roll_back};
-use crate::pool::write::batch::store_batch;
-use crate::pool::write::jobs::{Job, WriteTarget};
+use crate::pool::write::batch::Batch;
+use crate::pool::write::jobs::{Job, WriteTarget, parallel, threads_for};
 use crate::pool::{Pool, ROOT};
 use crate::store::format::snapshot::{Scope, Snapshot};
 use crate::store::snapshots::differ::differences;
@@ -33,8 +34,11 @@ use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, Txn};
 use crate::units::{FileId, Txg};
 
-/// About how many bytes of frames a transaction has.
-const BATCH_LEN: usize = 16 << 20;
+/// About how many bytes of frames a transaction has: so few that others hardly notice that they
+/// wait for it.
+const BATCH_LEN: usize = 1 << 20;
+/// How many bytes of frames are committed before they are made durable.
+const SYNC_LEN_MIN: usize = 4 << 20;
 /// The most frames in a transaction.
 const BATCH_COUNT: usize = 65_536;
 
@@ -97,6 +101,8 @@ struct Receive<'p> {
     batch: Vec<Frame>,
     batch_len: usize,
     batch_len_max: usize,
+    /// How many bytes of frames were committed since the last sync.
+    unsynced_len: usize,
     force: bool,
 }
 
@@ -241,7 +247,17 @@ impl<'p> Receive<'p> {
         let force = options.force;
         let batch_len_max = if options.batch_len == 0 { BATCH_LEN } else { options.batch_len };
         let batch = Vec::new();
-        Ok(Receive { pool, header, progress, key, batch, batch_len: 0, batch_len_max, force })
+        Ok(Receive {
+            pool,
+            header,
+            progress,
+            key,
+            batch,
+            batch_len: 0,
+            batch_len_max,
+            unsynced_len: 0,
+            force,
+        })
     }
 
     /// Takes frames up to the end, and returns their number.
@@ -305,14 +321,27 @@ impl<'p> Receive<'p> {
     /// Applies and commits the collected frames.
     fn flush(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
-        self.batch_len = 0;
+        self.unsynced_len += std::mem::take(&mut self.batch_len);
         let Some(last) = batch.last().map(|frame| frame.number) else { return Ok(()) };
-        let mut txn = self.transaction()?;
-        match self.header.base.0 {
-            0 => self.apply(&mut txn, batch)?,
-            _ => self.gather(&mut txn, batch)?,
+        let txn = match self.header.base.0 {
+            0 => self.apply(batch)?,
+            _ => self.gather(batch)?,
+        };
+        self.commit(txn, last + 1)?;
+        if self.unsynced_len >= SYNC_LEN_MIN {
+            self.unsynced_len = 0;
+            match self.pool.store().make_durable() {
+                // Others have the lock, and the end of the receive does it.
+                Err(Error::Busy) => {}
+                done => done?,
+            }
         }
-        self.progress.frames = last + 1;
+        Ok(())
+    }
+
+    /// Commits the frames before number `frames`.
+    fn commit(&mut self, mut txn: Txn, frames: u64) -> Result<()> {
+        self.progress.frames = frames;
         if let Some(key) = self.key {
             entries::set_progress(&mut txn, key, Some(&self.progress))?;
         }
@@ -325,56 +354,59 @@ impl<'p> Receive<'p> {
     }
 
     /// Applies frames of a complete stream.
-    fn apply(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
+    fn apply(&mut self, batch: Vec<Frame>) -> Result<Txn> {
         let checksum = self.pool.settings(self.progress.parent)?.checksum;
         let from = self.from();
-        for frame in batch {
-            let body = decode(&frame)?;
+        let bodies: Vec<(u64, Body)> = batch
+            .into_iter()
+            .map(|frame| Ok((frame.number, decode(&frame)?)))
+            .collect::<Result<_>>()?;
+        let threads = threads_for(self.pool.options().threads, bodies.len());
+        let verified = parallel(bodies.len(), threads, |index| {
+            let (number, body) = &bodies[index];
+            let verified = verify(self.pool.store(), body);
+            verified.map_err(|error| error.or_at(|| Location::Frame(*number)))
+        })?;
+        let mut txn = self.transaction()?;
+        for ((number, body), is_verified) in bodies.into_iter().zip(verified) {
             let applied = match self.key {
-                Some(key) => Apply { key, root: key, checksum, from }.complete(txn, body),
+                Some(key) => {
+                    Apply { key, root: key, checksum, from }.complete(&mut txn, body, is_verified)
+                }
                 None => {
                     let key = txn.new_file_id();
                     let apply = Apply { key, root: key, checksum, from };
                     self.key = Some(key);
-                    apply.begin(txn, body, self.header.kind, self.progress.parent)
+                    apply.begin(&mut txn, body, self.header.kind, self.progress.parent)
                 }
             };
-            applied.map_err(|error| error.or_at(|| Location::Frame(frame.number)))?;
+            applied.map_err(|error| error.or_at(|| Location::Frame(number)))?;
         }
-        Ok(())
+        Ok(txn)
     }
 
     /// Adds frames of an incremental stream to the file that collects them.
-    fn gather(&mut self, txn: &mut Txn, batch: Vec<Frame>) -> Result<()> {
+    fn gather(&mut self, batch: Vec<Frame>) -> Result<Txn> {
         let parent = self.progress.parent;
-        let file = match self.key {
-            Some(file) => file,
-            None => {
-                let file = txn.new_file_id();
-                let like = Attributes::new(Kind::File, parent);
-                Edit::new(txn, 0).create_nameless(file, parent, &like)?;
-                file
-            }
-        };
-        self.key = Some(file);
         let settings = self.pool.settings(parent)?;
         let span = u64::from(settings.record_len);
         let start = self.progress.spooled / span * span;
         // The last record is rewritten together with the new frames.
-        let mut bytes = vec![0; (self.progress.spooled - start) as usize];
-        read_range(txn, file, &mut bytes, start)?;
+        let mut bytes = match self.key {
+            None => Vec::new(),
+            Some(file) => self.pool.read(|source| {
+                let mut bytes = vec![0; (self.progress.spooled - start) as usize];
+                read_range(source, file, &mut bytes, start)?;
+                Ok(bytes)
+            })?,
+        };
         for frame in batch {
             decode(&frame)?;
             bytes.extend(frame.to_bytes());
         }
-        self.progress.spooled = start + bytes.len() as u64;
-        entries::set_len(txn, file, self.progress.spooled)?;
-        let starts = (start..).step_by(span as usize);
-        let span_log2 = span.trailing_zeros() as u8;
-        let parts = bytes.chunks(span as usize).zip(starts);
-        let jobs = parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect();
         let target = WriteTarget {
-            file,
+            // Before there is a file: a directory has no records.
+            file: self.key.unwrap_or(parent),
             settings: Settings { dedup: Dedup::Off, ..settings },
             threads: self.pool.options().threads,
             // What arrived is to be kept.
@@ -384,7 +416,29 @@ impl<'p> Receive<'p> {
             history: Arc::default(),
             is_exact: false,
         };
-        store_batch(txn, &target, jobs).map(drop)
+        let starts = (start..).step_by(span as usize);
+        let span_log2 = span.trailing_zeros() as u8;
+        let parts = bytes.chunks(span as usize).zip(starts);
+        let jobs: Vec<_> =
+            parts.map(|(part, at)| (&target, Job::record(at, part.to_vec(), span_log2))).collect();
+        let count = jobs.len();
+        let mut batch = Batch::prepare(self.pool.store(), jobs, Patience::Endless)?;
+        let mut txn = self.transaction()?;
+        let file = match self.key {
+            Some(file) => file,
+            None => {
+                let file = txn.new_file_id();
+                let like = Attributes::new(Kind::File, parent);
+                Edit::new(&mut txn, 0).create_nameless(file, parent, &like)?;
+                file
+            }
+        };
+        self.key = Some(file);
+        self.progress.spooled = start + bytes.len() as u64;
+        entries::set_len(&mut txn, file, self.progress.spooled)?;
+        (0..count).for_each(|job| batch.set_file(job, file));
+        batch.store(&mut txn, 0..count)?;
+        Ok(txn)
     }
 
     /// Announces the file about to change, before the lock is taken: data in its logs may have to

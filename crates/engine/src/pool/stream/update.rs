@@ -132,9 +132,9 @@ impl Apply {
             }
             Body::FileExtent { at, .. } | Body::Shared { at, .. } => {
                 self.renew(txn, at.file)?;
-                self.common(txn, body)
+                self.common(txn, body, false)
             }
-            body => self.common(txn, body),
+            body => self.common(txn, body, false),
         }
     }
 
