@@ -11,8 +11,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use common::*;
 use tempfile::TempDir;
 
-/// The names under which databases appear, one for each way to store something.
-const NAMES: [&str; 4] = ["0-hard.db", "0-link.db", "0-long.db", "0-short.db"];
+/// The names under which databases appear, one for each way to store something. The long one comes
+/// first in the order of names, or its parts would not leave the others waiting; the symbolic link
+/// comes behind as many files as are read ahead, since it does not wait for them.
+const NAMES: [&str; 4] = ["0-hard.db", "0600-link.db", "0-a-long.db", "0-short.db"];
 /// The import writes longer files before they have a name.
 const LONG_LEN: usize = 9 << 20;
 /// Enough lines to fill a pipe that nobody reads, behind those that are read ahead.
@@ -118,7 +120,7 @@ fn put_asks_when_it_replaces() {
     hardpack().arg("create").arg(&pool).assert().success();
     let mut put = Running::start(&["put", "-v", "-T"], &[&at.join("t"), &pool]);
     // Nobody reads what follows, so the command waits for its output.
-    put.read_until(".other");
+    put.read_until(NAMES[1]);
     let users = appear(&pool);
     let done = put.finish();
     check_refused(&pool, users, done);
@@ -153,7 +155,7 @@ fn put_tar_asks_when_it_replaces() {
     let mut input = put.child.stdin.take().unwrap();
     let done = std::thread::scope(|scope| {
         let begun = scope.spawn(|| input.write_all(begin).map(|()| input));
-        put.read_until(".other");
+        put.read_until(NAMES[1]);
         let users = appear(&pool);
         let rest = scope.spawn(move || begun.join().unwrap().unwrap().write_all(end).unwrap());
         let done = put.finish();

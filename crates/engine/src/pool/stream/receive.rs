@@ -1,10 +1,10 @@
 //! Receiving: takes the frames of a connection and applies them, in one or many transactions.
 //!
-//! Frames are collected in memory up to [`BATCH_LEN`]. Then their contents are verified, or those of
-//! an incremental stream compressed, and the batch is applied in one short transaction; no lock is
-//! held before that. The same transaction records how many frames were received.
-//! Each one first compares that record with its own progress, so that if two processes receive the
-//! same stream, one is refused.
+//! Frames are collected in memory up to [`BATCH_LEN`]. Then their contents are verified, or those
+//! of an incremental stream compressed, and the batch is applied in one short transaction; no lock
+//! is held before that. The same transaction records how many frames were received. Each one first
+//! compares that record with its own progress, so that if two processes receive the same stream,
+//! one is refused.
 
 use std::fmt;
 use std::io::Read;
