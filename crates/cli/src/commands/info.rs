@@ -114,6 +114,9 @@ impl<'p> Info<'p> {
             None => None,
         };
         let wal = std::fs::metadata(sqlite::beside(path, "-wal"));
+        // While somebody uses the pool, its file may be longer than it needs to be.
+        let (ashift, pool_bytes) = (pool.store().ashift(), std::fs::metadata(path)?.len());
+        let end = state.superblock.end.0 << ashift;
         Ok(Info {
             pool,
             path,
@@ -122,8 +125,8 @@ impl<'p> Info<'p> {
             stats: *state.stats(),
             txg: state.txg().0,
             durable_txg: state.durable_txg().0,
-            pool_bytes: std::fs::metadata(path)?.len(),
-            free_bytes: state.free_bytes(pool.store().ashift()),
+            pool_bytes,
+            free_bytes: state.free_bytes(ashift) + pool_bytes.saturating_sub(end),
             held: pool.held_by_snapshots()?,
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,

@@ -30,6 +30,7 @@ use super::format::trees::{PerTree, TreeId};
 use super::gate::Inside;
 use super::space::Space;
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
+use super::txn::commit::TAIL_LEN_MAX;
 use super::txn::write_buffer::WriteBuffer;
 use super::{State, Store};
 use crate::codec::Compression;
@@ -83,6 +84,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
+    /// Whether this is the last commit before the pool is closed.
+    pub(super) is_last: bool,
     /// Whether this is one of many transactions that write a lot together.
     pub(super) is_bulk: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
@@ -119,6 +122,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
+            is_last: false,
             is_bulk: false,
             is_frozen: false,
             incompat: superblock.incompat,
@@ -312,10 +316,7 @@ impl TxnCore {
     /// Cuts off what an abandoned transaction wrote behind the end of the pool. The durable state
     /// does not reach there (see [`Txn::give_back`]); a failure only wastes space.
     fn cut_leftovers(&self) {
-        let end = self.base.superblock.end.0 << self.ashift();
-        if self.store.device.len().is_ok_and(|len| len > end) {
-            let _ = self.store.device.set_len(end);
-        }
+        self.store.cut_behind(self.base.superblock.end, TAIL_LEN_MAX);
     }
 
     /// Whether small extents, and `sectors` still to be written, go into small pieces of free
