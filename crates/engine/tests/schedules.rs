@@ -27,7 +27,7 @@ use common::{Rng, create, env_number, only_file, options, problems, read_all, sn
 use hardpack_engine::Error;
 use hardpack_engine::codec::{Compression, Dictionary, with_codec};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{File, Pool};
+use hardpack_engine::pool::{File, Pool, Property};
 use hardpack_engine::store::checksum::ChecksumKind;
 use hardpack_engine::store::pointer::Pointer;
 use hardpack_engine::store::trees::TreeId;
@@ -38,6 +38,7 @@ const SEEDS_DEFAULT: u64 = 120;
 /// The number of power losses tried after each run.
 const CRASH_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;
+const PINNED: [(Property, &str); 1] = [(Property::Concurrency, "snapshot")];
 const FILE_LEN_MAX: usize = 48 << 10;
 /// Thing 0 is the file of the pool; the others are separate records.
 const THING_COUNT: usize = 4;
@@ -541,7 +542,7 @@ fn run(seed: u64, mutant: Mutant) -> Result<Run, String> {
     let start = rng.text(20_000);
     {
         let device: Arc<dyn Device> = sim.clone();
-        let file = only_file(&create(&device, &[], DIRTY_LEN_MAX)).map_err(text)?;
+        let file = only_file(&create(&device, &PINNED, DIRTY_LEN_MAX)).map_err(text)?;
         file.write_at(&start, 0).and_then(|()| file.commit(Durability::Durable)).map_err(text)?;
     }
     let base = sim.image();

@@ -29,6 +29,9 @@ pub type EntryPoint = unsafe extern "C" fn(
     routines: *const c_void,
 ) -> c_int;
 
+/// Returns the name of a connection's n-th database; NULL if there is none.
+pub type DbName = unsafe extern "C" fn(*mut sqlite3, n: c_int) -> *const c_char;
+
 /// The callback that [`Api::exec`] calls for each row.
 pub type ExecCallback = unsafe extern "C" fn(
     context: *mut c_void,
@@ -48,6 +51,8 @@ macro_rules! host_functions {
                 #[doc = concat!("`sqlite3_", stringify!($name), "`")]
                 pub $name: $type,
             )+
+            /// `sqlite3_db_name`, which SQLite has since 3.39.0.
+            pub db_name: Option<DbName>,
         }
 
         /// The index of each function in `sqlite3_api_routines`, counted in members.
@@ -78,6 +83,7 @@ macro_rules! host_functions {
                     // SAFETY: a member that is not NULL is a function of the type that SQLite's
                     // interface gives it for good; the type here is the same one.
                     $($name: unsafe { std::mem::transmute::<*const c_void, $type>($name) },)+
+                    db_name: None,
                 })
             }
         }
@@ -149,8 +155,12 @@ host_functions! {
     FILENAME_DATABASE = 246, filename_database: unsafe extern "C" fn(filename: *const c_char) -> *const c_char;
 }
 
-/// The number of members of `sqlite3_api_routines` that this crate may read.
+/// The number of members of `sqlite3_api_routines` that this crate may read, from any host.
 pub const TABLE_LEN: usize = slot::FILENAME_DATABASE + 1;
+/// The index of `sqlite3_db_name`, which not every host has.
+pub const DB_NAME_SLOT: usize = 264;
+/// The oldest host that has it.
+const DB_NAME_SINCE: c_int = 3_039_000;
 
 const _: () = {
     let mut i = 0;
@@ -184,11 +194,20 @@ impl Api {
             std::mem::transmute::<*const c_void, unsafe extern "C" fn() -> c_int>(version)
         };
         // SAFETY: sqlite3_libversion_number may be called at any time.
-        if unsafe { version() } < OLDEST_HOST_VERSION {
+        let version = unsafe { version() };
+        if version < OLDEST_HOST_VERSION {
             return Err("this SQLite is too old: Hardpack needs 3.31.0 or newer");
         }
         // SAFETY: since 3.31.0 the table has at least TABLE_LEN members.
-        unsafe { Api::from_table(table) }
+        let mut api = unsafe { Api::from_table(table)? };
+        if version >= DB_NAME_SINCE {
+            // SAFETY: since that version the table has this member, which is NULL or the function.
+            api.db_name = unsafe {
+                let member = *table.add(DB_NAME_SLOT);
+                std::mem::transmute::<*const c_void, Option<DbName>>(member)
+            };
+        }
+        Ok(api)
     }
 
     /// Whether both tables come from the same SQLite library.
@@ -211,7 +230,7 @@ macro_rules! api_from {
     };
     ($($sqlite:tt)+) => {{
         use $($sqlite)+ as host;
-        let mut table = [::core::ptr::null::<::core::ffi::c_void>(); $crate::api::TABLE_LEN];
+        let mut table = [::core::ptr::null::<::core::ffi::c_void>(); $crate::api::DB_NAME_SLOT + 1];
         $crate::api_from!(@fill table,
             DECLARE_VTAB = sqlite3_declare_vtab,
             EXEC = sqlite3_exec,
@@ -239,7 +258,8 @@ macro_rules! api_from {
             MALLOC64 = sqlite3_malloc64,
             FILENAME_DATABASE = sqlite3_filename_database,
         );
-        // SAFETY: the table is TABLE_LEN members long, and every member that is not NULL is the C
+        table[$crate::api::DB_NAME_SLOT] = host::sqlite3_db_name as *const ::core::ffi::c_void;
+        // SAFETY: the table is long enough for every host, and every member that is not NULL is the C
         // function that belongs in its slot, with SQLite's own signature.
         unsafe { $crate::api::Api::from_routines(table.as_ptr().cast()) }
     }};

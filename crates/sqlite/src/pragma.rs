@@ -36,9 +36,7 @@ pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
         (name, value)
     };
     let Some(name) = name.strip_prefix(PREFIX) else {
-        if name == "journal_mode" && value.is_some_and(|value| value.eq_ignore_ascii_case("wal")) {
-            file.note_wish_for_log();
-        }
+        note_mode(file, &name, &value.unwrap_or_default().to_ascii_lowercase());
         return SQLITE_NOTFOUND;
     };
     let (code, text) = match answer(file, name, value.as_deref()) {
@@ -48,6 +46,16 @@ pub unsafe fn run(file: &mut MainFile, arguments: *mut *mut c_char) -> c_int {
     // SAFETY: the first element is ours to set; SQLite frees the memory.
     unsafe { *arguments = api::sqlite_string(&text) };
     code
+}
+
+/// Takes note of a change of SQLite's own modes that locks depend on.
+fn note_mode(file: &mut MainFile, name: &str, value: &str) {
+    match (name, value) {
+        ("journal_mode", "wal") => file.note_wish_for_log(),
+        ("locking_mode", "exclusive") => file.note_locking_mode(true),
+        ("locking_mode", "normal") => file.note_locking_mode(false),
+        _ => {}
+    }
 }
 
 /// Why a pragma was refused: a code for programs and a text for people.

@@ -41,6 +41,7 @@ fn slots_are_those_of_the_header() {
     assert_eq!(members[0], "aggregate_context");
     assert!(members.len() >= api::TABLE_LEN, "{} members", members.len());
     assert!(api::slot::ALL.len() >= 20);
+    assert_eq!(members.iter().position(|member| member == "db_name"), Some(api::DB_NAME_SLOT));
     for (name, index) in api::slot::ALL {
         assert_eq!(
             members.iter().position(|member| member == name),

@@ -42,9 +42,14 @@ impl Pins {
 
     /// Returns the oldest txg up to `newest` that anybody reads, in any process.
     pub fn oldest(&self, device: &dyn Device, newest: u64) -> io::Result<Option<u64>> {
-        let own = self.readers().keys().next().copied().filter(|txg| *txg <= newest);
+        let own = self.oldest_own(newest);
         let others = device.first_shown_pin(0..own.unwrap_or(newest) + 1)?;
         Ok(others.or(own))
+    }
+
+    /// Returns the oldest txg up to `newest` that anybody reads in this process.
+    pub fn oldest_own(&self, newest: u64) -> Option<u64> {
+        self.readers().keys().next().copied().filter(|txg| *txg <= newest)
     }
 
     /// Returns every txg up to `newest` that others read.

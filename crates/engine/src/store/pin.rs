@@ -59,7 +59,8 @@ impl Store {
         self.has_pinned_readers().then(|| self.pin()).transpose()
     }
 
-    /// Adopts the newest state and pins it.
+    /// Adopts the newest state and pins it. Other processes respect that in a pool whose readers
+    /// pin what they read.
     pub fn pin(self: &Arc<Self>) -> Result<Pin> {
         loop {
             let state = self.state();
@@ -84,6 +85,10 @@ impl Store {
     /// Returns the oldest txg up to `newest` that anybody has pinned. If that cannot be found out,
     /// it may be the very first.
     pub(in crate::store) fn oldest_pin(&self, newest: Txg) -> Option<Txg> {
-        self.pins().oldest(&*self.device, newest.0).unwrap_or(Some(0)).map(Txg)
+        let oldest = match self.has_pinned_readers() {
+            true => self.pins().oldest(&*self.device, newest.0).unwrap_or(Some(0)),
+            false => self.pins().oldest_own(newest.0),
+        };
+        oldest.map(Txg)
     }
 }

@@ -30,9 +30,6 @@ impl MainFile {
             Durability::Durable => SQLITE_IOERR_FSYNC,
             Durability::Visible => SQLITE_IOERR_WRITE,
         };
-        if let Err(error) = self.count_transaction() {
-            return self.code(&error, SQLITE_IOERR_WRITE);
-        }
         let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) else {
             return SQLITE_OK;
         };

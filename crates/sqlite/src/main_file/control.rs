@@ -68,7 +68,6 @@ impl MainFile {
                 self.journal_on_disk = false;
                 let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);
                 self.published = false;
-                self.note_counted();
                 code
             }
             SQLITE_FCNTL_BUSYHANDLER => {

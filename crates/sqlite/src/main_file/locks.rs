@@ -8,7 +8,6 @@ use crate::ffi::*;
 use crate::host::HostFile;
 use crate::host_name::HostName;
 use crate::lock_file::{LockFile, OpenMark};
-use crate::registry::WriterUse;
 
 /// How a connection excludes others.
 #[derive(Debug)]
@@ -44,14 +43,15 @@ impl MainFile {
         if was_unlocked && let Err(code) = self.adopt_if_made() {
             return code;
         }
+        let had_file = self.file.is_some();
         let mut code = match self.is_lenient_at(level) {
             Ok(true) => SQLITE_OK,
             Ok(false) => self.take_lock(level),
             Err(error) => return self.code(&error, SQLITE_IOERR_LOCK),
         };
-        if code == SQLITE_OK && level == SQLITE_LOCK_RESERVED {
+        // A file that this lock has just created was not there to be read.
+        if code == SQLITE_OK && level == SQLITE_LOCK_RESERVED && had_file {
             code = self.refuse_if_overtaken();
-            self.writer_use = (code == SQLITE_OK).then(|| WriterUse::new(self.connection()));
         }
         if code == SQLITE_OK && was_unlocked && self.is_undecided {
             code = self.decide_under_lock(level);
@@ -135,9 +135,6 @@ impl MainFile {
         }
         if level < SQLITE_LOCK_SHARED {
             self.unpin();
-        }
-        if level <= SQLITE_LOCK_SHARED {
-            self.writer_use = None;
         }
         let code = self.give_lock(level);
         if code == SQLITE_OK {

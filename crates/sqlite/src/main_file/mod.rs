@@ -64,7 +64,7 @@ use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
-use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
+use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse};
 use crate::wal_index::WalIndex;
 use locks::Locks;
 use pinning::Pinning;
@@ -130,10 +130,10 @@ pub struct MainFile {
     connection: *const *const c_void,
     /// Counts the file among those of its connection.
     connection_use: Option<ConnectionUse>,
-    /// Counts the file among those that its connection may be changing.
-    writer_use: Option<WriterUse>,
     /// The connection is about to turn on a log.
     wants_log: bool,
+    /// The connection is in exclusive locking mode, as far as it has said so.
+    is_exclusive: bool,
     /// The name asks for a pool: it ends in `.hpk`, or its URI names this VFS or a property.
     wants_pool: bool,
     /// The file was empty when a connection opened it besides its main database. It is plain unless
@@ -211,6 +211,11 @@ impl MainFile {
     /// one.
     pub fn note_wish_for_log(&mut self) {
         self.wants_log = true;
+    }
+
+    /// Notes that the connection has changed its locking mode.
+    pub fn note_locking_mode(&mut self, is_exclusive: bool) {
+        self.is_exclusive = is_exclusive;
     }
 
     /// Whether the file is a plain database, which the host serves.

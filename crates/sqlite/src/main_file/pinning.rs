@@ -12,34 +12,48 @@
 //!   content.
 //! * A writer whose database has changed since its shared lock gets SQLITE_BUSY_SNAPSHOT for the
 //!   reserved lock. SQLite then begins the statement anew, unless the transaction has read before.
-//! * A transaction with its journal on disk, such as one across several databases, may be rolled
-//!   back after it was published, by somebody else. So nobody may see it, and its exclusive lock is
-//!   the host's. The same goes for the transaction that turns on a log: readers with and without
-//!   one must not meet.
-//! * In exclusive locking mode SQLite counts only the first transaction in the change counter,
-//!   since nobody can look in between. Under a lenient lock others do, so each further one is
-//!   counted here.
+//!
+//! The exclusive lock is the host's wherever SQLite relies on more:
+//!
+//! * The connection has another database attached. Either may fail to commit after the other was
+//!   published, and then SQLite rolls both back, which nobody may have seen. A database of another
+//!   VFS shows only in SQLite's own list, which it has since 3.39; before that no lock is lenient.
+//! * A journal is on disk: somebody else may roll the transaction back after it was published.
+//! * The connection is in exclusive locking mode, in which SQLite counts only the first transaction
+//!   in the change counter, since nobody can look in between.
+//! * The transaction turns on a log: readers with and without one must not meet.
+//! * The file is only a piece of the database, as SQLite's multiplex VFS cuts it. Further pieces
+//!   are never locked, so their readers have no pins.
+//!
+//! Some of this may come up after a lenient lock was taken, so all of it is checked again when the
+//! transaction is about to be published.
 
-use std::ffi::{OsStr, c_int};
+#![expect(unsafe_code, reason = "asks SQLite for the names of a connection's databases")]
+
+use std::ffi::{CStr, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use hardpack_engine::pool::{Concurrency, File};
+use hardpack_engine::pool::Concurrency;
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, Result as EngineResult};
 
 use super::{Backing, MainFile};
+use crate::api;
 use crate::ffi::*;
 use crate::registry;
 
 /// How long to wait before asking again for a lock of the host.
 const LOCK_PAUSE: Duration = Duration::from_micros(200);
-/// Where a database keeps the change counter, and the counter at which its size was recorded.
-const COUNTERS_AT: [u64; 2] = [24, 92];
-/// Where a database says whether it has a log, and the number that stands for one.
-const VERSIONS_AT: u64 = 18;
+/// The length of a database's header, as far as it is needed here.
+const HEADER_LEN: usize = 32;
+/// The index of the first attached database, after the main and the temporary one.
+const FIRST_ATTACHED: c_int = 2;
+/// The number with which a database says that it has a log.
 const VERSION_WITH_LOG: u8 = 2;
+/// The beginning of the name of the database that VACUUM attaches. It commits on its own.
+const VACUUM_NAME: &[u8] = b"vacuum_";
 
 /// What this connection reads while others commit.
 #[derive(Debug, Default)]
@@ -52,8 +66,6 @@ pub(super) struct Pinning {
     is_needless: bool,
     /// Its exclusive lock lets readers go on.
     is_lenient: bool,
-    /// It has committed under its lock, and this was the change counter then.
-    counter: Option<u32>,
 }
 
 impl MainFile {
@@ -127,13 +139,45 @@ impl MainFile {
         let Some(file) = self.file.as_ref().filter(|_| self.pinning.pin.is_some()) else {
             return Ok(false);
         };
-        let is_alone = self.writer_use.as_ref().is_some_and(|writer| !writer.has_others());
-        Ok(is_alone
-            && self.wal_index.is_none()
-            && !self.wants_log
+        let has_reserved = self.lock > SQLITE_LOCK_SHARED && self.wal_index.is_none();
+        Ok(has_reserved
             && file.concurrency()? == Concurrency::Snapshot
-            && !self.journal_on_disk
-            && !self.has_journal_file())
+            && !self.wants_log
+            && !self.has_journal_file()
+            && self.can_be_published()?)
+    }
+
+    /// Whether the transaction, as far as it has come, can be published beside readers.
+    fn can_be_published(&self) -> EngineResult<bool> {
+        let Some(file) = &self.file else { return Ok(false) };
+        if self.is_exclusive || self.journal_on_disk || !self.is_only_database() {
+            return Ok(false);
+        }
+        let mut header = [0; HEADER_LEN];
+        if file.read_at(&mut header, 0)? < header.len() {
+            // The database is about to be created.
+            return Ok(file.len()? == 0);
+        }
+        let page_len = match u16::from_be_bytes([header[16], header[17]]) {
+            1 => 65536,
+            len => u64::from(len),
+        };
+        let count = u32::from_be_bytes([header[28], header[29], header[30], header[31]]);
+        // It may be about to become shorter.
+        let is_whole = u64::from(count) * page_len <= file.len()?;
+        Ok(is_whole && !header[18..20].contains(&VERSION_WITH_LOG))
+    }
+
+    /// Whether the connection has no other database but temporary ones.
+    fn is_only_database(&self) -> bool {
+        let is_only_here = registry::connection_files(self.connection()) == 1;
+        let Some(db_name) = api::get().db_name.filter(|_| is_only_here) else { return false };
+        // SAFETY: SQLite calls this method for this connection, which is open.
+        let name = unsafe {
+            let name = db_name(self.connection_handle().cast_mut().cast(), FIRST_ATTACHED);
+            (!name.is_null()).then(|| CStr::from_ptr(name).to_bytes())
+        };
+        name.is_none_or(|name| name.starts_with(VACUUM_NAME))
     }
 
     fn has_journal_file(&self) -> bool {
@@ -148,28 +192,20 @@ impl MainFile {
         self.pinning.is_lenient = true;
     }
 
-    /// Makes a lenient exclusive lock one that excludes readers, if what is about to be committed
+    /// Makes a lenient exclusive lock one that excludes readers, if what is about to be published
     /// needs that.
     pub(super) fn harden_if_needed(&mut self) -> c_int {
-        if !self.pinning.is_lenient {
+        if !self.pinning.is_lenient || !self.wrote {
             return SQLITE_OK;
         }
-        match self.turns_on_log() {
-            Ok(true) => {}
-            Ok(false) if self.journal_on_disk => {}
-            Ok(false) => return SQLITE_OK,
+        match self.can_be_published() {
+            Ok(true) => return SQLITE_OK,
+            Ok(false) => {}
             Err(error) => return self.code(&error, SQLITE_IOERR_READ),
         }
         let code = self.take_lock_patiently(SQLITE_LOCK_EXCLUSIVE);
         self.pinning.is_lenient = code != SQLITE_OK;
         code
-    }
-
-    fn turns_on_log(&self) -> EngineResult<bool> {
-        let (Some(file), true) = (&self.file, self.wrote) else { return Ok(false) };
-        let mut versions = [0; 2];
-        file.read_at(&mut versions, VERSIONS_AT)?;
-        Ok(versions.contains(&VERSION_WITH_LOG))
     }
 
     /// Takes a lock of the host, and waits for others as long as the busy handler says.
@@ -185,34 +221,4 @@ impl MainFile {
         self.busy = busy;
         code
     }
-
-    /// Counts a transaction that SQLite does not count.
-    pub(super) fn count_transaction(&mut self) -> EngineResult<()> {
-        let (Some(file), Some(last)) = (&self.file, self.pinning.counter) else { return Ok(()) };
-        if !self.wrote || !self.pinning.is_lenient {
-            return Ok(());
-        }
-        let counter = change_counter(file)?;
-        if counter <= last {
-            for at in COUNTERS_AT {
-                file.write_at(&last.wrapping_add(1).to_be_bytes(), at)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes the end of a transaction under a lenient lock, which SQLite may keep for further ones.
-    pub(super) fn note_counted(&mut self) {
-        if self.pinning.is_lenient
-            && let Some(file) = &self.file
-        {
-            self.pinning.counter = change_counter(file).ok();
-        }
-    }
-}
-
-fn change_counter(file: &File) -> EngineResult<u32> {
-    let mut counter = [0; 4];
-    file.read_at(&mut counter, COUNTERS_AT[0])?;
-    Ok(u32::from_be_bytes(counter))
 }

@@ -1,6 +1,8 @@
 //! Turns: which connection holds the pool's transaction, and how the others wait for it.
 #![expect(unsafe_code, reason = "a handle that SQLite passes as a pointer")]
 
+use std::ffi::c_void;
+
 use hardpack_engine::Error;
 use hardpack_engine::pool::File;
 
@@ -9,9 +11,14 @@ use super::{Backing, MainFile};
 impl MainFile {
     /// Returns the address of the connection that uses the file; 0 if SQLite does not tell.
     pub(super) fn connection(&self) -> usize {
+        self.connection_handle().addr()
+    }
+
+    /// Returns the connection that uses the file; NULL if SQLite does not tell.
+    pub(super) fn connection_handle(&self) -> *const c_void {
         // SAFETY: the pointer from SQLITE_FCNTL_PDB is valid while the file is open, and its target
         // changes only under the lock of the calling connection.
-        unsafe { self.connection.as_ref() }.map_or(0, |connection| connection.addr())
+        unsafe { self.connection.as_ref() }.copied().unwrap_or(std::ptr::null())
     }
 
     /// Records that this connection holds the pool's transaction, if its changes have begun one.

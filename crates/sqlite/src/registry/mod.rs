@@ -32,7 +32,7 @@ use crate::system;
 use names::NamedDatabase;
 use pool_use::User;
 
-pub use connections::{ConnectionUse, WriterUse, connection_files};
+pub use connections::{ConnectionUse, connection_files};
 pub use names::{
     CompanionNames, PlainName, PoolName, companion_names, forget_super_journal, is_plain,
     is_super_journal, note_super_journal,
@@ -92,7 +92,7 @@ pub(crate) struct Registry {
     /// Super-journals that this process is writing.
     super_journals: HashSet<Vec<u8>>,
     /// How many main databases each connection of SQLite's has open, by its address.
-    connections: HashMap<usize, connections::Connection>,
+    connections: HashMap<usize, usize>,
 }
 
 /// Locks the registry, whichever process it belongs to.
