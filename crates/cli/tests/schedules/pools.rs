@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{Options, Pool};
+use hardpack_engine::pool::{Options, Pool, ROOT};
 use rusqlite::Connection;
 
 use super::common::{hardpack, json_of};
@@ -194,13 +194,24 @@ fn read_tokens(db: &Connection) -> Result<Tokens, String> {
 
 /// Verifies a whole pool, which must have no problems.
 pub fn check(path: &Path) -> Result<(), String> {
-    let fail = |error: hardpack_engine::Error| format!("{}: {error}", path.display());
-    let device =
-        FileDevice::open_read_only(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let pool = Pool::open(Arc::new(device), Options::new(CHECK_CACHE_LEN)).map_err(fail)?;
-    let report = pool.check(&mut |_| {}).map_err(fail)?;
+    let pool = open_read_only(path)?;
+    let report = pool.check(&mut |_| {}).map_err(|error| format!("{}: {error}", path.display()))?;
     match report.is_clean() {
         true => Ok(()),
         false => Err(format!("{}: {:#?}", path.display(), report.problems)),
     }
+}
+
+/// Whether a pool has a snapshot of this name, of all of it.
+pub fn has_snapshot(path: &Path, name: &str) -> Result<bool, String> {
+    let all = open_read_only(path)?.snapshots();
+    let all = all.map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(all.iter().any(|one| one.scope == ROOT && one.name == name.as_bytes()))
+}
+
+fn open_read_only(path: &Path) -> Result<Pool, String> {
+    let device =
+        FileDevice::open_read_only(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Pool::open(Arc::new(device), Options::new(CHECK_CACHE_LEN))
+        .map_err(|error| format!("{}: {error}", path.display()))
 }

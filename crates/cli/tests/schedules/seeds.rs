@@ -410,9 +410,21 @@ impl Run {
         self.pool.ends_with("q.hpk")
     }
 
-    /// Whether a new pool was created under the old name.
-    fn has_new_pool(&self) -> bool {
-        self.is_renamed() && self.pool.with_file_name("p.hpk").exists()
+    /// Returns the new pool under the old name, if a command created one.
+    fn new_pool(&self) -> Option<PathBuf> {
+        let path = self.pool.with_file_name("p.hpk");
+        (self.is_renamed() && path.exists()).then_some(path)
+    }
+
+    /// Whether a command that made this copy acted on a new pool, so that it copied none of the
+    /// databases. A snapshot of the whole pool is the only copy that succeeds there: a `receive`
+    /// that is refused, for example, leaves its new pool behind if others have opened it.
+    fn is_in_new_pool(&self, copy: &str) -> Result<bool, String> {
+        let name = copy.strip_prefix("p.hpk@").and_then(|rest| rest.split('/').next());
+        match (name, self.new_pool()) {
+            (Some(name), Some(pool)) => pools::has_snapshot(&pool, name),
+            _ => Ok(false),
+        }
     }
 
     /// The events at which a process began and ended.
@@ -450,6 +462,9 @@ impl Run {
             if self.world.code(*worker) != Some(0) || is_replaced {
                 continue;
             }
+            if self.is_in_new_pool(copy)? {
+                continue;
+            }
             let copy = copy.replace("p.hpk", &self.pool.display().to_string());
             let found = pools::tokens(&self.world.dir().join(copy))?;
             let span = self.span(*worker);
@@ -470,6 +485,7 @@ impl Run {
                 &most,
             )?;
         }
+        self.new_pool().map_or(Ok(()), |pool| pools::check(&pool))?;
         pools::check(&self.pool)
     }
 
@@ -481,7 +497,7 @@ impl Run {
         // The command that replaced it, and when.
         let replaced = self.jobs.iter().find_map(|(index, worker)| {
             // After a rename of the pool, `put` creates a new one.
-            if self.plan.jobs[*index].arguments[0] == "put" && self.has_new_pool() {
+            if self.plan.jobs[*index].arguments[0] == "put" && self.new_pool().is_some() {
                 return None;
             }
             let of = &self.plan.jobs[*index].replaces;
