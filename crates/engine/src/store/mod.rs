@@ -30,6 +30,7 @@ pub mod sharing;
 pub mod snapshots;
 pub mod space;
 mod state;
+mod tail;
 pub mod tree;
 mod txn;
 

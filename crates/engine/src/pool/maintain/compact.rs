@@ -229,7 +229,11 @@ impl Compaction {
             Stage::Done => {}
         }
         self.note(&self.pool.state());
-        Ok(!matches!(self.stage, Stage::Done))
+        let is_done = matches!(self.stage, Stage::Done);
+        if is_done {
+            self.pool.store().drop_tail();
+        }
+        Ok(!is_done)
     }
 
     /// Returns the progress so far.
@@ -389,6 +393,7 @@ impl Compaction {
         let settings = self.pool.settings(ROOT)?;
         let store = self.pool.store();
         let mut txn = store.begin_with(settings.checksum, Patience::Within(STEP_WAIT))?;
+        txn.cut_whole_tail();
         txn.set_aim(aim)?;
         let moved = change(&mut txn)?;
         txn.commit(Durability::Visible)?;

@@ -126,6 +126,7 @@ fn no_extent_lies_where_sqlite_locks() {
             txn.commit(Durability::Durable).unwrap();
         }
         assert_clean(&device);
+        store.seal().unwrap();
         assert!(device.len().unwrap() <= RESERVED_OFFSET, "the space was not released");
         assert!(store.state().superblock.end.0 << ashift <= RESERVED_OFFSET);
     }

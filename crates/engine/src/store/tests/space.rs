@@ -153,6 +153,7 @@ fn all_space_comes_back() {
             take(&mut txn, (n * 7) % 2000).unwrap();
             txn.commit(Durability::Durable).unwrap();
         }
+        store.seal().unwrap();
         let used = device.len().unwrap() - assert_clean(&device);
         assert!(used < 200_000, "{used} bytes are in use in an empty pool");
         fill(&store);

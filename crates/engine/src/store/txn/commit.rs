@@ -14,9 +14,6 @@
 //! 10 if requested: sync, after which the txg is durable
 //! ```
 //!
-//! A commit that lowers the end of the pool cuts the file only if it is much too long, see
-//! [`TAIL_LEN_MAX`].
-//!
 //! Up to step 7 a failure, or the end of the process, leaves the previous state in place. From then
 //! on others may see the new one. The sync needs no lock: whoever commits next builds on this state
 //! and does not overwrite its superblock, so transactions overlap with the syncs of those before
@@ -34,22 +31,19 @@ use crate::store::format::superblock::{
 use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
+use crate::store::tail::Tail;
 use crate::store::txn::Txn;
 use crate::store::txn::provision::drain;
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::{Durability, Patience, Store};
-use crate::units::{Sector, Txg};
+use crate::units::Txg;
 
 /// If more than this was written since the durable state, the commit syncs before its superblock,
 /// so that opening never has to verify more. If the commit alone wrote more, its superblock says
 /// that everything was synced, and the next commit syncs as well: otherwise opening that state
 /// would have to verify both.
 pub(in crate::store) const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
-/// The length in bytes up to which a file may extend behind the end of the pool while it is in use.
-/// Growing and cutting it again with every few commits would make each of their syncs a commit of
-/// the file system's journal. Writing once more to where the file has been does not.
-pub(super) const TAIL_LEN_MAX: u64 = 1 << 20;
 /// The number of unsynced bytes assumed for a state adopted from another process.
 const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
 
@@ -203,9 +197,8 @@ impl Txn {
     /// space tree or behind the end, so this needs no sync, and failures do not matter.
     fn give_back(&self, state: &State) {
         let (store, ashift) = (&self.core.store, self.core.ashift());
-        if state.superblock.end < self.core.base.superblock.end || self.core.is_last {
-            let exact = self.core.is_last || self.core.space.aim.is_some();
-            store.cut_behind(state.superblock.end, if exact { 0 } else { TAIL_LEN_MAX });
+        if state.superblock.end < self.core.base.superblock.end || self.core.tail == Tail::None {
+            store.cut_tail(state.superblock.end, self.core.tail);
         }
         for run in &self.core.space.punch {
             let still_free = self
@@ -222,14 +215,6 @@ impl Txn {
 }
 
 impl Store {
-    /// Cuts the file if it is longer than the end of the pool by more than `tail_len` bytes.
-    pub(in crate::store) fn cut_behind(&self, end: Sector, tail_len: u64) {
-        let end = end.0 << self.ashift();
-        if self.device.len().is_ok_and(|len| len > end + tail_len) {
-            let _ = self.device.set_len(end);
-        }
-    }
-
     /// Records in a new superblock that the newest state is durable, so that the next open has
     /// nothing to verify. This needs no sync: if it is lost, the next open verifies.
     pub fn seal(self: &Arc<Self>) -> Result<()> {
@@ -237,7 +222,13 @@ impl Store {
         let worth_it = !self.is_read_only()
             && state.durable == state.txg()
             && state.superblock.durable_txg < state.txg();
-        if !worth_it || self.is_stopped() {
+        if self.is_stopped() {
+            return Ok(());
+        }
+        if !worth_it {
+            if !state.foreign {
+                self.drop_tail();
+            }
             return Ok(());
         }
         let mut txn = match self.begin_with(ChecksumKind::default(), Patience::None) {
@@ -246,7 +237,7 @@ impl Store {
             begun => begun?,
         };
         if txn.core.base.txg() == state.txg() {
-            (txn.core.changed, txn.core.is_last) = (true, true);
+            (txn.core.changed, txn.core.tail) = (true, Tail::None);
             match txn.commit(Durability::Visible) {
                 // What was committed is durable, so a full disk must not look like a failure.
                 Err(Error::NoSpace) => {}

@@ -29,8 +29,8 @@ use super::format::superblock::{
 use super::format::trees::{PerTree, TreeId};
 use super::gate::Inside;
 use super::space::Space;
+use super::tail::Tail;
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
-use super::txn::commit::TAIL_LEN_MAX;
 use super::txn::write_buffer::WriteBuffer;
 use super::{State, Store};
 use crate::codec::Compression;
@@ -84,8 +84,8 @@ pub(super) struct TxnCore {
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
     pub(super) changed: bool,
-    /// Whether this is the last commit before the pool is closed.
-    pub(super) is_last: bool,
+    /// How much longer than the pool its file may stay.
+    pub(super) tail: Tail,
     /// Whether this is one of many transactions that write a lot together.
     pub(super) is_bulk: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
@@ -122,7 +122,7 @@ impl Txn {
             checksum,
             next_file_id: superblock.next_file_id,
             changed: false,
-            is_last: false,
+            tail: Tail::default(),
             is_bulk: false,
             is_frozen: false,
             incompat: superblock.incompat,
@@ -204,6 +204,11 @@ impl Txn {
     /// Notes that readers of some file may pin states.
     pub fn note_pinned_readers(&mut self) {
         self.core.incompat |= FEATURE_PINNED_READERS;
+    }
+
+    /// Makes the commit cut the file where the pool ends then.
+    pub fn cut_whole_tail(&mut self) {
+        self.core.tail = Tail::None;
     }
 
     /// Reserves `count` identities and returns the first.
@@ -316,7 +321,7 @@ impl TxnCore {
     /// Cuts off what an abandoned transaction wrote behind the end of the pool. The durable state
     /// does not reach there (see [`Txn::give_back`]); a failure only wastes space.
     fn cut_leftovers(&self) {
-        self.store.cut_behind(self.base.superblock.end, TAIL_LEN_MAX);
+        self.store.cut_tail(self.base.superblock.end, self.tail);
     }
 
     /// Whether small extents, and `sectors` still to be written, go into small pieces of free
