@@ -259,8 +259,8 @@ macro_rules! api_from {
             FILENAME_DATABASE = sqlite3_filename_database,
         );
         table[$crate::api::DB_NAME_SLOT] = host::sqlite3_db_name as *const ::core::ffi::c_void;
-        // SAFETY: the table is long enough for every host, and every member that is not NULL is the C
-        // function that belongs in its slot, with SQLite's own signature.
+        // SAFETY: the table is long enough for every host, and every member that is not NULL is the
+        // C function that belongs in its slot, with SQLite's own signature.
         unsafe { $crate::api::Api::from_routines(table.as_ptr().cast()) }
     }};
 }
