@@ -253,9 +253,15 @@ impl<'p> Info<'p> {
         }
         let Counts { files, directories, symlinks } = &self.counts;
         let mut text = count(*files, exact);
-        for (number, what) in [(*directories, "directories"), (*symlinks, "symbolic links")] {
-            if number > 0 {
-                text.push_str(&format!(", {} {what}", count(number, exact)));
+        let others = [
+            (*directories, "directory", "directories"),
+            (*symlinks, "symbolic link", "symbolic links"),
+        ];
+        for (number, one, many) in others {
+            match number {
+                0 => {}
+                1 => text.push_str(&format!(", 1 {one}")),
+                _ => text.push_str(&format!(", {} {many}", count(number, exact))),
             }
         }
         ("files", text)

@@ -11,8 +11,14 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::gate::{Ask, Patience};
 use crate::system;
 
-/// The first and the longest pause between attempts to take another process's lock.
+/// The first pause between attempts to take another process's lock.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
+/// The longest pause while only small commits may be ahead: they take about that long, and who
+/// pauses for longer is overtaken by those who have just come.
+const LOCK_PAUSE_SOON: Duration = Duration::from_micros(200);
+/// For how long that is likely.
+const SOON: Duration = Duration::from_millis(5);
+/// The longest pause after that, so that waiting for a large transaction costs next to nothing.
 const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
 /// How long to wait for another transaction before asking again whether to continue.
 const ASK_PAUSE: Duration = Duration::from_millis(20);
@@ -146,7 +152,8 @@ impl Store {
                 system::sleep(pause);
             }
             left -= pause;
-            next = (next * 2).min(LOCK_PAUSE_MAX);
+            let longest = if wait - left < SOON { LOCK_PAUSE_SOON } else { LOCK_PAUSE_MAX };
+            next = (next * 2).min(longest);
         }
         Ok(true)
     }
