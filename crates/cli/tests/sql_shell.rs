@@ -102,6 +102,13 @@ fn ours(pool: &Path, input: &str) -> String {
     String::from_utf8_lossy(&done.get_output().stdout).into_owned()
 }
 
+/// The shell on a pool, in a directory, with these arguments.
+fn shell_in(directory: &Path, pool: &Path, arguments: &[&str]) -> assert_cmd::Command {
+    let mut command = hardpack();
+    command.current_dir(directory).arg("sql").arg(pool).args(arguments);
+    command
+}
+
 #[test]
 fn output_is_that_of_the_stock_shell() {
     if !has_stock() {
@@ -197,11 +204,7 @@ fn files_are_read_and_written() {
     fs::write(at.join("in.sql"), "SELECT 1;\n.read inner.sql\nSELECT 4").unwrap();
     fs::write(at.join("inner.sql"), "SELECT 2;\nSELECT missing;\nSELECT 3;\n").unwrap();
     fs::write(at.join("loop.sql"), ".read loop.sql\n").unwrap();
-    let run = |arguments: &[&str]| {
-        let mut command = hardpack();
-        command.current_dir(at).arg("sql").arg(&pool).args(arguments);
-        command
-    };
+    let run = |arguments: &[&str]| shell_in(at, &pool, arguments);
     let done = run(&[".read in.sql"]).assert().code(3);
     assert_eq!(done.get_output().stdout, b"1\n2\n3\n4\n");
     assert!(stderr_of(&mut run(&[".read loop.sql"]), 2).contains("nested more than 25 deep"));
@@ -298,11 +301,7 @@ fn a_dump_makes_the_same_database() {
 fn records_of_a_file_are_imported_as_a_whole() {
     let (directory, _, pool) = sample();
     let at = directory.path();
-    let run = |arguments: &[&str]| {
-        let mut command = hardpack();
-        command.current_dir(at).arg("sql").arg(&pool).args(arguments);
-        command
-    };
+    let run = |arguments: &[&str]| shell_in(at, &pool, arguments);
     let count = || stdout_of(&mut run(&["SELECT count(*) FROM plain"]));
     fs::write(at.join("new.csv"), "\u{feff}a,b,a\r\n1,\"two, \"\"2\"\"\nlines\",\r\n3,4,5")
         .unwrap();
@@ -340,11 +339,7 @@ fn records_of_a_file_are_imported_as_a_whole() {
 fn databases_are_backed_up_restored_and_opened() {
     let (directory, _, pool) = sample();
     let at = directory.path();
-    let run = |arguments: &[&str]| {
-        let mut command = hardpack();
-        command.current_dir(at).arg("sql").arg(&pool).args(arguments);
-        command
-    };
+    let run = |arguments: &[&str]| shell_in(at, &pool, arguments);
     stdout_of(&mut run(&[
         ".backup plain.db",
         ".backup main packed.hpk",

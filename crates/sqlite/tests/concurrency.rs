@@ -72,7 +72,7 @@ impl Home {
         let home = Home { dir: tempfile::tempdir().unwrap() };
         let db = open(&home.path());
         run(&db, "create table t(a integer, b text)");
-        fill(&db, ROW_COUNT);
+        common::fill(&db, ROW_COUNT);
         home
     }
     fn path(&self) -> PathBuf {
@@ -81,16 +81,6 @@ impl Home {
     fn path_text(&self) -> String {
         self.path().display().to_string()
     }
-}
-
-fn fill(db: &Connection, rows: i64) {
-    run(
-        db,
-        &format!(
-            "insert into t with recursive n(i) as (values(1) union all select i + 1 from n \
-             where i < {rows}) select i, hex(randomblob(100)) from n"
-        ),
-    );
 }
 
 fn churn(db: &Connection, round: u64) {
@@ -103,7 +93,7 @@ fn churn(db: &Connection, round: u64) {
     );
     match round % 10 {
         3 => run(db, "delete from t where rowid > 2000; vacuum"),
-        4 => fill(db, 2000),
+        4 => common::fill(db, 2000),
         _ => {}
     }
 }
@@ -322,7 +312,7 @@ fn who_reads_while_pins_come_begins_anew() {
         let path = dir.path().join("p.hpk");
         let db = common::open(&path);
         run(&db, "create table t(a integer, b text)");
-        fill(&db, ROW_COUNT);
+        common::fill(&db, ROW_COUNT);
         let reader = common::open(&path);
         run(&reader, SMALL_CACHE);
         reader.busy_timeout(Duration::ZERO).unwrap();

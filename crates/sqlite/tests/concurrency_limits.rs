@@ -40,13 +40,7 @@ fn home(rows: i64) -> (tempfile::TempDir, PathBuf) {
 fn make(path: &Path, rows: i64) {
     let db = open(path);
     run(&db, "create table t(a integer, b text)");
-    run(
-        &db,
-        &format!(
-            "insert into t with recursive n(i) as (values(1) union all select i + 1 from n \
-             where i < {rows}) select i, hex(randomblob(100)) from n"
-        ),
-    );
+    common::fill(&db, rows);
 }
 
 /// Whether the next write to [`TARGET`] fails, after the reader has looked.

@@ -52,9 +52,7 @@ impl Home {
     /// Asserts that nothing lies beside the pool and that the pool is sound, while nobody has it
     /// open.
     fn assert_tidy(&self) {
-        assert_eq!(self.companions(), Vec::<String>::new());
-        assert_eq!(common::open_descriptors(self.dir.path()), Vec::<PathBuf>::new());
-        common::assert_pool_is_clean(&self.pool());
+        common::assert_alone_and_clean(&self.pool());
     }
 }
 

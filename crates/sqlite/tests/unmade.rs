@@ -38,10 +38,7 @@ impl Lone {
     /// nothing lies beside it.
     fn assert_whole(&self) {
         assert_eq!(value::<String>(&open(&self.pool()), "select a from t"), "first");
-        let names = std::fs::read_dir(self.dir.path()).unwrap().map(|name| name.unwrap().path());
-        assert_eq!(names.collect::<Vec<_>>(), [self.pool()]);
-        assert_eq!(common::open_descriptors(self.dir.path()), Vec::<PathBuf>::new());
-        common::assert_pool_is_clean(&self.pool());
+        common::assert_alone_and_clean(&self.pool());
     }
 }
 

@@ -109,6 +109,16 @@ pub fn packed() -> (TempDir, PathBuf) {
     (directory, at)
 }
 
+/// Returns the name of every command, as help lists them.
+pub fn command_names() -> Vec<String> {
+    let help = stdout_of(hardpack().arg("help"));
+    let of_help = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = of_help.take_while(|line| !line.is_empty()).filter_map(|line| {
+        line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '))?.split(' ').next()
+    });
+    names.map(str::to_owned).collect()
+}
+
 /// Runs a command in a directory, which must succeed, and returns its standard output.
 pub fn succeeds(directory: &Path, arguments: &[&str]) -> String {
     stdout_of(hardpack().current_dir(directory).args(arguments))

@@ -14,7 +14,6 @@ use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{hardpack, stdout_of};
 use places::{Fixture, Outcome, TARGETS};
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/targets/table.txt");
@@ -152,13 +151,9 @@ fn every_command_against_every_bad_target() {
 /// A new command needs rows.
 #[test]
 fn the_table_has_every_command() {
-    let help = stdout_of(hardpack().arg("help"));
-    let of_help = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let names = of_help.take_while(|line| !line.is_empty()).filter_map(|line| {
-        line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '))?.split(' ').next()
-    });
     let has = |name: &str| COMMANDS.iter().any(|line| line.split(' ').next() == Some(name));
-    let missing: Vec<&str> = names.filter(|name| *name != "help" && !has(name)).collect();
+    let mut missing = common::command_names();
+    missing.retain(|name| name != "help" && !has(name));
     assert!(missing.is_empty(), "not in the table: {missing:?}");
     let table = read_table();
     for command in COMMANDS {

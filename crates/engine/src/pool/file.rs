@@ -41,10 +41,6 @@ pub const WAITING_FACTOR: usize = 8;
 /// The number of bytes at the front of a file that are kept in memory: SQLite's header, part of
 /// which every transaction reads.
 const FRONT_LEN: usize = 128;
-/// The offset and length of the numbers in the header of a database that tell its states apart: the
-/// change counter and the size of the database and of its list of free pages.
-const CHANGE_NUMBERS: (u64, usize) = (24, 16);
-
 /// A file of an open pool.
 #[derive(Debug)]
 pub struct File {
@@ -193,20 +189,6 @@ impl File {
     /// Returns the length in bytes in a pinned state.
     pub fn pinned_len(&self, pin: &Pin) -> Result<u64> {
         self.len_in(pin.state())
-    }
-
-    /// Whether a database is in the newest state what it is in a pinned one: whether they agree in
-    /// length and in the numbers that SQLite changes with every transaction.
-    pub fn is_as_pinned(&self, pin: &Pin) -> Result<bool> {
-        self.store.refresh()?;
-        let identity = |state: &State| {
-            let mut numbers = [0; CHANGE_NUMBERS.1];
-            self.read_in(state, &mut numbers, CHANGE_NUMBERS.0)?;
-            Ok((self.len_in(state)?, numbers))
-        };
-        self.store.with_state(|state| {
-            Ok(state.txg() == pin.state().txg() || identity(state)? == identity(pin.state())?)
-        })
     }
 
     fn read_in(&self, state: &State, buf: &mut [u8], offset: u64) -> Result<usize> {

@@ -39,6 +39,7 @@ use hardpack_engine::pool::Concurrency;
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, Result as EngineResult};
 
+use super::reading::CHANGE_COUNTER;
 use super::{Backing, MainFile};
 use crate::api;
 use crate::ffi::*;
@@ -122,16 +123,19 @@ impl MainFile {
         Ok(self.pinning.pin.as_ref().filter(|_| self.lock == SQLITE_LOCK_SHARED && !self.wrote))
     }
 
-    /// Whether the database has changed since the connection pinned it.
+    /// Whether the database has changed since the connection pinned it, or may have changed since
+    /// it read without a pin. Nobody else can change it now.
     pub(super) fn is_overtaken(&self) -> EngineResult<bool> {
-        match (&self.file, &self.pinning.pin) {
-            (Some(file), Some(pin)) => Ok(!file.is_as_pinned(pin)?),
-            (Some(_), None) => {
-                self.pool().map_or(Ok(false), |pool| pool.refresh())?;
-                Ok(self.lacks_pin())
-            }
-            (None, _) => Ok(false),
+        let (Some(pool), Some(file)) = (self.pool(), &self.file) else { return Ok(false) };
+        pool.refresh()?;
+        let Some(pin) = &self.pinning.pin else { return Ok(self.lacks_pin()) };
+        if pool.state().txg() == pin.state().txg() {
+            return Ok(false);
         }
+        let (mut before, mut now) = ([0; CHANGE_COUNTER.1], [0; CHANGE_COUNTER.1]);
+        file.read_pinned_at(pin, &mut before, CHANGE_COUNTER.0)?;
+        file.read_committed_at(&mut now, CHANGE_COUNTER.0)?;
+        Ok((before, file.pinned_len(pin)?) != (now, file.len()?))
     }
 
     /// Whether the exclusive lock that SQLite asks for may let readers go on.
@@ -140,11 +144,12 @@ impl MainFile {
             return Ok(false);
         };
         let has_reserved = self.lock > SQLITE_LOCK_SHARED && self.wal_index.is_none();
+        // The cheapest first.
         Ok(has_reserved
-            && file.concurrency()? == Concurrency::Snapshot
             && !self.wants_log
+            && self.can_be_published()?
             && !self.has_journal_file()
-            && self.can_be_published()?)
+            && file.concurrency()? == Concurrency::Snapshot)
     }
 
     /// Whether the transaction, as far as it has come, can be published beside readers.

@@ -6,8 +6,9 @@ use std::ops::Range;
 use super::MainFile;
 use crate::ffi::*;
 
-/// The offset and length of SQLite's read that checks whether others have changed the database.
-const CHANGE_COUNTER: (u64, usize) = (24, 16);
+/// The offset and length of SQLite's read that checks whether others have changed the database: the
+/// change counter, and the sizes of the database and of its list of free pages.
+pub(super) const CHANGE_COUNTER: (u64, usize) = (24, 16);
 /// The position of the schema's number in the first page.
 const SCHEMA_COOKIE: Range<usize> = 40..44;
 /// The length of the shortest page.

@@ -173,6 +173,27 @@ pub fn engine(path: &Path) -> Pool {
     Pool::open(std::sync::Arc::new(device), Options::new(CHECK_CACHE_LEN)).unwrap()
 }
 
+/// Asserts that a pool is alone in its directory, that nobody in this process has it open, and that
+/// it is sound.
+pub fn assert_alone_and_clean(pool: &Path) {
+    let dir = pool.parent().unwrap();
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(names.collect::<Vec<_>>(), [pool]);
+    assert_eq!(open_descriptors(dir), Vec::<PathBuf>::new());
+    assert_pool_is_clean(pool);
+}
+
+/// Fills a table `t(a integer, b text)`: numbers from 1 on, and random text.
+pub fn fill(db: &Connection, rows: i64) {
+    run(
+        db,
+        &format!(
+            "insert into t with recursive n(i) as (values(1) union all select i + 1 from n \
+             where i < {rows}) select i, hex(randomblob(100)) from n"
+        ),
+    );
+}
+
 /// Returns a path with a suffix such as "-journal".
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

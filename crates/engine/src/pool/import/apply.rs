@@ -67,12 +67,8 @@ impl Import<'_> {
         };
         // For parts of a file, the final item reports the error.
         let Some((parent, name)) = item.place() else { return Ok(()) };
-        if let Item::End { file, .. } = item
-            && entries::is_there(txn, *file)?
-        {
-            let edit = &mut Edit::new(txn, 0);
-            let attributes = edit.attributes(*file)?;
-            edit.remove_file(*file, &attributes)?;
+        if let Item::End { file, .. } = item {
+            Edit::new(txn, 0).remove_file_if_there(*file)?;
         }
         let (mut path, above) = match self.refused.get(&parent) {
             Some((path, why)) => (path.clone(), Some(why.clone())),

@@ -25,6 +25,7 @@
 //! directory before it is committed.
 
 mod apply;
+mod items;
 mod prepare;
 
 use std::collections::HashMap;
@@ -32,6 +33,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use self::items::{Item, Open, Place};
 use self::prepare::{Ready, Split};
 use super::namespace::entries::{self, Attributes, Kind, Xattr};
 use super::namespace::props::Settings;
@@ -100,90 +102,6 @@ pub struct Refused {
 
 /// Answers whether a file may be replaced, or says why not.
 type Ask<'p> = dyn FnMut(FileId) -> Result<(), String> + 'p;
-
-/// A pending item; items are applied in order.
-enum Item {
-    Directory {
-        file: FileId,
-        at: Place,
-        /// Whether it was given itself, and not only something inside it.
-        is_given: bool,
-    },
-    File {
-        at: Place,
-        content: Vec<u8>,
-    },
-    Symlink {
-        at: Place,
-        target: Vec<u8>,
-    },
-    HardLink {
-        existing: (FileId, Vec<u8>),
-        parent: FileId,
-        name: Vec<u8>,
-    },
-    /// Creates a file that has no name yet, with the settings of its directory.
-    Begin {
-        file: FileId,
-        parent: FileId,
-    },
-    Part {
-        file: FileId,
-        settings: Settings,
-        offset: u64,
-        bytes: Vec<u8>,
-    },
-    End {
-        file: FileId,
-        at: Place,
-        len: u64,
-    },
-}
-
-impl Item {
-    /// Returns the directory and the name that the item gets; parts of a file have none.
-    fn place(&self) -> Option<(FileId, &[u8])> {
-        match self {
-            Item::Directory { at, .. }
-            | Item::File { at, .. }
-            | Item::Symlink { at, .. }
-            | Item::End { at, .. } => Some((at.parent, &at.name)),
-            Item::HardLink { parent, name, .. } => Some((*parent, name)),
-            Item::Begin { .. } | Item::Part { .. } => None,
-        }
-    }
-}
-
-/// The destination of an item, and its attributes.
-struct Place {
-    parent: FileId,
-    name: Vec<u8>,
-    attributes: Attributes,
-    xattrs: Vec<Xattr>,
-}
-
-impl Place {
-    fn new(parent: FileId, name: &[u8], like: &Attributes, xattrs: &[Xattr], kind: Kind) -> Place {
-        let attributes = Attributes { kind, ..*like };
-        Place { parent, name: name.to_vec(), attributes, xattrs: xattrs.to_vec() }
-    }
-}
-
-/// A file that is being streamed.
-struct Open {
-    at: Place,
-    /// The settings of the file that it replaces, otherwise those of its directory.
-    settings: Settings,
-    /// Its id, once a part of it was queued.
-    file: Option<FileId>,
-    /// The bytes queued so far.
-    len: u64,
-    buffer: Vec<u8>,
-    /// How many bytes are buffered before it is known that the file is long, and then for each
-    /// part.
-    whole_len_max: usize,
-    part_len: usize,
-}
 
 /// An import in progress. Dropping it keeps what was committed, and discards the rest.
 pub struct Import<'p> {
@@ -492,13 +410,8 @@ impl Import<'_> {
     pub fn abandon_file(&mut self) -> Result<()> {
         let Some(file) = self.open.take().and_then(|open| open.file) else { return Ok(()) };
         self.flush()?;
-        self.pool.edit(0, |edit| {
-            match edit.attributes(file) {
-                // The file was refused.
-                Err(Error::NotFound { .. }) => Ok(()),
-                attributes => edit.remove_file(file, &attributes?),
-            }
-        })
+        // It is gone if it was refused.
+        self.pool.edit(0, |edit| edit.remove_file_if_there(file))
     }
 
     /// Commits the items given so far. They become visible now, and durable later.
@@ -601,14 +514,7 @@ impl Import<'_> {
         let nameless = std::mem::take(&mut self.nameless);
         if !nameless.is_empty() {
             self.pool.edit(0, |edit| {
-                for file in &nameless {
-                    match edit.attributes(*file) {
-                        // The file was refused.
-                        Err(Error::NotFound { .. }) => {}
-                        attributes => edit.remove_file(*file, &attributes?)?,
-                    }
-                }
-                Ok(())
+                nameless.iter().try_for_each(|file| edit.remove_file_if_there(*file))
             })?;
         }
         self.end_sync()?;

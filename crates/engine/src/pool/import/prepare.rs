@@ -73,7 +73,7 @@ impl Import<'_> {
                 let target = split.targets.len();
                 split.targets.push(self.target(file, settings));
                 let first = split.jobs.len();
-                let jobs = records(offset, bytes, settings.record_len as usize);
+                let jobs = Job::records(offset, bytes, settings.record_len as usize);
                 split.jobs.extend(jobs.into_iter().map(|job| (target, job)));
                 let jobs = first..split.jobs.len();
                 Content { jobs, settings, len, hash, is_whole }
@@ -123,18 +123,5 @@ fn found<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => Ok(None),
         found => found.map(Some),
-    }
-}
-
-/// Splits content at `offset` of a file into records of `span` bytes.
-fn records(offset: u64, bytes: Vec<u8>, span: usize) -> Vec<Job> {
-    let span_log2 = span.trailing_zeros() as u8;
-    match bytes.len() {
-        0 => Vec::new(),
-        len if len <= span => vec![Job::record(offset, bytes, span_log2)],
-        _ => {
-            let parts = bytes.chunks(span).zip((offset..).step_by(span));
-            parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
-        }
     }
 }

@@ -362,13 +362,12 @@ impl<'a> Rewrite<'a> {
             clear(region.start, &mut bytes);
         }
         let span = self.record_len.unwrap_or(region.end - region.start);
-        let span_log2 = span.trailing_zeros() as u8;
-        let job = |start, bytes| Job::record(start, bytes, span_log2).counted(is_counted);
-        if bytes.len() as u64 <= span {
-            return Ok(vec![job(region.start, bytes)]);
-        }
-        let parts = bytes.chunks(span as usize).zip((region.start..).step_by(span as usize));
-        Ok(parts.map(|(part, start)| job(start, part.to_vec())).collect())
+        // A region without bytes has a record to replace all the same.
+        let jobs = match bytes.is_empty() {
+            true => vec![Job::record(region.start, bytes, span.trailing_zeros() as u8)],
+            false => Job::records(region.start, bytes, span as usize),
+        };
+        Ok(jobs.into_iter().map(|job| job.counted(is_counted)).collect())
     }
 }
 

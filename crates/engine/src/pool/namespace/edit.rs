@@ -212,6 +212,14 @@ impl<'t> Edit<'t> {
         }
     }
 
+    /// Removes a file that has no name, unless it is gone already.
+    pub(in crate::pool) fn remove_file_if_there(&mut self, file: FileId) -> Result<()> {
+        match self.attributes(file) {
+            Err(Error::NotFound { .. }) => Ok(()),
+            attributes => self.remove_file(file, &attributes?),
+        }
+    }
+
     /// Removes a file that has no name.
     pub(in crate::pool) fn remove_file(
         &mut self,

@@ -416,11 +416,9 @@ impl<'p> Receive<'p> {
             history: Arc::default(),
             is_exact: false,
         };
-        let starts = (start..).step_by(span as usize);
-        let span_log2 = span.trailing_zeros() as u8;
-        let parts = bytes.chunks(span as usize).zip(starts);
-        let jobs: Vec<_> =
-            parts.map(|(part, at)| (&target, Job::record(at, part.to_vec(), span_log2))).collect();
+        let end = start + bytes.len() as u64;
+        let jobs = Job::records(start, bytes, span as usize);
+        let jobs: Vec<_> = jobs.into_iter().map(|job| (&target, job)).collect();
         let count = jobs.len();
         let mut batch = Batch::prepare(self.pool.store(), jobs, Patience::Endless)?;
         let mut txn = self.transaction()?;
@@ -434,7 +432,7 @@ impl<'p> Receive<'p> {
             }
         };
         self.key = Some(file);
-        self.progress.spooled = start + bytes.len() as u64;
+        self.progress.spooled = end;
         entries::set_len(&mut txn, file, self.progress.spooled)?;
         (0..count).for_each(|job| batch.set_file(job, file));
         batch.store(&mut txn, 0..count)?;

@@ -61,6 +61,20 @@ impl Job {
         Job { start, bytes, span_log2: Some(span_log2), delta: None, is_counted: false }
     }
 
+    /// Splits content at `start` of a file into whole records of `span` bytes, a power of two; the
+    /// last one may be shorter.
+    pub fn records(start: u64, bytes: Vec<u8>, span: usize) -> Vec<Job> {
+        let span_log2 = span.trailing_zeros() as u8;
+        match bytes.len() {
+            0 => Vec::new(),
+            len if len <= span => vec![Job::record(start, bytes, span_log2)],
+            _ => {
+                let parts = bytes.chunks(span).zip((start..).step_by(span));
+                parts.map(|(part, at)| Job::record(at, part.to_vec(), span_log2)).collect()
+            }
+        }
+    }
+
     /// Creates a job for a patch, with its differences from the bytes below if they are short.
     pub fn patch(start: u64, bytes: Vec<u8>, delta: Option<Vec<u8>>) -> Job {
         Job { start, bytes, span_log2: None, delta, is_counted: false }
