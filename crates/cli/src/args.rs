@@ -4,6 +4,7 @@ mod copies;
 mod files;
 mod find;
 mod parse;
+mod programs;
 mod properties;
 #[cfg(test)]
 mod reference;
@@ -19,6 +20,7 @@ pub use self::copies::*;
 pub use self::files::*;
 pub use self::find::*;
 pub use self::parse::{parse, wrong_usage};
+pub use self::programs::*;
 pub use self::properties::*;
 pub use self::snapshots::*;
 pub use self::streams::*;
@@ -240,6 +242,8 @@ pub enum Command {
     Repack(RepackArgs),
     /// Run SQL on the database in a pool
     Sql(SqlArgs),
+    /// Run a program that knows nothing of Hardpack, and let it open packed databases
+    Run(RunArgs),
     /// List the compression algorithms and their levels
     Codecs(CodecsArgs),
 }

@@ -15,6 +15,7 @@ mod contents;
 mod failure;
 mod globs;
 mod leftovers;
+mod library;
 mod modes;
 mod near;
 mod output;
@@ -108,6 +109,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Fold(args) => commands::fold::run(&args),
         Command::Repack(args) => commands::repack::run(&args),
         Command::Sql(args) => commands::sql::run(&args),
+        Command::Run(args) => commands::run::run(&args),
         Command::Codecs(args) => commands::codecs::run(&args),
     }
 }

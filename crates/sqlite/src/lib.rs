@@ -39,6 +39,7 @@
 
 pub mod api;
 mod busy;
+pub mod c;
 mod codes;
 mod companion;
 mod extension;
@@ -66,6 +67,8 @@ mod wal_index;
 
 #[doc(hidden)]
 pub use system::simulate_clock;
+
+pub use main_file::{NewDatabases, set_new_databases};
 
 pub use extension::{register, sqlite3_hardpack_init, sqlite3_hardpackdefault_init};
 #[doc(hidden)]

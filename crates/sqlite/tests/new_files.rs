@@ -83,6 +83,39 @@ fn attach_makes_what_the_name_says() {
     assert!(!common::is_pool(&in_dir("more.db")));
 }
 
+/// In a process of its own: the setting holds for all connections.
+fn play_new_plain(dir: &Path) {
+    let in_dir = |name: &str| dir.join(name);
+    common::setup();
+    hardpack::set_new_databases(hardpack::NewDatabases::Plain);
+    for (name, is_pool) in [("own.db", false), ("own.hpk", true)] {
+        let uri = format!("file:{}", in_dir(name).display());
+        let flags = rusqlite::OpenFlags::default();
+        let db = rusqlite::Connection::open_with_flags_and_vfs(uri, flags, c"hardpack").unwrap();
+        let other = rusqlite::Connection::open_with_flags_and_vfs(in_dir(name), flags, c"hardpack");
+        run(&db, "pragma journal_mode=wal; create table t(a); insert into t values(1)");
+        assert_eq!(value::<i64>(&other.unwrap(), "select a from t"), 1);
+        assert_eq!(common::is_pool(&in_dir(name)), is_pool, "{name}");
+    }
+    // A URI that names the VFS asks for a pool, and so does a setting.
+    run(&open(&in_dir("asked.db")), "create table t(a)");
+    assert!(common::is_pool(&in_dir("asked.db")));
+    // Somebody else may make a pool of a file that was still empty.
+    let flags = rusqlite::OpenFlags::default();
+    let empty = in_dir("empty.db");
+    let db = rusqlite::Connection::open_with_flags_and_vfs(&empty, flags, c"hardpack").unwrap();
+    assert_eq!(value::<i64>(&db, "select count(*) from sqlite_schema"), 0);
+    run(&open(&empty), "create table t(a); insert into t values(2)");
+    assert_eq!(value::<i64>(&db, "select a from t"), 2);
+    assert!(common::is_pool(&empty));
+}
+
+#[test]
+fn a_process_may_want_new_databases_to_be_plain() {
+    let dir = tempfile::tempdir().unwrap();
+    common::Role::start("new plain", &[&dir.path().to_string_lossy()]).finish();
+}
+
 /// A transaction across a pool and a new plain file commits both or neither.
 #[test]
 fn a_transaction_spans_a_pool_and_a_new_plain_file() {
@@ -104,6 +137,9 @@ fn a_transaction_spans_a_pool_and_a_new_plain_file() {
 #[test]
 fn child_role() {
     let Some(role) = common::role() else { return };
+    if role == "new plain" {
+        return play_new_plain(&common::path_argument(0));
+    }
     assert_eq!(role, "own");
     let db = open(&common::path_argument(0));
     run(&db, &common::argument(1));

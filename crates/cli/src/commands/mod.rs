@@ -16,6 +16,7 @@ pub mod put;
 pub mod receive;
 pub mod repack;
 pub mod rewind;
+pub mod run;
 pub mod salvage;
 pub mod send;
 pub mod snapshots;

@@ -34,11 +34,9 @@ use self::sink::Sink;
 use crate::address::Address;
 use crate::args::SqlArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::{output, sqlite};
+use crate::{library, output, sqlite};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const LIBRARY: &str = "libhardpack.so";
-const SHELL: &str = "sqlite3";
 
 pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
     let what = &args.pool;
@@ -146,7 +144,9 @@ fn database(what: &Address) -> Result<(PathBuf, Option<CutShort>), Reason> {
 /// Replaces this process with the stock shell, with Hardpack loaded and the pool open. Returns `Ok`
 /// if the shell or the library is not found, or the shell cannot load the library.
 fn exec_shell(args: &SqlArgs, path: &Path) -> Result<(), Reason> {
-    let (Some(library), Some(shell)) = (find_library(), find_shell()) else { return Ok(()) };
+    let (Some(library), Some(shell)) = (library::find(), library::on_path(library::SHELL)) else {
+        return Ok(());
+    };
     // The shell interprets C escapes in double quotes but not in single quotes. The URI contains no
     // quotes.
     let library = library.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
@@ -181,19 +181,4 @@ fn can_load(shell: &Path, load: &str) -> bool {
     command.args(["-init", "/dev/null", "-bail", "-batch", ":memory:", load]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
-}
-
-fn find_library() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("HARDPACK_LIBRARY") {
-        return std::path::absolute(path).ok().filter(|path| path.exists());
-    }
-    let program = std::env::current_exe().ok()?;
-    let directory = program.parent()?;
-    let places = [directory.join(LIBRARY), directory.join("../lib").join(LIBRARY)];
-    places.into_iter().find(|path| path.exists())
-}
-
-fn find_shell() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join(SHELL)).find(|path| path.is_file())
 }

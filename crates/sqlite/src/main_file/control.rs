@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use hardpack_engine::store::Durability;
 
+use super::open::is_new_plain;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
 use crate::ffi::*;
@@ -116,7 +117,8 @@ impl MainFile {
     }
 
     /// Takes note of the connection that has opened the file. What a connection opens besides its
-    /// main database, with ATTACH or VACUUM INTO, becomes a pool only if its name asks for that.
+    /// main database, with ATTACH or VACUUM INTO, becomes a pool only if its name asks for that; so
+    /// does its main database if [`set_new_databases`](super::set_new_databases) says so.
     fn note_connection(&mut self, connection: *const *const c_void) {
         self.connection_use = None;
         self.connection = connection;
@@ -128,7 +130,7 @@ impl MainFile {
         self.connection_use = Some(ConnectionUse::new(address));
         let is_new = matches!(self.backing, Backing::Unborn(None, _))
             && matches!(self.host_file.len(), Ok(0));
-        if is_further && is_new && !self.wants_pool {
+        if (is_further || is_new_plain()) && is_new && !self.wants_pool {
             self.backing = Backing::Plain;
             self.is_undecided = true;
             self.plain_name = Some(PlainName::new(self.path.as_os_str().as_bytes()));

@@ -67,6 +67,7 @@ use crate::host_name::HostName;
 use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse};
 use crate::wal_index::WalIndex;
 use locks::Locks;
+pub use open::{NewDatabases, set_new_databases};
 use pinning::Pinning;
 use unmade::Unmade;
 

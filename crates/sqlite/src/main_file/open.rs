@@ -5,6 +5,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
@@ -30,6 +31,31 @@ use crate::vfs::VFS_NAME;
 const POOL_SUFFIX: &[u8] = b".hpk";
 /// The first bytes of a plain database.
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
+/// Whether the database that a connection opens as its own becomes plain unless its name asks for
+/// a pool.
+static NEW_IS_PLAIN: AtomicBool = AtomicBool::new(false);
+
+/// What a new database of a connection becomes if neither its name nor its URI asks for a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum NewDatabases {
+    /// A pool.
+    #[default]
+    Packed,
+    /// A plain database, as one that is attached.
+    Plain,
+}
+
+/// Says what new databases become from now on, in the whole process. For programs that open all
+/// databases through this VFS because it is the default, without having asked for pools.
+pub fn set_new_databases(what: NewDatabases) {
+    NEW_IS_PLAIN.store(what == NewDatabases::Plain, Ordering::Relaxed);
+}
+
+/// Whether a new database becomes plain unless its name asks for a pool.
+pub(super) fn is_new_plain() -> bool {
+    NEW_IS_PLAIN.load(Ordering::Relaxed)
+}
 
 impl MainFile {
     /// Opens a main database.

@@ -1,0 +1,101 @@
+//! The C interface, for programs that link to `libhardpack.so` or load it themselves.
+//! `include/hardpack.h` documents it.
+//!
+//! Invariants: every function catches panics, returns a [`Code`], and sets the error text of its
+//! thread if that is not [`Code::Ok`]. What a released version has (functions, values, the order
+//! of fields) never changes; a structure grows only at its end, and its first field says how much
+//! of it the caller knows.
+#![expect(unsafe_code, reason = "C programs call these functions")]
+
+mod register;
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hardpack_engine::Error;
+
+pub use register::{hardpack_register, hardpack_register_with};
+
+/// What a function returns. The numbers are those that the command exits with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Code {
+    /// It worked.
+    Ok = 0,
+    /// Stored data is damaged.
+    Damaged = 1,
+    /// An argument is wrong.
+    Usage = 2,
+    /// The system refused, or something does not exist or exists already.
+    Cannot = 3,
+    /// The file is not a pool, or needs another version.
+    NotAPool = 4,
+    /// Another process or connection uses the file.
+    InUse = 5,
+    /// A defect of Hardpack.
+    Internal = 70,
+}
+
+/// Why a function failed.
+#[derive(Debug)]
+pub struct Failure {
+    code: Code,
+    text: String,
+}
+
+impl Failure {
+    fn new(code: Code, text: impl Into<String>) -> Failure {
+        Failure { code, text: text.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let code = match &error {
+            Error::NotAPool(_) | Error::Unsupported(_) => Code::NotAPool,
+            Error::Corrupt { .. } | Error::CutShort(_) => Code::Damaged,
+            Error::Internal(_) => Code::Internal,
+            Error::Busy => Code::InUse,
+            _ => Code::Cannot,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+thread_local! {
+    static ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of a function, keeps the text of its failure, and returns its code.
+fn run(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return Code::Ok as c_int,
+        Ok(Err(failure)) => failure,
+        Err(panic) => {
+            let message = panic.downcast_ref::<&str>().copied();
+            let message = message.or(panic.downcast_ref::<String>().map(String::as_str));
+            Failure::new(
+                Code::Internal,
+                format!("internal error: {}", message.unwrap_or("a panic")),
+            )
+        }
+    };
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending has no text any more.
+    let _ = ERROR.try_with(|error| error.replace(text));
+    failure.code as c_int
+}
+
+/// Returns the text of the last failure in this thread; empty if there was none. It is valid until
+/// the next call of a function of this interface in this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn hardpack_error() -> *const c_char {
+    // The text is not moved: only `run` replaces it.
+    ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Returns the version, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn hardpack_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
