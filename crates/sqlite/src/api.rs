@@ -91,7 +91,10 @@ macro_rules! host_functions {
 }
 
 host_functions! {
+    BUSY_TIMEOUT = 14, busy_timeout: unsafe extern "C" fn(*mut sqlite3, ms: c_int) -> c_int;
+    CLOSE = 16, close: unsafe extern "C" fn(*mut sqlite3) -> c_int;
     DECLARE_VTAB = 50, declare_vtab: unsafe extern "C" fn(*mut sqlite3, sql: *const c_char) -> c_int;
+    ERRMSG = 53, errmsg: unsafe extern "C" fn(*mut sqlite3) -> *const c_char;
     EXEC = 55, exec: unsafe extern "C" fn(
         *mut sqlite3,
         sql: *const c_char,
@@ -131,10 +134,24 @@ host_functions! {
         op: c_int,
         arg: *mut c_void,
     ) -> c_int;
+    OPEN_V2 = 135, open_v2: unsafe extern "C" fn(
+        filename: *const c_char,
+        db: *mut *mut sqlite3,
+        flags: c_int,
+        vfs: *const c_char,
+    ) -> c_int;
     VFS_FIND = 141, vfs_find: unsafe extern "C" fn(name: *const c_char) -> *mut sqlite3_vfs;
     VFS_REGISTER = 142, vfs_register: unsafe extern "C" fn(*mut sqlite3_vfs, make_default: c_int) -> c_int;
     VFS_UNREGISTER = 143, vfs_unregister: unsafe extern "C" fn(*mut sqlite3_vfs) -> c_int;
     CONTEXT_DB_HANDLE = 149, context_db_handle: unsafe extern "C" fn(*mut sqlite3_context) -> *mut sqlite3;
+    BACKUP_FINISH = 155, backup_finish: unsafe extern "C" fn(*mut sqlite3_backup) -> c_int;
+    BACKUP_INIT = 156, backup_init: unsafe extern "C" fn(
+        to: *mut sqlite3,
+        to_name: *const c_char,
+        from: *mut sqlite3,
+        from_name: *const c_char,
+    ) -> *mut sqlite3_backup;
+    BACKUP_STEP = 159, backup_step: unsafe extern "C" fn(*mut sqlite3_backup, pages: c_int) -> c_int;
     LOG = 167, log: unsafe extern "C" fn(code: c_int, format: *const c_char, ...);
     URI_BOOLEAN = 187, uri_boolean: unsafe extern "C" fn(
         filename: *const c_char,
@@ -232,7 +249,10 @@ macro_rules! api_from {
         use $($sqlite)+ as host;
         let mut table = [::core::ptr::null::<::core::ffi::c_void>(); $crate::api::DB_NAME_SLOT + 1];
         $crate::api_from!(@fill table,
+            BUSY_TIMEOUT = sqlite3_busy_timeout,
+            CLOSE = sqlite3_close,
             DECLARE_VTAB = sqlite3_declare_vtab,
+            ERRMSG = sqlite3_errmsg,
             EXEC = sqlite3_exec,
             FREE = sqlite3_free,
             LIBVERSION_NUMBER = sqlite3_libversion_number,
@@ -246,10 +266,14 @@ macro_rules! api_from {
             VALUE_TEXT = sqlite3_value_text,
             CREATE_MODULE_V2 = sqlite3_create_module_v2,
             FILE_CONTROL = sqlite3_file_control,
+            OPEN_V2 = sqlite3_open_v2,
             VFS_FIND = sqlite3_vfs_find,
             VFS_REGISTER = sqlite3_vfs_register,
             VFS_UNREGISTER = sqlite3_vfs_unregister,
             CONTEXT_DB_HANDLE = sqlite3_context_db_handle,
+            BACKUP_FINISH = sqlite3_backup_finish,
+            BACKUP_INIT = sqlite3_backup_init,
+            BACKUP_STEP = sqlite3_backup_step,
             LOG = sqlite3_log,
             URI_BOOLEAN = sqlite3_uri_boolean,
             URI_INT64 = sqlite3_uri_int64,

@@ -40,7 +40,7 @@ macro_rules! opaque {
         }
     )*};
 }
-opaque!(sqlite3, sqlite3_context, sqlite3_value);
+opaque!(sqlite3, sqlite3_backup, sqlite3_context, sqlite3_value);
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -165,7 +165,14 @@ macro_rules! same_functions {
 fn functions_have_the_types_of_c() {
     let api = hardpack::api_from!(rusqlite::ffi).unwrap();
     same_functions!(api:
+        busy_timeout = sqlite3_busy_timeout(_, _);
+        close = sqlite3_close(_);
         declare_vtab = sqlite3_declare_vtab(_, _);
+        errmsg = sqlite3_errmsg(_);
+        open_v2 = sqlite3_open_v2(_, _, _, _);
+        backup_finish = sqlite3_backup_finish(_);
+        backup_init = sqlite3_backup_init(_, _, _, _);
+        backup_step = sqlite3_backup_step(_, _);
         exec = sqlite3_exec(_, _, _, _, _);
         free = sqlite3_free(_);
         libversion_number = sqlite3_libversion_number();

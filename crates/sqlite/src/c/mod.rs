@@ -7,15 +7,23 @@
 //! of it the caller knows.
 #![expect(unsafe_code, reason = "C programs call these functions")]
 
+mod connection;
+mod copies;
+mod info;
 mod register;
+mod snapshots;
+mod staged;
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hardpack_engine::Error;
 
+pub use copies::{hardpack_pack, hardpack_unpack};
+pub use info::{Info, hardpack_info};
 pub use register::{hardpack_register, hardpack_register_with};
+pub use snapshots::hardpack_snapshot;
 
 /// What a function returns. The numbers are those that the command exits with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +70,27 @@ impl From<Error> for Failure {
     }
 }
 
+/// Returns the bytes of an argument.
+///
+/// # Safety
+///
+/// `text` is NULL or a C string that outlives the call.
+unsafe fn optional<'t>(text: *const c_char) -> Option<&'t [u8]> {
+    // SAFETY: the caller vouches for it.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
+}
+
+/// Returns the bytes of an argument that must not be missing or empty.
+///
+/// # Safety
+///
+/// As for [`optional`].
+unsafe fn required<'t>(text: *const c_char, what: &str) -> Result<&'t [u8], Failure> {
+    // SAFETY: the caller vouches for it.
+    let text = unsafe { optional(text) }.filter(|text| !text.is_empty());
+    text.ok_or_else(|| Failure::new(Code::Usage, format!("{what} must be named")))
+}
+
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
 }
@@ -92,6 +121,14 @@ fn run(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
 pub extern "C" fn hardpack_error() -> *const c_char {
     // The text is not moved: only `run` replaces it.
     ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Returns the version as one number: a million for each major version, a thousand for each minor
+/// one, and the patch.
+#[unsafe(no_mangle)]
+pub extern "C" fn hardpack_version_number() -> c_int {
+    let numbers = env!("CARGO_PKG_VERSION").split(['.', '-']).take(3);
+    numbers.fold(0, |all, number| all * 1000 + number.parse::<c_int>().unwrap_or(0))
 }
 
 /// Returns the version, such as "0.1.0".

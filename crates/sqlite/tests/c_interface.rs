@@ -1,0 +1,84 @@
+//! The C interface, used by a real program through its real header, which is compiled as C and as
+//! C++. The program lists what it expects; here it is only built and started.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const HEADER: &str = include_str!("../include/hardpack.h");
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// Builds the program with a compiler and its options; `None` if there is no such compiler.
+fn build(directory: &Path, compiler: &str, options: &[&str]) -> Option<PathBuf> {
+    let output = directory.join("program");
+    let libraries = common::library().parent().unwrap().to_owned();
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror", "-pedantic"]).args(options);
+    command.arg("-I").arg(source("include")).arg(source("tests/c/interface.c"));
+    command.args(["-x", "none", "-o"]).arg(&output).arg("-L").arg(&libraries);
+    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
+    let done = command.args(["-lhardpack", "-lsqlite3", "-ldl"]).output().ok()?;
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Some(output)
+}
+
+#[test]
+fn a_program_in_c_and_in_cpp_uses_every_function() {
+    let languages = [
+        ("cc", &["-std=c99", "-D_DEFAULT_SOURCE", "-D_GNU_SOURCE", "-x", "c"][..]),
+        ("c++", &["-std=c++11", "-Wno-missing-field-initializers", "-x", "c++"]),
+    ];
+    for (compiler, options) in languages {
+        let directory = tempfile::tempdir().unwrap();
+        let Some(program) = build(directory.path(), compiler, options) else {
+            assert_ne!(compiler, "cc", "the Debian package gcc is installed");
+            println!("skipped: there is no {compiler}");
+            continue;
+        };
+        let data = directory.path().join("some data");
+        std::fs::create_dir(&data).unwrap();
+        // Cargo names another directory first, where an older library may be.
+        let mut command = Command::new(program);
+        command.arg(&data).env("LD_LIBRARY_PATH", common::library().parent().unwrap());
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{compiler}: {}: {stderr}", output.status);
+        assert_eq!(output.stdout, b"done\n", "{stderr}");
+        for name in ["words.hpk", "text.hpk", "packed.db"] {
+            common::assert_pool_is_clean(&data.join(name));
+        }
+        let left = std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with('.')).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+/// The library exports what the header declares, and the header declares every such function.
+#[test]
+fn the_header_declares_what_the_library_has() {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(common::library()).output();
+    let symbols = String::from_utf8(output.expect("binutils are installed").stdout).unwrap();
+    let exported = symbols.lines().filter_map(|line| line.rsplit(' ').next());
+    // Those of other bindings are documented with them.
+    let is_ours = |name: &&str| {
+        (name.starts_with("hardpack_") || name.starts_with("sqlite3_hardpack"))
+            && !name.starts_with("hardpack_reader_")
+            && *name != "hardpack_register_resolved"
+    };
+    let exported: Vec<&str> = exported.filter(is_ours).collect();
+    for name in &exported {
+        assert!(HEADER.contains(&format!("{name}(")), "{name} is not in hardpack.h");
+    }
+    let declared = HEADER.lines().filter(|line| line.ends_with(");"));
+    let names = declared.filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next());
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() >= 11, "{names:?}");
+    for name in names {
+        assert!(exported.contains(&name), "{name} is not exported");
+    }
+    assert!(HEADER.contains(&format!("\"{}\"", env!("CARGO_PKG_VERSION"))));
+}
