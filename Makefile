@@ -16,6 +16,7 @@ demo: build
 test: build
 	cargo test --workspace --locked
 	scripts/package.sh
+	scripts/python.sh
 	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
 	scripts/torture/run.py --quick

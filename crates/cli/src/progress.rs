@@ -1,5 +1,6 @@
 //! Shows the progress of long work on stderr: a bar on a terminal, otherwise a line every few
-//! seconds and one at the end.
+//! seconds and one at the end. Programs that run a command set `HARDPACK_PROGRESS=json` and get a
+//! line of JSON several times a second.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -10,11 +11,33 @@ use crate::output;
 
 /// The minimum time between two plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
+/// The minimum time between two lines of JSON.
+const JSON_INTERVAL: Duration = Duration::from_millis(100);
+/// Set to `json`, this variable asks for lines of JSON.
+const VARIABLE: &str = "HARDPACK_PROGRESS";
 
 enum View {
     Quiet,
     Bar(ProgressBar),
     Lines { last: Instant },
+    Json { last: Option<Instant> },
+}
+
+fn is_json() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|value| value == "json")
+}
+
+fn tell_json(progress: serde_json::Value) {
+    output::tell(serde_json::json!({ "progress": progress }));
+}
+
+/// Whether a line is due, which it is for the first time at once.
+fn is_due(last: &mut Option<Instant>) -> bool {
+    let is_due = last.is_none_or(|last| last.elapsed() >= JSON_INTERVAL);
+    if is_due {
+        *last = Some(Instant::now());
+    }
+    is_due
 }
 
 /// The progress of one step.
@@ -33,6 +56,8 @@ impl Progress {
         let began = Instant::now();
         let view = if quiet {
             View::Quiet
+        } else if is_json() {
+            View::Json { last: None }
         } else if std::io::stderr().is_terminal() {
             let bar = ProgressBar::new(total).with_message(label.clone());
             bar.set_style(style());
@@ -68,7 +93,16 @@ impl Progress {
                     output::tell(self.line());
                 }
             }
+            View::Json { last } => {
+                if is_due(last) {
+                    tell_json(self.json());
+                }
+            }
         }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({ "step": self.label, "done": self.done, "total": self.total })
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -102,6 +136,7 @@ impl Progress {
                 self.began.elapsed().as_secs_f64(),
                 BinaryBytes(self.bytes_per_second() as u64),
             )),
+            View::Json { .. } => tell_json(self.json()),
         }
         self.view = View::Quiet;
     }
@@ -118,6 +153,8 @@ impl Drop for Progress {
 /// The progress of work on an unknown number of files.
 pub struct FilesProgress {
     bar: Option<ProgressBar>,
+    /// When the last line of JSON was written, if they are asked for.
+    json: Option<Option<Instant>>,
     label: String,
     is_quiet: bool,
     files: u64,
@@ -129,7 +166,9 @@ pub struct FilesProgress {
 impl FilesProgress {
     /// Starts showing progress under a label such as "putting".
     pub fn new(label: &str, is_quiet: bool) -> FilesProgress {
-        let bar = (!is_quiet && std::io::stderr().is_terminal()).then(|| {
+        let json = (!is_quiet && is_json()).then_some(None);
+        let is_shown = !is_quiet && json.is_none();
+        let bar = (is_shown && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new_spinner();
             let style = ProgressStyle::with_template("{spinner} {msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
@@ -138,14 +177,21 @@ impl FilesProgress {
         });
         let began = Instant::now();
         let label = label.to_owned();
-        FilesProgress { bar, label, is_quiet, files: 0, bytes: 0, began, last_line: began }
+        let (files, bytes) = (0, 0);
+        FilesProgress { bar, json, label, is_quiet, files, bytes, began, last_line: began }
     }
 
     /// Adds to the files and bytes done.
     pub fn add(&mut self, files: u64, bytes: u64) {
         self.files += files;
         self.bytes += bytes;
-        if let Some(bar) = &self.bar {
+        if let Some(last) = &mut self.json {
+            if is_due(last) {
+                tell_json(serde_json::json!({
+                    "step": self.label, "files": self.files, "done": self.bytes,
+                }));
+            }
+        } else if let Some(bar) = &self.bar {
             bar.set_message(self.line());
         } else if !self.is_quiet && self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
@@ -184,7 +230,7 @@ pub struct Spinner {
 
 impl Spinner {
     pub fn new(label: &'static str, quiet: bool) -> Spinner {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+        let bar = (!quiet && !is_json() && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new_spinner().with_message(label);
             bar.set_style(
                 ProgressStyle::with_template("{msg} {spinner} {elapsed}")

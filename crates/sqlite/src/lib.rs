@@ -56,6 +56,8 @@ mod pool_entry;
 mod pool_names;
 mod pool_path;
 mod pragma;
+#[doc(hidden)]
+pub mod reader;
 mod registry;
 mod stats;
 pub mod stats_table;

@@ -1,0 +1,60 @@
+"""Builds the extension and the command with cargo, and puts them into the wheel."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FILES = ["libhardpack.so", "hardpack"]
+
+
+class CargoBuildHook(BuildHookInterface):
+    """Adds what `cargo build --release` makes; the wheel fits any Python 3 of this platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if sys.platform != "linux":
+            raise OSError("Hardpack runs on Linux only")
+        here = Path(self.root)
+        from_sdist = here / "rust"
+        workspace = from_sdist if from_sdist.is_dir() else here.parent
+        made = self.build(workspace)
+        if version == "editable":
+            target = here / "src" / "hardpack" / "_native"
+            target.mkdir(exist_ok=True)
+            for name in FILES:
+                shutil.copy2(made / name, target / name)
+            return
+        stripped = made.parent / "python-wheel"
+        stripped.mkdir(exist_ok=True)
+        include = build_data["force_include"]
+        for name in FILES:
+            include[str(strip(made / name, stripped / name))] = f"hardpack/_native/{name}"
+        for name in ["LICENSE-MIT", "LICENSE-APACHE"]:
+            include[str(workspace / name)] = f"hardpack/{name}"
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{platform}"
+
+    def build(self, workspace: Path) -> Path:
+        """Runs cargo, and returns the directory with the results."""
+        cargo = os.environ.get("CARGO", "cargo")
+        if shutil.which(cargo) is None:
+            raise OSError("building Hardpack needs Rust, see https://rustup.rs")
+        subprocess.run([cargo, "build", "--release", "--locked"], cwd=workspace, check=True)
+        command = [cargo, "metadata", "--format-version", "1", "--no-deps", "--locked"]
+        metadata = subprocess.run(command, cwd=workspace, check=True, stdout=subprocess.PIPE)
+        return Path(json.loads(metadata.stdout)["target_directory"]) / "release"
+
+
+def strip(made: Path, stripped: Path) -> Path:
+    """Copies a file without the tables that only a debugger needs."""
+    shutil.copy2(made, stripped)
+    if shutil.which("strip") is not None:
+        subprocess.run(["strip", "--strip-debug", str(stripped)], check=True)
+    return stripped

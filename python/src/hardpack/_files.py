@@ -1,0 +1,187 @@
+"""Files of a pool as Python's file objects."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from types import TracebackType
+from typing import IO, Any, Callable, Optional
+
+from ._library import FileReader
+
+# How many bytes are read from the pool at a time: a record by default.
+BUFFER_LEN = 128 << 10
+# Longer new files are kept on disk until they are stored.
+_SPOOL_LEN = 16 << 20
+
+
+class RawFile(io.RawIOBase):
+    """A file that is open for reading, without a buffer."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self._reader: Optional[FileReader] = reader
+        self._length = reader.len
+        self._at = 0
+        self.name = reader.name
+        self.mode = "rb"
+
+    def _open(self) -> FileReader:
+        if self._reader is None:
+            raise ValueError("I/O operation on closed file")
+        return self._reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        reader = self._open()
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._length - self._at)]
+        if not view:
+            return 0
+        count = reader.read_into(view, self._at)
+        self._at += count
+        return count
+
+    def readall(self) -> bytes:
+        self._open()
+        buffer = bytearray(max(0, self._length - self._at))
+        view, done = memoryview(buffer), 0
+        while done < len(buffer):
+            count = self.readinto(view[done:])
+            if count == 0:
+                break
+            done += count
+        view.release()
+        return bytes(buffer[:done])
+
+    def tell(self) -> int:
+        self._open()
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._open()
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}
+        if whence not in starts:
+            raise ValueError(f"invalid whence: {whence}")
+        at = starts[whence] + offset
+        if at < 0:
+            raise ValueError(f"negative seek position {at}")
+        self._at = at
+        return at
+
+    def close(self) -> None:
+        self._reader = None
+        super().close()
+
+
+def spool() -> IO[bytes]:
+    """Returns an empty temporary file, in memory while it is short."""
+    return tempfile.SpooledTemporaryFile(max_size=_SPOOL_LEN)
+
+
+class NewFile(io.BufferedIOBase):
+    """A file that is open for writing. It appears in the pool, complete, when it is closed."""
+
+    def __init__(self, name: str, store: Callable[[IO[bytes], int], None], mode: str) -> None:
+        self.name = name
+        self.mode = mode
+        self._store = store
+        self._spool = spool()
+
+    def _open(self) -> IO[bytes]:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        return self._spool
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._open().write(view)
+        return len(view)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        spooled = self._open()
+        spooled.seek(offset, whence)
+        return spooled.tell()
+
+    def tell(self) -> int:
+        return self._open().tell()
+
+    def truncate(self, size: Optional[int] = None) -> int:
+        size = self.tell() if size is None else size
+        self._open().truncate(size)
+        return size
+
+    def discard(self) -> None:
+        """Closes the file without storing it: the pool stays as it is."""
+        if not self.closed:
+            self._spool.close()
+            super().close()
+
+    def close(self) -> None:
+        """Stores the file. If that fails, the pool stays as it is."""
+        if self.closed:
+            return
+        try:
+            length = self._spool.seek(0, os.SEEK_END) or self._spool.tell()
+            self._spool.seek(0)
+            self._store(self._spool, length)
+        finally:
+            self.discard()
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        if error is not None:
+            self.discard()
+        self.close()
+
+    def __del__(self) -> None:
+        # A file that was never closed may be incomplete.
+        if hasattr(self, "_spool"):
+            self.discard()
+
+
+class NewTextFile(io.TextIOWrapper):
+    """Text that is written to a `NewFile`."""
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        if error is not None:
+            self.discard()
+        self.close()
+
+    def discard(self) -> None:
+        """Closes the file without storing it: the pool stays as it is."""
+        if not self.closed:
+            buffer = self.buffer
+            assert isinstance(buffer, NewFile)
+            buffer.discard()
+
+    def __del__(self) -> None:
+        self.discard()
+
+
+def reading(reader: FileReader) -> io.BufferedReader:
+    """Returns a file object that reads from a pool."""
+    return io.BufferedReader(RawFile(reader), BUFFER_LEN)

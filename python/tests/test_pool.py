@@ -1,0 +1,458 @@
+"""A pool as a mapping of names to files."""
+
+import io
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+import hardpack
+from hardpack import Pool
+
+
+@pytest.fixture
+def pool(work):
+    made = Pool.create("p.hpk", compression="zstd-1")
+    made.write_all(
+        [("a.txt", b"first"), ("dir/b.txt", b"second"), ("dir/deep/c.bin", bytes(300_000))]
+    )
+    return made
+
+
+def test_a_mapping_of_names_to_files(pool):
+    assert list(pool) == ["a.txt", "dir/b.txt", "dir/deep/c.bin"]
+    assert len(pool) == 3
+    assert "dir/b.txt" in pool and "dir" not in pool and "x" not in pool and 7 not in pool
+    assert pool["a.txt"].read_bytes() == b"first"
+    assert {name: path.stat().st_size for name, path in pool.items()}["dir/deep/c.bin"] == 300_000
+    for missing in ["x", "dir", "a.txt/x"]:
+        with pytest.raises(KeyError):
+            pool[missing]
+    assert pool.properties()["compression"] == "zstd-1"
+
+
+def test_random_access(pool):
+    data = os.urandom(1_000_003)
+    pool.write_bytes("random", data)
+    with pool.open("random") as file:
+        assert isinstance(file, io.BufferedReader) and file.seekable()
+        for start, length in [(0, 10), (999_999, 100), (500_000, 300_000), (7, 0), (2_000_000, 5)]:
+            file.seek(start)
+            assert file.read(length) == data[start : start + length]
+        assert file.seek(-3, io.SEEK_END) == 1_000_000
+        assert file.read() == data[-3:]
+        file.seek(0)
+        assert file.read() == data
+        with pytest.raises(ValueError):
+            file.raw.seek(-1)
+    with pytest.raises(ValueError):
+        file.read()
+
+
+def test_text(pool):
+    with pool.open("t", "w", newline="\n") as file:
+        file.write("Zeile äöü\nzwei\n")
+    with pool.open("t", "r") as file:
+        assert list(file) == ["Zeile äöü\n", "zwei\n"]
+    with pool.open("t", "w", encoding="latin-1") as file:
+        file.write("ä")
+    assert pool.read_bytes("t") == b"\xe4"
+
+
+def test_a_new_file_appears_when_it_is_closed(pool):
+    file = pool.open("new/file", "wb")
+    file.write(b"123456")
+    file.seek(1)
+    file.write(b"x")
+    assert not (pool / "new/file").exists()
+    file.close()
+    file.close()
+    assert pool.read_bytes("new/file") == b"1x3456"
+    with pytest.raises(ValueError):
+        file.write(b"more")
+
+
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_an_exception_stores_nothing(pool, mode):
+    with pytest.raises(ZeroDivisionError), pool.open("a.txt", mode) as file:
+        file.write("half" if mode == "w" else b"half")
+        1 / 0
+    assert file.closed
+    abandoned = pool.open("a.txt", mode)
+    abandoned.write("half" if mode == "w" else b"half")
+    del abandoned
+    assert pool.read_bytes("a.txt") == b"first"
+
+
+def test_exclusive_creation(pool):
+    with pytest.raises(hardpack.ExistsError):
+        pool.open("a.txt", "xb")
+    late = pool.open("late", "xb")
+    pool.write_bytes("late", b"earlier")
+    with pytest.raises(FileExistsError):
+        late.close()
+    assert pool.read_bytes("late") == b"earlier"
+
+
+def test_modes_that_a_pool_does_not_have(pool):
+    for mode in ["a", "r+", "rw", "", "rbt", "rr"]:
+        with pytest.raises(hardpack.UsageError):
+            pool.open("a.txt", mode)
+    with pytest.raises(hardpack.UsageError):
+        pool.open("a.txt", "rb", encoding="utf-8")
+
+
+def test_metadata(pool):
+    before = time.time() - 1
+    old = os.umask(0o027)
+    try:
+        pool.write_bytes("mine", b"12345")
+    finally:
+        os.umask(old)
+    found = pool.stat("mine")
+    assert stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o640
+    assert (found.st_size, found.st_nlink) == (5, 1)
+    assert (found.st_uid, found.st_gid) == (os.geteuid(), os.getegid())
+    assert before < found.st_mtime < time.time() + 1
+    assert stat.S_ISDIR(pool.stat("dir").st_mode)
+
+
+def test_an_open_file_is_of_one_moment(pool):
+    file = pool.open("dir/deep/c.bin")
+    assert file.read(10) == bytes(10)
+    pool.write_bytes("another", b"does not matter")
+    file.seek(250_000)
+    assert file.read(10) == bytes(10)
+    pool.write_bytes("dir/deep/c.bin", b"\1" * 300_000)
+    file.seek(0)
+    with pytest.raises(hardpack.ChangedError):
+        file.read(200_000)
+    assert pool.read_bytes("dir/deep/c.bin") == b"\1" * 300_000
+
+
+def test_a_database_with_a_log(pool):
+    db = hardpack.connect("p.hpk/app.db")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA wal_autocheckpoint=0")
+    db.execute("CREATE TABLE t(a)")
+    db.execute("INSERT INTO t VALUES ('in the log')")
+    db.commit()
+    assert any(name.endswith("-wal") for name in os.listdir())
+    assert b"in the log" in pool.read_bytes("app.db")
+    with pool.open("app.db") as file:
+        assert file.read(15) == b"SQLite format 3"
+    with pytest.raises(hardpack.InUseError, match="open as a database|has it open"):
+        pool.remove("app.db")
+    with pytest.raises(hardpack.HardpackError):
+        pool.write_bytes("app.db", b"not while it is open")
+    assert db.execute("SELECT a FROM t").fetchall() == [("in the log",)]
+    db.close()
+    pool.remove("app.db")
+    assert "app.db" not in pool
+
+
+def test_reading_disturbs_no_locks(pool):
+    """Closing a descriptor of a file drops the locks that SQLite has on it in this process."""
+    db = hardpack.connect("lone.hpk", isolation_level=None)
+    db.execute("CREATE TABLE t(a)")
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT INTO t VALUES (1)")
+    lone = Pool("lone.hpk")
+    assert lone["lone.hpk"].read_bytes()[:6] == b"SQLite"
+    lone.close()
+    with pytest.raises(hardpack.HardpackError):
+        hardpack.Pool("p.hpk").rename("a.txt", "dir/no/such/a.txt")
+    code = (
+        "import hardpack, sys; hardpack.connect('lone.hpk', timeout=0).execute('BEGIN IMMEDIATE')"
+    )
+    import subprocess
+    import sys
+
+    other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    assert b"database is locked" in other.stderr
+    db.execute("COMMIT")
+
+    import sqlite3
+
+    plain = sqlite3.connect("plain.db", isolation_level=None)
+    plain.execute("CREATE TABLE t(a)")
+    plain.execute("BEGIN IMMEDIATE")
+    with pytest.raises(hardpack.NotAPoolError):
+        Pool("plain.db")
+    code = "import sqlite3; sqlite3.connect('plain.db', timeout=0).execute('BEGIN IMMEDIATE')"
+    other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    assert b"database is locked" in other.stderr
+
+
+NAMES = [
+    "with space",
+    "a*b",
+    "[x]",
+    "q?",
+    "back\\slash",
+    "back\\*",
+    "-n",
+    "ä",
+    "line\nbreak",
+    "\udcff",
+    "%41",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name(pool, name):
+    pool.write_bytes(f"odd/{name}", b"content")
+    pool.write_bytes("odd/other", b"other")
+    assert set(pool.listdir("odd")) == {name, "other"}
+    assert pool.read_bytes(os.fsencode(f"odd/{name}")) == b"content"
+    pool.copy(f"odd/{name}", f"odd/{name} 2")
+    pool.rename(f"odd/{name} 2", f"odd/{name} 3")
+    pool.extract(f"odd/{name}", "out")
+    assert open("out", "rb").read() == b"content"
+    pool.remove(f"odd/{name}")
+    assert set(pool.listdir("odd")) == {f"{name} 3", "other"}
+
+
+def test_patterns_in_names_match_nothing_else(pool):
+    pool.write_bytes("w/ab", b"")
+    with pytest.raises(hardpack.NotFoundError):
+        pool.remove("w/a*")
+    with pytest.raises(hardpack.NotFoundError):
+        pool.copy("w/a?", "w/x")
+    assert pool.listdir("w") == ["ab"]
+
+
+def test_paths_in_the_manner_of_pathlib(pool):
+    path = pool / "dir" / "b.txt"
+    assert (path.name, path.stem, path.suffix, path.parts) == (
+        "b.txt",
+        "b",
+        ".txt",
+        ("dir", "b.txt"),
+    )
+    assert path.parent == pool / "dir" and path.parent.parent == pool.root()
+    assert pool.root().parent == pool.root() and str(pool.root()) == ""
+    assert path.with_suffix(".md").name == "b.md" and path.with_name("x") == pool / "dir/x"
+    assert str(path.relative_to("dir")) == "b.txt"
+    assert path.is_file() and not path.is_dir() and path.exists() and path.match("*.txt")
+    assert [str(each) for each in (pool / "dir").iterdir()] == ["dir/b.txt", "dir/deep"]
+    assert path.address == os.path.abspath("p.hpk") + "/dir/b.txt"
+    assert path.write_text("neu ä") == 5 and path.read_text() == "neu ä"
+    new = pool / "made" / "here"
+    with pytest.raises(hardpack.NotFoundError):
+        new.mkdir()
+    new.mkdir(parents=True)
+    new.mkdir(exist_ok=True)
+    with pytest.raises(hardpack.ExistsError):
+        new.mkdir()
+    assert path.rename("made/moved").read_text() == "neu ä"
+    (pool / "made/moved").unlink()
+    (pool / "made/moved").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        (pool / "made/moved").unlink()
+    assert not path.exists() and not (path / "x").exists()
+    assert sorted([pool / "b", pool / "a"]) == [pool / "a", pool / "b"]
+    assert len({pool / "a", pool / "/a/", pool / "./a"}) == 1
+    with pytest.raises(hardpack.UsageError):
+        pool / "../x"
+
+
+def test_links(pool):
+    os.mkdir("tree")
+    open("tree/file", "w").write("x")
+    os.symlink("file", "tree/link")
+    pool.put("tree", "tree")
+    link = pool / "tree/link"
+    assert link.is_symlink() and link.is_file() and link.readlink() == "file"
+    assert link.read_bytes() == b"x"
+    assert stat.S_ISLNK(link.stat(follow_symlinks=False).st_mode)
+    with pytest.raises(hardpack.HardpackError):
+        pool.readlink("tree/file")
+
+
+def test_patterns(pool):
+    def of(pattern, below=""):
+        return [str(path) for path in pool.glob(pattern, below=below)]
+
+    assert of("*.txt") == ["a.txt"]
+    assert of("**/*.txt") == ["a.txt", "dir/b.txt"]
+    assert of("*/?.txt") == ["dir/b.txt"]
+    assert of("**/[!ab].*") == ["dir/deep/c.bin"]
+    assert of("dir/**") == ["dir/b.txt", "dir/deep", "dir/deep/c.bin"]
+    assert of("*", below="dir") == ["dir/b.txt", "dir/deep"]
+    assert [str(path) for path in (pool / "dir").rglob("*.bin")] == ["dir/deep/c.bin"]
+
+
+def test_whole_trees(pool):
+    os.makedirs("tree/sub")
+    for number in range(20):
+        open(f"tree/sub/{number}", "w").write(str(number) * 1000)
+    steps = []
+    report = pool.put("tree", "trees/1", progress=steps.append)
+    assert (report["files"], report["failed"]) == (20, 0)
+    assert steps[-1].files and steps[-1].done > 0
+    assert pool.put("tree", "trees/1")["unchanged"] == 20
+    os.remove("tree/sub/0")
+    assert pool.put("tree", "trees/1", delete=True)["removed"] == 1
+    pool.extract("trees/1", "back")
+    assert sorted(os.listdir("back/sub")) == sorted(os.listdir("tree/sub"))
+    with pytest.raises(hardpack.CannotError):
+        pool.extract("trees/1", "back")
+    pool.extract("trees/1", "back", update=True)
+    with pytest.raises(hardpack.CannotError):
+        pool.remove("trees")
+    pool.remove("trees", recursive=True)
+    pool.remove("trees", missing_ok=True)
+    with pytest.raises(hardpack.NotFoundError):
+        pool.put("nowhere", "x")
+    with pytest.raises(hardpack.NotFoundError):
+        pool.extract("nowhere", "x")
+
+
+def test_many_files_at_once(pool):
+    with open("content", "wb") as file:
+        file.write(b"from a path")
+    told = []
+    items = [("m/1", b"1"), ("m/2", bytearray(b"2")), ("m/3", io.BytesIO(b"3"))]
+    with open("content", "rb") as file:
+        assert (
+            pool.write_all([*items, ("m/4", file), ("m/5", "content")], progress=told.append) == 5
+        )
+    assert [pool.read_bytes(f"m/{n}") for n in range(1, 6)] == [
+        b"1",
+        b"2",
+        b"3",
+        b"from a path",
+        b"from a path",
+    ]
+    assert [each.files for each in told] == [1, 2, 3, 4, 5]
+
+    def items_that_fail():
+        yield "m/6", b"6"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pool.write_all(items_that_fail())
+    assert hardpack.check("p.hpk")["ok"]
+    with pytest.raises(hardpack.HardpackError):
+        pool.write_all([("dir", b"a directory is never replaced")])
+    assert (pool / "dir").is_dir()
+
+
+def test_snapshots(pool):
+    pool.snapshot("monday")
+    pool.snapshot("one", "dir")
+    pool.write_bytes("a.txt", b"changed")
+    then = pool.at("monday")
+    assert then.read_bytes("a.txt") == b"first" and list(then)[0] == "a.txt"
+    assert pool.read_bytes("a.txt@monday") == b"first"
+    assert [(found.path, found.name) for found in pool.snapshots()] == [
+        ("", "monday"),
+        ("dir", "one"),
+    ]
+    for change in [
+        lambda: then.write_bytes("x", b""),
+        lambda: then.remove("a.txt"),
+        lambda: then.open("x", "wb"),
+    ]:
+        with pytest.raises(hardpack.UsageError, match="snapshot"):
+            change()
+    then.extract("dir/b.txt", "b")
+    assert open("b", "rb").read() == b"second"
+    with pytest.raises(hardpack.ExistsError):
+        pool.snapshot("monday")
+    pool.rollback("monday")
+    assert pool.read_bytes("a.txt") == b"first"
+    pool.destroy_snapshot("monday")
+    pool.destroy_snapshot("one", "dir")
+    assert pool.snapshots() == []
+    with pytest.raises(hardpack.NotFoundError):
+        pool.at("monday")
+
+
+def test_properties(pool):
+    pool.set_properties("dir", compression="lz4", min_savings="25%", dedup=True)
+    found = pool.properties("dir")
+    assert (found["compression"], found["min-savings"], found["dedup"]) == ("lz4", "25%", "on")
+    with pytest.raises(hardpack.HardpackError):
+        pool.set_properties(compression="best")
+    with pytest.raises(hardpack.UsageError):
+        pool.set_properties()
+
+
+def test_pools_that_do_not_open(work):
+    with pytest.raises(FileNotFoundError) as caught:
+        Pool("none.hpk")
+    assert isinstance(caught.value, hardpack.NotFoundError) and caught.value.errno == 2
+    open("text", "w").write("no pool at all")
+    with pytest.raises(hardpack.NotAPoolError):
+        Pool("text")
+    with pytest.raises(hardpack.NotAPoolError):
+        Pool(work)
+    Pool.create("x.hpk")
+    with pytest.raises(hardpack.ExistsError):
+        Pool.create("x.hpk")
+    with pytest.raises(hardpack.HardpackError):
+        Pool.create("y.hpk", compression="best")
+    assert not os.path.exists("y.hpk")
+
+
+def test_closing(pool):
+    with pool:
+        file = pool.open("a.txt")
+    assert file.read() == b"first"
+    with pytest.raises(ValueError, match="closed"):
+        pool.read_bytes("a.txt")
+
+
+def test_a_pool_that_is_replaced(pool):
+    other = Pool.create("other.hpk")
+    other.write_bytes("a.txt", b"of another pool")
+    other.close()
+    assert pool.read_bytes("a.txt") == b"first"
+    os.rename("other.hpk", "p.hpk")
+    assert pool.read_bytes("a.txt") == b"of another pool"
+
+
+def test_damage(pool):
+    pool.write_bytes("victim", os.urandom(200_000))
+    pool.close()
+    data = bytearray(open("p.hpk", "rb").read())
+    for at in range(50_000, len(data) - 1000, 20_000):
+        data[at : at + 64] = bytes(64)
+    open("p.hpk", "wb").write(data)
+    hurt = Pool("p.hpk")
+    with pytest.raises(hardpack.DamageError) as caught:
+        hurt.read_bytes("victim")
+    assert "corrupt" in str(caught.value)
+    report = hardpack.check("p.hpk")
+    assert not report["ok"] and report["problems"]
+
+
+def test_threads(pool):
+    names = list(pool)
+    failed = []
+
+    def read():
+        try:
+            for _ in range(50):
+                for name in names:
+                    assert len(pool.read_bytes(name)) == pool.stat(name).st_size
+        except Exception as error:
+            failed.append(error)
+
+    def write():
+        try:
+            for number in range(5):
+                pool.write_bytes(f"other{number}", b"x" * number)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=each) for each in [read, read, read, write]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
