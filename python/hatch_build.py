@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FILES = ["libhardpack.so", "hardpack"]
+FILES = ["libhardpack.so", "libhardpack_preload.so", "hardpack"]
 
 
 class CargoBuildHook(BuildHookInterface):

@@ -1,4 +1,5 @@
-"""Loads `libhardpack.so`, and calls its C functions (`crates/sqlite/src/reader/ffi.rs`).
+"""Loads `libhardpack.so`, and calls its C functions (`crates/sqlite/src/reader/ffi.rs`, and
+`hardpack_register_with` of `hardpack.h`).
 
 A call releases the interpreter's lock. A handle is freed when its last user lets go of it: closing
 a pool beside a thread that reads it is safe. A forked child never frees what its parent opened.
@@ -19,6 +20,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -31,9 +33,10 @@ _ABI = 1
 _NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_native")
 
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
+_REGISTER_DEFAULT = 1
 
 DAMAGE, CANNOT, NOT_A_POOL, IN_USE = 1, 3, 4, 5
-NOT_FOUND, NOT_A_FILE, NOT_A_DIRECTORY, CHANGED, HAS_LOG, NOT_SUPPORTED = 10, 11, 12, 13, 14, 15
+NOT_FOUND, NOT_A_FILE, NOT_A_DIRECTORY, CHANGED, HAS_LOG = 10, 11, 12, 13, 14
 
 
 class HasLogError(errors.InUseError):
@@ -50,7 +53,6 @@ _CLASSES = {
     NOT_A_DIRECTORY: errors.NotADirError,
     CHANGED: errors.ChangedError,
     HAS_LOG: HasLogError,
-    NOT_SUPPORTED: errors.NotSupported,
     70: errors.InternalError,
 }
 
@@ -110,7 +112,7 @@ def _attributes(stat: _Stat) -> Attributes:
 
 _Visit = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, POINTER(_Stat))
 _Take = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t)
-Resolve = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
+_Find = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 
 
 def path_of_library() -> str:
@@ -161,8 +163,9 @@ def load() -> Any:
     for name in ["close", "file_close"]:
         function = getattr(lib, f"hardpack_reader_{name}")
         function.argtypes, function.restype = (c_void_p,), None
-    lib.hardpack_register_resolved.argtypes = (Resolve, c_void_p, c_int, failure)
-    lib.hardpack_register_resolved.restype = c_int
+    lib.hardpack_register_with.argtypes = (_Find, c_void_p, c_uint)
+    lib.hardpack_register_with.restype = c_int
+    lib.hardpack_error.argtypes, lib.hardpack_error.restype = (), c_char_p
     return lib
 
 
@@ -183,11 +186,17 @@ def call(function: Any, *arguments: Any, action: str, what: str) -> None:
         _raise(error, action, what)
 
 
-def register_resolved(find: Callable[[str], int], default: bool, what: str) -> None:
-    """Registers the VFS with the SQLite whose functions `find` returns the addresses of."""
-    resolve = Resolve(lambda _context, name: find(name.decode()) or None)
-    action = "register Hardpack with"
-    call(load().hardpack_register_resolved, resolve, None, int(default), action=action, what=what)
+def register_with(find: Callable[[str], int], default: bool) -> Optional[str]:
+    """Registers the VFS with the SQLite whose functions `find` returns the addresses of.
+
+    Returns why it could not.
+    """
+    callback = _Find(lambda _context, name: find(name.decode()) or None)
+    lib = load()
+    if lib.hardpack_register_with(callback, None, _REGISTER_DEFAULT if default else 0) == 0:
+        return None
+    # The text belongs to this thread.
+    return str(lib.hardpack_error().decode("utf-8", "replace"))
 
 
 class _Handle:

@@ -260,10 +260,9 @@ def _register_found(module: _Module, default: bool, why: str) -> str:
             "(that of the system, of Homebrew or of conda), or another module: 'pip install apsw' "
             "and hardpack.register(apsw)",
         )
-    try:
-        _library.register_resolved(symbols.address, default, module.name)
-    except errors.NotSupported as error:
-        raise errors.NotSupported(_refused(module, str(error))) from error
+    refused = _library.register_with(symbols.address, default)
+    if refused is not None:
+        raise errors.NotSupported(_refused(module, refused))
     return symbols.path or "the symbols of the process"
 
 

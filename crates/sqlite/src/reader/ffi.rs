@@ -22,8 +22,6 @@ use hardpack_engine::pool::{Attributes, Kind};
 use hardpack_engine::{Error, FileId};
 
 use super::{FileReader, PoolReader, ReadError};
-use crate::api::{Api, DB_NAME_SLOT, slot};
-use crate::extension;
 
 /// The version of these functions.
 pub const ABI_VERSION: u32 = 1;
@@ -54,8 +52,6 @@ pub enum ErrorCode {
     Changed = 13,
     /// The file is a database, part of which is in a log or journal beside the pool.
     HasLog = 14,
-    /// The SQLite library cannot be used.
-    NotSupported = 15,
     /// A defect of Hardpack.
     Internal = 70,
 }
@@ -102,9 +98,6 @@ pub type Visit = unsafe extern "C" fn(
 
 /// Called with the bytes of a result.
 pub type Take = unsafe extern "C" fn(context: *mut c_void, bytes: *const u8, len: usize);
-
-/// Returns the address of a C function; NULL if there is none of that name.
-pub type Resolve = unsafe extern "C" fn(context: *mut c_void, name: *const c_char) -> *const c_void;
 
 /// An error as C code gets it.
 struct Report {
@@ -421,36 +414,6 @@ pub unsafe extern "C" fn hardpack_reader_file_close(file: *mut FileReader) {
             drop(Box::from_raw(file));
             Ok(())
         });
-    }
-}
-
-/// Registers the VFS with the SQLite whose functions `resolve` finds by their C names, for programs
-/// whose SQLite loads no extensions. Makes it the default VFS if `makes_default` is not 0.
-///
-/// # Safety
-///
-/// `resolve` takes `context` and returns NULL or the functions of one SQLite library, which stays
-/// loaded. `error` is a place for an error.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hardpack_register_resolved(
-    resolve: Resolve,
-    context: *mut c_void,
-    makes_default: c_int,
-    error: *mut HardpackError,
-) -> c_int {
-    // SAFETY: as the caller vouches; the table is long enough for every version of SQLite.
-    unsafe {
-        run(error, || {
-            let mut table = [std::ptr::null::<c_void>(); DB_NAME_SLOT + 1];
-            let more = ("db_name", DB_NAME_SLOT);
-            for (name, index) in slot::ALL.iter().chain([&more]) {
-                let name = format!("sqlite3_{name}\0");
-                table[*index] = resolve(context, name.as_ptr().cast());
-            }
-            Api::from_routines(table.as_ptr().cast())
-                .and_then(|api| extension::register(api, makes_default != 0))
-                .map_err(|reason| Report::new(ErrorCode::NotSupported, reason))
-        })
     }
 }
 
