@@ -10,6 +10,7 @@
 #   --long             the files of long.txt as well: minutes each
 #   --list             only prints the names of the files
 #   --vfs unix         runs the files with SQLite's own VFS: failures are then not Hardpack's
+#   --concurrency snapshot   gives every pool this concurrency; known-failures-snapshot.txt counts too
 #   --programs NAMES   some of speedtest1, mptest, threadtest3, and fuzzcheck, which takes long; or
 #                      "none", or "all" (the default), which means all except fuzzcheck
 #   --only-programs    no test files
@@ -32,13 +33,14 @@ sqlite=3.40.1
 packages=(gcc libc6-dev make tcl tcl-dev zlib1g-dev dpkg-dev xz-utils python3 util-linux)
 
 vfs=hardpack list=$here/list.txt programs=all files=yes jobs=2 timeout=300 out=$work/out
-dsc='' only_list='' results='' names=() long=''
+concurrency='' dsc='' only_list='' results='' names=() long=''
 while [ $# -gt 0 ]; do
     case $1 in
     --quick) list=$here/quick.txt programs=none ;;
     --long) long=yes ;;
     --list) only_list=yes ;;
     --vfs) vfs=$2 && shift ;;
+    --concurrency) concurrency=$2 && shift ;;
     --programs) programs=$2 && shift ;;
     --only-programs) files='' ;;
     --jobs) jobs=$2 && shift ;;
@@ -190,6 +192,7 @@ run_program() { # title, what its output must contain, seconds, command...
 
 run_programs() {
     local mode data
+    [ -z "$concurrency" ] || export HARDPACK_SUITE_CONCURRENCY=$concurrency
     [ "$vfs" = hardpack ] && export HARDPACK_SUITE_LIBRARY=$work/libhardpack.so
     for mode in '' ${programs//,/ }; do
         case $mode in
@@ -252,7 +255,8 @@ VFS \`$vfs\`, $(nproc) processors, $jobs files at once, at most $timeout s each.
 END
 if [ -n "$files" ]; then
     "$here/runner.py" --source "$work/src" --testfixture "$work/build/testfixture" --library "$work/libhardpack.so" \
-        --vfs "$vfs" --list "$list" --out "$out" --jobs "$jobs" --timeout "$timeout" "${names[@]}" || failed=yes
+        --vfs "$vfs" --concurrency "$concurrency" --list "$list" --out "$out" --jobs "$jobs" --timeout "$timeout" \
+        "${names[@]}" || failed=yes
 fi
 [ "$programs" = none ] || run_programs
 [ -z "$results" ] || write_results

@@ -94,6 +94,7 @@ def run_file(name, options, omit, known):
     log_path = options.out / "logs" / (name.replace("/", "_") + ".log")
     environment = dict(os.environ, HARDPACK_CACHE_BYTES="67108864")
     environment.pop("HARDPACK_SUITE_LIBRARY", None)
+    environment["HARDPACK_SUITE_CONCURRENCY"] = options.concurrency
     omit_patterns, known_patterns = patterns_of(omit, name), patterns_of(known, name)
     if options.vfs == "hardpack":
         environment["HARDPACK_SUITE_LIBRARY"] = str(options.library)
@@ -157,6 +158,7 @@ def main():
     parser.add_argument("--testfixture", type=pathlib.Path, required=True)
     parser.add_argument("--library", type=pathlib.Path, help="libhardpack.so")
     parser.add_argument("--vfs", choices=["hardpack", "unix"], default="hardpack")
+    parser.add_argument("--concurrency", default="", help="the concurrency of every pool")
     parser.add_argument("--list", type=pathlib.Path, default=HERE / "list.txt")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
@@ -166,6 +168,8 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
     omit = read_sections(HERE / "omit.txt")
     known = read_sections(HERE / "known-failures.txt")
+    if options.concurrency:
+        known += read_sections(HERE / f"known-failures-{options.concurrency}.txt")
     names = [line for line in options.list.read_text().split("\n") if line and not line.startswith("#")]
     left_out = [name for _, name, patterns in known if not patterns] if options.vfs == "hardpack" else []
     names = [name for name in names if name not in left_out]

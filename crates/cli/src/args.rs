@@ -469,6 +469,10 @@ pub struct SqlArgs {
     /// Open the database read-only
     #[arg(long)]
     pub readonly: bool,
+    /// Open the database as it was: a snapshot's name, the txg of a state, or a time, which means
+    /// the newest snapshot taken until then
+    #[arg(long, value_name = "STATE")]
+    pub at: Option<String>,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -31,7 +31,6 @@ mod summary;
 mod sys;
 mod tarball;
 mod text;
-mod times;
 mod users;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

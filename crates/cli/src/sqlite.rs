@@ -63,6 +63,16 @@ pub fn open_plain(path: &Path, timeout: Duration) -> rusqlite::Result<Connection
 
 /// Opens the database in a pool.
 pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::Result<Connection> {
+    open_pool_at(path, read_only, None, timeout)
+}
+
+/// Opens the database in a pool, as it was at a state if one is given.
+pub fn open_pool_at(
+    path: &Path,
+    read_only: bool,
+    at: Option<&str>,
+    timeout: Duration,
+) -> rusqlite::Result<Connection> {
     let failed = |text: String| {
         rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_CANTOPEN), Some(text))
     };
@@ -73,7 +83,8 @@ pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::R
         OpenFlags::SQLITE_OPEN_READ_WRITE
     };
     let flags = access | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let uri = pool_uri(path).map_err(|error| failed(error.to_string()))?;
+    let uri = pool_uri(path).map_err(|error| failed(error.to_string()))?
+        + &at.map(|at| uri_parameter("at", at)).unwrap_or_default();
     let db = Connection::open_with_flags(uri, flags)?;
     db.busy_timeout(timeout)?;
     Ok(db)
@@ -183,17 +194,27 @@ pub fn bring_in(db: &Connection, patience: Duration) -> rusqlite::Result<bool> {
 
 /// The URI by which SQLite opens a pool through the VFS.
 pub fn pool_uri(path: &Path) -> io::Result<String> {
-    let mut uri = String::from("file:");
-    for byte in std::path::absolute(path)?.as_os_str().as_bytes() {
+    let path = std::path::absolute(path)?;
+    Ok(format!("file:{}?vfs=hardpack", encoded(path.as_os_str().as_bytes())))
+}
+
+/// A further parameter of a URI.
+pub fn uri_parameter(name: &str, value: &str) -> String {
+    format!("&{name}={}", encoded(value.as_bytes()))
+}
+
+/// Writes what has a meaning in URIs as numbers.
+fn encoded(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
         if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
-            uri.push(char::from(*byte));
+            text.push(char::from(*byte));
         } else {
             // Writing to a string cannot fail.
-            let _ = write!(uri, "%{byte:02X}");
+            let _ = write!(text, "%{byte:02X}");
         }
     }
-    uri.push_str("?vfs=hardpack");
-    Ok(uri)
+    text
 }
 
 /// Begins a read transaction, which sees one state of the database until it ends. This rolls a hot

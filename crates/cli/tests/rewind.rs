@@ -5,7 +5,8 @@ mod common;
 use std::fs;
 
 use common::{
-    count_rows, directory_with, hardpack, json_of, make_database, pack, random_bytes, stderr_of,
+    count_rows, directory_with, fails, hardpack, json_of, make_database, pack, packed_as,
+    random_bytes, stderr_of, succeeds,
 };
 
 #[test]
@@ -83,4 +84,33 @@ fn what_cannot_be_rewound_stays_as_it_is() {
     fs::write(&wal, b"something").unwrap();
     hardpack().arg("rewind").arg(&pool).arg("1").assert().code(5).stdout("");
     assert!(fs::read(&pool).unwrap() == image);
+}
+
+/// `sql --at` reads a snapshot or a recent state, and says what there is if it does not exist.
+#[test]
+fn sql_reads_a_database_as_it_was() {
+    let (directory, pool) = packed_as("rows.db", 100);
+    let name = pool.file_name().unwrap().to_str().unwrap();
+    let sql = |at: &str, sql: &str| {
+        succeeds(directory.path(), &["sql", name, "--at", at, sql]).trim().to_owned()
+    };
+    let count = "SELECT count(*) FROM t";
+    succeeds(directory.path(), &["snapshot", &format!("{name}@full")]);
+    succeeds(directory.path(), &["sql", name, "DELETE FROM t WHERE a > 40"]);
+    assert_eq!(sql("full", count), "100");
+    let words = ["no snapshot or state 'empty'", "its snapshots are full"];
+    fails(directory.path(), &["sql", name, "--at", "empty", count], 3, &words);
+    let txg = |name| json_of(hardpack().current_dir(&directory).args(["info", "--json", name]));
+    let before = txg(name)["txg"].to_string();
+    let words = ["hardpack set concurrency=snapshot"];
+    fails(directory.path(), &["sql", name, "--at", &before, count], 3, &words);
+    succeeds(directory.path(), &["set", "concurrency=snapshot", name]);
+    let before = txg(name)["txg"].to_string();
+    assert_eq!(sql(&before, count), "40");
+    assert_eq!(sql("2200-01-01", count), "100");
+    let args = ["sql", name, "--at", &before, "DELETE FROM t"];
+    fails(directory.path(), &args, 3, &["readonly"]);
+    let words = ["it is a snapshot already"];
+    let snapshot = format!("{name}@full");
+    fails(directory.path(), &["sql", &snapshot, "--at", &before, count], 3, &words);
 }

@@ -10,8 +10,8 @@ use common::sim_device::{Disk, Fault, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
-use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::EXTENTS_OFFSET;
+use hardpack_engine::store::{Durability, Pin};
 use hardpack_engine::{Error, Txg};
 
 /// Creates a pool, and returns the content of its file after each commit. With `recycles`, space is
@@ -262,4 +262,80 @@ fn a_rewind_to_a_state_whose_sync_failed_survives_a_loss_of_power() {
         assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "round {round}");
         assert!(content(&pool) == [2; 5000], "round {round}");
     }
+}
+
+/// Rounds of the test below: enough for space to be reused many times.
+const HELD_ROUNDS: usize = 60;
+
+/// An older state can be held while it is whole, and then stays what it was, whatever is committed,
+/// rewound and reused meanwhile. One that is no longer whole is refused.
+#[test]
+fn older_states_are_held_while_they_are_whole() {
+    let (mut held_count, mut refused_count) = (0, 0);
+    for seed in 20..26 {
+        let mut rng = Rng(seed);
+        let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+        let properties = [(Property::RecordSize, "16K"), (Property::Concurrency, "snapshot")];
+        let pool = create(&device, &properties, 32 << 20);
+        let file = only_file(&pool).unwrap();
+        let mut bytes = rng.noise(300_000);
+        file.write_at(&bytes, 0).unwrap();
+        let mut states: Vec<(Txg, Vec<u8>)> = Vec::new();
+        let mut held: Vec<(Pool, Pin, Vec<u8>)> = Vec::new();
+        for round in 0..HELD_ROUNDS {
+            let label = format!("seed {seed}, round {round}");
+            let len = rng.pick(&[100, 3000, 60_000]);
+            let at = rng.below((bytes.len() - len) as u64) as usize;
+            let new = rng.noise(len);
+            file.write_at(&new, at as u64).unwrap();
+            bytes[at..at + len].copy_from_slice(&new);
+            file.commit(rng.pick(&[Durability::Visible, Durability::Durable])).unwrap();
+            states.push((pool.state().txg(), bytes.clone()));
+            for (txg, then) in states.iter().rev().take(9) {
+                match pool.hold_state(*txg, &mut || false).unwrap() {
+                    Some((old, pin)) if rng.one_in(3) => held.push((old, pin, then.clone())),
+                    // It is given up again, so that others can be reused.
+                    Some(_) => {}
+                    None => refused_count += 1,
+                }
+            }
+            for (old, pin, then) in &held {
+                // With a cache of its own.
+                let other = Pool::open(Arc::clone(&device), options(1 << 20)).unwrap();
+                let now = only_file(&other).unwrap();
+                let mut found = vec![0; then.len()];
+                now.read_pinned_at(pin, &mut found, 0).unwrap();
+                assert!(found == *then, "{label}: txg {} has changed", pin.state().txg());
+                assert!(content(old) == *then, "{label}: txg {}", old.txg());
+                let error = only_file(old).unwrap().write_at(b"x", 0).unwrap_err();
+                assert!(matches!(error, Error::ReadOnly(_)), "{label}: {error}");
+                held_count += 1;
+            }
+            if rng.one_in(4) {
+                held.clear();
+            }
+            // Nobody reads while the pool is rewound.
+            if held.is_empty() && rng.one_in(6) {
+                let listed = pool.states(&mut |_, _| {}).unwrap();
+                let whole: Vec<_> = listed.iter().filter(|one| one.problems.is_empty()).collect();
+                let to = whole[rng.below(whole.len() as u64) as usize].txg;
+                let then = states.iter().rfind(|(txg, _)| *txg == to).cloned();
+                if let Some((_, then)) = then.filter(|_| to < pool.txg()) {
+                    states.push((pool.rewind(to, &mut |_| {}).unwrap(), then.clone()));
+                    bytes = then;
+                }
+            }
+        }
+        assert!(pool.hold_state(Txg(u64::MAX >> 3), &mut || false).unwrap().is_none());
+    }
+    assert!(held_count > 100 && refused_count > 100, "{held_count} held, {refused_count} refused");
+}
+
+/// Without pins nobody would respect that a state is held, so it is not.
+#[test]
+fn a_pool_without_pins_holds_no_older_state() {
+    let (device, states) = history(8, 3, false);
+    let pool = open(&device);
+    let error = pool.hold_state(states[1].0, &mut || false).unwrap_err();
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("concurrency")), "{error}");
 }

@@ -26,8 +26,8 @@
 //!
 //! A pool can hold many databases. Each is opened by its path in the pool, as in
 //! `file:pool.hpk/dir/app.db?vfs=hardpack`, or read-only as a snapshot has it, as in
-//! `pool.hpk/dir/app.db@name`. Each has its own locks and its own log (`lock_file.rs`,
-//! `companion.rs`).
+//! `pool.hpk/dir/app.db@name`, or with `at=name` in the URI (`as_of.rs`). Each has its own locks
+//! and its own log (`lock_file.rs`, `companion.rs`).
 //!
 //! A transaction that SQLite has acknowledged with `synchronous=FULL` survives a loss of power. In
 //! a rollback mode it costs one sync, and as a rule no journal on disk. Locks between processes
@@ -38,6 +38,8 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod api;
+#[doc(hidden)]
+pub mod as_of;
 mod busy;
 pub mod c;
 mod codes;
@@ -63,6 +65,8 @@ mod stats;
 pub mod stats_table;
 mod super_journal;
 mod system;
+#[doc(hidden)]
+pub mod times;
 pub mod unused;
 pub mod vfs;
 mod wal_index;

@@ -45,7 +45,7 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<PoolEntry> {
     if !path.contains(&SNAPSHOT_MARK) {
         return Ok(PoolEntry::Nothing);
     }
-    let Some(InSnapshot { scope, name, path, .. }) = pool.in_snapshot(path)? else {
+    let Some(found) = in_snapshot(pool, path)? else {
         let escaped = unescaped(path).filter(|real| real != path);
         let found = escaped.map(|real| resolve(pool, &real)).transpose()?.flatten();
         return Ok(match found {
@@ -54,21 +54,30 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<PoolEntry> {
             None => PoolEntry::Nothing,
         });
     };
+    Ok(found)
+}
+
+/// Finds what an address that contains a snapshot refers to. Returns `None` if there is no such
+/// snapshot.
+pub fn in_snapshot(pool: &Pool, address: &[u8]) -> Result<Option<PoolEntry>> {
+    let Some(InSnapshot { scope, name, path, .. }) = pool.in_snapshot(address)? else {
+        return Ok(None);
+    };
     let snapshot = match pool.open_snapshot(scope, &name) {
         Ok(snapshot) => snapshot,
         // The snapshot was destroyed just now.
-        Err(Error::NotFound { .. }) => return Ok(PoolEntry::Nothing),
+        Err(Error::NotFound { .. }) => return Ok(Some(PoolEntry::Nothing)),
         Err(error) => return Err(error),
     };
     if scope == ROOT && path.is_empty() {
         let only = snapshot.database()?.file;
-        return Ok(PoolEntry::InSnapshot(snapshot, only));
+        return Ok(Some(PoolEntry::InSnapshot(snapshot, only)));
     }
-    Ok(match resolve(&snapshot, &path)? {
+    Ok(Some(match resolve(&snapshot, &path)? {
         None => PoolEntry::Nothing,
         Some(entry) if entry.kind == Kind::Directory => PoolEntry::Directory,
         Some(entry) => PoolEntry::InSnapshot(snapshot, entry.file),
-    })
+    }))
 }
 
 /// What a path that leads to nothing was to lead to.
@@ -122,7 +131,8 @@ fn unescaped(path: &[u8]) -> Option<Vec<u8>> {
     Some(real)
 }
 
-fn resolve(pool: &Pool, path: &[u8]) -> Result<Option<DirEntry>> {
+/// Returns what is at a path, if there is anything.
+pub fn resolve(pool: &Pool, path: &[u8]) -> Result<Option<DirEntry>> {
     match pool.resolve(path) {
         Ok(entry) => Ok(Some(entry)),
         Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => Ok(None),

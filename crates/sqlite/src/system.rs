@@ -1,7 +1,7 @@
 //! The clocks, threads, pauses, random bytes and the user of the VFS. Nothing else may use them:
 //! `clippy.toml` denies it.
 #![expect(clippy::disallowed_methods, reason = "the one place for them")]
-#![expect(unsafe_code, reason = "asks the system for the user")]
+#![expect(unsafe_code, reason = "asks the system for the user and for local time")]
 
 use std::io;
 use std::sync::OnceLock;
@@ -32,6 +32,23 @@ pub fn now_ns() -> i64 {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_nanos()).unwrap_or(0)
+}
+
+/// Converts a local date and time (year, month, day, hour, minute, second) to seconds since 1970;
+/// `None` if the system cannot.
+pub fn from_local([year, month, day, hour, minute, second]: [i64; 6]) -> Option<i64> {
+    let int = |n: i64| libc::c_int::try_from(n).ok();
+    // SAFETY: `tm` is a plain structure for which zeros are valid, and outlives the call.
+    unsafe {
+        let mut tm: libc::tm = std::mem::zeroed();
+        (tm.tm_year, tm.tm_mon, tm.tm_mday) = (int(year - 1900)?, int(month - 1)?, int(day)?);
+        (tm.tm_hour, tm.tm_min, tm.tm_sec) = (int(hour)?, int(minute)?, int(second)?);
+        // The system finds out about summer time.
+        tm.tm_isdst = -1;
+        let seconds = libc::mktime(&mut tm);
+        // -1 is an error, and a second of 1969 that nobody will miss.
+        (seconds != -1).then_some(seconds)
+    }
 }
 
 /// Measures the time since it was started.

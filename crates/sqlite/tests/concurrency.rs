@@ -335,3 +335,18 @@ fn who_reads_while_pins_come_begins_anew() {
         assert_eq!(value::<i64>(&db, "select sum(length(b)) from t"), ROW_COUNT * 3);
     }
 }
+
+/// A connection that was opened before somebody else created the database reads it at once.
+#[test]
+fn a_database_that_others_have_just_made_is_read_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.hpk");
+    let (writer, reader) = (open(&path), open(&path));
+    reader.busy_timeout(Duration::ZERO).unwrap();
+    run(&writer, "create table t(a integer, b text); insert into t values(1, 'x')");
+    assert_eq!(value::<i64>(&reader, "select count(*) from t"), 1);
+    let found = read_while(&reader, || run(&writer, "insert into t values(2, 'y')"));
+    assert_eq!(found.len(), 1);
+    drop((writer, reader));
+    common::assert_pool_is_clean(&path);
+}

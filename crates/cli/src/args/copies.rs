@@ -88,7 +88,7 @@ pub struct TouchArgs {
     #[arg(short = 'c', long)]
     pub no_create: bool,
     /// Set this time instead of the current one
-    #[arg(short, long, value_name = "TIME", value_parser = crate::times::parse)]
+    #[arg(short, long, value_name = "TIME", value_parser = hardpack::times::parse)]
     pub date: Option<i64>,
     /// Set the time of this file, in a pool or of the system
     #[arg(short, long, value_name = "FILE", conflicts_with = "date")]

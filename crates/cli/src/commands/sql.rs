@@ -41,6 +41,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
     let what = &args.pool;
     let (path, cut) = database(what).cannot("open", what)?;
+    if let Some(at) = &args.at {
+        // SQLite's error has no text for what is missing.
+        find_state(what, at).cannot("open", what)?;
+    }
     let is_interactive = args.sql.is_empty() && stdin().is_terminal();
     if is_interactive {
         exec_shell(args, &path).cannot("open", what)?;
@@ -54,7 +58,7 @@ pub fn run(args: &SqlArgs) -> Result<ExitCode, Failure> {
         // Before SQLite starts threads, which must leave the signals to the one that waits.
         interrupts::catch();
     }
-    let db = open(&path, args.readonly).cannot("open", what)?;
+    let db = open(&path, args.readonly, args.at.as_deref()).cannot("open", what)?;
     let mut shell = Shell {
         db,
         settings: settings(args),
@@ -116,13 +120,25 @@ impl<L: Lines> Lines for Prompt<L> {
 /// Opens the named database. No other connection of this process may have its pool open.
 fn connect(what: &Address, read_only: bool) -> Result<(Connection, Option<CutShort>), Reason> {
     let (path, cut) = database(what)?;
-    Ok((open(&path, read_only)?, cut))
+    Ok((open(&path, read_only, None)?, cut))
 }
 
-fn open(path: &Path, read_only: bool) -> rusqlite::Result<Connection> {
-    let db = sqlite::open_pool(path, read_only, TIMEOUT)?;
+fn open(path: &Path, read_only: bool, at: Option<&str>) -> rusqlite::Result<Connection> {
+    let db = sqlite::open_pool_at(path, read_only, at, TIMEOUT)?;
     db.query_row("PRAGMA schema_version", [], |_| Ok(()))?;
     Ok(db)
+}
+
+/// Fails if the database has no such state.
+fn find_state(what: &Address, at: &str) -> Result<(), Reason> {
+    // A state without a snapshot is held only by those who may write.
+    let opened = what.open_writable(Some(1)).or_else(|_| what.open(Some(1)))?;
+    if opened.pool.snapshot_scope().is_some() {
+        let text = format!("it is a snapshot already, so '--at {at}' means nothing");
+        return Err(Reason::new(Code::Cannot, text));
+    }
+    hardpack::as_of::find(&opened.pool, &opened.path, at)?;
+    Ok(())
 }
 
 /// The path by which SQLite opens the named database, and whether the pool was cut short.
@@ -154,7 +170,10 @@ fn exec_shell(args: &SqlArgs, path: &Path) -> Result<(), Reason> {
     if !can_load(&shell, &load) {
         return Ok(());
     }
-    let uri = sqlite::pool_uri(path)? + if args.readonly { "&mode=ro" } else { "" };
+    let mut uri = sqlite::pool_uri(path)? + if args.readonly { "&mode=ro" } else { "" };
+    if let Some(at) = &args.at {
+        uri += &sqlite::uri_parameter("at", at);
+    }
     let mut command = Command::new(shell);
     command.arg("-cmd").arg(load);
     command.arg("-cmd").arg(format!(".open '{uri}'"));

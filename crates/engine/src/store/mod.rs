@@ -133,6 +133,7 @@ impl Store {
         match (self.cut_short(), &self.origin) {
             (Some(cut), _) => Error::CutShort(cut),
             (None, Some(_)) => Error::ReadOnly("it is a snapshot"),
+            (None, None) if self.is_pinned => Error::ReadOnly("it is an older state"),
             (None, None) => Error::ReadOnly("its file cannot be written"),
         }
     }

@@ -10,7 +10,7 @@ use super::format::superblock::{
 use super::gate::WriterGate;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
-use super::{Origin, Store, extent};
+use super::{Origin, Pin, Store, extent};
 use crate::device::{Device, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
@@ -121,6 +121,15 @@ impl Store {
             number: snapshot.number,
             name: snapshot.name.clone(),
         };
+        self.at_state(Arc::new(snapshot.state()), Some(origin))
+    }
+
+    /// Opens a state that is held for reading, as long as the pin lives.
+    pub fn open_held(self: &Arc<Store>, pin: &Pin) -> Arc<Store> {
+        self.at_state(Arc::clone(pin.state()), None)
+    }
+
+    fn at_state(&self, state: Arc<State>, origin: Option<Origin>) -> Arc<Store> {
         let (device, caches) = (Arc::clone(&self.device), Arc::clone(&self.caches));
         let store = Store::with_header(device, caches, self.header);
         Arc::new(Store {
@@ -128,8 +137,8 @@ impl Store {
             is_pinned: true,
             // Cached extents of the pool are valid here too.
             cache_id: self.cache_id,
-            state: RwLock::new(Arc::new(snapshot.state())),
-            origin: Some(origin),
+            state: RwLock::new(state),
+            origin,
             ..store
         })
     }

@@ -11,14 +11,26 @@
 //!   not know pins must not write to it.
 //! * Pins are locks on the pool's file, so they end with their process, and only readers can hold
 //!   up the reuse of space, nobody a commit.
+//!
+//! An older state can be pinned as well while its superblock is in the ring, if it is still
+//! *whole*: nothing that a later txg freed has been reused. The freed tree shows that. A commit
+//! makes runs reusable in the order of its keys, which begin with the txg that freed them. So if
+//! the newest state still has the first run that txg T freed, it has all that were freed after T as
+//! well. The same follows from the first run of T + 1. Either also shows that T is a part of the
+//! newest state's history: a rewind to a state before T leaves out what T freed, and says so in its
+//! superblock. The pin comes first, then the end of any transaction that may not have seen it, then
+//! this test.
 
 use std::sync::{Arc, PoisonError};
 
-use super::{State, Store};
+use super::state::Slots;
+use super::{Ask, State, Store};
 use crate::device::Pins;
 use crate::error::{Error, Result};
-use crate::store::format::superblock::FEATURE_PINNED_READERS;
-use crate::units::Txg;
+use crate::store::format::space::freed_key;
+use crate::store::format::superblock::{FEATURE_PINNED_READERS, Superblock};
+use crate::store::format::trees::TreeId;
+use crate::units::{Sector, Txg};
 
 /// A committed state that stays readable as long as this value lives, whatever others commit.
 #[derive(Debug)]
@@ -75,6 +87,78 @@ impl Store {
         }
     }
 
+    /// Pins an older state whose superblock is still in the ring. Returns `None` if there is no
+    /// such state, or if space of it may have been reused. `ask` says how long to wait for a
+    /// transaction that is in progress and may not have seen the pin.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if readers of this pool do not pin what they read, or if this process may
+    /// not write to the pool and so cannot wait for a transaction.
+    pub fn pin_older(self: &Arc<Self>, txg: Txg, ask: &mut Ask<'_>) -> Result<Option<Pin>> {
+        self.refresh()?;
+        if !self.has_pinned_readers() {
+            let what = "readers of this pool hold no states; 'hardpack set concurrency=snapshot' \
+                        changes that";
+            return Err(Error::Invalid(what.into()));
+        }
+        if self.is_read_only() {
+            let what = "only a process that may write to the pool can hold a state without a \
+                        snapshot";
+            return Err(Error::Invalid(what.into()));
+        }
+        let superblocks = self.superblocks()?;
+        let Some(found) = superblocks.into_iter().find(|found| found.txg == txg) else {
+            return Ok(None);
+        };
+        found.check_readable()?;
+        let state = Arc::new(state_of(found));
+        self.pins().pin(&*self.device, txg.0).map_err(|error| Error::io("lock", error))?;
+        let pin = Pin { store: Arc::clone(self), state };
+        self.await_turn(ask)?;
+        self.refresh()?;
+        Ok(self.is_whole(&self.state(), &pin.state)?.then_some(pin))
+    }
+
+    /// Returns the states of the ring that were whole a moment ago, newest first.
+    pub fn whole_states(&self) -> Result<Vec<Txg>> {
+        let newest = self.state();
+        let mut whole = Vec::new();
+        for state in self.superblocks()?.into_iter().map(state_of) {
+            if self.is_whole(&newest, &state)? {
+                whole.push(state.txg());
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Whether nothing that an older state reaches has been reused when `newest` was committed.
+    fn is_whole(&self, newest: &State, older: &State) -> Result<bool> {
+        if older.txg() >= newest.txg() {
+            return Ok(older.txg() == newest.txg());
+        }
+        if self.keeps_freed_by(newest, older)? {
+            return Ok(true);
+        }
+        let next = self.superblocks()?.into_iter().find(|found| found.txg == older.txg().next());
+        match next.filter(|next| !next.sync_first) {
+            Some(next) => self.keeps_freed_by(newest, &state_of(next)),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether `newest` still has the first run that the txg of another state freed. If that state
+    /// cannot be read, space of it was reused.
+    fn keeps_freed_by(&self, newest: &State, other: &State) -> Result<bool> {
+        let from = freed_key(other.txg(), Sector(0));
+        let to = freed_key(other.txg().next(), Sector(0));
+        let own = match other.trees[TreeId::Freed].range(&mut &*self, &from, &to, 1) {
+            Err(error) if error.is_corruption() => return Ok(false),
+            own => own?,
+        };
+        let Some((key, value)) = own.first() else { return Ok(false) };
+        Ok(newest.trees[TreeId::Freed].get(&mut &*self, key)?.as_ref() == Some(value))
+    }
+
     /// Returns the states that other processes have pinned, oldest first.
     pub fn pinned_by_others(&self) -> Result<Vec<Txg>> {
         let found = Pins::of_others(&*self.device, self.state().txg().0);
@@ -91,4 +175,8 @@ impl Store {
         };
         oldest.map(Txg)
     }
+}
+
+fn state_of(superblock: Superblock) -> State {
+    State::new(superblock, 0, Slots::default(), Txg(0), Txg(0))
 }

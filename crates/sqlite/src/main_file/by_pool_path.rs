@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hardpack_engine::pool::Pool;
+use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId, Result, Txg};
 
 use super::locks::Locks;
 use super::unmade::OpenError;
 use super::{Backing, MainFile};
 use crate::api;
+use crate::as_of;
 use crate::codes::code;
 use crate::companion::{FIRST_FILE, SUFFIX_LEN_MAX, companion_names, lock_path};
 use crate::ffi::*;
@@ -20,7 +22,7 @@ use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
 use crate::lock_file::{LockFile, OpenMark};
 use crate::pool_entry::{self, PoolEntry};
-use crate::pool_path::PoolPath;
+use crate::pool_path::{PoolPath, SNAPSHOT_MARK};
 use crate::registry::{self, CompanionNames};
 
 /// Flags that are not passed on to the host, which opens an existing file instead.
@@ -46,19 +48,25 @@ impl MainFile {
         name: *const c_char,
         flags: c_int,
         pool_path: &PoolPath,
+        at: Option<String>,
     ) -> std::result::Result<(MainFile, c_int), c_int> {
         // SAFETY: the caller vouches for the name.
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         let pool_file = Path::new(OsStr::from_bytes(&pool_path.pool));
         let fail = |error: Error| code(&error, SQLITE_CANTOPEN, Path::new(OsStr::from_bytes(path)));
         let mut pool = registry::open(pool_file).map_err(fail)?;
-        let found = find(pool.pool(), &pool_path.inner, flags).map_err(fail)?;
+        let (found, pin) = match &at {
+            Some(at) => as_of::find(pool.pool(), &pool_path.inner, at)
+                .map(|found| (PoolEntry::InSnapshot(found.pool, found.file), found.pin)),
+            None => find(pool.pool(), &pool_path.inner, flags),
+        }
+        .map_err(fail)?;
         // SAFETY: as above.
         let open_host =
             |id, is_fixed| unsafe { open_host(host, name, flags, pool_path, id, is_fixed) };
         let (id, snapshot) = match found {
             PoolEntry::File(id) => (id, None),
-            PoolEntry::InSnapshot(snapshot, id) => (id, Some(snapshot)),
+            PoolEntry::InSnapshot(snapshot, id) => (id, Some((snapshot, pin))),
             PoolEntry::Directory => return Err(SQLITE_CANTOPEN_ISDIR),
             PoolEntry::Nothing => {
                 let can_create =
@@ -85,7 +93,11 @@ impl MainFile {
         file.owner = id;
         // SAFETY: as above.
         unsafe { file.take_properties(name)? };
-        let done = file.use_pool_entry(pool, snapshot, id, pool_path);
+        let done = match snapshot {
+            // Its name in SQLite may also be that of the newest state, and nothing lies beside it.
+            Some((snapshot, pin)) => file.use_snapshot(pool, (snapshot, pin), id, at.is_none()),
+            None => file.use_pool_entry(pool, id, pool_path),
+        };
         done.map_err(|error| file.code(&error, SQLITE_CANTOPEN))?;
         let read_only = if file.read_only { SQLITE_OPEN_READONLY } else { SQLITE_OPEN_READWRITE };
         let out_flags = flags & !(SQLITE_OPEN_READONLY | SQLITE_OPEN_READWRITE | CREATION_FLAGS);
@@ -93,19 +105,26 @@ impl MainFile {
         Ok((file, out_flags | read_only | creation))
     }
 
+    fn use_snapshot(
+        &mut self,
+        pool: registry::PoolUse,
+        (snapshot, pin): (Pool, Option<Pin>),
+        id: FileId,
+        has_own_name: bool,
+    ) -> Result<()> {
+        let companions = CompanionNames::Absent;
+        let name = has_own_name.then(|| self.note_name(companions)).transpose()?;
+        self.use_file(snapshot.file(id)?)?;
+        self.backing = Backing::Snapshot(snapshot, pin, pool, name);
+        Ok(())
+    }
+
     pub(super) fn use_pool_entry(
         &mut self,
         pool: registry::PoolUse,
-        snapshot: Option<Pool>,
         id: FileId,
         pool_path: &PoolPath,
     ) -> Result<()> {
-        if let Some(snapshot) = snapshot {
-            let name = self.note_name(CompanionNames::Absent)?;
-            self.use_file(snapshot.file(id)?)?;
-            self.backing = Backing::Snapshot(snapshot, pool, name);
-            return Ok(());
-        }
         // From here on nobody removes the file or replaces its content, except the content of the
         // first file until SQLite has its lock.
         pool.pool().refresh()?;
@@ -162,16 +181,19 @@ pub(super) fn companions_of(pool_path: &PoolPath, id: FileId, generation: u64) -
     }
 }
 
-fn find(pool: &Pool, path: &[u8], flags: c_int) -> Result<PoolEntry> {
+/// Finds what a path refers to. What is in a snapshot is pinned, in case somebody destroys it.
+fn find(pool: &Pool, path: &[u8], flags: c_int) -> Result<(PoolEntry, Option<Pin>)> {
     pool.refresh()?;
+    let may_be_old = path.contains(&SNAPSHOT_MARK);
+    let pin = if may_be_old { as_of::hold_newest(pool)? } else { None };
     let found = pool_entry::find(pool, path)?;
     let is_new_wanted = flags & SQLITE_OPEN_CREATE != 0 && flags & SQLITE_OPEN_EXCLUSIVE != 0;
     match found {
-        PoolEntry::Nothing => Ok(found),
+        PoolEntry::Nothing => Ok((found, None)),
         _ if is_new_wanted && !pool.store().is_read_only() => {
             Err(Error::Exists { name: String::from_utf8_lossy(path).into() })
         }
-        found => Ok(found),
+        found => Ok((found, pin)),
     }
 }
 

@@ -56,6 +56,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardpack_engine::pool::{File, Pool, Property, Settings};
+use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId, Txg};
 
 use crate::api;
@@ -172,11 +173,12 @@ enum Backing {
     Unmade(Unmade),
     /// A file of a pool.
     Pool(PoolUse, #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName),
-    /// A file as a snapshot of the pool has it.
+    /// A file as a snapshot of the pool has it, or an older state.
     Snapshot(
         Pool,
+        #[allow(dead_code, reason = "keeps its space as long as it lives")] Option<Pin>,
         #[allow(dead_code, reason = "keeps the descriptor open")] PoolUse,
-        #[allow(dead_code, reason = "notes the name as long as it lives")] PoolName,
+        #[allow(dead_code, reason = "notes the name as long as it lives")] Option<PoolName>,
     ),
 }
 
@@ -271,10 +273,21 @@ impl MainFile {
                 self.pin_newest()?;
                 self.follow_generation()
             }
-            Backing::Unborn(..) if self.host_file.len()? > 0 => self.probe(),
+            Backing::Unborn(..) if self.host_file.len()? > 0 => {
+                self.probe()?;
+                self.pin_if_made()
+            }
             Backing::Unborn(..) => Ok(()),
-            Backing::Unmade(..) => self.adopt_if_made(),
+            Backing::Unmade(..) => {
+                self.adopt_if_made()?;
+                self.pin_if_made()
+            }
         }
+    }
+
+    /// Pins the newest state of a pool that somebody else has made since the last refresh.
+    fn pin_if_made(&mut self) -> Result<(), c_int> {
+        if matches!(self.backing, Backing::Pool(..)) { self.pin_newest() } else { Ok(()) }
     }
 
     /// Checks whether the content was replaced since this connection last checked. If so, its

@@ -1,9 +1,9 @@
 //! Opening a main database: finding out what the file is and what its URI asks for.
 #![expect(unsafe_code, reason = "reads names that SQLite passes as pointers")]
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,6 +16,7 @@ use super::pinning::Pinning;
 use super::{Backing, Checkpoint, MainFile};
 use crate::api;
 use crate::busy::BusyHandler;
+use crate::codes::code;
 use crate::companion::{FIRST_FILE, companion_names, lock_path};
 use crate::ffi::{
     SQLITE_CANTOPEN, SQLITE_LOCK_NONE, SQLITE_NOTICE, SQLITE_OPEN_READONLY, SQLITE_OPEN_READWRITE,
@@ -23,7 +24,7 @@ use crate::ffi::{
 };
 use crate::host::{Host, HostFile};
 use crate::lock_file::OpenMark;
-use crate::pool_path::PoolPath;
+use crate::pool_path::{self, PoolPath};
 use crate::registry::{self, CompanionNames, PlainName, PoolName, PoolUse};
 use crate::vfs::VFS_NAME;
 
@@ -71,10 +72,22 @@ impl MainFile {
         // SAFETY: as above; a name from SQLite ends with a NUL byte.
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         // SAFETY: as above.
+        let at = unsafe { parameter(name, c"at") };
+        // SAFETY: as above.
         let is_wanted = unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } != 0;
         if let Some(pool_path) = PoolPath::split(host, path).filter(|_| is_wanted) {
             // SAFETY: as above.
-            return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path) };
+            return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path, at) };
+        }
+        if let Some(at) = at.filter(|_| is_wanted) {
+            let pool_path = PoolPath { pool: path.to_vec(), inner: Vec::new() };
+            if !pool_path::is_pool(host, path) {
+                let what = format!("at={at} needs a pool, and there is none");
+                let path = Path::new(OsStr::from_bytes(path));
+                return Err(code(&Error::Invalid(what), SQLITE_CANTOPEN, path));
+            }
+            // SAFETY: as above.
+            return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path, Some(at)) };
         }
         // SAFETY: the caller vouches for the name.
         let (host_file, out_flags) = unsafe { HostFile::open(host, name, flags)? };
@@ -322,10 +335,20 @@ unsafe fn asks_for_pool(name: *const c_char) -> bool {
 ///
 /// `name` is what SQLite passes to xOpen.
 unsafe fn uri_parameter(name: *const c_char, property: Property) -> Option<String> {
-    let key = format!("hardpack_{}\0", property.name().replace('-', "_"));
-    // SAFETY: the caller vouches for the name; the key ends with a NUL byte.
+    let key = CString::new(format!("hardpack_{}", property.name().replace('-', "_"))).ok()?;
+    // SAFETY: the caller vouches for the name.
+    unsafe { parameter(name, &key) }
+}
+
+/// Returns a parameter of the URI.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xOpen.
+pub(super) unsafe fn parameter(name: *const c_char, key: &CStr) -> Option<String> {
+    // SAFETY: the caller vouches for the name; the key ends with a NUL byte, as does the value.
     unsafe {
-        let value = (api::get().uri_parameter)(name, key.as_ptr().cast());
+        let value = (api::get().uri_parameter)(name, key.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! * A pool has pins once its `concurrency` was ever set. A connection that reads just then gets
 //!   SQLITE_BUSY.
+//! * A database with a log is read through it, and needs no pins.
 //! * Readers hold the host's shared lock all the same. It keeps out what a pin cannot help against:
 //!   the rollback of a journal on disk, a change of the journal mode, and commands that replace the
 //!   content.
@@ -31,6 +32,7 @@
 #![expect(unsafe_code, reason = "asks SQLite for the names of a connection's databases")]
 
 use std::ffi::{CStr, OsStr, c_int};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
@@ -51,6 +53,8 @@ const LOCK_PAUSE: Duration = Duration::from_micros(200);
 const HEADER_LEN: usize = 32;
 /// The index of the first attached database, after the main and the temporary one.
 const FIRST_ATTACHED: c_int = 2;
+/// The position in the header of the versions that say how a database is written and read.
+const VERSIONS: Range<usize> = 18..20;
 /// The number with which a database says that it has a log.
 const VERSION_WITH_LOG: u8 = 2;
 /// The beginning of the name of the database that VACUUM attaches. It commits on its own.
@@ -63,7 +67,7 @@ pub(super) struct Pinning {
     pin: Option<Pin>,
     /// It has no pin where it needs one, and must not read anything before it unlocks.
     is_lost: bool,
-    /// It needs no pin, since nobody can write to the medium.
+    /// It needs no pin: nobody can write to the medium, or SQLite reads through a log.
     is_needless: bool,
     /// Its exclusive lock lets readers go on.
     is_lenient: bool,
@@ -81,6 +85,8 @@ impl MainFile {
             false => store.refresh().map(|_| None),
         };
         match pinned {
+            // Where a VFS above shares the memory of the log, this is the only sign of a log.
+            Ok(Some(pin)) if self.has_log_in(&pin)? => self.pinning.is_needless = true,
             Ok(pin) => self.pinning.pin = pin,
             // Locks may be missing on a medium that nobody can write to, and need no pin there.
             Err(Error::Io { action: "lock", .. }) if store.is_read_only() => {
@@ -90,6 +96,15 @@ impl MainFile {
             Err(error) => return Err(self.code(&error, SQLITE_IOERR_READ)),
         }
         Ok(())
+    }
+
+    /// Whether the database reads through a log, as its header says in a pinned state.
+    fn has_log_in(&self, pin: &Pin) -> Result<bool, c_int> {
+        let Some(file) = &self.file else { return Ok(false) };
+        let mut header = [0; HEADER_LEN];
+        let read = file.read_pinned_at(pin, &mut header, 0);
+        read.map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
+        Ok(header[VERSIONS].contains(&VERSION_WITH_LOG))
     }
 
     /// Gives up the pinned state, when the connection unlocks or reads through a log.
@@ -170,7 +185,7 @@ impl MainFile {
         let count = u32::from_be_bytes([header[28], header[29], header[30], header[31]]);
         // It may be about to become shorter.
         let is_whole = u64::from(count) * page_len <= file.len()?;
-        Ok(is_whole && !header[18..20].contains(&VERSION_WITH_LOG))
+        Ok(is_whole && !header[VERSIONS].contains(&VERSION_WITH_LOG))
     }
 
     /// Whether the connection has no other database but temporary ones.

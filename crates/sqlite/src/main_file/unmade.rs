@@ -137,7 +137,7 @@ impl MainFile {
             let mut pool = registry::open(pool_path.pool_file())?;
             pool.enter_by(pool_path.pool_file())?;
             file.owner = id;
-            file.use_pool_entry(pool, None, id, &pool_path)
+            file.use_pool_entry(pool, id, &pool_path)
         };
         self.read_only = part.is_read_only;
         let done = adopt(self);

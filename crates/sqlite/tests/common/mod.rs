@@ -256,9 +256,19 @@ pub struct Role {
 impl Role {
     /// Starts `role` with arguments, which the role gets as strings.
     pub fn start(role: &str, arguments: &[&str]) -> Role {
+        Role::start_with(role, arguments, &[])
+    }
+
+    /// Starts a role whose engine caches next to nothing, so it reads the pool again and again.
+    pub fn start_uncached(role: &str, arguments: &[&str]) -> Role {
+        Role::start_with(role, arguments, &[("HARDPACK_CACHE_BYTES", "1")])
+    }
+
+    fn start_with(role: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Role {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["child_role", "--exact", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.envs(variables.iter().copied());
         for (index, argument) in arguments.iter().enumerate() {
             command.env(format!("{ROLE}_{index}"), argument);
         }

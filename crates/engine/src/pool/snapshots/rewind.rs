@@ -8,7 +8,7 @@ use crate::error::{Error, Location, Result};
 use crate::pool::namespace::entries::{self, ROOT};
 use crate::pool::{Options, Pool};
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Durability, Store};
+use crate::store::{Ask, Durability, Pin, Store};
 use crate::units::Txg;
 
 /// A state in the ring.
@@ -29,6 +29,18 @@ impl Pool {
     pub fn open_at(device: Arc<dyn Device>, options: Options, txg: Txg) -> Result<Pool> {
         let store = Store::open_at(device, Arc::clone(&options.caches), txg)?;
         Ok(Pool::with_store(store, options))
+    }
+
+    /// Opens an older state that is still whole, for reading, and holds it as long as the pin
+    /// lives. Returns `None` if the ring has no such state, or if space of it may have been reused.
+    /// `ask` says how long to wait for a transaction in progress.
+    ///
+    /// # Errors
+    /// Those of [`Store::pin_older`].
+    pub fn hold_state(&self, txg: Txg, ask: &mut Ask<'_>) -> Result<Option<(Pool, Pin)>> {
+        let Some(pin) = self.store().pin_older(txg, ask)? else { return Ok(None) };
+        let store = self.store().open_held(&pin);
+        Ok(Some((Pool::with_store(store, self.options().clone()), pin)))
     }
 
     fn pinned(&self, txg: Txg) -> Result<Pool> {

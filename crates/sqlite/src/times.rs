@@ -1,6 +1,6 @@
 //! Times as people write them.
 
-use crate::sys;
+use crate::system;
 
 const NS: i64 = 1_000_000_000;
 
@@ -44,7 +44,7 @@ fn known(text: &str) -> Option<i64> {
     let utc = days * 86_400 + hour * 3600 + minute * 60 + second;
     let seconds = match offset {
         Some(offset) => utc - offset,
-        None => sys::from_local([year, month, day, hour, minute, second])?,
+        None => system::from_local([year, month, day, hour, minute, second])?,
     };
     seconds.checked_mul(NS)?.checked_add(rest)
 }
@@ -144,8 +144,6 @@ mod tests {
         ] {
             assert_eq!(parse(text), Ok(expected), "{text}");
         }
-        let local = parse("2026-11-23 12:30:05").unwrap();
-        assert!(crate::text::time(local, true).starts_with("2026-11-23 12:30:05.000000000"));
         assert_eq!(parse("2026-11-23"), parse("2026-11-23 00:00"));
         for wrong in [
             "",

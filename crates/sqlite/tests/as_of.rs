@@ -1,0 +1,268 @@
+//! `at=` in a URI: a database as it was, for reading.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::{Role, code_of, engine, logged_about, open, outside, run, text, try_open, value};
+use hardpack_engine::FileId;
+use hardpack_engine::pool::ROOT;
+use rusqlite::{Connection, ErrorCode};
+
+const SNAPSHOT: &str = "&hardpack_concurrency=snapshot";
+/// Enough for the smallest cache of the engine to hold only a part.
+const ROW_COUNT: i64 = 12_000;
+const PAUSE: Duration = Duration::from_millis(2);
+const SUM: &str = "select sum(a) || ' ' || count(*) || ' ' || sum(length(b)) from t";
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    let path = common::path_argument(0);
+    match role.as_str() {
+        // Changes everything again and again, so that space is reused.
+        "churn" => {
+            let db = open(&path);
+            for round in 0..30 {
+                churn(&db, round);
+            }
+        }
+        // Reads an older state, again when it is told to, and then holds it until it is killed.
+        "hold" => {
+            let db = at(&path, &common::argument(1)).unwrap();
+            common::report(&text(&db, SUM));
+            while !go(&path).exists() {
+                std::thread::sleep(PAUSE);
+            }
+            common::report(&text(&db, SUM));
+            loop {
+                std::thread::park();
+            }
+        }
+        other => assert!(common::play(other), "role {other}"),
+    }
+}
+
+/// The file that makes the role `hold` go on.
+fn go(path: &Path) -> PathBuf {
+    common::with_suffix(path, ".go")
+}
+
+fn churn(db: &Connection, round: i64) {
+    run(db, &format!("update t set a = a + 1, b = hex(randomblob(90 + {round}))"));
+}
+
+fn at(path: &Path, what: &str) -> rusqlite::Result<Connection> {
+    let db = try_open(path, &format!("&at={what}"))?;
+    // Far less than the database, so that it is read again and again.
+    run(&db, "pragma cache_size=20");
+    Ok(db)
+}
+
+fn refusal(path: &Path, what: &str) -> String {
+    let code = code_of(at(path, what));
+    assert_eq!(code, Some(ErrorCode::CannotOpen), "at={what}");
+    logged_about(path).last().expect("a reason in the log").1.clone()
+}
+
+struct Home {
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    fn new(parameters: &str) -> Home {
+        let home = Home { dir: tempfile::tempdir().unwrap() };
+        let db = try_open(&home.path(), parameters).unwrap();
+        run(&db, "create table t(a integer, b text)");
+        common::fill(&db, ROW_COUNT);
+        home
+    }
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("p.hpk")
+    }
+    fn churn_elsewhere(&self) {
+        Role::start("churn", &[&self.path().display().to_string()]).finish();
+    }
+}
+
+/// A snapshot is found by its name, its number and its time. Its connection only reads, keeps
+/// nobody from writing, and sees the same for as long as it is open, even if the snapshot goes.
+#[test]
+fn a_snapshot_stays_what_it_was() {
+    for parameters in [SNAPSHOT, ""] {
+        let home = Home::new(parameters);
+        let path = home.path();
+        let db = open(&path);
+        let before = text(&db, SUM);
+        drop(db);
+        let second = 1_000_000_000;
+        engine(&path).create_snapshot(ROOT, b"monday", 1000 * second).unwrap();
+        let number = engine(&path).snapshots().unwrap()[0].txg.to_string();
+        churn(&open(&path), 1);
+        let between = text(&open(&path), SUM);
+        engine(&path).create_snapshot(FileId(1), b"tuesday", 2000 * second).unwrap();
+        churn(&open(&path), 2);
+        for (what, expected) in [
+            ("monday", &before),
+            (&number, &before),
+            ("@1000", &before),
+            ("@1999.9", &before),
+            ("1970-01-01T00:30:00Z", &before),
+            ("tuesday", &between),
+            ("@2000", &between),
+            ("2026-11-23T10:00", &between),
+        ] {
+            let old = at(&path, what).unwrap();
+            assert_eq!(text(&old, SUM), *expected, "at={what}");
+            let refused = old.execute_batch("insert into t values(1, 2)");
+            assert_eq!(code_of(refused), Some(ErrorCode::ReadOnly), "at={what}");
+        }
+        let old = at(&path, "monday").unwrap();
+        assert_eq!(text(&old, SUM), before);
+        home.churn_elsewhere();
+        assert_eq!(text(&old, SUM), before);
+        let hold = ["monday", &number].map(|what| {
+            let mut hold = Role::start_uncached("hold", &[&path.display().to_string(), what]);
+            hold.expect(&before);
+            hold
+        });
+        if parameters == SNAPSHOT {
+            engine(&path).destroy_snapshot(ROOT, b"monday").unwrap();
+            home.churn_elsewhere();
+            assert_eq!(text(&old, SUM), before);
+            common::assert_integrity(&old);
+        }
+        std::fs::write(go(&path), "").unwrap();
+        for mut hold in hold {
+            hold.expect(&before);
+            hold.kill();
+        }
+        std::fs::remove_file(go(&path)).unwrap();
+        drop(old);
+        common::assert_alone_and_clean(&path);
+    }
+}
+
+/// A state without a snapshot can be held while it is in the ring, in this and in other processes.
+/// Its space is reused only after that.
+#[test]
+fn a_recent_state_is_held() {
+    let home = Home::new(SNAPSHOT);
+    let path = home.path();
+    let db = open(&path);
+    let (before, number) = (text(&db, SUM), text(&db, "pragma hardpack_txg"));
+    run(&db, "update t set a = a + 1 where rowid = 1");
+    let mut other = Role::start_uncached("hold", &[&path.display().to_string(), &number]);
+    other.expect(&before);
+    let old = at(&path, &number).unwrap();
+    let attached = open(&path);
+    let name = common::uri(&path, &format!("&at={number}"));
+    run(&attached, &format!("attach '{name}' as then_"));
+    for round in 0..30 {
+        churn(&db, round);
+        assert_eq!(text(&old, SUM), before);
+    }
+    // Both states in one statement.
+    let sql = "select sum(n.a) - sum(o.a) from t n join then_.t o on n.rowid = o.rowid";
+    assert_eq!(value::<i64>(&attached, sql), 30 * ROW_COUNT + 1);
+    common::assert_integrity(&old);
+    std::fs::write(go(&path), "").unwrap();
+    other.expect(&before);
+    drop((old, attached));
+    let held = engine(&path).store().pinned_by_others().unwrap();
+    assert_eq!(held.first().map(ToString::to_string), Some(number.clone()));
+    other.kill();
+    std::fs::remove_file(go(&path)).unwrap();
+    for round in 0..30 {
+        churn(&db, round);
+    }
+    let reason = refusal(&path, &number);
+    assert!(reason.contains("it has no snapshots; the states"), "{reason}");
+    let newest = text(&db, "pragma hardpack_txg");
+    assert_eq!(text(&at(&path, &newest).unwrap(), SUM), text(&db, SUM));
+    drop(db);
+    common::assert_alone_and_clean(&path);
+}
+
+/// What does not exist is refused with what does, and nothing is created for it.
+#[test]
+fn what_is_not_there_is_refused() {
+    let home = Home::new("");
+    let path = home.path();
+    engine(&path).create_snapshot(ROOT, b"monday", 5_000_000_000).unwrap();
+    engine(&path).create_snapshot(ROOT, b"friday", 6_000_000_000).unwrap();
+    for what in ["sunday", "@4", "1969-12-31"] {
+        let reason = refusal(&path, what);
+        assert!(reason.ends_with("its snapshots are friday, monday"), "{what}: {reason}");
+    }
+    for what in ["", "a/b"] {
+        let reason = refusal(&path, what);
+        assert!(reason.contains("names no state"), "{what}: {reason}");
+    }
+    // Nobody would respect a pin in this pool.
+    let newest = text(&open(&path), "pragma hardpack_txg");
+    let reason = refusal(&path, &newest);
+    assert!(reason.contains("'hardpack set concurrency=snapshot'"), "{reason}");
+    let missing = home.dir.path().join("q.hpk");
+    assert!(refusal(&missing, "monday").contains("there is none"));
+    assert!(!missing.exists());
+    let plain = home.dir.path().join("plain.db");
+    run(&common::open_plain(&plain), "create table t(a)");
+    assert!(refusal(&plain, "monday").contains("needs a pool"));
+}
+
+/// A database in a pool is found by its path, also in a snapshot of a directory above it.
+#[test]
+fn databases_are_found_by_their_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.hpk");
+    common::make_pool(&path, &["d"]);
+    for name in ["d/a.db", "b.db"] {
+        run(&open(&path.join(name)), &format!("create table t(a); insert into t values('{name}')"));
+    }
+    let id = |name: &[u8]| engine(&path).resolve(name).unwrap().file;
+    engine(&path).create_snapshot(id(b"d"), b"one", 0).unwrap();
+    run(&open(&path.join("d/a.db")), "update t set a = 'new'");
+    let old = at(&path.join("d/a.db"), "one").unwrap();
+    assert_eq!(text(&old, "select a from t"), "d/a.db");
+    assert_eq!(text(&open(&path.join("d/a.db@one")), "select a from t"), "d/a.db");
+    let reason = refusal(&path.join("b.db"), "one");
+    assert!(reason.ends_with("it has no snapshots"), "{reason}");
+}
+
+/// A state has what checkpoints have copied, since the log lies beside the pool.
+#[test]
+fn a_database_with_a_log_is_read_as_of_its_checkpoint() {
+    let home = Home::new(SNAPSHOT);
+    let path = home.path();
+    let db = open(&path);
+    run(&db, "pragma journal_mode=wal; update t set a = 1; pragma wal_checkpoint(truncate)");
+    let before = text(&db, SUM);
+    run(&db, "update t set a = 2");
+    engine(&path).create_snapshot(ROOT, b"s", 0).unwrap();
+    let old = at(&path, "s").unwrap();
+    assert_eq!(text(&old, SUM), before);
+    run(&db, "pragma wal_checkpoint(truncate)");
+    assert_eq!(text(&old, SUM), before);
+    assert_ne!(text(&db, SUM), before);
+    assert_eq!(outside(&path, "insert into t values(1, 2)"), "done");
+}
+
+/// The stock shell sees an older state too, also beside the newest.
+#[test]
+fn the_stock_shell_opens_a_state() {
+    let home = Home::new("");
+    let path = home.path();
+    engine(&path).create_snapshot(ROOT, b"monday", 0).unwrap();
+    run(&open(&path), "delete from t where rowid > 5");
+    let count = "select count(*) from t;";
+    let uri = common::uri(&path, "&at=monday");
+    let (out, err) = common::shell(&format!("'{uri}'"), &[count, "insert into t values(1, 2);"]);
+    assert_eq!(out, ROW_COUNT.to_string());
+    assert!(err.contains("readonly database"), "{err}");
+    let attach = format!("attach '{uri}' as monday;");
+    let compare = "select count(*) from monday.t where rowid not in (select rowid from main.t);";
+    let (out, err) = common::shell(&format!("'{}'", common::uri(&path, "")), &[&attach, compare]);
+    assert_eq!((out, err), ((ROW_COUNT - 5).to_string(), String::new()));
+}
