@@ -1,7 +1,7 @@
 # Two commands are enough to begin: `make demo` shows what Hardpack does, `make test` tests it.
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test lint bench crash schedules torture sqlite-suite fuzz packages clean
+.PHONY: build demo test lint bench crash schedules torture sqlite-suite examples fuzz packages clean
 
 # Builds the command (target/release/hardpack) and the SQLite extension (target/release/libhardpack.so).
 build: packages
@@ -20,6 +20,7 @@ test: build
 	bench/test_charts.py
 	bench/bench.py --quick --out target/bench-smoke
 	scripts/torture/run.py --quick
+	scripts/examples.sh --quick
 
 # Checks formatting, lints, documentation, spelling, and licences of dependencies. Warnings are errors.
 lint: packages
@@ -52,6 +53,10 @@ torture: build
 # Runs SQLite's own test suites with Hardpack as the default VFS: hours. SUITE passes options on, as in SUITE=--quick.
 sqlite-suite: build
 	scripts/sqlite-suite/run.sh $(SUITE)
+
+# Runs the examples for all languages that are on this machine; downloads their drivers.
+examples: build
+	scripts/examples.sh
 
 # Runs every fuzz target under AddressSanitizer for a minute. Needs nightly Rust.
 fuzz:
