@@ -246,6 +246,12 @@ pub enum Command {
     Run(RunArgs),
     /// List the compression algorithms and their levels
     Codecs(CodecsArgs),
+    /// Show whether this machine, its sqlite3 and its Python can use Hardpack
+    Doctor(DoctorArgs),
+    /// Write a script that completes commands and options in a shell
+    Completions(CompletionsArgs),
+    /// Write manual pages
+    Man(ManArgs),
 }
 
 /// Returns a parser that validates the value of `property` and normalises it.

@@ -110,5 +110,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Sql(args) => commands::sql::run(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Codecs(args) => commands::codecs::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Completions(args) => commands::manuals::completions(&args),
+        Command::Man(args) => commands::manuals::man(&args),
     }
 }

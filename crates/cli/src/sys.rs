@@ -2,6 +2,7 @@
 //! line is here.
 #![expect(unsafe_code, reason = "system calls, and functions of SQLite without a safe interface")]
 
+pub mod library;
 pub mod statement;
 
 use std::ffi::CString;

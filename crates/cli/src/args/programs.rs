@@ -1,6 +1,7 @@
 //! The flags of the commands for other programs.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueHint};
 
@@ -38,4 +39,52 @@ pub struct RunArgs {
         value_hint = ValueHint::CommandWithArguments
     )]
     pub program: Vec<OsString>,
+}
+
+const DOCTOR_HELP: &str = "\
+Each line says what was looked at, whether it is as it should be, and what was found. Advice for \
+each 'no' follows. The file system is that of the current directory.
+
+Exit code 3 means that pools cannot be used safely here: locks do not work, or the kernel is too \
+old. A missing program or library is no failure.
+
+Examples:
+  hardpack doctor
+  hardpack doctor --json";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = DOCTOR_HELP)]
+pub struct DoctorArgs {
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  hardpack completions bash > ~/.local/share/bash-completion/completions/hardpack
+  hardpack completions zsh > ~/.zfunc/_hardpack      ~/.zfunc must be in $fpath
+  hardpack completions fish > ~/.config/fish/completions/hardpack.fish";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = COMPLETIONS_HELP)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+const MAN_HELP: &str = "\
+There is a page for each command, such as hardpack-pack(1). Pages of these names are replaced.
+
+Examples:
+  hardpack man ~/.local/share/man/man1
+  man hardpack-run";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = MAN_HELP)]
+pub struct ManArgs {
+    /// The directory to write the pages to, which must exist
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub directory: PathBuf,
 }

@@ -148,8 +148,8 @@ fn every_command_against_every_bad_target() {
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), cases.len(), failed.join("\n"));
 }
 
-/// Commands whose target is no pool, but a program.
-const OTHERS: [&str; 2] = ["help", "run"];
+/// Commands whose target is no pool.
+const OTHERS: [&str; 5] = ["completions", "doctor", "help", "man", "run"];
 
 /// A new command needs rows.
 #[test]

@@ -92,7 +92,7 @@ impl Case {
 }
 
 /// Commands that do not use a pool.
-pub const WITHOUT_POOL: &[&str] = &["codecs", "help", "run"];
+pub const WITHOUT_POOL: &[&str] = &["codecs", "completions", "doctor", "help", "man", "run"];
 
 pub const CASES: &[Case] = &[
     case("create POOL"),
