@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 scripts/packages.sh python3-venv
 read -ra pythons <<<"${HARDPACK_PYTHONS:-python3 /usr/bin/python3}"
 tools=("pytest>=8")
-checks=(mypy==2.4.1 ruff==0.17.6)
+checks=("mypy>=1.18" ruff==0.17.6)
 programs=(fsspec apsw SQLAlchemy sqlite-utils)
 if [ -n "${HARDPACK_PYTHON_ALL:-}" ]; then
     programs+=(pandas django datasette pysqlite3-binary)

@@ -246,3 +246,37 @@ fn check_leaves_nothing_and_changes_nothing() {
     assert_eq!(names_beside(&at.join("a.db.hpk")), names);
     assert_eq!(succeeds(&at, &["sql", "a.db.hpk", "SELECT b FROM t WHERE a = 1"]), "new\n");
 }
+
+#[test]
+fn programs_get_progress_as_json() {
+    let (_directory, at) = packed();
+    let out = hardpack()
+        .current_dir(&at)
+        .env("HARDPACK_PROGRESS", "json")
+        .args(["unpack", "a.db.hpk", "b.db"])
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+    let lines = String::from_utf8(out.stderr).unwrap();
+    let steps: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["progress"].take())
+        .collect();
+    let len = fs::metadata(at.join("a.db")).unwrap().len();
+    let last = steps.last().unwrap();
+    assert_eq!((&last["done"], &last["total"]), (&len.into(), &len.into()), "{lines}");
+    let named = |name| steps.iter().any(|step| step["step"] == name);
+    assert!(named("unpacking a.db") && named("verifying"), "{lines}");
+
+    fs::create_dir(at.join("tree")).unwrap();
+    fs::write(at.join("tree/file"), "12345").unwrap();
+    let out = hardpack()
+        .current_dir(&at)
+        .env("HARDPACK_PROGRESS", "json")
+        .args(["put", "tree", "many.hpk"])
+        .output()
+        .unwrap();
+    let lines = String::from_utf8(out.stderr).unwrap();
+    let step: serde_json::Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+    assert_eq!((&step["progress"]["files"], &step["progress"]["done"]), (&1.into(), &5.into()));
+}

@@ -182,6 +182,10 @@ class NewTextFile(io.TextIOWrapper):
         self.discard()
 
 
-def reading(reader: FileReader) -> io.BufferedReader:
-    """Returns a file object that reads from a pool."""
-    return io.BufferedReader(RawFile(reader), BUFFER_LEN)
+class ReadFile(io.BufferedReader):
+    """A file that is open for reading."""
+
+    def __init__(self, reader: FileReader) -> None:
+        super().__init__(RawFile(reader), BUFFER_LEN)
+        # Some versions of fsspec ask for this.
+        self.size = reader.len

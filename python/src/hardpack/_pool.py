@@ -249,7 +249,7 @@ class Pool(Mapping[str, PoolPath]):
     def _open_reading(self, path: _names.PathLike) -> io.BufferedReader:
         reader = self._reader()
         try:
-            return _files.reading(reader.file(self._inner(path)))
+            return _files.ReadFile(reader.file(self._inner(path)))
         except HasLogError:
             copy = tempfile.TemporaryFile()
             try:
