@@ -1,6 +1,8 @@
 """Registration finds the SQLite library that a module uses, whichever way leads there."""
 
+import shutil
 import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -126,6 +128,49 @@ def test_a_library_that_the_module_does_not_use_is_not_taken(python):
     assert "was not found among the libraries" in said
 
 
+def test_a_copy_that_is_loaded_already_is_used(python, work):
+    """Two copies would have two registries of open files, and drop each other's locks."""
+    copy = work / "libhardpack.so"
+    shutil.copy(hardpack.path_of_library(), copy)
+    code = """
+    import ctypes, hardpack, sys
+    assert hardpack.path_of_library() != sys.argv[1]
+    ctypes.CDLL(sys.argv[1])
+    assert hardpack.path_of_library() == sys.argv[1]
+    hardpack.connect("x.hpk").execute("CREATE TABLE t(a)")
+    hardpack.Pool("x.hpk").read_bytes("x.hpk")
+    copies = {line.split()[-1] for line in open("/proc/self/maps") if "libhardpack.so" in line}
+    assert copies == {sys.argv[1]}, copies
+    """
+    python(code, str(copy))
+    other = """
+    from hardpack import _library
+    _library.VERSION = "0.0.9"
+    """
+    said = python(other + code, str(copy), fails=True)
+    assert "is not of version 0.0.9, as this package is" in said
+
+
+def test_beside_hardpack_run(work):
+    """What is preloaded and the package use the same copy, whichever comes first."""
+    for first in ["sqlite3.connect('x.hpk')", "hardpack.Pool('x.hpk')", "hardpack.register()"]:
+        code = f"""
+import hardpack, sqlite3
+{first}
+db = sqlite3.connect("x.hpk")
+db.execute("CREATE TABLE IF NOT EXISTS t(a)")
+db.execute("INSERT INTO t VALUES (1)")
+db.commit()
+hardpack.Pool("x.hpk").read_bytes("x.hpk")
+hardpack.connect("x.hpk").execute("SELECT * FROM t").fetchall()
+copies = {{line.split()[-1] for line in open("/proc/self/maps") if "libhardpack.so" in line}}
+assert len(copies) == 1, copies
+"""
+        hardpack.connect("x.hpk").execute("CREATE TABLE IF NOT EXISTS before(a)")
+        command = [hardpack.path_of_command(), "run", "--", sys.executable, "-c", code]
+        subprocess.run(command, check=True, timeout=120)
+
+
 def test_something_that_is_no_sqlite():
     with pytest.raises(hardpack.UsageError, match="'sys' is not a module with SQLite"):
         hardpack.register(sys)
@@ -185,8 +230,6 @@ if __name__ == "__main__":
     assert len(db.execute("SELECT * FROM t").fetchall()) == 4
 """
     )
-    import subprocess
-
     subprocess.run([sys.executable, "main.py"], check=True, timeout=120)
 
 
@@ -223,8 +266,6 @@ def _has(name):
 
 
 def test_programs_run_with_the_default_vfs(work):
-    import subprocess
-
     (work / "main.py").write_text(
         "import sqlite3, sys\n"
         "assert __name__ == '__main__' and sys.argv == ['main.py', '-x']\n"

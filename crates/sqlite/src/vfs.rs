@@ -112,8 +112,10 @@ pub unsafe fn register(make_default: bool) -> Result<(), &'static str> {
         };
         Registered(Box::into_raw(Box::new(vfs)))
     });
+    // Registering it again without a wish must not end its being the default.
+    let is_default = std::ptr::eq(host, vfs.0);
     // SAFETY: the VFS is complete and lives for ever.
-    match unsafe { (functions.vfs_register)(vfs.0, c_int::from(make_default)) } {
+    match unsafe { (functions.vfs_register)(vfs.0, c_int::from(make_default || is_default)) } {
         SQLITE_OK => Ok(()),
         _ => Err("SQLite did not register the VFS"),
     }

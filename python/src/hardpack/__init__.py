@@ -27,13 +27,12 @@ from ._errors import (
     StoppedError,
     UsageError,
 )
+from ._library import VERSION as __version__
 from ._library import path_of_command, path_of_library
 from ._path import PoolPath, Stat
 from ._pool import Pool, Snapshot
 from ._register import Registration, connect, register, uri_of
 from ._tools import check, info, pack, unpack
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CannotError",
@@ -57,6 +56,7 @@ __all__ = [
     "Stat",
     "StoppedError",
     "UsageError",
+    "__version__",
     "check",
     "connect",
     "info",

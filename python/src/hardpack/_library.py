@@ -3,6 +3,9 @@
 
 A call releases the interpreter's lock. A handle is freed when its last user lets go of it: closing
 a pool beside a thread that reads it is safe. A forked child never frees what its parent opened.
+
+A process must have one copy of the library: two would drop each other's locks. So a copy that is
+loaded already is used, if it is of this version, and the one that `hardpack run` is about to load.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
 from . import _errors as errors
 
+VERSION = "0.1.0"
 _ABI = 1
+_LIBRARY = "libhardpack.so"
+# Names another copy, for the command as well.
+_VARIABLE = "HARDPACK_LIBRARY"
 _NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_native")
 
 FILE, DIRECTORY, SYMLINK = 1, 2, 3
@@ -116,8 +123,18 @@ _Find = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 
 
 def path_of_library() -> str:
-    """Returns the path of the SQLite extension."""
-    return _native("libhardpack.so")
+    """Returns the path of the SQLite extension: of the copy that is loaded, or is to be."""
+    return _loaded() or os.environ.get(_VARIABLE) or _native(_LIBRARY)
+
+
+def _loaded() -> Optional[str]:
+    """Returns the path of the copy that this process has loaded."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            paths = [line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if _LIBRARY in line]
+    except OSError:
+        return None
+    return next((path for path in paths if os.path.basename(path) == _LIBRARY), None)
 
 
 def path_of_command() -> str:
@@ -138,15 +155,12 @@ def _native(name: str) -> str:
 @functools.cache
 def load() -> Any:
     """Returns the loaded library."""
+    path = path_of_library()
     try:
-        lib = ctypes.CDLL(path_of_library())
+        lib = ctypes.CDLL(path)
     except OSError as error:
         raise errors.NotSupported(f"cannot load the library of Hardpack: {error}") from error
-    if not hasattr(lib, "hardpack_reader_abi") or lib.hardpack_reader_abi() != _ABI:
-        raise errors.NotSupported(
-            "the library of Hardpack belongs to another version of this package",
-            hint="install the package again",
-        )
+    check_version(lib, path)
     failure = POINTER(_Error)
     place = (c_char_p, c_size_t)
     for name, arguments in {
@@ -197,6 +211,18 @@ def register_with(find: Callable[[str], int], default: bool) -> Optional[str]:
         return None
     # The text belongs to this thread.
     return str(lib.hardpack_error().decode("utf-8", "replace"))
+
+
+def check_version(lib: Any, path: str) -> None:
+    """Refuses a library that does not belong to this package."""
+    if hasattr(lib, "hardpack_version") and hasattr(lib, "hardpack_reader_abi"):
+        lib.hardpack_version.restype = c_char_p
+        if lib.hardpack_version().decode() == VERSION and lib.hardpack_reader_abi() == _ABI:
+            return
+    raise errors.NotSupported(
+        f"'{path}' is not of version {VERSION}, as this package is, and a process can use one",
+        hint=f"load the copy of this package instead, or none, and unset {_VARIABLE}",
+    )
 
 
 class _Handle:

@@ -42,7 +42,7 @@ class Registration(NamedTuple):
     source_id: str
     """The source id of that library."""
     way: str
-    """How it was found: "extension", or the file whose functions were used."""
+    """How it was found: "extension", the file whose functions were used, or "registered before"."""
     default: bool
     """Whether Hardpack is the default VFS."""
 
@@ -237,10 +237,13 @@ def register(module: Optional[ModuleType] = None, *, default: bool = False) -> R
         if _done is not None and known and (_done.default or not default):
             return _done
         found = _Module(module or sqlite3)
-        why = found.load_extension(default)
-        way = "extension"
-        if why is not None:
-            way = _register_found(found, default, why)
+        # Before SQLite loads the library: there must be one copy, of this version.
+        _library.load()
+        way = "registered before"
+        # What registered it, such as `hardpack run`, also said what new databases become.
+        if default or not found.has_vfs():
+            why = found.load_extension(default)
+            way = "extension" if why is None else _register_found(found, default, why)
         if not found.has_vfs():
             raise errors.NotSupported(
                 f"Hardpack was registered, but '{found.name}' does not see it: the process has "
