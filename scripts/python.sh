@@ -33,6 +33,7 @@ install() {
 
 seen=()
 for python in "${pythons[@]}"; do
+    command -v "$python" >/dev/null || { echo "NOT TESTED with $python, which is not there"; continue; }
     name=$("$python" -c 'import sys; print(sys.implementation.cache_tag, sys.base_prefix.replace("/", "_"), sep="")')
     case " ${seen[*]-} " in *" $name "*) continue ;; esac
     venv=$made/$name

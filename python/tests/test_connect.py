@@ -75,6 +75,22 @@ def test_databases_in_a_pool_of_many(work):
     assert hardpack.connect(pool["shop.db"]).execute("SELECT count(*) FROM t").fetchone() == (2,)
 
 
+def test_the_database_as_it_was(work):
+    db = hardpack.connect("x.hpk")
+    db.execute("CREATE TABLE t(a)")
+    db.execute("INSERT INTO t VALUES (1)")
+    db.commit()
+    hardpack.Pool("x.hpk").snapshot("a & b")
+    db.execute("INSERT INTO t VALUES (2)")
+    db.commit()
+    then = hardpack.connect("x.hpk", at="a & b")
+    assert then.execute("SELECT count(*) FROM t").fetchone() == (1,)
+    with pytest.raises(sqlite3.OperationalError):
+        then.execute("INSERT INTO t VALUES (3)")
+    with pytest.raises(sqlite3.OperationalError):
+        hardpack.connect("x.hpk", at="no such name").execute("SELECT * FROM t")
+
+
 def test_what_is_no_path():
     for path in ["", ":memory:", "a\0b"]:
         with pytest.raises(hardpack.UsageError):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import stat
 import threading
 import time
@@ -429,6 +430,54 @@ def test_damage(pool):
     assert "corrupt" in str(caught.value)
     report = hardpack.check("p.hpk")
     assert not report["ok"] and report["problems"]
+
+
+def test_the_root_stays(pool):
+    for change in [
+        lambda: pool.remove("", recursive=True),
+        lambda: pool.rename("/", "x"),
+        lambda: pool.copy(".", "x", recursive=True),
+        lambda: pool.mkdir(""),
+        lambda: pool.write_bytes("", b""),
+    ]:
+        with pytest.raises(hardpack.UsageError):
+            change()
+    with pytest.raises(hardpack.NotAFileError):
+        pool.open("", "wb")
+    assert len(pool) == 3
+
+
+def test_a_pool_that_is_gone_is_not_made_again(pool):
+    os.remove("p.hpk")
+    for change in [
+        lambda: pool.write_bytes("x", b""),
+        lambda: pool.put(".", "x"),
+        lambda: pool.snapshot("monday"),
+    ]:
+        with pytest.raises(hardpack.NotFoundError):
+            change()
+    assert os.listdir() == []
+
+
+def test_other_processes_are_sent_pools_and_paths(pool):
+    pool.snapshot("then")
+    for sent in [pool, pool.at("then"), pool / "a.txt"]:
+        got = pickle.loads(pickle.dumps(sent))
+        assert repr(got) == repr(sent)
+    assert got.read_bytes() == b"first"
+
+
+def test_snapshots_of_the_same_name(pool):
+    pool.snapshot("s", "a.txt")
+    pool.rename("a.txt", "b.txt")
+    pool.write_bytes("a.txt", b"another")
+    pool.snapshot("s", "a.txt")
+    pool.remove("b.txt")
+    found = [each for each in pool.snapshots() if each.path == "a.txt"]
+    assert len(found) == 2
+    for each in found:
+        pool.destroy_snapshot(each.name, each.path)
+    assert pool.snapshots() == []
 
 
 def test_threads(pool):

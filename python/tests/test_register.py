@@ -212,7 +212,6 @@ def test_forked_children_open_their_own(python):
 
 
 def test_spawned_children(work):
-    """A pool is pickled by nobody; children are given its path."""
     (work / "main.py").write_text(
         """
 import multiprocessing, hardpack

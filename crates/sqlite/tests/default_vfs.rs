@@ -1,5 +1,5 @@
-//! Hardpack as the default VFS. Alone in its process, since the default is the same for all tests of
-//! one.
+//! Hardpack as the default VFS. These tests have a process of their own, since they change the
+//! default for all of it.
 
 use std::fs;
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, NamedTuple, Optional, Union, overload
 
 from . import _command, _files, _names
 from ._command import Progress, ProgressCallback
-from ._errors import ExistsError, NotAFileError, NotFoundError, UsageError
+from ._errors import ExistsError, NotADirError, NotAFileError, NotFoundError, UsageError
 from ._library import DIRECTORY, Attributes, HasLogError, Reader
 from ._path import PoolPath, Stat, stat_of
 
@@ -93,6 +93,9 @@ class Pool(Mapping[str, PoolPath]):
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self.snapshot_name)
+
     def close(self) -> None:
         """Closes the pool. Files that are open stay usable."""
         with self._lock:
@@ -114,11 +117,17 @@ class Pool(Mapping[str, PoolPath]):
             text = f"@{self.snapshot_name}/{text}" if text else f"@{self.snapshot_name}"
         return os.fsencode(text)
 
-    def _outer(self, path: _names.PathLike, *, exists: bool = True) -> str:
-        """Returns a path for the command line."""
+    def _outer(
+        self, path: _names.PathLike, *, exists: bool = True, may_be_root: bool = False
+    ) -> str:
+        """Returns a path for a command that changes the pool."""
         text = _names.normal(path)
         self._refuse_snapshot()
+        # Some commands would make a pool if there were none.
+        self._reader()
         if not text:
+            if not may_be_root:
+                raise UsageError(f"'{self.path}': this does not work on the root of a pool")
             return self.path
         return f"{self.path}/{_names.literal(text) if exists else text}"
 
@@ -290,6 +299,7 @@ class Pool(Mapping[str, PoolPath]):
         progress: Optional[ProgressCallback] = None,
     ) -> int:
         count, done = 0, 0
+        pool = self._outer("", may_be_root=True)
 
         def feed(stdin: IO[bytes]) -> None:
             nonlocal count, done
@@ -301,7 +311,7 @@ class Pool(Mapping[str, PoolPath]):
                     if progress is not None:
                         progress(Progress(f"putting {name}", done, None, count))
 
-        _command.run(["put", "--quiet", "--tar", "--", "-", self.path], feed=feed)
+        _command.run(["put", "--quiet", "--tar", "--", "-", pool], feed=feed)
         return count
 
     # Changes.
@@ -327,7 +337,8 @@ class Pool(Mapping[str, PoolPath]):
         command += [flag for flag, on in [("--delete", delete), ("-c", compare)] if on]
         command += ["--raw"] if raw else []
         command += [] if threads is None else ["-j", str(threads)]
-        command += ["--", os.path.abspath(os.fsdecode(source)), self._outer(path, exists=False)]
+        dest = self._outer(path, exists=False, may_be_root=True)
+        command += ["--", os.path.abspath(os.fsdecode(source)), dest]
         report: dict[str, Any] = _command.run(command, progress=progress).json()
         return report
 
@@ -399,11 +410,14 @@ class Pool(Mapping[str, PoolPath]):
 
     # Snapshots and properties.
 
+    def _snapshot(self, path: _names.PathLike, name: str) -> str:
+        return f"{self._outer(path, exists=False, may_be_root=True)}@{name}"
+
     def snapshot(self, name: str, path: _names.PathLike = "") -> None:
         """Takes a snapshot of the pool, or of a directory or file in it."""
         if path:
             self._attributes(path, True)
-        _command.run(["snapshot", "--", f"{self._outer(path, exists=False)}@{name}"])
+        _command.run(["snapshot", "--", self._snapshot(path, name)])
 
     def snapshots(self) -> list[Snapshot]:
         """Returns all snapshots in the pool, the oldest first."""
@@ -414,9 +428,21 @@ class Pool(Mapping[str, PoolPath]):
             )
             inner = address[len(self.path) :]
             path, mark, name = inner.rpartition("@")
+            if name.isdigit() and "@" in path and not self._has_name(path.strip("/")):
+                # Two snapshots have the same path and name, and differ by their txg.
+                path, _, same = path.rpartition("@")
+                name = f"{same}@{name}"
             if mark and row["created_ns"]:
                 found.append(Snapshot(path.strip("/"), name, row["created_ns"]))
         return sorted(found, key=lambda snapshot: snapshot.created_ns)
+
+    def _has_name(self, path: str) -> bool:
+        """Whether there is a file of this very name, not one in a snapshot."""
+        directory, _, name = path.rpartition("/")
+        try:
+            return name in self.listdir(directory)
+        except (NotFoundError, NotADirError):
+            return False
 
     def at(self, snapshot: str) -> Pool:
         """Returns the pool as a snapshot of all of it has it."""
@@ -428,15 +454,16 @@ class Pool(Mapping[str, PoolPath]):
 
         Raises `InUseError` while anybody has a database there open.
         """
-        _command.run(["rollback", "--", f"{self._outer(path, exists=False)}@{name}"])
+        _command.run(["rollback", "--", self._snapshot(path, name)])
 
     def destroy_snapshot(self, name: str, path: _names.PathLike = "") -> None:
         """Destroys a snapshot, and frees the space that only it holds."""
-        _command.run(["destroy", "--", f"{self._outer(path, exists=False)}@{name}"])
+        _command.run(["destroy", "--", self._snapshot(path, name)])
 
     def properties(self, path: _names.PathLike = "") -> dict[str, str]:
         """Returns the settings in force, by name."""
-        rows = _command.run(["get", "all", "--json", "--", self._outer(path)]).json()
+        place = self._outer(path, may_be_root=True)
+        rows = _command.run(["get", "all", "--json", "--", place]).json()
         return {row["property"]: row["value"] for row in rows if row["source"] != "-"}
 
     def set_properties(self, path: _names.PathLike = "", **properties: object) -> None:
@@ -444,7 +471,12 @@ class Pool(Mapping[str, PoolPath]):
         given = properties_of(properties)[1::2]
         if not given:
             raise UsageError("no property is given")
-        _command.run(["set", "--", *given, self._outer(path)])
+        _command.run(["set", "--", *given, self._outer(path, may_be_root=True)])
+
+
+def _reopen(path: str, snapshot: Optional[str]) -> Pool:
+    """Opens a pool in the process that it was sent to."""
+    return Pool(path, snapshot=snapshot)
 
 
 def _sized(

@@ -273,11 +273,13 @@ def uri_of(
     path: Union[str, bytes, os.PathLike[str], os.PathLike[bytes]],
     *,
     read_only: bool = False,
+    at: Optional[str] = None,
     settings: Optional[dict[str, object]] = None,
 ) -> str:
     """Returns the URI by which SQLite opens a database through Hardpack.
 
     `path` is that of a pool, or of a database in one (`apps.hpk/shop.db`, also with `@SNAPSHOT`).
+    `at` opens an older state: a snapshot, a time or a txg, see `docs/concurrency.md`.
     `settings` are those of a new pool, such as `{"compression": "zstd-9"}`.
     """
     raw = os.fsencode(path)
@@ -286,6 +288,8 @@ def uri_of(
     parameters = {"vfs": VFS}
     if read_only:
         parameters["mode"] = "ro"
+    if at is not None:
+        parameters["at"] = at
     for name, value in (settings or {}).items():
         parameters["hardpack_" + name.replace("-", "_")] = str(value)
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
@@ -298,6 +302,7 @@ def connect(
     path: Union[str, bytes, os.PathLike[str], os.PathLike[bytes]],
     *,
     read_only: bool = False,
+    at: Optional[str] = None,
     settings: Optional[dict[str, object]] = None,
     **sqlite3_args: Any,
 ) -> sqlite3.Connection:
@@ -305,10 +310,12 @@ def connect(
 
     A database that does not exist is created as a pool, unless `read_only` is set; a plain database
     is opened as such. `path` may lead into a pool (`apps.hpk/shop.db`) or a snapshot
-    (`apps.hpk/shop.db@monday`). `settings` are those of a new pool. All other arguments are those
-    of `sqlite3.connect`; its exceptions are raised as they are.
+    (`apps.hpk/shop.db@monday`). `at` opens an older state for reading: the snapshot of that name,
+    or the newest one that is not younger than a time such as `2026-11-23 12:30`. `settings` are
+    those of a new pool. All other arguments are those of `sqlite3.connect`; its exceptions are
+    raised as they are.
     """
-    uri = uri_of(getattr(path, "address", path), read_only=read_only, settings=settings)
+    uri = uri_of(getattr(path, "address", path), read_only=read_only, at=at, settings=settings)
     register()
     opened: sqlite3.Connection = sqlite3.connect(uri, **{**sqlite3_args, "uri": True})
     return opened
