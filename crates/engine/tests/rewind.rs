@@ -4,12 +4,13 @@ mod common;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::sim_device::{Disk, Fault, Op, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Pool, Property};
+use hardpack_engine::pool::{Options, Pool, Property, ROOT};
 use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use hardpack_engine::store::{Durability, Pin};
 use hardpack_engine::{Error, Txg};
@@ -338,4 +339,67 @@ fn a_pool_without_pins_holds_no_older_state() {
     let pool = open(&device);
     let error = pool.hold_state(states[1].0, &mut || false).unwrap_err();
     assert!(matches!(&error, Error::Invalid(text) if text.contains("concurrency")), "{error}");
+}
+
+/// The time that the pools of the test below see, in seconds.
+static NOW: AtomicU64 = AtomicU64::new(0);
+
+/// A state that is read for longer than `reader-pin-max` no longer keeps its space. Its reader gets
+/// an error, never other data. Younger pins count as before.
+#[test]
+fn a_pin_beyond_its_limit_keeps_nothing() {
+    let mut given_up = 0;
+    for seed in 40..44 {
+        let mut rng = Rng(seed);
+        NOW.store(0, Ordering::Relaxed);
+        let device: Arc<dyn Device> = SimDevice::new(Vec::new());
+        let properties = [(Property::RecordSize, "16K"), (Property::Concurrency, "snapshot")];
+        drop(create(&device, &properties, 32 << 20));
+        let clock = Arc::new(|| Duration::from_secs(NOW.load(Ordering::Relaxed)));
+        let options = || Options { clock: clock.clone(), ..options(1 << 20) };
+        let pool = Pool::open(Arc::clone(&device), options()).unwrap();
+        let file = only_file(&pool).unwrap();
+        let mut bytes = rng.noise(300_000);
+        file.write_at(&bytes, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        let (old, then) = (pool.store().pin().unwrap(), bytes.clone());
+        let mut churn = |bytes: &mut Vec<u8>| {
+            for _ in 0..30 {
+                let at = rng.below(bytes.len() as u64 - 20_000) as usize;
+                let new = rng.noise(20_000);
+                file.write_at(&new, at as u64).unwrap();
+                bytes[at..at + new.len()].copy_from_slice(&new);
+                file.commit(Durability::Durable).unwrap();
+            }
+        };
+        let read = |pin: &Pin| {
+            // With a cache of its own.
+            let other = Pool::open(Arc::clone(&device), options()).unwrap();
+            let mut found = vec![0; then.len()];
+            only_file(&other).unwrap().read_pinned_at(pin, &mut found, 0).map(|_| found)
+        };
+        churn(&mut bytes);
+        assert!(read(&old).unwrap() == then, "seed {seed}: there is no limit yet");
+        pool.set_property(ROOT, Property::ReaderPinMax, "10s").unwrap();
+        NOW.store(100, Ordering::Relaxed);
+        churn(&mut bytes);
+        assert!(read(&old).unwrap() == then, "seed {seed}: the time counts from the first look");
+        NOW.store(110, Ordering::Relaxed);
+        churn(&mut bytes);
+        assert!(read(&old).unwrap() == then, "seed {seed}: the limit is not exceeded");
+        let (young, later) = (pool.store().pin().unwrap(), bytes.clone());
+        NOW.store(111, Ordering::Relaxed);
+        churn(&mut bytes);
+        churn(&mut bytes);
+        match read(&old) {
+            Err(error) => given_up += usize::from(error.is_corruption()),
+            Ok(found) => assert!(found == then, "seed {seed}: a given-up state has changed"),
+        }
+        assert!(read(&young).unwrap() == later, "seed {seed}: a young pin was given up");
+        pool.set_property(ROOT, Property::ReaderPinMax, "none").unwrap();
+        NOW.store(1000, Ordering::Relaxed);
+        churn(&mut bytes);
+        assert!(read(&young).unwrap() == later, "seed {seed}: the limit is gone");
+    }
+    assert!(given_up > 0, "no space of a given-up state was reused");
 }

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use hardpack_engine::FileId;
 use hardpack_engine::codec::CodecId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind, Pool, Property, ROOT, Repack};
 use hardpack_engine::store::dead::Held;
 use hardpack_engine::store::stats::{CodecStats, PoolStats};
+use hardpack_engine::{FileId, Txg};
 use serde_json::{Value, json};
 
 use super::properties::guid;
@@ -57,13 +58,44 @@ struct Pinned {
     txg: u64,
     /// The processes, as far as they can be seen.
     readers: Vec<String>,
+    /// When the database in it was last changed, if that is known.
+    changed: Option<Changed>,
+}
+
+/// When the database was last changed in a state, in nanoseconds since 1970.
+enum Changed {
+    At(i64),
+    /// This is known of a later state only.
+    AtOrBefore(i64),
+}
+
+impl Changed {
+    /// Finds out when the database was last changed in a state. Only states in the ring can be
+    /// read.
+    fn of(pool: &Pool, txg: Txg, database: FileId) -> Option<Changed> {
+        let states = pool.store().superblocks().ok()?;
+        let first = states.iter().rev().find(|state| state.txg >= txg)?.txg;
+        let device = Arc::clone(pool.store().device());
+        let state = Pool::open_at(device, pool.options().clone(), first).ok()?;
+        let time_ns = state.attributes(database).ok()?.modified_ns;
+        match time_ns {
+            0 => None,
+            _ if first == txg => Some(Changed::At(time_ns)),
+            _ => Some(Changed::AtOrBefore(time_ns)),
+        }
+    }
 }
 
 impl Pinned {
     /// Space that is free since one of these states cannot be reused yet.
-    fn all(pool: &Pool, path: &Path) -> Result<Vec<Pinned>, Reason> {
+    fn all(pool: &Pool, path: &Path, database: Option<FileId>) -> Result<Vec<Pinned>, Reason> {
         let all = pool.store().pinned_by_others()?.into_iter();
-        Ok(all.map(|txg| Pinned { txg: txg.0, readers: users::readers_of(path, txg) }).collect())
+        let pinned = |txg: Txg| Pinned {
+            txg: txg.0,
+            readers: users::readers_of(path, txg),
+            changed: database.and_then(|file| Changed::of(pool, txg, file)),
+        };
+        Ok(all.map(pinned).collect())
     }
 
     fn text(&self, newest: u64) -> String {
@@ -71,10 +103,17 @@ impl Pinned {
             [] => "another process".into(),
             known => known.join(", "),
         };
+        let when = match self.changed {
+            Some(Changed::At(ns)) => format!(", as of {}", text::time(ns, false)),
+            Some(Changed::AtOrBefore(ns)) => {
+                format!(", as of {} or before", text::time(ns, false))
+            }
+            None => String::new(),
+        };
         match newest.saturating_sub(self.txg) {
-            0 => format!("{who}, the newest state"),
-            1 => format!("{who}, the state 1 commit ago"),
-            ago => format!("{who}, the state {ago} commits ago"),
+            0 => format!("{who}, the newest state{when}"),
+            1 => format!("{who}, the state 1 commit ago{when}"),
+            ago => format!("{who}, the state {ago} commits ago{when}"),
         }
     }
 }
@@ -108,6 +147,7 @@ impl<'p> Info<'p> {
             Ok(entry) => Some((entry.clone(), pool.attributes(entry.file)?)),
             Err(_) => None,
         };
+        let database = only.as_ref().map(|(entry, _)| entry.file);
         let state = pool.state();
         let repack = match &only {
             Some((entry, _)) => pool.unfinished_repack(entry.file)?,
@@ -130,7 +170,7 @@ impl<'p> Info<'p> {
             held: pool.held_by_snapshots()?,
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,
-            pinned: Pinned::all(pool, path)?,
+            pinned: Pinned::all(pool, path, database)?,
         })
     }
 

@@ -52,6 +52,11 @@ impl Pins {
         self.readers().keys().next().copied().filter(|txg| *txg <= newest)
     }
 
+    /// Returns every txg up to `newest` that somebody in this process reads.
+    pub fn own(&self, newest: u64) -> Vec<u64> {
+        self.readers().range(..=newest).map(|(txg, _)| *txg).collect()
+    }
+
     /// Returns every txg up to `newest` that others read.
     pub fn of_others(device: &dyn Device, newest: u64) -> io::Result<Vec<u64>> {
         let mut found = Vec::new();

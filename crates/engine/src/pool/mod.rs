@@ -209,6 +209,11 @@ pub struct PropertyValue {
     pub source: PropertySource,
 }
 
+/// Returns how long readers may hold a state, for the store layer.
+fn reader_pin_max(store: &Store, state: &State) -> Result<Option<Duration>> {
+    Ok(entries::settings(&mut Committed::new(store, state), ROOT)?.0.reader_pin_max)
+}
+
 impl Pool {
     /// Creates a pool on an empty device, with one empty file if asked for, and opens it. The pool
     /// is durable when this returns.
@@ -275,6 +280,7 @@ impl Pool {
 
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
         store.set_scope_test(snapshots::is_in_scope);
+        store.set_pin_limit(reader_pin_max, Arc::clone(&options.clock));
         Pool { shared: Arc::new(Shared { store, options, files: Mutex::default(), of: None }) }
     }
 

@@ -53,6 +53,7 @@ pub use self::extent::{Encoding, ExtentBytes};
 pub use self::format::{checksum, node, pointer, snapshot, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
 pub use self::pin::Pin;
+use self::pin::PinLimit;
 pub use self::recover::{scan, verify};
 pub use self::sharing::{index, refs};
 pub use self::snapshots::{dead, differ};
@@ -99,6 +100,8 @@ pub struct Store {
     index: Mutex<index::Index>,
     /// Tells whether a file is in the scope of a snapshot of a directory.
     scope_test: OnceLock<IsBelow>,
+    /// How old the pins of readers may become.
+    pin_limit: PinLimit,
     /// The snapshot that the store is pinned to, if any.
     origin: Option<Origin>,
 }

@@ -8,6 +8,7 @@ use super::format::superblock::{
     self, BLOCK_LEN, EXTENTS_OFFSET, FORMAT_VERSION, Header, Superblock, slot_offset,
 };
 use super::gate::WriterGate;
+use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
 use super::{Origin, Pin, Store, extent};
@@ -184,6 +185,7 @@ impl Store {
             dictionaries: Mutex::default(),
             index: Mutex::default(),
             scope_test: OnceLock::new(),
+            pin_limit: PinLimit::default(),
             origin: None,
         }
     }

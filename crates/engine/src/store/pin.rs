@@ -12,6 +12,11 @@
 //! * Pins are locks on the pool's file, so they end with their process, and only readers can hold
 //!   up the reuse of space, nobody a commit.
 //!
+//! The age of a pin may be limited. A reader knows how long it has had its pin. A writer counts
+//! from the moment at which it first found somebody reading a state that was no longer the newest,
+//! so never more than the reader. Beyond the limit, the writer reuses the space in spite of the
+//! pin, whether its reader sleeps or not: what the reader reads there fails its checksum.
+//!
 //! An older state can be pinned as well while its superblock is in the ring, if it is still
 //! *whole*: nothing that a later txg freed has been reused. The freed tree shows that. A commit
 //! makes runs reusable in the order of its keys, which begin with the txg that freed them. So if
@@ -21,7 +26,10 @@
 //! superblock. The pin comes first, then the end of any transaction that may not have seen it, then
 //! this test.
 
-use std::sync::{Arc, PoisonError};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::state::Slots;
 use super::{Ask, State, Store};
@@ -31,6 +39,24 @@ use crate::store::format::space::freed_key;
 use crate::store::format::superblock::{FEATURE_PINNED_READERS, Superblock};
 use crate::store::format::trees::TreeId;
 use crate::units::{Sector, Txg};
+
+/// Returns how long a reader may hold a state, as a state of the pool says, if that is limited.
+pub(crate) type LimitOf = fn(&Store, &State) -> Result<Option<Duration>>;
+
+/// The limit of the age of pins, for those who write.
+#[derive(Default)]
+pub(in crate::store) struct PinLimit {
+    source: OnceLock<(LimitOf, Arc<dyn Fn() -> Duration + Send + Sync>)>,
+    /// The outdated states that were pinned when the pins were last looked at, each with the time
+    /// at which this process first found it so.
+    found: Mutex<BTreeMap<u64, Duration>>,
+}
+
+impl fmt::Debug for PinLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinLimit").field("found", &self.found).finish_non_exhaustive()
+    }
+}
 
 /// A committed state that stays readable as long as this value lives, whatever others commit.
 #[derive(Debug)]
@@ -166,14 +192,45 @@ impl Store {
         Ok(found.into_iter().map(Txg).collect())
     }
 
-    /// Returns the oldest txg up to `newest` that anybody has pinned. If that cannot be found out,
-    /// it may be the very first.
-    pub(in crate::store) fn oldest_pin(&self, newest: Txg) -> Option<Txg> {
-        let oldest = match self.has_pinned_readers() {
-            true => self.pins().oldest(&*self.device, newest.0).unwrap_or(Some(0)),
-            false => self.pins().oldest_own(newest.0),
-        };
-        oldest.map(Txg)
+    /// Sets what limits the age of pins, once, and the clock that measures it.
+    pub(crate) fn set_pin_limit(
+        &self,
+        limit_of: LimitOf,
+        clock: Arc<dyn Fn() -> Duration + Send + Sync>,
+    ) {
+        let _ = self.pin_limit.source.set((limit_of, clock));
+    }
+
+    /// Returns the oldest txg up to `durable` that anybody has pinned, for a transaction on `base`,
+    /// except pins beyond the limit. If that cannot be found out, it may be the very first.
+    pub(in crate::store) fn oldest_pin(&self, durable: Txg, base: &State) -> Option<Txg> {
+        if !self.has_pinned_readers() {
+            return self.pins().oldest_own(durable.0).map(Txg);
+        }
+        let oldest = self.pins().oldest(&*self.device, durable.0).unwrap_or(Some(0))?;
+        match self.within_limit(durable, base) {
+            Ok(Some(pins)) => pins.first().copied(),
+            // It is not limited, or nobody knows.
+            Ok(None) | Err(_) => Some(Txg(oldest)),
+        }
+    }
+
+    /// Returns the pins up to `durable` that are not beyond the limit, if there is one.
+    fn within_limit(&self, durable: Txg, base: &State) -> Result<Option<Vec<Txg>>> {
+        let Some((limit_of, clock)) = self.pin_limit.source.get() else { return Ok(None) };
+        let Some(limit) = limit_of(self, base)? else { return Ok(None) };
+        let others = Pins::of_others(&*self.device, durable.0);
+        let mut all = others.map_err(|error| Error::io("lock", error))?;
+        all.extend(self.pins().own(durable.0));
+        all.sort_unstable();
+        let mut found = self.pin_limit.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.retain(|txg, _| all.binary_search(txg).is_ok());
+        let now = clock();
+        // Readers may still come to the newest state.
+        all.retain(|txg| {
+            *txg >= base.txg().0 || now.saturating_sub(*found.entry(*txg).or_insert(now)) <= limit
+        });
+        Ok(Some(all.into_iter().map(Txg).collect()))
     }
 }
 

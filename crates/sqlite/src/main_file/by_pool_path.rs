@@ -115,6 +115,9 @@ impl MainFile {
         let companions = CompanionNames::Absent;
         let name = has_own_name.then(|| self.note_name(companions)).transpose()?;
         self.use_file(snapshot.file(id)?)?;
+        if pin.is_some() {
+            self.note_held();
+        }
         self.backing = Backing::Snapshot(snapshot, pin, pool, name);
         Ok(())
     }

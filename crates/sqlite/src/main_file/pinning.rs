@@ -8,6 +8,9 @@
 //! * A pool has pins once its `concurrency` was ever set. A connection that reads just then gets
 //!   SQLITE_BUSY.
 //! * A database with a log is read through it, and needs no pins.
+//! * A reader gives up a pin that is older than the pool's `reader-pin-max`: its reads get
+//!   SQLITE_BUSY_SNAPSHOT until its transaction ends. Writers may have reused the space a little
+//!   earlier than it notices; what it reads there fails its checksum and gets the same code.
 //! * Readers hold the host's shared lock all the same. It keeps out what a pin cannot help against:
 //!   the rollback of a journal on disk, a change of the journal mode, and commands that replace the
 //!   content.
@@ -37,7 +40,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use hardpack_engine::pool::Concurrency;
+use hardpack_engine::pool::{Concurrency, ROOT};
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, Result as EngineResult};
 
@@ -46,9 +49,12 @@ use super::{Backing, MainFile};
 use crate::api;
 use crate::ffi::*;
 use crate::registry;
+use crate::system::Stopwatch;
 
 /// How long to wait before asking again for a lock of the host.
 const LOCK_PAUSE: Duration = Duration::from_micros(200);
+/// How often a reader asks how old its pin may become. No limit is shorter.
+const LIMIT_PAUSE: Duration = Duration::from_secs(1);
 /// The length of a database's header, as far as it is needed here.
 const HEADER_LEN: usize = 32;
 /// The index of the first attached database, after the main and the temporary one.
@@ -71,6 +77,24 @@ pub(super) struct Pinning {
     is_needless: bool,
     /// Its exclusive lock lets readers go on.
     is_lenient: bool,
+    /// For how long it has had its pin.
+    age: Option<Age>,
+    /// It has given up a pin that was too old, and must not read anything before it unlocks.
+    is_given_up: bool,
+}
+
+/// How long a state has been held.
+#[derive(Debug)]
+struct Age {
+    since: Stopwatch,
+    /// The age at which to ask whether that is too long.
+    look_at: Duration,
+}
+
+impl Age {
+    fn start() -> Age {
+        Age { since: Stopwatch::start(), look_at: LIMIT_PAUSE }
+    }
 }
 
 impl MainFile {
@@ -87,7 +111,10 @@ impl MainFile {
         match pinned {
             // Where a VFS above shares the memory of the log, this is the only sign of a log.
             Ok(Some(pin)) if self.has_log_in(&pin)? => self.pinning.is_needless = true,
-            Ok(pin) => self.pinning.pin = pin,
+            Ok(pin) => {
+                self.pinning.age = pin.is_some().then(Age::start);
+                self.pinning.pin = pin;
+            }
             // Locks may be missing on a medium that nobody can write to, and need no pin there.
             Err(Error::Io { action: "lock", .. }) if store.is_read_only() => {
                 store.refresh().map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
@@ -148,9 +175,74 @@ impl MainFile {
             return Ok(false);
         }
         let (mut before, mut now) = ([0; CHANGE_COUNTER.1], [0; CHANGE_COUNTER.1]);
-        file.read_pinned_at(pin, &mut before, CHANGE_COUNTER.0)?;
+        let read = file.read_pinned_at(pin, &mut before, CHANGE_COUNTER.0);
+        let len = match read.and_then(|_| file.pinned_len(pin)) {
+            // Its space was reused because it is so old.
+            Err(error) if error.is_corruption() && self.is_pin_too_old() => return Ok(true),
+            len => len?,
+        };
         file.read_committed_at(&mut now, CHANGE_COUNTER.0)?;
-        Ok((before, file.pinned_len(pin)?) != (now, file.len()?))
+        Ok((before, len) != (now, file.len()?))
+    }
+
+    /// Notes that the connection holds a state from here on.
+    pub(super) fn note_held(&mut self) {
+        self.pinning.age = Some(Age::start());
+    }
+
+    /// Gives up the pinned state of a reader if that is older than the pool allows. A reader asks
+    /// the pool once a second; others may reuse the space of the state in the meantime.
+    pub(super) fn give_up_if_old(&mut self) -> Result<(), c_int> {
+        let is_due = self.lock <= SQLITE_LOCK_SHARED
+            && self.pinning.age.as_ref().is_some_and(|age| age.since.elapsed() >= age.look_at);
+        if is_due && self.is_pin_too_old() {
+            self.give_up();
+        } else if let Some(age) = self.pinning.age.as_mut().filter(|_| is_due) {
+            age.look_at = age.since.elapsed() + LIMIT_PAUSE;
+        }
+        if self.pinning.is_given_up { Err(SQLITE_BUSY_SNAPSHOT) } else { Ok(()) }
+    }
+
+    /// Returns the code for a failed read of a pinned state. Damage is none if the pin is so old
+    /// that the space was reused.
+    pub(super) fn pinned_read_code(&mut self, error: &Error, io: c_int) -> c_int {
+        if self.lock <= SQLITE_LOCK_SHARED && error.is_corruption() && self.is_pin_too_old() {
+            self.give_up();
+        }
+        if self.pinning.is_given_up { SQLITE_BUSY_SNAPSHOT } else { self.code(error, io) }
+    }
+
+    /// Whether the connection has held its state for longer than the pool allows.
+    fn is_pin_too_old(&self) -> bool {
+        let pool = match &self.backing {
+            Backing::Pool(pool, _) => pool.pool(),
+            Backing::Snapshot(_, _, pool, _) => pool.pool(),
+            _ => return false,
+        };
+        let Some(age) = self.pinning.age.as_ref().map(|age| age.since.elapsed()) else {
+            return false;
+        };
+        let settings = pool.refresh().and_then(|_| pool.settings(ROOT));
+        settings.is_ok_and(|settings| settings.reader_pin_max.is_some_and(|max| age >= max))
+    }
+
+    fn give_up(&mut self) {
+        self.pinning.pin = None;
+        self.pinning.age = None;
+        self.pinning.is_given_up = match &mut self.backing {
+            // A snapshot keeps its own space as long as it exists.
+            Backing::Snapshot(state, pin, ..) => {
+                *pin = None;
+                state.snapshot_scope().is_none()
+            }
+            _ => true,
+        };
+        if self.pinning.is_given_up {
+            let path = self.path.display();
+            let what = "it has read one state for longer than reader-pin-max allows";
+            let text = format!("hardpack: {path}: {what}; end the transaction and begin again");
+            api::log(SQLITE_BUSY_SNAPSHOT, &text);
+        }
     }
 
     /// Whether the exclusive lock that SQLite asks for may let readers go on.

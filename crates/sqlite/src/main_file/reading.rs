@@ -20,6 +20,9 @@ impl MainFile {
         if let Err(code) = self.refresh() {
             return code;
         }
+        if let Err(code) = self.give_up_if_old() {
+            return code;
+        }
         let pinned = match self.pinned() {
             Ok(pinned) => pinned,
             Err(code) => return code,
@@ -48,7 +51,7 @@ impl MainFile {
                         SQLITE_OK
                     }
                     Ok(_) => SQLITE_IOERR_SHORT_READ,
-                    Err(error) => self.code(&error, SQLITE_IOERR_READ),
+                    Err(error) => self.pinned_read_code(&error, SQLITE_IOERR_READ),
                 }
             }
         }
@@ -82,13 +85,14 @@ impl MainFile {
     /// Implements xFileSize.
     pub fn len(&mut self) -> Result<i64, c_int> {
         self.refresh()?;
+        self.give_up_if_old()?;
         match &self.file {
             None if self.is_plain() => self.host_file.len(),
             None => Ok(0),
             Some(file) => {
                 match self.pinned()?.map_or_else(|| file.len(), |pin| file.pinned_len(pin)) {
                     Ok(len) => Ok(i64::try_from(len).unwrap_or(i64::MAX)),
-                    Err(error) => Err(self.code(&error, SQLITE_IOERR_FSTAT)),
+                    Err(error) => Err(self.pinned_read_code(&error, SQLITE_IOERR_FSTAT)),
                 }
             }
         }

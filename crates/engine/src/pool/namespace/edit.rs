@@ -289,7 +289,8 @@ impl<'t> Edit<'t> {
 
     /// Sets a property of a file, or of the pool if `file` is [`ROOT`].
     pub fn set_property(&mut self, file: FileId, property: Property, text: &str) -> Result<()> {
-        if property == Property::DedupMemory && file != ROOT {
+        let is_of_pool = matches!(property, Property::DedupMemory | Property::ReaderPinMax);
+        if is_of_pool && file != ROOT {
             return Err(Error::Invalid(format!(
                 "{property} can only be set for the whole pool, not for a file"
             )));

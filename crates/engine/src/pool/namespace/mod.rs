@@ -2,6 +2,7 @@
 
 pub(in crate::pool) mod api;
 pub(in crate::pool) mod attributes;
+mod durations;
 pub(in crate::pool) mod edit;
 pub(in crate::pool) mod entries;
 pub(in crate::pool) mod extra;

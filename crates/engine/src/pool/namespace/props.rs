@@ -6,9 +6,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::codec::Compression;
 use crate::error::{Error, Result};
+use crate::pool::namespace::durations;
 use crate::pool::namespace::keys::ROOT;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::refs::HashKind;
@@ -24,6 +26,8 @@ const BACKGROUND_IO_DEFAULT: u32 = 32 << 20;
 const BACKGROUND_IO_RANGE: std::ops::RangeInclusive<u32> = 64 << 10..=1 << 30;
 const DEDUP_MEMORY_DEFAULT: u32 = 256 << 20;
 const DEDUP_MEMORY_RANGE: std::ops::RangeInclusive<u32> = 1 << 20..=2 << 30;
+/// A second to thirty days.
+const READER_PIN_SECONDS: std::ops::RangeInclusive<u64> = 1..=30 * 86_400;
 /// An eighth, in thousandths.
 const MIN_SAVINGS_DEFAULT: u16 = 125;
 
@@ -55,6 +59,8 @@ pub enum Property {
     DedupMemory,
     /// Whether readers of a database in a rollback mode keep a writer from committing.
     Concurrency,
+    /// How long a reader may hold a state; only for the whole pool.
+    ReaderPinMax,
 }
 
 /// The levels that automatic compression may choose from.
@@ -160,7 +166,7 @@ impl Concurrency {
 
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 12] = [
+    pub const ALL: [Property; 13] = [
         Property::Compression,
         Property::RecordSize,
         Property::Checksum,
@@ -173,6 +179,7 @@ impl Property {
         Property::DedupHash,
         Property::DedupMemory,
         Property::Concurrency,
+        Property::ReaderPinMax,
     ];
 
     /// Returns the name of the property.
@@ -190,6 +197,7 @@ impl Property {
             Property::DedupHash => "dedup-hash",
             Property::DedupMemory => "dedup-memory",
             Property::Concurrency => "concurrency",
+            Property::ReaderPinMax => "reader-pin-max",
         }
     }
 
@@ -211,6 +219,9 @@ impl Property {
             Property::DedupHash => "blake3, sha256",
             Property::DedupMemory => "bytes, such as 64M, from 1M to 2G; of the pool only",
             Property::Concurrency => "sqlite, snapshot",
+            Property::ReaderPinMax => {
+                "none, or a time such as 10min, from 1s to 30d; of the pool only"
+            }
         }
     }
 }
@@ -288,6 +299,8 @@ pub struct Settings {
     pub dedup_memory: u32,
     /// Whether readers of a database keep a writer from committing.
     pub concurrency: Concurrency,
+    /// How long a reader may hold a state, if that is limited.
+    pub reader_pin_max: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -306,6 +319,7 @@ impl Default for Settings {
             dedup_hash: HashKind::Blake3,
             dedup_memory: DEDUP_MEMORY_DEFAULT,
             concurrency: Concurrency::default(),
+            reader_pin_max: None,
         }
     }
 }
@@ -369,6 +383,14 @@ impl Settings {
                     Error::Invalid(format!("'{text}' is neither 'sqlite' nor 'snapshot'"))
                 })?;
             }
+            Property::ReaderPinMax => {
+                let limit = durations::parse(&text, READER_PIN_SECONDS);
+                if limit.is_none() && text != "none" {
+                    let use_ = "use 'none', or a number with s, min, h or d from 1s to 30d";
+                    return Err(Error::Invalid(format!("'{text}' is not a duration; {use_}")));
+                }
+                self.reader_pin_max = limit;
+            }
         }
         Ok(())
     }
@@ -391,6 +413,9 @@ impl Settings {
             Property::DedupHash => self.dedup_hash.to_string(),
             Property::DedupMemory => len_text(self.dedup_memory),
             Property::Concurrency => self.concurrency.name().into(),
+            Property::ReaderPinMax => {
+                self.reader_pin_max.map_or_else(|| "none".into(), durations::text)
+            }
         }
     }
 }

@@ -145,7 +145,7 @@ pub(in crate::store) fn drain(
     }
     // The durable state and every state that is being read reach what later txgs freed. A key with
     // the next txg sorts after all those that are moved.
-    let last = core.store.oldest_pin(core.durable).unwrap_or(core.durable);
+    let last = core.store.oldest_pin(core.durable, &core.base).unwrap_or(core.durable);
     let to = freed_key(last.next(), Sector(0));
     let entries = freed.range(core, &[], &to, DRAIN_COUNT_MAX)?;
     let mut runs = Vec::with_capacity(entries.len());
