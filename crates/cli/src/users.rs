@@ -2,7 +2,7 @@
 //! imports. Nothing that they rely on may be changed behind their backs.
 //!
 //! A process that has a database of a pool open shares the mark of its file ([`open_mark`]). One
-//! that imports files shares [`IMPORT_MARK`], so that nameless leftovers of dead imports can be
+//! that imports files shares [`FILLING_MARK`], so that nameless leftovers of dead imports can be
 //! told from files still being filled. The marks end with the descriptor or the process.
 //!
 //! A check also takes: once a database is found unused, this process holds it exclusively until its
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hardpack::open_mark;
-use hardpack_engine::device::{Device, FileDevice};
+use hardpack_engine::device::{Device, FILLING_MARK, FileDevice};
 use hardpack_engine::pool::{DirEntry, Import, Kind, Pool, ROOT, Refused};
 use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
@@ -32,7 +32,7 @@ use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
 
 /// No file has this number.
-const IMPORT_MARK: u64 = 0;
+
 /// The numbers of all files lie below this.
 const NUMBER_END: u64 = 1 << 61;
 /// How long to wait before asking again for a mark that another process briefly holds exclusively.
@@ -72,11 +72,11 @@ impl Users {
     /// Marks an import as running, as long as this lives. If no other import runs, first removes
     /// the leftovers of interrupted ones.
     pub fn begin_import(&self, pool: &Pool) -> Result<(), Reason> {
-        if self.device.try_claim(IMPORT_MARK)? {
+        if self.device.try_claim(FILLING_MARK)? {
             pool.remove_nameless(&mut |_| false)?;
-            self.device.release(IMPORT_MARK);
+            self.device.release(FILLING_MARK);
         }
-        while !self.device.try_share(IMPORT_MARK)? {
+        while !self.device.try_share(FILLING_MARK)? {
             signals::check()?;
             std::thread::sleep(MARK_PAUSE);
         }

@@ -6,10 +6,13 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Role, open, run, text, value};
+use hardpack_engine::device::{FILLING_MARK, FileDevice};
+use hardpack_engine::pool::{ChecksumKind, Options, Pool};
 use rusqlite::{Connection, ErrorCode};
 
 /// Longer than any machine needs.
@@ -22,26 +25,36 @@ fn child_role() {
     let Some(role) = common::role() else { return };
     match role.as_str() {
         "holder" => {
-            let db = open(&common::path_argument(0));
-            stream(&db);
-            common::report("streaming");
-            while !common::path_argument(1).exists() {
-                std::thread::sleep(Duration::from_millis(5));
+            let device = FileDevice::open(&common::path_argument(0)).unwrap();
+            let pool = Pool::open(Arc::new(device), Options::new(1 << 20)).unwrap();
+            let _txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+            common::report("holding");
+            loop {
+                std::thread::park();
             }
-            run(&db, "commit");
         }
         other => panic!("role {other}"),
     }
 }
 
-/// Begins a transaction that holds the pool from now on: it writes more than the engine keeps in
-/// memory.
+/// Begins a transaction that writes more than the engine keeps in memory.
 fn stream(db: &Connection) {
     run(db, "create table if not exists large(a, b); pragma cache_size=5; begin");
     run(
         db,
         "insert into large select 1, zeroblob(20000000); insert into large select 2, zeroblob(20000000)",
     );
+}
+
+/// Another process that holds the pool's writer lock until this is dropped.
+struct Holder(Option<Role>);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if let Some(role) = self.0.take() {
+            role.kill();
+        }
+    }
 }
 
 /// A pool with two databases, each with a table.
@@ -67,12 +80,11 @@ impl Home {
         self.pool().join(path)
     }
 
-    /// Starts another process that holds the pool until `signal` exists.
-    fn holder(&self, signal: &Path) -> Role {
-        let mut holder =
-            Role::start("holder", &[&self.at("a.db").to_string_lossy(), &signal.to_string_lossy()]);
-        holder.expect("streaming");
-        holder
+    /// Starts another process that holds the pool, as a commit does for a moment.
+    fn hold(&self) -> Holder {
+        let mut holder = Role::start("holder", &[&self.pool().to_string_lossy()]);
+        holder.expect("holding");
+        Holder(Some(holder))
     }
 }
 
@@ -84,12 +96,27 @@ fn rows(db: &Connection) -> i64 {
     value(db, "select count(*) from t")
 }
 
+/// The ways in which SQLite ends a transaction.
+const WAYS: [&str; 3] = [
+    "pragma synchronous=full",
+    "pragma synchronous=off",
+    "pragma journal_mode=persist; pragma synchronous=normal",
+];
+
 /// COMMIT reports "busy" and leaves the transaction as it is: it can be committed later, or rolled
-/// back without waiting. `before` sets the mode.
-fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
+/// back without waiting.
+#[test]
+fn a_held_pool_makes_commits_busy() {
+    for before in WAYS {
+        busy_and_again(before);
+    }
+}
+
+/// `before` sets the mode.
+fn busy_and_again(before: &str) {
     for (end, expected) in [("commit", 2), ("rollback", 1)] {
         let home = Home::new();
-        let release = holder(&home);
+        let holder = home.hold();
         let db = open(&home.at("b.db"));
         run(&db, before);
         db.busy_timeout(SHORT).unwrap();
@@ -106,7 +133,7 @@ fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
             assert_eq!(text(&db, "select group_concat(a) from t"), "1", "{before}");
             db.busy_timeout(SHORT).unwrap();
         }
-        release();
+        drop(holder);
         if end == "commit" {
             run(&db, "commit");
             assert_eq!(text(&db, "select group_concat(a) from t"), "11,12", "{before}");
@@ -119,38 +146,6 @@ fn busy_and_again(before: &str, holder: &dyn Fn(&Home) -> Box<dyn FnOnce()>) {
         common::assert_integrity(&db);
         drop(db);
         common::assert_pool_is_clean(&home.pool());
-    }
-}
-
-/// The ways in which SQLite ends a transaction.
-const WAYS: [&str; 3] = [
-    "pragma synchronous=full",
-    "pragma synchronous=off",
-    "pragma journal_mode=persist; pragma synchronous=normal",
-];
-
-#[test]
-fn a_transaction_of_the_same_process_makes_others_busy() {
-    for before in &WAYS {
-        busy_and_again(before, &|home| {
-            let holder = open(&home.at("a.db"));
-            stream(&holder);
-            Box::new(move || run(&holder, "rollback"))
-        });
-    }
-}
-
-#[test]
-fn a_transaction_of_another_process_makes_others_busy() {
-    for before in &WAYS[..2] {
-        busy_and_again(before, &|home| {
-            let signal = home.dir.path().join("signal");
-            let holder = home.holder(&signal);
-            Box::new(move || {
-                std::fs::write(&signal, "").unwrap();
-                holder.finish();
-            })
-        });
     }
 }
 
@@ -170,25 +165,22 @@ fn a_transaction_that_spilled_is_told_that_the_pool_is_busy() {
                 "begin; with recursive c(i) as (select 2 union all select i + 1 from c where i < 401)
                  insert into t select printf('%d%.2000c', i, 'x') from c",
             );
-            let holder = open(&home.at("a.db"));
-            stream(&holder);
+            let holder = home.hold();
             for _ in 0..2 {
                 assert_eq!(code(db.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
                 assert!(!db.is_autocommit());
             }
             if end == "commit" {
-                run(&holder, "commit");
+                drop(holder);
                 run(&db, "commit");
             } else {
                 run(&db, "rollback");
-                run(&holder, "rollback");
+                drop(holder);
             }
             common::assert_integrity(&db);
             assert_eq!(rows(&db), expected);
             drop(db);
             assert_eq!(rows(&open(&home.at("b.db"))), expected);
-            common::assert_integrity(&holder);
-            drop(holder);
             common::assert_pool_is_clean(&home.pool());
         }
     }
@@ -199,10 +191,9 @@ fn a_transaction_that_spilled_is_told_that_the_pool_is_busy() {
 #[test]
 fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     let home = Home::new();
-    let holder = open(&home.at("a.db"));
     let db = open(&home.at("b.db"));
     run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=1");
-    stream(&holder);
+    let holder = home.hold();
     db.busy_timeout(SHORT).unwrap();
     for n in 2..6 {
         run(&db, &format!("insert into t values({n})"));
@@ -212,7 +203,7 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
     drop(db);
     let db = open(&home.at("b.db"));
     assert_eq!(rows(&db), 5);
-    run(&holder, "rollback");
+    drop(holder);
     run(&db, "pragma wal_checkpoint(truncate)");
     drop(db);
     let db = open(&home.at("b.db"));
@@ -225,10 +216,9 @@ fn a_log_is_kept_where_its_checkpoint_found_the_pool_busy() {
 #[test]
 fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     let home = Home::new();
-    let holder = open(&home.at("a.db"));
     let mut db = open(&home.at("b.db"));
     run(&db, "pragma locking_mode=exclusive; pragma journal_mode=wal; insert into t values(2)");
-    stream(&holder);
+    let holder = home.hold();
     db.busy_timeout(SHORT).unwrap();
     assert_eq!(code(db.execute_batch("pragma wal_checkpoint")), Some(ErrorCode::DatabaseBusy));
     run(&db, "insert into t values(3)");
@@ -241,7 +231,7 @@ fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     run(&db, "pragma wal_autocheckpoint=1; insert into t values(4); insert into t values(5)");
     assert_eq!(ASKED_BY_LOG.load(Ordering::Relaxed), 0);
     assert_eq!(rows(&db), 5);
-    run(&holder, "rollback");
+    drop(holder);
     run(&db, "insert into t values(6); pragma wal_checkpoint(truncate)");
     drop(db);
     let db = open(&home.at("b.db"));
@@ -249,23 +239,68 @@ fn commits_to_a_log_of_ones_own_do_not_wait_for_the_pool() {
     common::assert_integrity(&db);
 }
 
-/// Two transactions are too large to wait in memory: the second gets "busy", and goes on once the
-/// first has ended.
+/// A transaction that is larger than the memory for it waits all the same while somebody else holds
+/// the pool, and goes on after that.
 #[test]
-fn a_second_large_transaction_waits_in_memory() {
+fn a_large_transaction_waits_in_memory() {
     let home = Home::new();
-    let (first, second) = (open(&home.at("a.db")), open(&home.at("b.db")));
-    run(&second, "create table large(a, b)");
-    stream(&first);
-    second.busy_timeout(SHORT).unwrap();
-    run(&second, "pragma cache_size=5; begin; insert into large select 2, zeroblob(40000000)");
-    assert_eq!(code(second.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
-    run(&first, "commit");
-    run(&second, "commit");
-    for db in [&first, &second] {
-        common::assert_integrity(db);
-        assert!(value::<i64>(db, "select count(*) from large") > 0);
+    let db = open(&home.at("b.db"));
+    run(&db, "create table large(a, b); pragma cache_size=5");
+    let holder = home.hold();
+    db.busy_timeout(SHORT).unwrap();
+    run(&db, "begin; insert into large select 2, zeroblob(40000000)");
+    assert_eq!(code(db.execute_batch("commit")), Some(ErrorCode::DatabaseBusy));
+    drop(holder);
+    run(&db, "commit");
+    common::assert_integrity(&db);
+    assert_eq!(value::<i64>(&db, "select count(*) from large"), 1);
+}
+
+/// Large transactions of several databases go on side by side, and hold up nobody else: neither
+/// commits, nor settings, nor a snapshot, nor a log.
+#[test]
+fn large_transactions_hold_up_nobody() {
+    for end in ["commit", "rollback"] {
+        let home = Home::new();
+        let (first, second) = (open(&home.at("a.db")), open(&home.at("b.db")));
+        stream(&first);
+        let small = open(&home.at("c.db"));
+        for db in [&second, &small] {
+            db.busy_timeout(Duration::ZERO).unwrap();
+        }
+        stream(&second);
+        run(&small, "insert into t values(2); pragma hardpack_compression='lz4'");
+        run(&small, "pragma journal_mode=wal; insert into t values(3)");
+        run(&small, "pragma wal_checkpoint(truncate)");
+        common::assert_integrity(&small);
+        run(&second, end);
+        run(&small, "insert into t values(4)");
+        assert_eq!(value::<i64>(&first, "select count(*) from large"), 2);
+        run(&first, "insert into large select 3, zeroblob(20000000)");
+        run(&first, "commit");
+        drop((first, second, small));
+        for (name, large, rows) in
+            [("a.db", 3, 1), ("b.db", if end == "commit" { 2 } else { 0 }, 1), ("c.db", 0, 4)]
+        {
+            let db = open(&home.at(name));
+            common::assert_integrity(&db);
+            assert_eq!(self::rows(&db), rows, "{name}");
+            if large > 0 || name == "b.db" {
+                assert_eq!(value::<i64>(&db, "select count(*) from large"), large, "{name}");
+            }
+        }
+        common::assert_pool_is_clean(&home.pool());
+        assert_eq!(nameless_len(&home), 0, "a draft is left");
     }
+}
+
+/// Returns the bytes of files that have no name: what all files hold less what the names lead to.
+fn nameless_len(home: &Home) -> u64 {
+    with_pool(home, |pool| {
+        let named = |name: &str| pool.attributes(pool.resolve(name.as_bytes()).unwrap().file);
+        let len: u64 = ["a.db", "b.db", "c.db"].iter().map(|name| named(name).unwrap().len).sum();
+        pool.stats().file_bytes - len
+    })
 }
 
 /// A connection that already holds the pool, through one database, does not wait for itself when it
@@ -302,11 +337,10 @@ fn a_connection_does_not_wait_for_its_own_transaction() {
 #[test]
 fn nothing_is_left_of_a_transaction_that_could_not_wait() {
     let home = Home::new();
-    let holder = open(&home.at("a.db"));
     let db = open(&home.at("b.db"));
     run(&db, "pragma journal_mode=memory; vacuum; create table large(a integer primary key, b)");
     run(&db, "pragma cache_size=20; pragma locking_mode=exclusive; update t set a = 1");
-    stream(&holder);
+    let holder = home.hold();
     db.busy_timeout(SHORT).unwrap();
     run(&db, "begin; update t set a = 2");
     let filled = db.execute_batch(
@@ -317,7 +351,7 @@ fn nothing_is_left_of_a_transaction_that_could_not_wait() {
     let is_open = !db.is_autocommit();
     assert_eq!(value::<i64>(&db, "select a from t"), if is_open { 2 } else { 1 });
     assert!(!is_open);
-    run(&holder, "rollback");
+    drop(holder);
     run(&db, "update t set a = 3");
     drop(db);
     let db = open(&home.at("b.db"));
@@ -336,8 +370,7 @@ fn a_busy_handler_is_asked_about_the_pool() {
         count < 7
     }
     let home = Home::new();
-    let holder = open(&home.at("a.db"));
-    stream(&holder);
+    let holder = home.hold();
     let mut db = open(&home.at("b.db"));
     db.busy_handler(Some(handler)).unwrap();
     assert_eq!(code(db.execute_batch("insert into t values(2)")), Some(ErrorCode::DatabaseBusy));
@@ -346,13 +379,14 @@ fn a_busy_handler_is_asked_about_the_pool() {
     assert_eq!(rows(&db), 1);
     let setting = db.execute_batch("pragma hardpack_compression='lz4'");
     assert_eq!(code(setting), Some(ErrorCode::DatabaseBusy));
-    run(&holder, "rollback");
+    drop(holder);
     run(&db, "insert into t values(2)");
     assert_eq!(rows(&db), 2);
 }
 
-/// A process that forked without exec in the middle of a large transaction is killed: the pool is
-/// free at once, although the child lives on.
+/// A process that forked without exec in the middle of a large transaction is killed: nothing it
+/// held is held any more, although the child lives on, and the next large transaction removes what
+/// it had written ahead.
 #[test]
 fn a_killed_parent_leaves_no_lock_to_its_child() {
     let home = Home::new();
@@ -397,18 +431,25 @@ os.waitpid(child, 0)
     let child: i32 = line.trim().parse().unwrap();
     let db = open(&home.at("b.db"));
     db.busy_timeout(SHORT).unwrap();
-    // While the parent lives, it holds the pool, whatever its child does.
-    assert_eq!(code(db.execute_batch("insert into t values(2)")), Some(ErrorCode::DatabaseBusy));
+    let device = FileDevice::open(&home.pool()).unwrap();
+    // While the parent lives, its draft is its own, whatever its child does.
+    assert!(device.is_marked(FILLING_MARK).unwrap());
+    let written = nameless_len(&home);
+    assert!(written > 10_000_000, "{written} bytes were written ahead");
     parent.kill().unwrap();
     parent.wait().unwrap();
     assert!(Path::new(&format!("/proc/{child}")).exists());
     run(&db, "insert into t values(2)");
     // Nor does the child hold a mark of the database that its parent had open.
-    let device = hardpack_engine::device::FileDevice::open(&home.pool()).unwrap();
+    assert!(!device.is_marked(FILLING_MARK).unwrap(), "the child shares its parent's mark");
     let number = number_of(&home, "a.db");
     assert!(!device.is_marked(number).unwrap(), "the child shares its parent's mark");
     std::mem::forget(device);
     assert!(Path::new(&format!("/proc/{child}")).exists());
+    assert_eq!(nameless_len(&home), written);
+    stream(&db);
+    run(&db, "rollback");
+    assert_eq!(nameless_len(&home), 0, "the draft is left");
     drop(db);
     std::fs::remove_file(&mark).unwrap();
     let started = Instant::now();
@@ -421,12 +462,14 @@ os.waitpid(child, 0)
 
 /// Returns the number of a database in the pool.
 fn number_of(home: &Home, path: &str) -> u64 {
-    let device = hardpack_engine::device::FileDevice::open_read_only(&home.pool()).unwrap();
-    let device = std::sync::Arc::new(device);
-    let options = hardpack_engine::pool::Options::new(1 << 20);
-    let pool =
-        hardpack_engine::pool::Pool::open(std::sync::Arc::clone(&device) as _, options).unwrap();
+    with_pool(home, |pool| pool.resolve(path.as_bytes()).unwrap().file.0)
+}
+
+fn with_pool<R>(home: &Home, read: impl FnOnce(&Pool) -> R) -> R {
+    let device = Arc::new(FileDevice::open_read_only(&home.pool()).unwrap());
+    let pool = Pool::open(Arc::clone(&device) as _, Options::new(1 << 20)).unwrap();
+    let result = read(&pool);
     // The descriptor stays open, since this process has the pool's databases open too.
     std::mem::forget(device);
-    pool.resolve(path.as_bytes()).unwrap().file.0
+    result
 }

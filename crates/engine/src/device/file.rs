@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{Device, Pins, Syncs, fork, sys};
+use super::{Device, FILLING_MARK, Fillers, Pins, Syncs, fork, sys};
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
@@ -28,6 +28,7 @@ pub struct FileDevice {
     read_only: bool,
     syncs: Syncs,
     pins: Pins,
+    fillers: Fillers,
 }
 
 #[expect(clippy::disallowed_methods, reason = "a device opens its file")]
@@ -60,7 +61,13 @@ impl FileDevice {
     }
 
     fn new(file: File, read_only: bool) -> FileDevice {
-        FileDevice { file, read_only, syncs: Syncs::default(), pins: Pins::default() }
+        FileDevice {
+            file,
+            read_only,
+            syncs: Syncs::default(),
+            pins: Pins::default(),
+            fillers: Fillers::default(),
+        }
     }
 
     /// Tells the system that reads will be scattered.
@@ -202,6 +209,22 @@ impl Device for FileDevice {
             first = Some(end - PINS_OFFSET);
         }
         Ok(first)
+    }
+
+    fn fillers(&self) -> Option<&Fillers> {
+        Some(&self.fillers)
+    }
+
+    fn share_filling(&self) -> io::Result<bool> {
+        self.try_share(FILLING_MARK)
+    }
+
+    fn claim_filling(&self) -> io::Result<bool> {
+        self.try_claim(FILLING_MARK)
+    }
+
+    fn release_filling(&self) {
+        self.release(FILLING_MARK);
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -17,6 +17,7 @@
 //! * Bytes that are not written do not change. If they do, reads detect it by checksum.
 
 mod file;
+mod fillers;
 mod fork;
 mod memory;
 mod pins;
@@ -28,6 +29,7 @@ use std::io;
 use std::ops::Range;
 
 pub use file::FileDevice;
+pub use fillers::{FILLING_MARK, Fillers};
 pub use memory::MemoryDevice;
 pub use pins::Pins;
 pub use syncs::Syncs;
@@ -63,6 +65,22 @@ pub trait Device: Send + Sync + Debug {
     fn first_shown_pin(&self, _txgs: Range<u64>) -> io::Result<Option<u64>> {
         Ok(None)
     }
+    /// The users that fill nameless files, counted for all stores that use this device. Without it
+    /// each store counts its own.
+    fn fillers(&self) -> Option<&Fillers> {
+        None
+    }
+    /// Shares [`FILLING_MARK`], and returns whether it did. A device without other users has
+    /// nobody to tell.
+    fn share_filling(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+    /// Takes [`FILLING_MARK`] exclusively if nobody else has it, and returns whether it did.
+    fn claim_filling(&self) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Releases [`FILLING_MARK`].
+    fn release_filling(&self) {}
     /// Lets other threads of the process run, where the device schedules them (as a test may), and
     /// returns whether it did. A thread that finds a lock of the process taken calls this before it
     /// sleeps, and then tries again.

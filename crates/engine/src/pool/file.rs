@@ -1,8 +1,9 @@
 //! A file of a pool: reads, and uncommitted changes.
 //!
 //! Changes are gathered in memory in units of 4 KiB. When they exceed a limit, they are compressed
-//! and written ahead of the commit into a transaction that stays open until then, so memory is
-//! bounded whatever the size of the transaction. Nobody else sees changes before the commit.
+//! and written ahead of the commit into a draft (see `write/draft.rs`), so memory is bounded
+//! whatever the size of the transaction, and others can commit in the meantime. Nobody else sees
+//! changes before the commit.
 //!
 //! When a commit or a write ahead fails, all uncommitted changes are dropped: the file returns to
 //! its last committed state. Its user may not realise that the changes are gone, so until
@@ -15,12 +16,15 @@
 //! a write has to wait, and if it gives up, all changes are dropped as above. The callback runs
 //! while no lock of the file is held.
 
+mod ahead;
 mod commit;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
 
+use self::ahead::Draft;
 use super::Options;
 use super::extents::readahead::ReadAhead;
 use super::extents::source::Committed;
@@ -30,14 +34,15 @@ use super::write::adapt::{Adapt, Choice};
 use super::write::history::History;
 use crate::error::{Error, Result};
 use crate::pool::extents::FILE_LEN_MAX;
-use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Ask, Patience, Pin, State, Store, Txn};
+use crate::store::{Ask, Patience, Pin, State, Store};
 use crate::units::{FileId, Txg};
 
 /// While another transaction prevents writing ahead, changes may take this many times their usual
 /// memory. Beyond that, their writer has to wait.
 pub const WAITING_FACTOR: usize = 8;
 
+/// How long to wait for another transaction before keeping more changes in memory.
+const AHEAD_WAIT: Duration = Duration::from_millis(50);
 /// The number of bytes at the front of a file that are kept in memory: SQLite's header, part of
 /// which every transaction reads.
 const FRONT_LEN: usize = 128;
@@ -46,10 +51,7 @@ const FRONT_LEN: usize = 128;
 pub struct File {
     store: Arc<Store>,
     id: FileId,
-    threads: usize,
-    is_stopped: fn() -> bool,
-    now_ns: fn() -> i64,
-    dirty_len_max: usize,
+    options: Options,
     /// Patches are cut at multiples of this, so that a page is never split.
     granule: AtomicU64,
     /// Whether `pending` holds anything: if not, committed reads need not lock it.
@@ -72,8 +74,10 @@ struct Pending {
     len: Option<u64>,
     /// The smallest length the file was truncated to; committed bytes past it read as zeros.
     cut: Option<u64>,
-    /// The transaction that holds the changes written ahead.
-    txn: Option<Txn>,
+    /// The changes written ahead.
+    draft: Option<Draft>,
+    /// After a wait in vain, nothing is written ahead before the changes take more bytes than this.
+    patient_until: usize,
     /// Whether a commit failed, see above.
     failed: bool,
 }
@@ -83,10 +87,7 @@ impl File {
         File {
             store,
             id,
-            threads: options.threads,
-            is_stopped: options.is_stopped,
-            now_ns: options.now_ns,
-            dirty_len_max: options.dirty_len_max,
+            options: options.clone(),
             granule: AtomicU64::new(UNIT_LEN),
             dirty: AtomicBool::new(false),
             pending: RwLock::default(),
@@ -143,23 +144,14 @@ impl File {
         self.dirty.load(Ordering::Acquire)
     }
 
-    /// Whether the uncommitted changes already hold the pool's transaction, because part of them
-    /// was written ahead.
-    pub fn has_begun(&self) -> bool {
-        self.is_dirty() && self.pending.read().unwrap_or_else(PoisonError::into_inner).txn.is_some()
-    }
-
     /// Fills `buf` from `offset`, including uncommitted changes. Returns how many bytes lie before
     /// the end of the file; the rest of `buf` is zero.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
         if self.is_dirty() {
-            let mut pending = self.pending();
-            let len = match pending.len {
-                Some(len) => len,
-                None => self.store.with_state(|state| self.len_in(state))?,
-            };
+            let pending = self.pending.read().unwrap_or_else(PoisonError::into_inner);
+            let len = self.pending_len(&pending)?;
             let n = clip(buf, offset, len);
-            self.read_pending(&mut pending, &mut buf[..n], offset)?;
+            self.read_pending(&pending, &mut buf[..n], offset)?;
             return Ok(n);
         }
         self.read_committed_at(buf, offset)
@@ -200,8 +192,14 @@ impl File {
         let mut source = Committed::new(&self.store, state);
         let readahead = &self.readahead;
         // Errors are ignored: the data ahead may be damaged, but it was not asked for.
-        let continues =
-            readahead.note(&mut source, &self.store, self.id, offset, n as u64, self.threads);
+        let continues = readahead.note(
+            &mut source,
+            &self.store,
+            self.id,
+            offset,
+            n as u64,
+            self.options.threads,
+        );
         source.is_point = !continues.unwrap_or(true);
         extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
         Ok(n)
@@ -223,7 +221,7 @@ impl File {
     }
 
     /// Reads through the uncommitted changes. `buf` must end before the end of the file.
-    fn read_pending(&self, pending: &mut Pending, buf: &mut [u8], offset: u64) -> Result<()> {
+    fn read_pending(&self, pending: &Pending, buf: &mut [u8], offset: u64) -> Result<()> {
         if buf.is_empty() {
             return Ok(());
         }
@@ -231,16 +229,18 @@ impl File {
         let units = pending.units.range(offset / UNIT_LEN..end.div_ceil(UNIT_LEN));
         let covered = units.clone().count() as u64 == end.div_ceil(UNIT_LEN) - offset / UNIT_LEN;
         if !covered {
-            let until = pending.cut.unwrap_or(u64::MAX).clamp(offset, end);
+            let drafted = self.drafted(pending)?;
+            // The draft may still hold what was cut off since.
+            let cut = match &pending.draft {
+                Some(draft) => draft.cut,
+                None => pending.cut,
+            };
+            let until = cut.unwrap_or(u64::MAX).clamp(offset, end);
             let (below, beyond) = buf.split_at_mut((until - offset) as usize);
             beyond.fill(0);
-            match &mut pending.txn {
-                Some(txn) => extents::read_range(txn, self.id, below, offset)?,
-                None => self.store.with_state(|state| {
-                    let mut source = Committed::new(&self.store, state);
-                    extents::read_range(&mut source, self.id, below, offset)
-                })?,
-            }
+            self.store.with_state(|state| {
+                drafted.read(&mut Committed::new(&self.store, state), below, offset)
+            })?;
         }
         for (index, unit) in pending.units.range(offset / UNIT_LEN..end.div_ceil(UNIT_LEN)) {
             let start = index * UNIT_LEN;
@@ -253,55 +253,40 @@ impl File {
 
     /// Changes the bytes at `offset` and extends the file if needed. Commits nothing.
     pub fn write_at(&self, buf: &[u8], offset: u64) -> Result<()> {
-        if self.keep(buf, offset)? <= self.dirty_len_max {
+        if self.keep(buf, offset)? <= self.options.dirty_len_max {
             return Ok(());
         }
-        self.write_ahead(&mut self.pending())
+        self.write_ahead(&mut |checksum| self.store.begin(checksum))
     }
 
     /// Writes like [`File::write_at`], but `ask` decides how long to wait for other transactions.
     /// If it gives up, the result is [`Error::Busy`] and all changes are dropped.
     pub fn write_at_asking(&self, buf: &[u8], offset: u64, ask: &mut Ask<'_>) -> Result<()> {
-        let len = self.keep(buf, offset)?;
-        if len <= self.dirty_len_max {
+        let (len, len_max) = (self.keep(buf, offset)?, self.options.dirty_len_max);
+        if len <= len_max || len <= self.pending().patient_until {
             return Ok(());
         }
-        let can_wait = len <= self.dirty_len_max.saturating_mul(WAITING_FACTOR);
-        let begun = self.prepare(&mut |checksum| match can_wait {
-            true => self.store.begin_with(checksum, Patience::None),
-            false => self.store.begin_asking(checksum, ask),
-        });
-        let mut pending = self.pending();
-        match begun {
-            Ok(()) => self.write_ahead(&mut pending),
-            Err(Error::Busy) if can_wait => Ok(()),
-            Err(error) => {
-                *pending = Pending { failed: true, ..Pending::default() };
-                Err(error)
+        if len > len_max.saturating_mul(WAITING_FACTOR) {
+            let done = self.write_ahead(&mut |checksum| self.store.begin_asking(checksum, ask));
+            if matches!(done, Err(Error::Busy)) {
+                self.fail(&mut self.pending());
             }
+            return done;
         }
-    }
-
-    /// Begins the transaction for the changes, unless it has begun already or the changes have
-    /// failed.
-    fn prepare(&self, begin: &mut dyn FnMut(ChecksumKind) -> Result<Txn>) -> Result<()> {
-        let needs_none = |pending: &Pending| pending.failed || pending.txn.is_some();
-        if needs_none(&self.pending()) {
-            return Ok(());
+        let patience = Patience::Within(AHEAD_WAIT);
+        match self.write_ahead(&mut |checksum| self.store.begin_with(checksum, patience)) {
+            Err(Error::Busy) => {
+                self.pending().patient_until = len + len_max / 4;
+                Ok(())
+            }
+            done => done,
         }
-        let txn = begin(self.settings()?.checksum)?;
-        let mut pending = self.pending();
-        if !needs_none(&pending) {
-            txn.park();
-            pending.txn = Some(txn);
-        }
-        Ok(())
     }
 
     /// Waits until the changes could be committed, as long as `ask` allows, without beginning a
     /// transaction.
     pub fn await_turn(&self, ask: &mut Ask<'_>) -> Result<()> {
-        if !self.is_dirty() || self.pending().txn.is_some() {
+        if !self.is_dirty() {
             return Ok(());
         }
         match self.store.await_turn(&mut || false) {
@@ -329,9 +314,9 @@ impl File {
         let mut pending = self.pending();
         self.dirty.store(true, Ordering::Release);
         let done = self.write_units(&mut pending, buf, offset, end);
-        if done.is_err() && pending.txn.is_some() {
+        if done.is_err() && pending.draft.is_some() {
             // If composing the units failed, the part written ahead is of no use.
-            *pending = Pending { failed: true, ..Pending::default() };
+            self.fail(&mut pending);
         }
         done?;
         Ok(pending.units.len() * UNIT_LEN as usize)
@@ -404,6 +389,9 @@ impl File {
                 unit[tail as usize..].fill(0);
             }
             pending.cut = Some(pending.cut.map_or(len, |cut| cut.min(len)));
+            if let Some(draft) = &mut pending.draft {
+                draft.cut = Some(draft.cut.map_or(len, |cut| cut.min(len)));
+            }
         }
         pending.len = Some(len);
         Ok(())
@@ -422,8 +410,16 @@ impl File {
     /// Drops all uncommitted changes and clears the mark of a failed commit.
     pub fn discard(&self) {
         let mut pending = self.pending();
-        *pending = Pending::default();
         self.dirty.store(false, Ordering::Release);
+        let Pending { draft, .. } = std::mem::take(&mut *pending);
+        self.remove_draft(draft);
+    }
+
+    /// Drops all uncommitted changes after a failure.
+    fn fail(&self, pending: &mut Pending) {
+        let Pending { draft, .. } =
+            std::mem::replace(pending, Pending { failed: true, ..Pending::default() });
+        self.remove_draft(draft);
     }
 }
 

@@ -20,6 +20,7 @@ pub mod compact;
 pub mod dictionaries;
 mod durability;
 mod extent;
+mod filling;
 pub mod format;
 mod gate;
 mod open;
@@ -44,12 +45,13 @@ use self::cache::Caches;
 use self::format::superblock::Header;
 use self::gate::WriterGate;
 use self::txn::holds::IsBelow;
-use crate::device::{Device, Pins, Syncs};
+use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
 use crate::units::{Ashift, Sector, Txg};
 
 pub use self::durability::Durability;
 pub use self::extent::{Encoding, ExtentBytes};
+pub use self::filling::Filling;
 pub use self::format::{checksum, node, pointer, snapshot, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
 pub use self::pin::Pin;
@@ -73,6 +75,8 @@ pub struct Store {
     own_syncs: Syncs,
     /// Used where the device has none of its own.
     own_pins: Pins,
+    /// Used where the device has none of its own.
+    own_fillers: Fillers,
     /// The number of failed syncs when the store was opened. Once another one has failed, what it
     /// covered may be lost without a trace, so nothing later may claim to be durable.
     known_failures: u64,

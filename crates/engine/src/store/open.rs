@@ -12,7 +12,7 @@ use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
 use super::{Origin, Pin, Store, extent};
-use crate::device::{Device, Pins, Syncs};
+use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
 use crate::units::{Ashift, Sector, Txg};
@@ -167,6 +167,7 @@ impl Store {
             read_only: device.is_read_only(),
             own_syncs: Syncs::default(),
             own_pins: Pins::default(),
+            own_fillers: Fillers::default(),
             known_failures,
             device,
             header,

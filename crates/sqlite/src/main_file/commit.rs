@@ -50,7 +50,6 @@ impl MainFile {
                 }
                 self.wrote = false;
                 self.busy.reset();
-                self.give_turn();
                 SQLITE_OK
             }
             // If SQLite does not undo the changes, they are still to be dropped.
@@ -65,7 +64,6 @@ impl MainFile {
                 file.discard();
             }
             self.wrote = false;
-            self.give_turn();
         }
     }
 
@@ -93,8 +91,7 @@ impl MainFile {
         if !self.journal_on_disk {
             // With `synchronous=OFF` this is the last call before the commit point that may say
             // "busy".
-            let waits = self.wrote && !self.is_connections_turn();
-            let Some(file) = self.file.as_ref().filter(|_| waits) else { return SQLITE_OK };
+            let Some(file) = self.file.as_ref().filter(|_| self.wrote) else { return SQLITE_OK };
             let done = file.await_turn(&mut self.busy.ask());
             let busy = if self.can_be_called_again() { SQLITE_BUSY } else { SQLITE_IOERR_WRITE };
             return match done {
@@ -123,6 +120,5 @@ impl MainFile {
             }
             self.wrote = false;
         }
-        self.give_turn();
     }
 }

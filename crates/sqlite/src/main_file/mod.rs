@@ -141,8 +141,6 @@ pub struct MainFile {
     /// The file was empty when a connection opened it besides its main database. It is plain unless
     /// somebody else makes it a pool first.
     is_undecided: bool,
-    /// The connection in whose name this file holds its pool's transaction; 0 if it does not.
-    holds_as: usize,
 }
 
 /// How far a checkpoint by this connection has come.

@@ -146,7 +146,6 @@ impl MainFile {
             is_exclusive: false,
             wants_pool: false,
             is_undecided: false,
-            holds_as: 0,
         }
     }
 

@@ -187,11 +187,6 @@ impl MainFile {
 
     fn make_file_with(&mut self, level: c_int) -> std::result::Result<(), c_int> {
         let Backing::Unmade(unmade) = &self.backing else { return Ok(()) };
-        if unmade.pool.is_held_by(self.connection()) {
-            // The connection's own transaction in another database of the pool would wait for
-            // itself.
-            return Err(SQLITE_BUSY);
-        }
         let made = unmade
             .pool
             .pool()

@@ -49,10 +49,7 @@ impl MainFile {
         let done = file.write_at_asking(buf, offset, ask);
         drop(handler);
         match done {
-            Ok(()) => {
-                self.note_turn(&file);
-                SQLITE_OK
-            }
+            Ok(()) => SQLITE_OK,
             // The engine has dropped the changes.
             Err(error) => {
                 let busy =

@@ -17,7 +17,6 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hardpack_engine::Ashift;
@@ -68,7 +67,6 @@ struct Entry {
     /// The mark of the name that the pool is used by, and the number of open databases that use it.
     name: Option<(u64, usize)>,
     maintenance: Arc<Maintenance>,
-    holder: Arc<AtomicUsize>,
     users: usize,
     /// The last user finishes the pool's maintenance before it closes the pool. Others may come
     /// back meanwhile.
@@ -197,8 +195,7 @@ fn acquire(
     if let Some(entry) = registry.pools.get_mut(&key) {
         entry.users += 1;
         let (pool, maintenance) = (entry.pool.clone(), Arc::clone(&entry.maintenance));
-        let holder = Arc::clone(&entry.holder);
-        return Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) });
+        return Ok(PoolUse { name: None, pool, maintenance, user: User(key) });
     }
     let name = path.as_os_str().as_bytes();
     let device = match registry.names.get_mut(name).and_then(|name| name.spare.take()) {
@@ -214,7 +211,6 @@ fn acquire(
     match open(Arc::clone(&device), registry.options.clone()) {
         Ok(pool) => {
             let maintenance = Arc::new(Maintenance::new());
-            let holder = Arc::new(AtomicUsize::new(0));
             let entry = Entry {
                 pool: pool.clone(),
                 device,
@@ -223,12 +219,11 @@ fn acquire(
                 kept: HashMap::new(),
                 name: None,
                 maintenance: Arc::clone(&maintenance),
-                holder: Arc::clone(&holder),
                 users: 1,
                 closing: false,
             };
             registry.pools.insert(key, entry);
-            Ok(PoolUse { name: None, pool, maintenance, holder, user: User(key) })
+            Ok(PoolUse { name: None, pool, maintenance, user: User(key) })
         }
         Err(error) => {
             if let Some(name) = registry.names.get_mut(name) {

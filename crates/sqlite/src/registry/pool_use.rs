@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hardpack_engine::pool::Pool;
@@ -30,9 +29,6 @@ pub struct PoolUse {
     pub(super) name: Option<NameUse>,
     pub(super) pool: Pool,
     pub(super) maintenance: Arc<Maintenance>,
-    /// The connection of this process that holds the pool's transaction for longer than a commit; 0
-    /// for none.
-    pub(super) holder: Arc<AtomicUsize>,
     #[allow(dead_code, reason = "counts as long as it lives")]
     pub(super) user: User,
 }
@@ -104,22 +100,6 @@ impl PoolUse {
         self.maintenance.note_commit(&self.pool, file);
     }
 
-    /// Records that a connection holds the pool's transaction until it commits, because it has
-    /// written part of its changes.
-    pub fn hold_by(&self, connection: usize) {
-        self.holder.store(connection, Ordering::Relaxed);
-    }
-
-    /// Records that the connection no longer holds the transaction.
-    pub fn release_by(&self, connection: usize) {
-        let _ = self.holder.compare_exchange(connection, 0, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Whether the connection holds the pool's transaction.
-    pub fn is_held_by(&self, connection: usize) -> bool {
-        connection != 0 && self.holder.load(Ordering::Relaxed) == connection
-    }
-
     /// Uses the pool by this name for as long as the value lives. Fails while somebody uses another
     /// name, see `pool_names.rs`.
     pub fn enter_by(&mut self, path: &Path) -> Result<()> {
@@ -150,7 +130,6 @@ impl PoolUse {
             name: None,
             pool: self.pool.clone(),
             maintenance: Arc::clone(&self.maintenance),
-            holder: Arc::clone(&self.holder),
             user: User(self.user.0),
         })
     }

@@ -37,6 +37,11 @@ impl FileExtent {
         self.start.saturating_add(1 << self.pointer.span_log2)
     }
 
+    /// Returns the length of a record's slot.
+    pub fn span(&self) -> u64 {
+        1 << self.pointer.span_log2
+    }
+
     /// Returns the end of the bytes it holds.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(u64::from(self.pointer.len))
@@ -133,7 +138,7 @@ pub(super) fn record_at(
 }
 
 /// Returns the start of the first record at or after `offset` and before `limit`.
-fn next_record_start(
+pub(super) fn next_record_start(
     source: &mut impl Source,
     file: FileId,
     offset: u64,

@@ -1,10 +1,10 @@
-//! Commits of a file: its changes are compressed and written, ahead of the commit or with it.
+//! Commits of a file: what was written ahead moves to the file, and the rest is compressed and
+//! written.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{File, Pending, clip, refused};
-use crate::codec::Dictionary;
 use crate::error::{Error, Result};
 use crate::pool::extents::source::Committed;
 use crate::pool::extents::{self, UNIT_LEN};
@@ -29,44 +29,74 @@ impl File {
                 Durability::Visible => Ok(()),
             };
         }
-        let mut pending = self.pending();
-        if pending.failed {
-            return self.commit_nothing(&mut pending, durability);
+        if self.pending().failed {
+            return self.commit_nothing(&mut self.pending(), durability);
         }
-        let done = self.commit_pending(&mut pending, durability);
-        self.settle(&mut pending, &done);
-        done
+        self.write_whole_ahead(&mut |checksum| self.store.begin(checksum))?;
+        let begun = self.settings().and_then(|settings| self.store.begin(settings.checksum));
+        self.commit_with(begun, durability)
     }
 
     /// Commits like [`File::commit`], but `ask` decides how long to wait for other transactions. If
     /// it gives up, the result is [`Error::Busy`] and all changes are kept. A commit without
     /// effective changes does not wait.
     pub fn commit_asking(&self, durability: Durability, ask: &mut Ask<'_>) -> Result<()> {
-        if self.is_dirty() {
-            let at_once = |checksum| self.store.begin_with(checksum, Patience::None);
-            match self.prepare(&mut { at_once }) {
-                Err(Error::Busy) if self.changes_nothing()? => self.discard(),
-                Err(Error::Busy) => {
-                    self.prepare(&mut |checksum| self.store.begin_asking(checksum, ask))?;
-                }
-                Err(error) => {
-                    self.settle(&mut self.pending(), &Err(Error::Busy));
-                    return Err(error);
-                }
-                Ok(()) => {}
-            }
+        if !self.is_dirty() {
+            return match durability {
+                Durability::Durable => self.store.make_durable_asking(ask),
+                Durability::Visible => Ok(()),
+            };
         }
-        match durability {
-            Durability::Durable if !self.is_dirty() => self.store.make_durable_asking(ask),
-            _ => self.commit(durability),
+        if self.pending().failed {
+            self.commit_nothing(&mut self.pending(), Durability::Visible)?;
+            return self.commit_asking(durability, ask);
+        }
+        let begun = match self.begin_asking(ask) {
+            Err(Error::Busy) if self.is_same(&self.pending())? => {
+                self.discard();
+                return self.commit_asking(durability, ask);
+            }
+            Err(Error::Busy) => return Err(Error::Busy),
+            begun => begun,
+        };
+        self.commit_with(begun, durability)
+    }
+
+    /// Begins the transaction of a commit.
+    fn begin_asking(&self, ask: &mut Ask<'_>) -> Result<Txn> {
+        self.write_whole_ahead(&mut |checksum| self.store.begin_asking(checksum, ask))?;
+        let checksum = self.settings()?.checksum;
+        match self.store.begin_with(checksum, Patience::None) {
+            // A commit that changes nothing need not wait.
+            Err(Error::Busy) if !self.is_same(&self.pending())? => {
+                self.store.begin_asking(checksum, ask)
+            }
+            begun => begun,
         }
     }
 
-    fn commit_pending(&self, pending: &mut Pending, durability: Durability) -> Result<()> {
-        let mut txn = self.take_txn(pending)?;
+    fn commit_with(&self, begun: Result<Txn>, durability: Durability) -> Result<()> {
+        let mut pending = self.pending();
+        let done = begun.and_then(|txn| self.commit_pending(txn, &mut pending, durability));
+        match done {
+            Ok(()) => {
+                *pending = Pending::default();
+                self.dirty.store(false, Ordering::Release);
+            }
+            Err(_) => self.fail(&mut pending),
+        }
+        done
+    }
+
+    fn commit_pending(
+        &self,
+        mut txn: Txn,
+        pending: &mut Pending,
+        durability: Durability,
+    ) -> Result<()> {
         let len = self.apply(&mut txn, pending)?;
         let mut attributes = entries::attributes(&mut txn, self.id)?;
-        let now = (self.now_ns)();
+        let now = (self.options.now_ns)();
         let is_recent = (now - TIME_STEP_NS + 1..=now).contains(&attributes.modified_ns);
         // An unknown time replaces the old one, which is wrong now.
         let modified_ns = if now != 0 && is_recent { attributes.modified_ns } else { now };
@@ -82,54 +112,18 @@ impl File {
         txn.commit(durability).map(drop)
     }
 
-    /// Writes the changes into a transaction that stays open until the commit.
-    pub(super) fn write_ahead(&self, pending: &mut Pending) -> Result<()> {
-        if pending.failed {
-            return self.drop_unchanged(pending);
-        }
-        let done = self.take_txn(pending).and_then(|mut txn| {
-            let len = self.apply(&mut txn, pending)?;
-            Ok((txn, len))
-        });
-        match done {
-            Ok((txn, len)) => {
-                txn.park();
-                pending.txn = Some(txn);
-                pending.len = Some(len);
-                Ok(())
-            }
-            Err(error) => {
-                *pending = Pending { failed: true, ..Pending::default() };
-                Err(error)
-            }
-        }
-    }
-
     /// Frees memory after a failure. Only changes that change nothing can be committed then, and
     /// those need not be kept. Refuses any others.
-    fn drop_unchanged(&self, pending: &mut Pending) -> Result<()> {
+    pub(super) fn drop_unchanged(&self, pending: &mut Pending) -> Result<()> {
         let len = self.store.with_state(|state| self.len_in(state))?;
         for (index, unit) in std::mem::take(&mut pending.units) {
             let is_cut = pending.cut.is_some_and(|cut| cut < ((index + 1) * UNIT_LEN).min(len));
             if is_cut || self.committed_unit(index, len)? != unit[..] {
-                *pending = Pending { failed: true, ..Pending::default() };
+                self.fail(pending);
                 return Err(refused());
             }
         }
         Ok(())
-    }
-
-    fn take_txn(&self, pending: &mut Pending) -> Result<Txn> {
-        match pending.txn.take() {
-            Some(txn) => {
-                txn.resume();
-                Ok(txn)
-            }
-            None => {
-                let checksum = self.settings()?.checksum;
-                self.store.begin(checksum)
-            }
-        }
     }
 
     /// Returns whether readers of the file keep a writer from committing.
@@ -151,59 +145,30 @@ impl File {
             Some(len) => len,
             None => entries::attributes(txn, self.id)?.len,
         };
-        let dictionary = self.dictionary(txn, pending, &settings)?;
+        let dictionary = dictionaries::in_use(txn, &self.store, self.id)?;
         let history = Arc::clone(&self.history);
         let adapt = settings.auto.map(|_| Arc::clone(&self.adapt));
         if adapt.is_some() {
             self.adapt.begin();
         }
-        let fold_budget = write::fold_budget(pending.units.len() as u64 * UNIT_LEN);
+        let target = WriteTarget {
+            dictionary,
+            adapt,
+            history,
+            ..WriteTarget::new(self.id, settings, &self.options)
+        };
+        self.attach_draft(txn, pending, &target)?;
         let changes = Changes {
-            target: WriteTarget {
-                file: self.id,
-                settings,
-                threads: self.threads,
-                is_stopped: self.is_stopped,
-                dictionary,
-                adapt,
-                history,
-                is_exact: false,
-            },
+            target,
+            fold_budget: write::fold_budget(pending.units.len() as u64 * UNIT_LEN),
             units: std::mem::take(&mut pending.units),
             cut: pending.cut.take(),
             len,
             granule: self.granule.load(Ordering::Relaxed),
-            fold_budget,
         };
         let done = write::apply(txn, changes);
         self.adapt.end();
         done.map(|()| len)
-    }
-
-    /// Returns the dictionary for the changes. The first large write of short records trains one.
-    fn dictionary(
-        &self,
-        txn: &mut Txn,
-        pending: &Pending,
-        settings: &Settings,
-    ) -> Result<Option<(u32, Arc<Dictionary>)>> {
-        let count = pending.units.len() as u64;
-        let trains = count >= dictionaries::PAGE_COUNT_MIN
-            && dictionaries::serves_records(settings)
-            && entries::dictionary(txn, self.id)?.is_none();
-        if trains {
-            let units: Vec<_> = pending.units.values().collect();
-            let mut page = |index: u64| Ok(units[index as usize].to_vec());
-            let ashift = self.store.ashift();
-            let dictionary = dictionaries::train(count, &mut page, settings, ashift)?;
-            dictionaries::adopt(txn, self.id, dictionary.as_ref(), settings)?;
-        }
-        dictionaries::in_use(txn, &self.store, self.id)
-    }
-
-    fn settle(&self, pending: &mut Pending, done: &Result<()>) {
-        *pending = Pending { failed: done.is_err(), ..Pending::default() };
-        self.dirty.store(pending.failed, Ordering::Release);
     }
 
     /// Commits after a failure: succeeds only if the changes match the committed state.
@@ -223,7 +188,7 @@ impl File {
     pub(super) fn is_same(&self, pending: &Pending) -> Result<bool> {
         let len = self.store.with_state(|state| self.len_in(state))?;
         let is_cut = pending.cut.is_some_and(|cut| cut < len);
-        if pending.txn.is_some() || is_cut || pending.len.is_some_and(|new| new != len) {
+        if pending.draft.is_some() || is_cut || pending.len.is_some_and(|new| new != len) {
             return Ok(false);
         }
         for (index, unit) in &pending.units {

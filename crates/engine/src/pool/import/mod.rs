@@ -31,45 +31,31 @@ mod prepare;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use self::items::{Item, Open, Place};
 use self::prepare::{Ready, Split};
 use super::namespace::entries::{self, Attributes, Kind, Xattr};
+use super::namespace::nameless;
 use super::namespace::props::Settings;
 use super::write::batch::Batch;
+use super::write::bulk;
 use super::write::history::History;
+use super::write::syncing::Syncing;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
 use crate::store::{Durability, Patience};
-use crate::system;
 use crate::units::FileId;
 
-/// About how many bytes of content are compressed together for each thread that compresses: enough
-/// to keep it busy for milliseconds, in which others can commit.
-const BATCH_LEN_PER_THREAD: usize = 512 << 10;
-/// The longest such batch.
-const BATCH_LEN_MAX: usize = 16 << 20;
 /// The most items of a batch.
 const BATCH_COUNT: usize = 4096;
-/// About how many bytes of content a transaction attaches: so few that others hardly notice that
-/// they wait for it.
-const ATTACH_LEN: usize = 1 << 20;
 /// The most items of a transaction.
 const ATTACH_COUNT: usize = 256;
-/// How many bytes of content are committed before they are made durable.
-const SYNC_LEN_MIN: usize = 4 << 20;
-/// An import longer than this, in bytes, spends time on taking little space.
-const BULK_LEN_MIN: u64 = 4 << 20;
 /// Files up to this length, in bytes, are stored in one transaction.
 const WHOLE_LEN_MAX: usize = 4 << 20;
 /// Longer files are written in parts of this length, or of one record if that is longer.
 const PART_LEN: usize = 1 << 20;
 /// How many ids are reserved at a time.
 const ID_COUNT: u64 = 1024;
-/// How many nameless files are removed at a time.
-const NAMELESS_COUNT: usize = 256;
-
 /// The result of an import. What was refused is not counted.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -122,10 +108,7 @@ pub struct Import<'p> {
     history: Arc<History>,
     /// How many bytes of content were committed.
     attached_len: u64,
-    /// How many bytes of content were committed since the last sync began.
-    unsynced_len: usize,
-    /// Makes the last commit durable while the next batch is prepared.
-    syncing: Option<JoinHandle<Result<()>>>,
+    syncing: Syncing,
     /// Committed files that do not have their names yet.
     nameless: Vec<FileId>,
     ask: Option<Box<Ask<'p>>>,
@@ -153,8 +136,7 @@ impl Pool {
             settings: HashMap::new(),
             history: Arc::default(),
             attached_len: 0,
-            unsynced_len: 0,
-            syncing: None,
+            syncing: Syncing::new(self.store()),
             nameless: Vec::new(),
             ask: None,
             kept: None,
@@ -164,33 +146,7 @@ impl Pool {
 
     /// Removes nameless files that nobody is filling any more, as `is_in_use` tells.
     pub fn remove_nameless(&self, is_in_use: &mut dyn FnMut(FileId) -> bool) -> Result<u64> {
-        let mut removed = 0;
-        let found = self.read(|source| entries::nameless(source, usize::MAX))?;
-        let mut gone = Vec::new();
-        for file in found {
-            // A file being received waits for the rest of its stream.
-            let is_received = self.read(|source| entries::progress(source, file))?.is_some();
-            if !is_received && !is_in_use(file) {
-                gone.push(file);
-            }
-        }
-        for files in gone.chunks(NAMELESS_COUNT) {
-            self.edit(0, |edit| {
-                for file in files {
-                    // Another process may have been faster.
-                    let attributes = match edit.attributes(*file) {
-                        Err(Error::NotFound { .. }) => continue,
-                        attributes => attributes?,
-                    };
-                    if attributes.link_count == 0 {
-                        edit.remove_file(*file, &attributes)?;
-                        removed += 1;
-                    }
-                }
-                Ok(())
-            })?;
-        }
-        Ok(removed)
+        nameless::remove_leftovers(self.store(), self.settings(ROOT)?.checksum, is_in_use)
     }
 }
 
@@ -429,19 +385,16 @@ impl Import<'_> {
         while items.peek().is_some() {
             let (mut some, mut some_len) = (Vec::new(), 0);
             while some.len() < ATTACH_COUNT
-                && let Some(next) = items
-                    .next_if(|next| some_len == 0 || some_len + next.len() <= ATTACH_LEN as u64)
+                && let Some(next) = items.next_if(|next| {
+                    some_len == 0 || some_len + next.len() <= bulk::ATTACH_LEN as u64
+                })
             {
                 some_len += next.len();
                 some.push(next);
             }
             self.attach(some, &mut batch)?;
         }
-        self.unsynced_len += len;
-        if self.unsynced_len >= SYNC_LEN_MIN {
-            self.unsynced_len = 0;
-            self.begin_sync()?;
-        }
+        self.syncing.note(len)?;
         self.new_parents.clear();
         if self.directories.len() > KNOWN_COUNT_MAX || self.settings.len() > KNOWN_COUNT_MAX {
             self.directories.clear();
@@ -462,7 +415,7 @@ impl Import<'_> {
         }
         let checksum = self.settings(ROOT)?.checksum;
         let mut txn = self.pool.store().begin_with(checksum, Patience::Endless)?;
-        if self.attached_len >= BULK_LEN_MIN {
+        if self.attached_len >= bulk::LEN_MIN {
             txn.note_bulk();
         }
         self.attached_len += items.iter().map(Ready::len).sum::<u64>();
@@ -472,36 +425,10 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Makes the last commit durable while the next files are read and compressed. The space that a
-    /// transaction frees can be reused only then: otherwise a long import would leave much of it
-    /// unused.
-    fn begin_sync(&mut self) -> Result<()> {
-        self.end_sync()?;
-        let store = Arc::clone(self.pool.store());
-        let sync = move || match store.make_durable() {
-            // Syncing needs a transaction if others have committed, and this import may hold one by
-            // now.
-            Err(Error::Busy) => Ok(()),
-            done => done,
-        };
-        // If the system cannot spawn a thread, the end of the import does the sync.
-        self.syncing = system::spawn("hardpack-sync", sync);
-        Ok(())
-    }
-
-    fn end_sync(&mut self) -> Result<()> {
-        match self.syncing.take() {
-            Some(thread) => thread
-                .join()
-                .map_err(|panic| Error::panicked("the thread that syncs the pool", &*panic))?,
-            None => Ok(()),
-        }
-    }
-
     /// Commits everything that was given, durably.
     pub fn finish(mut self) -> Result<ImportReport> {
         self.flush()?;
-        self.end_sync()?;
+        self.syncing.end()?;
         self.pool.store().make_durable()?;
         Ok(std::mem::take(&mut self.report))
     }
@@ -517,7 +444,7 @@ impl Import<'_> {
                 nameless.iter().try_for_each(|file| edit.remove_file_if_there(*file))
             })?;
         }
-        self.end_sync()?;
+        self.syncing.end()?;
         self.pool.store().make_durable()
     }
 
@@ -529,15 +456,12 @@ impl Import<'_> {
     fn add(&mut self, item: Item, len: usize) -> Result<()> {
         self.items.push(item);
         self.items_len += len;
-        if self.items_len >= self.batch_len() || self.items.len() >= BATCH_COUNT {
+        if self.items_len >= bulk::batch_len(self.pool.options().threads)
+            || self.items.len() >= BATCH_COUNT
+        {
             self.flush()?;
         }
         Ok(())
-    }
-
-    fn batch_len(&self) -> usize {
-        let len = BATCH_LEN_PER_THREAD.saturating_mul(self.pool.options().threads);
-        len.clamp(ATTACH_LEN, BATCH_LEN_MAX)
     }
 
     fn new_id(&mut self) -> Result<FileId> {
@@ -570,13 +494,5 @@ impl Import<'_> {
         let settings = self.pool.settings(at)?;
         self.settings.insert(at, settings);
         Ok(settings)
-    }
-}
-
-impl Drop for Import<'_> {
-    fn drop(&mut self) {
-        // Nothing was acknowledged, so errors need no report. But no thread may run on when the
-        // pool is closed.
-        let _ = self.end_sync();
     }
 }

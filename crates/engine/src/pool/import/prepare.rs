@@ -84,16 +84,8 @@ impl Import<'_> {
     }
 
     fn target(&self, file: FileId, settings: Settings) -> WriteTarget {
-        WriteTarget {
-            file,
-            settings,
-            threads: self.pool.options().threads,
-            is_stopped: self.pool.options().is_stopped,
-            dictionary: None,
-            adapt: None,
-            history: Arc::clone(&self.history),
-            is_exact: false,
-        }
+        let history = Arc::clone(&self.history);
+        WriteTarget { history, ..WriteTarget::new(file, settings, self.pool.options()) }
     }
 
     /// Returns the file that will probably get the content of a new one, and its settings: the

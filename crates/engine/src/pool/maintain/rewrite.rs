@@ -14,8 +14,6 @@
 //! still reaches the old extents. The next step syncs it, so that the freed space becomes usable. A
 //! slot that cannot be read is reported and left alone, and the rest continues.
 
-use std::sync::Arc;
-
 use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
 use crate::pool::extents::removal::remove_file_extents;
@@ -148,16 +146,11 @@ impl<'a> Rewrite<'a> {
             let (settings, _) = entries::settings(source, file)?;
             Ok((settings, dictionaries::in_use(source, pool.store(), file)?))
         })?;
-        let threads = pool.options().threads;
+        let is_exact = scope == RewriteScope::Records;
         let target = WriteTarget {
-            file,
-            settings,
-            threads,
             dictionary,
-            adapt: None,
-            history: Arc::default(),
-            is_stopped: pool.options().is_stopped,
-            is_exact: scope == RewriteScope::Records,
+            is_exact,
+            ..WriteTarget::new(file, settings, pool.options())
         };
         Ok(Rewrite { pool, target, scope, record_len: None, want, clear: None })
     }

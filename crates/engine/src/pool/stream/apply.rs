@@ -272,6 +272,7 @@ impl Apply {
             adapt: None,
             history: Arc::default(),
             is_exact: false,
+            is_draft: false,
         };
         let content = check_content(txn.store(), pointer, stored)?.into_owned();
         let job = Job::record(at.offset, content, pointer.span_log2);

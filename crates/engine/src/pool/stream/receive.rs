@@ -8,7 +8,6 @@
 
 use std::fmt;
 use std::io::Read;
-use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
@@ -404,17 +403,13 @@ impl<'p> Receive<'p> {
             decode(&frame)?;
             bytes.extend(frame.to_bytes());
         }
+        // Before there is a file: a directory has no records.
+        let (file, settings) =
+            (self.key.unwrap_or(parent), Settings { dedup: Dedup::Off, ..settings });
+        // What arrived is to be kept, so nothing stops this.
         let target = WriteTarget {
-            // Before there is a file: a directory has no records.
-            file: self.key.unwrap_or(parent),
-            settings: Settings { dedup: Dedup::Off, ..settings },
-            threads: self.pool.options().threads,
-            // What arrived is to be kept.
             is_stopped: || false,
-            dictionary: None,
-            adapt: None,
-            history: Arc::default(),
-            is_exact: false,
+            ..WriteTarget::new(file, settings, self.pool.options())
         };
         let end = start + bytes.len() as u64;
         let jobs = Job::records(start, bytes, span as usize);

@@ -116,6 +116,16 @@ impl<'t> Batch<'t> {
         Ok(Batch { items, stored, encoded_len })
     }
 
+    /// Returns a job by its index.
+    pub fn job(&self, index: usize) -> &Job {
+        &self.items[index].job
+    }
+
+    /// How many bytes of records were encoded.
+    pub fn encoded_len(&self) -> u64 {
+        self.encoded_len
+    }
+
     /// Changes the file that a job belongs to, which may be known only when it is stored.
     pub fn set_file(&mut self, index: usize, file: FileId) {
         let item = &mut self.items[index];

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::codec::{Dictionary, Encoded};
 use crate::error::{Error, Result};
+use crate::pool::Options;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::{file_extent_key, record_at};
 use crate::pool::namespace::props::Settings;
@@ -40,6 +41,25 @@ pub(in crate::pool) struct WriteTarget {
     pub is_stopped: fn() -> bool,
     /// Whether equal records are shared only if they are stored as the settings say.
     pub is_exact: bool,
+    /// Whether the file is a draft, where zeros hide other bytes (see `draft.rs`).
+    pub is_draft: bool,
+}
+
+impl WriteTarget {
+    /// Returns a target for records and patches without a dictionary.
+    pub fn new(file: FileId, settings: Settings, options: &Options) -> WriteTarget {
+        WriteTarget {
+            file,
+            settings,
+            threads: options.threads,
+            is_stopped: options.is_stopped,
+            dictionary: None,
+            adapt: None,
+            history: Arc::default(),
+            is_exact: false,
+            is_draft: false,
+        }
+    }
 }
 
 /// A piece of a file to encode and store.
@@ -152,8 +172,8 @@ pub(in crate::pool) fn put_job(
         remove_file_extents(txn, TreeId::Map, file, job.start, end)?;
     }
     remove_file_extents(txn, TreeId::Patches, file, job.start, end)?;
-    // A record of zeros becomes a hole. A patch of zeros needs an entry, since it hides a record.
-    if pointer.place == Place::Zero && !is_patch {
+    // A record of zeros becomes a hole, unless it hides other bytes, as a patch does.
+    if pointer.place == Place::Zero && !is_patch && !target.is_draft {
         return Ok(None);
     }
     pointer.len = job.bytes.len() as u32;

@@ -15,26 +15,31 @@
 
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;
+pub(in crate::pool) mod bulk;
 pub(in crate::pool) mod dedup;
 pub(in crate::pool) mod dictionaries;
+pub(in crate::pool) mod draft;
 pub(in crate::pool) mod encode;
 pub(in crate::pool) mod history;
 pub(in crate::pool) mod jobs;
+pub(in crate::pool) mod syncing;
 
-use crate::units::Ashift;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::extents::delta;
 use super::extents::removal::remove_file_extents;
+use super::extents::source::Source;
 use super::extents::{
     FileExtent, UNIT_LEN, file_extents_in, has_record_in, patches_over, read_range, record_at,
 };
 use super::write::batch::store_batch;
 use super::write::jobs::{Job, WriteTarget};
 use crate::error::Result;
-use crate::store::Txn;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::TreeId;
+use crate::store::{Store, Txn};
+use crate::units::{Ashift, FileId};
 
 /// A change becomes patches if it covers at most 1/`CHANGED_PART_MIN` of a record's units.
 const CHANGED_PART_MIN: u64 = 2;
@@ -67,6 +72,16 @@ pub(super) struct Changes {
     pub fold_budget: u64,
 }
 
+/// What patches are cut by.
+#[derive(Clone, Copy)]
+struct Page {
+    file: FileId,
+    /// Patches do not cross multiples of this.
+    granule: u64,
+    /// The end of the slot, or of the file if that comes first.
+    end: u64,
+}
+
 /// Returns how many bytes of records a transaction that changes `len` bytes may fold.
 pub(super) fn fold_budget(len: u64) -> u64 {
     FOLD_LEN_MIN + len / FOLD_PART
@@ -77,7 +92,7 @@ pub(super) fn apply(txn: &mut Txn, mut changes: Changes) -> Result<()> {
     // Units past the end exist only if a user ignored another process's lock.
     changes.units.split_off(&changes.len.div_ceil(UNIT_LEN));
     if let Some(cut) = changes.cut {
-        cut_file(txn, &changes, cut)?;
+        cut_file(txn, &changes.target, cut)?;
     }
     let mut batch = Vec::new();
     let mut batch_len = 0;
@@ -114,8 +129,8 @@ fn store_batch_adapted(txn: &mut Txn, changes: &mut Changes, batch: Vec<Job>) ->
 }
 
 /// Removes everything from `cut` on.
-fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
-    let file = changes.target.file;
+pub(super) fn cut_file(txn: &mut Txn, target: &WriteTarget, cut: u64) -> Result<()> {
+    let file = target.file;
     if let Some(record) = record_at(txn, file, cut)?.filter(|record| record.start < cut) {
         let reaches_over =
             record.end() > cut || !patches_over(txn, file, cut, record.slot_end())?.is_empty();
@@ -123,7 +138,7 @@ fn cut_file(txn: &mut Txn, changes: &Changes, cut: u64) -> Result<()> {
             let mut bytes = vec![0; (cut - record.start) as usize];
             read_range(txn, file, &mut bytes, record.start)?;
             let job = Job::record(record.start, bytes, record.pointer.span_log2);
-            store_batch(txn, &changes.target, vec![job])?;
+            store_batch(txn, target, vec![job])?;
         }
     }
     for tree in [TreeId::Map, TreeId::Patches] {
@@ -153,7 +168,9 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
         let old = file_extents_in(txn, TreeId::Patches, file, start, start + span, usize::MAX)?;
         let must_fold = is_fold_due(&record, &old, txn.store().ashift());
         if !must_fold || changes.fold_budget < span {
-            return plan_patches(txn, changes, units, &record, &old, end, jobs);
+            let store = Arc::clone(txn.store());
+            let page = Page { file, granule: changes.granule, end };
+            return plan_patches(txn, &store, page, units, &record, &old, jobs);
         }
         changes.fold_budget -= span;
     }
@@ -178,7 +195,11 @@ fn patch_cost(pointer: &Pointer, ashift: Ashift) -> u64 {
     own + PATCH_ENTRY_LEN
 }
 
-fn overlay(bytes: &mut [u8], start: u64, units: &BTreeMap<u64, Box<[u8]>>) {
+fn overlay<'u>(
+    bytes: &mut [u8],
+    start: u64,
+    units: impl IntoIterator<Item = (&'u u64, &'u Box<[u8]>)>,
+) {
     for (index, unit) in units {
         let at = (index * UNIT_LEN - start) as usize;
         let n = unit.len().min(bytes.len() - at);
@@ -227,18 +248,18 @@ fn choose_slot(
 /// Plans patches for a few changed units of a record. A patch that overlaps an old one copies the
 /// old bytes that it does not change, so that patches never overlap.
 fn plan_patches(
-    txn: &mut Txn,
-    changes: &Changes,
+    source: &mut impl Source,
+    store: &Store,
+    page: Page,
     mut units: BTreeMap<u64, Box<[u8]>>,
     record: &FileExtent,
     old: &[FileExtent],
-    end: u64,
     jobs: &mut Vec<Job>,
 ) -> Result<()> {
-    let runs = patch_runs(changes, &units, old, end);
+    let runs = patch_runs(page, &units, old);
     let needed =
         runs.last().map_or(0, |(_, to)| to.min(&record.end()).saturating_sub(record.start));
-    let below = txn.store().peek(&record.pointer, needed as usize);
+    let below = store.peek(&record.pointer, needed as usize);
     for (from, to) in runs {
         let first = from / UNIT_LEN;
         let mut bytes = match units.remove(&first) {
@@ -250,7 +271,7 @@ fn plan_patches(
                 units.append(&mut inside.split_off(&to.div_ceil(UNIT_LEN)));
                 let mut bytes = vec![0; (to - from) as usize];
                 if inside.len() as u64 != to.div_ceil(UNIT_LEN) - first {
-                    read_range(txn, changes.target.file, &mut bytes, from)?;
+                    read_range(source, page.file, &mut bytes, from)?;
                 }
                 overlay(&mut bytes, from, &inside);
                 bytes
@@ -268,17 +289,12 @@ fn plan_patches(
 
 /// Returns the ranges of the file that become patches: changed units joined to pages, extended by
 /// the patches they overlap.
-fn patch_runs(
-    changes: &Changes,
-    units: &BTreeMap<u64, Box<[u8]>>,
-    old: &[FileExtent],
-    end: u64,
-) -> Vec<(u64, u64)> {
+fn patch_runs(page: Page, units: &BTreeMap<u64, Box<[u8]>>, old: &[FileExtent]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for index in units.keys() {
-        let (from, to) = (index * UNIT_LEN, ((index + 1) * UNIT_LEN).min(end));
+        let (from, to) = (index * UNIT_LEN, ((index + 1) * UNIT_LEN).min(page.end));
         match runs.last_mut() {
-            Some(run) if run.1 == from && from % changes.granule != 0 => run.1 = to,
+            Some(run) if run.1 == from && from % page.granule != 0 => run.1 = to,
             _ => runs.push((from, to)),
         }
     }

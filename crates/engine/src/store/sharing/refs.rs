@@ -9,15 +9,15 @@
 //! them up by hash (see [`crate::store::sharing::index`]) is a hint that may be lost and rebuilt
 //! from here.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{ContentHash, Refs, parse_refs};
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::FEATURE_SHARED;
 use crate::store::format::trees::TreeId;
-use crate::store::txn::Txn;
+use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
-use crate::units::{Run, Sector, Txg};
+use crate::units::{FileId, Run, Sector, Txg};
 
 impl Store {
     /// Returns the entry, in a state, of the extent that starts at a sector.
@@ -99,6 +99,18 @@ impl Txn {
         self.core.shared_len += u64::from(pointer.stored_len);
         self.set_refs(run.start, &Refs { count, ..refs })?;
         Ok(Some(copy))
+    }
+
+    /// Returns a pointer to the same bytes that takes the place of one which a file gives up. If
+    /// snapshots have that one, they keep it.
+    pub fn hand_over(&mut self, pointer: &Pointer, from: FileId) -> Result<Pointer> {
+        if pointer.birth > self.core.holds.holders.newest() {
+            return Ok(pointer.clone());
+        }
+        let too_many = || Error::Invalid("a record is referred to too often".into());
+        let copy = self.share(pointer)?.ok_or_else(too_many)?;
+        self.free(pointer, Owner::File(from))?;
+        Ok(copy)
     }
 
     /// Drops one reference to an extent and frees it with the last. `birth` is that of the pointer.

@@ -27,7 +27,6 @@ use super::format::superblock::{
     FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_SNAPSHOT_IDS,
 };
 use super::format::trees::{PerTree, TreeId};
-use super::gate::Inside;
 use super::space::Space;
 use super::tail::Tail;
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
@@ -147,16 +146,6 @@ impl Txn {
         self.core.next_file_id = superblock.next_file_id;
         self.trees = base.trees.clone();
         self.core.base = base;
-    }
-
-    /// Marks the transaction as idle until [`Txn::resume`].
-    pub fn park(&self) {
-        self.core.store.writer.set(Inside::Parked);
-    }
-
-    /// Marks the transaction as active again.
-    pub fn resume(&self) {
-        self.core.store.writer.set(Inside::Working);
     }
 
     /// Notes that this is one of many transactions that write a lot together: it takes care of

@@ -2,7 +2,7 @@
 //! folding, repacking and sinking, whose steps must not change the content of a file.
 
 use super::{Pair, places};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pool::{Fold, Property, Repack, Settings, Step, StepLimits};
 use crate::store::Patience;
 use crate::store::format::pointer::{Place, Pointer};
@@ -22,7 +22,6 @@ pub(super) struct Maintained {
     repacks_finished: u64,
     repacks_resumed: u64,
     sunk: u64,
-    refused: u64,
     beside_changes: u64,
 }
 
@@ -44,7 +43,6 @@ impl Maintained {
         self.repacks_finished += other.repacks_finished;
         self.repacks_resumed += other.repacks_resumed;
         self.sunk += other.sunk;
-        self.refused += other.refused;
         self.beside_changes += other.beside_changes;
     }
 
@@ -55,7 +53,7 @@ impl Maintained {
         assert!(self.whole_patches > 100, "{self:?}");
         assert!(self.folded > 20 && self.repacked > 100 && self.sunk > 20, "{self:?}");
         assert!(self.repacks_finished > 10 && self.repacks_resumed > 10, "{self:?}");
-        assert!(self.refused > 5 && self.beside_changes > 20, "{self:?}");
+        assert!(self.beside_changes > 20, "{self:?}");
     }
 }
 
@@ -89,8 +87,8 @@ impl Pair {
         let which = self.rng.pick(&[Fold::Due, Fold::All]);
         let file = self.file.id();
         let cold = self.pool.state().txg();
-        if kind >= 3 && !self.begin_repack() {
-            return;
+        if kind >= 3 {
+            self.begin_repack();
         }
         let mut next = Some(0);
         let mut is_whole = true;
@@ -121,7 +119,7 @@ impl Pair {
                 }
                 (_, None) => unreachable!("a repack was begun"),
             };
-            let Some(step) = self.accept(done) else { return };
+            let step = self.accept(done);
             match kind {
                 0 | 1 => self.maintained.folded += step.rewritten,
                 2 => self.maintained.sunk += step.rewritten,
@@ -147,52 +145,35 @@ impl Pair {
         }
     }
 
-    /// Continues a repack, or begins one. Returns false if the pool was busy.
-    fn begin_repack(&mut self) -> bool {
+    /// Continues a repack, or begins one.
+    fn begin_repack(&mut self) {
         if self.maintained.repack.is_some() && !self.rng.one_in(10) {
-            return true;
+            return;
         }
         let mut goal = Settings::default();
         let all = ["off", "lzjb", "zle", "gzip-1", "lz4", "zstd", "zstd-fast", "auto"];
         goal.set(Property::Compression, self.rng.pick(&all)).unwrap();
         goal.set(Property::RecordSize, self.rng.pick(&["4K", "16K", "64K", "256K"])).unwrap();
         goal.set(Property::Checksum, self.rng.pick(&["xxh3", "blake3"])).unwrap();
-        match self.pool.begin_repack(self.file.id(), goal, Patience::None) {
-            Ok(repack) => self.maintained.repack = Some(repack),
-            Err(Error::Busy) => {
-                assert!(self.file.is_dirty(), "{}: nobody holds the pool", self.label);
-                return false;
-            }
-            Err(error) => panic!("{}: {error}", self.label),
-        }
-        true
+        let begun = self.pool.begin_repack(self.file.id(), goal, Patience::None);
+        self.maintained.repack =
+            Some(begun.unwrap_or_else(|error| panic!("{}: {error}", self.label)));
     }
 
-    /// Checks the result of a step. Returns `None` if the pool was busy because the writer wrote
-    /// ahead.
-    fn accept(&mut self, done: Result<Step>) -> Option<Step> {
+    /// Checks the result of a step. Nobody holds the pool, even if the writer has written ahead.
+    fn accept(&mut self, done: Result<Step>) -> Step {
         self.maintained.beside_changes += u64::from(self.file.is_dirty());
-        if matches!(done, Err(Error::Busy)) && self.file.is_dirty() {
-            self.maintained.refused += 1;
-            self.assert_same();
-            return None;
-        }
         let step = done.unwrap_or_else(|error| panic!("{}: {error}", self.label));
         assert_eq!((step.overtaken, step.damaged.len()), (0, 0), "{}", self.label);
         self.assert_same();
         assert_eq!(problems(&self.pool).unwrap(), Vec::<String>::new(), "{}", self.label);
         if self.rng.one_in(3) {
-            match self.pool.store().make_durable() {
-                // This needs a transaction if the pool was just opened, and the writer may hold
-                // one.
-                Err(Error::Busy) if self.file.is_dirty() => self.maintained.refused += 1,
-                done => done.unwrap(),
-            }
+            self.pool.store().make_durable().unwrap();
         }
         if !self.file.is_dirty() {
             self.assert_stats();
         }
-        Some(step)
+        step
     }
 
     /// Asserts that the progress and the goal of a repack survive reopening the pool.
