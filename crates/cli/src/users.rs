@@ -31,8 +31,6 @@ use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
 
-/// No file has this number.
-
 /// The numbers of all files lie below this.
 const NUMBER_END: u64 = 1 << 61;
 /// How long to wait before asking again for a mark that another process briefly holds exclusively.

@@ -2,6 +2,7 @@
 
 mod check;
 mod dedup;
+mod drafts;
 mod faults;
 mod filter;
 mod gone;

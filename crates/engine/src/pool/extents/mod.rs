@@ -312,7 +312,7 @@ fn copy_record(
 }
 
 /// Copies the bytes of a patch over `part`, which starts at `at`.
-fn apply_patch(
+pub(super) fn apply_patch(
     source: &mut impl Source,
     patch: &FileExtent,
     part: &mut [u8],

@@ -12,17 +12,15 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::{File, Pending};
-use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::extents::UNIT_LEN;
 use crate::pool::extents::source::Committed;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::pool::namespace::nameless;
-use crate::pool::namespace::props::{FilterChoice, Settings};
+use crate::pool::namespace::props::Settings;
 use crate::pool::write::batch::Batch;
 use crate::pool::write::draft::{Ahead, Drafted, Part};
-use crate::pool::write::history::History;
 use crate::pool::write::jobs::WriteTarget;
 use crate::pool::write::syncing::Syncing;
 use crate::pool::write::{self, bulk, dictionaries};
@@ -52,17 +50,9 @@ pub(super) struct Draft {
     pub cut: Option<u64>,
     /// How many bytes of content were written into it.
     written_len: u64,
-    /// For its single pages, which are told apart from records when it comes to what pays.
-    page_history: Arc<History>,
     syncing: Syncing,
     /// Keeps others from taking the draft for a leftover.
     _filling: Filling,
-}
-
-/// The places that parts of a draft are written to.
-struct Targets {
-    records: WriteTarget,
-    pages: WriteTarget,
 }
 
 impl File {
@@ -198,7 +188,6 @@ impl File {
             record_len: u64::from(settings.record_len),
             cut: None,
             written_len: 0,
-            page_history: Arc::default(),
             syncing: Syncing::new(&self.store),
             _filling: filling,
         });
@@ -207,10 +196,15 @@ impl File {
 
     /// Removes what was cut off since the draft was last written.
     fn trim_draft(&self, begin: &mut Begin<'_>, settings: &Settings) -> Result<()> {
-        let stale = self.pending().draft.as_ref().and_then(|draft| Some((draft.file, draft.cut?)));
-        let Some((draft, cut)) = stale else { return Ok(()) };
+        let (drafted, cut) = {
+            let pending = self.pending();
+            let Some(cut) = pending.draft.as_ref().and_then(|draft| draft.cut) else {
+                return Ok(());
+            };
+            (self.drafted(&pending)?, cut)
+        };
         let mut txn = begin(settings.checksum)?;
-        self.cut_draft(&mut txn, draft, settings, cut)?;
+        self.cut_draft(&mut txn, &drafted, settings, cut)?;
         txn.commit(Durability::Visible)?;
         if let Some(draft) = &mut self.pending().draft {
             draft.cut = None;
@@ -218,10 +212,19 @@ impl File {
         Ok(())
     }
 
-    fn cut_draft(&self, txn: &mut Txn, draft: FileId, set: &Settings, cut: u64) -> Result<()> {
+    /// Trims the draft of these changes.
+    fn cut_draft(
+        &self,
+        txn: &mut Txn,
+        drafted: &Drafted,
+        settings: &Settings,
+        cut: u64,
+    ) -> Result<()> {
+        let Some(draft) = drafted.draft else { return Ok(()) };
         check_draft(txn, draft)?;
-        let target = WriteTarget { is_draft: true, ..WriteTarget::new(draft, *set, &self.options) };
-        write::cut_file(txn, &target, cut)?;
+        let target =
+            WriteTarget { is_draft: true, ..WriteTarget::new(draft, *settings, &self.options) };
+        drafted.trim(txn, &target, cut)?;
         let len = entries::attributes(txn, draft)?.len;
         entries::set_len(txn, draft, len.min(cut))
     }
@@ -235,17 +238,13 @@ impl File {
         begin: &mut Begin<'_>,
     ) -> Result<bool> {
         let len: u64 = parts.iter().map(|part| part.job.bytes.len() as u64).sum();
-        let targets = self.targets(settings, len)?;
+        let target = self.draft_target(settings, len)?;
         let began = self.adapt.now();
-        let place = |part: &Part| if part.is_page { &targets.pages } else { &targets.records };
-        let (mut units, mut jobs) = (Vec::new(), Vec::new());
-        for part in parts {
-            units.push(part.units.clone());
-            jobs.push((place(&part), part.job));
-        }
+        let (units, jobs): (Vec<_>, Vec<_>) =
+            parts.into_iter().map(|part| (part.units, (&target, part.job))).unzip();
         let mut batch = Batch::prepare(&self.store, jobs, Patience::Endless)?;
         if settings.auto.is_some() {
-            let (how, threads) = (targets.records.settings.compression, self.options.threads);
+            let (how, threads) = (target.settings.compression, self.options.threads);
             self.adapt.learn(how, batch.encoded_len(), threads, began);
         }
         let mut first = 0;
@@ -301,8 +300,8 @@ impl File {
         Ok(true)
     }
 
-    /// Returns the targets for `len` bytes of a draft.
-    fn targets(&self, settings: &Settings, len: u64) -> Result<Targets> {
+    /// Returns the draft as the target of `len` bytes.
+    fn draft_target(&self, settings: &Settings, len: u64) -> Result<WriteTarget> {
         let pending = self.pending();
         let Some(draft) = &pending.draft else {
             return Err(Error::internal("a draft was lost before it was written"));
@@ -310,26 +309,17 @@ impl File {
         let dictionary = self.store.with_state(|state| {
             dictionaries::in_use(&mut Committed::new(&self.store, state), &self.store, self.id)
         })?;
-        let (history, mut settings) = (Arc::clone(&self.history), *settings);
+        let mut settings = *settings;
         if let Some(auto) = settings.auto {
             let backlog_len = len.max(pending.units.len() as u64 * UNIT_LEN);
             settings.compression = self.adapt.choose(auto, backlog_len, self.options.threads);
         }
-        let new = |settings| WriteTarget {
+        Ok(WriteTarget {
             is_draft: true,
-            dictionary: dictionary.clone(),
+            dictionary,
+            history: Arc::clone(&self.history),
             ..WriteTarget::new(draft.file, settings, &self.options)
-        };
-        let records = WriteTarget { history, ..new(settings) };
-        // As with patches: they must be cheap, and are soon merged into a record.
-        if settings.compression != Compression::Off {
-            settings.compression = Compression::Lz4;
-        }
-        if settings.filter == FilterChoice::Auto {
-            settings.filter = FilterChoice::None;
-        }
-        let pages = WriteTarget { history: Arc::clone(&draft.page_history), ..new(settings) };
-        Ok(Targets { records, pages })
+        })
     }
 
     /// Trains a dictionary for the first large write of short records.
@@ -370,7 +360,7 @@ impl File {
         let drafted = self.drafted(pending)?;
         check_draft(txn, draft.file)?;
         if let Some(cut) = draft.cut {
-            self.cut_draft(txn, draft.file, &target.settings, cut)?;
+            self.cut_draft(txn, &drafted, &target.settings, cut)?;
         }
         if draft.written_len >= bulk::LEN_MIN {
             txn.note_bulk();

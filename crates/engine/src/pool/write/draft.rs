@@ -1,39 +1,42 @@
 //! Drafts: what a large transaction writes ahead of its commit.
 //!
 //! A draft is a nameless file. Short transactions fill it while others commit, and the commit moves
-//! its records to the file that they are for. Where the draft has a record, that record hides the
-//! file's own bytes; everywhere else these hold. So a record of zeros has an entry in a draft,
-//! where other files have a hole.
+//! what it holds to the file that it is for.
 //!
 //! ```text
-//! file     |  record 0  |  record 1  |  record 2  |
-//! draft    |            |  record 1  | p    p     |      p: a single page
-//! result   |  of file   |  of draft  |  of both   |
+//! file     |  record 0  |  record 1  |  record 2  |            |
+//! draft    |            |  record 1  |  p     p   |  record 3  |      p: a patch
+//! result   |  of file   |  of draft  |  of both   |  of draft  |
 //! ```
 //!
-//! A slot of the file that is overwritten completely becomes a record of the draft. Pages in other
-//! slots become records of their own length, which the commit turns into patches of the file's
-//! record. Maintenance may give the file other slots in the meantime. A record of the draft that
-//! fits none of them is then read, and written again with the commit.
+//! * A record of the draft hides the file's own bytes, and the draft's patches over it refer to it.
+//!   So a record of zeros has an entry in a draft, where other files have a hole.
+//! * Elsewhere the draft's patches refer to the file's own bytes, as they are with its own patches.
+//!   Those do not change before the commit, whatever maintenance does to the form in which they are
+//!   stored.
+//!
+//! Slots that are overwritten completely, or for the most part, become records; other changes become
+//! patches. Maintenance may give the file other slots, or patches, in the meantime. What does not
+//! fit them is then read, and written again with the commit.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use super::{Page, is_fold_due, overlay, plan_patches};
+use super::{CHANGED_PART_MIN, Page, cut_file, differences, is_fold_due, overlay, plan_patches};
 use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{
-    FileExtent, UNIT_LEN, file_extent_key, file_extents_in, next_record_start, patches_over,
-    read_range, record_at,
+    FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, next_record_start,
+    patches_over, read_range, record_at,
 };
-use crate::pool::write::jobs::Job;
+use crate::pool::write::batch::store_batch;
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
 use crate::store::{Store, Txn};
 use crate::units::FileId;
 
-/// A slot becomes a record again if more than 1/`CHANGED_PART_MIN` of it is written anew.
-const CHANGED_PART_MIN: u64 = 2;
 /// How many records are moved at a time.
 const MOVE_COUNT: usize = 256;
 
@@ -47,7 +50,7 @@ pub(in crate::pool) struct Drafted {
     pub cut: Option<u64>,
     /// The length of the file after the changes so far.
     pub len: u64,
-    /// Pages are not split at other places than multiples of this.
+    /// Patches do not cross multiples of this, except to join older ones.
     pub granule: u64,
     /// The length of the records that a draft is made of, in bytes.
     pub record_len: u64,
@@ -65,10 +68,8 @@ pub(in crate::pool) enum Ahead {
 /// A part of the changes, ready to be encoded.
 pub(in crate::pool) struct Part {
     pub job: Job,
-    /// Whether it is a single page, which is soon merged into a record.
-    pub is_page: bool,
     /// The numbers of its units, which are no longer needed in memory once it is stored.
-    pub units: std::ops::Range<u64>,
+    pub units: Range<u64>,
 }
 
 type Units = BTreeMap<u64, Box<[u8]>>;
@@ -97,6 +98,11 @@ impl Drafted {
                     let (own, gone) = part.split_at_mut((own - at) as usize);
                     read_range(source, self.file, own, at)?;
                     gone.fill(0);
+                    if let Some(draft) = self.draft {
+                        patches_over(source, draft, at, until)?
+                            .iter()
+                            .try_for_each(|patch| apply_patch(source, patch, part, at))?;
+                    }
                 }
             }
             at = until;
@@ -122,12 +128,14 @@ impl Drafted {
         let span = own.as_ref().map_or(0, FileExtent::span).max(self.record_len);
         let start = offset / span * span;
         let end = (start + span).min(self.len);
-        if self.is_covered(source, units, start, end)? {
+        let is_whole = self.is_covered(source, units, start, end)?
+            || which == Ahead::All && is_most(units, start, end);
+        if is_whole {
             let mut bytes = vec![0; end.saturating_sub(start) as usize];
             self.compose(source, units, &mut bytes, start)?;
             for job in Job::records(start, bytes, self.record_len as usize) {
                 let units = job.start / UNIT_LEN..job.slot_end() / UNIT_LEN;
-                parts.push(Part { job, is_page: false, units });
+                parts.push(Part { job, units });
             }
             return Ok(start + span);
         }
@@ -135,22 +143,66 @@ impl Drafted {
             return Ok(start + span);
         }
         let page_len = self.granule.min(self.record_len);
-        let page_len = own.as_ref().map_or(page_len, |own| page_len.min(own.span()));
-        if let Some(record) = self.draft_record_at(source, offset)?
-            && record.span() > page_len
-        {
-            self.plan_record((source, store), units, &record, parts)?;
-            return Ok(record.slot_end());
+        match (self.draft_record_at(source, offset)?, own) {
+            (Some(record), _) if record.span() > UNIT_LEN => {
+                self.plan_record((source, store), units, &record, parts)?;
+                Ok(record.slot_end())
+            }
+            (None, Some(own)) => {
+                let page_len = page_len.min(own.span());
+                let page = offset / page_len * page_len;
+                self.plan_patch((source, store), units, &own, page..page + page_len, parts)?;
+                Ok(page + page_len)
+            }
+            // Where the file has nothing of its own, a patch has nothing to refer to.
+            (record, _) => {
+                let page_len = if record.is_some() { UNIT_LEN } else { page_len };
+                let page = offset / page_len * page_len;
+                let end = (page + page_len).min(self.len);
+                let mut bytes = vec![0; end.saturating_sub(page) as usize];
+                if !bytes.is_empty() {
+                    self.compose(source, units, &mut bytes, page)?;
+                    let units = page / UNIT_LEN..(page + page_len) / UNIT_LEN;
+                    let job = Job::record(page, bytes, page_len.trailing_zeros() as u8);
+                    parts.push(Part { job, units });
+                }
+                Ok(page + page_len)
+            }
         }
-        let page = offset / page_len * page_len;
-        let mut bytes = vec![0; (page + page_len).min(self.len).saturating_sub(page) as usize];
-        if !bytes.is_empty() {
-            self.compose(source, units, &mut bytes, page)?;
-            let units = page / UNIT_LEN..(page + page_len) / UNIT_LEN;
-            let job = Job::record(page, bytes, page_len.trailing_zeros() as u8);
-            parts.push(Part { job, is_page: true, units });
+    }
+
+    /// Plans a patch over the file's own bytes.
+    fn plan_patch(
+        &self,
+        (source, store): (&mut impl Source, &Store),
+        units: &Units,
+        own: &FileExtent,
+        page: Range<u64>,
+        parts: &mut Vec<Part>,
+    ) -> Result<()> {
+        let (mut from, mut to) = (page.start, page.end.min(self.len));
+        if from >= to {
+            return Ok(());
         }
-        Ok(page + page_len)
+        if let Some(draft) = self.draft {
+            for old in patches_over(source, draft, from, to)? {
+                (from, to) = (from.min(old.start), to.max(old.end()));
+            }
+        }
+        let mut bytes = vec![0; (to - from) as usize];
+        self.compose(source, units, &mut bytes, from)?;
+        let is_record_alone = from >= own.start
+            && self.cut.is_none_or(|cut| to <= cut)
+            && patches_over(source, self.file, from, to)?.is_empty();
+        let needed = to.min(own.end()).saturating_sub(own.start) as usize;
+        let below = is_record_alone.then(|| store.peek(&own.pointer, needed)).flatten();
+        let delta = below.and_then(|below| {
+            let below = below.as_slice().get((from - own.start) as usize..).unwrap_or(&[]);
+            differences(below, &bytes)
+        });
+        let units = page.start / UNIT_LEN..page.end / UNIT_LEN;
+        parts.push(Part { job: Job::patch(from, bytes, delta), units });
+        Ok(())
     }
 
     /// Plans changes of a record that the draft has already.
@@ -166,9 +218,8 @@ impl Drafted {
         let numbers = start / UNIT_LEN..record.slot_end() / UNIT_LEN;
         let changed: Units =
             units.range(numbers.clone()).map(|(index, unit)| (*index, unit.clone())).collect();
-        let is_small = changed.len() as u64 * CHANGED_PART_MIN <= (end - start).div_ceil(UNIT_LEN);
         let old = file_extents_in(source, TreeId::Patches, draft, start, end, usize::MAX)?;
-        if is_small && !is_fold_due(record, &old, store.ashift()) {
+        if !is_most(units, start, end) && !is_fold_due(record, &old, store.ashift()) {
             let mut jobs = Vec::new();
             let page = Page { file: draft, granule: self.granule, end };
             plan_patches(source, store, page, changed, record, &old, &mut jobs)?;
@@ -176,14 +227,14 @@ impl Drafted {
             parts.extend(jobs.into_iter().enumerate().map(|(index, job)| {
                 // The units go with the last job, since patches may be joined.
                 let units = if index + 1 == count { numbers.clone() } else { 0..0 };
-                Part { job, is_page: true, units }
+                Part { job, units }
             }));
             return Ok(());
         }
         let mut bytes = vec![0; (end - start) as usize];
         self.compose(source, units, &mut bytes, start)?;
         let job = Job::record(start, bytes, record.pointer.span_log2);
-        parts.push(Part { job, is_page: false, units: numbers });
+        parts.push(Part { job, units: numbers });
         Ok(())
     }
 
@@ -227,13 +278,26 @@ impl Drafted {
         Ok(true)
     }
 
+    /// Removes everything of the draft from `cut` on. `target` is the draft.
+    pub fn trim(&self, txn: &mut Txn, target: &WriteTarget, cut: u64) -> Result<()> {
+        for patch in patches_over(txn, target.file, cut, cut + 1)? {
+            let is_over_record = self.draft_record_at(txn, patch.start)?.is_some();
+            if patch.start < cut && !is_over_record {
+                let mut bytes = vec![0; (cut - patch.start) as usize];
+                self.read(txn, &mut bytes, patch.start)?;
+                store_batch(txn, target, vec![Job::patch(patch.start, bytes, None)])?;
+            }
+        }
+        cut_file(txn, target, cut)
+    }
+
     /// Whether a planned part still fits the slots that the draft has now.
     pub fn fits(&self, txn: &mut Txn, job: &Job) -> Result<bool> {
         let there = self.draft_record_at(txn, job.start)?;
         Ok(match job.span_log2 {
             Some(_) => there
                 .is_none_or(|there| there.start >= job.start && there.slot_end() <= job.slot_end()),
-            None => there.is_some_and(|there| job.slot_end() <= there.slot_end()),
+            None => there.is_none_or(|there| job.slot_end() <= there.slot_end()),
         })
     }
 
@@ -249,9 +313,48 @@ impl Drafted {
             }
             match some.last() {
                 Some(last) if some.len() == MOVE_COUNT => from = last.start + 1,
+                _ => break,
+            }
+        }
+        from = 0;
+        loop {
+            let some = file_extents_in(txn, TreeId::Patches, draft, from, u64::MAX, MOVE_COUNT)?;
+            for patch in &some {
+                self.attach_patch(txn, draft, patch, units)?;
+            }
+            match some.last() {
+                Some(last) if some.len() == MOVE_COUNT => from = last.start + 1,
                 _ => return Ok(()),
             }
         }
+    }
+
+    /// Moves a patch that refers to the file's own bytes.
+    fn attach_patch(
+        &self,
+        txn: &mut Txn,
+        draft: FileId,
+        patch: &FileExtent,
+        units: &mut Units,
+    ) -> Result<()> {
+        let (start, end) = (patch.start, patch.end());
+        // One over a record that was taken back has gone there with it.
+        if self.draft_record_at(txn, start)?.is_some() {
+            return Ok(());
+        }
+        let own = record_at(txn, self.file, start)?.filter(|own| end <= own.slot_end());
+        let old = patches_over(txn, self.file, start, end)?;
+        let is_inside = |old: &FileExtent| old.start >= start && old.end() <= end;
+        let fits = match patch.pointer.is_delta() {
+            // A patch may only refer to a record, not to another patch.
+            true => old.is_empty(),
+            false => old.iter().all(is_inside),
+        };
+        if own.is_none() || !fits {
+            return self.take_back(txn, start..end, units);
+        }
+        remove_file_extents(txn, TreeId::Patches, self.file, start, end)?;
+        self.move_extent(txn, draft, (TreeId::Patches, patch), TreeId::Patches)
     }
 
     fn attach_record(
@@ -272,8 +375,7 @@ impl Drafted {
                 remove_file_extents(txn, TreeId::Patches, self.file, whole.start, whole.end)?;
                 remove_file_extents(txn, TreeId::Map, self.file, whole.start, whole.end)?;
             } else {
-                let is_patch = patches.is_empty() && self.attach_patch(txn, draft, record)?;
-                return if is_patch { Ok(()) } else { self.take_back(txn, draft, record, units) };
+                return self.take_back(txn, start..record.end(), units);
             }
         }
         remove_file_extents(txn, TreeId::Patches, self.file, start, end)?;
@@ -285,30 +387,12 @@ impl Drafted {
         Ok(())
     }
 
-    /// Turns a record of the draft into a patch over the file's longer one, if it does not overlap
-    /// older patches in part. Returns whether it did.
-    fn attach_patch(&self, txn: &mut Txn, draft: FileId, record: &FileExtent) -> Result<bool> {
-        let old = patches_over(txn, self.file, record.start, record.end())?;
-        if old.iter().any(|old| old.start < record.start || old.end() > record.end()) {
-            return Ok(false);
-        }
-        remove_file_extents(txn, TreeId::Patches, self.file, record.start, record.end())?;
-        self.move_extent(txn, draft, (TreeId::Map, record), TreeId::Patches)?;
-        Ok(true)
-    }
-
-    /// Adds the bytes of a record of the draft to the changes in memory.
-    fn take_back(
-        &self,
-        txn: &mut Txn,
-        draft: FileId,
-        record: &FileExtent,
-        units: &mut Units,
-    ) -> Result<()> {
-        let len = record.end().min(self.len).saturating_sub(record.start);
+    /// Adds the bytes of a range, as the transaction sees them, to the changes in memory.
+    fn take_back(&self, txn: &mut Txn, range: Range<u64>, units: &mut Units) -> Result<()> {
+        let len = range.end.min(self.len).saturating_sub(range.start);
         let mut bytes = vec![0; len.next_multiple_of(UNIT_LEN) as usize];
-        read_range(txn, draft, &mut bytes[..len as usize], record.start)?;
-        let parts = bytes.chunks(UNIT_LEN as usize).zip(record.start / UNIT_LEN..);
+        self.read(txn, &mut bytes[..len as usize], range.start)?;
+        let parts = bytes.chunks(UNIT_LEN as usize).zip(range.start / UNIT_LEN..);
         for (part, index) in parts {
             units.entry(index).or_insert_with(|| part.into());
         }
@@ -336,4 +420,11 @@ impl Drafted {
         txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
         txn.insert(to, &file_extent_key(self.file, key), &pointer.to_bytes()).map(drop)
     }
+}
+
+/// Whether units are changed for the most part between `start` and `end`.
+fn is_most(units: &Units, start: u64, end: u64) -> bool {
+    let numbers = start / UNIT_LEN..end.div_ceil(UNIT_LEN);
+    let count = numbers.end.saturating_sub(numbers.start);
+    units.range(numbers).count() as u64 * CHANGED_PART_MIN > count
 }
