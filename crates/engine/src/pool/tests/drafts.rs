@@ -74,7 +74,7 @@ fn something(pool: &Pool, rng: &mut Rng, done: &mut Beside, kept: &mut Vec<(Stri
 #[test]
 fn a_draft_beside_everything() {
     let mut done = Beside::default();
-    for seed in 0..60 {
+    for seed in 0..100 {
         let rng = &mut Rng(seed);
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
         let record = rng.pick(&["4K", "16K", "64K", "128K"]);
