@@ -8,6 +8,7 @@
 //! A draft ends with its transaction. If its process dies, it is removed like other nameless files
 //! that nobody fills any more.
 
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -274,7 +275,7 @@ impl File {
         &self,
         mut txn: Txn,
         batch: &mut Batch<'_>,
-        group: std::ops::Range<usize>,
+        group: Range<usize>,
         len: usize,
     ) -> Result<bool> {
         let pending = self.pending();
@@ -392,9 +393,8 @@ impl File {
 }
 
 /// Forgets units that were written ahead.
-fn forget(pending: &mut Pending, stored: std::ops::Range<u64>) {
-    let mut rest = pending.units.split_off(&stored.start);
-    pending.units.append(&mut rest.split_off(&stored.end));
+fn forget(pending: &mut Pending, stored: Range<u64>) {
+    stored.for_each(|index| drop(pending.units.remove(&index)));
 }
 
 /// Makes sure that the draft is still there: whoever restores an older state of the pool removes
