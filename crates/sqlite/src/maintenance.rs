@@ -184,6 +184,10 @@ impl Worker {
             if !self.shared.is_quiet_for(seen, IDLE_TIME) {
                 continue;
             }
+            if folded == 0 {
+                // What a process was writing ahead when it died takes space until then.
+                let _ = self.pool.remove_leftovers();
+            }
             if folded != seen {
                 match self.fold(seen) {
                     // Another process is writing; its commits are not seen here.

@@ -56,6 +56,7 @@ fn estimate(args: &CompactArgs) -> Result<(), Reason> {
 fn compact(args: &CompactArgs) -> Result<(), Reason> {
     let began = Instant::now();
     let pool = pool_file::open_writable(&args.pool, None)?;
+    pool.remove_leftovers()?;
     let total = pool.compact_estimate()?.move_bytes;
     let mut compaction = pool.compact();
     let label = format!("compacting {}", text::path(&args.pool));

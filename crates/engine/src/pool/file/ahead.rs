@@ -174,10 +174,7 @@ impl File {
         if self.pending().draft.is_some() {
             return Ok(());
         }
-        let filling = self.store.begin_filling(&mut || {
-            // What cannot be removed now is removed another time.
-            let _ = nameless::remove_leftovers(&self.store, settings.checksum, &mut |_| false);
-        })?;
+        let filling = nameless::begin_filling(&self.store, settings.checksum)?;
         let mut txn = begin(settings.checksum)?;
         let parent = entries::attributes(&mut txn, self.id)?.parent;
         let file = txn.new_file_id();

@@ -43,7 +43,7 @@ use super::write::history::History;
 use super::write::syncing::Syncing;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
-use crate::store::{Durability, Patience};
+use crate::store::{Durability, Filling, Patience};
 use crate::units::FileId;
 
 /// The most items of a batch.
@@ -111,6 +111,8 @@ pub struct Import<'p> {
     syncing: Syncing,
     /// Committed files that do not have their names yet.
     nameless: Vec<FileId>,
+    /// Keeps others from taking them for leftovers.
+    filling: Option<Filling>,
     ask: Option<Box<Ask<'p>>>,
     /// The file that may not be replaced by the item being applied, and why.
     kept: Option<(FileId, String)>,
@@ -138,6 +140,7 @@ impl Pool {
             attached_len: 0,
             syncing: Syncing::new(self.store()),
             nameless: Vec::new(),
+            filling: None,
             ask: None,
             kept: None,
             report: ImportReport::default(),
@@ -147,6 +150,15 @@ impl Pool {
     /// Removes nameless files that nobody is filling any more, as `is_in_use` tells.
     pub fn remove_nameless(&self, is_in_use: &mut dyn FnMut(FileId) -> bool) -> Result<u64> {
         nameless::remove_leftovers(self.store(), self.settings(ROOT)?.checksum, is_in_use)
+    }
+
+    /// Removes what dead processes have left of imports and large transactions, unless somebody is
+    /// filling such files now.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        match self.read(|source| entries::nameless(source, 1))?.is_empty() {
+            true => Ok(()),
+            false => nameless::begin_filling(self.store(), self.settings(ROOT)?.checksum).map(drop),
+        }
     }
 }
 
@@ -326,6 +338,10 @@ impl Import<'_> {
         let file = match open.file {
             Some(file) => file,
             None => {
+                if self.filling.is_none() {
+                    let checksum = self.settings(ROOT)?.checksum;
+                    self.filling = Some(nameless::begin_filling(self.pool.store(), checksum)?);
+                }
                 let file = self.new_id()?;
                 self.add(Item::Begin { file, parent }, 0)?;
                 file

@@ -9,13 +9,25 @@ use crate::pool::extents::source::Committed;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::{Durability, Patience, Store};
+use crate::store::{Durability, Filling, Patience, Store};
 use crate::units::FileId;
 
 /// How many files are removed in a transaction.
 const REMOVE_COUNT: usize = 256;
 /// How long the removal waits for other transactions.
 const REMOVE_WAIT: Duration = Duration::from_secs(2);
+
+/// Keeps others from taking nameless files for leftovers, as long as the result lives. If nobody
+/// else fills such files, removes the leftovers first.
+pub(in crate::pool) fn begin_filling(
+    store: &Arc<Store>,
+    checksum: ChecksumKind,
+) -> Result<Filling> {
+    store.begin_filling(&mut || {
+        // What cannot be removed now is removed another time.
+        let _ = remove_leftovers(store, checksum, &mut |_| false);
+    })
+}
 
 /// Removes nameless files that nobody is filling any more, as `is_in_use` tells. Returns how many.
 pub(in crate::pool) fn remove_leftovers(
