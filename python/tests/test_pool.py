@@ -3,7 +3,10 @@
 import io
 import os
 import pickle
+import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
 
@@ -168,14 +171,9 @@ def test_reading_disturbs_no_locks(pool):
     code = (
         "import hardpack, sys; hardpack.connect('lone.hpk', timeout=0).execute('BEGIN IMMEDIATE')"
     )
-    import subprocess
-    import sys
-
     other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE)
     assert b"database is locked" in other.stderr
     db.execute("COMMIT")
-
-    import sqlite3
 
     plain = sqlite3.connect("plain.db", isolation_level=None)
     plain.execute("CREATE TABLE t(a)")
@@ -313,8 +311,9 @@ def test_whole_trees(pool):
 
 
 def test_many_files_at_once(pool):
-    with open("content", "wb") as file:
-        file.write(b"from a path")
+    for name in ["opened", "content"]:
+        with open(name, "wb") as file:
+            file.write(b"from a path")
     told = []
     items = [("m/1", b"1"), ("m/2", bytearray(b"2")), ("m/3", io.BytesIO(b"3"))]
     with open("content", "rb") as file:
@@ -340,6 +339,20 @@ def test_many_files_at_once(pool):
     with pytest.raises(hardpack.HardpackError):
         pool.write_all([("dir", b"a directory is never replaced")])
     assert (pool / "dir").is_dir()
+
+
+def test_a_database_that_is_open_is_not_read_beside_sqlite(pool):
+    db = sqlite3.connect("live.db", isolation_level=None)
+    db.execute("CREATE TABLE t(a)")
+    db.execute("BEGIN IMMEDIATE")
+    with pytest.raises(hardpack.UsageError, match="open in this process"):
+        pool.write_all([("live.db", "live.db")])
+    code = "import sqlite3; sqlite3.connect('live.db', timeout=0).execute('BEGIN IMMEDIATE')"
+    other = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    assert b"database is locked" in other.stderr
+    db.execute("ROLLBACK")
+    pool.put("live.db", "live.db")
+    assert (pool / "live.db").connect().execute("SELECT * FROM t").fetchall() == []
 
 
 def test_snapshots(pool):

@@ -287,7 +287,8 @@ class Pool(Mapping[str, PoolPath]):
         """Stores many files, durably, and returns how many.
 
         Each item is a path and the content: bytes, the path of a file, or a binary file object,
-        which is read from where it is. Files appear one after the other, each complete. If an item
+        which is read from where it is. A path must not be one that this process has open: `put`
+        stores such files. Files appear one after the other, each complete. If an item
         raises, earlier ones may be stored.
         """
         self._refuse_snapshot()
@@ -491,6 +492,7 @@ def _sized(
             data = bytes(content)
             yield name, io.BytesIO(data), len(data)
         elif isinstance(content, (str, os.PathLike)):
+            _refuse_open(content)
             with open(content, "rb") as file:
                 yield name, file, os.fstat(file.fileno()).st_size
         else:
@@ -500,6 +502,24 @@ def _sized(
                 length = copy.tell()
                 copy.seek(0)
                 yield name, copy, length
+
+
+def _refuse_open(path: Union[str, os.PathLike[str]]) -> None:
+    """Refuses a file that this process has open.
+
+    If it is a database, closing another descriptor of it would drop SQLite's locks.
+    """
+    wanted = os.stat(path)
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found = os.fstat(int(number))
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            raise UsageError(
+                f"'{os.fsdecode(path)}' is open in this process, perhaps as a database",
+                hint="'Pool.put' stores files that are in use, and databases as of one moment",
+            )
 
 
 def _umask() -> int:
