@@ -316,7 +316,7 @@ def test_many_files_at_once(pool):
             file.write(b"from a path")
     told = []
     items = [("m/1", b"1"), ("m/2", bytearray(b"2")), ("m/3", io.BytesIO(b"3"))]
-    with open("content", "rb") as file:
+    with open("opened", "rb") as file:
         assert (
             pool.write_all([*items, ("m/4", file), ("m/5", "content")], progress=told.append) == 5
         )
