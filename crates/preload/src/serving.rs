@@ -10,7 +10,7 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::bindings::{self, Object};
 use crate::unreached;
@@ -81,13 +81,15 @@ pub fn end() {
     IS_DONE.store(false, Ordering::Release);
 }
 
-/// The flags to register with, if anything is to be done at all.
+/// The flags to register with, if anything is to be done at all. The environment is read once:
+/// later, other threads may be changing it.
 pub fn flags() -> Option<c_uint> {
-    match std::env::var_os("HARDPACK_PRELOAD")?.as_bytes() {
+    static FLAGS: OnceLock<Option<c_uint>> = OnceLock::new();
+    *FLAGS.get_or_init(|| match std::env::var_os("HARDPACK_PRELOAD")?.as_bytes() {
         b"plain" => Some(DEFAULT | NEW_PLAIN),
         b"packed" => Some(DEFAULT),
         _ => None,
-    }
+    })
 }
 
 fn register(

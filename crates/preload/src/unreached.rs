@@ -24,13 +24,13 @@ static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether there is nothing more to notice.
 static IS_DONE: AtomicBool = AtomicBool::new(false);
 
-/// Looks the function up before the program begins: later, it may be called where that is not
-/// allowed, as in a child after `fork`.
+/// Looks the function up, and reads the environment, before the program begins: later, that may be
+/// needed where it is not allowed, as in a child after `fork`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static PREPARE: extern "C" fn() = {
     extern "C" fn prepare() {
-        if std::env::var_os("HARDPACK_PRELOAD").is_none() {
+        if serving::flags().is_none() {
             IS_DONE.store(true, Ordering::Relaxed);
         }
         next();

@@ -12,13 +12,13 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// Builds the program with a compiler and its options; `None` if there is no such compiler.
-fn build(directory: &Path, compiler: &str, options: &[&str]) -> Option<PathBuf> {
+/// Builds a program with a compiler and its options; `None` if there is no such compiler.
+fn build(directory: &Path, code: &Path, (compiler, options): (&str, &[&str])) -> Option<PathBuf> {
     let output = directory.join("program");
     let libraries = common::library().parent().unwrap().to_owned();
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-pedantic"]).args(options);
-    command.arg("-I").arg(source("include")).arg(source("tests/c/interface.c"));
+    command.arg("-I").arg(source("include")).arg(code);
     command.args(["-x", "none", "-o"]).arg(&output).arg("-L").arg(&libraries);
     command.arg(format!("-Wl,-rpath,{}", libraries.display()));
     let done = command.args(["-lhardpack", "-lsqlite3", "-ldl"]).output().ok()?;
@@ -34,7 +34,9 @@ fn a_program_in_c_and_in_cpp_uses_every_function() {
     ];
     for (compiler, options) in languages {
         let directory = tempfile::tempdir().unwrap();
-        let Some(program) = build(directory.path(), compiler, options) else {
+        let Some(program) =
+            build(directory.path(), &source("tests/c/interface.c"), (compiler, options))
+        else {
             assert_ne!(compiler, "cc", "the Debian package gcc is installed");
             println!("skipped: there is no {compiler}");
             continue;
@@ -55,6 +57,22 @@ fn a_program_in_c_and_in_cpp_uses_every_function() {
         let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with('.')).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }
+}
+
+#[test]
+fn the_program_in_the_documentation_works() {
+    let page = std::fs::read_to_string(source("../../docs/c.md")).unwrap();
+    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    std::fs::write(at.join("program.c"), program).unwrap();
+    let program = build(at, &at.join("program.c"), ("cc", &["-D_GNU_SOURCE"])).unwrap();
+    common::run(&common::open_plain(&at.join("words.db")), "create table t(a)");
+    let mut command = Command::new(program);
+    command.current_dir(at).env("LD_LIBRARY_PATH", common::library().parent().unwrap());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(common::is_pool(&at.join("words.db.hpk")));
 }
 
 /// The library exports what the header declares, and the header declares every such function.
