@@ -7,6 +7,7 @@ import time
 
 import crew
 import ledger
+import neighbours
 import sql
 
 # A new pool is used after this many rounds on the old one.
@@ -28,6 +29,7 @@ def new_pool(context, rng, work, directory, syncs, without_log=(), log_too=True)
         "hardpack_compression": "'" + rng.choice(("zstd-3", "lz4", "auto", "off")) + "'",
         "hardpack_recordsize": "'" + rng.choice(("16K", "128K", "128K", "1M")) + "'",
         "hardpack_background_cpu": "'" + rng.choice(("25%", "100%")) + "'",
+        "hardpack_concurrency": "'" + rng.choice(("sqlite", "snapshot")) + "'",
         "journal_mode": rng.choice(("wal", "delete", "wal", "truncate", "persist", "memory")),
     }
     if context.journal_mode:
@@ -196,10 +198,13 @@ def run(context, seconds):
         with context.directory("killing") as work:
             _, settings = new_pool(context, rng, work, work, ("off", "normal", "full"))
             exact, acks = ledger.Exact(settings["seed"]), {}
+            trees = [] if sql.is_control() else neighbours.make_trees(work, rng)
             for _ in range(ROUNDS_PER_POOL):
                 if time.monotonic() >= end and context.counts["transactions acknowledged"]:
                     break
                 team = staff(context, rng, work, settings, writers=rng.randrange(2, 5))
+                if trees:
+                    neighbours.hire(context, rng, team, settings, trees)
                 try:
                     wanted = rng.uniform(*ROUND_SECONDS) * min(context.pace(), 4.0)
                     torment(context, rng, team, min(wanted, max(5.0, end - time.monotonic())))
@@ -215,6 +220,8 @@ def run(context, seconds):
                 reached = crew.judge_pool(
                     context, settings["pool"], settings["seed"], ledger.seen(work), ledger.begun(work), exact, what
                 )
+                if trees:
+                    neighbours.judge(context, settings, trees, work)
                 if rng.random() < 0.5:
                     judge_unpacked(context, settings, reached, exact, work)
                 context.say(f"    {what}: {sum(reached.values())} transactions, all there")

@@ -14,6 +14,7 @@ import sys
 import time
 
 import ledger
+import neighbours
 import sql
 
 READER_STEPS_MAX = 6
@@ -193,6 +194,9 @@ class Worker:
             for ending in ("", "-wal", "-shm", "-journal"):
                 if os.path.exists(target + ending):
                     os.remove(target + ending)
+
+    def large(self):
+        neighbours.run_large(self)
 
     def packer(self):
         """Packs databases in place, one by one, and reports: `C n` it exists, `A n` it is a pool, `D n` it may go."""

@@ -186,7 +186,7 @@ impl File {
             record_len: u64::from(settings.record_len),
             cut: None,
             written_len: 0,
-            syncing: Syncing::new(&self.store),
+            syncing: Syncing::new(&self.store, self.options.threads),
             _filling: filling,
         });
         Ok(())

@@ -138,7 +138,7 @@ impl Pool {
             settings: HashMap::new(),
             history: Arc::default(),
             attached_len: 0,
-            syncing: Syncing::new(self.store()),
+            syncing: Syncing::new(self.store(), self.options().threads),
             nameless: Vec::new(),
             filling: None,
             ask: None,

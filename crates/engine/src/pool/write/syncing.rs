@@ -20,12 +20,16 @@ pub(in crate::pool) struct Syncing {
     store: Arc<Store>,
     /// How many bytes of content were committed since the last sync began.
     unsynced_len: usize,
+    /// Whether a thread of its own does it.
+    has_threads: bool,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Syncing {
-    pub fn new(store: &Arc<Store>) -> Syncing {
-        Syncing { store: Arc::clone(store), unsynced_len: 0, thread: None }
+    /// With a single thread, as in a simulation, commits wait for the syncs.
+    pub fn new(store: &Arc<Store>, threads: usize) -> Syncing {
+        let has_threads = threads > 1;
+        Syncing { store: Arc::clone(store), unsynced_len: 0, has_threads, thread: None }
     }
 
     /// Notes that `len` bytes of content were committed, and begins a sync from time to time.
@@ -42,6 +46,9 @@ impl Syncing {
             Err(Error::Busy) => Ok(()),
             done => done,
         };
+        if !self.has_threads {
+            return sync();
+        }
         // If the system cannot spawn a thread, the end of the series does the sync.
         self.thread = system::spawn("hardpack-sync", sync);
         Ok(())
