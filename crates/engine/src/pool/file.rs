@@ -409,9 +409,11 @@ impl File {
 
     /// Drops all uncommitted changes and clears the mark of a failed commit.
     pub fn discard(&self) {
-        let mut pending = self.pending();
-        self.dirty.store(false, Ordering::Release);
-        let Pending { draft, .. } = std::mem::take(&mut *pending);
+        let Pending { draft, .. } = {
+            let mut pending = self.pending();
+            self.dirty.store(false, Ordering::Release);
+            std::mem::take(&mut *pending)
+        };
         self.remove_draft(draft);
     }
 

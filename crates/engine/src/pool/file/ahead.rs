@@ -9,7 +9,7 @@
 //! that nobody fills any more.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{File, Pending};
@@ -51,7 +51,7 @@ pub(super) struct Draft {
     pub cut: Option<u64>,
     /// How many bytes of content were written into it.
     written_len: u64,
-    syncing: Syncing,
+    syncing: Arc<Mutex<Syncing>>,
     /// Keeps others from taking the draft for a leftover.
     _filling: Filling,
 }
@@ -186,7 +186,7 @@ impl File {
             record_len: u64::from(settings.record_len),
             cut: None,
             written_len: 0,
-            syncing: Syncing::new(&self.store, self.options.threads),
+            syncing: Arc::new(Mutex::new(Syncing::new(&self.store, self.options.threads))),
             _filling: filling,
         });
         Ok(())
@@ -257,11 +257,17 @@ impl File {
             if !self.store_group(txn, &mut batch, first..end, group_len)? {
                 return Ok(false);
             }
-            let mut pending = self.pending();
-            units[first..end].iter().for_each(|stored| forget(&mut pending, stored.clone()));
-            if let Some(draft) = &mut pending.draft {
-                draft.written_len += group_len as u64;
-                draft.syncing.note(group_len)?;
+            let syncing = {
+                let mut pending = self.pending();
+                units[first..end].iter().for_each(|stored| forget(&mut pending, stored.clone()));
+                pending.draft.as_mut().map(|draft| {
+                    draft.written_len += group_len as u64;
+                    Arc::clone(&draft.syncing)
+                })
+            };
+            // A sync may wait for others, so no lock is held that they may wait for.
+            if let Some(syncing) = syncing {
+                syncing.lock().unwrap_or_else(PoisonError::into_inner).note(group_len)?;
             }
             first = end;
         }

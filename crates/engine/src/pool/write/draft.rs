@@ -305,28 +305,20 @@ impl Drafted {
     /// they hold something newer.
     pub fn attach(&self, txn: &mut Txn, units: &mut Units) -> Result<()> {
         let Some(draft) = self.draft else { return Ok(()) };
-        let mut from = 0;
-        loop {
-            let some = file_extents_in(txn, TreeId::Map, draft, from, u64::MAX, MOVE_COUNT)?;
-            for record in &some {
-                self.attach_record(txn, draft, record, units)?;
-            }
-            match some.last() {
-                Some(last) if some.len() == MOVE_COUNT => from = last.start + 1,
-                _ => break,
-            }
-        }
-        from = 0;
-        loop {
-            let some = file_extents_in(txn, TreeId::Patches, draft, from, u64::MAX, MOVE_COUNT)?;
-            for patch in &some {
-                self.attach_patch(txn, draft, patch, units)?;
-            }
-            match some.last() {
-                Some(last) if some.len() == MOVE_COUNT => from = last.start + 1,
-                _ => return Ok(()),
+        for tree in [TreeId::Map, TreeId::Patches] {
+            let mut from = Some(0);
+            while let Some(start) = from {
+                let some = file_extents_in(txn, tree, draft, start, u64::MAX, MOVE_COUNT)?;
+                for extent in &some {
+                    match tree {
+                        TreeId::Map => self.attach_record(txn, draft, extent, units)?,
+                        _ => self.attach_patch(txn, draft, extent, units)?,
+                    }
+                }
+                from = some.get(MOVE_COUNT - 1).map(|last| last.start + 1);
             }
         }
+        Ok(())
     }
 
     /// Moves a patch that refers to the file's own bytes.
