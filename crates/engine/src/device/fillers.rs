@@ -24,11 +24,16 @@ impl Fillers {
     pub fn enter(&self, device: &dyn Device, clean: &mut dyn FnMut()) -> io::Result<bool> {
         let mut count = self.count();
         if *count == 0 {
-            if device.claim_filling()? {
+            let is_claimed = device.claim_filling()?;
+            if is_claimed {
                 clean();
             }
             // This turns a claim into a share.
-            if !device.share_filling()? {
+            let shared = device.share_filling();
+            if is_claimed && !matches!(shared, Ok(true)) {
+                device.release_filling();
+            }
+            if !shared? {
                 return Ok(false);
             }
         }

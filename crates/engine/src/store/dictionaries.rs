@@ -235,6 +235,11 @@ impl Txn {
         self.free(&pointer, Owner::Pool)
     }
 
+    /// Whether there is a dictionary with this number.
+    pub fn has_dictionary(&mut self, number: u32) -> Result<bool> {
+        Ok(self.get(TreeId::Dictionaries, &dictionary_key(number))?.is_some())
+    }
+
     /// Returns the numbers of all dictionaries.
     pub fn dictionaries(&mut self) -> Result<Vec<u32>> {
         let entries = self.range(TreeId::Dictionaries, &[], &[0xff; 5], usize::MAX)?;

@@ -9,6 +9,7 @@
 //! that nobody fills any more.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ const REMOVE_WAIT: Duration = Duration::from_secs(1);
 const PLAN_COUNT_MAX: usize = 16;
 
 /// Begins a short transaction.
-pub(super) type Begin<'a> = dyn FnMut(ChecksumKind) -> Result<Txn> + 'a;
+pub(in crate::pool) type Begin<'a> = dyn FnMut(ChecksumKind) -> Result<Txn> + 'a;
 
 /// The changes of a transaction that were written ahead.
 #[derive(Debug)]
@@ -47,6 +48,9 @@ pub(super) struct Draft {
     file: FileId,
     /// The length of its records.
     record_len: u64,
+    /// See [`Drafted::granule`]: the pages of a file may get another length meanwhile.
+    granule: u64,
+    checksum: ChecksumKind,
     /// The file was truncated here since the draft was last written.
     pub cut: Option<u64>,
     /// How many bytes of content were written into it.
@@ -64,13 +68,16 @@ impl File {
             draft: pending.draft.as_ref().map(|draft| draft.file),
             cut: pending.cut,
             len: self.pending_len(pending)?,
-            granule: self.granule.load(std::sync::atomic::Ordering::Relaxed),
+            granule: match &pending.draft {
+                Some(draft) => draft.granule,
+                None => self.granule.load(Ordering::Relaxed),
+            },
             record_len: pending.draft.as_ref().map_or(UNIT_LEN, |draft| draft.record_len),
         })
     }
 
     /// Writes changes ahead, so that what is left takes at most half of its memory.
-    pub(super) fn write_ahead(&self, begin: &mut Begin<'_>) -> Result<()> {
+    pub(in crate::pool) fn write_ahead(&self, begin: &mut Begin<'_>) -> Result<()> {
         self.put_ahead(begin, Ahead::Whole)?;
         let left = self.pending().units.len() * UNIT_LEN as usize;
         if left * 2 > self.options.dirty_len_max {
@@ -184,6 +191,8 @@ impl File {
         self.pending().draft = Some(Draft {
             file,
             record_len: u64::from(settings.record_len),
+            granule: self.granule.load(Ordering::Relaxed),
+            checksum: settings.checksum,
             cut: None,
             written_len: 0,
             syncing: Arc::new(Mutex::new(Syncing::new(&self.store, self.options.threads))),
@@ -383,8 +392,8 @@ impl File {
     pub(super) fn remove_draft(&self, draft: Option<Draft>) {
         let Some(draft) = draft else { return };
         let remove = || {
-            let checksum = self.settings()?.checksum;
-            let mut txn = self.store.begin_with(checksum, Patience::Within(REMOVE_WAIT))?;
+            let patience = Patience::Within(REMOVE_WAIT);
+            let mut txn = self.store.begin_with(draft.checksum, patience)?;
             check_draft(&mut txn, draft.file)?;
             Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
             // Until this is durable, its space is not reused.

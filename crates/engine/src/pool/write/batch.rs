@@ -161,6 +161,7 @@ impl<'t> Batch<'t> {
 
     /// Stores one job and returns its pointer, or `None` if it left none.
     fn store_item(&mut self, txn: &mut Txn, index: usize) -> Result<Option<Pointer>> {
+        self.drop_removed_dictionary(txn, index)?;
         let shared = self.share(txn, index)?;
         let ashift = txn.store().ashift();
         let item = &mut self.items[index];
@@ -199,6 +200,19 @@ impl<'t> Batch<'t> {
             txn.add_content(&pointer, hash)?;
         }
         put_job(txn, target, job, pointer)
+    }
+
+    /// Encodes a job anew, without a dictionary, if its own is gone: a repack may have replaced it
+    /// since the batch was prepared, and then nothing refers to it any more.
+    fn drop_removed_dictionary(&mut self, txn: &mut Txn, index: usize) -> Result<()> {
+        let item = &mut self.items[index];
+        if let Some((number, _)) = item.target.dictionary
+            && !txn.has_dictionary(number)?
+        {
+            item.target.to_mut().dictionary = None;
+            item.encoded = item.encoded.take().filter(|encoded| encoded.dictionary != number);
+        }
+        Ok(())
     }
 
     /// Creates a pointer to data that is already stored.

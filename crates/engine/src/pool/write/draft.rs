@@ -15,9 +15,9 @@
 //!   Those do not change before the commit, whatever maintenance does to the form in which they are
 //!   stored.
 //!
-//! Slots that are overwritten completely, or for the most part, become records; other changes become
-//! patches. Maintenance may give the file other slots, or patches, in the meantime. What does not
-//! fit them is then read, and written again with the commit.
+//! Slots that are overwritten completely, or for the most part, become records; other changes
+//! become patches. Maintenance may give the file other slots, or patches, in the meantime. What
+//! does not fit them is then read, and written again with the commit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,12 +27,12 @@ use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{
-    FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, next_record_start,
-    patches_over, read_range, record_at,
+    FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, has_record_in,
+    next_record_start, patches_over, read_range, record_at,
 };
 use crate::pool::write::batch::store_batch;
 use crate::pool::write::jobs::{Job, WriteTarget};
-use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
 use crate::store::{Store, Txn};
 use crate::units::FileId;
@@ -142,41 +142,47 @@ impl Drafted {
         if which == Ahead::Whole {
             return Ok(start + span);
         }
-        let page_len = self.granule.min(self.record_len);
-        match (self.draft_record_at(source, offset)?, own) {
-            (Some(record), _) if record.span() > UNIT_LEN => {
-                self.plan_record((source, store), units, &record, parts)?;
-                Ok(record.slot_end())
-            }
-            (None, Some(own)) => {
-                let page_len = page_len.min(own.span());
-                let page = offset / page_len * page_len;
-                self.plan_patch((source, store), units, &own, page..page + page_len, parts)?;
-                Ok(page + page_len)
-            }
-            // Where the file has nothing of its own, a patch has nothing to refer to.
-            (record, _) => {
-                let page_len = if record.is_some() { UNIT_LEN } else { page_len };
-                let page = offset / page_len * page_len;
-                let end = (page + page_len).min(self.len);
-                let mut bytes = vec![0; end.saturating_sub(page) as usize];
-                if !bytes.is_empty() {
-                    self.compose(source, units, &mut bytes, page)?;
-                    let units = page / UNIT_LEN..(page + page_len) / UNIT_LEN;
-                    let job = Job::record(page, bytes, page_len.trailing_zeros() as u8);
-                    parts.push(Part { job, units });
-                }
-                Ok(page + page_len)
-            }
+        let record = self.draft_record_at(source, offset)?;
+        if let Some(record) = record.as_ref().filter(|record| record.span() > UNIT_LEN) {
+            self.plan_record((source, store), units, record, parts)?;
+            return Ok(record.slot_end());
         }
+        let mut page_len = self.granule.min(self.record_len);
+        page_len = own.as_ref().map_or(page_len, |own| page_len.min(own.span()));
+        let page_at = |len: u64| offset / len * len..offset / len * len + len;
+        if record.is_some() || self.has_draft_record_in(source, page_at(page_len))? {
+            page_len = UNIT_LEN;
+        }
+        let page = page_at(page_len);
+        let is_patched = match self.draft {
+            Some(draft) => !patches_over(source, draft, page.start, page.end)?.is_empty(),
+            None => false,
+        };
+        if record.is_none() && (own.is_some() || is_patched) {
+            self.plan_patch((source, store), units, own.as_ref(), page.clone(), parts)?;
+            return Ok(page.end);
+        }
+        // Where the file has nothing of its own, a patch has nothing to refer to.
+        let end = page.end.min(self.len);
+        let mut bytes = vec![0; end.saturating_sub(page.start) as usize];
+        if !bytes.is_empty() {
+            self.compose(source, units, &mut bytes, page.start)?;
+            let job = Job::record(page.start, bytes, page_len.trailing_zeros() as u8);
+            parts.push(Part { job, units: page.start / UNIT_LEN..page.end / UNIT_LEN });
+        }
+        Ok(page.end)
     }
 
-    /// Plans a patch over the file's own bytes.
+    fn has_draft_record_in(&self, source: &mut impl Source, range: Range<u64>) -> Result<bool> {
+        self.draft.map_or(Ok(false), |draft| has_record_in(source, draft, range.start, range.end))
+    }
+
+    /// Plans a patch over the file's own bytes: joined to the draft's older ones that it overlaps.
     fn plan_patch(
         &self,
         (source, store): (&mut impl Source, &Store),
         units: &Units,
-        own: &FileExtent,
+        own: Option<&FileExtent>,
         page: Range<u64>,
         parts: &mut Vec<Part>,
     ) -> Result<()> {
@@ -191,18 +197,37 @@ impl Drafted {
         }
         let mut bytes = vec![0; (to - from) as usize];
         self.compose(source, units, &mut bytes, from)?;
-        let is_record_alone = from >= own.start
-            && self.cut.is_none_or(|cut| to <= cut)
-            && patches_over(source, self.file, from, to)?.is_empty();
-        let needed = to.min(own.end()).saturating_sub(own.start) as usize;
-        let below = is_record_alone.then(|| store.peek(&own.pointer, needed)).flatten();
-        let delta = below.and_then(|below| {
-            let below = below.as_slice().get((from - own.start) as usize..).unwrap_or(&[]);
-            differences(below, &bytes)
-        });
+        let delta = match own {
+            Some(own) => self.differences((source, store), own, from..to, &bytes)?,
+            None => None,
+        };
         let units = page.start / UNIT_LEN..page.end / UNIT_LEN;
         parts.push(Part { job: Job::patch(from, bytes, delta), units });
         Ok(())
+    }
+
+    /// Returns the differences between `bytes` and the file's own record, if they are short, the
+    /// record is in the cache, and nothing else has a part in the file's own bytes there.
+    fn differences(
+        &self,
+        (source, store): (&mut impl Source, &Store),
+        own: &FileExtent,
+        range: Range<u64>,
+        bytes: &[u8],
+    ) -> Result<Option<Vec<u8>>> {
+        let is_inside = own.start <= range.start && range.end <= own.slot_end();
+        let is_cut = self.cut.is_some_and(|cut| cut < range.end);
+        if !is_inside
+            || is_cut
+            || !patches_over(source, self.file, range.start, range.end)?.is_empty()
+        {
+            return Ok(None);
+        }
+        let needed = range.end.min(own.end()).saturating_sub(own.start) as usize;
+        Ok(store.peek(&own.pointer, needed).and_then(|below| {
+            let start = (range.start - own.start) as usize;
+            differences(below.as_slice().get(start..).unwrap_or(&[]), bytes)
+        }))
     }
 
     /// Plans changes of a record that the draft has already.
@@ -346,7 +371,7 @@ impl Drafted {
             return self.take_back(txn, start..end, units);
         }
         remove_file_extents(txn, TreeId::Patches, self.file, start, end)?;
-        self.move_extent(txn, draft, (TreeId::Patches, patch), TreeId::Patches)
+        self.move_extent(txn, draft, (TreeId::Patches, patch))
     }
 
     fn attach_record(
@@ -367,14 +392,18 @@ impl Drafted {
                 remove_file_extents(txn, TreeId::Patches, self.file, whole.start, whole.end)?;
                 remove_file_extents(txn, TreeId::Map, self.file, whole.start, whole.end)?;
             } else {
-                return self.take_back(txn, start..record.end(), units);
+                return self.take_back(txn, start..end, units);
             }
+        }
+        if record.pointer.place == Place::Zero && !patches.is_empty() {
+            // It becomes a hole, over which no patch is found.
+            return self.take_back(txn, start..end, units);
         }
         remove_file_extents(txn, TreeId::Patches, self.file, start, end)?;
         remove_file_extents(txn, TreeId::Map, self.file, start, end)?;
-        self.move_extent(txn, draft, (TreeId::Map, record), TreeId::Map)?;
+        self.move_extent(txn, draft, (TreeId::Map, record))?;
         for patch in &patches {
-            self.move_extent(txn, draft, (TreeId::Patches, patch), TreeId::Patches)?;
+            self.move_extent(txn, draft, (TreeId::Patches, patch))?;
         }
         Ok(())
     }
@@ -391,26 +420,23 @@ impl Drafted {
         Ok(())
     }
 
-    /// Moves a record or patch of the draft to `tree` of the file.
+    /// Moves a record or patch of the draft to the file.
     fn move_extent(
         &self,
         txn: &mut Txn,
         draft: FileId,
-        (from, extent): (TreeId, &FileExtent),
-        to: TreeId,
+        (tree, extent): (TreeId, &FileExtent),
     ) -> Result<()> {
-        let (ashift, key) = (txn.store().ashift(), extent.start);
-        txn.remove(from, &file_extent_key(draft, key))?;
-        let (was_patch, is_patch) = (from == TreeId::Patches, to == TreeId::Patches);
-        txn.stats_mut().count_data(&extent.pointer, ashift, was_patch, false);
-        let span_log2 = if is_patch { 0 } else { extent.pointer.span_log2 };
-        let pointer = Pointer { span_log2, ..txn.hand_over(&extent.pointer, draft)? };
+        let is_patch = tree == TreeId::Patches;
+        txn.remove(tree, &file_extent_key(draft, extent.start))?;
+        let pointer = txn.hand_over(&extent.pointer, draft)?;
         // What it hid is gone, so a record of zeros becomes a hole.
         if pointer.place == Place::Zero && !is_patch {
+            let ashift = txn.store().ashift();
+            txn.stats_mut().count_data(&pointer, ashift, is_patch, false);
             return Ok(());
         }
-        txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
-        txn.insert(to, &file_extent_key(self.file, key), &pointer.to_bytes()).map(drop)
+        txn.insert(tree, &file_extent_key(self.file, extent.start), &pointer.to_bytes()).map(drop)
     }
 }
 
