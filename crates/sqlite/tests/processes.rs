@@ -50,9 +50,8 @@ fn child_role() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             db.busy_timeout(Duration::from_millis(50)).unwrap();
-            let setting = db.execute_batch("pragma hardpack_compression='lz4'");
-            let error = setting.unwrap_err();
-            assert!(error.to_string().contains("busy"), "{error}");
+            run(&db, "pragma hardpack_compression='lz4'");
+            let error = db.execute_batch("begin immediate").unwrap_err();
             // A program that retries on "busy" must get that code.
             assert_eq!(
                 error.sqlite_error_code(),
@@ -302,8 +301,8 @@ fn no_descriptor_is_left_open() {
     }
 }
 
-/// While a process is in the middle of a long transaction, which holds the engine's writer lock
-/// too, another process can read, close, and be told that it cannot write.
+/// While a process is in the middle of a long transaction, another process can read, change
+/// settings, close, and be told that it cannot write.
 #[test]
 fn a_long_transaction_blocks_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
