@@ -155,23 +155,16 @@ impl File {
                 has_more = true;
                 break;
             }
-            let known = parts.len();
-            at = self.store.with_state(|state| {
+            let offset = index * UNIT_LEN;
+            let (next, more) = self.store.with_state(|state| {
                 let mut more = Vec::new();
-                let source = &mut Committed::new(&self.store, state);
-                let offset = index * UNIT_LEN;
-                let next = drafted.plan(
-                    (source, &self.store),
-                    &pending.units,
-                    offset,
-                    which,
-                    &mut more,
-                )?;
-                parts.truncate(known);
-                parts.append(&mut more);
-                Ok(next)
+                let source = (&mut Committed::new(&self.store, state), &*self.store);
+                let next = drafted.plan(source, &pending.units, offset, which, &mut more)?;
+                Ok((next, more))
             })?;
-            len += parts[known..].iter().map(|part| part.job.bytes.len()).sum::<usize>();
+            at = next;
+            len += more.iter().map(|part| part.job.bytes.len()).sum::<usize>();
+            parts.extend(more);
         }
         Ok((has_more || !parts.is_empty()).then_some((parts, at)))
     }

@@ -224,10 +224,8 @@ impl Drafted {
             return Ok(None);
         }
         let needed = range.end.min(own.end()).saturating_sub(own.start) as usize;
-        Ok(store.peek(&own.pointer, needed).and_then(|below| {
-            let start = (range.start - own.start) as usize;
-            differences(below.as_slice().get(start..).unwrap_or(&[]), bytes)
-        }))
+        let record = store.peek(&own.pointer, needed);
+        Ok(record.and_then(|record| differences(&record, range.start - own.start, bytes)))
     }
 
     /// Plans changes of a record that the draft has already.

@@ -38,7 +38,7 @@ use super::write::jobs::{Job, WriteTarget};
 use crate::error::Result;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::TreeId;
-use crate::store::{Store, Txn};
+use crate::store::{ExtentBytes, Store, Txn};
 use crate::units::{Ashift, FileId};
 
 /// A change becomes patches if it covers at most 1/`CHANGED_PART_MIN` of a record's units.
@@ -278,10 +278,8 @@ fn plan_patches(
             }
         };
         bytes.truncate((to - from) as usize);
-        let delta = below.as_ref().and_then(|below| {
-            let below = below.as_slice().get((from - record.start) as usize..).unwrap_or(&[]);
-            differences(below, &bytes)
-        });
+        let delta =
+            below.as_ref().and_then(|below| differences(below, from - record.start, &bytes));
         jobs.push(Job::patch(from, bytes, delta));
     }
     Ok(())
@@ -314,11 +312,13 @@ fn patch_runs(page: Page, units: &BTreeMap<u64, Box<[u8]>>, old: &[FileExtent]) 
     merged
 }
 
-/// Returns the differences between a patch and the bytes below it, if they are short.
-fn differences(below: &[u8], bytes: &[u8]) -> Option<Vec<u8>> {
+/// Returns the differences between a patch and the bytes below it, which begin at `start` of a
+/// record, if they are short.
+fn differences(record: &ExtentBytes, start: u64, bytes: &[u8]) -> Option<Vec<u8>> {
     if bytes.len() > DELTA_LEN_MAX as usize {
         return None;
     }
+    let below = record.as_slice().get(start as usize..).unwrap_or(&[]);
     let mut edits = Vec::new();
     delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
 }
