@@ -18,6 +18,7 @@
 
 mod ahead;
 mod commit;
+mod together;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

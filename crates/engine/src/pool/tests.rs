@@ -11,3 +11,4 @@ mod namespace;
 mod places;
 mod repair;
 mod rewrite;
+mod together;

@@ -77,7 +77,10 @@ impl File {
 
     fn commit_with(&self, begun: Result<Txn>, durability: Durability) -> Result<()> {
         let mut pending = self.pending();
-        let done = begun.and_then(|txn| self.commit_pending(txn, &mut pending, durability));
+        let done = begun.and_then(|mut txn| {
+            self.put(&mut txn, &mut pending)?;
+            txn.commit(durability).map(drop)
+        });
         match done {
             Ok(()) => {
                 *pending = Pending::default();
@@ -88,14 +91,10 @@ impl File {
         done
     }
 
-    fn commit_pending(
-        &self,
-        mut txn: Txn,
-        pending: &mut Pending,
-        durability: Durability,
-    ) -> Result<()> {
-        let len = self.apply(&mut txn, pending)?;
-        let mut attributes = entries::attributes(&mut txn, self.id)?;
+    /// Makes the changes part of a transaction.
+    pub(super) fn put(&self, txn: &mut Txn, pending: &mut Pending) -> Result<()> {
+        let len = self.apply(txn, pending)?;
+        let mut attributes = entries::attributes(txn, self.id)?;
         let now = (self.options.now_ns)();
         let is_recent = (now - TIME_STEP_NS + 1..=now).contains(&attributes.modified_ns);
         // An unknown time replaces the old one, which is wrong now.
@@ -107,9 +106,9 @@ impl File {
             if attributes.changed_ns != 0 && now != 0 {
                 attributes.changed_ns = modified_ns;
             }
-            entries::set_attributes(&mut txn, self.id, &attributes)?;
+            entries::set_attributes(txn, self.id, &attributes)?;
         }
-        txn.commit(durability).map(drop)
+        Ok(())
     }
 
     /// Frees memory after a failure. Only changes that change nothing can be committed then, and
