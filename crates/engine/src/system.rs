@@ -23,6 +23,13 @@ pub(crate) fn processor_count() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Returns how long `work` took.
+pub(crate) fn time(work: impl FnOnce()) -> Duration {
+    let began = Instant::now();
+    work();
+    began.elapsed()
+}
+
 /// Pauses the calling thread.
 pub(crate) fn sleep(pause: Duration) {
     thread::sleep(pause);

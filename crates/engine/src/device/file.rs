@@ -9,12 +9,22 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
-use super::{Device, FILLING_MARK, Fillers, Pins, Syncs, fork, sys};
+use super::wakeup::Wakeup;
+use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Syncs, fork, sys};
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
+/// The offset of the lock of whoever syncs for all.
+const SYNC_TURN_OFFSET: u64 = WRITER_LOCK_OFFSET + 1;
+/// The offset of the locks that show for which txgs somebody waits: behind any extent.
+const AWAITED_OFFSET: u64 = 1 << 59;
+/// The offset of the locks that show which txgs are durable: one from here up to the last.
+const DURABLE_OFFSET: u64 = 1 << 60;
+/// The number of txgs for which there are locks. Only a forged txg is larger; nobody shows it.
+const SHOWN_COUNT: u64 = 1 << 58;
 /// The offset of the locks of [`FileDevice::try_share`]: behind any extent.
 const MARKS_OFFSET: u64 = 1 << 62;
 /// The offset of the locks that show which txgs are being read: behind any extent, before the
@@ -29,6 +39,7 @@ pub struct FileDevice {
     syncs: Syncs,
     pins: Pins,
     fillers: Fillers,
+    wakeup: Wakeup,
 }
 
 #[expect(clippy::disallowed_methods, reason = "a device opens its file")]
@@ -62,6 +73,7 @@ impl FileDevice {
 
     fn new(file: File, read_only: bool) -> FileDevice {
         FileDevice {
+            wakeup: Wakeup::new(&file),
             file,
             read_only,
             syncs: Syncs::default(),
@@ -98,6 +110,31 @@ impl FileDevice {
     #[doc(hidden)]
     pub fn offset_of_pin(txg: u64) -> u64 {
         PINS_OFFSET | txg
+    }
+
+    /// The byte of the file that a lock for an awaited txg covers.
+    #[doc(hidden)]
+    pub fn offset_of_awaited(txg: u64) -> u64 {
+        AWAITED_OFFSET | txg
+    }
+
+    /// The last byte of the file that a lock for a durable txg covers.
+    #[doc(hidden)]
+    pub fn offset_of_durable(txg: u64) -> u64 {
+        DURABLE_OFFSET | txg
+    }
+
+    /// Returns the last byte before `end` that a lock of somebody else covers, from `start` on.
+    fn last_locked(&self, start: u64, end: u64) -> io::Result<Option<u64>> {
+        let (mut start, mut last) = (start, None);
+        // The system reports any of the locks in a range, not the last.
+        while start < end
+            && let Some((found, len)) = sys::ofd_conflict(&self.file, start, end - start)?
+        {
+            start = found.saturating_add(len).min(end);
+            last = Some(start - 1);
+        }
+        Ok(last)
     }
 
     /// Releases a mark.
@@ -183,6 +220,53 @@ impl Device for FileDevice {
         Some(&self.syncs)
     }
 
+    fn try_sync_turn(&self) -> io::Result<bool> {
+        sys::ofd_lock(&self.file, SYNC_TURN_OFFSET, 1, sys::Lock::Try)
+    }
+
+    fn end_sync_turn(&self) {
+        // As with the writer lock, this cannot fail.
+        let _ = sys::ofd_lock(&self.file, SYNC_TURN_OFFSET, 1, sys::Lock::Release);
+        self.wakeup.wake(Awaited::SyncTurn);
+    }
+
+    fn show_awaited(&self, txg: u64) -> io::Result<()> {
+        if txg >= SHOWN_COUNT {
+            return Ok(());
+        }
+        // Nobody takes these locks exclusively.
+        sys::ofd_lock(&self.file, AWAITED_OFFSET | txg, 1, sys::Lock::TryShare).map(drop)
+    }
+
+    fn hide_awaited(&self, txg: u64) {
+        if txg < SHOWN_COUNT {
+            let _ = sys::ofd_lock(&self.file, AWAITED_OFFSET | txg, 1, sys::Lock::Release);
+        }
+    }
+
+    fn last_awaited(&self, from: u64) -> io::Result<Option<u64>> {
+        let start = AWAITED_OFFSET + from.min(SHOWN_COUNT);
+        let last = self.last_locked(start, AWAITED_OFFSET + SHOWN_COUNT)?;
+        Ok(last.map(|at| at - AWAITED_OFFSET))
+    }
+
+    fn show_durable(&self, txg: u64) -> io::Result<()> {
+        if txg >= SHOWN_COUNT {
+            return Ok(());
+        }
+        sys::ofd_lock(&self.file, DURABLE_OFFSET, txg + 1, sys::Lock::TryShare).map(drop)
+    }
+
+    fn last_shown_durable(&self, from: u64) -> io::Result<Option<u64>> {
+        let start = DURABLE_OFFSET + from.min(SHOWN_COUNT);
+        let last = self.last_locked(start, DURABLE_OFFSET + SHOWN_COUNT)?;
+        Ok(last.map(|at| at - DURABLE_OFFSET))
+    }
+
+    fn pause(&self, awaited: Awaited, at_most: Duration) -> Duration {
+        self.wakeup.pause(&self.file, awaited, at_most)
+    }
+
     fn pins(&self) -> Option<&Pins> {
         Some(&self.pins)
     }
@@ -259,8 +343,13 @@ impl Device for FileDevice {
         sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Try)
     }
 
+    fn is_writer_free(&self) -> io::Result<bool> {
+        Ok(sys::ofd_conflict(&self.file, WRITER_LOCK_OFFSET, 1)?.is_none())
+    }
+
     fn unlock_writer(&self) {
         // Releasing a held lock cannot fail on an open descriptor.
         let _ = sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Release);
+        self.wakeup.wake(Awaited::Writer);
     }
 }

@@ -23,16 +23,29 @@ mod memory;
 mod pins;
 mod syncs;
 mod sys;
+mod wakeup;
 
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
+
+use crate::system;
 
 pub use file::FileDevice;
 pub use fillers::{FILLING_MARK, Fillers};
 pub use memory::MemoryDevice;
 pub use pins::Pins;
-pub use syncs::Syncs;
+pub use syncs::{Shared, Syncs};
+
+/// What a user of the medium may be waiting for until another user releases it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Awaited {
+    /// The pool's writer lock.
+    Writer,
+    /// The turn to sync.
+    SyncTurn,
+}
 
 /// A flat, persistent array of bytes with one advisory lock for the pool's writer.
 #[expect(clippy::len_without_is_empty, reason = "the length can fail; nobody asks for emptiness")]
@@ -48,6 +61,41 @@ pub trait Device: Send + Sync + Debug {
     /// because that is what the system reports failures to. Without it each store keeps its own.
     fn syncs(&self) -> Option<&Syncs> {
         None
+    }
+    /// Takes the turn to sync for all users of the medium if it is free, and returns whether it
+    /// did. A device without other users need not ask.
+    fn try_sync_turn(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+    /// Gives the turn to sync back.
+    fn end_sync_turn(&self) {}
+    /// Shows to other users that somebody here waits for a txg to be durable. Its superblock is
+    /// written, and no user overwrites it before a later one is durable.
+    fn show_awaited(&self, _txg: u64) -> io::Result<()> {
+        Ok(())
+    }
+    /// Takes back [`Device::show_awaited`].
+    fn hide_awaited(&self, _txg: u64) {}
+    /// Returns the last txg from `from` on that another user shows as awaited.
+    fn last_awaited(&self, _from: u64) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+    /// Shows to other users that an awaited txg is durable, and so are all before it. This replaces
+    /// what the device has shown before, and ends with the device.
+    fn show_durable(&self, _txg: u64) -> io::Result<()> {
+        Ok(())
+    }
+    /// Returns the last txg from `from` on that another user shows as durable.
+    fn last_shown_durable(&self, _from: u64) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+    /// Pauses the calling thread for at most this long; another user who releases what is awaited
+    /// may end the pause. Returns for how long it was, or is to count.
+    fn pause(&self, _awaited: Awaited, at_most: Duration) -> Duration {
+        if !self.cede() {
+            system::sleep(at_most);
+        }
+        at_most
     }
     /// The pinned states, counted for all stores that use this device. Without it each store counts
     /// its own.
@@ -104,6 +152,10 @@ pub trait Device: Send + Sync + Debug {
     /// process can hold the lock, this is the same as waiting.
     fn try_lock_writer(&self) -> io::Result<bool> {
         self.lock_writer().map(|()| true)
+    }
+    /// Whether no other user holds the writer lock.
+    fn is_writer_free(&self) -> io::Result<bool> {
+        Ok(true)
     }
     /// Releases the writer lock.
     fn unlock_writer(&self);

@@ -8,12 +8,33 @@
 //! sync or reports one. A successful sync covers only what was written before it *began*. Whoever
 //! waited for its turn while such a sync began and succeeded needs none of its own, so any number
 //! of threads share two syncs: the one in progress, and the next.
+//!
+//! Processes share syncs as well ([`Syncs::sync_txg`]). Who waits for a txg to be durable shows
+//! that. One process has the turn to sync for all: it looks which txgs are awaited, syncs, and then
+//! shows that the last of them is durable. The others look whether theirs is. All of this is locks
+//! of the open file, so it ends with a process that dies, and the others take its turn. Nobody
+//! relies on a turn: whoever waits for too long syncs by itself.
+//!
+//! * A txg is shown as awaited after its superblock is written, by somebody who does not overwrite
+//!   that superblock before a later txg is known to be durable. Others who know of it do not either.
+//! * A sync that succeeds covers what was written before it began, by anybody: a loss since its
+//!   process opened the file would have been reported to it. It may not have been told of earlier
+//!   losses, so a process that is in doubt about what it found when it opened the file syncs for
+//!   itself, but tells nobody ([`Shared::doubtful`]).
+//! * After a failed sync nothing is shown. The others sync by themselves, and are told too.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
-use super::Device;
+use super::{Awaited, Device};
+
+/// How long to wait for others who sync before syncing by oneself.
+const TURN_WAIT_MAX: Duration = Duration::from_millis(50);
+/// How long to wait before looking again, unless somebody calls.
+const TURN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Makes the syncs of one open file description take turns, and counts the failed ones.
 #[derive(Debug, Default)]
@@ -23,6 +44,20 @@ pub struct Syncs {
     /// The number of syncs that have begun, and the last of them that succeeded.
     begun: AtomicU64,
     succeeded: AtomicU64,
+    /// The txgs that threads of this process wait for, with the number of threads.
+    awaited: Mutex<BTreeMap<u64, usize>>,
+}
+
+/// A sync on behalf of a txg that its caller shows as awaited.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<'a> {
+    /// The txg.
+    pub txg: u64,
+    /// The number of failed syncs when the caller opened the device.
+    pub known_failures: u64,
+    /// 0 if a sync of this process proves to others that their data is durable. Looked at before
+    /// the sync begins.
+    pub doubtful: &'a AtomicU64,
 }
 
 impl Syncs {
@@ -45,13 +80,103 @@ impl Syncs {
         if self.succeeded.load(Ordering::SeqCst) > before {
             return Some(Ok(()));
         }
+        Some(self.sync_now(device))
+    }
+
+    /// Like [`Syncs::sync`], but it is enough that the txg is durable, whoever syncs.
+    pub fn sync_txg(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
+        let Shared { txg, known_failures, doubtful } = shared;
+        let before = self.begun.load(Ordering::SeqCst);
+        let _turn = self.turn(device);
+        if self.failures() != known_failures {
+            return None;
+        }
+        if self.succeeded.load(Ordering::SeqCst) > before {
+            return Some(Ok(()));
+        }
+        // What the locks of others do not say, a sync of one's own makes true: so no failure to
+        // look, and none to tell, is one of the sync.
+        let is_durable = || matches!(device.last_shown_durable(txg), Ok(Some(_)));
+        let (mut has_turn, mut left) = (false, TURN_WAIT_MAX);
+        loop {
+            if is_durable() {
+                return Some(Ok(()));
+            }
+            match device.try_sync_turn() {
+                Ok(true) => has_turn = true,
+                Ok(false) if !left.is_zero() => {
+                    let paused = device.pause(Awaited::SyncTurn, TURN_PAUSE.min(left));
+                    left = left.saturating_sub(paused);
+                    continue;
+                }
+                Ok(false) | Err(_) => {}
+            }
+            break;
+        }
+        // Whoever had the turn before may have shown it since.
+        let done = match has_turn && is_durable() {
+            true => Ok(()),
+            false => self.sync_for_all(device, txg, doubtful.load(Ordering::Acquire) == 0),
+        };
+        if has_turn {
+            device.end_sync_turn();
+        }
+        Some(done)
+    }
+
+    /// Syncs, and shows to others what is durable then.
+    fn sync_for_all(&self, device: &dyn Device, txg: u64, tells: bool) -> io::Result<()> {
+        let own = self.awaited().keys().next_back().copied();
+        let others = device.last_awaited(txg).ok().flatten();
+        let last = own.max(others).unwrap_or(txg).max(txg);
+        self.sync_now(device)?;
+        if tells {
+            let _ = device.show_durable(last);
+        }
+        Ok(())
+    }
+
+    fn sync_now(&self, device: &dyn Device) -> io::Result<()> {
         let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let done = device.sync_data();
         match &done {
             Ok(()) => self.succeeded.store(this, Ordering::SeqCst),
             Err(_) => drop(self.failures.fetch_add(1, Ordering::AcqRel)),
         }
-        Some(done)
+        done
+    }
+
+    /// Shows a txg as awaited.
+    pub fn show(&self, device: &dyn Device, txg: u64) {
+        let mut awaited = self.awaited();
+        let count = awaited.entry(txg).or_default();
+        *count += 1;
+        if *count == 1 {
+            // If nobody sees it, nobody syncs for it.
+            let _ = device.show_awaited(txg);
+        }
+    }
+
+    /// Takes back [`Syncs::show`].
+    pub fn hide(&self, device: &dyn Device, txg: u64) {
+        let mut awaited = self.awaited();
+        match awaited.get_mut(&txg) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                awaited.remove(&txg);
+                device.hide_awaited(txg);
+            }
+        }
+    }
+
+    /// Returns the last txg that somebody waits for, in any process.
+    pub fn last_awaited(&self, device: &dyn Device) -> io::Result<Option<u64>> {
+        let own = self.awaited().keys().next_back().copied();
+        Ok(device.last_awaited(own.map_or(0, |own| own + 1))?.or(own))
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn turn(&self, device: &dyn Device) -> MutexGuard<'_, ()> {

@@ -5,6 +5,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 /// What to do with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,5 +100,70 @@ fn advise(file: &File, offset: u64, len: u64, advice: libc::c_int) {
     // and its failure does not matter.
     unsafe {
         libc::posix_fadvise(file.as_raw_fd(), offset as libc::off_t, len as libc::off_t, advice);
+    }
+}
+
+/// The bytes of a file that its users map to wait for each other.
+const SHARED_LEN: usize = 4096;
+
+/// The first page of a file, which all processes that map it share.
+#[derive(Debug)]
+pub(super) struct SharedPage(NonNull<libc::c_void>);
+
+// SAFETY: the memory is never read or written here; only its address is passed to the kernel.
+unsafe impl Send for SharedPage {}
+// SAFETY: as above.
+unsafe impl Sync for SharedPage {}
+
+impl SharedPage {
+    /// Maps the page; `None` if the system cannot.
+    pub(super) fn of(file: &File) -> Option<SharedPage> {
+        let (flags, descriptor) = (libc::MAP_SHARED, file.as_raw_fd());
+        // SAFETY: the kernel chooses the address. Nothing ever reads the memory, so it does not
+        // matter that others change the file or cut it.
+        let page =
+            unsafe { libc::mmap(ptr::null_mut(), SHARED_LEN, libc::PROT_READ, flags, descriptor, 0) };
+        if page == libc::MAP_FAILED {
+            return None;
+        }
+        // A child has no use for it (see `fork.rs`).
+        // SAFETY: the page was mapped above; its content does not matter.
+        unsafe { libc::madvise(page, SHARED_LEN, libc::MADV_DONTFORK) };
+        NonNull::new(page).map(SharedPage)
+    }
+
+    /// Sleeps until somebody wakes those who wait at a word, whose value must be `expected`, or for
+    /// at most this long. Returns whether it did.
+    pub(super) fn wait(&self, word: usize, expected: u32, at_most: Duration) -> bool {
+        let timeout = libc::timespec {
+            tv_sec: at_most.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: at_most.subsec_nanos().into(),
+        };
+        // SAFETY: the kernel checks the address, and reads `timeout` during the call only.
+        let done = unsafe {
+            let (address, operation) = (self.address(word), libc::FUTEX_WAIT);
+            libc::syscall(libc::SYS_futex, address, operation, expected, &raw const timeout)
+        };
+        let failed = |error: io::Error| {
+            !matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EINTR))
+        };
+        done == 0 || !failed(io::Error::last_os_error())
+    }
+
+    /// Wakes up to `count` of those who wait at a word.
+    pub(super) fn wake(&self, word: usize, count: i32) {
+        // SAFETY: the kernel checks the address.
+        unsafe { libc::syscall(libc::SYS_futex, self.address(word), libc::FUTEX_WAKE, count) };
+    }
+
+    fn address(&self, word: usize) -> *mut u32 {
+        self.0.as_ptr().cast::<u32>().wrapping_add(word)
+    }
+}
+
+impl Drop for SharedPage {
+    fn drop(&mut self) {
+        // SAFETY: the page was mapped by `of`, and nobody uses it any more.
+        unsafe { libc::munmap(self.0.as_ptr(), SHARED_LEN) };
     }
 }

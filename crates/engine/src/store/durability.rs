@@ -1,5 +1,6 @@
 //! Makes states survive a loss of power. Every sync of the store is here, one at a time for each
-//! open file; a failure is recorded before the next sync begins or is reported (see [`Syncs`]).
+//! open file; a failure is recorded before the next sync begins or is reported. Processes share
+//! syncs: see [`Syncs`], which this tells what is awaited, and which tells it what is durable.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -9,8 +10,9 @@ use super::format::checksum::ChecksumKind;
 use super::gate::{Ask, Patience};
 use super::state::State;
 use super::{Store, Txn};
-use crate::device::Syncs;
+use crate::device::{Shared, Syncs};
 use crate::error::{Error, Result};
+use crate::units::Txg;
 
 /// How long making another process's state durable waits for other transactions.
 const FOREIGN_WAIT: Duration = Duration::from_secs(2);
@@ -39,10 +41,51 @@ impl Store {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
-        match self.syncs().sync(&*self.device, self.known_failures) {
-            Some(done) => done.map_err(|error| Error::io("sync", error)),
-            // A sync failed while this one waited for its turn, and may have lost the same data.
-            None => Err(Error::FailStop),
+        synced(self.syncs().sync(&*self.device, self.known_failures))
+    }
+
+    /// Makes a txg durable, or waits until another process has. The caller shows it as awaited.
+    fn sync_txg(&self, txg: Txg) -> Result<()> {
+        if self.is_stopped() {
+            return Err(Error::FailStop);
+        }
+        let (known_failures, doubtful) = (self.known_failures, &self.doubtful);
+        let shared = Shared { txg: txg.0, known_failures, doubtful };
+        synced(self.syncs().sync_txg(&*self.device, shared))
+    }
+
+    /// Makes everything durable that somebody waits for, in any process. Returns whether anybody
+    /// does.
+    pub(in crate::store) fn sync_awaited(&self) -> Result<bool> {
+        let last = self.syncs().last_awaited(&*self.device);
+        let Some(txg) = last.map_err(|error| Error::io("lock", error))?.map(Txg) else {
+            return Ok(false);
+        };
+        self.sync_txg(txg)?;
+        self.learn(txg);
+        Ok(true)
+    }
+
+    /// Learns what others have made durable.
+    pub(in crate::store) fn learn_durable(&self) -> Result<()> {
+        let state = self.state();
+        if state.durable >= state.txg() {
+            return Ok(());
+        }
+        let shown = self.device.last_shown_durable(state.durable.next().0);
+        if let Some(txg) = shown.map_err(|error| Error::io("lock", error))? {
+            self.learn(Txg(txg));
+        }
+        Ok(())
+    }
+
+    /// Takes note that an awaited txg is durable.
+    fn learn(&self, txg: Txg) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        // A later one is not known here yet; its superblock says it too.
+        if state.durable < txg && txg <= state.txg() {
+            let unsynced_bytes = if txg == state.txg() { 0 } else { state.unsynced_bytes };
+            *state = Arc::new(State { durable: txg, unsynced_bytes, ..state.copy() });
         }
     }
 
@@ -63,6 +106,7 @@ impl Store {
         &self,
         begin: &mut dyn FnMut() -> Result<Txn>,
     ) -> Result<()> {
+        self.learn_durable()?;
         let target = self.guard_newest();
         if target.durable >= target.txg() || self.is_read_only() {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
@@ -81,9 +125,18 @@ impl Store {
         if self.state().durable >= state.txg() {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
         }
-        self.sync_device()?;
+        let awaited = self.await_txg(state.txg());
+        self.sync_txg(state.txg())?;
+        drop(awaited);
         self.note_durable(state);
         Ok(())
+    }
+
+    /// Shows that this process waits for a txg to be durable, which it guards, so that others sync
+    /// for it as well.
+    pub(in crate::store) fn await_txg(&self, txg: Txg) -> AwaitedTxg<'_> {
+        self.syncs().show(&*self.device, txg.0);
+        AwaitedTxg(self, txg)
     }
 
     /// Returns the newest state. From here on, no commit of this process overwrites its superblock.
@@ -102,5 +155,23 @@ impl Store {
             let unsynced_bytes = state.unsynced_bytes.saturating_sub(synced.unsynced_bytes);
             *state = Arc::new(State { durable: synced.txg(), unsynced_bytes, ..state.copy() });
         }
+    }
+}
+
+/// A txg that is shown as awaited.
+pub(in crate::store) struct AwaitedTxg<'a>(&'a Store, Txg);
+
+impl Drop for AwaitedTxg<'_> {
+    fn drop(&mut self) {
+        let AwaitedTxg(store, txg) = self;
+        store.syncs().hide(&*store.device, txg.0);
+    }
+}
+
+fn synced(done: Option<std::io::Result<()>>) -> Result<()> {
+    match done {
+        Some(done) => done.map_err(|error| Error::io("sync", error)),
+        // A sync failed while this one waited for its turn, and may have lost the same data.
+        None => Err(Error::FailStop),
     }
 }

@@ -24,44 +24,64 @@ pub type Ask<'a> = dyn FnMut() -> bool + 'a;
 /// Admits one transaction of this process at a time.
 #[derive(Debug, Default)]
 pub(in crate::store) struct WriterGate {
-    /// Whether a transaction is inside.
-    is_taken: Mutex<bool>,
+    inside: Mutex<Inside>,
     free: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    /// Whether a transaction is inside.
+    is_taken: bool,
+    /// The number of threads that wait for it; to wake nobody would be a system call.
+    waiting: usize,
 }
 
 impl WriterGate {
     /// Lets the transaction inside proceed, where the device schedules the threads.
     pub(in crate::store) fn let_others_go(&self, device: &dyn Device, patience: Patience) {
-        while patience != Patience::None && *self.is_taken() && device.cede() {}
+        while patience != Patience::None && self.is_taken() && device.cede() {}
     }
 
     pub(in crate::store) fn enter(&self, patience: Patience) -> Result<()> {
-        let mut is_taken = self.is_taken();
+        let mut inside = self.inside();
+        let waits = inside.is_taken && patience != Patience::None;
+        inside.waiting += usize::from(waits);
         #[expect(clippy::disallowed_methods, reason = "a simulation cedes before it waits")]
         match patience {
             Patience::Endless => {
-                let waited = self.free.wait_while(is_taken, |is_taken| *is_taken);
-                is_taken = waited.unwrap_or_else(PoisonError::into_inner);
+                let waited = self.free.wait_while(inside, |inside| inside.is_taken);
+                inside = waited.unwrap_or_else(PoisonError::into_inner);
             }
             Patience::Within(wait) => {
-                let waited = self.free.wait_timeout_while(is_taken, wait, |is_taken| *is_taken);
-                (is_taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                let waited = self.free.wait_timeout_while(inside, wait, |inside| inside.is_taken);
+                (inside, _) = waited.unwrap_or_else(PoisonError::into_inner);
             }
             Patience::None => {}
         }
-        if *is_taken {
+        inside.waiting -= usize::from(waits);
+        if inside.is_taken {
             return Err(Error::Busy);
         }
-        *is_taken = true;
+        inside.is_taken = true;
         Ok(())
     }
 
     pub(in crate::store) fn leave(&self) {
-        *self.is_taken() = false;
-        self.free.notify_one();
+        let mut inside = self.inside();
+        inside.is_taken = false;
+        let is_awaited = inside.waiting > 0;
+        drop(inside);
+        if is_awaited {
+            self.free.notify_one();
+        }
     }
 
-    fn is_taken(&self) -> MutexGuard<'_, bool> {
-        self.is_taken.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether a transaction is inside.
+    pub(in crate::store) fn is_taken(&self) -> bool {
+        self.inside().is_taken
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

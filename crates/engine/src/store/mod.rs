@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use self::cache::Caches;
-use self::format::superblock::Header;
+use self::format::superblock::{Header, Superblock};
 use self::gate::WriterGate;
 use self::txn::holds::IsBelow;
 use crate::device::{Device, Fillers, Pins, Syncs};
@@ -93,6 +93,9 @@ pub struct Store {
     /// Hashes of superblock slots that are valid but whose state is incomplete.
     rejected: Mutex<Vec<u64>>,
     recovered_from: Option<Txg>,
+    /// The last txg whose state was rejected, or 0. Others may have been told that it is durable,
+    /// so no other state gets its number.
+    last_rejected: AtomicU64,
     /// Set when the file turns out to lack a part of the newest state: from then on, nothing is
     /// written (see `recover/cut_short.rs`).
     cut_short: Mutex<Option<CutShort>>,
@@ -148,6 +151,11 @@ impl Store {
     /// Returns the committed state that reads see.
     pub fn state(&self) -> Arc<State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the number of the state that follows another.
+    fn next_txg(&self, base: &Superblock) -> Txg {
+        base.txg.max(Txg(self.last_rejected.load(Ordering::Relaxed))).next()
     }
 
     fn publish(&self, mut state: State) -> Arc<State> {

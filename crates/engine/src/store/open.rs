@@ -181,6 +181,7 @@ impl Store {
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,
+            last_rejected: AtomicU64::new(0),
             cut_short: Mutex::default(),
             reuse: extent::Reuse::default(),
             dictionaries: Mutex::default(),

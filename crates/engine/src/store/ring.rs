@@ -67,24 +67,47 @@ impl Store {
         if self.is_pinned {
             return Ok(false);
         }
-        let ring = self.read_ring()?;
-        let Some((slot, newest)) = ring.iter().max_by_key(|(_, superblock)| superblock.txg) else {
-            return Err(no_superblock());
-        };
+        let Some(newest) = self.read_newest()? else { return Err(no_superblock()) };
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        if newest.txg <= state.txg() {
+        if newest.superblock.txg <= state.txg() {
             return Ok(false);
         }
-        newest.check_readable()?;
+        newest.superblock.check_readable()?;
         // A state that this process knows to be durable stays so: newer states build on it.
-        let mut adopted = adopted_state(&ring, *slot, newest.clone(), state.durable);
+        let mut adopted = newest.adopted(state.durable);
         if adopted.durable == state.durable {
             adopted.unsynced_bytes += state.unsynced_bytes;
         }
         *state = Arc::new(adopted);
         Ok(true)
+    }
+
+    /// Reads the newest superblock of the ring, and of the others only their numbers: this is what
+    /// every transaction does that follows one of another process.
+    fn read_newest(&self) -> Result<Option<Newest>> {
+        let (slot_blocks, rejected) = self.read_blocks()?;
+        let (mut slots, mut newest, mut is_sound) = (Slots::default(), None, true);
+        for (slot, block) in slot_blocks.chunks_exact(BLOCK_LEN).enumerate() {
+            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
+                continue;
+            }
+            match SlotMark::decode(block, &self.header.guid) {
+                Some(mark) => {
+                    slots[slot] = mark;
+                    newest = newest.max(Some((mark.txg, slot)));
+                }
+                None => is_sound &= block.iter().all(|byte| *byte == 0),
+            }
+        }
+        if is_sound && let Some((_, slot)) = newest {
+            let block = &slot_blocks[slot * BLOCK_LEN..][..BLOCK_LEN];
+            if let Some(superblock) = Superblock::decode(block, &self.header.guid) {
+                return Ok(Some(Newest { slot: slot as u64, superblock, slots }));
+            }
+        }
+        Ok(Newest::of(self.read_ring()?))
     }
 
     /// Reads every valid superblock with its slot. If a slot looks damaged, the ring is read twice:
@@ -103,6 +126,22 @@ impl Store {
 
     /// Reads the ring once. Also returns whether every slot holds a valid superblock or zeros.
     pub(in crate::store) fn read_ring_once(&self) -> Result<(Vec<(u64, Superblock)>, bool)> {
+        let (blocks, rejected) = self.read_blocks()?;
+        let (mut ring, mut is_sound) = (Vec::new(), true);
+        for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
+            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
+                continue;
+            }
+            match Superblock::decode(block, &self.header.guid) {
+                Some(superblock) => ring.push((slot as u64, superblock)),
+                None => is_sound &= block.iter().all(|byte| *byte == 0),
+            }
+        }
+        Ok((ring, is_sound))
+    }
+
+    /// Reads all slots, and returns them with the hashes of those that count for nothing.
+    fn read_blocks(&self) -> Result<(Vec<u8>, Vec<u64>)> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
         let n = self
@@ -118,17 +157,29 @@ impl Store {
             let end = Location::Byte(RING_OFFSET + n as u64);
             return Err(Error::corrupt("superblock", end, what));
         }
-        let (mut ring, mut is_sound) = (Vec::new(), true);
-        for (slot, block) in blocks.chunks_exact(BLOCK_LEN).enumerate() {
-            if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
-                continue;
-            }
-            match Superblock::decode(block, &self.header.guid) {
-                Some(superblock) => ring.push((slot as u64, superblock)),
-                None => is_sound &= block.iter().all(|byte| *byte == 0),
-            }
-        }
-        Ok((ring, is_sound))
+        Ok((blocks, rejected))
+    }
+}
+
+/// The newest superblock of a ring, and the numbers of all.
+pub(in crate::store) struct Newest {
+    pub(in crate::store) slot: u64,
+    pub(in crate::store) superblock: Superblock,
+    pub(in crate::store) slots: Slots,
+}
+
+impl Newest {
+    /// Returns the newest of a ring, if it has any.
+    pub(in crate::store) fn of(ring: Vec<(u64, Superblock)>) -> Option<Newest> {
+        let slots = slots_of(&ring);
+        let newest = ring.into_iter().max_by_key(|(_, superblock)| superblock.txg);
+        newest.map(|(slot, superblock)| Newest { slot, superblock, slots })
+    }
+
+    /// Returns the state behind it. Its durable txg is the one that the superblock names, or a
+    /// later one that is `known`. The writer may have made any txg after that durable.
+    pub(in crate::store) fn adopted(self, known: Txg) -> State {
+        adopted_state(self.slots, self.slot, self.superblock, known)
     }
 }
 
@@ -145,19 +196,21 @@ pub(in crate::store) fn block_hash(block: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(block)
 }
 
-/// Returns the state behind a superblock of the ring. Its durable txg is the one that the
-/// superblock names, or a later one that is `known`. The writer may have made any txg after that
-/// durable.
-pub(in crate::store) fn adopted_state(
-    ring: &[(u64, Superblock)],
-    slot: u64,
-    superblock: Superblock,
-    known: Txg,
-) -> State {
+pub(in crate::store) fn slots_of(ring: &[(u64, Superblock)]) -> Slots {
     let mut slots = Slots::default();
     for (slot, superblock) in ring {
         slots[*slot as usize] = SlotMark::of(superblock);
     }
+    slots
+}
+
+/// Returns the state behind any superblock of the ring (see [`Newest::adopted`]).
+pub(in crate::store) fn adopted_state(
+    slots: Slots,
+    slot: u64,
+    superblock: Superblock,
+    known: Txg,
+) -> State {
     let (durable, guarded) = (superblock.durable_txg.max(known), superblock.txg);
     let unsynced_bytes = txn::commit::foreign_unsynced(&superblock, durable);
     let state = State::new(superblock, slot, slots, durable, guarded);

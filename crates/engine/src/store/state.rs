@@ -14,9 +14,9 @@ use crate::units::{Ashift, Sector, Txg};
 #[derive(Debug)]
 pub struct State {
     /// The superblock on disk.
-    pub superblock: Superblock,
+    pub superblock: Arc<Superblock>,
     /// Its trees.
-    pub trees: PerTree<TxnTree>,
+    pub trees: Arc<PerTree<TxnTree>>,
     /// The slot that holds `superblock`.
     pub(in crate::store) slot: u64,
     /// The superblock in each slot.
@@ -51,6 +51,12 @@ pub(in crate::store) const SLOT_MARK_LEN: usize = 16;
 impl SlotMark {
     pub(in crate::store) fn of(superblock: &Superblock) -> SlotMark {
         SlotMark { txg: superblock.txg, durable: superblock.durable_txg }
+    }
+
+    /// Reads the mark of a valid superblock of this pool. That its other fields make sense is not
+    /// certain before [`Superblock::decode`].
+    pub(in crate::store) fn decode(block: &[u8], guid: &[u8; 16]) -> Option<SlotMark> {
+        Superblock::numbers(block, guid).map(|(txg, durable)| SlotMark { txg, durable })
     }
 
     pub(in crate::store) fn encode(self) -> [u8; SLOT_MARK_LEN] {
@@ -88,8 +94,8 @@ impl State {
     ) -> State {
         let trees = PerTree::from_fn(|tree| TxnTree::new(tree, superblock.roots[tree].clone()));
         State {
-            superblock,
-            trees,
+            superblock: Arc::new(superblock),
+            trees: Arc::new(trees),
             slot,
             slots,
             durable,
@@ -119,10 +125,11 @@ impl State {
         }
     }
 
+    /// Copies the state, to change what is known about it. It shares superblock and trees.
     pub(in crate::store) fn copy(&self) -> State {
         State {
-            superblock: self.superblock.clone(),
-            trees: self.trees.clone(),
+            superblock: Arc::clone(&self.superblock),
+            trees: Arc::clone(&self.trees),
             slot: self.slot,
             slots: self.slots,
             durable: self.durable,

@@ -5,7 +5,7 @@
 //! Each process gets the error of a failed sync once, in whichever of its threads syncs next (see
 //! `handle.rs`). A thread pauses between the work of a sync and its return.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,12 +31,19 @@ pub enum Mutant {
     HiddenFailures,
     /// Nobody sees the pins of other processes.
     HiddenPins,
+    /// A process that is about to sync shows at once that what others wait for is durable.
+    EarlyDurable,
 }
 
 impl Mutant {
     /// Every way in which a world can break its promises.
-    pub const ALL: [Mutant; 4] =
-        [Mutant::SyncsOfThreads, Mutant::NoWriterLock, Mutant::HiddenFailures, Mutant::HiddenPins];
+    pub const ALL: [Mutant; 5] = [
+        Mutant::SyncsOfThreads,
+        Mutant::NoWriterLock,
+        Mutant::HiddenFailures,
+        Mutant::HiddenPins,
+        Mutant::EarlyDurable,
+    ];
 }
 
 /// The state that the processes share.
@@ -50,7 +57,21 @@ pub struct World {
     writer: Mutex<Option<u64>>,
     /// The pinned txgs, with the process that reads each.
     pins: Mutex<BTreeSet<(u64, u64)>>,
+    shown: Mutex<Shown>,
     next_process: AtomicU64,
+}
+
+/// What the processes show to each other about their syncs.
+#[derive(Debug, Default)]
+struct Shown {
+    /// The process that has the turn.
+    turn: Option<u64>,
+    /// The txgs that are awaited, with the process that waits.
+    awaited: BTreeSet<(u64, u64)>,
+    /// The last txg that each process shows as durable.
+    durable: BTreeMap<u64, u64>,
+    /// How often a process learned from another that its txg is durable.
+    learned: u64,
 }
 
 /// The armed faults, until they happen.
@@ -89,8 +110,8 @@ impl World {
     pub fn new(sim: Arc<SimDevice>, mutant: Mutant) -> Arc<World> {
         let wrong = Wrong::default();
         sim.set_fault(Some(Box::new(wrong.clone())));
-        let (writer, pins, next_process) = Default::default();
-        Arc::new(World { sim, wrong, mutant, writer, pins, next_process })
+        let (writer, pins, shown, next_process) = Default::default();
+        Arc::new(World { sim, wrong, mutant, writer, pins, shown, next_process })
     }
 
     /// Opens the device in a new process.
@@ -108,6 +129,15 @@ impl World {
 
     fn pins(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often a process learned from another that its txg is durable.
+    pub fn learned_count(&self) -> u64 {
+        self.shown().learned
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<u64>> {
@@ -133,7 +163,16 @@ impl Scheduled {
     /// Kills the process at once, which releases its locks.
     pub fn kill(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
+        self.release_all();
+    }
+
+    fn release_all(&self) {
         self.world.pins().retain(|(_, process)| *process != self.process);
+        let mut shown = self.world.shown();
+        shown.awaited.retain(|(_, process)| *process != self.process);
+        shown.durable.remove(&self.process);
+        shown.turn = shown.turn.filter(|process| *process != self.process);
+        drop(shown);
         self.unlock_writer();
     }
 
@@ -155,6 +194,12 @@ impl Scheduled {
             true => Err(io::Error::other("killed")),
             false => Ok(()),
         }
+    }
+}
+
+impl Drop for Scheduled {
+    fn drop(&mut self) {
+        self.release_all();
     }
 }
 
@@ -201,6 +246,57 @@ impl Device for Scheduled {
         let mut shown = pins.range((txgs.start, 0)..(txgs.end, 0));
         let first = shown.find(|(_, process)| *process != self.process && !is_hidden);
         Ok(first.map(|(txg, _)| *txg))
+    }
+    fn try_sync_turn(&self) -> io::Result<bool> {
+        self.enter("sync turn")?;
+        let mut shown = self.world.shown();
+        let is_free = shown.turn.is_none_or(|process| process == self.process);
+        if is_free {
+            shown.turn = Some(self.process);
+        }
+        Ok(is_free)
+    }
+    fn end_sync_turn(&self) {
+        let mut shown = self.world.shown();
+        shown.turn = shown.turn.filter(|process| *process != self.process);
+    }
+    fn show_awaited(&self, txg: u64) -> io::Result<()> {
+        self.enter("await")?;
+        self.world.shown().awaited.insert((txg, self.process));
+        Ok(())
+    }
+    fn hide_awaited(&self, txg: u64) {
+        self.world.shown().awaited.remove(&(txg, self.process));
+    }
+    fn last_awaited(&self, from: u64) -> io::Result<Option<u64>> {
+        self.enter("look at awaited")?;
+        let mut shown = self.world.shown();
+        let others = shown.awaited.range((from, 0)..).rev();
+        let mut others = others.filter(|(_, process)| *process != self.process);
+        let last = others.next().map(|(txg, _)| *txg);
+        if self.world.mutant == Mutant::EarlyDurable
+            && let Some(txg) = last
+        {
+            shown.durable.insert(self.process, txg);
+        }
+        Ok(last)
+    }
+    fn show_durable(&self, txg: u64) -> io::Result<()> {
+        self.enter("show durable")?;
+        self.world.shown().durable.insert(self.process, txg);
+        Ok(())
+    }
+    fn last_shown_durable(&self, from: u64) -> io::Result<Option<u64>> {
+        self.enter("look at durable")?;
+        let mut shown = self.world.shown();
+        let others = shown.durable.iter().filter(|(process, _)| **process != self.process);
+        let last = others.map(|(_, txg)| *txg).max().filter(|txg| *txg >= from);
+        shown.learned += u64::from(last.is_some());
+        Ok(last)
+    }
+    fn is_writer_free(&self) -> io::Result<bool> {
+        self.enter("look at lock")?;
+        Ok(self.world.writer().is_none_or(|writer| writer == self.process))
     }
     fn cede(&self) -> bool {
         point("cede")

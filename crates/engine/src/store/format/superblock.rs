@@ -254,6 +254,16 @@ impl Superblock {
         }
     }
 
+    /// Returns the txg and the durable txg of a slot; `None` if it holds no superblock of this pool.
+    /// Its checksum is verified, but not what the other fields say.
+    pub fn numbers(block: &[u8], guid: &[u8; 16]) -> Option<(Txg, Txg)> {
+        check_seal(block)?;
+        let mut f = FieldReader(block);
+        (f.bytes(8)? == SUPERBLOCK_MAGIC && f.bytes(16)? == guid).then_some(())?;
+        let _features = [f.u64()?, f.u64()?, f.u64()?];
+        Some((Txg(f.u64()?), Txg(f.u64()?)))
+    }
+
     /// Decodes a slot; `None` if it holds no valid superblock of this pool. If it has unknown
     /// incompatible features, only the features and the txg are read:
     /// [`Superblock::check_readable`] needs them to refuse it by name.

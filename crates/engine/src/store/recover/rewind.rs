@@ -6,7 +6,9 @@
 //! space, is set aside, whatever else the transaction changes; the space between the two ends is
 //! freed under the new txg. The superblock says that nothing may be written before it is durable:
 //! if this process ends too early, the one that continues from it syncs first. What the older state
-//! wrote is rewritten first, since it may never have been durable (see `reaffirm.rs`).
+//! wrote is rewritten first, since it may never have been durable (see `reaffirm.rs`). If the sync
+//! after that fails too, it may be lost after all, so the superblock says that it is to be verified:
+//! it names no later durable txg than the restored state does.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -47,6 +49,7 @@ impl Txn {
         let newest = &core.base.superblock;
         core.space = Space::new(&old, ashift, core.store.rotor());
         core.set_aside = Some(std::mem::take(&mut core.space.windows));
+        core.restored_durable = Some(old.durable_txg);
         core.space.end = old.end.max(newest.end);
         let reserved = reserved_run(ashift);
         let parts = [

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use crate::error::{CutShort, Error, Location, Result};
 use crate::store::Store;
@@ -21,7 +22,7 @@ use crate::store::format::snapshot::parse_snapshot;
 use crate::store::format::superblock::{BLOCK_LEN, RING_OFFSET, Superblock, slot_offset};
 use crate::store::format::trees::TreeId;
 use crate::store::recover::cut_short::recorded_durable;
-use crate::store::ring::{adopted_state, block_hash, no_superblock, read_slot};
+use crate::store::ring::{adopted_state, block_hash, no_superblock, read_slot, slots_of};
 use crate::store::tree::walk::{Met, walk_tree, walk_where};
 use crate::units::Txg;
 
@@ -113,7 +114,7 @@ pub(in crate::store) fn recover(store: &Store) -> Result<Option<Txg>> {
         }
         let Err(error) = is_whole(store, &newest) else {
             store.doubt(&newest);
-            store.publish(adopted_state(&ring, slot, newest, Txg(0)));
+            store.publish(adopted_state(slots_of(&ring), slot, newest, Txg(0)));
             return Ok(recovered_from);
         };
         if !error.is_corruption() {
@@ -143,7 +144,7 @@ pub(in crate::store) fn recover(store: &Store) -> Result<Option<Txg>> {
             Rejection::LastOne => {
                 // No older state is left. Opening this one and reporting damage where it is met is
                 // better than refusing everything.
-                store.publish(adopted_state(&ring, slot, newest.clone(), newest.txg));
+                store.publish(adopted_state(slots_of(&ring), slot, newest.clone(), newest.txg));
                 return Ok(recovered_from.or(Some(newest.txg)));
             }
         }
@@ -189,7 +190,7 @@ fn open_cut_short(
                 store.rejected.lock().unwrap_or_else(PoisonError::into_inner).push(hash);
             }
             Ok(()) | Err(_) => {
-                store.publish(adopted_state(&ring, *slot, superblock.clone(), Txg(0)));
+                store.publish(adopted_state(slots_of(&ring), *slot, superblock.clone(), Txg(0)));
                 break;
             }
         }
@@ -266,6 +267,7 @@ fn reject(store: &Store, slot: u64, bad: &Superblock, has_older: bool) -> Result
     }
     let mut rejected = store.rejected.lock().unwrap_or_else(PoisonError::into_inner);
     rejected.push(block_hash(&block));
+    store.last_rejected.fetch_max(bad.txg.0, Ordering::Relaxed);
     if !store.read_only {
         // So that no later opener, and no writer of another process, uses it again. This must be
         // durable before the lock is released: the next commit may have the same number, the same

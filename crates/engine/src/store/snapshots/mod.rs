@@ -103,7 +103,7 @@ impl Txn {
         if !TreeId::OF_SNAPSHOTS.iter().all(is_clean) {
             return Err(Error::Invalid("a snapshot must come before any change".into()));
         }
-        let Superblock { txg, roots, stats, .. } = self.core.base.superblock.clone();
+        let Superblock { txg, roots, stats, .. } = Superblock::clone(&self.core.base.superblock);
         let roots = TreeId::OF_SNAPSHOTS.map(|tree| roots[tree].clone());
         self.add_snapshot(scope, name, created_ns, (txg, roots, stats))
     }

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use super::Txn;
 use crate::error::{Error, Result};
+use crate::device::Awaited;
 use crate::store::Store;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::gate::{Ask, Patience};
-use crate::system;
 
+/// How often a transaction waits until there is room for its superblock, before it makes room
+/// itself.
+const ROOM_WAIT_COUNT_MAX: usize = 4;
 /// The first pause between attempts to take another process's lock.
 const LOCK_PAUSE_MIN: Duration = Duration::from_micros(50);
 /// The longest pause while only small commits may be ahead: they take about that long, and who
@@ -39,6 +42,22 @@ impl Store {
         if self.is_read_only() {
             return Err(self.refusal());
         }
+        for _ in 0..ROOM_WAIT_COUNT_MAX {
+            let txn = self.begin_now(checksum, patience)?;
+            if txn.core.base.next_slot().is_some() {
+                return Ok(txn);
+            }
+            // Every slot may hold the newest durable superblock. A sync changes that; it is better
+            // made without the lock, and together with those who are waiting for one.
+            drop(txn);
+            if !self.sync_awaited()? {
+                break;
+            }
+        }
+        self.begin_now(checksum, patience)
+    }
+
+    fn begin_now(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<Txn> {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
@@ -49,6 +68,7 @@ impl Store {
         // reading thread may have adopted it just before; then there is nothing to refresh, but the
         // base is still outdated.
         self.refresh()?;
+        self.learn_durable()?;
         let newest = self.state();
         if !Arc::ptr_eq(&newest, &txn.core.base) {
             txn.rebase(newest);
@@ -110,6 +130,15 @@ impl Store {
         if self.is_read_only() {
             return Ok(());
         }
+        // This is asked before each statement that writes, and mostly nobody is there: a look costs
+        // less than to take the lock, and keeps out nobody.
+        let is_free = || {
+            let is_free = !self.writer.is_taken() && self.device.is_writer_free()?;
+            std::io::Result::Ok(is_free)
+        };
+        if is_free().map_err(|error| Error::io("lock", error))? {
+            return Ok(());
+        }
         let mut patience = Patience::None;
         loop {
             match self.enter(patience) {
@@ -140,7 +169,7 @@ impl Store {
         Ok(())
     }
 
-    /// `fcntl` has no timeout, so this polls.
+    /// `fcntl` has no timeout, so this looks again and again; who releases the lock wakes it.
     fn lock_writer_within(&self, wait: Duration) -> std::io::Result<bool> {
         let (mut left, mut next) = (wait, LOCK_PAUSE_MIN);
         while !self.device.try_lock_writer()? {
@@ -148,10 +177,7 @@ impl Store {
                 return Ok(false);
             }
             let pause = left.min(next);
-            if !self.device.cede() {
-                system::sleep(pause);
-            }
-            left -= pause;
+            left = left.saturating_sub(self.device.pause(Awaited::Writer, pause));
             let longest = if wait - left < SOON { LOCK_PAUSE_SOON } else { LOCK_PAUSE_MAX };
             next = (next * 2).min(longest);
         }

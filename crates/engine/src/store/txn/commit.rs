@@ -84,14 +84,14 @@ impl Txn {
             self.give_back(&state);
         }
         // Nobody else has committed yet, so this is the state published above, or the base.
-        let state = match durability {
-            Durability::Durable => store.guard_newest(),
-            Durability::Visible => store.state(),
-        };
-        drop(self);
-        if durability == Durability::Durable {
-            store.make_state_durable(&state)?;
+        if durability == Durability::Visible {
+            return Ok(store.state());
         }
+        let state = store.guard_newest();
+        // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
+        let _awaited = (state.durable < state.txg()).then(|| store.await_txg(state.txg()));
+        drop(self);
+        store.make_state_durable(&state)?;
         Ok(state)
     }
 
@@ -152,13 +152,15 @@ impl Txn {
                 (slot, base.txg(), written, written > UNVERIFIED_LEN_MAX)
             }
         };
+        // After a rewind, what the restored state had not made durable is verified as well.
+        let named = core.restored_durable.map_or(durable, |restored| restored.min(durable));
         let mut slots = base.slots;
-        slots[slot as usize] = SlotMark { txg: core.txg, durable };
+        slots[slot as usize] = SlotMark { txg: core.txg, durable: named };
         let superblock = Superblock {
             incompat: core.incompat,
             foreign_names: base.superblock.foreign_names.clone(),
             txg: core.txg,
-            durable_txg: durable,
+            durable_txg: named,
             data_synced,
             sync_first: core.set_aside.is_some(),
             next_slot: free_slot(slot, &slots, durable, base.guarded),
@@ -170,7 +172,7 @@ impl Txn {
             windows: core.space.windows.clone(),
             roots,
             stats: core.stats,
-            ..base.superblock
+            ..*base.superblock
         };
         let block = superblock.encode(&store.guid());
         if store.header.version < 2 {

@@ -97,6 +97,8 @@ pub(super) struct TxnCore {
     /// If the transaction restores an older state: runs that are free in that state but may be part
     /// of the newest durable one, and so must not be overwritten.
     pub(super) set_aside: Option<Vec<Run>>,
+    /// If the transaction restores an older state: the durable txg that it names.
+    pub(super) restored_durable: Option<Txg>,
     /// Whether the superblock was written, or may have been.
     pub(super) published: bool,
     /// Whether the dedup index covers everything committed.
@@ -109,7 +111,7 @@ impl Txn {
     fn new(store: Arc<Store>, base: Arc<State>, checksum: ChecksumKind) -> Txn {
         let superblock = &base.superblock;
         let core = TxnCore {
-            txg: superblock.txg.next(),
+            txg: store.next_txg(superblock),
             durable: base.durable,
             space: Space::new(superblock, store.ashift(), store.rotor()),
             out: WriteBuffer::default(),
@@ -127,24 +129,25 @@ impl Txn {
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
             set_aside: None,
+            restored_durable: None,
             published: false,
             index_ready: false,
             index_changed: false,
             base: Arc::clone(&base),
             store,
         };
-        Txn { trees: base.trees.clone(), core }
+        Txn { trees: (*base.trees).clone(), core }
     }
 
     fn rebase(&mut self, base: Arc<State>) {
         let superblock = &base.superblock;
-        self.core.txg = superblock.txg.next();
+        self.core.txg = self.core.store.next_txg(superblock);
         self.core.durable = base.durable;
         self.core.space = Space::new(superblock, self.core.ashift(), self.core.store.rotor());
         self.core.stats = superblock.stats;
         self.core.incompat = superblock.incompat;
         self.core.next_file_id = superblock.next_file_id;
-        self.trees = base.trees.clone();
+        self.trees = (*base.trees).clone();
         self.core.base = base;
     }
 

@@ -1,0 +1,433 @@
+//! Processes that share syncs, on a real file with its locks. Each open file stands for a process:
+//! its locks belong to it alone.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use common::{create, only_file, options, problems};
+use hardpack_engine::{Ashift, Error};
+use hardpack_engine::device::{Awaited, Device, FileDevice, Pins, Shared, Syncs};
+use hardpack_engine::pool::{File, Pool};
+use hardpack_engine::store::Durability;
+
+/// The sectors of the pools that [`create`] makes.
+const ASHIFT: Ashift = Ashift::MIN;
+
+/// Called instead of a sync, with the file.
+type Sync = Box<dyn FnOnce(&FileDevice) -> io::Result<()> + Send>;
+
+/// A file whose syncs are counted, and may do something else.
+struct Watched {
+    file: FileDevice,
+    sync_count: AtomicU64,
+    next_syncs: Mutex<VecDeque<Sync>>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Watched {
+    fn open(path: &Path) -> Arc<Watched> {
+        let file = FileDevice::open(path).unwrap();
+        Arc::new(Watched { file, sync_count: AtomicU64::new(0), next_syncs: Mutex::default() })
+    }
+
+    /// Makes the next sync that has no other order yet do this.
+    fn at_sync(&self, sync: impl FnOnce(&FileDevice) -> io::Result<()> + Send + 'static) {
+        self.next_syncs.lock().unwrap_or_else(PoisonError::into_inner).push_back(Box::new(sync));
+    }
+
+    fn sync_count(&self) -> u64 {
+        self.sync_count.load(Ordering::SeqCst)
+    }
+}
+
+impl Device for Watched {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(buf, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.sync_count.fetch_add(1, Ordering::SeqCst);
+        let sync = self.next_syncs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        sync.map_or_else(|| self.file.sync_data(), |sync| sync(&self.file))
+    }
+    fn syncs(&self) -> Option<&Syncs> {
+        self.file.syncs()
+    }
+    fn try_sync_turn(&self) -> io::Result<bool> {
+        self.file.try_sync_turn()
+    }
+    fn end_sync_turn(&self) {
+        self.file.end_sync_turn();
+    }
+    fn show_awaited(&self, txg: u64) -> io::Result<()> {
+        self.file.show_awaited(txg)
+    }
+    fn hide_awaited(&self, txg: u64) {
+        self.file.hide_awaited(txg);
+    }
+    fn last_awaited(&self, from: u64) -> io::Result<Option<u64>> {
+        self.file.last_awaited(from)
+    }
+    fn show_durable(&self, txg: u64) -> io::Result<()> {
+        self.file.show_durable(txg)
+    }
+    fn last_shown_durable(&self, from: u64) -> io::Result<Option<u64>> {
+        self.file.last_shown_durable(from)
+    }
+    fn pause(&self, awaited: Awaited, at_most: Duration) -> Duration {
+        self.file.pause(awaited, at_most)
+    }
+    fn pins(&self) -> Option<&Pins> {
+        self.file.pins()
+    }
+    fn show_pin(&self, txg: u64) -> io::Result<()> {
+        self.file.show_pin(txg)
+    }
+    fn hide_pin(&self, txg: u64) {
+        self.file.hide_pin(txg);
+    }
+    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
+        self.file.first_shown_pin(txgs)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn lock_writer(&self) -> io::Result<()> {
+        self.file.lock_writer()
+    }
+    fn try_lock_writer(&self) -> io::Result<bool> {
+        self.file.try_lock_writer()
+    }
+    fn is_writer_free(&self) -> io::Result<bool> {
+        self.file.is_writer_free()
+    }
+    fn unlock_writer(&self) {
+        self.file.unlock_writer();
+    }
+}
+
+/// A process that has the pool open.
+struct Process {
+    device: Arc<Watched>,
+    pool: Pool,
+    file: Arc<File>,
+}
+
+impl Process {
+    fn open(path: &Path) -> Process {
+        let device = Watched::open(path);
+        let pool = Pool::open(device.clone(), options(1 << 20)).unwrap();
+        let file = only_file(&pool).unwrap();
+        Process { device, pool, file }
+    }
+
+    /// Commits one byte at a page of its own.
+    fn commit(&self, page: u64, byte: u8, durability: Durability) -> Result<(), Error> {
+        self.file.write_at(&[byte], page * 4096)?;
+        let done = self.file.commit(durability);
+        if done.is_err() {
+            self.file.discard();
+        }
+        done
+    }
+
+    fn byte(&self, page: u64) -> u8 {
+        let mut byte = [0];
+        self.pool.refresh().unwrap();
+        assert_eq!(self.file.read_at(&mut byte, page * 4096).unwrap(), 1);
+        byte[0]
+    }
+
+    fn txg(&self) -> u64 {
+        self.pool.refresh().unwrap();
+        self.pool.state().txg().0
+    }
+}
+
+/// A pool of some pages in a file, and processes that have made a durable commit each.
+fn world<const N: usize>() -> (tempfile::TempDir, [Process; N]) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool.hpk");
+    let device: Arc<dyn Device> = Arc::new(FileDevice::create_new(&path).unwrap());
+    let pool = create(&device, &[], 1 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&[7; 16 * 4096], 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    drop((file, pool));
+    let processes = [(); N].map(|()| Process::open(&path));
+    for (page, process) in processes.iter().enumerate() {
+        process.commit(page as u64, 8, Durability::Durable).unwrap();
+    }
+    (dir, processes)
+}
+
+/// Waits until somebody shows this txg as awaited.
+fn until_awaited(device: &FileDevice, txg: u64) {
+    while device.last_awaited(txg).unwrap().is_none() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn one_sync_serves_all_who_were_waiting_when_it_began() {
+    let (dir, [leader, one, two]) = world();
+    let txg = leader.txg();
+    let (begun, is_begun) = mpsc::channel();
+    // The first sync ends when two others wait; the next one is theirs.
+    leader.device.at_sync(move |file| {
+        begun.send(()).unwrap();
+        until_awaited(file, txg + 3);
+        file.sync_data()
+    });
+    let before = [&one, &two].map(|process| process.device.sync_count());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| leader.commit(0, 1, Durability::Durable));
+        is_begun.recv().unwrap();
+        let others =
+            [(&one, 1), (&two, 2)].map(|(process, page)| {
+                scope.spawn(move || process.commit(page, 1, Durability::Durable))
+            });
+        first.join().unwrap().unwrap();
+        others.into_iter().for_each(|other| other.join().unwrap().unwrap());
+    });
+    let after = [&one, &two].map(|process| process.device.sync_count());
+    // The sync that was in progress began before their commits, so it does not count for them.
+    assert_eq!(after[0] + after[1], before[0] + before[1] + 1, "{before:?} {after:?}");
+    for page in 0..3 {
+        assert_eq!(Process::open(&dir.path().join("pool.hpk")).byte(page), 1);
+    }
+    assert_eq!(problems(&leader.pool).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_sync_in_progress_does_not_count_for_later_commits() {
+    let (_dir, [leader, other]) = world();
+    let txg = leader.txg();
+    let (begun, is_begun) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    leader.device.at_sync(move |file| {
+        begun.send(()).unwrap();
+        may_go.recv().unwrap();
+        file.sync_data()
+    });
+    let before = other.device.sync_count();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| leader.commit(0, 1, Durability::Durable));
+        is_begun.recv().unwrap();
+        let second = scope.spawn(|| other.commit(1, 1, Durability::Durable));
+        until_awaited(&leader.device.file, txg + 2);
+        go.send(()).unwrap();
+        first.join().unwrap().unwrap();
+        second.join().unwrap().unwrap();
+    });
+    assert_eq!(other.device.sync_count(), before + 1);
+}
+
+#[test]
+fn nobody_relies_on_a_process_that_has_the_turn_and_does_nothing() {
+    let (dir, [stuck, other]) = world();
+    assert!(stuck.device.try_sync_turn().unwrap());
+    let before = other.device.sync_count();
+    other.commit(1, 1, Durability::Durable).unwrap();
+    assert_eq!(other.device.sync_count(), before + 1);
+    // Its turn ends with the process.
+    assert!(!FileDevice::open(&dir.path().join("pool.hpk")).unwrap().try_sync_turn().unwrap());
+    drop(stuck);
+    assert!(other.device.try_sync_turn().unwrap());
+}
+
+#[test]
+fn a_failed_sync_is_shown_to_nobody() {
+    let (dir, [leader, other]) = world();
+    let txg = leader.txg();
+    leader.device.at_sync(move |file| {
+        until_awaited(file, txg + 2);
+        Err(io::Error::other("injected"))
+    });
+    let before = other.device.sync_count();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| leader.commit(0, 1, Durability::Durable));
+        let second = scope.spawn(|| {
+            until_awaited(&other.device.file, txg + 1);
+            other.commit(1, 1, Durability::Durable)
+        });
+        assert!(first.join().unwrap().is_err());
+        // Here the system has nothing to tell.
+        second.join().unwrap().unwrap();
+    });
+    assert_eq!(other.device.sync_count(), before + 1, "it must sync for itself");
+    assert!(matches!(leader.commit(0, 2, Durability::Durable), Err(Error::FailStop)));
+    let third = Process::open(&dir.path().join("pool.hpk"));
+    assert_eq!((third.byte(0), third.byte(1)), (1, 1));
+}
+
+/// Who is told that a sync failed stops, whoever made that sync.
+#[test]
+fn those_who_waited_for_a_failed_sync_are_told_too() {
+    let (_dir, [leader, other]) = world();
+    let txg = leader.txg();
+    leader.device.at_sync(move |file| {
+        until_awaited(file, txg + 2);
+        Err(io::Error::other("injected"))
+    });
+    other.device.at_sync(|_| Err(io::Error::other("a sync of another process failed")));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| leader.commit(0, 1, Durability::Durable));
+        let second = scope.spawn(|| {
+            until_awaited(&other.device.file, txg + 1);
+            other.commit(1, 1, Durability::Durable)
+        });
+        assert!(first.join().unwrap().is_err());
+        assert!(second.join().unwrap().is_err());
+    });
+    assert!(matches!(other.commit(1, 2, Durability::Visible), Err(Error::FailStop)));
+}
+
+/// What a process found when it opened the pool may have been lost before it could be told. Until
+/// it has written that again, its syncs prove nothing to others.
+#[test]
+fn a_process_in_doubt_tells_nobody() {
+    let (_dir, [one, other]) = world();
+    let txg = one.txg() + 1;
+    other.device.show_awaited(txg).unwrap();
+    let doubtful = AtomicU64::new(1);
+    let shared = Shared { txg, known_failures: 0, doubtful: &doubtful };
+    let sync = || one.device.syncs().unwrap().sync_txg(&*one.device, shared).unwrap().unwrap();
+    let before = one.device.sync_count();
+    sync();
+    assert_eq!(other.device.last_shown_durable(txg).unwrap(), None);
+    doubtful.store(0, Ordering::SeqCst);
+    sync();
+    assert_eq!(other.device.last_shown_durable(txg).unwrap(), Some(txg));
+    assert_eq!(one.device.sync_count(), before + 2);
+}
+
+/// With a full ring, a commit waits for the syncs of others instead of making one under the lock.
+#[test]
+fn a_full_ring_is_emptied_by_those_who_sync() {
+    let (_dir, all) = world::<12>();
+    let [leader, last, others @ ..] = &all;
+    let (begun, is_begun) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    leader.device.at_sync(move |file| {
+        begun.send(()).unwrap();
+        // Also if the test fails.
+        let _ = may_go.recv();
+        file.sync_data()
+    });
+    let commit = |process: &Process, page| process.commit(page, 1, Durability::Durable);
+    std::thread::scope(move |scope| {
+        let mut running = vec![scope.spawn(move || commit(leader, 0))];
+        is_begun.recv().unwrap();
+        for (page, process) in (2..).zip(others) {
+            let txg = last.txg() + 1;
+            if last.pool.state().superblock.next_slot.is_none() {
+                break;
+            }
+            running.push(scope.spawn(move || commit(process, page)));
+            until_awaited(&last.device.file, txg);
+        }
+        assert_eq!(last.pool.state().superblock.next_slot, None, "the ring is not full");
+        let before = last.device.sync_count();
+        let next = scope.spawn(|| last.commit(1, 200, Durability::Visible));
+        drop(go);
+        running.into_iter().for_each(|commit| commit.join().unwrap().unwrap());
+        next.join().unwrap().unwrap();
+        assert!(last.device.sync_count() <= before + 1);
+        assert_eq!((leader.byte(0), leader.byte(1), leader.byte(2)), (1, 200, 1));
+        assert_eq!(problems(&leader.pool).unwrap(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn what_is_shown_ends_with_its_process() {
+    let (dir, [one, other]) = world();
+    one.device.show_awaited(40).unwrap();
+    one.device.show_awaited(50).unwrap();
+    one.device.show_durable(30).unwrap();
+    one.device.show_durable(35).unwrap();
+    assert_eq!(other.device.last_awaited(0).unwrap(), Some(50));
+    assert_eq!(other.device.last_awaited(50).unwrap(), Some(50));
+    assert_eq!(other.device.last_awaited(51).unwrap(), None);
+    assert_eq!(one.device.last_awaited(0).unwrap(), None, "only those of others");
+    assert_eq!(other.device.last_shown_durable(35).unwrap(), Some(35));
+    assert_eq!(other.device.last_shown_durable(36).unwrap(), None);
+    one.device.hide_awaited(50);
+    assert_eq!(other.device.last_awaited(0).unwrap(), Some(40));
+    other.device.show_durable(90).unwrap();
+    let third = Watched::open(&dir.path().join("pool.hpk"));
+    assert_eq!(third.last_shown_durable(0).unwrap(), Some(90));
+    drop(other);
+    assert_eq!(third.last_shown_durable(0).unwrap(), Some(35));
+    drop(one);
+    assert_eq!(third.last_shown_durable(0).unwrap(), None);
+    assert_eq!(third.last_awaited(0).unwrap(), None);
+    // Numbers that only a forged pool has.
+    third.show_awaited(u64::MAX).unwrap();
+    third.show_durable(u64::MAX).unwrap();
+    assert_eq!(third.last_awaited(u64::MAX).unwrap(), None);
+    third.hide_awaited(u64::MAX);
+}
+
+/// A pause would end by itself only after the test has failed.
+#[test]
+fn who_releases_a_lock_wakes_those_who_wait() {
+    let (dir, [one]) = world();
+    let path = dir.path().join("pool.hpk");
+    for awaited in [Awaited::Writer, Awaited::SyncTurn] {
+        let waiting = FileDevice::open(&path).unwrap();
+        let paused = std::thread::spawn(move || waiting.pause(awaited, Duration::from_secs(600)));
+        while !paused.is_finished() {
+            one.device.unlock_writer();
+            one.device.end_sync_turn();
+            std::thread::yield_now();
+        }
+        assert!(paused.join().unwrap() < Duration::from_secs(600));
+    }
+    // What cannot be mapped can be waited for too.
+    let empty = FileDevice::create_new(&dir.path().join("empty")).unwrap();
+    let pause = Duration::from_millis(2);
+    assert!(empty.pause(Awaited::Writer, pause) >= pause);
+}
+
+/// Nobody learns anything about a state that took the number of a rejected one.
+#[test]
+fn the_number_of_a_rejected_state_is_not_given_again() {
+    let (dir, [author]) = world();
+    let path = dir.path().join("pool.hpk");
+    author.commit(0, 1, Durability::Durable).unwrap();
+    let durable = author.txg();
+    author.commit(0, 2, Durability::Visible).unwrap();
+    let lost = author.pool.state();
+    drop(author);
+    // The newest state loses a node.
+    let roots = lost.superblock.roots.values().iter().flatten();
+    let newest = roots.max_by_key(|root| root.birth).unwrap();
+    let run = newest.run(ASHIFT).unwrap();
+    FileDevice::open(&path).unwrap().write_at(&[0x5a; 64], run.start.0 << ASHIFT).unwrap();
+    let opener = Process::open(&path);
+    assert_eq!(opener.txg(), durable);
+    opener.commit(0, 3, Durability::Durable).unwrap();
+    assert_eq!(opener.txg(), lost.txg().0 + 1);
+    assert_eq!(opener.byte(0), 3);
+}
