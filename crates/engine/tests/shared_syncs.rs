@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use common::{create, only_file, options, problems};
-use hardpack_engine::{Ashift, Error};
 use hardpack_engine::device::{Awaited, Device, FileDevice, Pins, Shared, Syncs};
 use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::Durability;
+use hardpack_engine::{Ashift, Error};
 
 /// The sectors of the pools that [`create`] makes.
 const ASHIFT: Ashift = Ashift::MIN;
@@ -203,10 +203,9 @@ fn one_sync_serves_all_who_were_waiting_when_it_began() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| leader.commit(0, 1, Durability::Durable));
         is_begun.recv().unwrap();
-        let others =
-            [(&one, 1), (&two, 2)].map(|(process, page)| {
-                scope.spawn(move || process.commit(page, 1, Durability::Durable))
-            });
+        let others = [(&one, 1), (&two, 2)].map(|(process, page)| {
+            scope.spawn(move || process.commit(page, 1, Durability::Durable))
+        });
         first.join().unwrap().unwrap();
         others.into_iter().for_each(|other| other.join().unwrap().unwrap());
     });

@@ -121,8 +121,9 @@ impl SharedPage {
         let (flags, descriptor) = (libc::MAP_SHARED, file.as_raw_fd());
         // SAFETY: the kernel chooses the address. Nothing ever reads the memory, so it does not
         // matter that others change the file or cut it.
-        let page =
-            unsafe { libc::mmap(ptr::null_mut(), SHARED_LEN, libc::PROT_READ, flags, descriptor, 0) };
+        let page = unsafe {
+            libc::mmap(ptr::null_mut(), SHARED_LEN, libc::PROT_READ, flags, descriptor, 0)
+        };
         if page == libc::MAP_FAILED {
             return None;
         }
@@ -144,9 +145,8 @@ impl SharedPage {
             let (address, operation) = (self.address(word), libc::FUTEX_WAIT);
             libc::syscall(libc::SYS_futex, address, operation, expected, &raw const timeout)
         };
-        let failed = |error: io::Error| {
-            !matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EINTR))
-        };
+        let failed =
+            |error: io::Error| !matches!(error.raw_os_error(), Some(libc::ETIMEDOUT | libc::EINTR));
         done == 0 || !failed(io::Error::last_os_error())
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::Txn;
-use crate::error::{Error, Result};
 use crate::device::Awaited;
+use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::gate::{Ask, Patience};
