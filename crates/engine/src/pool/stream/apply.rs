@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::body::{At, Body, travelling};
 use super::frame::Frame;
+use super::staging::Held;
 use crate::codec::{CodecId, Dictionary};
 use crate::error::{Error, Location, Result};
 use crate::pool::extents::delta;
@@ -219,29 +220,25 @@ impl Apply {
             let pointer = Pointer { span_log2: pointer.span_log2, ..known };
             return insert(txn, file, at, &pointer);
         }
-        let encoding = Encoding {
-            codec: CodecId::try_from(pointer.codec)
-                .map_err(|error| Error::decoding("stream", Location::Nowhere, error))?,
-            level: pointer.level,
-            filter: Filter::from_stored(pointer.filter)
-                .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?,
-            gain: pointer.gain,
-            dictionary,
-        };
-        let placed = match &pointer.place {
-            Place::Zero => txn.embed(None, encoding, pointer.extent_len)?,
-            Place::Embedded(bytes) => txn.embed(Some(bytes), encoding, pointer.extent_len)?,
-            Place::Extent { checksum_kind, .. } => {
-                let ashift = txn.store().ashift();
-                txn.provision(std::iter::once(sectors_for(pointer.stored_len, ashift)))?;
-                txn.store_extent(stored, encoding, pointer.extent_len, *checksum_kind)?
-            }
-        };
-        let placed = Pointer { place: placed.place, birth: placed.birth, ..pointer };
+        let placed = store_as_sent(txn, pointer, stored)?;
         if let Some(hash) = hash {
             txn.add_content(&placed, hash)?;
         }
         insert(txn, file, at, &placed)
+    }
+
+    /// Gives a record that is stored already to its file.
+    pub(super) fn staged_extent(&self, txn: &mut Txn, at: At, record: Held) -> Result<()> {
+        let file = self.file(txn, at.file)?;
+        if entries::settings(txn, file)?.0.dedup != Dedup::Off {
+            // It may be there a second time.
+            let stored = txn.store().read_stored(&record.pointer)?;
+            return self.file_extent(txn, at, travelling(&record.pointer), &stored, true);
+        }
+        check_place(txn, file, at, &record.pointer)?;
+        let pointer = record.take(txn)?;
+        // It counts since it was staged.
+        txn.insert(at.tree, &file_extent_key(file, at.offset), &pointer.to_bytes()).map(drop)
     }
 
     /// Looks for equal bytes if equal records are shared. Returns a pointer to them, otherwise the
@@ -328,6 +325,30 @@ impl Apply {
     }
 }
 
+/// Stores a record or patch as its sender stored it, and returns a pointer to it. Its dictionary is
+/// one of this pool.
+pub(super) fn store_as_sent(txn: &mut Txn, pointer: Pointer, stored: &[u8]) -> Result<Pointer> {
+    let encoding = Encoding {
+        codec: CodecId::try_from(pointer.codec)
+            .map_err(|error| Error::decoding("stream", Location::Nowhere, error))?,
+        level: pointer.level,
+        filter: Filter::from_stored(pointer.filter)
+            .ok_or_else(|| Error::Unsupported(format!("filter {}", pointer.filter)))?,
+        gain: pointer.gain,
+        dictionary: pointer.dictionary,
+    };
+    let placed = match &pointer.place {
+        Place::Zero => txn.embed(None, encoding, pointer.extent_len)?,
+        Place::Embedded(bytes) => txn.embed(Some(bytes), encoding, pointer.extent_len)?,
+        Place::Extent { checksum_kind, .. } => {
+            let ashift = txn.store().ashift();
+            txn.provision(std::iter::once(sectors_for(pointer.stored_len, ashift)))?;
+            txn.store_extent(stored, encoding, pointer.extent_len, *checksum_kind)?
+        }
+    };
+    Ok(Pointer { place: placed.place, birth: placed.birth, ..pointer })
+}
+
 /// Verifies the content of a frame while no transaction is open. Returns whether it could: content
 /// that needs a dictionary has to wait until that is stored.
 pub(super) fn verify(store: &Store, body: &Body) -> Result<bool> {
@@ -340,7 +361,7 @@ pub(super) fn verify(store: &Store, body: &Body) -> Result<bool> {
 }
 
 /// Checks stored bytes against their pointer, and returns the decoded content.
-fn check_content<'s>(
+pub(super) fn check_content<'s>(
     store: &Store,
     pointer: &'s Pointer,
     stored: &'s [u8],

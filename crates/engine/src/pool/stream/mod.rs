@@ -41,7 +41,8 @@
 //! there (see [`Pool::receive_token`](super::Pool::receive_token)) or `abort_receive` removes them.
 //!
 //! `send.rs` walks the data to send and `changes.rs` the changes; `receive.rs` handles connections,
-//! `apply.rs` applies frames, and `update.rs` applies those of an incremental stream.
+//! `apply.rs` applies frames, `update.rs` applies those of an incremental stream, whose records
+//! `staging.rs` has stored before.
 
 mod apply;
 mod body;
@@ -49,6 +50,7 @@ mod changes;
 mod frame;
 mod receive;
 mod send;
+mod staging;
 mod update;
 
 #[cfg(test)]

@@ -15,13 +15,15 @@ use super::ResumeToken;
 use super::apply::{Apply, decode, refused, verify};
 use super::body::{Body, END};
 use super::frame::{Frame, FrameReader, Header};
-use super::update::{changed_since, each_spooled, remove_orphans};
+use super::staging::{Ready, Staging};
+use super::update::{changed_since, remove_orphans};
 use crate::error::{Error, Location, Result};
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{parse_file_extent_key, read_range};
 use crate::pool::namespace::api::is_reached;
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Identity, Kind, Progress};
+use crate::pool::namespace::nameless;
 use crate::pool::namespace::props::{Dedup, Property, Settings};
 use crate::pool::snapshots::rollback::{refuse, roll_back};
 use crate::pool::write::batch::Batch;
@@ -130,9 +132,10 @@ impl Pool {
         let end = receive.take_frames(&mut reader, told)?;
         // Detects garbage after the stream before any of it becomes visible.
         let next = reader.next_stream()?.then_some(reader.len);
+        let staging = receive.stage()?;
         receive.announce(options)?;
         let properties = if next.is_none() { options.properties } else { &[] };
-        let file = receive.finish(properties)?;
+        let file = receive.finish(properties, staging.as_ref())?;
         Ok(ReceiveReport {
             file,
             snapshot: receive.header.name,
@@ -329,13 +332,38 @@ impl<'p> Receive<'p> {
         self.commit(txn, last + 1)?;
         if self.unsynced_len >= SYNC_LEN_MIN {
             self.unsynced_len = 0;
-            match self.pool.store().make_durable() {
-                // Others have the lock, and the end of the receive does it.
-                Err(Error::Busy) => {}
-                done => done?,
-            }
+            make_durable(self.pool)?;
         }
         Ok(())
+    }
+
+    /// Stores the records of the collected frames, before the transaction that applies them.
+    fn stage(&self) -> Result<Option<Staging>> {
+        let Some(key) = self.key.filter(|_| self.header.base.0 != 0) else { return Ok(None) };
+        let Progress { spooled, frames, .. } = self.progress;
+        if spooled <= self.batch_len_max as u64 {
+            let mut staging = Staging::new((key, spooled), None);
+            staging.read_all(frames);
+            return Ok(Some(staging));
+        }
+        let checksum = self.pool.settings(ROOT)?.checksum;
+        let filling = nameless::begin_filling(self.pool.store(), checksum)?;
+        let mut staging = Staging::new((key, spooled), Some(filling));
+        let mut unsynced_len = 0;
+        let mut commit = |txn: Txn, len: usize| {
+            txn.commit(Durability::Visible)?;
+            unsynced_len += len;
+            if unsynced_len >= SYNC_LEN_MIN {
+                unsynced_len = 0;
+                make_durable(self.pool)?;
+            }
+            Ok(())
+        };
+        let what = (frames, self.batch_len_max);
+        staging.stage(self.pool, what, &mut || self.transaction(), &mut commit)?;
+        // What is left for the last transaction to sync is short then.
+        make_durable(self.pool)?;
+        Ok(Some(staging))
     }
 
     /// Commits the frames before number `frames`.
@@ -447,7 +475,11 @@ impl<'p> Receive<'p> {
     }
 
     /// Makes everything received visible at once.
-    fn finish(&mut self, properties: &[(Property, String)]) -> Result<FileId> {
+    fn finish(
+        &mut self,
+        properties: &[(Property, String)],
+        staging: Option<&Staging>,
+    ) -> Result<FileId> {
         let mut txn = self.transaction()?;
         let root = match (self.header.base.0, self.key) {
             (0, None) => return Err(refused("expected its scope, found its end")),
@@ -457,7 +489,7 @@ impl<'p> Receive<'p> {
                 Edit::new(&mut txn, 0).name_first(root, parent, name)?;
                 root
             }
-            _ => self.update(&mut txn)?,
+            _ => self.update(&mut txn, staging)?,
         };
         Edit::new(&mut txn, 0).set_properties(root, properties)?;
         let scope = Scope { file: root, is_directory: self.header.kind == Kind::Directory };
@@ -469,7 +501,7 @@ impl<'p> Receive<'p> {
     }
 
     /// Applies the collected frames to the target, which equals the base.
-    fn update(&self, txn: &mut Txn) -> Result<FileId> {
+    fn update(&self, txn: &mut Txn, staging: Option<&Staging>) -> Result<FileId> {
         let (parent, name) = (self.progress.parent, &self.progress.name);
         let text = || String::from_utf8_lossy(name).into_owned();
         let missing = || Error::NotFound { what: "file", name: text() };
@@ -495,19 +527,31 @@ impl<'p> Receive<'p> {
             // expects.
             roll_back(txn, &snapshot, &mut refuse)?;
         }
-        let Some(key) = self.key else { return Ok(root) };
+        let (Some(key), Some(staging)) = (self.key, staging) else { return Ok(root) };
         let checksum = self.pool.settings(parent)?.checksum;
         let apply = Apply { key, root, checksum, from: self.from() };
-        let spooled = (self.progress.spooled, self.progress.frames);
-        each_spooled(self.pool, key, spooled, &mut |body| match body {
+        staging.each_read(self.pool, &mut |body| match body {
             Body::Known { file, path } => apply.know(txn, file, &path),
             _ => Ok(()),
         })?;
-        each_spooled(self.pool, key, spooled, &mut |body| apply.change(txn, body))?;
+        staging.each(self.pool, txn, &mut |txn, ready| match ready {
+            Ready::Read(body) => apply.change(txn, body),
+            Ready::Staged { at, record } => apply.take_staged(txn, at, record),
+        })?;
         remove_orphans(txn)?;
+        staging.remove(txn)?;
         let attributes = entries::attributes(txn, key)?;
         Edit::new(txn, 0).remove_file(key, &attributes)?;
         Ok(root)
+    }
+}
+
+/// Makes what was received so far durable, unless others are in the way; the end of the receive
+/// does it in any case.
+fn make_durable(pool: &Pool) -> Result<()> {
+    match pool.store().make_durable() {
+        Err(Error::Busy) => Ok(()),
+        done => done,
     }
 }
 

@@ -3,6 +3,7 @@
 mod chains;
 mod crash;
 mod diverged;
+mod staged;
 mod trees;
 
 use std::io::Read;

@@ -6,10 +6,10 @@
 
 use std::io::{self, Read};
 
-use super::apply::{Apply, decode, refused};
+use super::apply::{Apply, refused};
 use super::body::{At, Body};
-use super::frame::FrameReader;
-use crate::error::{Error, Location, Result};
+use super::staging::Held;
+use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::removal::give_up;
 use crate::pool::extents::{file_extent_key, parse_file_extent, patches_over, read_range};
@@ -24,12 +24,19 @@ use crate::units::FileId;
 /// How many bytes of the collected frames are read at a time.
 const READ_LEN: usize = 256 << 10;
 
-/// Frames that were collected in a nameless file.
-struct Spool<'p> {
+/// Frames that were collected in a nameless file, as an input.
+pub(super) struct Spool<'p> {
     pool: &'p Pool,
     file: FileId,
     at: u64,
     len: u64,
+}
+
+impl<'p> Spool<'p> {
+    /// Reads a file of this length from a byte on.
+    pub fn new(pool: &'p Pool, (file, len): (FileId, u64), at: u64) -> io::BufReader<Spool<'p>> {
+        io::BufReader::with_capacity(READ_LEN, Spool { pool, file, at, len })
+    }
 }
 
 impl Read for Spool<'_> {
@@ -46,26 +53,8 @@ impl Read for Spool<'_> {
     }
 }
 
-/// Calls `visit` with the body of each collected frame.
-pub(super) fn each_spooled(
-    pool: &Pool,
-    file: FileId,
-    (len, frames): (u64, u64),
-    visit: &mut dyn FnMut(Body) -> Result<()>,
-) -> Result<()> {
-    let spool = Spool { pool, file, at: 0, len };
-    let mut input = io::BufReader::with_capacity(READ_LEN, spool);
-    let mut reader = FrameReader::from_frame(&mut input, 0);
-    for _ in 0..frames {
-        let frame = reader.frame().map_err(from_pool)?;
-        let visited = decode(&frame).and_then(&mut *visit);
-        visited.map_err(|error| error.or_at(|| Location::Frame(frame.number)))?;
-    }
-    Ok(())
-}
-
 /// Takes an error of the pool out of the one of the reader that it came through.
-fn from_pool(error: Error) -> Error {
+pub(super) fn from_pool(error: Error) -> Error {
     match error {
         Error::Stream { action, source } => match source.downcast::<Error>() {
             Ok(error) => error,
@@ -99,6 +88,12 @@ impl Apply {
             return Err(refused(format!("expected one path for number {}, found two", file.0)));
         }
         entries::set_identity(txn, self.key, Identity::File, file.0, here.0)
+    }
+
+    /// Applies a frame of an incremental stream whose record is stored already.
+    pub(super) fn take_staged(&self, txn: &mut Txn, at: At, record: Held) -> Result<()> {
+        self.renew(txn, at.file)?;
+        self.staged_extent(txn, at, record)
     }
 
     /// Applies a frame of an incremental stream.
