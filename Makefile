@@ -1,7 +1,7 @@
 # Two commands are enough to begin: `make demo` shows what Hardpack does, `make test` tests it.
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test lint bench crash schedules torture sqlite-suite examples fuzz packages clean
+.PHONY: build demo test lint bench crash schedules torture sqlite-suite examples fuzz dist book packages clean
 
 # Builds the command (target/release/hardpack) and the SQLite extension (target/release/libhardpack.so).
 build: packages
@@ -21,6 +21,8 @@ test: build
 	bench/bench.py --quick --out target/bench-smoke
 	scripts/torture/run.py --quick
 	scripts/examples.sh --quick
+	scripts/dist/test.sh --quick
+	scripts/docs/guides.py
 
 # Checks formatting, lints, documentation, spelling, and licences of dependencies. Warnings are errors.
 lint: packages
@@ -61,6 +63,15 @@ examples: build
 # Runs every fuzz target under AddressSanitizer for a minute. Needs nightly Rust.
 fuzz:
 	scripts/fuzz.sh
+
+# Makes the packages of a release, for x86-64 and ARM, in target/packages: some minutes. DIST passes options on, as in
+# DIST=x86_64. docs/install.md says what they are.
+dist: packages
+	scripts/dist/build.sh $(DIST)
+
+# Makes a book of the documentation, target/book/index.html. Builds mdBook the first time.
+book:
+	scripts/book.sh
 
 # Installs the Debian packages that building, testing and the demo need.
 packages:

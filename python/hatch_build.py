@@ -13,6 +13,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FILES = ["libhardpack.so", "libhardpack_preload.so", "hardpack"]
 
+# A folder with FILES that are built and stripped already, and the tag of the platform they fit:
+# for packages of a release (`scripts/dist/build.sh`).
+BUILT_VARIABLE = "HARDPACK_WHEEL_FILES"
+PLATFORM_VARIABLE = "HARDPACK_WHEEL_PLATFORM"
+
 
 class CargoBuildHook(BuildHookInterface):
     """Adds what `cargo build --release` makes; the wheel fits any Python 3 of this platform."""
@@ -23,7 +28,8 @@ class CargoBuildHook(BuildHookInterface):
         here = Path(self.root)
         from_sdist = here / "rust"
         workspace = from_sdist if from_sdist.is_dir() else here.parent
-        made = self.build(workspace)
+        built = os.environ.get(BUILT_VARIABLE)
+        made = Path(built) if built else self.build(workspace)
         if version == "editable":
             target = here / "src" / "hardpack" / "_native"
             target.mkdir(exist_ok=True)
@@ -31,13 +37,16 @@ class CargoBuildHook(BuildHookInterface):
                 shutil.copy2(made / name, target / name)
             return
         stripped = made.parent / "python-wheel"
-        stripped.mkdir(exist_ok=True)
         include = build_data["force_include"]
         for name in FILES:
-            include[str(strip(made / name, stripped / name))] = f"hardpack/_native/{name}"
+            path = made / name if built else strip(made / name, stripped / name)
+            include[str(path)] = f"hardpack/_native/{name}"
+        if built:
+            include[str(made / "LICENSES-OF-PARTS")] = "hardpack/LICENSES-OF-PARTS"
         for name in ["LICENSE-MIT", "LICENSE-APACHE"]:
             include[str(workspace / name)] = f"hardpack/{name}"
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        native = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        platform = os.environ.get(PLATFORM_VARIABLE) or native
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
 
@@ -54,6 +63,7 @@ class CargoBuildHook(BuildHookInterface):
 
 def strip(made: Path, stripped: Path) -> Path:
     """Copies a file without the tables that only a debugger needs."""
+    stripped.parent.mkdir(exist_ok=True)
     shutil.copy2(made, stripped)
     if shutil.which("strip") is not None:
         subprocess.run(["strip", "--strip-debug", str(stripped)], check=True)

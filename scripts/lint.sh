@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Checks what the compiler does not: the width of comments, spelling, and what dependencies may be.
+# Checks what the compiler does not: the width of comments, links in the documentation, spelling, and what dependencies
+# may be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/comment_width.py
+scripts/docs/links.py
 tools=$(scripts/lint-tools.sh)
 "$tools/typos"
 

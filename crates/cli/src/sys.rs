@@ -52,7 +52,7 @@ impl EndingSignals {
     /// Waits for one of the signals, or until the time is over. Returns the signal that came.
     pub fn next(&self, time: Option<Duration>) -> Option<EndingSignal> {
         let time = time.map(|time| libc::timespec {
-            tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: time.subsec_nanos().into(),
         });
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

@@ -131,8 +131,13 @@ pub extern "C" fn hardpack_version_number() -> c_int {
     numbers.fold(0, |all, number| all * 1000 + number.parse::<c_int>().unwrap_or(0))
 }
 
+/// What stands before the version in the bytes of the library, for `hardpack doctor`: a command
+/// that is linked statically cannot load it.
+const VERSION_LABEL: &str = "libhardpack-version=";
+static VERSION: &str = concat!("libhardpack-version=", env!("CARGO_PKG_VERSION"), "\0");
+
 /// Returns the version, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn hardpack_version() -> *const c_char {
-    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+    VERSION[VERSION_LABEL.len()..].as_ptr().cast()
 }

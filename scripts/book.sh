@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Makes a book of the documentation in target/book, with mdBook, which is built in target/book-tools the first time: that
+# takes some minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=0.5.4
+tools=$(realpath -m "${CARGO_TARGET_DIR:-target}")/book-tools
+if [ "$("$tools/bin/mdbook" --version 2>/dev/null)" != "mdbook v$version" ]; then
+    cargo install --quiet --locked --version "$version" --root "$tools" --target-dir "$tools/build" mdbook
+    rm -rf "$tools/build"
+fi
+"$tools/bin/mdbook" build
+echo "target/book/index.html"
