@@ -16,7 +16,7 @@
 //! relies on a turn: whoever waits for too long syncs by itself.
 //!
 //! * A txg is shown as awaited after its superblock is written, by somebody who does not overwrite
-//!   that superblock before a later txg is known to be durable. Others who know of it do not either.
+//!   that superblock before a later txg is known to be durable. Nor do others who know of it.
 //! * A sync that succeeds covers what was written before it began, by anybody: a loss since its
 //!   process opened the file would have been reported to it. It may not have been told of earlier
 //!   losses, so a process that is in doubt about what it found when it opened the file syncs for

@@ -4,8 +4,8 @@
 //! and again, and pauses in between. The pauses are waits on a *futex*: a word of memory for which
 //! the kernel keeps a list of those who sleep. Processes that map the same page of one file share
 //! the lists of its words. The page is the first of the pool, which never changes; it is mapped for
-//! reading, and only the kernel looks at it there. So nothing is written, and a file that is cut short
-//! harms nobody.
+//! reading, and only the kernel looks at it there. So nothing is written, and a file that is cut
+//! short harms nobody.
 //!
 //! A wake-up is lost if it comes between a look and the pause after it. So pauses stay short, and
 //! are sleeps where the page cannot be mapped.
