@@ -254,7 +254,7 @@ impl Superblock {
         }
     }
 
-    /// Returns the txg and the durable txg of a slot, `None` if no superblock of this pool is there.
+    /// Returns the txg and the durable txg of a slot, `None` if it has no superblock of this pool.
     /// Its checksum is verified, but not what the other fields say.
     pub fn numbers(block: &[u8], guid: &[u8; 16]) -> Option<(Txg, Txg)> {
         check_seal(block)?;

@@ -5,10 +5,10 @@
 //! states. Meanwhile the space that is free in the older state, in windows and in the tree of free
 //! space, is set aside, whatever else the transaction changes; the space between the two ends is
 //! freed under the new txg. The superblock says that nothing may be written before it is durable:
-//! if this process ends too early, who continues from it syncs first. What the older state wrote is
-//! rewritten first, since it may never have been durable (see `reaffirm.rs`). If the sync after that
-//! fails too, it may be lost after all, so the superblock says that it is to be verified: it names
-//! no later durable txg than the restored state does.
+//! if this process ends too early, who continues from it syncs first. What the older state wrote
+//! is rewritten first, since it may never have been durable (see `reaffirm.rs`). If the sync after
+//! that fails too, it may be lost after all, so the superblock says that it is to be verified: it
+//! names no later durable txg than the restored state does.
 
 use crate::error::{Error, Result};
 use crate::store::Store;
