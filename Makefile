@@ -46,7 +46,7 @@ crash: packages
 # Prints the seeds of the orders that failed.
 schedules: packages
 	HARDPACK_SCHEDULES=20000 cargo test --release --locked -p hardpack-engine --test schedules -- --nocapture
-	HARDPACK_SCHEDULES=20000 cargo test --locked -p hardpack-cli --test schedules
+	HARDPACK_SCHEDULES=20000 HARDPACK_POWER_SCHEDULES=2000 cargo test --locked -p hardpack-cli --test schedules
 
 # Kills real processes, fills disks and cuts the power: half an hour; needs root for all of it. TORTURE passes options on.
 torture: build

@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 
 use libc::{c_long, pid_t, user_regs_struct};
 
+use super::medium::{Medium, Op};
 use super::random::Random;
 use super::tracer::{self, Stop, Tracer};
 
@@ -130,6 +131,8 @@ pub struct World {
     pub stops_at_reads: bool,
     pub trace: Vec<String>,
     pub events: Vec<Event>,
+    /// Records what is written, if that is wanted.
+    pub medium: Option<Medium>,
 }
 
 impl World {
@@ -148,6 +151,7 @@ impl World {
             stops_at_reads: false,
             trace: Vec::new(),
             events: Vec::new(),
+            medium: None,
         }
     }
 
@@ -472,9 +476,85 @@ impl World {
                 self.trace.push(name);
                 self.unlocks += 1;
             }
-            _ => self.trace.push(name),
+            _ => {
+                self.trace.push(name);
+                self.record(id, tid, call);
+            }
         }
         true
+    }
+
+    /// Makes a call and records what it does, if that is wanted.
+    fn record(&mut self, id: usize, tid: pid_t, call: &user_regs_struct) {
+        let (dir, worker) = (self.dir.clone(), self.threads[&id].worker);
+        let Some(mut medium) = self.medium.take() else { return };
+        let in_dir = |path: &Path| {
+            let name = path.strip_prefix(&dir).ok()?.to_str()?;
+            let is_recorded = !name.is_empty() && !name.contains('/') && !name.ends_with("-shm");
+            is_recorded.then(|| name.to_string())
+        };
+        let open_file = || in_dir(&fs::read_link(format!("/proc/{tid}/fd/{}", call.rdi)).ok()?);
+        let named = |address| {
+            use std::os::unix::ffi::OsStrExt;
+            let path = tracer::read_string(tid, address);
+            in_dir(&dir.join(std::ffi::OsStr::from_bytes(&path)))
+        };
+        match call.orig_rax as c_long {
+            libc::SYS_open | libc::SYS_openat => {
+                let is_at = call.orig_rax as c_long == libc::SYS_openat;
+                if let Some(name) = named(if is_at { call.rsi } else { call.rdi }) {
+                    let is_new = !dir.join(&name).exists();
+                    let fd = self.tracer.call(tid, call);
+                    if fd >= 0 {
+                        medium.opened(worker, fd as u64, &name, is_new);
+                    }
+                }
+            }
+            libc::SYS_pwrite64 => {
+                if let Some(name) = open_file() {
+                    let written = self.tracer.call(tid, call).max(0);
+                    let bytes = tracer::read(tid, call.rsi, written as usize);
+                    medium.ops.push(Op::Write(name, call.r10, bytes));
+                }
+            }
+            libc::SYS_write => assert!(open_file().is_none(), "a write without a place"),
+            libc::SYS_ftruncate => {
+                if let Some(name) = open_file()
+                    && self.tracer.call(tid, call) == 0
+                {
+                    medium.ops.push(Op::SetLen(name, call.rsi));
+                }
+            }
+            libc::SYS_fallocate => {
+                if let Some(name) = open_file()
+                    && self.tracer.call(tid, call) == 0
+                    && call.rsi as i32 & libc::FALLOC_FL_PUNCH_HOLE != 0
+                {
+                    medium.ops.push(Op::Punch(name, call.rdx, call.r10));
+                }
+            }
+            libc::SYS_fsync | libc::SYS_fdatasync => {
+                if let Some(name) = open_file() {
+                    if medium.sync_fails(worker, call.rdi, &name) {
+                        tracer::answer(tid, call, -i64::from(libc::EIO));
+                    } else if self.tracer.call(tid, call) == 0 {
+                        medium.ops.push(Op::Sync(name));
+                    }
+                }
+            }
+            libc::SYS_unlink | libc::SYS_unlinkat => {
+                let is_at = call.orig_rax as c_long == libc::SYS_unlinkat;
+                if let Some(name) = named(if is_at { call.rsi } else { call.rdi })
+                    && self.tracer.call(tid, call) == 0
+                {
+                    medium.ops.push(Op::Unlink(name));
+                }
+            }
+            libc::SYS_exit | libc::SYS_exit_group | libc::SYS_read | libc::SYS_pread64 => {}
+            libc::SYS_sched_yield => {}
+            other => panic!("call {other} is not recorded"),
+        }
+        self.medium = Some(medium);
     }
 
     /// Runs a thread until it stops where others may get a turn.
@@ -608,16 +688,30 @@ impl World {
 
     /// Takes the new lines that a worker has reported. Returns whether it pauses.
     fn take_reports(&mut self, worker: Worker) -> bool {
+        // Messages name processes, whose numbers differ from run to run.
+        let numbers: Vec<(String, String)> = self
+            .processes
+            .iter()
+            .map(|process| {
+                (format!("process {}", process.pid), format!("process {}", process.name))
+            })
+            .collect();
         let process = &mut self.processes[worker.0];
         let mut pauses = false;
         while let Some(len) = process.err[process.reports_taken..].iter().position(|b| *b == b'\n')
         {
             let from = process.reports_taken;
             let line = String::from_utf8_lossy(&process.err[from..from + len]).into_owned();
-            let line = line.replace(&format!("{}/", self.dir.display()), "");
+            let mut line = line.replace(&format!("{}/", self.dir.display()), "");
+            for (number, name) in &numbers {
+                line = line.replace(number, name);
+            }
             process.reports_taken = from + len + 1;
             pauses |= line == PAUSE;
             self.trace.push(format!("{} says {line}", process.name));
+            if let Some(medium) = &mut self.medium {
+                medium.ops.push(Op::Said(line.clone()));
+            }
             self.events.push(Event::Said(worker, line));
         }
         pauses
