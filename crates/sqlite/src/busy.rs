@@ -21,7 +21,7 @@ const WAIT_PASSIVE: Duration = Duration::from_millis(100);
 type Call = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// The busy handler of a connection.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct BusyHandler {
     handler: Option<(Call, *mut c_void)>,
     /// The transaction has already waited in vain. A handler that has refused keeps refusing for

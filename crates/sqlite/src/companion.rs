@@ -13,7 +13,7 @@
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardpack_engine::FileId;
@@ -178,6 +178,19 @@ fn generation_of_closed(host: Host, database: &[u8]) -> Result<u64, c_int> {
         pool.pool().generation(FIRST_FILE)
     });
     found.map_err(|error| code(&error, SQLITE_IOERR_ACCESS, path))
+}
+
+/// Returns the path of the journal that an open database in a pool would have on disk.
+pub fn journal_path(name: &[u8]) -> Option<PathBuf> {
+    let path = registry::companion_names(name)?.journal_path(name)?;
+    Some(OsStr::from_bytes(&path).into())
+}
+
+/// Whether an open database in a pool has a journal on disk that is not empty.
+pub fn has_journal_content(name: &[u8]) -> bool {
+    journal_path(name).is_none_or(|path| {
+        path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file() || metadata.len() > 0)
+    })
 }
 
 /// Returns the names of the companion files of a file in a pool, whose content has this generation.

@@ -9,6 +9,10 @@
 //! end of the journal, followed by an 8-byte magic in a write of its own: with that write the
 //! journal moves to disk and stays there.
 //!
+//! If all of these files are databases of one pool, they are committed together without a
+//! super-journal on disk (see [`joint`]). Then the journals stay in memory, and the magic is left
+//! out.
+//!
 //! A journal on disk counts from the moment its header says how many pages it has, and a torn page
 //! may still fit its checksum, which SQLite takes from one byte in 200. So that header is written
 //! only after everything before it is durable. SQLite ensures this with `synchronous=FULL`, but not
@@ -47,7 +51,7 @@ use crate::ffi::{
 };
 use crate::host::{Host, HostFile};
 use crate::registry::CompanionNames;
-use crate::{registry, super_journal};
+use crate::{joint, registry, super_journal};
 
 /// A journal longer than this many bytes goes to a temporary file.
 const MEMORY_LEN_MAX: usize = 16 << 20;
@@ -179,6 +183,13 @@ impl Journal {
             }
         }
         let names_super_journal = buf == MAGIC && offset > 0;
+        if names_super_journal && self.is_held_back(offset) {
+            // Such a transaction is rolled back whether anybody finds a super-journal or not.
+            return match self.place {
+                Place::Disk(_) => SQLITE_IOERR_WRITE,
+                _ => self.write_in_place(&[0; MAGIC.len()], offset),
+            };
+        }
         if names_super_journal && self.has_pool_path {
             // This comes before the write, for the same reason as the move below.
             let code = match self.super_journal_name(offset) {
@@ -233,6 +244,12 @@ impl Journal {
             }
         }
         code
+    }
+
+    /// Whether the record that ends with a magic at `offset` names a super-journal that is never on
+    /// disk.
+    fn is_held_back(&self, offset: u64) -> bool {
+        self.super_journal_name(offset).is_ok_and(|name| joint::is_current(&name))
     }
 
     /// Returns the name in the record that ends with a magic at `offset`; its length and a checksum

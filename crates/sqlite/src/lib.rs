@@ -49,6 +49,7 @@ pub mod ffi;
 mod fork;
 mod host;
 mod host_name;
+mod joint;
 mod journal;
 mod lock_file;
 mod main_file;

@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use hardpack_engine::store::superblock;
+use hardpack_engine::store::{Store, superblock};
 
 use crate::ffi::{SQLITE_OPEN_MAIN_DB, SQLITE_OPEN_READONLY};
 use crate::host::{Host, HostFile};
@@ -100,7 +100,8 @@ fn normalise(rest: &[u8]) -> Option<Vec<u8>> {
     Some(normal)
 }
 
-/// Whether a file begins like a pool.
+/// Whether a file begins like a pool. One whose creation was cut short is none yet, even if a part
+/// of its header is there.
 pub fn is_pool(host: Host, path: &[u8]) -> bool {
     if registry::is_open(Path::new(OsStr::from_bytes(path))) {
         return true;
@@ -114,7 +115,19 @@ pub fn is_pool(host: Host, path: &[u8]) -> bool {
         return false;
     };
     let mut magic = [0; superblock::MAGIC.len()];
-    file.read_some(&mut magic, 0).is_ok() && magic.starts_with(&superblock::MAGIC[..8])
+    let has_magic =
+        file.read_some(&mut magic, 0).is_ok() && magic.starts_with(&superblock::MAGIC[..8]);
+    has_magic && !is_unborn(&file)
+}
+
+/// Whether a file is left from the creation of a pool that was cut short.
+fn is_unborn(file: &HostFile) -> bool {
+    let Some(len) = file.len().ok().and_then(|len| u64::try_from(len).ok()) else { return false };
+    if len > superblock::EXTENTS_OFFSET {
+        return false;
+    }
+    let mut front = vec![0; len as usize];
+    file.read_some(&mut front, 0).is_ok() && Store::is_unborn_front(len, &front)
 }
 
 #[cfg(test)]

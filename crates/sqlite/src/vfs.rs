@@ -369,7 +369,7 @@ file_methods! {
         match (u64::try_from(offset), file) {
             (Ok(offset), Opened::Main(main)) => main.read(buf, offset),
             (Ok(offset), Opened::Journal(journal)) => journal.read(buf, offset),
-            (Ok(offset), Opened::SuperJournal(journal)) => journal.file().read(buf, offset),
+            (Ok(offset), Opened::SuperJournal(journal)) => journal.read(buf, offset),
             (Ok(offset), Opened::Renamed(file, _)) => file.read(buf, offset),
             _ => SQLITE_IOERR_READ,
         }
@@ -387,20 +387,20 @@ file_methods! {
     truncate(file, len: sqlite3_int64), SQLITE_IOERR_TRUNCATE, match file {
         Opened::Main(main) => main.truncate(len),
         Opened::Journal(journal) => journal.truncate(len),
-        Opened::SuperJournal(journal) => journal.file().truncate(len),
+        Opened::SuperJournal(journal) => journal.truncate(len),
         Opened::Renamed(file, _) => file.truncate(len),
     };
     sync(file, flags: c_int), SQLITE_IOERR_FSYNC, match file {
         Opened::Main(main) => main.sync(flags),
         Opened::Journal(journal) => journal.sync(flags),
-        Opened::SuperJournal(journal) => journal.file().sync(flags),
+        Opened::SuperJournal(journal) => journal.sync(flags),
         Opened::Renamed(file, _) => file.sync(flags),
     };
     file_size(file, out: *mut sqlite3_int64), SQLITE_IOERR_FSTAT, {
         let len = match file {
             Opened::Main(main) => main.len(),
             Opened::Journal(journal) => journal.len(),
-            Opened::SuperJournal(journal) => journal.file().len(),
+            Opened::SuperJournal(journal) => journal.len(),
             Opened::Renamed(file, _) => file.len(),
         };
         match len {
@@ -429,21 +429,25 @@ file_methods! {
         Opened::Main(main) => unsafe { main.file_control(op, argument) },
         Opened::Journal(_) => SQLITE_NOTFOUND,
         // SAFETY: as above.
-        Opened::SuperJournal(journal) => unsafe { journal.file().file_control(op, argument) },
+        Opened::SuperJournal(journal) => journal
+            .file()
+            .map_or(SQLITE_NOTFOUND, |file| unsafe { file.file_control(op, argument) }),
         // SAFETY: as above.
         Opened::Renamed(file, _) => unsafe { file.file_control(op, argument) },
     };
     sector_size(file), 0, match file {
         Opened::Main(main) => main.host_file().sector_size(),
         Opened::Journal(journal) => journal.sector_size(),
-        Opened::SuperJournal(journal) => journal.file().sector_size(),
+        Opened::SuperJournal(journal) => journal.file().map_or(0, HostFile::sector_size),
         Opened::Renamed(file, _) => file.sector_size(),
     };
     // The answer is a set of flags; an error code would be read as promises.
     device_characteristics(file), 0, match file {
         Opened::Main(main) => main.device_characteristics(),
         Opened::Journal(journal) => journal.device_characteristics(),
-        Opened::SuperJournal(journal) => journal.file().device_characteristics(),
+        Opened::SuperJournal(journal) => {
+            journal.file().map_or(0, HostFile::device_characteristics)
+        }
         Opened::Renamed(file, _) => file.device_characteristics(),
     };
     shm_map(file, region: c_int, len: c_int, extend: c_int, out: *mut *mut c_void), SQLITE_IOERR_SHMMAP,

@@ -82,6 +82,11 @@ fn pool_of(path: &Path) -> &Path {
     }
 }
 
+/// Whether a database is in the pool of the first one.
+fn is_in_pool(path: &Path, files: &Files) -> bool {
+    pool_of(path) != path && pool_of(path) == pool_of(&files.paths[0])
+}
+
 /// Opens a file in the way that its name tells.
 fn open_one(path: &Path) -> Connection {
     if path.extension().is_some_and(|extension| extension == "db") {
@@ -144,6 +149,8 @@ fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
     transact(&open_all(&files.paths), names.len(), &mut Random(1));
     let mut count = 1;
     let mut undone = 0;
+    // Databases of one pool are committed together, and leave nothing on disk to roll back from.
+    let is_joint = names.len() > 1 && files.paths.iter().all(|path| is_in_pool(path, &files));
     for n in 0..DEATH_COUNT_MAX {
         // These connections find what the dead process left. Their rollbacks must last although
         // they sync nothing.
@@ -154,6 +161,9 @@ fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
         let acked = last_ack(&lines);
         let context = format!("{names:?} with '{pragmas}', died at call {n}");
         let hot = files.names_with("-journal").len();
+        if is_joint {
+            assert_eq!((hot, files.leftovers()), (0, vec![]), "{context}");
+        }
         if n % 4 < 2 {
             finders.iter().for_each(common::assert_integrity);
         }
@@ -164,7 +174,7 @@ fn every_boundary(creation: &str, pragmas: &str, names: &[&str]) {
         count = now;
         if survived {
             // Otherwise no file was ever changed before the others.
-            assert!(undone > 0, "no transaction was ever rolled back");
+            assert!(is_joint || undone > 0, "no transaction was ever rolled back");
             let db = open_all(&files.paths);
             assert_eq!(transact(&db, names.len(), &mut Random(2)), count + 1);
             drop(db);
@@ -201,13 +211,18 @@ fn three_files_with_caches_that_spill() {
     every_boundary("pragma page_size=512; vacuum", pragmas, &["a.hpk", "b.db", "c.hpk"]);
 }
 
-/// Two databases in one pool, each with its own journal; one of them may be the pool's first file.
+/// Two databases in one pool, one of them the pool's first file; three, one of them without syncs;
+/// and caches that spill.
 #[test]
-fn two_databases_in_one_pool_at_every_boundary() {
+fn databases_in_one_pool_at_every_boundary() {
     for mode in ["delete", "persist"] {
         let pragmas = format!("pragma journal_mode={mode}; pragma synchronous=full");
         every_boundary("", &pragmas, &["p.hpk/a", "p.hpk/b"]);
     }
+    let pragmas = "pragma main.synchronous=off; pragma db1.journal_mode=truncate";
+    every_boundary("", pragmas, &["p.hpk/a", "p.hpk/b", "p.hpk/c"]);
+    let pragmas = "pragma main.cache_size=2; pragma db1.cache_size=2";
+    every_boundary("pragma page_size=512; vacuum", pragmas, &["p.hpk/a", "p.hpk/b"]);
 }
 
 #[test]
@@ -248,6 +263,36 @@ fn a_database_in_a_pool_and_a_plain_one_are_not_changed_together() {
             assert_eq!(files.leftovers(), Vec::<String>::new());
         }
     }
+}
+
+/// A super-journal names a pool whose first transaction was cut short before it was one: the others
+/// are rolled back all the same.
+#[test]
+fn a_pool_that_never_came_to_be_keeps_nobody_from_rolling_back() {
+    let files = Files::new("", &["a.hpk", "b.hpk"]);
+    transact(&open_all(&files.paths), 2, &mut Random(1));
+    let mut count = 1;
+    for n in 0.. {
+        let (survived, _) = Role::start("die", &[&files.arguments(), &n.to_string(), ""]).wait();
+        assert!(!survived, "no journal was ever hot");
+        if files.names_with("-journal").len() == 2 && files.leftovers().len() == 1 {
+            break;
+        }
+        count = files.assert_same(0, "before");
+    }
+    // What a torn write of the header leaves.
+    let mut front = std::fs::read(&files.paths[1]).unwrap();
+    front[512..].fill(0);
+    front.resize(40_960, 0);
+    std::fs::write(&files.paths[1], &front).unwrap();
+    let db = open_one(&files.paths[0]);
+    common::assert_integrity(&db);
+    assert_eq!(value::<i64>(&db, "select count(*) from t"), count);
+    let other = open_one(&files.paths[1]);
+    run(&other, "create table t(seq integer primary key, filler)");
+    common::assert_integrity(&other);
+    drop((db, other));
+    assert_eq!(files.names_with("-journal"), Vec::<String>::new());
 }
 
 fn killed(pragmas: &str, names: &[&str]) {

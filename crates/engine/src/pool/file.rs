@@ -418,6 +418,12 @@ impl File {
         self.remove_draft(draft);
     }
 
+    /// Drops all uncommitted changes, as a failed commit does: until [`File::discard`], only the
+    /// committed content can be written back.
+    pub fn abandon(&self) {
+        self.fail(&mut self.pending());
+    }
+
     /// Drops all uncommitted changes after a failure.
     fn fail(&self, pending: &mut Pending) {
         let Pending { draft, .. } =

@@ -7,11 +7,15 @@ use hardpack_engine::store::{Ask, Durability};
 use super::{Backing, Checkpoint, MainFile};
 use crate::busy::ask_nobody;
 use crate::ffi::*;
+use crate::joint;
 
 impl MainFile {
     /// Implements xSync.
     pub fn sync(&mut self, flags: c_int) -> c_int {
         let announced = std::mem::take(&mut self.announced);
+        if announced && let Some(outcome) = &self.joint {
+            return if joint::harden(outcome) { SQLITE_OK } else { SQLITE_IOERR_FSYNC };
+        }
         let busy = match announced {
             true if self.can_be_called_again() && self.wrote => SQLITE_BUSY,
             true => SQLITE_IOERR_FSYNC,
@@ -79,9 +83,14 @@ impl MainFile {
     /// With a journal in memory, nothing may be committed yet. With one on disk, the changes are
     /// published at once: with `synchronous=OFF` there is no other call before that journal is
     /// gone.
-    pub(super) fn announce(&mut self, has_super_journal: bool) -> c_int {
-        self.journal_on_disk |= has_super_journal;
+    pub(super) fn announce(&mut self, super_journal: Option<&[u8]>) -> c_int {
+        self.leave_joint();
         self.announced = true;
+        if let Some(super_journal) = super_journal.filter(|name| joint::is_current(name)) {
+            return self.join(super_journal);
+        }
+        let has_super_journal = super_journal.is_some();
+        self.journal_on_disk |= has_super_journal;
         match self.harden_if_needed() {
             SQLITE_OK => {}
             SQLITE_BUSY if self.can_be_called_again() => return SQLITE_BUSY,
@@ -107,8 +116,50 @@ impl MainFile {
         code
     }
 
+    /// Holds the changes for a commit together with other databases of the pool.
+    fn join(&mut self, super_journal: &[u8]) -> c_int {
+        match self.harden_if_needed() {
+            SQLITE_OK => {}
+            SQLITE_BUSY => return SQLITE_IOERR_LOCK,
+            code => return code,
+        }
+        match self.is_piece() {
+            Ok(false) => {}
+            Ok(true) => {
+                joint::note_pieces();
+                return SQLITE_IOERR_WRITE;
+            }
+            Err(error) => return self.code(&error, SQLITE_IOERR_WRITE),
+        }
+        let Some(file) = &self.file else { return SQLITE_OK };
+        self.joint = joint::hold(super_journal, file, &self.busy, &self.path);
+        SQLITE_OK
+    }
+
+    /// Takes note that held changes were committed.
+    pub(super) fn settle(&mut self) {
+        if self.joint.take_if(|outcome| outcome.is_committed()).is_none() {
+            return;
+        }
+        if let (Some(file), Backing::Pool(pool, _)) = (&self.file, &self.backing) {
+            pool.note_commit(file.id());
+        }
+        self.wrote = false;
+        self.busy.reset();
+    }
+
+    /// Lets go of held changes, unless they were committed.
+    fn leave_joint(&mut self) {
+        self.settle();
+        if let (Some(outcome), Some(file)) = (self.joint.take(), &self.file) {
+            joint::leave(&outcome, file);
+        }
+    }
+
     /// Ends a transaction or checkpoint of this connection and drops uncommitted changes.
     pub(super) fn finish(&mut self) {
+        self.leave_joint();
+        self.writer = None;
         self.is_checkpointing = false;
         self.journal_on_disk = false;
         self.announced = false;

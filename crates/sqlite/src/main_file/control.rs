@@ -59,12 +59,16 @@ impl MainFile {
             }
             _ if self.is_plain() => pass_on(&self.host_file),
             SQLITE_FCNTL_SYNC => {
-                // The argument is the name of the super-journal, or NULL.
-                self.announce(!argument.is_null())
+                // SAFETY: the argument is the name of the super-journal, or NULL.
+                let super_journal = unsafe {
+                    (!argument.is_null()).then(|| CStr::from_ptr(argument.cast()).to_bytes())
+                };
+                self.announce(super_journal)
             }
             SQLITE_FCNTL_COMMIT_PHASETWO => {
                 // SQLite considers the transaction committed. Nothing is left to do unless syncing
                 // is off, or the file was truncated after the sync.
+                self.settle();
                 self.end_checkpoint();
                 self.journal_on_disk = false;
                 let code = self.commit(Durability::Visible, SQLITE_IOERR_WRITE);

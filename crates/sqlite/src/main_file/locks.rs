@@ -2,12 +2,14 @@
 #![expect(unsafe_code, reason = "opens files of the host's VFS")]
 
 use std::ffi::c_int;
+use std::os::unix::ffi::OsStrExt;
 
 use super::{Backing, Checkpoint, MainFile};
 use crate::ffi::*;
 use crate::host::HostFile;
 use crate::host_name::HostName;
 use crate::lock_file::{LockFile, OpenMark};
+use crate::registry::{self, WriterUse};
 
 /// How a connection excludes others.
 #[derive(Debug)]
@@ -69,6 +71,9 @@ impl MainFile {
             self.journal_on_disk |=
                 level == SQLITE_LOCK_EXCLUSIVE && self.lock == SQLITE_LOCK_SHARED;
             self.lock = self.lock.max(level);
+            if level == SQLITE_LOCK_EXCLUSIVE {
+                self.note_writer();
+            }
             // This comes before SQLite looks for a journal or a log, which may belong to other
             // content.
             if was_unlocked && matches!(self.backing, Backing::Pool(..)) {
@@ -76,6 +81,20 @@ impl MainFile {
             }
         }
         code
+    }
+
+    /// Says that this connection is about to commit, if it has other databases open: they may be
+    /// committed together.
+    fn note_writer(&mut self) {
+        let connection = self.connection();
+        self.writer = None;
+        self.writer = match &self.backing {
+            Backing::Pool(pool, _) if registry::connection_files(connection) > 1 => {
+                let name = self.path.as_os_str().as_bytes();
+                Some(WriterUse::new(name, connection, pool.pool().store()))
+            }
+            _ => None,
+        };
     }
 
     /// Whether this lock needs nothing from the host, and notes so.

@@ -9,6 +9,7 @@
 //! | COMMIT_PHASETWO, CKPT_DONE | a visible commit (`synchronous=OFF`, or nothing left to do) |
 //! | COMMIT_PHASETWO after CKPT_START, no CKPT_DONE | drops the copied pages; the log has them |
 //! | SYNC, if the transaction has a journal on disk | a visible commit |
+//! | SYNC and xSync in a transaction across databases of the pool | nothing, see [`crate::joint`] |
 //! | xUnlock, end of a checkpoint, xClose without any of these | uncommitted changes are dropped |
 //! | xLock(SHARED), xShmLock(SHARED), xShmBarrier | the next read sees what others have committed |
 //! | reads under a shared lock, without a log | the state pinned by that lock, see `pinning.rs` |
@@ -32,7 +33,8 @@
 //!   way. SQLite would ignore it, and the last connection to close the database would delete the
 //!   log.
 //! * Where only SQLite itself can undo the changes (with a super-journal, or after the commit
-//!   point of `synchronous=OFF`), the code is an I/O error, and SQLite rolls back.
+//!   point of `synchronous=OFF`), the code is an I/O error, and SQLite rolls back. Databases of one
+//!   pool that are committed together are rolled back with SQLITE_BUSY_TIMEOUT.
 //! * A rollback to the committed state waits for nobody.
 //! * A connection with several databases of one pool does not wait for a transaction of its own,
 //!   which ends when the connection commits.
@@ -65,7 +67,8 @@ use crate::codes::code;
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
-use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse};
+use crate::joint::Outcome;
+use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
 use crate::wal_index::WalIndex;
 use locks::Locks;
 pub use open::{NewDatabases, set_new_databases};
@@ -127,6 +130,10 @@ pub struct MainFile {
     announced: bool,
     /// The pool has committed changes of a transaction that SQLite may still roll back.
     published: bool,
+    /// The changes are held for a commit together with other databases of the pool.
+    joint: Option<Arc<Outcome>>,
+    /// Says which connection is about to commit.
+    writer: Option<WriterUse>,
     busy: BusyHandler,
     /// Where SQLite stores the connection that uses the file; NULL if SQLite does not tell.
     connection: *const *const c_void,

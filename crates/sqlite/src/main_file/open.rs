@@ -31,7 +31,7 @@ use crate::vfs::VFS_NAME;
 /// The end of the names of pools.
 const POOL_SUFFIX: &[u8] = b".hpk";
 /// The first bytes of a plain database.
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+pub(super) const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 /// Whether the database that a connection opens as its own becomes plain unless its name asks for
 /// a pool.
@@ -134,6 +134,8 @@ impl MainFile {
             journal_on_disk: false,
             checkpoint: Checkpoint::Open,
             is_checkpointing: false,
+            joint: None,
+            writer: None,
             wal_index: None,
             backfilled: 0,
             has_log_lock: false,

@@ -34,19 +34,20 @@
 
 #![expect(unsafe_code, reason = "asks SQLite for the names of a connection's databases")]
 
-use std::ffi::{CStr, OsStr, c_int};
+use std::ffi::{CStr, c_int};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::time::Duration;
 
-use hardpack_engine::pool::{Concurrency, ROOT};
+use hardpack_engine::pool::{Concurrency, File, ROOT};
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, Result as EngineResult};
 
+use super::open::SQLITE_MAGIC;
 use super::reading::CHANGE_COUNTER;
 use super::{Backing, MainFile};
 use crate::api;
+use crate::companion;
 use crate::ffi::*;
 use crate::registry;
 use crate::system::Stopwatch;
@@ -89,6 +90,17 @@ struct Age {
     since: Stopwatch,
     /// The age at which to ask whether that is too long.
     look_at: Duration,
+}
+
+/// Whether a file has all the pages that its header says.
+fn is_whole(header: &[u8; HEADER_LEN], file: &File) -> EngineResult<bool> {
+    let page_len = match u16::from_be_bytes([header[16], header[17]]) {
+        1 => 65536,
+        len => u64::from(len),
+    };
+    let count = u32::from_be_bytes([header[28], header[29], header[30], header[31]]);
+    // It may be about to become shorter.
+    Ok(u64::from(count) * page_len <= file.len()?)
 }
 
 impl Age {
@@ -270,14 +282,16 @@ impl MainFile {
             // The database is about to be created.
             return Ok(file.len()? == 0);
         }
-        let page_len = match u16::from_be_bytes([header[16], header[17]]) {
-            1 => 65536,
-            len => u64::from(len),
-        };
-        let count = u32::from_be_bytes([header[28], header[29], header[30], header[31]]);
-        // It may be about to become shorter.
-        let is_whole = u64::from(count) * page_len <= file.len()?;
-        Ok(is_whole && !header[VERSIONS].contains(&VERSION_WITH_LOG))
+        Ok(is_whole(&header, file)? && !header[VERSIONS].contains(&VERSION_WITH_LOG))
+    }
+
+    /// Whether the file, as the transaction leaves it, is only a piece of a database.
+    pub(super) fn is_piece(&self) -> EngineResult<bool> {
+        let Some(file) = &self.file else { return Ok(false) };
+        let mut header = [0; HEADER_LEN];
+        let is_known =
+            file.read_at(&mut header, 0)? == header.len() && header.starts_with(SQLITE_MAGIC);
+        Ok(is_known && !is_whole(&header, file)?)
     }
 
     /// Whether the connection has no other database but temporary ones.
@@ -293,10 +307,8 @@ impl MainFile {
     }
 
     fn has_journal_file(&self) -> bool {
-        let name = self.path.as_os_str().as_bytes();
-        let names = registry::companion_names(name);
-        let journal = names.and_then(|names| names.journal_path(name));
-        journal.is_none_or(|path| Path::new(OsStr::from_bytes(&path)).symlink_metadata().is_ok())
+        let journal = companion::journal_path(self.path.as_os_str().as_bytes());
+        journal.is_none_or(|path| path.symlink_metadata().is_ok())
     }
 
     /// Notes that the exclusive lock lets readers go on.

@@ -39,6 +39,7 @@ impl MainFile {
             Ok(None) => return self.host_file.write(buf, offset),
             Err(code) => return code,
         };
+        self.settle();
         self.wrote = true;
         if offset == 0 {
             note_page_len(&file, buf);
@@ -69,6 +70,7 @@ impl MainFile {
             Ok(None) => return self.host_file.truncate(len),
             Err(code) => return code,
         };
+        self.settle();
         self.wrote = true;
         match file.set_len(u64::try_from(len).unwrap_or(0)) {
             // After CKPT_DONE there may be no other call before readers may read the pages.

@@ -11,6 +11,7 @@
 mod connections;
 mod names;
 mod pool_use;
+mod writers;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -30,6 +31,7 @@ use crate::maintenance::Maintenance;
 use crate::system;
 use names::NamedDatabase;
 use pool_use::User;
+use writers::Writer;
 
 pub use connections::{ConnectionUse, connection_files};
 pub use names::{
@@ -37,6 +39,7 @@ pub use names::{
     is_super_journal, note_super_journal,
 };
 pub use pool_use::PoolUse;
+pub use writers::{WriterUse, have_one_writer};
 
 /// The cache takes one part in this many of the machine's memory, within the limits that follow.
 const CACHE_PART: u64 = 16;
@@ -89,6 +92,8 @@ pub(crate) struct Registry {
     plain: HashMap<Vec<u8>, usize>,
     /// Super-journals that this process is writing.
     super_journals: HashSet<Vec<u8>>,
+    /// The connections that are about to commit, by the name that SQLite has for the database.
+    writers: HashMap<Vec<u8>, Writer>,
     /// How many main databases each connection of SQLite's has open, by its address.
     connections: HashMap<usize, usize>,
 }
@@ -123,6 +128,7 @@ impl Registry {
             names: HashMap::new(),
             plain: HashMap::new(),
             super_journals: HashSet::new(),
+            writers: HashMap::new(),
             connections: HashMap::new(),
         }
     }

@@ -8,6 +8,7 @@ use super::Opened;
 use crate::companion::{self, Companion, CompanionKind};
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
+use crate::joint;
 use crate::journal::Journal;
 use crate::pool_entry;
 use crate::pool_path::PoolPath;
@@ -74,7 +75,7 @@ pub(super) unsafe fn open_companion(
             _ => None,
         };
         // SAFETY: the caller vouches for the name.
-        let (journal, flags) = unsafe { SuperJournal::create(host, name, translated, flags)? };
+        let journal = unsafe { SuperJournal::create(host, name, translated, flags) };
         return Ok(OpenedCompanion::Ours(Opened::SuperJournal(journal), flags));
     }
     match companion {
@@ -148,6 +149,10 @@ unsafe fn is_journal_on_disk(host: Host, name: *const c_char) -> Result<bool, c_
 pub(super) unsafe fn delete_file(host: Host, name: *const c_char, sync_directory: c_int) -> c_int {
     let Some(delete) = host.methods().xDelete else { return SQLITE_IOERR_DELETE };
     // SAFETY: the caller vouches for the name.
+    if let Some(code) = joint::delete(unsafe { CStr::from_ptr(name) }.to_bytes()) {
+        return code;
+    }
+    // SAFETY: as above.
     let companion = match unsafe { companion::of_name(host, name) } {
         Ok(companion) => companion,
         Err(code) => return code,

@@ -80,9 +80,11 @@ pub enum Class {
     Log(usize),
     Journal,
     SuperJournal,
+    /// A file that is always empty, and serves the locks of a database.
+    LockFile,
 }
 
-/// The names of the pools of a workload.
+/// The names of the pools of a workload. One that needs only one pool has the first.
 pub const POOL_NAMES: [&str; 2] = ["a.hpk", "b.hpk"];
 
 /// Returns the kind of a file from its name.
@@ -92,7 +94,8 @@ pub fn class_of(name: &str) -> Class {
         _ if name == POOL_NAMES[pool] => Class::Pool(pool),
         _ if name.ends_with("-wal") => Class::Log(pool),
         _ if name.ends_with("-journal") => Class::Journal,
-        _ => Class::SuperJournal,
+        _ if name.contains("-mj") => Class::SuperJournal,
+        _ => Class::LockFile,
     }
 }
 

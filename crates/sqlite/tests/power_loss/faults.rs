@@ -10,7 +10,7 @@ use super::model::{Model, number_in};
 use super::recorder::{self, Failure, Fault, Kind};
 use super::run::{Counts, Recording, Scratch};
 use super::verify::{Expected, Span, materialise};
-use super::workload::{Session, Shape, open_pool};
+use super::workload::{Session, Shape};
 use crate::common::Random;
 
 /// The number of steps of a workload; the databases are reopened before the one in the middle.
@@ -155,7 +155,7 @@ impl Run<'_> {
         self.session.close();
         let mut numbers = Vec::new();
         for index in 0..count {
-            let db = open_pool(self.directory, index).map_err(text)?;
+            let db = self.session.shape.open_one(self.directory, index).map_err(text)?;
             numbers.push(number_in(&db).map_err(text)?);
         }
         self.session.open().map_err(text)?;
@@ -302,7 +302,7 @@ pub fn run(template: &Template, case: Case, after: u64, scratch: &Scratch) -> Re
 }
 
 fn copy(shape: Shape, directory: &Path) -> Result<Model, String> {
-    let sources = (0..shape.pools).map(|index| open_pool(directory, index));
+    let sources = (0..shape.pools).map(|index| shape.open_one(directory, index));
     let sources = sources.collect::<rusqlite::Result<Vec<_>>>().map_err(text)?;
     Model::copy_of(&sources).map_err(text)
 }

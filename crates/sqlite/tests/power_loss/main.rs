@@ -40,6 +40,8 @@ const FAULT_PLACES_DEFAULT: u64 = 6;
 const EACH_PLACES: &str = "40";
 /// The number of workloads checked for how they delete logs.
 const LOG_SEEDS: u64 = 20;
+/// The number of workloads checked for what lies beside their pool.
+const ONE_POOL_SEEDS: u64 = 10;
 /// The number of workloads checked for when journals count.
 const JOURNAL_SEEDS: u64 = 10;
 /// The number of power losses at each operation of a transaction across an unsynced pool and
@@ -63,6 +65,7 @@ fn child_role() {
         "fault" => fault_role(&scratch),
         "log" => log_role(&scratch),
         "journal" => journal_role(&scratch),
+        "one pool" => one_pool_role(&scratch),
         "unsynced" => unsynced_role(&scratch),
         other => panic!("role {other}"),
     }
@@ -133,13 +136,18 @@ fn several_files() {
 }
 
 #[test]
+fn several_files_of_one_pool() {
+    crash(&["attached, one pool"]);
+}
+
+#[test]
 fn whole_databases() {
     crash(&["whole database", "whole database, log", "creation"]);
 }
 
 #[test]
 fn creation_of_several_files() {
-    crash(&["creation, attached"]);
+    crash(&["creation, attached", "creation, one pool"]);
 }
 
 /// A harness that never complains proves nothing: each mutant must be noticed, whatever the seed.
@@ -238,6 +246,11 @@ fn calls_fail_in_transactions_across_files() {
     fail_everywhere("attached");
 }
 
+#[test]
+fn calls_fail_in_transactions_across_one_pool() {
+    fail_everywhere("attached, one pool");
+}
+
 /// Makes one kind of call fail at each place of some workloads.
 fn fail_each(names: &[&str], case: &str) {
     for name in names {
@@ -251,7 +264,7 @@ fn fail_each(names: &[&str], case: &str) {
 /// reopened, and transactions acknowledged earlier survive a power loss.
 #[test]
 fn nothing_is_acknowledged_after_a_failed_sync_of_the_pool() {
-    fail_each(&["rollback", "log, full", "attached"], "sync");
+    fail_each(&["rollback", "log, full", "attached", "attached, one pool"], "sync");
 }
 
 /// A journal that cannot be moved to disk for a transaction across files must still serve its
@@ -290,6 +303,43 @@ fn log_role(scratch: &Scratch) {
         }
     }
     assert!(logs >= LOG_SEEDS / 3 && journals >= LOG_SEEDS, "{logs} logs, {journals} journals");
+}
+
+/// A transaction across databases of one pool is one commit of the pool: neither a journal nor a
+/// super-journal ever lies on disk, and the pool is synced at most once for each acknowledgement.
+#[test]
+fn one_pool_needs_nothing_else_on_disk() {
+    in_child("one pool", &[]);
+}
+
+fn one_pool_role(scratch: &Scratch) {
+    let shape = *SHAPES.iter().find(|shape| shape.name == "attached, one pool").unwrap();
+    let mut acks = 0;
+    for seed in 0..ONE_POOL_SEEDS {
+        let recording = run::record(shape, seed, &scratch.directory).unwrap();
+        let mut files: Vec<disk::Class> =
+            recording.base.keys().map(|name| disk::class_of(name)).collect();
+        let (mut syncs, mut elsewhere) = (0, false);
+        for op in &recording.trace {
+            match op {
+                disk::Op::Create(name, _) => {
+                    files.push(disk::class_of(name));
+                    assert_eq!(files.last(), Some(&disk::Class::LockFile), "{name}");
+                }
+                disk::Op::Note(disk::Note::Elsewhere(is_elsewhere)) => elsewhere = *is_elsewhere,
+                disk::Op::Note(disk::Note::Begin(_)) => syncs = 0,
+                disk::Op::Note(disk::Note::Ack(..)) => {
+                    assert_eq!(syncs, 1, "seed {seed}");
+                    acks += 1;
+                }
+                disk::Op::Sync(file) if !elsewhere => {
+                    syncs += usize::from(files[*file] == disk::Class::Pool(0));
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(acks > 5 * ONE_POOL_SEEDS, "{acks}");
 }
 
 /// A torn page of a journal may fit its checksum, which covers one byte in 200. So the journal

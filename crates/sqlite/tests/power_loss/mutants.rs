@@ -25,6 +25,10 @@ pub const MUTANTS: &[(&str, &str, Mutate)] = &[
     ("syncs of super-journals are lies", "attached", |r| {
         leave_out(r, |class| class == Class::SuperJournal);
     }),
+    ("syncs of the pool are lies", "attached, one pool", |r| {
+        leave_out(r, |class| matches!(class, Class::Pool(_)))
+    }),
+    ("the pool is synced after the acknowledgement", "attached, one pool", sync_late),
     ("syncs of directories are lies", "creation", leave_out_directories),
     ("some writes are lost", "rollback", lose_writes),
     ("the newest durable superblock is overwritten", "rollback", reuse_slot),

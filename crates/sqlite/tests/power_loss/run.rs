@@ -10,8 +10,8 @@ use super::disk::{Class, Disk, Image, Note, Op, class_of};
 use super::model::{Model, Versions};
 use super::recorder;
 use super::verify::{Expected, Span, materialise};
-use super::workload::{Session, Shape, open_pool};
-use crate::common::Random;
+use super::workload::{Session, Shape};
+use crate::common::{self, Random};
 
 /// One crash in this many is followed by a second life, which crashes too.
 const SECOND_LIFE_ONE_IN: u64 = 40;
@@ -85,6 +85,9 @@ pub fn record(shape: Shape, seed: u64, directory: &Path) -> Result<Recording, St
     fix_clock();
     recorder::fix_randomness(seed);
     let mut session = Session::new(directory, shape, Model::new(shape.pools), Random(seed));
+    if shape.one_pool {
+        common::make_pool(&shape.pool(directory, 0), &[]);
+    }
     if !shape.creation {
         session.open().map_err(|error| error.to_string())?;
         session.steps(shape.earlier)?;
@@ -118,7 +121,7 @@ pub fn record_second_life(
     let mut run = || {
         let mut sources = Vec::new();
         for index in 0..shape.pools {
-            sources.push(open_pool(directory, index).map_err(|error| error.to_string())?);
+            sources.push(shape.open_one(directory, index).map_err(|error| error.to_string())?);
         }
         let model = Model::copy_of(&sources).map_err(|error| error.to_string())?;
         drop(sources);
@@ -155,7 +158,7 @@ impl Recording {
             }
             disk.apply(op);
             match op {
-                Op::Unlink(name) if !matches!(class_of(name), Class::SuperJournal) => {
+                Op::Unlink(name) if matches!(class_of(name), Class::Journal | Class::Log(_)) => {
                     deleted = Some(name);
                 }
                 Op::SyncDirectory => deleted = None,

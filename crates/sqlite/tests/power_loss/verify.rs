@@ -15,7 +15,7 @@ use rusqlite::Connection;
 
 use super::disk::{Class, Disk, Image, Note, Op, Promise};
 use super::model::{Versions, digest, number_in};
-use super::workload::{Shape, open_pool, pool_path};
+use super::workload::Shape;
 use crate::common::{self, Random};
 
 /// One crash in this many is followed by more work.
@@ -53,7 +53,7 @@ impl Span {
             Op::Sync(file) => match disk.class(*file) {
                 Class::Pool(index) => self.floor[index] = self.floor[index].max(self.with_pool),
                 Class::Log(index) => self.floor[index] = self.floor[index].max(self.with_log),
-                Class::Journal | Class::SuperJournal => {}
+                Class::Journal | Class::SuperJournal | Class::LockFile => {}
             },
             _ => {}
         }
@@ -103,7 +103,8 @@ impl Expected<'_> {
         self.check_pools(directory)?;
         if !self.shape.may_damage() && random.below(GO_ON_ONE_IN) == 0 {
             for index in 0..self.shape.pools {
-                go_on(directory, index).map_err(|error| format!("going on: {error}"))?;
+                go_on(self.shape, directory, index)
+                    .map_err(|error| format!("going on: {error}"))?;
             }
             self.check_pools(directory).map_err(|error| format!("after going on: {error}"))?;
         }
@@ -112,7 +113,7 @@ impl Expected<'_> {
 
     fn check_pools(&self, directory: &Path) -> Result<(), String> {
         for index in 0..self.shape.pools {
-            let path = pool_path(directory, index);
+            let path = self.shape.pool(directory, index);
             let device = FileDevice::open_read_only(&path).map_err(|error| error.to_string())?;
             // A pool whose creation was interrupted counts as empty.
             if !Store::is_unborn(&device).map_err(|error| error.to_string())? {
@@ -123,7 +124,7 @@ impl Expected<'_> {
     }
 
     fn database(&self, directory: &Path, index: usize) -> Result<u64, String> {
-        let db = open_pool(directory, index).map_err(text)?;
+        let db = self.shape.open_one(directory, index).map_err(text)?;
         if self.shape.may_damage() {
             // The content of the pool is intact; whether SQLite can use it is another matter.
             let _ = db.execute_batch("pragma integrity_check");
@@ -160,8 +161,8 @@ impl Expected<'_> {
 }
 
 /// Goes on with a recovered database.
-fn go_on(directory: &Path, index: usize) -> Result<(), String> {
-    let db = open_pool(directory, index).map_err(text)?;
+fn go_on(shape: Shape, directory: &Path, index: usize) -> Result<(), String> {
+    let db = shape.open_one(directory, index).map_err(text)?;
     let had_number = number_in(&db).map_err(text)? > 0;
     let sql = "create table goes_on(a integer primary key, b);
                insert into goes_on values(1, hex(zeroblob(3000)))";
@@ -178,7 +179,7 @@ fn go_on(directory: &Path, index: usize) -> Result<(), String> {
     integrity(&db)?;
     let before = digest(&db).map_err(text)?;
     drop(db);
-    let db = open_pool(directory, index).map_err(text)?;
+    let db = shape.open_one(directory, index).map_err(text)?;
     integrity(&db)?;
     if digest(&db).map_err(text)? == before {
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hardpack_engine::FileId;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{Fold, Options, Pool, Property, Settings, StepLimits};
 use hardpack_engine::store::Patience;
@@ -15,6 +16,8 @@ use crate::common::{self, Random};
 
 /// Nothing runs in the background, so each run of a seed does the same.
 const PARAMETERS: &str = "&hardpack_background_cpu=0%25";
+/// The names of the databases of one pool.
+const ENTRY_NAMES: [&str; 2] = ["one.db", "other.db"];
 const MAINTENANCE_CACHE_LEN: u64 = 1 << 20;
 
 /// A kind of workload.
@@ -23,6 +26,8 @@ pub struct Shape {
     pub name: &'static str,
     /// The number of databases, each in its own pool; two are attached to one connection.
     pub pools: usize,
+    /// Whether the databases are in the first pool instead.
+    pub one_pool: bool,
     pub journal: &'static [&'static str],
     pub synchronous: &'static [&'static str],
     /// Whether journal modes change in between.
@@ -50,6 +55,7 @@ const fn shape(
     Shape {
         name,
         pools: 1,
+        one_pool: false,
         journal,
         synchronous,
         switches: false,
@@ -68,6 +74,7 @@ pub const SHAPES: &[Shape] = &[
     shape("log, normal", &["wal"], &["normal"]),
     shape("log, not synced", &["wal"], &["off"]),
     Shape { pools: 2, ..shape("attached", ON_DISK, SYNCED) },
+    Shape { pools: 2, one_pool: true, ..shape("attached, one pool", ON_DISK, SYNCED) },
     Shape { pools: 2, ..shape("attached, log", &["wal"], &["normal", "full"]) },
     Shape { pools: 2, ..shape("attached, not synced", &["delete", "memory"], &["off"]) },
     Shape { switches: true, ..shape("modes change", ANY, SYNCED) },
@@ -90,12 +97,40 @@ pub const SHAPES: &[Shape] = &[
         earlier: 0,
         ..shape("creation, attached", ON_DISK, &["normal", "full"])
     },
+    Shape {
+        creation: true,
+        pools: 2,
+        one_pool: true,
+        steps: 6,
+        earlier: 0,
+        ..shape("creation, one pool", ON_DISK, &["normal", "full"])
+    },
 ];
 
 impl Shape {
     /// Whether a power loss may damage a database of this shape, as it may without Hardpack.
     pub fn may_damage(&self) -> bool {
         self.journal.contains(&"wal") && self.synchronous.contains(&"off")
+    }
+
+    /// Returns the path of the pool that holds a database.
+    pub fn pool(&self, directory: &Path, index: usize) -> PathBuf {
+        directory.join(POOL_NAMES[if self.one_pool { 0 } else { index }])
+    }
+
+    /// Returns the path of a database.
+    fn database(&self, directory: &Path, index: usize) -> PathBuf {
+        let pool = self.pool(directory, index);
+        if self.one_pool { pool.join(ENTRY_NAMES[index]) } else { pool }
+    }
+
+    /// Opens one database alone.
+    pub fn open_one(&self, directory: &Path, index: usize) -> rusqlite::Result<Connection> {
+        let db = common::try_open(&self.database(directory, index), PARAMETERS)?;
+        // There is nobody to wait for.
+        db.busy_timeout(std::time::Duration::ZERO)?;
+        db.execute_batch("pragma temp_store=memory")?;
+        Ok(db)
     }
 
     /// Whether transactions across files are atomic.
@@ -176,20 +211,6 @@ fn text(error: rusqlite::Error) -> String {
     format!("{error} ({:?})", error.sqlite_error().map(|error| error.extended_code))
 }
 
-/// Returns the path of a pool.
-pub fn pool_path(directory: &Path, index: usize) -> PathBuf {
-    directory.join(POOL_NAMES[index])
-}
-
-/// Opens one pool alone.
-pub fn open_pool(directory: &Path, index: usize) -> rusqlite::Result<Connection> {
-    let db = common::try_open(&pool_path(directory, index), PARAMETERS)?;
-    // There is nobody to wait for.
-    db.busy_timeout(std::time::Duration::ZERO)?;
-    db.execute_batch("pragma temp_store=memory")?;
-    Ok(db)
-}
-
 impl Session {
     /// Creates a workload in a directory that is empty or has the content that `model` says.
     pub fn new(directory: &Path, shape: Shape, model: Model, mut random: Random) -> Session {
@@ -201,11 +222,11 @@ impl Session {
     /// Opens all databases, and applies the settings that each connection needs.
     pub fn open(&mut self) -> rusqlite::Result<()> {
         let parameters = format!("{PARAMETERS}{}", self.setup.properties);
-        let db = common::try_open(&pool_path(&self.directory, 0), &parameters)?;
+        let db = common::try_open(&self.shape.database(&self.directory, 0), &parameters)?;
         db.busy_timeout(std::time::Duration::ZERO)?;
         db.execute_batch("pragma temp_store=memory")?;
         if self.shape.pools == 2 {
-            let other = common::uri(&pool_path(&self.directory, 1), &parameters);
+            let other = common::uri(&self.shape.database(&self.directory, 1), &parameters);
             db.execute_batch(&format!("attach '{other}' as b"))?;
         }
         if self.setup.exclusive {
@@ -331,7 +352,7 @@ impl Session {
             }
             return Ok(());
         }
-        let reader = open_pool(&self.directory, 0).map_err(text)?;
+        let reader = self.shape.open_one(&self.directory, 0).map_err(text)?;
         reader.execute_batch("begin").map_err(text)?;
         let number = model::number_in(&reader).map_err(text)?;
         if number != self.model.versions.number(0, self.model.newest) {
@@ -353,16 +374,24 @@ impl Session {
 
     fn maintain_elsewhere(&mut self) -> Result<(), String> {
         let index = self.random.below(self.shape.pools as u64) as usize;
-        let path = pool_path(&self.directory, index);
+        let path = self.shape.pool(&self.directory, index);
         let device = FileDevice::open(&path).map_err(|error| error.to_string())?;
         let options = Options { threads: 1, ..Options::new(MAINTENANCE_CACHE_LEN) };
         let pool = Pool::open(std::sync::Arc::new(device), options);
         let pool = pool.map_err(|error| error.to_string())?;
-        self.maintain_pool(&pool).map_err(|error| error.to_string())
+        let file = if self.shape.one_pool {
+            match pool.resolve(ENTRY_NAMES[index].as_bytes()) {
+                Ok(entry) => entry.file,
+                // The database does not exist yet.
+                Err(_) => return Ok(()),
+            }
+        } else {
+            pool.only_file().map_err(|error| error.to_string())?.file
+        };
+        self.maintain_pool(&pool, file).map_err(|error| error.to_string())
     }
 
-    fn maintain_pool(&mut self, pool: &Pool) -> hardpack_engine::Result<()> {
-        let file = pool.only_file()?.file;
+    fn maintain_pool(&mut self, pool: &Pool, file: FileId) -> hardpack_engine::Result<()> {
         let limits = StepLimits {
             rewrite_len_max: pick(&mut self.random, &[1, 40_000, 1 << 20]),
             patience: Patience::None,
