@@ -2,10 +2,10 @@
 //! of it.
 //!
 //! * What was written to a file before its last sync is there, whoever synced it.
-//! * Of what was written since, any part is there, torn at sectors. Changes of a pool survive in any
-//!   order, those of other files in the order in which they were made.
-//! * A failed sync may have made some of it durable, and no later sync does that for the rest. Every
-//!   open file learns of it once, from its own next sync, unless it was opened later.
+//! * Of what was written since, any part is there, torn at sectors. Changes of a pool survive in
+//!   any order, those of other files in the order in which they were made.
+//! * A failed sync may have made some of it durable, and no later sync does that for the rest.
+//!   Every open file learns of it once, from its own next sync, unless it was opened later.
 //! * Names appear and vanish at once. Shared memory does not survive.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Loss of power while several real processes use one pool: each acknowledged transaction is there
 //! afterwards, whichever process made the sync that it relies on, and no transaction in part.
 //!
-//! Processes with one or two threads commit to databases of the pool, in an order drawn from a seed,
-//! one system call at a time; some are killed, some of their syncs fail. All that they write is
-//! recorded (`medium.rs`). Then the recording is cut at some places, and what may be left of the
+//! Processes with one or two threads commit to databases of the pool, in an order drawn from a
+//! seed, one system call at a time; some are killed, some of their syncs fail. All that they write
+//! is recorded (`medium.rs`). Then the recording is cut at some places, and what may be left of the
 //! files is opened, read and checked.
 //!
 //! `HARDPACK_POWER_SCHEDULES=n` runs that many seeds, `HARDPACK_POWER_SEED=n` the one seed.
