@@ -10,6 +10,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -367,11 +368,13 @@ pub fn opener(wanted: &fs::Metadata) -> Result<Option<(u32, String)>, Reason> {
     Ok(openers(wanted, |_| true).next())
 }
 
-/// Finds the other processes that have locked a byte of a pool, with their names, among those whose
-/// descriptors we may see.
-pub fn holders(pool: &fs::Metadata, byte: u64) -> Vec<(u32, String)> {
-    openers(pool, |descriptor| sys::locks_of(descriptor).iter().any(|range| range.contains(&byte)))
-        .collect()
+/// Finds the other processes that have locked a part of a pool that fits, with their names, among
+/// those whose descriptors we may see.
+pub fn holders(
+    pool: &fs::Metadata,
+    fits: impl Fn(&RangeInclusive<u64>) -> bool,
+) -> Vec<(u32, String)> {
+    openers(pool, |descriptor| sys::locks_of(descriptor).iter().any(&fits)).collect()
 }
 
 /// Finds the other processes with a descriptor of a file that fits.

@@ -17,6 +17,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -369,17 +370,18 @@ pub fn remove_unused_memory(pool: &Path, file: FileId) -> std::io::Result<()> {
 /// The other processes that have a database of a pool open, as far as they can be seen, each with
 /// its number.
 pub fn users_of(pool: &Path, file: FileId) -> Vec<String> {
-    holders(pool, FileDevice::offset_of(open_mark(file)))
+    let byte = FileDevice::offset_of(open_mark(file));
+    holders(pool, |range| range.contains(&byte))
 }
 
 /// The other processes in which somebody reads a state of a pool, as far as they can be seen, each
 /// with its number.
 pub fn readers_of(pool: &Path, txg: Txg) -> Vec<String> {
-    holders(pool, FileDevice::offset_of_pin(txg.0))
+    holders(pool, |range| FileDevice::is_pin(range, txg.0))
 }
 
-fn holders(pool: &Path, byte: u64) -> Vec<String> {
-    let found = fs::metadata(pool).map(|pool| publish::holders(&pool, byte));
+fn holders(pool: &Path, fits: impl Fn(&RangeInclusive<u64>) -> bool) -> Vec<String> {
+    let found = fs::metadata(pool).map(|pool| publish::holders(&pool, fits));
     let named = |(pid, name): (u32, String)| format!("{name} (process {pid})");
     found.unwrap_or_default().into_iter().map(named).collect()
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use common::{create, only_file, options, problems};
-use hardpack_engine::device::{Awaited, Device, FileDevice, Pins, Shared, Syncs};
+use hardpack_engine::device::{Awaited, Device, FileDevice, Pins, Shared, Slot, Syncs};
 use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::Durability;
 use hardpack_engine::{Ashift, Error};
@@ -94,14 +94,20 @@ impl Device for Watched {
     fn pins(&self) -> Option<&Pins> {
         self.file.pins()
     }
-    fn show_pin(&self, txg: u64) -> io::Result<()> {
-        self.file.show_pin(txg)
+    fn show_pin(&self, txg: u64, slot: Slot) -> io::Result<bool> {
+        self.file.show_pin(txg, slot)
     }
-    fn hide_pin(&self, txg: u64) {
-        self.file.hide_pin(txg);
+    fn hide_pin(&self, txg: u64, slot: Slot) {
+        self.file.hide_pin(txg, slot);
     }
-    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
-        self.file.first_shown_pin(txgs)
+    fn shown_pins(&self, txgs: Range<u64>) -> io::Result<Vec<u64>> {
+        self.file.shown_pins(txgs)
+    }
+    fn claim_slot(&self, slot: Slot) -> io::Result<bool> {
+        self.file.claim_slot(slot)
+    }
+    fn release_slot(&self, slot: Slot) {
+        self.file.release_slot(slot);
     }
     fn len(&self) -> io::Result<u64> {
         self.file.len()

@@ -37,6 +37,7 @@
 //! meaning for the engine, and `journal.rs` explains why rollback journals stay in memory.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod absent;
 pub mod api;
 #[doc(hidden)]
 pub mod as_of;

@@ -12,6 +12,7 @@ mod companions;
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::sync::OnceLock;
 
+use crate::absent;
 use crate::api;
 use crate::codes::guard;
 use crate::companion::{self, Companion, TranslatedName};
@@ -242,7 +243,12 @@ unsafe extern "C" fn access(
         unsafe {
             let host = host_of(vfs);
             let Some(access) = host.methods().xAccess else { return SQLITE_IOERR_ACCESS };
-            match companion::of_name(host, name) {
+            let (asked, exists) = (CStr::from_ptr(name).to_bytes(), flags == SQLITE_ACCESS_EXISTS);
+            if exists && absent::is_known(asked) {
+                *out = 0;
+                return SQLITE_OK;
+            }
+            let code = match companion::of_name(host, name) {
                 Err(code) => code,
                 Ok(Companion::Absent | Companion::Unmade) => {
                     *out = 0;
@@ -262,7 +268,11 @@ unsafe extern "C" fn access(
                         None => access(host.as_ptr(), name, flags, out),
                     }
                 }
+            };
+            if exists && code == SQLITE_OK && *out == 0 {
+                absent::note(asked);
             }
+            code
         }
     })
 }

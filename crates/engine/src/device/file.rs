@@ -6,13 +6,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 use super::wakeup::Wakeup;
-use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Syncs, fork, sys};
+use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Slot, Syncs, fork, sys};
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
@@ -28,8 +28,11 @@ const SHOWN_COUNT: u64 = 1 << 58;
 /// The offset of the locks of [`FileDevice::try_share`]: behind any extent.
 const MARKS_OFFSET: u64 = 1 << 62;
 /// The offset of the locks that show which txgs are being read: behind any extent, before the
-/// marks.
+/// marks. Those of each slot follow those of the one before.
 const PINS_OFFSET: u64 = 1 << 61;
+/// The number of txgs for which a slot has locks. Only a forged txg is larger; nobody shows it.
+const SLOT_LEN: u64 = 1 << 48;
+const PINS_END: u64 = PINS_OFFSET + SLOT_LEN * (Slot::COUNT as u64 + 1);
 
 /// A file as a device.
 #[derive(Debug)]
@@ -106,10 +109,15 @@ impl FileDevice {
         MARKS_OFFSET | mark
     }
 
-    /// The byte of the file that a lock for a pinned txg covers.
+    /// Whether a lock on these bytes of the file pins a txg, in any slot.
     #[doc(hidden)]
-    pub fn offset_of_pin(txg: u64) -> u64 {
-        PINS_OFFSET | txg
+    pub fn is_pin(bytes: &RangeInclusive<u64>, txg: u64) -> bool {
+        let (start, end) = (*bytes.start(), *bytes.end());
+        // Only a claim covers all of a slot.
+        (PINS_OFFSET..PINS_END).contains(&start)
+            && start / SLOT_LEN == end / SLOT_LEN
+            && end - start < SLOT_LEN - 1
+            && (start % SLOT_LEN..=end % SLOT_LEN).contains(&txg)
     }
 
     /// The byte of the file that a lock for an awaited txg covers.
@@ -180,10 +188,21 @@ impl FileDevice {
         Ok(sys::ofd_conflict(&self.file, start, len)?.is_some())
     }
 
+    /// Returns the numbers of the device and of the inode of the file at a path. This leaves no
+    /// trace: to ask for a file's times, as `std::fs::metadata` does, makes its next sync dearer.
+    #[doc(hidden)]
+    pub fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+        sys::identity_of(path)
+    }
+
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
     }
+}
+
+fn slot_offset(slot: Slot) -> u64 {
+    PINS_OFFSET + u64::from(slot.number()) * SLOT_LEN
 }
 
 impl Drop for FileDevice {
@@ -271,28 +290,49 @@ impl Device for FileDevice {
         Some(&self.pins)
     }
 
-    fn show_pin(&self, txg: u64) -> io::Result<()> {
-        // Nobody takes these locks exclusively.
-        sys::ofd_lock(&self.file, PINS_OFFSET | txg, 1, sys::Lock::TryShare).map(drop)
-    }
-
-    fn hide_pin(&self, txg: u64) {
-        // As with the writer lock, this cannot fail.
-        let _ = sys::ofd_lock(&self.file, PINS_OFFSET | txg, 1, sys::Lock::Release);
-    }
-
-    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
-        let mut first = None;
-        // Only a forged txg is larger.
-        let (start, mut end) = (PINS_OFFSET + txgs.start, PINS_OFFSET + txgs.end.min(PINS_OFFSET));
-        // The system reports any of the locks in a range, not the first.
-        while start < end
-            && let Some((found, _)) = sys::ofd_conflict(&self.file, start, end - start)?
-        {
-            end = found.max(start);
-            first = Some(end - PINS_OFFSET);
+    fn show_pin(&self, txg: u64, slot: Slot) -> io::Result<bool> {
+        if txg >= SLOT_LEN {
+            return Ok(true);
         }
-        Ok(first)
+        sys::ofd_lock(&self.file, slot_offset(slot) + txg, 1, sys::Lock::TryShare)
+    }
+
+    fn hide_pin(&self, txg: u64, slot: Slot) {
+        if txg < SLOT_LEN {
+            // As with the writer lock, this cannot fail.
+            let _ = sys::ofd_lock(&self.file, slot_offset(slot) + txg, 1, sys::Lock::Release);
+        }
+    }
+
+    fn shown_pins(&self, txgs: Range<u64>) -> io::Result<Vec<u64>> {
+        let (mut left, mut found) = (vec![(PINS_OFFSET, PINS_END)], Vec::new());
+        // The system reports any of the locks in a range, in any slot.
+        while let Some((start, end)) = left.pop() {
+            if start >= end {
+                continue;
+            }
+            let Some((at, len)) = sys::ofd_conflict(&self.file, start, end - start)? else {
+                continue;
+            };
+            let (first, after) = (at.max(start), at.saturating_add(len).min(end));
+            left.extend([(start, first), (after, end)]);
+            // The system merges the pins of neighbouring txgs, but only a claim is that long.
+            if len < SLOT_LEN {
+                found.extend((first..after).map(|at| at % SLOT_LEN));
+            }
+        }
+        found.retain(|txg| txgs.contains(txg));
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    fn claim_slot(&self, slot: Slot) -> io::Result<bool> {
+        sys::ofd_lock(&self.file, slot_offset(slot), SLOT_LEN, sys::Lock::Try)
+    }
+
+    fn release_slot(&self, slot: Slot) {
+        let _ = sys::ofd_lock(&self.file, slot_offset(slot), SLOT_LEN, sys::Lock::Release);
     }
 
     fn fillers(&self) -> Option<&Fillers> {
@@ -312,10 +352,10 @@ impl Device for FileDevice {
     }
 
     fn len(&self) -> io::Result<u64> {
-        // The metadata of a block device gives no length, but seeking to its end does.
+        // The metadata of a block device gives no length; and see `identity_of`. Nobody uses the
+        // position of the descriptor.
         use std::io::{Seek, SeekFrom};
-        let metadata = self.file.metadata()?;
-        if metadata.is_file() { Ok(metadata.len()) } else { (&self.file).seek(SeekFrom::End(0)) }
+        (&self.file).seek(SeekFrom::End(0))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

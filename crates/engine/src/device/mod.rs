@@ -35,7 +35,7 @@ use crate::system;
 pub use file::FileDevice;
 pub use fillers::{FILLING_MARK, Fillers};
 pub use memory::MemoryDevice;
-pub use pins::Pins;
+pub use pins::{Pins, Slot};
 pub use syncs::{Shared, Syncs};
 
 /// What a user of the medium may be waiting for until another user releases it.
@@ -102,17 +102,25 @@ pub trait Device: Send + Sync + Debug {
     fn pins(&self) -> Option<&Pins> {
         None
     }
-    /// Shows to other users of the medium that this device reads a txg, which it does not yet.
-    fn show_pin(&self, _txg: u64) -> io::Result<()> {
-        Ok(())
+    /// Shows to other users of the medium that this device reads a txg in a slot, which it does not
+    /// yet. Returns whether it did: not while another user has claimed the slot.
+    fn show_pin(&self, _txg: u64, _slot: Slot) -> io::Result<bool> {
+        Ok(true)
     }
     /// Takes back [`Device::show_pin`].
-    fn hide_pin(&self, _txg: u64) {}
-    /// Returns the first txg of a range that another user of the medium shows. A device without
-    /// other users has none.
-    fn first_shown_pin(&self, _txgs: Range<u64>) -> io::Result<Option<u64>> {
-        Ok(None)
+    fn hide_pin(&self, _txg: u64, _slot: Slot) {}
+    /// Returns the txgs of a range that other users of the medium show, in ascending order. A
+    /// device without other users has none.
+    fn shown_pins(&self, _txgs: Range<u64>) -> io::Result<Vec<u64>> {
+        Ok(Vec::new())
     }
+    /// Claims a slot in which this device shows nothing. Returns whether it did: not while another
+    /// user shows anything in it or has claimed it.
+    fn claim_slot(&self, _slot: Slot) -> io::Result<bool> {
+        Ok(true)
+    }
+    /// Takes back [`Device::claim_slot`].
+    fn release_slot(&self, _slot: Slot) {}
     /// The users that fill nameless files, counted for all stores that use this device. Without it
     /// each store counts its own.
     fn fillers(&self) -> Option<&Fillers> {

@@ -2,73 +2,124 @@
 //!
 //! A pin belongs to the open file. Readers of the process that share one state share its pin, which
 //! the device shows to other processes as long as anybody in this one reads the state.
+//!
+//! A pin can also stand for the lock of a reader on what it reads: it is then in one of the *slots*,
+//! which a writer can claim. While somebody has claimed a slot, nobody comes into it, and nobody
+//! claims a slot while others are in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Device;
 
+/// Where a pin is: in a slot, or in none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Slot(u16);
+
+impl Slot {
+    /// No slot: the pin keeps nobody from anything but the reuse of space.
+    pub const NONE: Slot = Slot(0);
+    /// The number of slots. If two files share one, their users wait for each other more often.
+    pub const COUNT: u16 = 4095;
+
+    /// Returns the slot for the readers of a file.
+    pub fn of_file(number: u64) -> Slot {
+        Slot(1 + (number % u64::from(Slot::COUNT)) as u16)
+    }
+
+    /// The number of the slot, from 1 on; 0 for none.
+    pub fn number(self) -> u16 {
+        self.0
+    }
+}
+
 /// Counts the readers of each pinned txg.
 #[derive(Debug, Default)]
-pub struct Pins {
-    readers: Mutex<BTreeMap<u64, usize>>,
+pub struct Pins(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The number of readers of a txg in a slot.
+    readers: BTreeMap<(u64, Slot), usize>,
+    /// The slots that somebody in this process has claimed.
+    claimed: BTreeSet<Slot>,
 }
 
 impl Pins {
-    /// Adds a reader of a txg.
-    pub fn pin(&self, device: &dyn Device, txg: u64) -> io::Result<()> {
-        let mut readers = self.readers();
-        if let Some(count) = readers.get_mut(&txg) {
+    /// Adds a reader of a txg, and returns whether it did: not while somebody has claimed the slot.
+    pub fn pin(&self, device: &dyn Device, txg: u64, slot: Slot) -> io::Result<bool> {
+        let mut table = self.table();
+        if let Some(count) = table.readers.get_mut(&(txg, slot)) {
             *count += 1;
-            return Ok(());
+            return Ok(true);
         }
-        device.show_pin(txg)?;
-        readers.insert(txg, 1);
-        Ok(())
+        if table.claimed.contains(&slot) || !device.show_pin(txg, slot)? {
+            return Ok(false);
+        }
+        table.readers.insert((txg, slot), 1);
+        Ok(true)
     }
 
     /// Removes a reader of a txg.
-    pub fn unpin(&self, device: &dyn Device, txg: u64) {
-        let mut readers = self.readers();
-        match readers.get_mut(&txg) {
+    pub fn unpin(&self, device: &dyn Device, txg: u64, slot: Slot) {
+        let mut table = self.table();
+        match table.readers.get_mut(&(txg, slot)) {
             Some(count) if *count > 1 => *count -= 1,
             _ => {
-                readers.remove(&txg);
-                device.hide_pin(txg);
+                table.readers.remove(&(txg, slot));
+                device.hide_pin(txg, slot);
             }
         }
+    }
+
+    /// Claims a slot, and returns whether it did: not while anybody is in it or has claimed it.
+    pub fn claim(&self, device: &dyn Device, slot: Slot) -> io::Result<bool> {
+        let mut table = self.table();
+        // The device would take the pins of this process for its own.
+        let is_free = !table.claimed.contains(&slot)
+            && table.readers.keys().all(|(_, other)| *other != slot);
+        if !is_free || !device.claim_slot(slot)? {
+            return Ok(false);
+        }
+        table.claimed.insert(slot);
+        Ok(true)
+    }
+
+    /// Takes back [`Pins::claim`].
+    pub fn unclaim(&self, device: &dyn Device, slot: Slot) {
+        let mut table = self.table();
+        table.claimed.remove(&slot);
+        device.release_slot(slot);
     }
 
     /// Returns the oldest txg up to `newest` that anybody reads, in any process.
     pub fn oldest(&self, device: &dyn Device, newest: u64) -> io::Result<Option<u64>> {
         let own = self.oldest_own(newest);
-        let others = device.first_shown_pin(0..own.unwrap_or(newest) + 1)?;
-        Ok(others.or(own))
+        let others = device.shown_pins(0..own.unwrap_or(newest) + 1)?;
+        Ok(others.first().copied().or(own))
     }
 
     /// Returns the oldest txg up to `newest` that anybody reads in this process.
     pub fn oldest_own(&self, newest: u64) -> Option<u64> {
-        self.readers().keys().next().copied().filter(|txg| *txg <= newest)
+        self.table().readers.keys().next().map(|(txg, _)| *txg).filter(|txg| *txg <= newest)
     }
 
-    /// Returns every txg up to `newest` that somebody in this process reads.
+    /// Returns every txg up to `newest` that somebody in this process reads, in ascending order.
     pub fn own(&self, newest: u64) -> Vec<u64> {
-        self.readers().range(..=newest).map(|(txg, _)| *txg).collect()
+        let table = self.table();
+        let mut own: Vec<u64> = table.readers.keys().map(|(txg, _)| *txg).collect();
+        own.retain(|txg| *txg <= newest);
+        own.dedup();
+        own
     }
 
-    /// Returns every txg up to `newest` that others read.
+    /// Returns every txg up to `newest` that others read, in ascending order.
     pub fn of_others(device: &dyn Device, newest: u64) -> io::Result<Vec<u64>> {
-        let mut found = Vec::new();
-        let mut from = 0;
-        while let Some(txg) = device.first_shown_pin(from..newest + 1)? {
-            found.push(txg);
-            from = txg + 1;
-        }
-        Ok(found)
+        device.shown_pins(0..newest + 1)
     }
 
-    fn readers(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,9 +2,13 @@
 //! `fork.rs` is here.
 #![expect(unsafe_code, reason = "system calls")]
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -101,6 +105,33 @@ fn advise(file: &File, offset: u64, len: u64, advice: libc::c_int) {
     unsafe {
         libc::posix_fadvise(file.as_raw_fd(), offset as libc::off_t, len as libc::off_t, advice);
     }
+}
+
+/// Returns the device and the inode of the file at a path.
+///
+/// It asks for nothing else: who has asked for the times of a file makes Linux note the next change
+/// of it more exactly (since 6.13), and then the inode is written with the next sync.
+pub(super) fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `statx` is a plain structure of integers, for which all zeros is a valid value.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, mask) = (libc::AT_STATX_SYNC_AS_STAT, libc::STATX_INO);
+    // SAFETY: the name ends with a zero byte, and both pointers are valid during the call. Older C
+    // libraries have no function for it.
+    let done = unsafe {
+        let (name, found) = (name.as_ptr(), &raw mut found);
+        libc::syscall(libc::SYS_statx, libc::AT_FDCWD, name, flags, mask, found)
+    };
+    if done == 0 {
+        return Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino));
+    }
+    let error = io::Error::last_os_error();
+    if !matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) {
+        return Err(error);
+    }
+    // A system older than 4.11, or a sandbox that does not know the call.
+    let metadata = std::fs::metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// The bytes of a file that its users map to wait for each other.

@@ -54,7 +54,7 @@ pub use self::extent::{Encoding, ExtentBytes};
 pub use self::filling::Filling;
 pub use self::format::{checksum, node, pointer, snapshot, stats, superblock, trees};
 pub use self::gate::{Ask, Patience};
-pub use self::pin::Pin;
+pub use self::pin::{ClaimedSlot, Pin};
 use self::pin::PinLimit;
 pub use self::recover::{scan, verify};
 pub use self::sharing::{index, refs};

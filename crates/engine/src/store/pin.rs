@@ -12,6 +12,10 @@
 //! * Pins are locks on the pool's file, so they end with their process, and only readers can hold
 //!   up the reuse of space, nobody a commit.
 //!
+//! A pin can be a lock as well. Whoever reads a file pins its state in the file's *slot*
+//! ([`Store::pin_in`]), with one system call; whoever must be alone with the file claims the slot
+//! ([`Store::claim_slot`]), which is possible only while nobody is in it, and keeps others out.
+//!
 //! The age of a pin may be limited. A reader knows how long it has had its pin. A writer counts
 //! from the moment at which it first found somebody reading a state that was no longer the newest,
 //! so never more than the reader. Beyond the limit, the writer reuses the space in spite of the
@@ -33,10 +37,12 @@ use std::time::Duration;
 
 use super::state::Slots;
 use super::{Ask, State, Store};
-use crate::device::Pins;
+use crate::device::{Pins, Slot};
 use crate::error::{Error, Result};
 use crate::store::format::space::freed_key;
-use crate::store::format::superblock::{FEATURE_PINNED_READERS, Superblock};
+use crate::store::format::superblock::{
+    FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, Superblock,
+};
 use crate::store::format::trees::TreeId;
 use crate::units::{Sector, Txg};
 
@@ -63,6 +69,7 @@ impl fmt::Debug for PinLimit {
 pub struct Pin {
     store: Arc<Store>,
     state: Arc<State>,
+    slot: Slot,
 }
 
 impl Pin {
@@ -70,11 +77,48 @@ impl Pin {
     pub fn state(&self) -> &Arc<State> {
         &self.state
     }
+
+    /// Whether the pin is in a slot.
+    pub fn is_in_slot(&self) -> bool {
+        self.slot != Slot::NONE
+    }
+
+    /// Takes the pin out of its slot: it keeps nobody from claiming that any more.
+    pub fn leave_slot(&mut self) -> Result<()> {
+        if self.is_in_slot() {
+            let outside = Pin::show(&self.store, &self.state, Slot::NONE)?.ok_or(Error::Busy)?;
+            *self = outside;
+        }
+        Ok(())
+    }
+
+    /// Shows a pin. Returns `None` if somebody has claimed the slot.
+    fn show(store: &Arc<Store>, state: &Arc<State>, slot: Slot) -> Result<Option<Pin>> {
+        let pinned = store.pins().pin(&*store.device, state.txg().0, slot);
+        Ok(pinned.map_err(|error| Error::io("lock", error))?.then(|| Pin {
+            store: Arc::clone(store),
+            state: Arc::clone(state),
+            slot,
+        }))
+    }
+}
+
+/// A slot that nobody else comes into as long as this value lives.
+#[derive(Debug)]
+pub struct ClaimedSlot {
+    store: Arc<Store>,
+    slot: Slot,
+}
+
+impl Drop for ClaimedSlot {
+    fn drop(&mut self) {
+        self.store.pins().unclaim(&*self.store.device, self.slot);
+    }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.store.pins().unpin(&*self.store.device, self.state.txg().0);
+        self.store.pins().unpin(&*self.store.device, self.state.txg().0, self.slot);
     }
 }
 
@@ -89,6 +133,13 @@ impl Store {
         state.superblock.incompat & FEATURE_PINNED_READERS != 0
     }
 
+    /// Whether a pin in the slot of a file is enough of a lock for its readers: all who must be
+    /// alone with the file claim its slot.
+    pub fn has_reader_slots(&self) -> bool {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.superblock.incompat & FEATURE_READER_SLOTS != 0
+    }
+
     /// Adopts the newest state, and pins it in a pool whose readers do so.
     pub fn pin_if_shown(self: &Arc<Self>) -> Result<Option<Pin>> {
         if !self.has_pinned_readers() {
@@ -100,17 +151,26 @@ impl Store {
     /// Adopts the newest state and pins it. Other processes respect that in a pool whose readers
     /// pin what they read.
     pub fn pin(self: &Arc<Self>) -> Result<Pin> {
+        self.pin_in(Slot::NONE)?.ok_or(Error::Busy)
+    }
+
+    /// Adopts the newest state and pins it in a slot, unless somebody has claimed that.
+    pub fn pin_in(self: &Arc<Self>, slot: Slot) -> Result<Option<Pin>> {
         loop {
             let state = self.state();
-            self.pins()
-                .pin(&*self.device, state.txg().0)
-                .map_err(|error| Error::io("lock", error))?;
-            let pin = Pin { store: Arc::clone(self), state };
+            let Some(pin) = Pin::show(self, &state, slot)? else { return Ok(None) };
             self.refresh()?;
             if self.state().txg() == pin.state.txg() {
-                return Ok(pin);
+                return Ok(Some(pin));
             }
         }
+    }
+
+    /// Claims a slot, unless somebody is in it or has claimed it.
+    pub fn claim_slot(self: &Arc<Self>, slot: Slot) -> Result<Option<ClaimedSlot>> {
+        let claimed = self.pins().claim(&*self.device, slot);
+        let claimed = claimed.map_err(|error| Error::io("lock", error))?;
+        Ok(claimed.then(|| ClaimedSlot { store: Arc::clone(self), slot }))
     }
 
     /// Pins an older state whose superblock is still in the ring. Returns `None` if there is no
@@ -138,8 +198,7 @@ impl Store {
         };
         found.check_readable()?;
         let state = Arc::new(state_of(found));
-        self.pins().pin(&*self.device, txg.0).map_err(|error| Error::io("lock", error))?;
-        let pin = Pin { store: Arc::clone(self), state };
+        let pin = Pin::show(self, &state, Slot::NONE)?.ok_or(Error::Busy)?;
         self.await_turn(ask)?;
         self.refresh()?;
         Ok(self.is_whole(&self.state(), &pin.state)?.then_some(pin))

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hardpack_engine::device::{Device, Pins, Syncs};
+use hardpack_engine::device::{Device, Pins, Slot, Syncs};
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 
 use super::handle::Handle;
@@ -55,8 +55,9 @@ pub struct World {
     pub wrong: Wrong,
     mutant: Mutant,
     writer: Mutex<Option<u64>>,
-    /// The pinned txgs, with the process that reads each.
-    pins: Mutex<BTreeSet<(u64, u64)>>,
+    /// The pinned txgs, each with its slot and the process that reads it. The largest number is no
+    /// txg: the process has claimed the slot.
+    pins: Mutex<BTreeSet<(u64, Slot, u64)>>,
     shown: Mutex<Shown>,
     next_process: AtomicU64,
 }
@@ -127,7 +128,7 @@ impl World {
         })
     }
 
-    fn pins(&self) -> MutexGuard<'_, BTreeSet<(u64, u64)>> {
+    fn pins(&self) -> MutexGuard<'_, BTreeSet<(u64, Slot, u64)>> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,6 +146,8 @@ impl World {
     }
 }
 
+/// What is in the place of a txg where a process has claimed a slot.
+const CLAIM: u64 = u64::MAX;
 /// The most threads of a run, and one that is not scheduled.
 const THREAD_COUNT_MAX: usize = 8;
 
@@ -167,7 +170,7 @@ impl Scheduled {
     }
 
     fn release_all(&self) {
-        self.world.pins().retain(|(_, process)| *process != self.process);
+        self.world.pins().retain(|(_, _, process)| *process != self.process);
         let mut shown = self.world.shown();
         shown.awaited.retain(|(_, process)| *process != self.process);
         shown.durable.remove(&self.process);
@@ -231,21 +234,44 @@ impl Device for Scheduled {
     fn pins(&self) -> Option<&Pins> {
         Some(&self.pins)
     }
-    fn show_pin(&self, txg: u64) -> io::Result<()> {
+    fn show_pin(&self, txg: u64, slot: Slot) -> io::Result<bool> {
         self.enter("pin")?;
-        self.world.pins().insert((txg, self.process));
-        Ok(())
+        let mut pins = self.world.pins();
+        let is_claimed = |(at, other, process): &(u64, Slot, u64)| {
+            (*at, *other) == (CLAIM, slot) && *process != self.process
+        };
+        let is_free = !pins.iter().any(is_claimed);
+        if is_free {
+            pins.insert((txg, slot, self.process));
+        }
+        Ok(is_free)
     }
-    fn hide_pin(&self, txg: u64) {
-        self.world.pins().remove(&(txg, self.process));
+    fn hide_pin(&self, txg: u64, slot: Slot) {
+        self.world.pins().remove(&(txg, slot, self.process));
     }
-    fn first_shown_pin(&self, txgs: Range<u64>) -> io::Result<Option<u64>> {
+    fn shown_pins(&self, txgs: Range<u64>) -> io::Result<Vec<u64>> {
         self.enter("look at pins")?;
-        let is_hidden = self.world.mutant == Mutant::HiddenPins;
+        if self.world.mutant == Mutant::HiddenPins {
+            return Ok(Vec::new());
+        }
         let pins = self.world.pins();
-        let mut shown = pins.range((txgs.start, 0)..(txgs.end, 0));
-        let first = shown.find(|(_, process)| *process != self.process && !is_hidden);
-        Ok(first.map(|(txg, _)| *txg))
+        let others = pins.iter().filter(|(_, _, process)| *process != self.process);
+        let mut shown: Vec<u64> = others.map(|(txg, ..)| *txg).collect();
+        shown.retain(|txg| *txg != CLAIM && txgs.contains(txg));
+        shown.dedup();
+        Ok(shown)
+    }
+    fn claim_slot(&self, slot: Slot) -> io::Result<bool> {
+        self.enter("claim")?;
+        let mut pins = self.world.pins();
+        let is_free = pins.iter().all(|(_, other, _)| *other != slot);
+        if is_free {
+            pins.insert((CLAIM, slot, self.process));
+        }
+        Ok(is_free)
+    }
+    fn release_slot(&self, slot: Slot) {
+        self.world.pins().remove(&(CLAIM, slot, self.process));
     }
     fn try_sync_turn(&self) -> io::Result<bool> {
         self.enter("sync turn")?;

@@ -99,7 +99,10 @@ impl MainFile {
                 code
             }
             SQLITE_FCNTL_HAS_MOVED => {
-                let code = pass_on(&self.host_file);
+                let code = match self.is_host_file_pool() {
+                    true => SQLITE_OK,
+                    false => pass_on(&self.host_file),
+                };
                 if code == SQLITE_OK && (self.has_pool_moved() || self.has_pool_entry_moved()) {
                     // SAFETY: the argument is an `int *`.
                     unsafe { *argument.cast::<c_int>() = 1 };

@@ -1,10 +1,12 @@
 //! Locks of a main database: the host's locks, on the file that `lock_file.rs` describes.
 #![expect(unsafe_code, reason = "opens files of the host's VFS")]
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::{Backing, Checkpoint, MainFile};
+use crate::absent;
 use crate::ffi::*;
 use crate::host::HostFile;
 use crate::host_name::HostName;
@@ -79,6 +81,7 @@ impl MainFile {
             if was_unlocked && matches!(self.backing, Backing::Pool(..)) {
                 return self.look_again();
             }
+            absent::end(self.reader);
         }
         code
     }
@@ -132,7 +135,12 @@ impl MainFile {
 
     /// Refreshes under a lock that was just taken, and gives the lock back if that fails.
     fn look_again(&mut self) -> c_int {
-        let Err(code) = self.refresh() else { return SQLITE_OK };
+        let Err(code) = self.refresh() else {
+            if let Some(txg) = self.read_txg().filter(|_| self.lock == SQLITE_LOCK_SHARED) {
+                absent::begin(self.reader, self.path.as_os_str().as_bytes(), txg);
+            }
+            return SQLITE_OK;
+        };
         self.stale = true;
         self.unpin();
         self.give_lock(SQLITE_LOCK_NONE);
@@ -143,6 +151,7 @@ impl MainFile {
 
     /// Implements xUnlock.
     pub fn unlock(&mut self, level: c_int) -> c_int {
+        absent::end(self.reader);
         // Others may read as soon as the lock is gone, so it is kept until the changes are settled.
         if self.lock > SQLITE_LOCK_SHARED && level <= SQLITE_LOCK_SHARED && !self.is_plain() {
             self.checkpoint = Checkpoint::Open;
@@ -162,7 +171,22 @@ impl MainFile {
         code
     }
 
+    /// Takes a lock: the host's, unless a light one will do.
     pub(super) fn take_lock(&mut self, level: c_int) -> c_int {
+        if level == SQLITE_LOCK_SHARED && self.lock == SQLITE_LOCK_NONE && self.lock_lightly() {
+            return SQLITE_OK;
+        }
+        match self.make_heavy() {
+            SQLITE_OK => {}
+            code => return code,
+        }
+        match self.take_heavy(level) {
+            SQLITE_OK if level == SQLITE_LOCK_EXCLUSIVE => self.claim_slot(),
+            code => code,
+        }
+    }
+
+    pub(super) fn take_host_lock(&mut self, level: c_int) -> c_int {
         match &mut self.locks {
             Locks::Hosts(_) => self.host_file.lock(level),
             Locks::Unneeded => SQLITE_OK,
@@ -215,7 +239,10 @@ impl MainFile {
         self.host_file.lock(level)
     }
 
-    fn give_lock(&mut self, level: c_int) -> c_int {
+    pub(super) fn give_lock(&mut self, level: c_int) -> c_int {
+        if self.give_light(level) {
+            return SQLITE_OK;
+        }
         match &mut self.locks {
             Locks::Hosts(_) => self.host_file.unlock(level),
             Locks::Unneeded => SQLITE_OK,
@@ -253,14 +280,24 @@ impl MainFile {
         }
     }
 
-    /// Whether the pool was moved away or replaced. If the host's file is the pool, the host itself
-    /// sees that.
+    /// Whether the host's file is the pool itself. Then [`MainFile::has_pool_moved`] says what the
+    /// host would, but does not ask for the times of the pool's file, which would make the next
+    /// sync dearer.
+    pub(super) fn is_host_file_pool(&self) -> bool {
+        matches!((&self.locks, &self.backing), (Locks::Hosts(_), Backing::Pool(..)))
+    }
+
+    /// Whether the pool was moved away or replaced.
     pub(super) fn has_pool_moved(&self) -> bool {
-        match &self.locks {
-            Locks::LockFile { lock_file, .. } | Locks::ReadersMark { lock_file, .. } => {
+        match (&self.locks, &self.backing) {
+            (Locks::LockFile { lock_file, .. } | Locks::ReadersMark { lock_file, .. }, _) => {
                 lock_file.has_pool_moved()
             }
-            Locks::Hosts(_) | Locks::Unneeded | Locks::Unmade => false,
+            (Locks::Hosts(_), Backing::Pool(pool, _)) => {
+                let name = self.host_name.as_ref().map(|name| OsStr::from_bytes(name.path()));
+                !pool.is_at(name.map_or(&self.path, Path::new))
+            }
+            (Locks::Hosts(_) | Locks::Unneeded | Locks::Unmade, _) => false,
         }
     }
 
@@ -271,6 +308,7 @@ impl MainFile {
 
     /// Gives a mark back. SQLite unlocks before it closes, but no mark may stay behind in any case.
     pub(super) fn release_mark(&mut self) {
+        self.give_light(SQLITE_LOCK_NONE);
         match &mut self.locks {
             Locks::LockFile { lock_file, has_mark: has_mark @ true } => {
                 lock_file.unclaim_readers();

@@ -44,6 +44,7 @@
 mod by_pool_path;
 mod commit;
 mod control;
+mod light;
 mod locks;
 mod open;
 mod pinning;
@@ -61,6 +62,7 @@ use hardpack_engine::pool::{File, Pool, Property, Settings};
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId, Txg};
 
+use crate::absent::Reader;
 use crate::api;
 use crate::busy::BusyHandler;
 use crate::codes::code;
@@ -70,6 +72,7 @@ use crate::host_name::HostName;
 use crate::joint::Outcome;
 use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
 use crate::wal_index::WalIndex;
+use light::Light;
 use locks::Locks;
 pub use open::{NewDatabases, set_new_databases};
 use pinning::Pinning;
@@ -81,6 +84,7 @@ pub struct MainFile {
     // Fields drop in this order: the host's descriptor is closed before the engine may close its
     // own.
     pinning: Pinning,
+    light: Light,
     file: Option<Arc<File>>,
     host_file: HostFile,
     /// The name that the host's file was opened by, if it is not SQLite's.
@@ -97,6 +101,8 @@ pub struct MainFile {
     /// Registers the name of a database that is in no pool.
     #[allow(dead_code, reason = "notes the name as long as it lives")]
     plain_name: Option<PlainName>,
+    /// Identifies the file among those of the process.
+    reader: Reader,
     /// The generation of the content that this connection knows, and the txg at which it was found.
     generation: (Txg, u64),
     /// The content was replaced since SQLite last looked, so SQLite's cache is useless.

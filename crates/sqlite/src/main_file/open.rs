@@ -11,9 +11,11 @@ use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
 use hardpack_engine::{Error, Result, Txg};
 
+use super::light::Light;
 use super::locks::Locks;
 use super::pinning::Pinning;
 use super::{Backing, Checkpoint, MainFile};
+use crate::absent::Reader;
 use crate::api;
 use crate::busy::BusyHandler;
 use crate::codes::code;
@@ -113,6 +115,7 @@ impl MainFile {
     pub(super) fn new(host: Host, host_file: HostFile, locks: Locks, path: &[u8]) -> MainFile {
         MainFile {
             pinning: Pinning::default(),
+            light: Light::default(),
             file: None,
             host_file,
             host_name: None,
@@ -123,6 +126,7 @@ impl MainFile {
             inner_path: None,
             owner: ROOT,
             plain_name: None,
+            reader: Reader::new(),
             generation: (Txg(0), 0),
             is_exchanged: false,
             is_schema_in_doubt: false,

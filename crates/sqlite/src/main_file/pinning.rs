@@ -11,9 +11,9 @@
 //! * A reader gives up a pin that is older than the pool's `reader-pin-max`: its reads get
 //!   SQLITE_BUSY_SNAPSHOT until its transaction ends. Writers may have reused the space a little
 //!   earlier than it notices; what it reads there fails its checksum and gets the same code.
-//! * Readers hold the host's shared lock all the same. It keeps out what a pin cannot help against:
-//!   the rollback of a journal on disk, a change of the journal mode, and commands that replace the
-//!   content.
+//! * Readers hold a shared lock all the same, the host's or a light one (`light.rs`). It keeps out
+//!   what a pin cannot help against: the rollback of a journal on disk, a change of the journal
+//!   mode, and commands that replace the content.
 //! * A writer whose database has changed since its shared lock gets SQLITE_BUSY_SNAPSHOT for the
 //!   reserved lock. SQLite then begins the statement anew, unless the transaction has read before.
 //!
@@ -39,9 +39,10 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use hardpack_engine::device::Slot;
 use hardpack_engine::pool::{Concurrency, File, ROOT};
 use hardpack_engine::store::Pin;
-use hardpack_engine::{Error, Result as EngineResult};
+use hardpack_engine::{Error, Result as EngineResult, Txg};
 
 use super::open::SQLITE_MAGIC;
 use super::reading::CHANGE_COUNTER;
@@ -116,13 +117,25 @@ impl MainFile {
         let Backing::Pool(pool, _) = &self.backing else { return Ok(()) };
         let store = pool.pool().store();
         let is_reader = self.lock >= SQLITE_LOCK_SHARED && self.wal_index.is_none();
+        let slot = self.slot_of_lock();
         let pinned = match is_reader {
+            true if slot != Slot::NONE => match store.pin_in(slot) {
+                // Somebody must be alone with the database.
+                Ok(None) => return Err(SQLITE_BUSY),
+                pinned => pinned,
+            },
             true => store.pin_if_shown(),
             false => store.refresh().map(|_| None),
         };
         match pinned {
             // Where a VFS above shares the memory of the log, this is the only sign of a log.
-            Ok(Some(pin)) if self.has_log_in(&pin)? => self.pinning.is_needless = true,
+            Ok(Some(pin)) if self.has_log_in(&pin)? => {
+                // While its slot is pinned, nobody is alone with the database.
+                match self.make_heavy() {
+                    SQLITE_OK => self.pinning.is_needless = true,
+                    code => return Err(code),
+                }
+            }
             Ok(pin) => {
                 self.pinning.age = pin.is_some().then(Age::start);
                 self.pinning.pin = pin;
@@ -139,11 +152,29 @@ impl MainFile {
 
     /// Whether the database reads through a log, as its header says in a pinned state.
     fn has_log_in(&self, pin: &Pin) -> Result<bool, c_int> {
-        let Some(file) = &self.file else { return Ok(false) };
+        let txg = pin.state().txg();
+        let Some(file) = self.file.as_ref().filter(|_| !self.has_no_log_at(txg)) else {
+            return Ok(false);
+        };
         let mut header = [0; HEADER_LEN];
         let read = file.read_pinned_at(pin, &mut header, 0);
         read.map_err(|error| self.code(&error, SQLITE_IOERR_READ))?;
-        Ok(header[VERSIONS].contains(&VERSION_WITH_LOG))
+        let has_log = header[VERSIONS].contains(&VERSION_WITH_LOG);
+        if !has_log {
+            self.note_no_log_at(txg);
+        }
+        Ok(has_log)
+    }
+
+    /// Takes the pin, if there is one, out of the slot of the file.
+    pub(super) fn leave_slot(&mut self) -> EngineResult<()> {
+        self.pinning.pin.as_mut().map_or(Ok(()), Pin::leave_slot)
+    }
+
+    /// The state that the connection reads under the shared lock that it has just taken.
+    pub(super) fn read_txg(&self) -> Option<Txg> {
+        let newest = || self.pool().map(|pool| pool.state().txg());
+        self.pinning.pin.as_ref().map(|pin| pin.state().txg()).or_else(newest)
     }
 
     /// Gives up the pinned state, when the connection unlocks or reads through a log.

@@ -151,8 +151,9 @@ fn memory_len() -> Option<u64> {
 }
 
 fn key_of(path: &Path) -> Result<FileKey> {
-    let metadata = fs::metadata(path).map_err(|source| Error::Io { action: "find", source })?;
-    Ok(FileKey { device: metadata.dev(), inode: metadata.ino() })
+    let found = FileDevice::identity_of(path);
+    let (device, inode) = found.map_err(|source| Error::Io { action: "find", source })?;
+    Ok(FileKey { device, inode })
 }
 
 /// Opens the pool at `path`, or shares it if it is open already.

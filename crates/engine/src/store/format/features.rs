@@ -9,7 +9,7 @@
 
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
-    FEATURE_PINNED_READERS, FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
+    FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -38,7 +38,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 10] = [
+const KNOWN: [(Set, u64, &str); 11] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -49,6 +49,7 @@ const KNOWN: [(Set, u64, &str); 10] = [
     (Set::Incompat, FEATURE_GENERATIONS, "generations"),
     (Set::Incompat, FEATURE_SNAPSHOT_IDS, "snapshot-ids"),
     (Set::Incompat, FEATURE_PINNED_READERS, "pinned-readers"),
+    (Set::Incompat, FEATURE_READER_SLOTS, "reader-slots"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -80,6 +80,9 @@ pub const FEATURE_GENERATIONS: u64 = 1 << 7;
 pub const FEATURE_SNAPSHOT_IDS: u64 = 1 << 8;
 /// Readers may rely on writers to spare the states that they pin (see [`crate::store::Pin`]).
 pub const FEATURE_PINNED_READERS: u64 = 1 << 9;
+/// Readers may pin a state in the slot of the file that they read, instead of any other lock (see
+/// [`crate::device::Slot`]).
+pub const FEATURE_READER_SLOTS: u64 = 1 << 10;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -90,7 +93,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PAGE_FILTER
     | FEATURE_GENERATIONS
     | FEATURE_SNAPSHOT_IDS
-    | FEATURE_PINNED_READERS;
+    | FEATURE_PINNED_READERS
+    | FEATURE_READER_SLOTS;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

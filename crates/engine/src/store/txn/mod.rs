@@ -24,7 +24,7 @@ use super::format::node::Node;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
-    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_SNAPSHOT_IDS,
+    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS,
 };
 use super::format::trees::{PerTree, TreeId};
 use super::space::Space;
@@ -195,7 +195,7 @@ impl Txn {
 
     /// Notes that readers of some file may pin states.
     pub fn note_pinned_readers(&mut self) {
-        self.core.incompat |= FEATURE_PINNED_READERS;
+        self.core.incompat |= FEATURE_PINNED_READERS | FEATURE_READER_SLOTS;
     }
 
     /// Makes the commit cut the file where the pool ends then.
