@@ -15,6 +15,7 @@ use common::{create, only_file, options, problems};
 use hardpack_engine::device::{Awaited, Device, FileDevice, Pins, Shared, Slot, Syncs};
 use hardpack_engine::pool::{File, Pool};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::{BLOCK_LEN, slot_offset};
 use hardpack_engine::{Ashift, Error};
 
 /// The sectors of the pools that [`create`] makes.
@@ -28,6 +29,7 @@ struct Watched {
     file: FileDevice,
     sync_count: AtomicU64,
     next_syncs: Mutex<VecDeque<Sync>>,
+    next_pause: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl std::fmt::Debug for Watched {
@@ -39,12 +41,18 @@ impl std::fmt::Debug for Watched {
 impl Watched {
     fn open(path: &Path) -> Arc<Watched> {
         let file = FileDevice::open(path).unwrap();
-        Arc::new(Watched { file, sync_count: AtomicU64::new(0), next_syncs: Mutex::default() })
+        let (sync_count, next_syncs, next_pause) = Default::default();
+        Arc::new(Watched { file, sync_count, next_syncs, next_pause })
     }
 
     /// Makes the next sync that has no other order yet do this.
     fn at_sync(&self, sync: impl FnOnce(&FileDevice) -> io::Result<()> + Send + 'static) {
         self.next_syncs.lock().unwrap_or_else(PoisonError::into_inner).push_back(Box::new(sync));
+    }
+
+    /// Makes the next pause begin with this.
+    fn at_pause(&self, act: impl FnOnce() + Send + 'static) {
+        *self.next_pause.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
 
     fn sync_count(&self) -> u64 {
@@ -89,6 +97,10 @@ impl Device for Watched {
         self.file.last_shown_durable(from)
     }
     fn pause(&self, awaited: Awaited, at_most: Duration) -> Duration {
+        let act = self.next_pause.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(act) = act {
+            act();
+        }
         self.file.pause(awaited, at_most)
     }
     fn pins(&self) -> Option<&Pins> {
@@ -316,7 +328,7 @@ fn a_process_in_doubt_tells_nobody() {
     let txg = one.txg() + 1;
     other.device.show_awaited(txg).unwrap();
     let doubtful = AtomicU64::new(1);
-    let shared = Shared { txg, known_failures: 0, doubtful: &doubtful };
+    let shared = Shared { txg, known_failures: 0, stands: &|| true, doubtful: &doubtful };
     let sync = || one.device.syncs().unwrap().sync_txg(&*one.device, shared).unwrap().unwrap();
     let before = one.device.sync_count();
     sync();
@@ -435,4 +447,109 @@ fn the_number_of_a_rejected_state_is_not_given_again() {
     opener.commit(0, 3, Durability::Durable).unwrap();
     assert_eq!(opener.txg(), lost.txg().0 + 1);
     assert_eq!(opener.byte(0), 3);
+}
+
+/// Damages a node that only the newest state of the pool has, as if the system had given up the
+/// pages that it could not write.
+fn lose_newest(path: &Path, pool: &Pool) {
+    let state = pool.state();
+    let roots = state.superblock.roots.values().iter().flatten();
+    let newest = roots.max_by_key(|root| root.birth).unwrap();
+    let run = newest.run(ASHIFT).unwrap();
+    FileDevice::open(path).unwrap().write_at(&[0x5a; 64], run.start.0 << ASHIFT).unwrap();
+}
+
+/// A failed sync loses a state that is visible. Somebody who opens the pool takes it out of the
+/// ring, and makes later states durable. Its author is told by its own next sync, and must not
+/// believe that its state is durable because a greater number is.
+#[test]
+fn a_lost_state_is_not_durable_because_a_later_one_is() {
+    let (dir, [author]) = world();
+    let path = dir.path().join("pool.hpk");
+    author.commit(0, 1, Durability::Durable).unwrap();
+    author.commit(0, 2, Durability::Visible).unwrap();
+    // The system could not write it, and tells each who has the file open at its next sync.
+    lose_newest(&path, &author.pool);
+    author.device.at_sync(|_| Err(io::Error::other("a sync of another process failed")));
+    let opener = Process::open(&path);
+    assert_eq!(opener.byte(0), 1);
+    opener.commit(1, 3, Durability::Durable).unwrap();
+    let made_durable = author.file.commit(Durability::Durable);
+    let found = Process::open(&path).byte(0);
+    assert!(made_durable.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
+}
+
+/// As [`lose_newest`], but only the superblock is lost, so nobody ever sees that state again, and its
+/// number is given to another one.
+fn lose_superblock(path: &Path, author: &Process, commit: impl FnOnce()) {
+    let slot = author.pool.state().superblock.next_slot.unwrap();
+    let mut before = vec![0; BLOCK_LEN];
+    assert_eq!(author.device.read_at(&mut before, slot_offset(slot)).unwrap(), BLOCK_LEN);
+    commit();
+    FileDevice::open(path).unwrap().write_at(&before, slot_offset(slot)).unwrap();
+}
+
+#[test]
+fn a_lost_state_is_not_durable_because_another_got_its_number() {
+    let (dir, [author]) = world();
+    let path = dir.path().join("pool.hpk");
+    author.commit(0, 1, Durability::Durable).unwrap();
+    lose_superblock(&path, &author, || author.commit(0, 2, Durability::Visible).unwrap());
+    author.device.at_sync(|_| Err(io::Error::other("a sync of another process failed")));
+    let opener = Process::open(&path);
+    assert_eq!(opener.byte(0), 1);
+    opener.commit(1, 3, Durability::Durable).unwrap();
+    let made_durable = author.file.commit(Durability::Durable);
+    let found = Process::open(&path).byte(0);
+    assert!(made_durable.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
+}
+
+/// As above, but the author goes on beside what the opener has made durable.
+#[test]
+fn nobody_builds_on_a_state_that_is_gone() {
+    let (dir, [author]) = world();
+    let path = dir.path().join("pool.hpk");
+    author.commit(0, 1, Durability::Durable).unwrap();
+    lose_superblock(&path, &author, || author.commit(0, 2, Durability::Visible).unwrap());
+    author.device.at_sync(|_| Err(io::Error::other("a sync of another process failed")));
+    let opener = Process::open(&path);
+    opener.commit(1, 3, Durability::Durable).unwrap();
+    let done = author.commit(2, 4, Durability::Visible);
+    let after = Process::open(&path);
+    assert_eq!(
+        (after.byte(1), problems(&after.pool).unwrap()),
+        (3, Vec::new()),
+        "what was acknowledged as durable is gone; the author was told {done:?}"
+    );
+}
+
+/// As above, for an author that waits for a sync of others while all this happens.
+#[test]
+fn who_is_stopped_while_others_go_on_is_told_of_a_failed_sync() {
+    let (dir, [leader, author]) = world();
+    let path = dir.path().join("pool.hpk");
+    let txg = author.txg();
+    author.commit(0, 1, Durability::Durable).unwrap();
+    assert!(leader.device.try_sync_turn().unwrap());
+    // The author is stopped in the middle of its pause.
+    let (stopped, is_stopped) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    author.device.at_pause(move || {
+        stopped.send(()).unwrap();
+        let _ = goes_on.recv();
+    });
+    author.device.at_sync(|_| Err(io::Error::other("a sync of another process failed")));
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| author.commit(0, 2, Durability::Durable));
+        is_stopped.recv().unwrap();
+        assert_eq!(author.pool.state().txg().0, txg + 2);
+        lose_newest(&path, &author.pool);
+        leader.device.end_sync_turn();
+        let opener = Process::open(&path);
+        opener.commit(1, 3, Durability::Durable).unwrap();
+        go_on.send(()).unwrap();
+        let done = commit.join().unwrap();
+        let found = Process::open(&path).byte(0);
+        assert!(done.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
+    });
 }

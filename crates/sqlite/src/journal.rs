@@ -184,11 +184,10 @@ impl Journal {
         }
         let names_super_journal = buf == MAGIC && offset > 0;
         if names_super_journal && self.is_held_back(offset) {
-            // Such a transaction is rolled back whether anybody finds a super-journal or not.
-            return match self.place {
-                Place::Disk(_) => SQLITE_IOERR_WRITE,
-                _ => self.write_in_place(&[0; MAGIC.len()], offset),
-            };
+            // Such a transaction is rolled back whether anybody finds a super-journal or not. Nobody
+            // finds this journal either, even if it was opened on disk: nothing was at its path when
+            // the transaction was chosen (see `joint::begin`), so another connection has removed it.
+            return self.write_in_place(&[0; MAGIC.len()], offset);
         }
         if names_super_journal && self.has_pool_path {
             // This comes before the write, for the same reason as the move below.

@@ -14,8 +14,8 @@ use hardpack_engine::pool::{Property, Settings};
 
 use crate::api;
 use crate::ffi::{
-    SQLITE_BUSY, SQLITE_CORRUPT, SQLITE_ERROR, SQLITE_FULL, SQLITE_IOERR, SQLITE_NOTFOUND,
-    SQLITE_OK, SQLITE_READONLY,
+    SQLITE_BUSY, SQLITE_BUSY_SNAPSHOT, SQLITE_CORRUPT, SQLITE_ERROR, SQLITE_FULL, SQLITE_IOERR,
+    SQLITE_NOTFOUND, SQLITE_OK, SQLITE_READONLY,
 };
 use crate::main_file::MainFile;
 
@@ -58,6 +58,9 @@ fn note_mode(file: &mut MainFile, name: &str, value: &str) {
     }
 }
 
+/// Why there is no state that a connection reads.
+const STATE_LOST: &str = "the transaction has held its state for longer than reader-pin-max allows";
+
 /// Why a pragma was refused: a code for programs and a text for people.
 struct Refused(c_int, String);
 
@@ -92,7 +95,13 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
     if let Some(pool) = file.pool() {
         pool.refresh()?;
         match name {
-            "txg" => return Ok(pool.state().txg().to_string()),
+            "txg" => {
+                let txg = pool.state().txg().to_string();
+                return match file.has_lost_state() {
+                    false => Ok(txg),
+                    true => Err(Refused(SQLITE_BUSY_SNAPSHOT, STATE_LOST.into())),
+                };
+            }
             "ratio" => {
                 return Ok(format!("{:.2}", pool.state().stats().compress_ratio()));
             }

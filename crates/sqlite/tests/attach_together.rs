@@ -435,6 +435,62 @@ fn journals_left_on_disk() {
     }
 }
 
+/// A connection with an unfinished statement keeps its journal open. Another one, in the mode
+/// DELETE, removes the journal when it rolls back, for which it needs no more than a reader allows.
+#[test]
+fn a_journal_on_disk_is_removed_while_it_is_open() {
+    let home = Home::new();
+    common::make_pool(&home.at("q.hpk"), &[]);
+    let names = ["p.hpk/a", "p.hpk/b", "q.hpk/c"];
+    let db = home.with_tables(&names);
+    run(&db, "pragma main.journal_mode=persist");
+    run(&db, &inserts(3));
+    run(&db, &inserts(3));
+    let mut statement = db.prepare("select a from main.t").unwrap();
+    let mut rows = statement.query([]).unwrap();
+    assert!(rows.next().unwrap().is_some());
+    run(&db, &format!("begin; {} commit", inserts(3)));
+    assert!(!home.journals().is_empty());
+    run(&open(&home.at(names[0])), "begin; insert into t(b) values(0); rollback");
+    assert_eq!(home.journals(), Vec::<String>::new());
+
+    run(&db, &format!("begin; {} rollback", inserts(2)));
+    run(&db, &format!("begin; {} commit", inserts(2)));
+    drop(rows);
+    drop(statement);
+    transact_at_once(&db, 2);
+    drop(db);
+    assert_eq!(home.rows(&names), [5, 5, 3]);
+    common::assert_pool_is_clean(&home.pool());
+}
+
+/// A transaction that has begun with one database, beside readers, may attach another one.
+#[test]
+fn attached_in_a_transaction_beside_a_reader() {
+    let (home, names) = (Home::new(), ["p.hpk/a", "p.hpk/b"]);
+    drop(home.with_tables(&names));
+    let db = open(&home.at(names[0]));
+    run(&db, "pragma hardpack_concurrency='snapshot'");
+    let reader = open(&home.at(names[0]));
+    run(&reader, "begin");
+    assert_eq!(value::<i64>(&reader, "select count(*) from t"), 0);
+    db.busy_timeout(SHORT).unwrap();
+    run(&db, &format!("begin exclusive; attach '{}' as b", common::uri(&home.at(names[1]), "")));
+    run(&db, &inserts(2));
+    let done = db.execute_batch("commit");
+    // As the table in docs/concurrency.md has it: a program tries again after "busy", not after an
+    // I/O error.
+    assert_eq!(code_of(done), Some(ErrorCode::DatabaseBusy));
+    if !db.is_autocommit() {
+        run(&db, "rollback");
+    }
+    run(&reader, "commit");
+    run(&db, &format!("begin; {} commit", inserts(2)));
+    drop((db, reader));
+    assert_eq!(home.rows(&names), [1, 1]);
+    common::assert_alone_and_clean(&home.pool());
+}
+
 /// SQLite truncates a database that became shorter after the transaction has ended.
 #[test]
 fn databases_become_shorter() {

@@ -144,3 +144,23 @@ fn what_is_within_the_limit_is_read() {
     assert_eq!(read_in_two(&reader, pause), all_rows());
     drop((db, reader, old, dir));
 }
+
+/// `integrity_check` takes pages that it cannot read for damaged ones. A pragma says whether the
+/// transaction has lost its state instead.
+#[test]
+fn a_transaction_says_whether_it_has_lost_its_state() {
+    let (_dir, path) = home();
+    let db = common::open(&path);
+    run(&db, "pragma cache_size=20; begin");
+    assert_eq!(text(&db, "pragma integrity_check"), "ok");
+    let txg = || db.query_row("pragma hardpack_txg", [], |row| row.get::<_, String>(0));
+    txg().unwrap();
+    std::thread::sleep(LONGER);
+    assert_ne!(text(&db, "pragma integrity_check"), "ok");
+    let error = txg().unwrap_err();
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    assert_eq!(code, Some(ffi::SQLITE_BUSY_SNAPSHOT), "{error}");
+    run(&db, "rollback");
+    txg().unwrap();
+    common::assert_integrity(&db);
+}

@@ -205,8 +205,15 @@ fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Vec<String>,
 fn integrity_lines(path: &Path, read_only: bool) -> rusqlite::Result<Vec<String>> {
     let mut db = sqlite::open_pool(path, read_only, TIMEOUT)?;
     db.progress_handler(STEPS_PER_LOOK, Some(signals::is_interrupted))?;
-    let mut statement = db.prepare("PRAGMA integrity_check")?;
-    statement.query_map([], |row| row.get(0))?.collect()
+    // SQLite reports pages that it cannot read as damage, also where the connection has held its
+    // state for longer than `reader-pin-max` allows. So this asks in the end whether it still has.
+    let state = db.transaction()?;
+    let lines = {
+        let mut statement = state.prepare("PRAGMA integrity_check")?;
+        statement.query_map([], |row| row.get(0))?.collect()
+    };
+    state.query_row("PRAGMA hardpack_txg", [], |_| Ok(()))?;
+    lines
 }
 
 impl Findings {

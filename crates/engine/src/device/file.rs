@@ -49,8 +49,8 @@ pub struct FileDevice {
 impl FileDevice {
     /// Opens the file for reading and writing, or read-only where the system allows no more.
     pub fn open(path: &Path) -> io::Result<FileDevice> {
-        match fork::open(|| OpenOptions::new().read(true).write(true).open(path)) {
-            Ok(file) => Ok(Self::new(file, false)),
+        match Self::new(|| OpenOptions::new().read(true).write(true).open(path), false) {
+            Ok(device) => Ok(device),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -65,24 +65,20 @@ impl FileDevice {
 
     /// Opens the file for reading only.
     pub fn open_read_only(path: &Path) -> io::Result<FileDevice> {
-        Ok(Self::new(fork::open(|| File::open(path))?, true))
+        Self::new(|| File::open(path), true)
     }
 
     /// Creates a new, empty file. An existing file is an error.
     pub fn create_new(path: &Path) -> io::Result<FileDevice> {
         let create = || OpenOptions::new().read(true).write(true).create_new(true).open(path);
-        Ok(Self::new(fork::open(create)?, false))
+        Self::new(create, false)
     }
 
-    fn new(file: File, read_only: bool) -> FileDevice {
-        FileDevice {
-            wakeup: Wakeup::new(&file),
-            file,
-            read_only,
-            syncs: Syncs::default(),
-            pins: Pins::default(),
-            fillers: Fillers::default(),
-        }
+    fn new(open: impl FnOnce() -> io::Result<File>, read_only: bool) -> io::Result<FileDevice> {
+        // A mapping keeps the locks of its file too.
+        let (file, wakeup) = fork::open(open, Wakeup::new)?;
+        let (syncs, pins, fillers) = Default::default();
+        Ok(FileDevice { file, read_only, syncs, pins, fillers, wakeup })
     }
 
     /// Tells the system that reads will be scattered.
@@ -133,12 +129,21 @@ impl FileDevice {
     }
 
     /// Returns the last byte before `end` that a lock of somebody else covers, from `start` on.
-    fn last_locked(&self, start: u64, end: u64) -> io::Result<Option<u64>> {
+    /// `is_ours` tells from its first byte, and the one behind it, whether a lock may be one of ours.
+    /// Others, such as one on the whole file, mean nothing, but hide what is behind them.
+    fn last_locked(
+        &self,
+        (start, end): (u64, u64),
+        is_ours: impl Fn(u64, u64) -> bool,
+    ) -> io::Result<Option<u64>> {
         let (mut start, mut last) = (start, None);
         // The system reports any of the locks in a range, not the last.
         while start < end
             && let Some((found, len)) = sys::ofd_conflict(&self.file, start, end - start)?
         {
+            if !is_ours(found, found.saturating_add(len)) {
+                return Ok(None);
+            }
             start = found.saturating_add(len).min(end);
             last = Some(start - 1);
         }
@@ -264,8 +269,9 @@ impl Device for FileDevice {
     }
 
     fn last_awaited(&self, from: u64) -> io::Result<Option<u64>> {
-        let start = AWAITED_OFFSET + from.min(SHOWN_COUNT);
-        let last = self.last_locked(start, AWAITED_OFFSET + SHOWN_COUNT)?;
+        let (start, end) = (AWAITED_OFFSET + from.min(SHOWN_COUNT), AWAITED_OFFSET + SHOWN_COUNT);
+        let is_ours = |first, behind| first >= AWAITED_OFFSET && behind <= end;
+        let last = self.last_locked((start, end), is_ours)?;
         Ok(last.map(|at| at - AWAITED_OFFSET))
     }
 
@@ -277,8 +283,9 @@ impl Device for FileDevice {
     }
 
     fn last_shown_durable(&self, from: u64) -> io::Result<Option<u64>> {
-        let start = DURABLE_OFFSET + from.min(SHOWN_COUNT);
-        let last = self.last_locked(start, DURABLE_OFFSET + SHOWN_COUNT)?;
+        let (start, end) = (DURABLE_OFFSET + from.min(SHOWN_COUNT), DURABLE_OFFSET + SHOWN_COUNT);
+        let is_ours = |first, behind| first == DURABLE_OFFSET && behind <= end;
+        let last = self.last_locked((start, end), is_ours)?;
         Ok(last.map(|at| at - DURABLE_OFFSET))
     }
 
@@ -316,9 +323,16 @@ impl Device for FileDevice {
             };
             let (first, after) = (at.max(start), at.saturating_add(len).min(end));
             left.extend([(start, first), (after, end)]);
-            // The system merges the pins of neighbouring txgs, but only a claim is that long.
-            if len < SLOT_LEN {
-                found.extend((first..after).map(|at| at % SLOT_LEN));
+            // The system merges the locks of neighbouring txgs, and those of claimed slots.
+            let is_claim = at >= slot_offset(Slot::of_file(0))
+                && at % SLOT_LEN == 0
+                && len >= SLOT_LEN
+                && len % SLOT_LEN == 0;
+            match len < SLOT_LEN {
+                true => found.extend((first..after).map(|at| at % SLOT_LEN)),
+                false if is_claim => {}
+                // A lock of a stranger, such as one on the whole file, may hide any pin.
+                false => found.push(txgs.start),
             }
         }
         found.retain(|txg| txgs.contains(txg));

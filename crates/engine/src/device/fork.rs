@@ -60,8 +60,12 @@ impl Descriptors {
     }
 }
 
-/// Opens the file of a device and registers it, so that no child inherits it.
-pub(super) fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<File> {
+/// Opens the file of a device and registers it, so that no child inherits it. Nor can a child come
+/// between that and what is made of the file here.
+pub(super) fn open<R>(
+    open: impl FnOnce() -> io::Result<File>,
+    make: impl FnOnce(&File) -> R,
+) -> io::Result<(File, R)> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: the handlers are functions of this library, and the C library unregisters them
@@ -72,7 +76,8 @@ pub(super) fn open(open: impl FnOnce() -> io::Result<File>) -> io::Result<File> 
     DESCRIPTORS.with(|descriptors| {
         let file = open()?;
         descriptors.push(file.as_raw_fd());
-        Ok(file)
+        let made = make(&file);
+        Ok((file, made))
     })
 }
 

@@ -77,8 +77,8 @@ impl Pins {
     pub fn claim(&self, device: &dyn Device, slot: Slot) -> io::Result<bool> {
         let mut table = self.table();
         // The device would take the pins of this process for its own.
-        let is_free = !table.claimed.contains(&slot)
-            && table.readers.keys().all(|(_, other)| *other != slot);
+        let is_free =
+            !table.claimed.contains(&slot) && table.readers.keys().all(|(_, other)| *other != slot);
         if !is_free || !device.claim_slot(slot)? {
             return Ok(false);
         }

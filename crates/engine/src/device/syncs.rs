@@ -49,15 +49,24 @@ pub struct Syncs {
 }
 
 /// A sync on behalf of a txg that its caller shows as awaited.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Shared<'a> {
     /// The txg.
     pub txg: u64,
     /// The number of failed syncs when the caller opened the device.
     pub known_failures: u64,
+    /// Whether the state that the caller has is still in the ring. If a failed sync has lost it, or
+    /// somebody took it out, then what others show is about other states.
+    pub stands: &'a dyn Fn() -> bool,
     /// 0 if a sync of this process proves to others that their data is durable. Looked at before
     /// the sync begins.
     pub doubtful: &'a AtomicU64,
+}
+
+impl std::fmt::Debug for Shared<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("txg", &self.txg).finish_non_exhaustive()
+    }
 }
 
 impl Syncs {
@@ -85,7 +94,7 @@ impl Syncs {
 
     /// Like [`Syncs::sync`], but it is enough that the txg is durable, whoever syncs.
     pub fn sync_txg(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
-        let Shared { txg, known_failures, doubtful } = shared;
+        let Shared { txg, known_failures, stands, doubtful } = shared;
         let before = self.begun.load(Ordering::SeqCst);
         let _turn = self.turn(device);
         if self.failures() != known_failures {
@@ -96,7 +105,8 @@ impl Syncs {
         }
         // What the locks of others do not say, a sync of one's own makes true: so no failure to
         // look, and none to tell, is one of the sync.
-        let is_durable = || matches!(device.last_shown_durable(txg), Ok(Some(_)));
+        // The state is looked for last: what was shown before was then built on it.
+        let is_durable = || matches!(device.last_shown_durable(txg), Ok(Some(_))) && stands();
         let (mut has_turn, mut left) = (false, TURN_WAIT_MAX);
         loop {
             if is_durable() {

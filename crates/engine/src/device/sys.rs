@@ -137,9 +137,10 @@ pub(super) fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
 /// The bytes of a file that its users map to wait for each other.
 const SHARED_LEN: usize = 4096;
 
-/// The first page of a file, which all processes that map it share.
+/// The first page of a file, which all processes that map it share, and the process that mapped it
+/// here: in its children there may be anything else.
 #[derive(Debug)]
-pub(super) struct SharedPage(NonNull<libc::c_void>);
+pub(super) struct SharedPage(NonNull<libc::c_void>, u32);
 
 // SAFETY: the memory is never read or written here; only its address is passed to the kernel.
 unsafe impl Send for SharedPage {}
@@ -161,12 +162,15 @@ impl SharedPage {
         // A child has no use for it (see `fork.rs`).
         // SAFETY: the page was mapped above; its content does not matter.
         unsafe { libc::madvise(page, SHARED_LEN, libc::MADV_DONTFORK) };
-        NonNull::new(page).map(SharedPage)
+        NonNull::new(page).map(|page| SharedPage(page, std::process::id()))
     }
 
     /// Sleeps until somebody wakes those who wait at a word, whose value must be `expected`, or for
     /// at most this long. Returns whether it did.
     pub(super) fn wait(&self, word: usize, expected: u32, at_most: Duration) -> bool {
+        if !self.is_here() {
+            return false;
+        }
         let timeout = libc::timespec {
             tv_sec: at_most.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: at_most.subsec_nanos().into(),
@@ -183,8 +187,15 @@ impl SharedPage {
 
     /// Wakes up to `count` of those who wait at a word.
     pub(super) fn wake(&self, word: usize, count: i32) {
+        if !self.is_here() {
+            return;
+        }
         // SAFETY: the kernel checks the address.
         unsafe { libc::syscall(libc::SYS_futex, self.address(word), libc::FUTEX_WAKE, count) };
+    }
+
+    fn is_here(&self) -> bool {
+        self.1 == std::process::id()
     }
 
     fn address(&self, word: usize) -> *mut u32 {
@@ -194,7 +205,9 @@ impl SharedPage {
 
 impl Drop for SharedPage {
     fn drop(&mut self) {
-        // SAFETY: the page was mapped by `of`, and nobody uses it any more.
-        unsafe { libc::munmap(self.0.as_ptr(), SHARED_LEN) };
+        if self.is_here() {
+            // SAFETY: the page was mapped by `of` in this process, and nobody uses it any more.
+            unsafe { libc::munmap(self.0.as_ptr(), SHARED_LEN) };
+        }
     }
 }

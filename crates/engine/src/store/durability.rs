@@ -7,7 +7,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::format::checksum::ChecksumKind;
+use super::format::superblock::Superblock;
 use super::gate::{Ask, Patience};
+use super::ring::read_slot;
 use super::state::State;
 use super::{Store, Txn};
 use crate::device::{Shared, Syncs};
@@ -44,13 +46,15 @@ impl Store {
         synced(self.syncs().sync(&*self.device, self.known_failures))
     }
 
-    /// Makes a txg durable, or waits until another process has. The caller shows it as awaited.
-    fn sync_txg(&self, txg: Txg) -> Result<()> {
+    /// Makes a txg durable, or waits until another process has. The caller shows it as awaited, or
+    /// somebody else does. `state` is that txg or a later one.
+    fn sync_txg(&self, txg: Txg, state: &State) -> Result<()> {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
         let (known_failures, doubtful) = (self.known_failures, &self.doubtful);
-        let shared = Shared { txg: txg.0, known_failures, doubtful };
+        let stands = &|| self.stands(state).unwrap_or(false);
+        let shared = Shared { txg: txg.0, known_failures, stands, doubtful };
         synced(self.syncs().sync_txg(&*self.device, shared))
     }
 
@@ -61,7 +65,7 @@ impl Store {
         let Some(txg) = last.map_err(|error| Error::io("lock", error))?.map(Txg) else {
             return Ok(false);
         };
-        self.sync_txg(txg)?;
+        self.sync_txg(txg, &self.state())?;
         self.learn(txg);
         Ok(true)
     }
@@ -73,8 +77,26 @@ impl Store {
             return Ok(());
         }
         let shown = self.device.last_shown_durable(state.durable.next().0);
-        if let Some(txg) = shown.map_err(|error| Error::io("lock", error))? {
+        if let Some(txg) = shown.map_err(|error| Error::io("lock", error))?
+            && self.stands(&state)?
+        {
             self.learn(Txg(txg));
+        }
+        Ok(())
+    }
+
+    /// Whether the superblock of a state is still in its slot.
+    pub(in crate::store) fn stands(&self, state: &State) -> Result<bool> {
+        let found = Superblock::decode(&read_slot(self, state.slot)?, &self.guid());
+        Ok(found.as_ref() == Some(&*state.superblock))
+    }
+
+    /// Stops if the state to build on is no longer in the ring: a sync of others has failed and lost
+    /// it, and somebody goes on without it. The caller holds the writer lock.
+    pub(in crate::store) fn refuse_if_gone(&self, base: &State) -> Result<()> {
+        if base.durable < base.txg() && !self.stands(base)? {
+            self.fail_stop.store(true, Ordering::Release);
+            return Err(Error::FailStop);
         }
         Ok(())
     }
@@ -126,7 +148,7 @@ impl Store {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
         }
         let awaited = self.await_txg(state.txg());
-        self.sync_txg(state.txg())?;
+        self.sync_txg(state.txg(), state)?;
         drop(awaited);
         self.note_durable(state);
         Ok(())

@@ -40,9 +40,7 @@ use super::{Ask, State, Store};
 use crate::device::{Pins, Slot};
 use crate::error::{Error, Result};
 use crate::store::format::space::freed_key;
-use crate::store::format::superblock::{
-    FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, Superblock,
-};
+use crate::store::format::superblock::{FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, Superblock};
 use crate::store::format::trees::TreeId;
 use crate::units::{Sector, Txg};
 

@@ -293,6 +293,8 @@ struct Inner {
     fault: Option<Box<dyn Fault>>,
     /// The number of failed syncs so far.
     failed_syncs: u64,
+    /// What is durable, if what a failed sync has lost cannot be read afterwards.
+    forgetful: Option<Disk>,
 }
 
 impl SimDevice {
@@ -309,6 +311,12 @@ impl SimDevice {
     /// Installs or removes a fault.
     pub fn set_fault(&self, fault: Option<Box<dyn Fault>>) {
         self.inner().fault = fault;
+    }
+
+    /// From here on, what a failed sync has lost can no longer be read, or only parts of it.
+    pub fn forget_lost(&self) {
+        let mut inner = self.inner();
+        inner.forgetful = Some(Disk::new(inner.image.clone()));
     }
 
     /// Adds a note to the recording.
@@ -358,6 +366,9 @@ impl SimDevice {
 
     fn record(&self, inner: &mut Inner, op: Op) {
         op.apply(&mut inner.image);
+        if let Some(disk) = &mut inner.forgetful {
+            disk.apply(&op);
+        }
         inner.trace.push(op);
     }
 }
@@ -399,12 +410,32 @@ impl Device for SimDevice {
         };
         let is_secret = inner.fault.as_ref().is_some_and(|fault| fault.is_secret());
         match done {
-            Ok(true) => inner.trace.push(Op::Sync),
+            Ok(true) => {
+                inner.trace.push(Op::Sync);
+                if let Some(disk) = &mut inner.forgetful {
+                    disk.apply(&Op::Sync);
+                }
+            }
             Ok(false) if is_secret => {}
             Ok(false) => inner.trace.push(Op::LyingSync),
             Err(_) => {
                 let seed = Rng(inner.trace.len() as u64).next();
                 inner.trace.push(Op::FailedSync(seed));
+                if let Some(disk) = &mut inner.forgetful {
+                    disk.apply(&Op::FailedSync(seed));
+                    let mut rng = Rng(seed ^ 0x5555);
+                    let (all, len) = (rng.one_in(3), disk.durable.len());
+                    // The length stays, as it is known to the system.
+                    let mut durable = disk.durable.clone();
+                    durable.resize(len.max(inner.image.len()), 0);
+                    inner.image.resize(durable.len(), 0);
+                    for at in (0..durable.len()).step_by(4096) {
+                        if all || rng.one_in(2) {
+                            let end = (at + 4096).min(durable.len());
+                            inner.image[at..end].copy_from_slice(&durable[at..end]);
+                        }
+                    }
+                }
             }
         }
         match done {

@@ -94,6 +94,8 @@ impl MainFile {
         match self.harden_if_needed() {
             SQLITE_OK => {}
             SQLITE_BUSY if self.can_be_called_again() => return SQLITE_BUSY,
+            // SQLite rolls back.
+            SQLITE_BUSY if has_super_journal => return SQLITE_BUSY_TIMEOUT,
             SQLITE_BUSY => return SQLITE_IOERR_LOCK,
             code => return code,
         }
@@ -120,7 +122,7 @@ impl MainFile {
     fn join(&mut self, super_journal: &[u8]) -> c_int {
         match self.harden_if_needed() {
             SQLITE_OK => {}
-            SQLITE_BUSY => return SQLITE_IOERR_LOCK,
+            SQLITE_BUSY => return SQLITE_BUSY_TIMEOUT,
             code => return code,
         }
         match self.is_piece() {

@@ -246,6 +246,12 @@ impl MainFile {
         if self.pinning.is_given_up { Err(SQLITE_BUSY_SNAPSHOT) } else { Ok(()) }
     }
 
+    /// Whether the connection has lost the state that it reads, so that all of it fails until the
+    /// transaction ends.
+    pub fn has_lost_state(&mut self) -> bool {
+        self.give_up_if_old().is_err()
+    }
+
     /// Returns the code for a failed read of a pinned state. Damage is none if the pin is so old
     /// that the space was reused.
     pub(super) fn pinned_read_code(&mut self, error: &Error, io: c_int) -> c_int {

@@ -73,6 +73,7 @@ impl Store {
         if !Arc::ptr_eq(&newest, &txn.core.base) {
             txn.rebase(newest);
         }
+        self.refuse_if_gone(&txn.core.base)?;
         txn.core.base.superblock.check_writable()?;
         self.refuse_if_cut_short(&txn.core.base)?;
         self.reaffirm(&txn.core.base)?;

@@ -24,7 +24,8 @@ use super::format::node::Node;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
-    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS,
+    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
+    FEATURE_SNAPSHOT_IDS,
 };
 use super::format::trees::{PerTree, TreeId};
 use super::space::Space;
