@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 
@@ -82,16 +81,6 @@ def parse_arguments(argv):
     if options.generated is None:
         options.generated = 0 if options.quick and options.db else metrics.SCALES[options.quick]["generated_mb"]
     return options
-
-
-def check_python():
-    """Checks that this Python can load extensions: some builds cannot, the system's can."""
-    if hasattr(sqlite3.Connection, "enable_load_extension"):
-        return
-    system = "/usr/bin/python3"
-    if os.path.exists(system) and os.path.realpath(sys.executable) != os.path.realpath(system):
-        os.execv(system, [system] + sys.argv)
-    raise CannotStart("this python's sqlite3 cannot load extensions; use the system's python3")
 
 
 def check_files(options):
@@ -189,7 +178,7 @@ def main(argv):
               "failures": [], "skipped": [], "interrupted": False}
     work = None
     try:
-        check_python()
+        machine.use_python_with_extensions()
         check_files(options)
         os.makedirs(options.out, exist_ok=True)
         work = tempfile.mkdtemp(prefix="bench-work-", dir=options.work or options.out)

@@ -21,6 +21,8 @@ import tempfile
 import time
 import urllib.parse
 
+import machine
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODES = {"rollback FULL": ("DELETE", "FULL"), "WAL NORMAL": ("WAL", "NORMAL")}
 SEED = 7
@@ -154,10 +156,7 @@ def main(argv):
         commit_rows(json.loads(argv[1]))
         return
     options = parse_arguments(argv)
-    sqlite = sqlite3.connect(":memory:")
-    if not hasattr(sqlite, "enable_load_extension"):
-        # As bench.py does: the first Python in PATH may be built without extensions.
-        os.execv("/usr/bin/python3", ["/usr/bin/python3", os.path.abspath(__file__), *argv])
+    machine.use_python_with_extensions()
     work = tempfile.mkdtemp(prefix="beside-", dir=options.work)
     try:
         result = measure(options, work)

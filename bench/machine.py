@@ -9,6 +9,17 @@ import subprocess
 import sys
 
 
+def use_python_with_extensions():
+    """Makes sure that this Python can load extensions: some builds cannot, the system's can. May start the program anew
+    with that one."""
+    if hasattr(sqlite3.Connection, "enable_load_extension"):
+        return
+    system = "/usr/bin/python3"
+    if os.path.exists(system) and os.path.realpath(sys.executable) != os.path.realpath(system):
+        os.execv(system, [system] + sys.argv)
+    raise SystemExit("this python's sqlite3 cannot load extensions; use the system's python3")
+
+
 def first_match(path, key):
     try:
         with open(path) as file:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures one writer and many readers of one database, beside stock SQLite.
 
-usage: readers.py [--readers N,N...] [--seconds S] [--rounds N] [--rows N] [--work DIR] [--lib PATH] [--json]
+usage: readers.py [--readers N,N...] [--seconds S] [--rounds N] [--rows N] [--kind KIND]... [--work DIR] [--lib PATH]
+                  [--json]
 
 The writer inserts one row after another, each in a transaction with synchronous=FULL. Each reader is a process that
 looks up one random row after another, each in a transaction. The database is a plain file in WAL mode, a plain file
@@ -11,6 +12,7 @@ milliseconds, and the rates as multiples of those of stock SQLite in WAL mode.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,6 +24,8 @@ import sys
 import tempfile
 import time
 import urllib.parse
+
+import machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Name, journal mode, options of the URI.
@@ -102,7 +106,8 @@ def measure(kind, count, args, directory):
     if any(process.returncode for process in running):
         raise SystemExit("a process has failed")
     writer, readers = results[0], results[1:]
-    found = connect(job).execute("SELECT count(*) FROM t").fetchone()[0]
+    with contextlib.closing(connect(job)) as db:
+        found = db.execute("SELECT count(*) FROM t").fetchone()[0]
     if found != args.rows + writer["count"]:
         raise SystemExit("%d rows were written, %d were found" % (args.rows + writer["count"], found))
     return {
@@ -117,6 +122,7 @@ def main(argv):
     if argv[:1] == ["--worker"]:
         return work(json.loads(argv[1]))
     args = parse_arguments(argv)
+    machine.use_python_with_extensions()
     kinds = [kind for kind in KINDS if not args.kind or kind in args.kind or kind == "plain WAL"]
     directory = tempfile.mkdtemp(prefix="hardpack-readers-", dir=args.work)
     all_figures = []

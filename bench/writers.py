@@ -11,6 +11,7 @@ writer made for each of the fastest (1 is fair), and the rate as a multiple of t
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -22,6 +23,8 @@ import sys
 import tempfile
 import time
 import urllib.parse
+
+import machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MODES = {"rollback FULL": ("DELETE", "FULL"), "WAL NORMAL": ("WAL", "NORMAL"), "WAL FULL": ("WAL", "FULL")}
@@ -61,6 +64,12 @@ def connect(job):
     return db
 
 
+def execute(job, sql):
+    # Closed at once: the next round replaces the file.
+    with contextlib.closing(connect(job)) as db:
+        db.execute(sql)
+
+
 def write(job):
     """The process of one writer: commits rows from the time `begin` to the time `end`, and prints what it measured."""
     db = connect(job)
@@ -83,9 +92,9 @@ def measure(kind, mode, count, args, work):
     jobs = [{"kind": kind, "mode": mode, "lib": args.lib, "path": path_of(kind, work, n)} for n in range(count)]
     if kind == "one pool":
         first = dict(jobs[0], path=os.path.join(work, "all.hpk"))
-        connect(first).execute("CREATE TABLE first(n)")
+        execute(first, "CREATE TABLE first(n)")
     for job in jobs:
-        connect(job).execute("CREATE TABLE t(id INTEGER PRIMARY KEY, body TEXT)")
+        execute(job, "CREATE TABLE t(id INTEGER PRIMARY KEY, body TEXT)")
     begin = time.time() + 0.5 + 0.05 * count
     times = {"begin": begin, "end": begin + args.seconds}
     command = [sys.executable, os.path.abspath(__file__), "--writer"]
@@ -117,6 +126,7 @@ def main(argv):
     if argv[:1] == ["--writer"]:
         return write(json.loads(argv[1]))
     args = parse_arguments(argv)
+    machine.use_python_with_extensions()
     work = tempfile.mkdtemp(prefix="hardpack-writers-", dir=args.work)
     all_figures = []
     try:

@@ -1,4 +1,5 @@
-//! Devices in children made by `fork`, beside the locks: the page that is mapped to wait for others.
+//! Devices in children made by `fork`, beside the locks: the page that is mapped to wait for
+//! others.
 #![expect(unsafe_code, reason = "fork")]
 
 use std::io::{BufRead, BufReader};
@@ -20,8 +21,8 @@ fn mapped_at(process: &str, path: &Path) -> Option<usize> {
     usize::from_str_radix(line.split('-').next()?, 16).ok()
 }
 
-/// A child has other memory where its parent has mapped the page of a pool. To drop the device there
-/// must not unmap it.
+/// A child has other memory where its parent has mapped the page of a pool. To drop the device
+/// there must not unmap it.
 #[test]
 fn a_child_that_drops_a_device_keeps_its_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -51,7 +52,8 @@ fn a_child_that_drops_a_device_keeps_its_memory() {
     assert_eq!(status, 0, "the memory of the child is gone (11 is a segmentation fault)");
 }
 
-/// The process that is killed below: opens devices while it forks, until a child has a device's page.
+/// The process that is killed below: opens devices while it forks, until a child has a device's
+/// page.
 #[test]
 fn victim() {
     let Ok(path) = std::env::var("HARDPACK_FORKED") else { return };
@@ -80,8 +82,10 @@ fn victim() {
             // SAFETY: the child only waits.
             let child = unsafe { libc::fork() };
             if child == 0 {
+                // SAFETY: it takes no pointers.
                 unsafe { libc::alarm(60) };
                 loop {
+                    // SAFETY: it takes no pointers.
                     unsafe { libc::pause() };
                 }
             }

@@ -479,8 +479,8 @@ fn a_lost_state_is_not_durable_because_a_later_one_is() {
     assert!(made_durable.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
 }
 
-/// As [`lose_newest`], but only the superblock is lost, so nobody ever sees that state again, and its
-/// number is given to another one.
+/// As [`lose_newest`], but only the superblock is lost, so nobody ever sees that state again, and
+/// its number is given to another one.
 fn lose_superblock(path: &Path, author: &Process, commit: impl FnOnce()) {
     let slot = author.pool.state().superblock.next_slot.unwrap();
     let mut before = vec![0; BLOCK_LEN];

@@ -85,6 +85,12 @@ pub fn note(name: &[u8]) {
     with_known(name, |is_absent| *is_absent = true);
 }
 
+/// Says that the connection opens the file of this name, which may create it: a connection keeps
+/// its shared lock for as long as it writes to a log.
+pub fn forget(name: &[u8]) {
+    with_known(name, |is_absent| *is_absent = false);
+}
+
 fn with_known<R>(name: &[u8], act: impl FnOnce(&mut bool) -> R) -> Option<R> {
     let (database, kind) = companion::split(name)?;
     with_last(|last| {
@@ -121,6 +127,11 @@ mod tests {
         assert!(is_known(journal), "the same state");
         begin(one, b"/p/a.db", Txg(8));
         assert!(!is_known(journal), "another state");
+        note(log);
+        forget(journal);
+        assert!(is_known(log), "the other of the two was opened");
+        forget(log);
+        assert!(!is_known(log), "it was opened");
         note(log);
         begin(other, b"/p/a.db", Txg(8));
         assert!(!is_known(log), "another connection");

@@ -184,9 +184,10 @@ impl Journal {
         }
         let names_super_journal = buf == MAGIC && offset > 0;
         if names_super_journal && self.is_held_back(offset) {
-            // Such a transaction is rolled back whether anybody finds a super-journal or not. Nobody
-            // finds this journal either, even if it was opened on disk: nothing was at its path when
-            // the transaction was chosen (see `joint::begin`), so another connection has removed it.
+            // Such a transaction is rolled back whether anybody finds a super-journal or not.
+            // Nobody finds this journal either, even if it was opened on disk: nothing was at its
+            // path when the transaction was chosen (see `joint::begin`), so another connection has
+            // removed it.
             return self.write_in_place(&[0; MAGIC.len()], offset);
         }
         if names_super_journal && self.has_pool_path {

@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use hardpack_engine::device::FileDevice;
 use hardpack_engine::store::{Store, superblock};
 
 use crate::ffi::{SQLITE_OPEN_MAIN_DB, SQLITE_OPEN_READONLY};
@@ -42,7 +43,8 @@ impl PoolPath {
 
     /// Takes a path apart. Returns `None` if it does not lead into a pool.
     pub fn split(host: Host, path: &[u8]) -> Option<PoolPath> {
-        let error = fs::metadata(OsStr::from_bytes(path)).err()?;
+        // Every transaction that writes comes here; see `FileDevice::identity_of`.
+        let error = FileDevice::identity_of(Path::new(OsStr::from_bytes(path))).err()?;
         match error.kind() {
             io::ErrorKind::NotADirectory => {
                 let slashes = (0..path.len()).rev().filter(|at| path[*at] == b'/');
@@ -61,7 +63,8 @@ impl PoolPath {
 fn split_at_file(host: Host, path: &[u8], ends: impl Iterator<Item = usize>) -> Option<PoolPath> {
     for end in ends {
         let pool = trim_slashes(&path[..end]);
-        if fs::metadata(OsStr::from_bytes(pool)).is_ok_and(|metadata| metadata.is_file()) {
+        let pool_file = Path::new(OsStr::from_bytes(pool));
+        if FileDevice::identity_of(pool_file).is_ok_and(|found| found.is_file) {
             let inner = normalise(&path[end..])?;
             return is_pool(host, pool).then(|| PoolPath { pool: pool.to_vec(), inner });
         }

@@ -197,6 +197,7 @@ unsafe fn open_file(
                 Err(code) => return code,
             }
         } else if !name.is_null() && flags & COMPANION_FLAGS != 0 {
+            absent::forget(CStr::from_ptr(name).to_bytes());
             match open_companion(host, name, flags) {
                 Ok(OpenedCompanion::Ours(opened, flags)) => Some((opened, &JOURNAL_METHODS, flags)),
                 Ok(OpenedCompanion::Hosts(renamed)) => {

@@ -34,6 +34,18 @@ const PINS_OFFSET: u64 = 1 << 61;
 const SLOT_LEN: u64 = 1 << 48;
 const PINS_END: u64 = PINS_OFFSET + SLOT_LEN * (Slot::COUNT as u64 + 1);
 
+/// What identifies a file of the system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(hidden)]
+pub struct Identity {
+    /// The number of the device that the file is on.
+    pub device: u64,
+    /// Its number on that device.
+    pub inode: u64,
+    /// Whether it is a regular file.
+    pub is_file: bool,
+}
+
 /// A file as a device.
 #[derive(Debug)]
 pub struct FileDevice {
@@ -129,8 +141,8 @@ impl FileDevice {
     }
 
     /// Returns the last byte before `end` that a lock of somebody else covers, from `start` on.
-    /// `is_ours` tells from its first byte, and the one behind it, whether a lock may be one of ours.
-    /// Others, such as one on the whole file, mean nothing, but hide what is behind them.
+    /// `is_ours` tells from its first byte, and the one behind it, whether a lock may be one of
+    /// ours. Others, such as one on the whole file, mean nothing, but hide what is behind them.
     fn last_locked(
         &self,
         (start, end): (u64, u64),
@@ -193,10 +205,10 @@ impl FileDevice {
         Ok(sys::ofd_conflict(&self.file, start, len)?.is_some())
     }
 
-    /// Returns the numbers of the device and of the inode of the file at a path. This leaves no
-    /// trace: to ask for a file's times, as `std::fs::metadata` does, makes its next sync dearer.
+    /// Returns what identifies the file at a path. This leaves no trace: to ask for a file's times,
+    /// as `std::fs::metadata` does, makes its next sync dearer.
     #[doc(hidden)]
-    pub fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    pub fn identity_of(path: &Path) -> io::Result<Identity> {
         sys::identity_of(path)
     }
 

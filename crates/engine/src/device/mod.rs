@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use crate::system;
 
-pub use file::FileDevice;
+pub use file::{FileDevice, Identity};
 pub use fillers::{FILLING_MARK, Fillers};
 pub use memory::MemoryDevice;
 pub use pins::{Pins, Slot};

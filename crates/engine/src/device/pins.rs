@@ -3,9 +3,9 @@
 //! A pin belongs to the open file. Readers of the process that share one state share its pin, which
 //! the device shows to other processes as long as anybody in this one reads the state.
 //!
-//! A pin can also stand for the lock of a reader on what it reads: it is then in one of the *slots*,
-//! which a writer can claim. While somebody has claimed a slot, nobody comes into it, and nobody
-//! claims a slot while others are in it.
+//! A pin can also stand for the lock of a reader on what it reads: it is then in one of the
+//! *slots*, which a writer can claim. While somebody has claimed a slot, nobody comes into it, and
+//! nobody claims a slot while others are in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -12,6 +12,8 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use super::Identity;
+
 /// What to do with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lock {
@@ -107,15 +109,21 @@ fn advise(file: &File, offset: u64, len: u64, advice: libc::c_int) {
     }
 }
 
-/// Returns the device and the inode of the file at a path.
+/// The number of this process, by which a child knows memory that only its parent has mapped.
+#[expect(clippy::disallowed_methods, reason = "it is compared, and identifies nothing elsewhere")]
+fn process_id() -> u32 {
+    std::process::id()
+}
+
+/// Returns what identifies the file at a path.
 ///
 /// It asks for nothing else: who has asked for the times of a file makes Linux note the next change
 /// of it more exactly (since 6.13), and then the inode is written with the next sync.
-pub(super) fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `statx` is a plain structure of integers, for which all zeros is a valid value.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    let (flags, mask) = (libc::AT_STATX_SYNC_AS_STAT, libc::STATX_INO);
+    let (flags, mask) = (libc::AT_STATX_SYNC_AS_STAT, libc::STATX_INO | libc::STATX_TYPE);
     // SAFETY: the name ends with a zero byte, and both pointers are valid during the call. Older C
     // libraries have no function for it.
     let done = unsafe {
@@ -123,7 +131,11 @@ pub(super) fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
         libc::syscall(libc::SYS_statx, libc::AT_FDCWD, name, flags, mask, found)
     };
     if done == 0 {
-        return Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino));
+        return Ok(Identity {
+            device: libc::makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            is_file: u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+        });
     }
     let error = io::Error::last_os_error();
     if !matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) {
@@ -131,7 +143,8 @@ pub(super) fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
     }
     // A system older than 4.11, or a sandbox that does not know the call.
     let metadata = std::fs::metadata(path)?;
-    Ok((metadata.dev(), metadata.ino()))
+    let (device, inode) = (metadata.dev(), metadata.ino());
+    Ok(Identity { device, inode, is_file: metadata.is_file() })
 }
 
 /// The bytes of a file that its users map to wait for each other.
@@ -162,7 +175,7 @@ impl SharedPage {
         // A child has no use for it (see `fork.rs`).
         // SAFETY: the page was mapped above; its content does not matter.
         unsafe { libc::madvise(page, SHARED_LEN, libc::MADV_DONTFORK) };
-        NonNull::new(page).map(|page| SharedPage(page, std::process::id()))
+        NonNull::new(page).map(|page| SharedPage(page, process_id()))
     }
 
     /// Sleeps until somebody wakes those who wait at a word, whose value must be `expected`, or for
@@ -195,7 +208,7 @@ impl SharedPage {
     }
 
     fn is_here(&self) -> bool {
-        self.1 == std::process::id()
+        self.1 == process_id()
     }
 
     fn address(&self, word: usize) -> *mut u32 {

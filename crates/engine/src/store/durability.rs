@@ -91,8 +91,8 @@ impl Store {
         Ok(found.as_ref() == Some(&*state.superblock))
     }
 
-    /// Stops if the state to build on is no longer in the ring: a sync of others has failed and lost
-    /// it, and somebody goes on without it. The caller holds the writer lock.
+    /// Stops if the state to build on is no longer in the ring: a sync of others has failed and
+    /// lost it, and somebody goes on without it. The caller holds the writer lock.
     pub(in crate::store) fn refuse_if_gone(&self, base: &State) -> Result<()> {
         if base.durable < base.txg() && !self.stands(base)? {
             self.fail_stop.store(true, Ordering::Release);

@@ -5,9 +5,9 @@
 //! the file claims that slot after the host's exclusive lock (see `store/pin.rs` in the engine).
 //! Most writers need not: their exclusive lock is lenient (see `pinning.rs`).
 //!
-//! * Only pools with the feature `reader-slots` have light locks: all who use such a pool know them.
-//!   The feature may appear while somebody has the exclusive lock and has claimed nothing. So a
-//!   connection takes the host's lock once after it has seen the feature; and whoever takes the
+//! * Only pools with the feature `reader-slots` have light locks: all who use such a pool know
+//!   them. The feature may appear while somebody has the exclusive lock and has claimed nothing. So
+//!   a connection takes the host's lock once after it has seen the feature; and whoever takes the
 //!   exclusive lock looks for the feature then.
 //! * A connection that wants more than a shared lock takes the host's shared lock first.
 //! * Who waits for the exclusive lock keeps new readers out by the host's lock alone. So each

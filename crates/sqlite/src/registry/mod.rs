@@ -152,8 +152,8 @@ fn memory_len() -> Option<u64> {
 
 fn key_of(path: &Path) -> Result<FileKey> {
     let found = FileDevice::identity_of(path);
-    let (device, inode) = found.map_err(|source| Error::Io { action: "find", source })?;
-    Ok(FileKey { device, inode })
+    let found = found.map_err(|source| Error::Io { action: "find", source })?;
+    Ok(FileKey { device: found.device, inode: found.inode })
 }
 
 /// Opens the pool at `path`, or shares it if it is open already.
