@@ -31,7 +31,7 @@ RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
 NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
-    snapshot-ids""".split()
+    snapshot-ids pinned-readers reader-slots""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER = 1, 2
 KINDS = {1: "file", 2: "directory", 3: "link"}
