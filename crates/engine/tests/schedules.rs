@@ -414,6 +414,7 @@ fn read_pinned(shared: &Shared, live: &Live, rng: &mut Rng) -> Result<(), String
 fn sync(shared: &Shared, live: &Live) -> Result<(), String> {
     if shared.is_lossy {
         live.pool.refresh().map_err(text)?;
+        let read = live.pool.state();
         let mut found = Vec::new();
         for thing in 0..if shared.has_records { THING_COUNT } else { 1 } {
             let bytes = content_of(live, thing)?;
@@ -422,7 +423,10 @@ fn sync(shared: &Shared, live: &Live) -> Result<(), String> {
             found.push(things[thing].find(&bytes, all, &HashSet::new())?);
         }
         live.pool.store().make_durable().map_err(text)?;
-        shared.note_all_durable(&found);
+        // Another thread of the process may have gone on from a state without what was read.
+        if live.pool.state().superblock == read.superblock {
+            shared.note_all_durable(&found);
+        }
         return Ok(());
     }
     let visible = shared.all_visible();
@@ -705,6 +709,10 @@ fn broken_worlds_are_noticed() {
 }
 
 /// What a failed sync has lost may be unreadable at once, while others have the pool open.
+///
+/// This is the hardest of the worlds, and not all is well in it: of the seeds below 3,000, 51 fail.
+/// In some of them a process cannot open the pool since the sync of another failed, which nothing
+/// here excuses; in others a state is built on what was lost. `make schedules` shows them.
 #[test]
 fn threads_and_processes_beside_losses() {
     let first = env_number("HARDPACK_SCHEDULE_SEED").unwrap_or(0);
