@@ -71,8 +71,15 @@ fn a_vacuumed_pool_shrinks() {
 
     let again = hardpack().arg("compact").arg(&pool).assert().success();
     let text = String::from_utf8_lossy(&again.get_output().stdout).into_owned();
-    assert!(text.ends_with("nothing to gain\n"), "{text}");
-    assert_eq!(len(&pool), after);
+    if after <= used + (128 << 10) {
+        assert!(text.ends_with("nothing to gain\n"), "{report} {text}");
+        assert_eq!(len(&pool), after);
+    } else {
+        // How the extents fit is different each time. If some did not, they are tried again.
+        assert!(text.contains(" moved in "), "{report} {text}");
+        assert!(len(&pool) <= after, "{report} {text}");
+    }
+    assert_whole(&pool, expected);
 }
 
 /// Connections of this process read and write while another process compacts.
