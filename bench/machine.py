@@ -17,7 +17,8 @@ def use_python_with_extensions():
     system = "/usr/bin/python3"
     if os.path.exists(system) and os.path.realpath(sys.executable) != os.path.realpath(system):
         os.execv(system, [system] + sys.argv)
-    raise SystemExit("this python's sqlite3 cannot load extensions; use the system's python3")
+    print("error: this python's sqlite3 cannot load extensions; use the system's python3", file=sys.stderr)
+    raise SystemExit(2)  # as for everything that keeps a benchmark from starting
 
 
 def first_match(path, key):
