@@ -76,6 +76,11 @@ impl Medium {
                 }
             }
         }
+        self.tells(worker, fd, name)
+    }
+
+    /// Whether a worker learns now that a sync has failed, of itself or of another one.
+    pub fn tells(&mut self, worker: Worker, fd: u64, name: &str) -> bool {
         let failures = self.failures.get(name).copied().unwrap_or_default();
         std::mem::replace(self.told.entry((worker, fd)).or_default(), failures) < failures
     }

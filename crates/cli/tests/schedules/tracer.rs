@@ -30,6 +30,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_pwrite64,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
+    libc::SYS_sync_file_range,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fcntl,

@@ -542,6 +542,13 @@ impl World {
                     }
                 }
             }
+            libc::SYS_sync_file_range => {
+                if let Some(name) = open_file()
+                    && medium.tells(worker, call.rdi, &name)
+                {
+                    tracer::answer(tid, call, -i64::from(libc::EIO));
+                }
+            }
             libc::SYS_unlink | libc::SYS_unlinkat => {
                 let is_at = call.orig_rax as c_long == libc::SYS_unlinkat;
                 if let Some(name) = named(if is_at { call.rsi } else { call.rdi })
@@ -764,6 +771,7 @@ impl World {
             libc::SYS_read | libc::SYS_pread64 => format!("read {} {}", file(), call.rdx),
             libc::SYS_write | libc::SYS_pwrite64 => format!("write {} {}", file(), call.rdx),
             libc::SYS_fsync | libc::SYS_fdatasync => format!("sync {}", file()),
+            libc::SYS_sync_file_range => format!("look for losses of {}", file()),
             libc::SYS_ftruncate => format!("truncate {} {}", file(), call.rsi),
             libc::SYS_fallocate => format!("fallocate {}", file()),
             libc::SYS_fcntl => {

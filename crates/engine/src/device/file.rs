@@ -252,6 +252,10 @@ impl Device for FileDevice {
         self.file.sync_data()
     }
 
+    fn report_losses(&self) -> io::Result<()> {
+        sys::await_write_back(&self.file, 0, 1)
+    }
+
     fn syncs(&self) -> Option<&Syncs> {
         Some(&self.syncs)
     }

@@ -28,6 +28,7 @@ mod wakeup;
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::system;
@@ -57,6 +58,12 @@ pub trait Device: Send + Sync + Debug {
     /// Makes every completed write durable. Where others may sync too, call [`Syncs::sync`]
     /// instead.
     fn sync_data(&self) -> io::Result<()>;
+    /// Fails if the system has lost data that was written since the device was opened and has not
+    /// told this device yet. It tells each device once, so call [`Syncs::report_losses`] instead. A
+    /// device that cannot find out otherwise syncs.
+    fn report_losses(&self) -> io::Result<()> {
+        self.sync_data()
+    }
     /// The sync state shared by all stores that use this device. It belongs to the open file,
     /// because that is what the system reports failures to. Without it each store keeps its own.
     fn syncs(&self) -> Option<&Syncs> {
@@ -167,4 +174,18 @@ pub trait Device: Send + Sync + Debug {
     }
     /// Releases the writer lock.
     fn unlock_writer(&self);
+}
+
+/// Takes a lock of the process that may be held while the device works.
+fn lock<'a, T>(mutex: &'a Mutex<T>, device: &dyn Device) -> MutexGuard<'a, T> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(guard)) => return guard.into_inner(),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !device.cede() {
+            return mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }

@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use super::Device;
+use super::{Device, lock};
 
 /// Where a pin is: in a slot, or in none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -49,7 +49,7 @@ struct Table {
 impl Pins {
     /// Adds a reader of a txg, and returns whether it did: not while somebody has claimed the slot.
     pub fn pin(&self, device: &dyn Device, txg: u64, slot: Slot) -> io::Result<bool> {
-        let mut table = self.table();
+        let mut table = self.table(device);
         if let Some(count) = table.readers.get_mut(&(txg, slot)) {
             *count += 1;
             return Ok(true);
@@ -63,7 +63,7 @@ impl Pins {
 
     /// Removes a reader of a txg.
     pub fn unpin(&self, device: &dyn Device, txg: u64, slot: Slot) {
-        let mut table = self.table();
+        let mut table = self.table(device);
         match table.readers.get_mut(&(txg, slot)) {
             Some(count) if *count > 1 => *count -= 1,
             _ => {
@@ -75,7 +75,7 @@ impl Pins {
 
     /// Claims a slot, and returns whether it did: not while anybody is in it or has claimed it.
     pub fn claim(&self, device: &dyn Device, slot: Slot) -> io::Result<bool> {
-        let mut table = self.table();
+        let mut table = self.table(device);
         // The device would take the pins of this process for its own.
         let is_free =
             !table.claimed.contains(&slot) && table.readers.keys().all(|(_, other)| *other != slot);
@@ -88,26 +88,26 @@ impl Pins {
 
     /// Takes back [`Pins::claim`].
     pub fn unclaim(&self, device: &dyn Device, slot: Slot) {
-        let mut table = self.table();
+        let mut table = self.table(device);
         table.claimed.remove(&slot);
         device.release_slot(slot);
     }
 
     /// Returns the oldest txg up to `newest` that anybody reads, in any process.
     pub fn oldest(&self, device: &dyn Device, newest: u64) -> io::Result<Option<u64>> {
-        let own = self.oldest_own(newest);
+        let own = self.oldest_own(device, newest);
         let others = device.shown_pins(0..own.unwrap_or(newest) + 1)?;
         Ok(others.first().copied().or(own))
     }
 
     /// Returns the oldest txg up to `newest` that anybody reads in this process.
-    pub fn oldest_own(&self, newest: u64) -> Option<u64> {
-        self.table().readers.keys().next().map(|(txg, _)| *txg).filter(|txg| *txg <= newest)
+    pub fn oldest_own(&self, device: &dyn Device, newest: u64) -> Option<u64> {
+        self.table(device).readers.keys().next().map(|(txg, _)| *txg).filter(|txg| *txg <= newest)
     }
 
     /// Returns every txg up to `newest` that somebody in this process reads, in ascending order.
-    pub fn own(&self, newest: u64) -> Vec<u64> {
-        let table = self.table();
+    pub fn own(&self, device: &dyn Device, newest: u64) -> Vec<u64> {
+        let table = self.table(device);
         let mut own: Vec<u64> = table.readers.keys().map(|(txg, _)| *txg).collect();
         own.retain(|txg| *txg <= newest);
         own.dedup();
@@ -119,7 +119,7 @@ impl Pins {
         device.shown_pins(0..newest + 1)
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self, device: &dyn Device) -> MutexGuard<'_, Table> {
+        lock(&self.0, device)
     }
 }

@@ -26,10 +26,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::{Awaited, Device};
+use super::{Awaited, Device, lock};
 
 /// How long to wait for others who sync before syncing by oneself.
 const TURN_WAIT_MAX: Duration = Duration::from_millis(50);
@@ -134,9 +134,23 @@ impl Syncs {
         Some(done)
     }
 
+    /// Finds out whether writes were lost since there were `known` failures, as a sync does, but
+    /// makes nothing durable. Returns `None` if a sync has failed since.
+    pub fn report_losses(&self, device: &dyn Device, known: u64) -> Option<io::Result<()>> {
+        let _turn = self.turn(device);
+        if self.failures() != known {
+            return None;
+        }
+        let done = device.report_losses();
+        if done.is_err() {
+            self.failures.fetch_add(1, Ordering::AcqRel);
+        }
+        Some(done)
+    }
+
     /// Syncs, and shows to others what is durable then.
     fn sync_for_all(&self, device: &dyn Device, txg: u64, tells: bool) -> io::Result<()> {
-        let own = self.awaited().keys().next_back().copied();
+        let own = self.awaited(device).keys().next_back().copied();
         let others = device.last_awaited(txg).ok().flatten();
         let last = own.max(others).unwrap_or(txg).max(txg);
         self.sync_now(device)?;
@@ -158,7 +172,7 @@ impl Syncs {
 
     /// Shows a txg as awaited.
     pub fn show(&self, device: &dyn Device, txg: u64) {
-        let mut awaited = self.awaited();
+        let mut awaited = self.awaited(device);
         let count = awaited.entry(txg).or_default();
         *count += 1;
         if *count == 1 {
@@ -169,7 +183,7 @@ impl Syncs {
 
     /// Takes back [`Syncs::show`].
     pub fn hide(&self, device: &dyn Device, txg: u64) {
-        let mut awaited = self.awaited();
+        let mut awaited = self.awaited(device);
         match awaited.get_mut(&txg) {
             Some(count) if *count > 1 => *count -= 1,
             _ => {
@@ -181,24 +195,15 @@ impl Syncs {
 
     /// Returns the last txg that somebody waits for, in any process.
     pub fn last_awaited(&self, device: &dyn Device) -> io::Result<Option<u64>> {
-        let own = self.awaited().keys().next_back().copied();
+        let own = self.awaited(device).keys().next_back().copied();
         Ok(device.last_awaited(own.map_or(0, |own| own + 1))?.or(own))
     }
 
-    fn awaited(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    fn awaited(&self, device: &dyn Device) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        lock(&self.awaited, device)
     }
 
     fn turn(&self, device: &dyn Device) -> MutexGuard<'_, ()> {
-        loop {
-            match self.turn.try_lock() {
-                Ok(turn) => return turn,
-                Err(TryLockError::Poisoned(turn)) => return turn.into_inner(),
-                Err(TryLockError::WouldBlock) => {}
-            }
-            if !device.cede() {
-                return self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            }
-        }
+        lock(&self.turn, device)
     }
 }

@@ -91,6 +91,16 @@ pub(super) fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Waits until a range is written back, if that is in progress. Begins nothing and makes nothing
+/// durable, but reports what could not be written back anywhere in the file, as `fdatasync` does.
+pub(super) fn await_write_back(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let (from, len) = (offset as libc::off64_t, len as libc::off64_t);
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+    // SAFETY: the descriptor is open for as long as `file` lives; no memory is passed.
+    let done = unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, flags) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Tells the kernel that reads will be scattered, so that it does not read ahead.
 pub(super) fn advise_random(file: &File) {
     advise(file, 0, 0, libc::POSIX_FADV_RANDOM);

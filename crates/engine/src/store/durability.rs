@@ -46,6 +46,15 @@ impl Store {
         synced(self.syncs().sync(&*self.device, self.known_failures))
     }
 
+    /// Stops if a failed sync may have lost what this process has read. The caller holds the writer
+    /// lock.
+    pub(in crate::store) fn refuse_if_lost(&self) -> Result<()> {
+        if !self.lost_track.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        synced(self.syncs().report_losses(&*self.device, self.known_failures))
+    }
+
     /// Makes a txg durable, or waits until another process has. The caller shows it as awaited, or
     /// somebody else does. `state` is that txg or a later one.
     fn sync_txg(&self, txg: Txg, state: &State) -> Result<()> {

@@ -262,7 +262,7 @@ impl Store {
     /// except pins beyond the limit. If that cannot be found out, it may be the very first.
     pub(in crate::store) fn oldest_pin(&self, durable: Txg, base: &State) -> Option<Txg> {
         if !self.has_pinned_readers() {
-            return self.pins().oldest_own(durable.0).map(Txg);
+            return self.pins().oldest_own(&*self.device, durable.0).map(Txg);
         }
         let oldest = self.pins().oldest(&*self.device, durable.0).unwrap_or(Some(0))?;
         match self.within_limit(durable, base) {
@@ -278,7 +278,7 @@ impl Store {
         let Some(limit) = limit_of(self, base)? else { return Ok(None) };
         let others = Pins::of_others(&*self.device, durable.0);
         let mut all = others.map_err(|error| Error::io("lock", error))?;
-        all.extend(self.pins().own(durable.0));
+        all.extend(self.pins().own(&*self.device, durable.0));
         all.sort_unstable();
         let mut found = self.pin_limit.found.lock().unwrap_or_else(PoisonError::into_inner);
         found.retain(|txg, _| all.binary_search(txg).is_ok());

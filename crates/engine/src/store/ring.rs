@@ -1,5 +1,6 @@
 //! Reads the ring of superblocks: finds the newest state, and adopts what other processes commit.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::format::superblock::{
@@ -9,6 +10,9 @@ use super::state::{SLOT_MARK_LEN, SlotMark, Slots, State};
 use super::{Store, txn};
 use crate::error::{Error, Location, Result};
 use crate::units::Txg;
+
+/// All slots, and the hashes of those that count for nothing.
+type Blocks = (Vec<u8>, Vec<u64>);
 
 /// Reports a ring without a superblock.
 pub(in crate::store) fn no_superblock() -> Error {
@@ -54,6 +58,29 @@ impl Store {
         self.adopt_newest()
     }
 
+    /// Like [`Store::refresh`], for a transaction: looks at the whole ring, and stops if that holds
+    /// a newer state which [`Store::refresh`] does not notice. A failed sync has then lost the
+    /// superblock that it looks for and not those behind it, and what this process has read since
+    /// is outdated.
+    pub(in crate::store) fn refresh_fully(&self) -> Result<()> {
+        let current = self.state();
+        let ring = self.read_blocks()?;
+        let is_known = |slot: usize| {
+            let mark = &ring.0[slot * BLOCK_LEN + TXG_OFFSET as usize..][..SLOT_MARK_LEN];
+            *mark == current.slots[slot].encode()
+        };
+        if (0..current.slots.len()).all(is_known) {
+            return Ok(());
+        }
+        let next = current.superblock.next_slot.filter(|_| self.header.version >= 2);
+        let is_noticed = next.is_none_or(|slot| !is_known(slot as usize));
+        if self.adopt_newest_of(ring)? && !is_noticed {
+            self.fail_stop.store(true, Ordering::Release);
+            return Err(Error::FailStop);
+        }
+        Ok(())
+    }
+
     /// Whether the device holds `bytes`, at most [`SLOT_MARK_LEN`] of them, at `offset`.
     pub(in crate::store) fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
         let mut found = [0; SLOT_MARK_LEN];
@@ -67,7 +94,13 @@ impl Store {
         if self.is_pinned {
             return Ok(false);
         }
-        let Some(newest) = self.read_newest()? else { return Err(no_superblock()) };
+        self.adopt_newest_of(self.read_blocks()?)
+    }
+
+    fn adopt_newest_of(&self, ring: Blocks) -> Result<bool> {
+        let Some(newest) = self.read_newest(ring)? else { return Err(no_superblock()) };
+        let before = self.state();
+        let stood = before.durable >= before.txg() || self.stands(&before)?;
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -75,6 +108,9 @@ impl Store {
             return Ok(false);
         }
         newest.superblock.check_readable()?;
+        if !Arc::ptr_eq(&state, &before) || !stood {
+            self.lost_track.store(true, Ordering::Release);
+        }
         // A state that this process knows to be durable stays so: newer states build on it.
         let mut adopted = newest.adopted(state.durable);
         if adopted.durable == state.durable {
@@ -84,10 +120,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Reads the newest superblock of the ring, and of the others only their numbers: this is what
-    /// every transaction does that follows one of another process.
-    fn read_newest(&self) -> Result<Option<Newest>> {
-        let (slot_blocks, rejected) = self.read_blocks()?;
+    /// Decodes the newest superblock of the ring, and of the others only their numbers: this is
+    /// what every transaction does that follows one of another process.
+    fn read_newest(&self, (slot_blocks, rejected): Blocks) -> Result<Option<Newest>> {
         let (mut slots, mut newest, mut is_sound) = (Slots::default(), None, true);
         for (slot, block) in slot_blocks.chunks_exact(BLOCK_LEN).enumerate() {
             if !rejected.is_empty() && rejected.contains(&block_hash(block)) {
@@ -141,7 +176,7 @@ impl Store {
     }
 
     /// Reads all slots, and returns them with the hashes of those that count for nothing.
-    fn read_blocks(&self) -> Result<(Vec<u8>, Vec<u64>)> {
+    fn read_blocks(&self) -> Result<Blocks> {
         let rejected = self.rejected.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut blocks = vec![0; BLOCK_LEN * SLOT_COUNT as usize];
         let n = self

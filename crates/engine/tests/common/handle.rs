@@ -51,6 +51,15 @@ impl Device for Handle {
         done
     }
 
+    fn report_losses(&self) -> io::Result<()> {
+        let failures = self.device.failed_syncs();
+        if self.failures_seen.swap(failures, Ordering::Relaxed) < failures {
+            self.failed.store(true, Ordering::Relaxed);
+            return Err(io::Error::other("a sync of another process failed"));
+        }
+        Ok(())
+    }
+
     fn len(&self) -> io::Result<u64> {
         self.device.len()
     }

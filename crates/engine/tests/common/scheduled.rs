@@ -225,6 +225,11 @@ impl Device for Scheduled {
         self.enter("synced")?;
         if self.world.mutant == Mutant::HiddenFailures { Ok(()) } else { done }
     }
+    fn report_losses(&self) -> io::Result<()> {
+        self.enter("look for losses")?;
+        let done = self.handle.report_losses();
+        if self.world.mutant == Mutant::HiddenFailures { Ok(()) } else { done }
+    }
     fn syncs(&self) -> Option<&Syncs> {
         match (self.world.mutant, current()) {
             (Mutant::SyncsOfThreads, Some(thread)) => self.syncs.get(thread),

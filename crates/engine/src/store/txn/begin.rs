@@ -67,12 +67,13 @@ impl Store {
         // Nobody else commits while the lock is held, so the newest state stays the newest. A
         // reading thread may have adopted it just before; then there is nothing to refresh, but the
         // base is still outdated.
-        self.refresh()?;
+        self.refresh_fully()?;
         self.learn_durable()?;
         let newest = self.state();
         if !Arc::ptr_eq(&newest, &txn.core.base) {
             txn.rebase(newest);
         }
+        self.refuse_if_lost()?;
         self.refuse_if_gone(&txn.core.base)?;
         txn.core.base.superblock.check_writable()?;
         self.refuse_if_cut_short(&txn.core.base)?;
