@@ -106,6 +106,26 @@ fn a_log_stays_while_another_process_uses_it() {
     }
 }
 
+/// The same with an SQLite before 3.50, which does not ask for the users of the log's index.
+#[test]
+fn a_log_stays_while_an_older_sqlite_wants_to_leave_it() {
+    for world in WORLDS {
+        let (_dir, path, other) = home(world);
+        assert_eq!(value::<i64>(&other, COUNT), 2);
+        let commands = ["select count(*) from t;", "pragma journal_mode=delete;"];
+        let (_, errors) = match world {
+            "stock" => {
+                let open = format!(".open {}", path.display());
+                common::stock_shell(&[&open, commands[0], commands[1]])
+            }
+            _ => common::shell(&common::uri(&path, ""), &commands),
+        };
+        run(&other, "insert into t values(3)");
+        let count = value::<i64>(&open(&path, world), COUNT);
+        assert!(count == 3 && errors.contains("locked"), "{world}: {count} rows; {errors}");
+    }
+}
+
 /// A log that was emptied is in use all the same. Whoever finds it so reads without it, and must
 /// not commit beside those who have it open.
 #[test]
