@@ -1,15 +1,22 @@
-//! Two databases of one pool whose readers share a slot. Their users may wait for each other, but a
-//! connection never waits for itself.
+//! Two databases of one pool whose numbers are so far apart that their readers would share a slot.
+//! No connection waits for itself, and nobody waits for ever for those who use another database.
 
 mod common;
 
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{run, value};
+use common::{Role, run, value};
 use hardpack_engine::device::Slot;
 use hardpack_engine::pool::{Attributes, Kind, Property, ROOT};
 use rusqlite::Connection;
+
+#[test]
+fn child_role() {
+    let Some(role) = common::role() else { return };
+    assert!(common::play(&role), "role {role}");
+}
 
 /// A pool in which `one.db` and `two.db` share a slot, and `three.db` does not.
 fn home() -> (tempfile::TempDir, PathBuf) {
@@ -29,7 +36,7 @@ fn home() -> (tempfile::TempDir, PathBuf) {
             Ok((one, edit.create(ROOT, b"two.db", &new)?))
         })
         .unwrap();
-    assert_eq!(Slot::of_file(one.0), Slot::of_file(two.0), "{one:?} and {two:?}");
+    assert_eq!(one.0 + u64::from(Slot::COUNT), two.0);
     pool.close().unwrap();
     drop(pool);
     for name in ["one.db", "two.db", "three.db"] {
@@ -82,5 +89,60 @@ fn one_is_filled_from_the_other() {
         let db = together(&path, other);
         let done = db.execute_batch("insert into t select a from other.t");
         done.unwrap_or_else(|error| panic!("from {other}: {error}"));
+    }
+}
+
+/// Somebody stays alone with one database, and others read the other one.
+#[test]
+fn one_is_read_while_somebody_is_alone_with_the_other() {
+    let (_dir, path) = home();
+    for other in ["three.db", "two.db"] {
+        let alone = "pragma locking_mode=exclusive; begin immediate; update t set a = 1; commit";
+        let mut holder = Role::start("hold", &[&path.join(other).to_string_lossy(), alone]);
+        holder.expect("held");
+        let db = common::no_wait(&path.join("one.db"));
+        for count in 0..40 {
+            let found = db.query_row("select a from t", [], |row| row.get::<_, i64>(0));
+            assert!(found.is_ok(), "beside {other}, after {count} transactions: {found:?}");
+        }
+    }
+}
+
+thread_local! {
+    static READERS: RefCell<Vec<Connection>> = const { RefCell::new(Vec::new()) };
+    static WAITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// More waits than any number of light locks in a row.
+const WAITS_MAX: u32 = 500;
+
+/// Two readers take turns, so that there is always one.
+fn come_and_go(_: i32) -> bool {
+    READERS.with_borrow(|readers| {
+        readers.iter().for_each(|reader| run(reader, "commit; begin; select a from t"));
+    });
+    WAITS.set(WAITS.get() + 1);
+    WAITS.get() < WAITS_MAX
+}
+
+/// Readers of one database come and go for ever, and somebody wants to be alone with the other one.
+#[test]
+fn readers_of_one_do_not_keep_others_from_being_alone_with_the_other() {
+    let (_dir, path) = home();
+    for other in ["three.db", "two.db"] {
+        let readers: Vec<Connection> =
+            (0..2).map(|_| common::no_wait(&path.join("one.db"))).collect();
+        // They take the host's lock at different times.
+        for (reader, count) in readers.iter().zip([2, 12]) {
+            (0..count).for_each(|_| run(reader, "select a from t"));
+            run(reader, "begin; select a from t");
+        }
+        READERS.set(readers);
+        WAITS.set(0);
+        let mut db = common::open(&path.join(other));
+        db.busy_handler(Some(come_and_go)).unwrap();
+        let done = db.execute_batch("pragma locking_mode=exclusive; begin exclusive; commit");
+        READERS.take();
+        done.unwrap_or_else(|error| panic!("{other}: {error} after {} waits", WAITS.get()));
     }
 }
