@@ -186,6 +186,19 @@ pub fn journal_path(name: &[u8]) -> Option<PathBuf> {
     Some(OsStr::from_bytes(&path).into())
 }
 
+/// Returns the path of the log that an open database in a pool would have.
+pub fn log_path(name: &[u8]) -> Option<PathBuf> {
+    let path = registry::companion_names(name)?.companion_path(name, LOG_SUFFIX)?;
+    Some(OsStr::from_bytes(&path).into())
+}
+
+/// Whether a file of this name that SQLite's VFS calls absent is a log that exists and is empty.
+/// Somebody may have it open, and write to it without a new state of the pool.
+pub fn has_empty_log(name: &[u8]) -> bool {
+    let Some((database, CompanionKind::Log)) = split(name) else { return false };
+    log_path(database).is_some_and(|path| path.symlink_metadata().is_ok())
+}
+
 /// Whether an open database in a pool has a journal on disk that is not empty.
 pub fn has_journal_content(name: &[u8]) -> bool {
     journal_path(name).is_none_or(|path| {

@@ -270,7 +270,7 @@ unsafe extern "C" fn access(
                     }
                 }
             };
-            if exists && code == SQLITE_OK && *out == 0 {
+            if exists && code == SQLITE_OK && *out == 0 && !companion::has_empty_log(asked) {
                 absent::note(asked);
             }
             code

@@ -37,6 +37,7 @@
 use std::ffi::{CStr, c_int};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hardpack_engine::device::Slot;
@@ -304,7 +305,7 @@ impl MainFile {
         Ok(has_reserved
             && !self.wants_log
             && self.can_be_published()?
-            && !self.has_journal_file()
+            && !self.has_companion_file()
             && file.concurrency()? == Concurrency::Snapshot)
     }
 
@@ -343,9 +344,12 @@ impl MainFile {
         name.is_none_or(|name| name.starts_with(VACUUM_NAME))
     }
 
-    fn has_journal_file(&self) -> bool {
-        let journal = companion::journal_path(self.path.as_os_str().as_bytes());
-        journal.is_none_or(|path| path.symlink_metadata().is_ok())
+    /// Whether there is a journal, or a log: even one that is empty may be in use.
+    fn has_companion_file(&self) -> bool {
+        let name = self.path.as_os_str().as_bytes();
+        let exists =
+            |path: Option<PathBuf>| path.is_none_or(|path| path.symlink_metadata().is_ok());
+        exists(companion::journal_path(name)) || exists(companion::log_path(name))
     }
 
     /// Notes that the exclusive lock lets readers go on.

@@ -37,6 +37,12 @@ impl MainFile {
             // again.
             return self.refuse_exchanged(SQLITE_IOERR_SHMMAP);
         }
+        // The header may not mention this log. A light lock ends with its pin, below, and others
+        // would end the use of the log.
+        match self.make_heavy() {
+            SQLITE_OK => {}
+            code => return code,
+        }
         // SAFETY: the caller vouches for the place.
         let code = unsafe { self.host_file.shm_map(region, len, extend, out) };
         if code == SQLITE_OK && region == 0 {

@@ -56,11 +56,16 @@ impl CompanionNames {
     /// Returns the path of the journal that a database would have on disk, if it can have one;
     /// `name` is SQLite's name for the database.
     pub fn journal_path(&self, name: &[u8]) -> Option<Vec<u8>> {
+        self.companion_path(name, JOURNAL_SUFFIX)
+    }
+
+    /// Returns the path of the companion file with a suffix that a database would have on disk.
+    pub fn companion_path(&self, name: &[u8], suffix: &[u8]) -> Option<Vec<u8>> {
         match self {
-            CompanionNames::Unchanged => Some([name, JOURNAL_SUFFIX].concat()),
+            CompanionNames::Unchanged => Some([name, suffix].concat()),
             CompanionNames::Translated(name) => {
-                let suffix = generation_suffix(name.generation());
-                Some([name.path(), JOURNAL_SUFFIX, suffix.as_bytes()].concat())
+                let ending = generation_suffix(name.generation());
+                Some([name.path(), suffix, ending.as_bytes()].concat())
             }
             CompanionNames::Absent | CompanionNames::Unmade => None,
         }
