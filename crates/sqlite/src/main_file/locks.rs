@@ -53,6 +53,14 @@ impl MainFile {
             Ok(false) => self.take_lock(level),
             Err(error) => return self.code(&error, SQLITE_IOERR_LOCK),
         };
+        // A rollback skips the reserved lock. Others may have committed since the shared one.
+        if code == SQLITE_OK
+            && level == SQLITE_LOCK_EXCLUSIVE
+            && self.lock == SQLITE_LOCK_SHARED
+            && let Some(Err(error)) = self.pool().map(|pool| pool.refresh())
+        {
+            return self.code(&error, SQLITE_IOERR_LOCK);
+        }
         // A file that this lock has just created was not there to be read.
         if code == SQLITE_OK && level == SQLITE_LOCK_RESERVED && had_file {
             code = self.refuse_if_overtaken();
