@@ -125,6 +125,8 @@ pub fn lock_any(path: &Path, timeout: Duration) -> rusqlite::Result<Option<Conne
     }
     drop(db);
     let db = open_any(path, timeout)?;
+    // Otherwise its lock might let readers go on.
+    db.query_row("PRAGMA locking_mode = EXCLUSIVE", [], |_| Ok(()))?;
     let end = Instant::now() + timeout;
     loop {
         match sys::lock_database_file(&db) {
