@@ -20,12 +20,13 @@ pub struct Slot(u16);
 impl Slot {
     /// No slot: the pin keeps nobody from anything but the reuse of space.
     pub const NONE: Slot = Slot(0);
-    /// The number of slots. If two files share one, their users wait for each other more often.
+    /// The number of slots. No two files share one, or their users would wait for each other, and a
+    /// user of both for itself.
     pub const COUNT: u16 = 4095;
 
-    /// Returns the slot for the readers of a file.
+    /// Returns the slot for the readers of a file; none if its number is too large.
     pub fn of_file(number: u64) -> Slot {
-        Slot(1 + (number % u64::from(Slot::COUNT)) as u16)
+        if number < u64::from(Slot::COUNT) { Slot(1 + number as u16) } else { Slot::NONE }
     }
 
     /// The number of the slot, from 1 on; 0 for none.

@@ -58,7 +58,7 @@ impl MainFile {
             return false;
         }
         self.light.left -= 1;
-        self.light.is_held = self.file.is_some() && self.has_reader_slots();
+        self.light.is_held = self.slot() != Slot::NONE && self.has_reader_slots();
         self.light.is_held
     }
 
@@ -96,7 +96,8 @@ impl MainFile {
     /// Makes sure that nobody has a light lock, with the host's exclusive lock. Its code is "busy"
     /// while somebody has.
     pub(super) fn claim_slot(&mut self) -> c_int {
-        if self.light.claimed.is_some() {
+        let slot = self.slot();
+        if self.light.claimed.is_some() || slot == Slot::NONE {
             return SQLITE_OK;
         }
         if !self.has_reader_slots() {
@@ -108,7 +109,6 @@ impl MainFile {
                 return SQLITE_OK;
             }
         }
-        let slot = self.slot();
         let claimed = self.leave_slot().and_then(|()| match &self.backing {
             Backing::Pool(pool, _) => pool.pool().store().claim_slot(slot),
             _ => Ok(None),
