@@ -12,6 +12,7 @@
 //! * A connection that wants more than a shared lock takes the host's shared lock first.
 //! * Who waits for the exclusive lock keeps new readers out by the host's lock alone. So each
 //!   connection takes that one again and again ([`RUN_LEN_MAX`]), or it would never be its turn.
+//! * A file without a slot, whose number is too large for one, is locked by the host.
 //! * A database with a log is locked by the host: those locks are kept from one transaction to the
 //!   next, and SQLite relies on them to end the use of a log.
 
