@@ -3,10 +3,12 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, IsTerminal, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use hardpack_engine::pool::{Kind, Pool, ReceiveOptions, ReceiveReport};
+use hardpack_engine::store::superblock::{EXTENTS_OFFSET, Header};
 use hardpack_engine::{Error, FileId, Location};
 
 use super::names::{create_pool, make_directories};
@@ -124,19 +126,49 @@ fn receive_all(
 }
 
 /// Removes the pool that this command created, unless the beginning of a stream is kept in it or
-/// another program has opened it.
+/// another program has opened or changed it.
 fn discard(target: &Address, pool: Pool, place: (FileId, &[u8]), reason: Reason) -> Reason {
-    if !matches!(pool.receive_token(place.0, place.1), Ok(None)) {
-        return reason;
+    if matches!(pool.receive_token(place.0, place.1), Ok(None)) {
+        // A pool that stays does no harm; what matters to the user is why nothing was received.
+        let _ = remove_as_made(&target.pool, pool);
+    }
+    reason
+}
+
+fn remove_as_made(path: &Path, pool: Pool) -> Result<(), Reason> {
+    pool.close()?;
+    let file = File::open(path)?;
+    // Every commit changes the ring of superblocks.
+    let before = front(&file)?;
+    let is_ours = Header::decode(&before).is_ok_and(|header| header.guid == pool.store().guid());
+    pool.refresh()?;
+    if !is_ours || is_used(&pool)? {
+        return Ok(());
     }
     drop(pool);
-    // An empty pool that stays does no harm; what matters to the user is why nothing was received.
-    let _ = fs::File::open(&target.pool).map_err(Reason::from).and_then(|file| {
-        let unused = Unused::take(&file)?;
+    let unused = Unused::take(&file)?;
+    if front(&file)? == before {
         unused.is_still_unused()?;
-        Ok(fs::remove_file(&target.pool)?)
-    });
-    reason
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+fn front(file: &File) -> Result<Vec<u8>, Reason> {
+    let mut front = vec![0; EXTENTS_OFFSET as usize];
+    file.read_exact_at(&mut front, 0)?;
+    Ok(front)
+}
+
+/// Whether a pool has anything besides directories.
+fn is_used(pool: &Pool) -> Result<bool, Reason> {
+    let mut is_used =
+        !pool.snapshots()?.is_empty() || !pool.local_properties(FileId::ROOT)?.is_empty();
+    pool.walk(FileId::ROOT, &mut |_, entry, _| {
+        is_used |= entry.kind != Kind::Directory;
+        Ok(!is_used)
+    })?;
+    Ok(is_used)
 }
 
 /// Receives one stream. `behind` is the number of bytes before it if it is not the first; another
