@@ -38,7 +38,7 @@ const SEEDS_DEFAULT: u64 = 120;
 /// Seeds that found something.
 const FOUND: [u64; 1] = [92198];
 /// Seeds that found something beside losses.
-const FOUND_BESIDE_LOSSES: [u64; 8] = [317, 341, 501, 546, 728, 1097, 1943, 2348];
+const FOUND_BESIDE_LOSSES: [u64; 9] = [317, 341, 501, 546, 728, 1097, 1943, 2348, 7159];
 /// The number of power losses tried after each run.
 const CRASH_COUNT: u64 = 10;
 const DIRTY_LEN_MAX: usize = 1 << 20;

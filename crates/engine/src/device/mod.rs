@@ -60,9 +60,9 @@ pub trait Device: Send + Sync + Debug {
     fn sync_data(&self) -> io::Result<()>;
     /// Fails if the system has lost data that was written since the device was opened and has not
     /// told this device yet. It tells each device once, so call [`Syncs::report_losses`] instead. A
-    /// device that cannot find out otherwise syncs.
+    /// device that cannot tell without a sync reports nothing.
     fn report_losses(&self) -> io::Result<()> {
-        self.sync_data()
+        Ok(())
     }
     /// The sync state shared by all stores that use this device. It belongs to the open file,
     /// because that is what the system reports failures to. Without it each store keeps its own.

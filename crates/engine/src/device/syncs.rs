@@ -40,6 +40,8 @@ const TURN_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub struct Syncs {
     turn: Mutex<()>,
+    /// Held while somebody asks for losses and takes note of the answer.
+    asked: Mutex<()>,
     failures: AtomicU64,
     /// The number of syncs that have begun, and the last of them that succeeded.
     begun: AtomicU64,
@@ -89,12 +91,12 @@ impl Syncs {
         if self.succeeded.load(Ordering::SeqCst) > before {
             return Some(Ok(()));
         }
-        Some(self.sync_now(device))
+        Some(self.sync_now(device, known))
     }
 
     /// Like [`Syncs::sync`], but it is enough that the txg is durable, whoever syncs.
     pub fn sync_txg(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
-        let Shared { txg, known_failures, stands, doubtful } = shared;
+        let Shared { txg, known_failures, stands, .. } = shared;
         let before = self.begun.load(Ordering::SeqCst);
         let _turn = self.turn(device);
         if self.failures() != known_failures {
@@ -126,7 +128,7 @@ impl Syncs {
         // Whoever had the turn before may have shown it since.
         let done = match has_turn && is_durable() {
             true => Ok(()),
-            false => self.sync_for_all(device, txg, doubtful.load(Ordering::Acquire) == 0),
+            false => self.sync_for_all(device, shared),
         };
         if has_turn {
             device.end_sync_turn();
@@ -134,10 +136,10 @@ impl Syncs {
         Some(done)
     }
 
-    /// Finds out whether writes were lost since there were `known` failures, as a sync does, but
-    /// makes nothing durable. Returns `None` if a sync has failed since.
+    /// Finds out whether writes were lost since there were `known` failures. Makes nothing durable,
+    /// and waits for no sync. Returns `None` if a sync has failed since.
     pub fn report_losses(&self, device: &dyn Device, known: u64) -> Option<io::Result<()>> {
-        let _turn = self.turn(device);
+        let _asked = lock(&self.asked, device);
         if self.failures() != known {
             return None;
         }
@@ -149,24 +151,32 @@ impl Syncs {
     }
 
     /// Syncs, and shows to others what is durable then.
-    fn sync_for_all(&self, device: &dyn Device, txg: u64, tells: bool) -> io::Result<()> {
+    fn sync_for_all(&self, device: &dyn Device, shared: Shared<'_>) -> io::Result<()> {
+        let Shared { txg, known_failures, doubtful, .. } = shared;
+        let tells = doubtful.load(Ordering::Acquire) == 0;
         let own = self.awaited(device).keys().next_back().copied();
         let others = device.last_awaited(txg).ok().flatten();
         let last = own.max(others).unwrap_or(txg).max(txg);
-        self.sync_now(device)?;
+        self.sync_now(device, known_failures)?;
         if tells {
             let _ = device.show_durable(last);
         }
         Ok(())
     }
 
-    fn sync_now(&self, device: &dyn Device) -> io::Result<()> {
+    fn sync_now(&self, device: &dyn Device, known: u64) -> io::Result<()> {
         let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let done = device.sync_data();
+        let mut done = device.sync_data();
+        // Who asks for losses meanwhile may be told what the sync would have been told.
+        let asked = lock(&self.asked, device);
+        if done.is_ok() && self.failures() != known {
+            done = Err(io::Error::other("data was lost before it was synced"));
+        }
         match &done {
             Ok(()) => self.succeeded.store(this, Ordering::SeqCst),
             Err(_) => drop(self.failures.fetch_add(1, Ordering::AcqRel)),
         }
+        drop(asked);
         done
     }
 

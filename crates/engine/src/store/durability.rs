@@ -46,12 +46,8 @@ impl Store {
         synced(self.syncs().sync(&*self.device, self.known_failures))
     }
 
-    /// Stops if a failed sync may have lost what this process has read. The caller holds the writer
-    /// lock.
+    /// Stops if a failed sync may have lost what this process has read or written.
     pub(in crate::store) fn refuse_if_lost(&self) -> Result<()> {
-        if !self.lost_track.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
         synced(self.syncs().report_losses(&*self.device, self.known_failures))
     }
 

@@ -82,10 +82,6 @@ pub struct Store {
     known_failures: u64,
     /// Set when it is unknown whether others can see a state.
     fail_stop: AtomicBool,
-    /// Set when a state was adopted that may not follow from the one before it: that one was not
-    /// durable and is no longer in the ring. Either later ones have taken its place, or a failed
-    /// sync has lost it.
-    lost_track: AtomicBool,
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,

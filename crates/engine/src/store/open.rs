@@ -177,7 +177,6 @@ impl Store {
             state: RwLock::new(Arc::new(empty_state())),
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
-            lost_track: AtomicBool::new(false),
             doubtful: AtomicU64::new(0),
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),

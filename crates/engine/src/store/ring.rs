@@ -99,8 +99,6 @@ impl Store {
 
     fn adopt_newest_of(&self, ring: Blocks) -> Result<bool> {
         let Some(newest) = self.read_newest(ring)? else { return Err(no_superblock()) };
-        let before = self.state();
-        let stood = before.durable >= before.txg() || self.stands(&before)?;
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -108,9 +106,6 @@ impl Store {
             return Ok(false);
         }
         newest.superblock.check_readable()?;
-        if !Arc::ptr_eq(&state, &before) || !stood {
-            self.lost_track.store(true, Ordering::Release);
-        }
         // A state that this process knows to be durable stays so: newer states build on it.
         let mut adopted = newest.adopted(state.durable);
         if adopted.durable == state.durable {
