@@ -91,7 +91,7 @@ impl Syncs {
         if self.succeeded.load(Ordering::SeqCst) > before {
             return Some(Ok(()));
         }
-        Some(self.sync_now(device, known))
+        self.sync_now(device, known)
     }
 
     /// Like [`Syncs::sync`], but it is enough that the txg is durable, whoever syncs.
@@ -127,13 +127,13 @@ impl Syncs {
         }
         // Whoever had the turn before may have shown it since.
         let done = match has_turn && is_durable() {
-            true => Ok(()),
+            true => Some(Ok(())),
             false => self.sync_for_all(device, shared),
         };
         if has_turn {
             device.end_sync_turn();
         }
-        Some(done)
+        done
     }
 
     /// Finds out whether writes were lost since there were `known` failures. Makes nothing durable,
@@ -151,33 +151,30 @@ impl Syncs {
     }
 
     /// Syncs, and shows to others what is durable then.
-    fn sync_for_all(&self, device: &dyn Device, shared: Shared<'_>) -> io::Result<()> {
+    fn sync_for_all(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
         let Shared { txg, known_failures, doubtful, .. } = shared;
         let tells = doubtful.load(Ordering::Acquire) == 0;
         let own = self.awaited(device).keys().next_back().copied();
         let others = device.last_awaited(txg).ok().flatten();
         let last = own.max(others).unwrap_or(txg).max(txg);
-        self.sync_now(device, known_failures)?;
-        if tells {
+        let done = self.sync_now(device, known_failures);
+        if tells && matches!(done, Some(Ok(()))) {
             let _ = device.show_durable(last);
         }
-        Ok(())
+        done
     }
 
-    fn sync_now(&self, device: &dyn Device, known: u64) -> io::Result<()> {
+    fn sync_now(&self, device: &dyn Device, known: u64) -> Option<io::Result<()>> {
         let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut done = device.sync_data();
+        let done = device.sync_data();
         // Who asks for losses meanwhile may be told what the sync would have been told.
-        let asked = lock(&self.asked, device);
-        if done.is_ok() && self.failures() != known {
-            done = Err(io::Error::other("data was lost before it was synced"));
-        }
+        let _asked = lock(&self.asked, device);
         match &done {
-            Ok(()) => self.succeeded.store(this, Ordering::SeqCst),
             Err(_) => drop(self.failures.fetch_add(1, Ordering::AcqRel)),
+            Ok(()) if self.failures() != known => return None,
+            Ok(()) => self.succeeded.store(this, Ordering::SeqCst),
         }
-        drop(asked);
-        done
+        Some(done)
     }
 
     /// Shows a txg as awaited.

@@ -92,8 +92,12 @@ impl Store {
 
     /// Whether the superblock of a state is still in its slot.
     pub(in crate::store) fn stands(&self, state: &State) -> Result<bool> {
-        let found = Superblock::decode(&read_slot(self, state.slot)?, &self.guid());
-        Ok(found.as_ref() == Some(&*state.superblock))
+        let holds = || {
+            let found = Superblock::decode(&read_slot(self, state.slot)?, &self.guid());
+            Ok(found.as_ref() == Some(&*state.superblock))
+        };
+        // A bit may have flipped on the way.
+        Ok(holds()? || holds()?)
     }
 
     /// Stops if the state to build on is no longer in the ring: a sync of others has failed and
