@@ -130,6 +130,11 @@ impl Address {
         full
     }
 
+    /// The same path in a pool that has another name for now.
+    pub fn in_pool(&self, pool: &Path) -> Address {
+        Address { pool: pool.into(), ..self.clone() }
+    }
+
     /// The address of another path in the same pool or snapshot.
     pub fn with_path(&self, path: Vec<u8>) -> Address {
         let given = self.given.as_bytes();

@@ -3,6 +3,7 @@
 mod copies;
 mod files;
 mod find;
+mod import;
 mod parse;
 mod programs;
 mod properties;
@@ -19,6 +20,7 @@ use hardpack_engine::pool::{Property, Settings};
 pub use self::copies::*;
 pub use self::files::*;
 pub use self::find::*;
+pub use self::import::*;
 pub use self::parse::{parse, wrong_usage};
 pub use self::programs::*;
 pub use self::properties::*;
@@ -172,6 +174,8 @@ pub enum Command {
     Create(CreateArgs),
     /// Put files and whole directories into a pool
     Put(PutArgs),
+    /// Import an archive, an image or a compressed database of another kind
+    Import(ImportArgs),
     /// Write files and whole directories back
     Extract(ExtractArgs),
     /// List a directory of a pool

@@ -95,8 +95,13 @@ impl Reason {
 
     /// Prefixes the text with the file it is about, if that is not the one named on the command
     /// line.
-    pub fn about(mut self, path: &Path) -> Reason {
-        self.text = format!("'{}': {}", text::path(path), self.text);
+    pub fn about(self, path: &Path) -> Reason {
+        self.within(format_args!("'{}'", text::path(path)))
+    }
+
+    /// Prefixes the text with the part that it is about.
+    pub fn within(mut self, part: impl Display) -> Reason {
+        self.text = format!("{part}: {}", self.text);
         self
     }
 }
@@ -170,6 +175,8 @@ impl From<io::Error> for Reason {
     fn from(error: io::Error) -> Reason {
         let reason = Reason::new(Code::Cannot, io_text(&error));
         match error.kind() {
+            // From a decoder; the system never says so.
+            io::ErrorKind::InvalidData => Reason { code: Code::Data, ..reason },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => reason.hint(FULL_HINT),
             _ => reason,
         }

@@ -32,6 +32,11 @@ impl Digest {
     pub fn len(&self) -> u64 {
         self.hasher.count()
     }
+
+    /// The hash, without the length.
+    pub fn hash(&self) -> [u8; 32] {
+        *self.hasher.finalize().as_bytes()
+    }
 }
 
 impl PartialEq for Digest {

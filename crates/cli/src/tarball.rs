@@ -4,9 +4,9 @@
 //! precision of times. All formats that GNU tar writes by itself are read: ustar, GNU and pax,
 //! including sparse files.
 
-mod read;
+pub mod read;
 mod sparse;
-mod stream;
+pub mod stream;
 mod write;
 
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::users::Users;
 use crate::{signals, text};
 
 /// The number of bytes read or written at a time.
-const BUFFER_LEN: usize = 1 << 20;
+pub const BUFFER_LEN: usize = 1 << 20;
 /// The prefix of the name of an extended attribute in pax streams.
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Permissions of a file that a stream is written to.
@@ -39,6 +39,12 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Pu
     users.begin_import(pool).cannot("put into", address)?;
     let top = make_directories(pool, &address.path).cannot("put into", address)?;
     let mut summary = PutSummary::default();
+    let manner = read::Manner {
+        label: "putting",
+        is_quiet: args.work.quiet,
+        is_verbose: args.verbose,
+        seen: None,
+    };
     for source in sources {
         let shown = text::escaped(source.as_bytes());
         let stream: Box<dyn Read> = if source == "-" {
@@ -54,7 +60,7 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Pu
             }
         };
         let stream = BufReader::with_capacity(BUFFER_LEN, stream);
-        let done = read::put_stream(args, (pool, &users), top, stream, &mut summary);
+        let done = read::put_stream(manner, (pool, &users), top, stream, &mut summary);
         done.cannot("put", &shown)?;
     }
     if users.has_held() {

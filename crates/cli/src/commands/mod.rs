@@ -8,6 +8,7 @@ pub mod cp;
 pub mod doctor;
 pub mod extract;
 pub mod fold;
+pub mod import;
 pub mod info;
 pub mod ls;
 pub mod manuals;

@@ -27,7 +27,8 @@ use crate::{globs, near, pool_file, signals, text};
 const ASHIFT: Ashift = Ashift::MIN;
 /// The permissions of parent directories made implicitly.
 pub const DIRECTORY_MODE: u32 = 0o755;
-const POOL_MODE: u32 = 0o644;
+/// The permissions of a new pool, before the mask of the process.
+pub const POOL_MODE: u32 = 0o644;
 
 /// The current time, in nanoseconds since 1970.
 pub fn now_ns() -> i64 {
@@ -73,17 +74,22 @@ pub fn create_pool(path: &Path, properties: Given) -> Result<(), Reason> {
     })?;
     publish::refuse_sidecars(path)?;
     let unfinished = Unfinished::create(path)?;
-    let mut guid = [0; 16];
-    getrandom::fill(&mut guid)
-        .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
-    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: None, file_mode: 0 };
-    let device = FileDevice::open(unfinished.path())?;
-    Pool::create(Arc::new(device), &create, pool_file::options(Some(1)))?.close()?;
+    make_pool(unfinished.path(), properties)?;
     unfinished.complete(POOL_MODE & !umask(), None)?;
     unfinished.publish(path, false)?;
     // It is only where the work begins.
     signals::files().finished = None;
     Ok(())
+}
+
+/// Makes an empty pool of an empty file.
+pub fn make_pool(path: &Path, properties: Given) -> Result<(), Reason> {
+    let mut guid = [0; 16];
+    getrandom::fill(&mut guid)
+        .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
+    let create = CreateOptions { guid, ashift: ASHIFT, properties, file_name: None, file_mode: 0 };
+    let device = FileDevice::open(path)?;
+    Ok(Pool::create(Arc::new(device), &create, pool_file::options(Some(1)))?.close()?)
 }
 
 /// Makes a directory and its missing parents, and returns it.

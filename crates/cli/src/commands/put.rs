@@ -96,7 +96,7 @@ fn put_all(
 
 /// Refuses to create a pool for a path in it, unless its name says that it is to be one: a mistyped
 /// directory would become a pool.
-fn refuse_unlikely(address: &Address) -> Result<(), Reason> {
+pub fn refuse_unlikely(address: &Address) -> Result<(), Reason> {
     if address.is_whole() || address.pool.extension().is_some_and(|ending| ending == "hpk") {
         return Ok(());
     }
@@ -248,7 +248,7 @@ fn make_with(
 }
 
 /// The error for properties of something that exists already.
-fn properties_stay() -> Reason {
+pub fn properties_stay() -> Reason {
     Reason::new(Code::Cannot, "properties are set only of a pool or directory that 'put' makes")
         .hint("'hardpack set' sets those of an existing one, 'hardpack mkdir -o' those of a new directory")
 }

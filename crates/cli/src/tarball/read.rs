@@ -1,4 +1,4 @@
-//! Stores a tar stream in a pool.
+//! Stores the entries of tar streams in a pool, and those of other archives in the form of tar.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -10,10 +10,11 @@ use tar::EntryType;
 use super::XATTR_PREFIX;
 use super::stream::{Entry, TarStream, number};
 use crate::address::join;
-use crate::args::PutArgs;
 use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
 use crate::failure::{Code, Reason};
+use crate::pool_file::Digest;
 use crate::progress::FilesProgress;
+use crate::seen::Seen;
 use crate::summary::PutSummary;
 use crate::users::Users;
 use crate::{output, signals, text};
@@ -22,8 +23,21 @@ const CHUNK_LEN: usize = 1 << 20;
 /// The most directories remembered by path.
 const KNOWN_COUNT_MAX: usize = 1 << 16;
 
-struct TarPutter<'p> {
-    args: &'p PutArgs,
+/// How entries are put.
+#[derive(Clone, Copy)]
+pub struct Manner<'p> {
+    /// What the progress is called.
+    pub label: &'static str,
+    pub is_quiet: bool,
+    /// Whether to print the path of each entry.
+    pub is_verbose: bool,
+    /// Takes note of what was read, so that it can be compared.
+    pub seen: Option<&'p Seen>,
+}
+
+/// Puts entries into a pool, one after the other.
+pub struct EntryPutter<'p> {
+    manner: Manner<'p>,
     pool: &'p Pool,
     users: &'p Users,
     import: Import<'p>,
@@ -35,19 +49,38 @@ struct TarPutter<'p> {
 
 /// Stores all entries of a stream below `top`.
 pub fn put_stream(
-    args: &PutArgs,
-    (pool, users): (&Pool, &Users),
+    manner: Manner<'_>,
+    place: (&Pool, &Users),
     top: FileId,
     stream: impl Read,
     summary: &mut PutSummary,
 ) -> Result<(), Reason> {
-    let progress = FilesProgress::new("putting", args.work.quiet);
+    put_entries(manner, place, top, summary, |putter| {
+        let mut stream = TarStream::new(stream);
+        loop {
+            let next = stream.next();
+            signals::check()?;
+            let Some(entry) = next? else { return Ok(()) };
+            putter.entry(entry, &mut stream)?;
+        }
+    })
+}
+
+/// Stores the entries that `give` hands over below `top`. What was complete before a failure stays.
+pub fn put_entries(
+    manner: Manner<'_>,
+    (pool, users): (&Pool, &Users),
+    top: FileId,
+    summary: &mut PutSummary,
+    give: impl FnOnce(&mut EntryPutter<'_>) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let progress = FilesProgress::new(manner.label, manner.is_quiet);
     let mut import = pool.import(now_ns());
     users.guard(pool, &mut import);
     let directories = HashMap::new();
-    let mut putter = TarPutter { args, pool, users, import, top, directories, summary, progress };
-    let mut stream = TarStream::new(stream);
-    let done = putter.entries(&mut stream);
+    let mut putter =
+        EntryPutter { manner, pool, users, import, top, directories, summary, progress };
+    let done = give(&mut putter);
     if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
         putter.import.stop()?;
         return done;
@@ -55,23 +88,18 @@ pub fn put_stream(
     if done.is_err() {
         putter.import.abandon_file()?;
     }
-    let TarPutter { import, summary, progress, .. } = putter;
+    let EntryPutter { import, summary, progress, .. } = putter;
     let report = import.finish()?;
     summary.note_imported(&progress, &report, |refused| users.reason_of(refused));
+    if let Some(seen) = manner.seen {
+        report.refused.iter().try_for_each(|refused| seen.forget(&refused.path))?;
+    }
     done
 }
 
-impl TarPutter<'_> {
-    fn entries(&mut self, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
-        loop {
-            let next = stream.next();
-            signals::check()?;
-            let Some(entry) = next? else { return Ok(()) };
-            self.entry(entry, stream)?;
-        }
-    }
-
-    fn entry(&mut self, entry: Entry, stream: &mut TarStream<impl Read>) -> Result<(), Reason> {
+impl EntryPutter<'_> {
+    /// Puts one entry, whose content is read from `content`.
+    pub fn entry(&mut self, entry: Entry, mut content: impl Read) -> Result<(), Reason> {
         let given = &entry.path;
         let Some(path) = inside(given) else {
             self.left_out(given, "its path leads outside of the directory");
@@ -120,7 +148,7 @@ impl TarPutter<'_> {
             _ => None,
         };
         let parent = self.directory(parent)?;
-        if self.args.verbose {
+        if self.manner.is_verbose {
             let shown = text::for_stdout(&path, false);
             output::print_bytes(&[b"put ", &shown[..], b"\n"].concat())?;
         }
@@ -142,19 +170,24 @@ impl TarPutter<'_> {
             }
             EntryType::Symlink => {
                 let (known, _) = described(&entry, Kind::Symlink)?;
+                self.forget(&path)?;
                 self.import.symlink(parent, name, &known, &entry.target)?;
             }
             EntryType::Link => {
                 if let Some((above, target)) = &linked {
+                    self.forget(&path)?;
                     self.import.hard_link((*above, target), parent, name)?;
                 }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 let (known, xattrs) = described(&entry, Kind::File)?;
                 self.import.begin_file(parent, name, &known, &xattrs)?;
-                match &entry.map {
-                    Some(map) => self.content(&mut map.reader(stream))?,
-                    None => self.content(stream)?,
+                let digest = match &entry.map {
+                    Some(map) => self.content(&mut map.reader(content))?,
+                    None => self.content(&mut content)?,
+                };
+                if let Some(seen) = self.manner.seen {
+                    seen.note(&path, &digest, known.modified_ns)?;
                 }
             }
             _ => {}
@@ -162,7 +195,9 @@ impl TarPutter<'_> {
         Ok(())
     }
 
-    fn content(&mut self, content: &mut dyn Read) -> Result<(), Reason> {
+    /// Puts the content of the file that was begun.
+    fn content(&mut self, content: &mut dyn Read) -> Result<Digest, Reason> {
+        let mut digest = Digest::default();
         let mut buffer = vec![0; CHUNK_LEN];
         loop {
             signals::check()?;
@@ -178,12 +213,15 @@ impl TarPutter<'_> {
             if n == 0 {
                 break;
             }
+            if self.manner.seen.is_some() {
+                digest.update(&buffer[..n]);
+            }
             self.import.write(&buffer[..n])?;
             self.progress.add(0, n as u64);
         }
         self.import.end_file()?;
         self.progress.add(1, 0);
-        Ok(())
+        Ok(digest)
     }
 
     /// Takes exclusive hold of the existing file of this name, until the command ends. Returns
@@ -197,6 +235,11 @@ impl TarPutter<'_> {
             }
             held => held.map(|()| true),
         }
+    }
+
+    /// Drops the note of a file that another entry of its name replaces.
+    fn forget(&self, path: &[u8]) -> Result<(), Reason> {
+        self.manner.seen.map_or(Ok(()), |seen| seen.forget_entry(path))
     }
 
     fn failed(&mut self, path: &[u8], reason: &Reason) {

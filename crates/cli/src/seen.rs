@@ -1,0 +1,145 @@
+//! Notes of the files that an import has read, to be compared with what the pool holds afterwards.
+//!
+//! The notes are kept in a temporary database, which SQLite moves to disk when it grows. So memory
+//! stays bounded, whatever the number of files.
+
+use hardpack_engine::Error;
+use hardpack_engine::pool::{Kind, Pool};
+use rusqlite::{Connection, params};
+
+use crate::address::join;
+use crate::failure::{Code, Reason};
+use crate::pool_file::{Digest, read_all};
+use crate::progress::Progress;
+use crate::{signals, text};
+
+const SCHEMA: &str = "
+    PRAGMA journal_mode = OFF;
+    PRAGMA synchronous = OFF;
+    CREATE TABLE seen(
+        path BLOB PRIMARY KEY, len INTEGER NOT NULL, hash BLOB NOT NULL, modified_ns INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    BEGIN;";
+
+/// The files read so far, by their paths in the pool.
+pub struct Seen {
+    notes: Connection,
+    /// The path of the directory that everything goes into.
+    top: Vec<u8>,
+}
+
+impl Seen {
+    /// Takes notes of files below the directory `top`.
+    pub fn below(top: &[u8]) -> Result<Seen, Reason> {
+        // A database without a name is temporary.
+        let notes = Connection::open("")?;
+        notes.execute_batch(SCHEMA)?;
+        let names = top.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        let top = names.filter(|name| *name != b".").fold(Vec::new(), |top, name| join(&top, name));
+        Ok(Seen { notes, top })
+    }
+
+    /// Notes a file that was read, in place of an earlier one of its path.
+    pub fn note(&self, path: &[u8], digest: &Digest, modified_ns: i64) -> Result<(), Reason> {
+        let len = i64::try_from(digest.len()).unwrap_or(i64::MAX);
+        let sql = "INSERT OR REPLACE INTO seen VALUES (?1, ?2, ?3, ?4)";
+        let mut statement = self.notes.prepare_cached(sql)?;
+        statement.execute(params![join(&self.top, path), len, digest.hash(), modified_ns])?;
+        Ok(())
+    }
+
+    /// Drops the note of a path below the top, where something else is put.
+    pub fn forget_entry(&self, path: &[u8]) -> Result<(), Reason> {
+        self.forget(&join(&self.top, path))
+    }
+
+    /// Drops the note of a path in the pool that was refused.
+    pub fn forget(&self, path: &[u8]) -> Result<(), Reason> {
+        let mut statement = self.notes.prepare_cached("DELETE FROM seen WHERE path = ?1")?;
+        statement.execute([path])?;
+        Ok(())
+    }
+
+    /// Compares all files with what a pool holds, and returns how many there are.
+    pub fn verify(&self, pool: &Pool, is_quiet: bool) -> Result<u64, Reason> {
+        let sql = "SELECT count(*), ifnull(sum(len), 0) FROM seen";
+        let (count, total): (i64, i64) =
+            self.notes.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let mut progress =
+            Progress::new("verifying".into(), total.unsigned_abs(), is_quiet || count == 0);
+        let mut done = 0;
+        let mut all =
+            self.notes.prepare("SELECT path, len, hash, modified_ns FROM seen ORDER BY path")?;
+        let mut rows = all.query([])?;
+        while let Some(row) = rows.next()? {
+            let path: Vec<u8> = row.get(0)?;
+            let (len, hash): (i64, [u8; 32]) = (row.get(1)?, row.get(2)?);
+            let found = digest_at(pool, &path, row.get(3)?, &mut |n| {
+                done += n;
+                progress.at(done);
+                signals::check()
+            })?;
+            let is_same = |found: Digest| found.len() as i64 == len && found.hash() == hash;
+            if found.is_some_and(|found| !is_same(found)) {
+                return Err(differs(&path));
+            }
+        }
+        progress.finish();
+        Ok(count.unsigned_abs())
+    }
+}
+
+fn differs(path: &[u8]) -> Reason {
+    let text = format!("'{}' in the pool does not match what was read", text::escaped(path));
+    Reason::new(Code::Data, text)
+}
+
+/// Reads a file of a pool. Returns `None` if another process has changed, moved or removed it since
+/// it was imported: a file that is merely stored wrongly keeps its time.
+fn digest_at(
+    pool: &Pool,
+    path: &[u8],
+    modified_ns: i64,
+    progress: &mut dyn FnMut(u64) -> Result<(), Reason>,
+) -> Result<Option<Digest>, Reason> {
+    let entry = match pool.resolve_link(path) {
+        Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => return Err(differs(path)),
+        entry => entry?,
+    };
+    let attributes = pool.attributes(entry.file)?;
+    if attributes.kind != Kind::File {
+        return Err(differs(path));
+    }
+    if attributes.modified_ns != modified_ns {
+        return Ok(None);
+    }
+    let file = pool.file(entry.file)?;
+    let mut digest = Digest::default();
+    read_all(&file, attributes.len, pool.options().threads, &mut |bytes| {
+        digest.update(bytes);
+        progress(bytes.len() as u64)
+    })?;
+    Ok(Some(digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_note_of_a_path_holds() {
+        let seen = Seen::below(b"/a//./b/").unwrap();
+        let mut digest = Digest::default();
+        seen.note(b"x", &digest, 1).unwrap();
+        digest.update(b"content");
+        seen.note(b"x", &digest, 2).unwrap();
+        seen.note(b"y", &digest, 2).unwrap();
+        seen.forget_entry(b"y").unwrap();
+        let sql = "SELECT path, len FROM seen";
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let found: (Vec<u8>, i64) = seen.notes.query_row(sql, [], read).unwrap();
+        assert_eq!(found, (b"a/b/x".to_vec(), 7));
+        seen.forget(b"a/b/x").unwrap();
+        assert!(seen.notes.query_row(sql, [], read).is_err());
+    }
+}
