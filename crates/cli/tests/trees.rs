@@ -2,98 +2,19 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
 
+use common::tree::*;
 use common::*;
 use rusqlite::Connection;
-use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{XattrFlags, lsetxattr};
 use tar::{Builder, EntryType, Header};
 use tempfile::TempDir;
-
-fn os(bytes: &[u8]) -> &OsStr {
-    OsStr::from_bytes(bytes)
-}
-
-/// Lists everything below a directory: for each path, a line of everything that must be kept.
-fn listing(top: &Path) -> BTreeMap<OsString, String> {
-    let mut found = BTreeMap::new();
-    let mut inodes: BTreeMap<(u64, u64), OsString> = BTreeMap::new();
-    let mut ahead = vec![PathBuf::new()];
-    while let Some(directory) = ahead.pop() {
-        let mut names: Vec<_> = fs::read_dir(top.join(&directory))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
-        names.sort();
-        for name in names {
-            let inner = directory.join(name);
-            let path = top.join(&inner);
-            let metadata = fs::symlink_metadata(&path).unwrap();
-            let kind = metadata.file_type();
-            let content = if kind.is_file() {
-                let mut hasher = blake3::Hasher::new();
-                hasher.update_reader(File::open(&path).unwrap()).unwrap();
-                hasher.finalize().to_string()
-            } else if kind.is_symlink() {
-                format!("-> {:?}", fs::read_link(&path).unwrap())
-            } else {
-                ahead.push(inner.clone());
-                String::new()
-            };
-            // The first name of the same file.
-            let first = inodes
-                .entry((metadata.dev(), metadata.ino()))
-                .or_insert_with(|| inner.clone().into_os_string())
-                .clone();
-            let line = format!(
-                "{:o} {}:{} {}.{:09} {} {:?} {:?} {content}",
-                metadata.mode(),
-                metadata.uid(),
-                metadata.gid(),
-                metadata.mtime(),
-                metadata.mtime_nsec(),
-                if kind.is_dir() { 0 } else { metadata.len() },
-                (first != inner).then_some(first),
-                xattrs(&path),
-            );
-            found.insert(inner.into_os_string(), line);
-        }
-    }
-    found
-}
-
-fn xattrs(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut names = vec![0; 64 << 10];
-    let Ok(len) = llistxattr(path, &mut names[..]) else { return Vec::new() };
-    let mut found = Vec::new();
-    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0; 64 << 10];
-        let len = lgetxattr(path, name, &mut value[..]).unwrap();
-        found.push((name.to_vec(), value[..len].to_vec()));
-    }
-    found.sort();
-    found
-}
-
-fn assert_same_trees(a: &Path, b: &Path) {
-    let (a, b) = (listing(a), listing(b));
-    for (path, line) in &a {
-        assert_eq!(b.get(path), Some(line), "{path:?}");
-    }
-    assert_eq!(a.len(), b.len(), "{:?}", b.keys().find(|path| !a.contains_key(*path)));
-}
-
-fn set_time(path: &Path, ns: u64) {
-    let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(ns);
-    File::open(path).unwrap().set_modified(time).unwrap();
-}
 
 /// Makes a directory with all kinds of odd files.
 fn nasty_tree() -> (TempDir, PathBuf) {

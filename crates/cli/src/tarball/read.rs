@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
 
-use hardpack_engine::pool::{Attributes, FileOwner, Import, Kind, Pool, ROOT, Xattr};
+use hardpack_engine::pool::{Attributes, DEPTH_MAX, FileOwner, Import, Kind, Pool, ROOT, Xattr};
 use hardpack_engine::{Error, FileId};
 use tar::EntryType;
 
@@ -42,6 +42,8 @@ pub struct EntryPutter<'p> {
     users: &'p Users,
     import: Import<'p>,
     top: FileId,
+    /// How many directories lead to the top.
+    depth: usize,
     directories: HashMap<Vec<u8>, FileId>,
     summary: &'p mut PutSummary,
     progress: FilesProgress,
@@ -77,9 +79,9 @@ pub fn put_entries(
     let progress = FilesProgress::new(manner.label, manner.is_quiet);
     let mut import = pool.import(now_ns());
     users.guard(pool, &mut import);
-    let directories = HashMap::new();
+    let (directories, depth) = (HashMap::new(), depth_of(&pool.path_of(top)?));
     let mut putter =
-        EntryPutter { manner, pool, users, import, top, directories, summary, progress };
+        EntryPutter { manner, pool, users, import, top, depth, directories, summary, progress };
     let done = give(&mut putter);
     if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
         putter.import.stop()?;
@@ -113,6 +115,12 @@ impl EntryPutter<'_> {
         };
         if name.is_empty() {
             // The top directory itself, which many streams contain as "./".
+            return Ok(());
+        }
+        let above = if kind == EntryType::Directory { &path } else { parent };
+        if self.depth + depth_of(above) >= DEPTH_MAX {
+            let text = format!("directories can be at most {DEPTH_MAX} deep");
+            self.failed(&path, &Reason::new(Code::Cannot, text));
             return Ok(());
         }
         let left_out = match kind {
@@ -356,6 +364,11 @@ fn inside(path: &[u8]) -> Option<Vec<u8>> {
         }
     }
     Some(found)
+}
+
+/// The number of names in a path.
+fn depth_of(path: &[u8]) -> usize {
+    path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).count()
 }
 
 /// Splits a path into its directory and last name.

@@ -1,6 +1,8 @@
 //! Helpers shared by the tests of the command line.
 #![allow(dead_code, reason = "each suite uses its own part")]
 
+pub mod tree;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -56,6 +56,11 @@ impl TarInput {
         };
         match format {
             Format::SevenZip => {
+                // A conversion does not end for a wrong checksum, and does not even say so; an
+                // extraction does. So all of it is extracted first, to nowhere.
+                let options = ["-x", "-O", "-f"].map(OsStr::new);
+                Tool::start(&BSDTAR, &[&options[..], &[path.as_os_str()]].concat(), None)?
+                    .finish(Ok(()))?;
                 // An archive as an operand is converted: bsdtar writes its entries as tar.
                 let mut operand = OsStr::new("@").to_owned();
                 operand.push(&path);
@@ -119,7 +124,10 @@ impl<R: Read> Read for Decoded<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.0.read(buf).map_err(|error| match error.kind() {
             // The system's own errors have a number; those of decoders do not.
-            ErrorKind::UnexpectedEof | ErrorKind::Interrupted => error,
+            ErrorKind::Interrupted => error,
+            ErrorKind::UnexpectedEof => {
+                io::Error::new(ErrorKind::InvalidData, "what is compressed ends early")
+            }
             _ if error.raw_os_error().is_some() => error,
             _ => io::Error::new(ErrorKind::InvalidData, error.to_string()),
         })

@@ -1,0 +1,293 @@
+//! Archives and images made by their own tools hold what the tree held that they were made of.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, lsetxattr, utimensat};
+use tempfile::TempDir;
+
+use crate::common::tree::{ALL, Kept, assert_same_as_kept, os, set_time};
+use crate::common::*;
+use crate::{names_in, tool};
+
+const SECOND: i64 = 1_000_000_000;
+/// What ZIP keeps; the times of symbolic links are kept in seconds as well, like all times.
+const ZIP: Kept = Kept { step_ns: SECOND, has_hard_links: false, has_xattrs: false, ..ALL };
+/// 7z has times in tenths of a microsecond, and 7-Zip sets none for directories after their files.
+const SEVEN_ZIP: Kept = Kept { step_ns: 100, has_hard_links: false, has_xattrs: false, ..ALL };
+const SQUASHFS: Kept = Kept { step_ns: SECOND, ..ALL };
+
+/// Which names the tools can store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Any,
+    Unicode,
+}
+
+/// Makes a directory with odd files. Their times have whole microseconds.
+fn tree(names: Names) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let top = directory.path().join("tree");
+    fs::create_dir(&top).unwrap();
+    for name in ["Größe", " ", "-rf", "a@b", "back\\slash", "new\nline", "*?"] {
+        fs::write(top.join(name), name).unwrap();
+    }
+    if names == Names::Any {
+        fs::write(top.join(os(b"\xff\xfe not UTF-8")), "odd").unwrap();
+    }
+    fs::write(top.join("n".repeat(200)), "long").unwrap();
+    fs::write(top.join("empty"), "").unwrap();
+    fs::write(top.join("large"), random_bytes(3 << 20, 7)).unwrap();
+    fs::write(top.join("text"), "a line of text\n".repeat(100_000)).unwrap();
+    let holes = File::create(top.join("holes")).unwrap();
+    holes.set_len(8 << 20).unwrap();
+    holes.write_all_at(b"in the middle", 5 << 20).unwrap();
+    fs::write(top.join("secret"), "for me alone").unwrap();
+    fs::set_permissions(top.join("secret"), Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(top.join("secret"), top.join("a second name")).unwrap();
+    fs::write(top.join("program"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(top.join("program"), Permissions::from_mode(0o4751)).unwrap();
+    let deep = (0..30).fold(top.join("deep"), |deep, level| deep.join(format!("level {level}")));
+    fs::create_dir_all(&deep).unwrap();
+    fs::write(deep.join("bottom"), "deep down").unwrap();
+    symlink("large", top.join("link")).unwrap();
+    symlink("/nowhere/at/all", deep.join("dangling")).unwrap();
+    fs::create_dir(top.join("nothing in it")).unwrap();
+    fs::create_dir(top.join("many")).unwrap();
+    for i in 0..500 {
+        fs::write(top.join(format!("many/{i}")), format!("file {i}\n").repeat(i % 50)).unwrap();
+    }
+    make_database(&top.join("a.db"), 4096, 1000);
+    // Not every file system has extended attributes; then there is less to compare.
+    let _ = lsetxattr(top.join("large"), "user.kind", b"random", XattrFlags::empty());
+    let link_time = Timespec { tv_sec: 1_000_000_002, tv_nsec: 0 };
+    let times = Timestamps { last_access: link_time, last_modification: link_time };
+    utimensat(CWD, top.join("link"), &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    for (at, path) in ["large", "text", "holes", "program", "empty"].iter().enumerate() {
+        set_time(&top.join(path), 1_234_567_890_123_456_000 + at as u64 * 86_400_000_000_000);
+    }
+    fs::set_permissions(top.join("nothing in it"), Permissions::from_mode(0o750)).unwrap();
+    set_time(&top.join("many"), 987_654_320_000_000_000);
+    set_time(&top, 987_654_322_000_000_000);
+    (directory, top)
+}
+
+/// Imports an archive of the tree into a new pool and into an existing one, and compares.
+fn assert_imported(directory: &Path, archive: &str, kept: Kept) {
+    let path = directory.join(archive);
+    let old = directory.join("old.hpk");
+    let _ = fs::remove_file(&old);
+    hardpack().args(["create"]).arg(&old).assert().success();
+    for (target, from) in [("new.hpk", "new.hpk"), ("old.hpk/a/b", "old.hpk/a/b")] {
+        let done =
+            hardpack().args(["import", "-q"]).arg(&path).arg(directory.join(target)).assert();
+        done.success().stdout("").stderr("");
+        let out = directory.join("out");
+        hardpack()
+            .args(["extract", "-q", "--owner"])
+            .arg(directory.join(from))
+            .arg(&out)
+            .assert()
+            .success();
+        let inner = if from == "new.hpk" { out.join("tree") } else { out.join("b/tree") };
+        assert_same_as_kept(&directory.join("tree"), &inner, kept);
+        // Runs of zeros take no space, whether or not the archive knows holes.
+        hardpack()
+            .args(["check", "-q"])
+            .arg(directory.join(from.split('/').next().unwrap()))
+            .assert()
+            .success();
+        let database = directory.join(from).join("tree/a.db");
+        let count = stdout_of(hardpack().arg("sql").arg(&database).arg("SELECT count(*) FROM t"));
+        assert_eq!(count.trim(), "1000");
+        fs::remove_dir_all(&out).unwrap();
+    }
+    fs::remove_file(directory.join("new.hpk")).unwrap();
+    fs::remove_file(&old).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(names_in(directory), ["tree"]);
+}
+
+#[test]
+fn tar_in_all_its_compressions() {
+    let (directory, _) = tree(Names::Any);
+    let at = directory.path();
+    let formats = ["--format=pax", "--format=gnu"];
+    let cases: [(&str, &[&str]); 6] = [
+        ("plain", &["--sparse"]),
+        ("gzip", &["--gzip"]),
+        ("zstd", &["--zstd", "--sparse"]),
+        ("zstd-long", &["--use-compress-program=zstd --long=31"]),
+        ("xz", &["--xz"]),
+        ("bzip2", &["--bzip2", "--sparse"]),
+    ];
+    for (index, (name, options)) in cases.into_iter().enumerate() {
+        let format = formats[index % 2];
+        let kept = match format {
+            "--format=pax" => ALL,
+            _ => Kept { step_ns: SECOND, has_xattrs: false, ..ALL },
+        };
+        let xattrs = if kept.has_xattrs { "--xattrs" } else { "--no-xattrs" };
+        let mut arguments = vec!["-c", format, xattrs, "-f", name];
+        arguments.extend_from_slice(options);
+        arguments.push("tree");
+        tool(at, "tar", &arguments);
+        assert_imported(at, name, kept);
+    }
+}
+
+#[test]
+fn zip_archives() {
+    let (directory, _) = tree(Names::Any);
+    let at = directory.path();
+    // Deflated, stored, and with the fields of zip64, which a stream always has.
+    for options in [&["-6"][..], &["-0"], &["--force-zip64"]] {
+        let arguments = [&["-q", "-r", "--symlinks"], options, &["archive", "tree"]].concat();
+        tool(at, "zip", &arguments);
+        assert_imported(at, "archive.zip", ZIP);
+    }
+    let script = "zip -q -r --symlinks - tree | cat >streamed";
+    tool(at, "sh", &["-c", script]);
+    assert_imported(at, "streamed", ZIP);
+}
+
+#[test]
+fn seven_zip_archives() {
+    let (directory, _) = tree(Names::Unicode);
+    let at = directory.path();
+    for options in [&["-mx=5"][..], &["-mx=1", "-ms=off", "-m0=bzip2"], &["-m0=ppmd"]] {
+        let common = ["a", "-bso0", "-bsp0", "-snl", "-t7z"];
+        tool(at, "7zz", &[&common[..], options, &["archive", "tree"]].concat());
+        assert_imported(at, "archive.7z", SEVEN_ZIP);
+    }
+}
+
+#[test]
+fn squashfs_images() {
+    let (directory, _) = tree(Names::Any);
+    let at = directory.path();
+    for compression in ["gzip", "zstd"] {
+        let options = ["-quiet", "-no-progress", "-keep-as-directory", "-comp", compression];
+        tool(at, "mksquashfs", &[&["tree", "image"], &options[..]].concat());
+        assert_imported(at, "image", SQUASHFS);
+    }
+}
+
+/// DwarFS has no package here. What can be tested is how its program is called, and what becomes of
+/// its output: this one hands on the image without its first bytes, which is a tar stream.
+#[test]
+fn dwarfs_images_are_read_by_their_program() {
+    let (directory, _) = tree(Names::Any);
+    let at = directory.path();
+    let programs = tempfile::tempdir().unwrap();
+    let program = programs.path().join("dwarfsextract");
+    let script = "#!/bin/sh\n\
+        [ \"$#\" = 3 ] && [ \"$1 $2\" = '--format=pax --input' ] || exit 9\n\
+        exec tail -c +9 \"$3\"\n";
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    tool(at, "sh", &["-c", "{ printf 'DWARFS\\2\\5'; tar -c --format=pax --xattrs tree; } >image"]);
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
+    let (image, pool) = (at.join("image"), at.join("new.hpk"));
+    hardpack().env("PATH", &path).args(["import", "-q"]).args([&image, &pool]).assert().success();
+    hardpack().args(["extract", "-q", "--owner"]).args([&pool, &at.join("out")]).assert().success();
+    assert_same_as_kept(&at.join("tree"), &at.join("out/tree"), ALL);
+}
+
+#[test]
+fn what_was_imported_is_reported() {
+    let (directory, _) = directory_with("a", b"content");
+    let at = directory.path();
+    symlink("a", at.join("l")).unwrap();
+    tool(at, "tar", &["-czf", "t", "a", "l"]);
+    let done = succeeds(at, &["import", "t", "p.hpk/in"]);
+    assert!(
+        done.starts_with(
+            "p.hpk/in: 1 file (7 B), 1 symbolic links from tar, imported and verified in"
+        ),
+        "{done}"
+    );
+    let done = json_of(hardpack().current_dir(at).args(["import", "--json", "t", "p.hpk/in"]));
+    assert_eq!(
+        (&done["format"], &done["files"], &done["failed"]),
+        (&"tar".into(), &1.into(), &0.into())
+    );
+    let done = succeeds(at, &["import", "-qv", "t", "q.hpk"]);
+    assert_eq!(done, "put a\nput l\n");
+    // What the format is called does not matter, what it begins with does.
+    fs::rename(at.join("t"), at.join("t.zip")).unwrap();
+    succeeds(at, &["import", "-q", "t.zip", "r.hpk"]);
+    fails(at, &["import", "-q", "--from", "zip", "t.zip", "s.hpk"], 1, &["no directory"]);
+    // Properties are those of a new pool.
+    succeeds(at, &["import", "-q", "--compression", "zstd-9", "t.zip", "u.hpk"]);
+    assert_eq!(succeeds(at, &["get", "-Ho", "value", "compression", "u.hpk"]), "zstd-9\n");
+    fails(at, &["import", "-q", "--compression", "zstd-9", "t.zip", "u.hpk"], 3, &["properties"]);
+}
+
+/// An import into a pool takes the place of files, but not of open databases.
+#[test]
+fn an_open_database_is_not_replaced() {
+    let (directory, path) = directory_with("a.db", b"");
+    let at = directory.path();
+    make_database(&path, 4096, 50);
+    fs::write(at.join("b"), "new").unwrap();
+    tool(at, "tar", &["-cf", "t", "a.db", "b"]);
+    succeeds(at, &["import", "-q", "t", "p.hpk"]);
+    let mut session = Session::open(&at.join("p.hpk/a.db"));
+    assert_eq!(session.run("SELECT count(*) FROM t"), ["50"]);
+    fails(at, &["import", "-q", "t", "p.hpk"], 3, &["cannot put 'a.db'", "has it open"]);
+    session.close();
+    succeeds(at, &["import", "-q", "t", "p.hpk"]);
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let empty = tempfile::tempdir().unwrap();
+    let cases: [(&[u8], &str, &str); 5] = [
+        (b"7z\xbc\xaf\x27\x1c\0\x04", "bsdtar", "libarchive-tools"),
+        (b"hsqs", "sqfs2tar", "squashfs-tools-ng"),
+        (b"DWARFS\x02\x05", "dwarfsextract", "github.com/mhx/dwarfs"),
+        (b"\xfd7zXZ\0", "xz", "xz-utils"),
+        (b"BZh91AY&SY", "bzip2", "bzip2"),
+    ];
+    for (head, program, package) in cases {
+        let (directory, path) = directory_with("image", head);
+        let pool = directory.path().join("p.hpk");
+        let mut command = hardpack();
+        command.env("PATH", empty.path()).arg("import").args([&path, &pool]);
+        let stderr = stderr_of(&mut command, 3);
+        assert!(stderr.contains(&format!("takes the program '{program}'")), "{stderr}");
+        assert!(stderr.contains(package), "{stderr}");
+        assert_eq!(names_in(directory.path()), ["image"]);
+    }
+}
+
+/// Ctrl-C ends the program that reads the archive, too, and leaves no pool.
+#[test]
+fn an_interrupted_import_leaves_no_pool() {
+    let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
+    let at = directory.path();
+    let program = at.join("dwarfsextract");
+    fs::write(&program, "#!/bin/sh\necho $$ >\"$3.pid\"\nexec sleep 1000\n").unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .env("PATH", search)
+        .args(["import", "-q"])
+        .args([&path, &at.join("p.hpk")])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = with_ending(&path, ".pid");
+    while fs::read_to_string(&pid).map_or(0, |text| text.len()) == 0 {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let number: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    tool(at, "kill", &["-INT", &child.id().to_string()]);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!Path::new(&format!("/proc/{number}")).exists());
+    assert_eq!(names_in(at), ["dwarfsextract", "image", "image.pid"]);
+}
