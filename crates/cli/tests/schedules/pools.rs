@@ -43,8 +43,8 @@ pub struct Made {
 /// * `p.hpk` with `x.db` (the first database) and `y.db`, which were received and then changed, and
 ///   `d/z.db`; the first two and the pool have an earlier snapshot `base`;
 /// * `full`, and `next-x.db` and `next-y.db`: streams of a ledger, and of its later changes;
-/// * `lone.hpk`, a pool of one ledger; `plain.db` and `other.db`, plain ledgers; `in`, with files
-///   to import; `empty`.
+/// * `lone.hpk`, a pool of one ledger; `plain.db` and `other.db`, plain ledgers, the latter also in
+///   `other.tar`; `in`, with files to import; `empty`.
 pub fn new_directory(mode: &str, start: Start) -> Made {
     use std::sync::{Mutex, OnceLock};
     type Templates = Vec<((String, Start), Made)>;
@@ -115,6 +115,9 @@ fn make_template(mode: &str, start: Start) -> Made {
             worker::put(&db, token).unwrap();
         }
     }
+    let mut archive = tar::Builder::new(fs::File::create(at("other.tar")).unwrap());
+    archive.append_path_with_name(at("other.db"), "other.db").unwrap();
+    archive.finish().unwrap();
     run(&["create", "src.hpk"], "", None);
     run(&["create", "p.hpk"], "", None);
     for name in ["x.db", "y.db"] {

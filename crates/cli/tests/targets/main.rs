@@ -27,6 +27,7 @@ const COMMANDS: &[&str] = &[
     "unpack -q T/a.txt out",
     "create T",
     "put -q in.txt T",
+    "import -q in.tar T",
     "extract -q T out",
     "ls T",
     "tree T",

@@ -3,8 +3,8 @@
 //! `_C_dict` is null, C is as it was written; otherwise C is a zstd frame without its magic number,
 //! with the dictionary of that number in `_zstd_dicts`, or none if it is negative.
 //!
-//! The file is copied as of one moment, and the copy is changed back in place, so everything else in
-//! it stays, byte for byte. Each table is read twice: decompressed before the change, and plainly
+//! The file is copied as of one moment, and the copy is changed back in place, so everything else
+//! in it stays as it was. Each table is read twice: decompressed before the change, and plainly
 //! after it. The digests of both must be equal.
 
 use std::path::Path;

@@ -101,6 +101,7 @@ pub const CASES: &[Case] = &[
     changes("put other.db DB", Effect::Becomes(&["other"])),
     changes("put --delete empty/ POOL", Effect::Removes),
     case("put other.db POOL/new.db"),
+    case("import other.tar POOL/new"),
     copies("extract -T DB out.db", Copied::File("out.db")),
     copies("cat DB", Copied::Output),
     case("ls -l POOL"),
