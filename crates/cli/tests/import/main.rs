@@ -19,9 +19,7 @@ use std::process::Command;
 fn tool(directory: &Path, name: &str, arguments: &[&str]) {
     let arguments: Vec<&OsStr> = arguments.iter().map(OsStr::new).collect();
     let done = Command::new(name).current_dir(directory).args(arguments).output();
-    let done = done.unwrap_or_else(|error| {
-        panic!("{name}: {error}: `make test` installs it")
-    });
+    let done = done.unwrap_or_else(|error| panic!("{name}: {error}: `make test` installs it"));
     let stderr = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{name}: {stderr}");
 }
