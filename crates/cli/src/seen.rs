@@ -11,6 +11,7 @@ use crate::address::join;
 use crate::failure::{Code, Reason};
 use crate::pool_file::{Digest, read_all};
 use crate::progress::Progress;
+use crate::sqlite::LOG_ENDINGS;
 use crate::{signals, text};
 
 const SCHEMA: &str = "
@@ -58,6 +59,21 @@ impl Seen {
         let mut statement = self.notes.prepare_cached("DELETE FROM seen WHERE path = ?1")?;
         statement.execute([path])?;
         Ok(())
+    }
+
+    /// The files that are called like the log or journal of another file.
+    pub fn logs(&self) -> Result<Vec<Vec<u8>>, Reason> {
+        let sql = "SELECT log.path FROM seen AS log
+            JOIN seen ON seen.path = substr(log.path, 1, length(log.path) - length(?1))
+            WHERE substr(log.path, -length(?1)) = ?1 ORDER BY 1";
+        let mut statement = self.notes.prepare(sql)?;
+        let mut found = Vec::new();
+        for ending in LOG_ENDINGS {
+            for path in statement.query_map([ending.as_bytes()], |row| row.get(0))? {
+                found.push(path?);
+            }
+        }
+        Ok(found)
     }
 
     /// Compares all files with what a pool holds, and returns how many there are.
@@ -139,7 +155,14 @@ mod tests {
         let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
         let found: (Vec<u8>, i64) = seen.notes.query_row(sql, [], read).unwrap();
         assert_eq!(found, (b"a/b/x".to_vec(), 7));
-        seen.forget(b"a/b/x").unwrap();
+        assert!(seen.logs().unwrap().is_empty());
+        for name in [&b"x-wal"[..], b"y-wal", b"x-journal", b"-wal"] {
+            seen.note(name, &digest, 2).unwrap();
+        }
+        assert_eq!(seen.logs().unwrap(), [&b"a/b/x-wal"[..], b"a/b/x-journal"]);
+        for name in [&b"x-wal"[..], b"y-wal", b"x-journal", b"-wal", b"x"] {
+            seen.forget_entry(name).unwrap();
+        }
         assert!(seen.notes.query_row(sql, [], read).is_err());
     }
 }

@@ -7,13 +7,13 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
 
 use crate::failure::{Code, Reason};
+use crate::snapshot::read_full;
 use crate::sys;
 
 /// The first bytes of a database.
@@ -23,6 +23,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait before asking again for a checkpoint.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(50);
 const JOURNAL_MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+/// As many bytes tell a log or a journal.
+pub const LOG_HEAD_LEN: usize = JOURNAL_MAGIC.len();
 const WAL_MAGICS: [[u8; 4]; 2] = [[0x37, 0x7f, 0x06, 0x82], [0x37, 0x7f, 0x06, 0x83]];
 
 /// The endings of the names of a log and a journal.
@@ -43,12 +45,14 @@ pub fn unsettled_sidecar(path: &Path) -> io::Result<Option<PathBuf>> {
 
 /// Whether this is a log or journal that SQLite would apply to the database next to it.
 pub fn is_unsettled(path: &Path) -> bool {
-    WAL_MAGICS.iter().any(|magic| begins_with(path, magic)) || begins_with(path, &JOURNAL_MAGIC)
+    let mut head = [0; LOG_HEAD_LEN];
+    let read = File::open(path).and_then(|file| read_full(&file, &mut head, 0));
+    read.is_ok_and(|n| is_log_head(&head[..n]))
 }
 
-fn begins_with(path: &Path, magic: &[u8]) -> bool {
-    let mut head = vec![0; magic.len()];
-    File::open(path).and_then(|file| file.read_exact_at(&mut head, 0)).is_ok() && head == magic
+/// Whether a log or journal that SQLite would apply begins like this.
+pub fn is_log_head(head: &[u8]) -> bool {
+    WAL_MAGICS.iter().any(|magic| head.starts_with(magic)) || head.starts_with(&JOURNAL_MAGIC)
 }
 
 /// Opens a database file with SQLite's own VFS. `path` must be absolute.

@@ -41,7 +41,7 @@ use crate::seen::Seen;
 use crate::summary::PutSummary;
 use crate::tarball::read::{Manner, put_entries, put_stream};
 use crate::users::Users;
-use crate::{leftovers, pool_file, signals, text};
+use crate::{leftovers, pool_file, signals, sqlite, text};
 
 /// What an interrupted import leaves in an existing pool.
 const LEFT_BEHIND: &str =
@@ -110,10 +110,27 @@ fn import(args: &ImportArgs, format: Format, path: &Path) -> Result<PutSummary, 
     // Opened again, so that nothing comes from the memory of this process.
     let verify = || {
         let pool = pool_file::open_read_only(path, args.work.threads)?;
-        seen.verify(&pool, args.work.quiet)
+        seen.verify(&pool, args.work.quiet)?;
+        tell_logs(&pool, &seen)
     };
     verify().cannot("verify", address)?;
     Ok(summary)
+}
+
+/// Tells the user of logs whose changes SQLite does not see in a pool.
+fn tell_logs(pool: &Pool, seen: &Seen) -> Result<(), Reason> {
+    for path in seen.logs()? {
+        let mut head = [0; sqlite::LOG_HEAD_LEN];
+        let n = pool.file(pool.resolve_link(&path)?.file)?.read_at(&mut head, 0)?;
+        if sqlite::is_log_head(&head[..n]) {
+            output::tell(format_args!(
+                "note: '{}' holds changes of the database beside it, which SQLite does not see in a pool; \
+                 unpack the source and use 'hardpack put', which reads both",
+                text::escaped(&path)
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What is imported.

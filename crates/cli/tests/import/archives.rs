@@ -175,6 +175,40 @@ fn squashfs_images() {
     }
 }
 
+/// What a pool does not store is named, whether Hardpack or the program leaves it out.
+#[test]
+fn what_is_left_out_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::create_dir(at.join("tree")).unwrap();
+    fs::write(at.join("tree/file"), "content").unwrap();
+    std::os::unix::net::UnixListener::bind(at.join("tree/socket")).unwrap();
+    tool(at, "mkfifo", &["tree/pipe"]);
+    tool(at, "mksquashfs", &["tree", "image", "-quiet", "-no-progress"]);
+    let done = stderr_of(hardpack().current_dir(at).args(["import", "-q", "image", "p.hpk"]), 0);
+    assert!(done.contains("note: 'sqfs2tar' says: WARNING: socket: cannot pack socket"), "{done}");
+    assert!(done.contains("note: skipped 'pipe': a pipe"), "{done}");
+    assert_eq!(succeeds(at, &["ls", "p.hpk"]), "file\n");
+}
+
+/// A log in an archive is a file like any other, and its changes would be missed.
+#[test]
+fn a_log_of_a_database_is_pointed_out() {
+    let (directory, path) = directory_with("a.db", b"");
+    let at = directory.path();
+    make_database(&path, 4096, 50);
+    let writer = rusqlite::Connection::open(&path).unwrap();
+    writer.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(())).unwrap();
+    add_rows(&writer, 5);
+    fs::write(at.join("b.db-wal"), "no log").unwrap();
+    fs::write(at.join("b.db"), "no database").unwrap();
+    tool(at, "zip", &["-q", "archive", "a.db", "a.db-wal", "b.db", "b.db-wal"]);
+    let done =
+        stderr_of(hardpack().current_dir(at).args(["import", "-q", "archive.zip", "p.hpk"]), 0);
+    assert!(done.contains("note: 'a.db-wal' holds changes of the database beside it"), "{done}");
+    assert_eq!(done.lines().count(), 1, "{done}");
+}
+
 /// DwarFS has no package here. What can be tested is how its program is called, and what becomes of
 /// its output: this one hands on the image without its first bytes, which is a tar stream.
 #[test]
@@ -184,8 +218,8 @@ fn dwarfs_images_are_read_by_their_program() {
     let programs = tempfile::tempdir().unwrap();
     let program = programs.path().join("dwarfsextract");
     let script = "#!/bin/sh\n\
-        [ \"$#\" = 3 ] && [ \"$1 $2\" = '--format=pax --input' ] || exit 9\n\
-        exec tail -c +9 \"$3\"\n";
+        [ \"$#\" = 4 ] && [ \"$1 $2 $3\" = '-f pax -i' ] || exit 9\n\
+        exec tail -c +9 \"$4\"\n";
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     tool(at, "sh", &["-c", "{ printf 'DWARFS\\2\\5'; tar -c --format=pax --xattrs tree; } >image"]);
@@ -270,7 +304,7 @@ fn an_interrupted_import_leaves_no_pool() {
     let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
     let at = directory.path();
     let program = at.join("dwarfsextract");
-    fs::write(&program, "#!/bin/sh\necho $$ >\"$3.pid\"\nexec sleep 1000\n").unwrap();
+    fs::write(&program, "#!/bin/sh\necho $$ >\"$4.pid\"\nexec sleep 1000\n").unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))

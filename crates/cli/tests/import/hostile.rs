@@ -85,7 +85,12 @@ fn bytes_that_changed() {
     rejected(&bytes, 1, "'bsdtar' failed");
     let options = ["-quiet", "-no-progress"];
     let mut bytes = made_by("mksquashfs", &[&["first", "second", "out"], &options[..]].concat());
-    // The table of inodes.
+    // A block of text, and then the table of inodes.
+    let (directory, path) = directory_with("text", &b"some text\n".repeat(50_000));
+    tool(directory.path(), "mksquashfs", &["text", "out", "-quiet", "-no-progress"]);
+    let mut image = fs::read(path.with_file_name("out")).unwrap();
+    image[150] ^= 0x55;
+    rejected(&image, 1, "'sqfs2tar' failed");
     let at = u64::from_le_bytes(bytes[64..72].try_into().unwrap()) as usize;
     bytes[at + 3] ^= 0xff;
     rejected(&bytes, 1, "'sqfs2tar' failed");

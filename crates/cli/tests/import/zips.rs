@@ -49,7 +49,7 @@ fn archive(entries: &[Entry]) -> Vec<u8> {
     let (mut bytes, mut directory) = (Vec::new(), Vec::new());
     for entry in entries {
         let at = bytes.len() as u32;
-        let date = 2026 - 1980 << 9 | 11 << 5 | 23;
+        let date = ((2026 - 1980) << 9) | (11 << 5) | 23;
         let mut common =
             [20, entry.flags, entry.method, 12 << 11, date].map(u16::to_le_bytes).concat();
         let lens = [entry.crc, entry.content.len() as u32, entry.len].map(u32::to_le_bytes);
@@ -174,7 +174,7 @@ fn names_and_times_of_all_systems() {
     unicode.fields =
         [&0x7075_u16.to_le_bytes()[..], &(field.len() as u16).to_le_bytes(), &field].concat();
     let unix_time = [b"UT\x05\0\x03".as_slice(), &(-5_i32).to_le_bytes()].concat();
-    let ticks: u64 = 116_444_736_000_000_000 + 1_234_567_890_123_456_7;
+    let ticks: u64 = 116_444_736_000_000_000 + 12_345_678_901_234_567;
     let ntfs_time =
         [b"\x0a\0\x20\0\0\0\0\0\x01\0\x18\0".as_slice(), &ticks.to_le_bytes(), &[0; 16]].concat();
     let entries = [

@@ -69,7 +69,7 @@ impl TarInput {
             }
             Format::Squashfs => by(&SQFS2TAR, &[path.as_os_str()]),
             Format::Dwarfs => {
-                let options = ["--format=pax", "--input"].map(OsStr::new);
+                let options = ["-f", "pax", "-i"].map(OsStr::new);
                 by(&DWARFSEXTRACT, &[&options[..], &[path.as_os_str()]].concat())
             }
             _ => TarInput::decompressed(file),

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use crate::failure::{Code, Reason};
 use crate::library::on_path;
 use crate::signals::Interruptible;
-use crate::text;
+use crate::{output, text};
 
 /// The most that is kept of the program's messages, in bytes: the end of them.
 const MESSAGES_LEN_MAX: usize = 4 << 10;
@@ -78,7 +78,8 @@ impl Tool {
     }
 
     /// Waits for the end of the program. Fails if it failed, with its own words; `done` is what
-    /// became of its output, which cannot be right then.
+    /// became of its output, which cannot be right then. What it says although it succeeded, such
+    /// as what it left out, is shown.
     pub fn finish<T>(mut self, done: Result<T, Reason>) -> Result<T, Reason> {
         match done {
             // Its output was not read to the end, so its status says nothing.
@@ -89,19 +90,26 @@ impl Tool {
         let Tool { output, .. } = &mut self;
         io::copy(output, &mut io::sink())?;
         let status = self.child.wait()?;
-        if status.success() {
-            return done;
+        let (name, shown) = (self.program.name, self.last_lines());
+        match (status.success(), shown.is_empty()) {
+            (true, true) => done,
+            (true, false) => {
+                output::tell(format_args!("note: '{name}' says: {shown}"));
+                done
+            }
+            (false, is_silent) => {
+                let said = if is_silent { "it says nothing" } else { &shown };
+                Err(Reason::new(Code::Data, format!("'{name}' failed ({status}): {said}")))
+            }
         }
+    }
+
+    /// The last lines of its messages.
+    fn last_lines(&mut self) -> String {
         let messages = self.messages.take().and_then(|messages| messages.join().ok());
-        let lines = String::from_utf8_lossy(&messages.unwrap_or_default()).into_owned();
-        let lines: Vec<&str> = lines.lines().filter(|line| !line.trim().is_empty()).collect();
-        let shown = lines[lines.len().saturating_sub(LINES_MAX)..].join("; ");
-        let name = self.program.name;
-        let text = match shown.is_empty() {
-            true => format!("'{name}' failed ({status}) and says nothing"),
-            false => format!("'{name}' failed ({status}): {}", text::line(&shown)),
-        };
-        Err(Reason::new(Code::Data, text))
+        let text = String::from_utf8_lossy(&messages.unwrap_or_default()).into_owned();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        text::line(&lines[lines.len().saturating_sub(LINES_MAX)..].join("; "))
     }
 }
 
