@@ -43,6 +43,7 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Pu
         label: "putting",
         is_quiet: args.work.quiet,
         is_verbose: args.verbose,
+        owner: None,
         seen: None,
     };
     for source in sources {

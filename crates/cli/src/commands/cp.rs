@@ -7,9 +7,9 @@ use std::fs;
 use std::process::ExitCode;
 
 use hardpack_engine::FileId;
-use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, FileOwner, Import, Kind, ROOT};
+use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, Import, Kind, ROOT};
 
-use super::names::{hold_last_name, named, new_attributes, now_ns};
+use super::names::{hold_last_name, named, now_ns, own};
 use super::snapshots::{Settling, settle_databases};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
@@ -39,11 +39,6 @@ pub fn run(args: &CpArgs) -> Result<ExitCode, Failure> {
         signals::check().cannot("copy", address)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The owner of new files.
-fn own() -> FileOwner {
-    new_attributes(Kind::File, 0).owner.unwrap_or_default()
 }
 
 fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), Reason> {

@@ -30,7 +30,7 @@ use serde_json::json;
 
 use self::archives::TarInput;
 use self::databases::Plain;
-use super::names::{POOL_MODE, make_directories, make_pool, umask};
+use super::names::{POOL_MODE, make_directories, make_pool, own, umask};
 use super::put::{properties_stay, refuse_unlikely};
 use crate::address::last_name;
 use crate::args::{Format, ImportArgs};
@@ -102,7 +102,7 @@ fn import(args: &ImportArgs, format: Format, path: &Path) -> Result<PutSummary, 
     let users = Users::of(path).cannot("open", address)?;
     users.begin_import(pool).cannot("import into", address)?;
     let mut summary = PutSummary::default();
-    let seen = source.put(args, (pool, &users), &mut summary)?;
+    let seen = source.put(args, format, (pool, &users), &mut summary)?;
     if users.has_held() {
         users.finish(pool).cannot("import into", address)?;
     }
@@ -155,6 +155,7 @@ impl Source {
     fn put(
         self,
         args: &ImportArgs,
+        format: Format,
         place: (&Pool, &Users),
         summary: &mut PutSummary,
     ) -> Result<Seen, Failure> {
@@ -173,6 +174,8 @@ impl Source {
             label: "importing",
             is_quiet: args.work.quiet,
             is_verbose: args.verbose,
+            // Those formats have no owners, or none that mean anything elsewhere.
+            owner: matches!(format, Format::Zip | Format::SevenZip).then(own),
             seen: Some(&seen),
         };
         let done = match self {

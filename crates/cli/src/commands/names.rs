@@ -39,18 +39,20 @@ pub fn now_ns() -> i64 {
 /// The attributes of a new entry owned by the current user.
 pub fn new_attributes(kind: Kind, mode: u32) -> Attributes {
     let now = now_ns();
-    let owner = FileOwner {
-        uid: rustix::process::getuid().as_raw(),
-        gid: rustix::process::getgid().as_raw(),
-    };
     Attributes {
         mode,
-        owner: Some(owner),
+        owner: Some(own()),
         modified_ns: now,
         changed_ns: now,
         created_ns: now,
         ..Attributes::new(kind, ROOT)
     }
+}
+
+/// The current user and group.
+pub fn own() -> FileOwner {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    FileOwner { uid, gid }
 }
 
 /// The permissions that new files of this process do not get.

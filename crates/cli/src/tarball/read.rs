@@ -31,6 +31,8 @@ pub struct Manner<'p> {
     pub is_quiet: bool,
     /// Whether to print the path of each entry.
     pub is_verbose: bool,
+    /// The owner of everything; `None` for those of the entries.
+    pub owner: Option<FileOwner>,
     /// Takes note of what was read, so that it can be compared.
     pub seen: Option<&'p Seen>,
 }
@@ -165,7 +167,7 @@ impl EntryPutter<'_> {
         }
         match kind {
             EntryType::Directory => {
-                let (known, xattrs) = described(&entry, Kind::Directory)?;
+                let (known, xattrs) = self.described(&entry, Kind::Directory)?;
                 match self.import.directory(parent, name, &known, &xattrs) {
                     Err(Error::NotADirectory { .. }) => {
                         let text = "something else of that name exists, which is not a directory";
@@ -177,7 +179,7 @@ impl EntryPutter<'_> {
                 }
             }
             EntryType::Symlink => {
-                let (known, _) = described(&entry, Kind::Symlink)?;
+                let (known, _) = self.described(&entry, Kind::Symlink)?;
                 self.forget(&path)?;
                 self.import.symlink(parent, name, &known, &entry.target)?;
             }
@@ -188,7 +190,7 @@ impl EntryPutter<'_> {
                 }
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                let (known, xattrs) = described(&entry, Kind::File)?;
+                let (known, xattrs) = self.described(&entry, Kind::File)?;
                 self.import.begin_file(parent, name, &known, &xattrs)?;
                 let digest = match &entry.map {
                     Some(map) => self.content(&mut map.reader(content))?,
@@ -201,6 +203,11 @@ impl EntryPutter<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    fn described(&self, entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reason> {
+        let (known, xattrs) = described(entry, kind)?;
+        Ok((Attributes { owner: self.manner.owner.or(known.owner), ..known }, xattrs))
     }
 
     /// Puts the content of the file that was begun.
