@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use crate::failure::{Code, Reason};
 use crate::library::on_path;
-use crate::signals::Interruptible;
+use crate::signals::{self, Interruptible};
 use crate::{output, text};
 
 /// The most that is kept of the program's messages, in bytes: the end of them.
@@ -88,7 +88,9 @@ impl Tool {
         }
         // A program that goes on writing gets an error instead of waiting for ever.
         let Tool { output, .. } = &mut self;
-        io::copy(output, &mut io::sink())?;
+        let drained = io::copy(output, &mut io::sink());
+        signals::check()?;
+        drained?;
         let status = self.child.wait()?;
         let (name, shown) = (self.program.name, self.last_lines());
         match (status.success(), shown.is_empty()) {
