@@ -154,6 +154,19 @@ fn dot_commands_work_as_arguments() {
 }
 
 #[test]
+fn functions_of_sql_are_there() {
+    let (directory, path, pool) = sample();
+    let sql = |sql: &str| stdout_of(hardpack().arg("sql").arg(&pool).arg(sql));
+    let facts = "SELECT hardpack_version(), hardpack_ratio() > 1, hardpack_get('compression')";
+    assert_eq!(sql(facts), format!("{}|1|zstd-3\n", env!("CARGO_PKG_VERSION")));
+    let again = directory.path().join("again.hpk");
+    let called = format!("SELECT hardpack_pack('{}', '{}')", path.display(), again.display());
+    assert_eq!(sql(&called), format!("{}\n", again.display()));
+    let stderr = stderr_of(hardpack().arg("sql").arg(&pool).arg(&called), 3);
+    assert!(stderr.contains("exists already"), "{stderr}");
+}
+
+#[test]
 fn a_wrong_dot_command_is_told_in_one_line() {
     let (_directory, _, pool) = sample();
     for (command, words) in [

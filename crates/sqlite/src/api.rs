@@ -32,6 +32,10 @@ pub type EntryPoint = unsafe extern "C" fn(
 /// Returns the name of a connection's n-th database; NULL if there is none.
 pub type DbName = unsafe extern "C" fn(*mut sqlite3, n: c_int) -> *const c_char;
 
+/// A function of SQL, as [`Api::create_function_v2`] takes it.
+pub type SqlFunction =
+    unsafe extern "C" fn(*mut sqlite3_context, arguments: c_int, *mut *mut sqlite3_value);
+
 /// The callback that [`Api::exec`] calls for each row.
 pub type ExecCallback = unsafe extern "C" fn(
     context: *mut c_void,
@@ -105,6 +109,12 @@ host_functions! {
     FREE = 58, free: unsafe extern "C" fn(*mut c_void);
     LIBVERSION_NUMBER = 67, libversion_number: unsafe extern "C" fn() -> c_int;
     MPRINTF = 69, mprintf: unsafe extern "C" fn(format: *const c_char, ...) -> *mut c_char;
+    RESULT_BLOB = 78, result_blob: unsafe extern "C" fn(
+        *mut sqlite3_context,
+        bytes: *const c_void,
+        byte_len: c_int,
+        sqlite3_destructor,
+    );
     RESULT_DOUBLE = 79, result_double: unsafe extern "C" fn(*mut sqlite3_context, c_double);
     RESULT_ERROR = 80, result_error: unsafe extern "C" fn(
         *mut sqlite3_context,
@@ -119,8 +129,12 @@ host_functions! {
         byte_len: c_int,
         sqlite3_destructor,
     );
+    USER_DATA = 101, user_data: unsafe extern "C" fn(*mut sqlite3_context) -> *mut c_void;
+    VALUE_BLOB = 102, value_blob: unsafe extern "C" fn(*mut sqlite3_value) -> *const c_void;
+    VALUE_BYTES = 103, value_bytes: unsafe extern "C" fn(*mut sqlite3_value) -> c_int;
     VALUE_INT64 = 107, value_int64: unsafe extern "C" fn(*mut sqlite3_value) -> sqlite3_int64;
     VALUE_TEXT = 109, value_text: unsafe extern "C" fn(*mut sqlite3_value) -> *const c_uchar;
+    VALUE_TYPE = 113, value_type: unsafe extern "C" fn(*mut sqlite3_value) -> c_int;
     CREATE_MODULE_V2 = 119, create_module_v2: unsafe extern "C" fn(
         *mut sqlite3,
         name: *const c_char,
@@ -143,6 +157,7 @@ host_functions! {
     VFS_FIND = 141, vfs_find: unsafe extern "C" fn(name: *const c_char) -> *mut sqlite3_vfs;
     VFS_REGISTER = 142, vfs_register: unsafe extern "C" fn(*mut sqlite3_vfs, make_default: c_int) -> c_int;
     VFS_UNREGISTER = 143, vfs_unregister: unsafe extern "C" fn(*mut sqlite3_vfs) -> c_int;
+    RESULT_ERROR_CODE = 146, result_error_code: unsafe extern "C" fn(*mut sqlite3_context, c_int);
     CONTEXT_DB_HANDLE = 149, context_db_handle: unsafe extern "C" fn(*mut sqlite3_context) -> *mut sqlite3;
     BACKUP_FINISH = 155, backup_finish: unsafe extern "C" fn(*mut sqlite3_backup) -> c_int;
     BACKUP_INIT = 156, backup_init: unsafe extern "C" fn(
@@ -152,6 +167,17 @@ host_functions! {
         from_name: *const c_char,
     ) -> *mut sqlite3_backup;
     BACKUP_STEP = 159, backup_step: unsafe extern "C" fn(*mut sqlite3_backup, pages: c_int) -> c_int;
+    CREATE_FUNCTION_V2 = 162, create_function_v2: unsafe extern "C" fn(
+        *mut sqlite3,
+        name: *const c_char,
+        arguments: c_int,
+        encoding_and_flags: c_int,
+        data: *mut c_void,
+        function: Option<SqlFunction>,
+        step: Option<SqlFunction>,
+        finish: Option<unsafe extern "C" fn(*mut sqlite3_context)>,
+        destroy: Option<unsafe extern "C" fn(*mut c_void)>,
+    ) -> c_int;
     LOG = 167, log: unsafe extern "C" fn(code: c_int, format: *const c_char, ...);
     URI_BOOLEAN = 187, uri_boolean: unsafe extern "C" fn(
         filename: *const c_char,
@@ -257,23 +283,30 @@ macro_rules! api_from {
             FREE = sqlite3_free,
             LIBVERSION_NUMBER = sqlite3_libversion_number,
             MPRINTF = sqlite3_mprintf,
+            RESULT_BLOB = sqlite3_result_blob,
             RESULT_DOUBLE = sqlite3_result_double,
             RESULT_ERROR = sqlite3_result_error,
             RESULT_INT64 = sqlite3_result_int64,
             RESULT_NULL = sqlite3_result_null,
             RESULT_TEXT = sqlite3_result_text,
+            USER_DATA = sqlite3_user_data,
+            VALUE_BLOB = sqlite3_value_blob,
+            VALUE_BYTES = sqlite3_value_bytes,
             VALUE_INT64 = sqlite3_value_int64,
             VALUE_TEXT = sqlite3_value_text,
+            VALUE_TYPE = sqlite3_value_type,
             CREATE_MODULE_V2 = sqlite3_create_module_v2,
             FILE_CONTROL = sqlite3_file_control,
             OPEN_V2 = sqlite3_open_v2,
             VFS_FIND = sqlite3_vfs_find,
             VFS_REGISTER = sqlite3_vfs_register,
             VFS_UNREGISTER = sqlite3_vfs_unregister,
+            RESULT_ERROR_CODE = sqlite3_result_error_code,
             CONTEXT_DB_HANDLE = sqlite3_context_db_handle,
             BACKUP_FINISH = sqlite3_backup_finish,
             BACKUP_INIT = sqlite3_backup_init,
             BACKUP_STEP = sqlite3_backup_step,
+            CREATE_FUNCTION_V2 = sqlite3_create_function_v2,
             LOG = sqlite3_log,
             URI_BOOLEAN = sqlite3_uri_boolean,
             URI_INT64 = sqlite3_uri_int64,

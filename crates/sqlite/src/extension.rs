@@ -6,9 +6,10 @@ use std::ffi::{c_char, c_int, c_void};
 use crate::api::{self, Api};
 use crate::codes::guard;
 use crate::ffi::{SQLITE_ERROR, SQLITE_IOERR, SQLITE_OK, SQLITE_OK_LOAD_PERMANENTLY, sqlite3};
-use crate::{stats, stats_table, vfs};
+use crate::{functions, stats, stats_table, vfs};
 
-/// Registers the VFS `hardpack`, and the table `hardpack_stats` for connections opened from now on.
+/// Registers the VFS `hardpack`, and the table `hardpack_stats` and the functions of SQL for
+/// connections opened from now on.
 /// Calling it again is harmless.
 pub fn register(api: Api, make_default: bool) -> Result<(), &'static str> {
     api::set(api)?;
@@ -17,19 +18,33 @@ pub fn register(api: Api, make_default: bool) -> Result<(), &'static str> {
         vfs::register(make_default)?;
         match (api::get().auto_extension)(Some(on_connect)) {
             SQLITE_OK => Ok(()),
-            _ => Err("SQLite did not register the table hardpack_stats"),
+            _ => Err("SQLite did not register the table hardpack_stats and the functions"),
         }
     }
 }
 
-/// Gives a new connection the table `hardpack_stats`.
+/// Gives a connection the table `hardpack_stats` and the functions. Returns a SQLite result code.
+///
+/// # Safety
+///
+/// `db` is an open connection of the host.
+unsafe fn equip(db: *mut sqlite3) -> c_int {
+    // SAFETY: the caller vouches for the connection.
+    match unsafe { stats_table::register(db, stats::rows) } {
+        // SAFETY: as above.
+        SQLITE_OK => unsafe { functions::register(db) },
+        code => code,
+    }
+}
+
+/// Equips a new connection.
 unsafe extern "C" fn on_connect(
     db: *mut sqlite3,
     _message: *mut *mut c_char,
     _routines: *const c_void,
 ) -> c_int {
     // SAFETY: SQLite passes the connection it is opening.
-    guard(SQLITE_IOERR, || unsafe { stats_table::register(db, stats::rows) })
+    guard(SQLITE_IOERR, || unsafe { equip(db) })
 }
 
 /// # Safety
@@ -46,7 +61,7 @@ unsafe fn load(
         let done = unsafe { Api::from_routines(routines) }
             .and_then(|api| register(api, make_default))
             // SAFETY: as above.
-            .map(|()| unsafe { stats_table::register(db, stats::rows) });
+            .map(|()| unsafe { equip(db) });
         match done {
             Ok(SQLITE_OK) => SQLITE_OK_LOAD_PERMANENTLY,
             Ok(code) => code,

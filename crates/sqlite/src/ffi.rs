@@ -534,6 +534,11 @@ pub const SQLITE_FCNTL_FILESTAT: c_int = 45;
 // Constraints that `xBestIndex` gets.
 pub const SQLITE_INDEX_CONSTRAINT_EQ: c_int = 2;
 
+// The encoding of a function's arguments, and how the function may be used.
+pub const SQLITE_UTF8: c_int = 1;
+pub const SQLITE_DIRECTONLY: c_int = 0x00080000;
+pub const SQLITE_INNOCUOUS: c_int = 0x00200000;
+
 // Types of values.
 pub const SQLITE_INTEGER: c_int = 1;
 pub const SQLITE_FLOAT: c_int = 2;

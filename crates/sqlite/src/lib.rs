@@ -48,6 +48,8 @@ mod companion;
 mod extension;
 pub mod ffi;
 mod fork;
+#[doc(hidden)]
+pub mod functions;
 mod host;
 mod host_name;
 mod joint;
@@ -59,7 +61,8 @@ pub mod owners;
 mod pool_entry;
 mod pool_names;
 mod pool_path;
-mod pragma;
+#[doc(hidden)]
+pub mod pragma;
 #[doc(hidden)]
 pub mod reader;
 mod registry;
@@ -70,6 +73,8 @@ mod system;
 #[doc(hidden)]
 pub mod times;
 pub mod unused;
+#[doc(hidden)]
+pub mod uri;
 pub mod vfs;
 mod wal_index;
 

@@ -4,7 +4,8 @@
 //! for data written from now on, and `= 'inherit'` makes it inherited again. The property belongs
 //! to the pool, or to the file if that was opened by its path in the pool. `PRAGMA hardpack_txg`
 //! returns the number of the state being read, `PRAGMA hardpack_ratio` its compression ratio, and
-//! `PRAGMA hardpack_version` the version of this library.
+//! `PRAGMA hardpack_version` the version of this library. The functions in `functions/` return the
+//! same.
 #![expect(unsafe_code, reason = "arguments that SQLite passes as pointers")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -20,6 +21,12 @@ use crate::ffi::{
 use crate::main_file::MainFile;
 
 const PREFIX: &str = "hardpack_";
+
+const VERSION: &str = "version";
+const TXG: &str = "txg";
+const RATIO: &str = "ratio";
+/// The pragmas that are no properties, without their prefix.
+pub const FACTS: [&str; 3] = [VERSION, TXG, RATIO];
 
 /// Answers a pragma. Returns SQLITE_NOTFOUND for a pragma that is not ours.
 ///
@@ -58,11 +65,13 @@ fn note_mode(file: &mut MainFile, name: &str, value: &str) {
     }
 }
 
+/// Why a plain database has no properties.
+pub const PLAIN: &str = "the database is a plain file, not a pool";
 /// Why there is no state that a connection reads.
 const STATE_LOST: &str = "the transaction has held its state for longer than reader-pin-max allows";
 
 /// Why a pragma was refused: a code for programs and a text for people.
-struct Refused(c_int, String);
+pub struct Refused(pub c_int, pub String);
 
 impl From<&str> for Refused {
     fn from(text: &str) -> Refused {
@@ -86,25 +95,16 @@ impl From<Error> for Refused {
 }
 
 fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String, Refused> {
-    if name == "version" {
+    if name == VERSION {
         return Ok(env!("CARGO_PKG_VERSION").into());
     }
     if file.is_plain() {
-        return Err("the database is a plain file, not a pool".into());
+        return Err(PLAIN.into());
     }
-    if let Some(pool) = file.pool() {
-        pool.refresh()?;
+    if file.pool().is_some() {
         match name {
-            "txg" => {
-                let txg = pool.state().txg().to_string();
-                return match file.has_lost_state() {
-                    false => Ok(txg),
-                    true => Err(Refused(SQLITE_BUSY_SNAPSHOT, STATE_LOST.into())),
-                };
-            }
-            "ratio" => {
-                return Ok(format!("{:.2}", pool.state().stats().compress_ratio()));
-            }
+            TXG => return Ok(txg(file)?.unwrap_or_default().to_string()),
+            RATIO => return Ok(format!("{:.2}", ratio(file)?.unwrap_or_default())),
             _ => {}
         }
     }
@@ -112,6 +112,29 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
     if let Some(text) = value {
         set(file, property, text)?;
     }
+    get(file, property)
+}
+
+/// Returns the number of the state that the connection reads; `None` if there is no pool.
+pub fn txg(file: &mut MainFile) -> Result<Option<u64>, Refused> {
+    let Some(pool) = file.pool() else { return Ok(None) };
+    pool.refresh()?;
+    let txg = pool.state().txg().0;
+    match file.has_lost_state() {
+        false => Ok(Some(txg)),
+        true => Err(Refused(SQLITE_BUSY_SNAPSHOT, STATE_LOST.into())),
+    }
+}
+
+/// Returns how many times smaller the pool makes its content; `None` if there is no pool.
+pub fn ratio(file: &MainFile) -> Result<Option<f64>, Refused> {
+    let Some(pool) = file.pool() else { return Ok(None) };
+    pool.refresh()?;
+    Ok(Some(pool.state().stats().compress_ratio()))
+}
+
+/// Returns the value of a property, of a database that is not plain.
+pub fn get(file: &mut MainFile, property: Property) -> Result<String, Refused> {
     match file.pool() {
         Some(pool) => {
             let values = pool.properties(file.property_owner())?;
@@ -128,7 +151,11 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
     }
 }
 
-fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refused> {
+/// Sets a property, or makes it inherited again if the text is `inherit`.
+pub fn set(file: &mut MainFile, property: Property, text: &str) -> Result<(), Refused> {
+    if file.is_plain() {
+        return Err(PLAIN.into());
+    }
     if let Some(cut) = file.pool().and_then(|pool| pool.store().cut_short()) {
         return Err(Error::CutShort(cut).into());
     }

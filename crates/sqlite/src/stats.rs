@@ -8,22 +8,38 @@ use hardpack_engine::store::stats::{CodecStats, FilterStats};
 
 use crate::api;
 use crate::ffi::{SQLITE_FCNTL_FILE_POINTER, SQLITE_OK, sqlite3, sqlite3_file};
+use crate::main_file::MainFile;
 use crate::stats_table::{StatRow, StatValue};
 use crate::vfs;
 
-/// Returns the rows for a database of a connection. A plain database has none.
-pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
+/// Returns the main file of a database of a connection; `None` if that does not go through this
+/// VFS.
+///
+/// # Safety
+///
+/// The connection is open and in use by this thread, which does nothing else with the database as
+/// long as it has the file.
+pub unsafe fn main_of<'a>(
+    db: *mut sqlite3,
+    schema: &str,
+) -> Result<Option<&'a mut MainFile>, String> {
     let schema = CString::new(schema).map_err(|_| "no such database".to_string())?;
     let mut file: *mut sqlite3_file = std::ptr::null_mut();
     let out: *mut c_void = (&raw mut file).cast();
-    // SAFETY: the connection is the one that runs the query, and the answer goes to a pointer.
+    // SAFETY: the caller vouches for the connection, and the answer goes to a pointer.
     let code =
         unsafe { (api::get().file_control)(db, schema.as_ptr(), SQLITE_FCNTL_FILE_POINTER, out) };
     if code != SQLITE_OK {
         return Err(format!("no such database: {}", schema.to_string_lossy()));
     }
-    // SAFETY: the file belongs to the connection, which is in use by this thread.
-    let Some(main) = (unsafe { vfs::main_file(file) }) else { return Ok(Vec::new()) };
+    // SAFETY: the file belongs to the connection.
+    Ok(unsafe { vfs::main_file(file) })
+}
+
+/// Returns the rows for a database of a connection. A plain database has none.
+pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
+    // SAFETY: the connection is the one that runs the query.
+    let Some(main) = (unsafe { main_of(db, schema)? }) else { return Ok(Vec::new()) };
     let Some(pool) = main.pool() else { return Ok(Vec::new()) };
     let state = pool.state();
     let stats = state.stats();

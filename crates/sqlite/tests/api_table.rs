@@ -147,7 +147,7 @@ macro_rules! same_functions {
             // as a pointer that can hold -1.
             let their = shape(&their)
                 .replace("sqlite3_api_routines", "c_void");
-            let their = if stringify!($field) == "result_text" {
+            let their = if matches!(stringify!($field), "result_text" | "result_blob") {
                 their.replace(r#"Option<unsafe extern "C" fn(*mut c_void)>"#, "*const c_void")
             } else {
                 their
@@ -177,19 +177,26 @@ fn functions_have_the_types_of_c() {
         free = sqlite3_free(_);
         libversion_number = sqlite3_libversion_number();
         mprintf = sqlite3_mprintf(_, ...);
+        result_blob = sqlite3_result_blob(_, _, _, _);
         result_double = sqlite3_result_double(_, _);
         result_error = sqlite3_result_error(_, _, _);
         result_int64 = sqlite3_result_int64(_, _);
         result_null = sqlite3_result_null(_);
         result_text = sqlite3_result_text(_, _, _, _);
+        user_data = sqlite3_user_data(_);
+        value_blob = sqlite3_value_blob(_);
+        value_bytes = sqlite3_value_bytes(_);
         value_int64 = sqlite3_value_int64(_);
         value_text = sqlite3_value_text(_);
+        value_type = sqlite3_value_type(_);
         create_module_v2 = sqlite3_create_module_v2(_, _, _, _, _);
         file_control = sqlite3_file_control(_, _, _, _);
         vfs_find = sqlite3_vfs_find(_);
         vfs_register = sqlite3_vfs_register(_, _);
         vfs_unregister = sqlite3_vfs_unregister(_);
+        result_error_code = sqlite3_result_error_code(_, _);
         context_db_handle = sqlite3_context_db_handle(_);
+        create_function_v2 = sqlite3_create_function_v2(_, _, _, _, _, _, _, _, _);
         log = sqlite3_log(_, _, ...);
         uri_boolean = sqlite3_uri_boolean(_, _, _);
         uri_int64 = sqlite3_uri_int64(_, _, _);
@@ -263,7 +270,8 @@ fn constants_have_the_values_of_c() {
         SQLITE_FCNTL_SIZE_LIMIT SQLITE_FCNTL_CKPT_DONE SQLITE_FCNTL_RESERVE_BYTES
         SQLITE_FCNTL_CKPT_START SQLITE_FCNTL_EXTERNAL_READER SQLITE_FCNTL_CKSM_FILE
         SQLITE_FCNTL_RESET_CACHE SQLITE_FCNTL_NULL_IO SQLITE_FCNTL_BLOCK_ON_CONNECT
-        SQLITE_FCNTL_FILESTAT SQLITE_INDEX_CONSTRAINT_EQ SQLITE_INTEGER SQLITE_FLOAT SQLITE_TEXT
+        SQLITE_FCNTL_FILESTAT SQLITE_INDEX_CONSTRAINT_EQ SQLITE_UTF8 SQLITE_DIRECTONLY
+        SQLITE_INNOCUOUS SQLITE_INTEGER SQLITE_FLOAT SQLITE_TEXT
         SQLITE_BLOB SQLITE_NULL
     };
     let source = include_str!("../src/ffi.rs");

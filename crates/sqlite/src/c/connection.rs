@@ -8,14 +8,15 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt::Write as _;
 use std::ptr::{null, null_mut};
 
-use super::{Code, Failure};
+use super::{Code, Failure, Stop, go_on};
 use crate::api::{self, Api};
 use crate::ffi::*;
 use crate::vfs;
 
 /// How long to wait for locks of others.
 const TIMEOUT_MS: c_int = 10_000;
-const ALL_PAGES: c_int = -1;
+/// How many pages to copy between two questions whether to stop.
+const STEP_PAGES: c_int = 1024;
 
 /// An open connection; closed when dropped.
 pub struct Connection {
@@ -49,6 +50,8 @@ impl Connection {
         let api = host()?;
         let name = CString::new(uri).map_err(|_| Failure::new(Code::Usage, "a NUL in a name"))?;
         let flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_URI | SQLITE_OPEN_FULLMUTEX | flags;
+        // A cache that is shared with the caller's own connection would be locked.
+        let flags = flags | SQLITE_OPEN_PRIVATECACHE;
         let mut connection = Connection { api, db: null_mut() };
         // SAFETY: the name is a C string, and the handle has a place.
         let code = unsafe { (api.open_v2)(name.as_ptr(), &mut connection.db, flags, null()) };
@@ -81,7 +84,11 @@ impl Connection {
     }
 
     /// Copies all pages of `from`, as of one moment, into this database, in one transaction.
-    pub fn copy_from(&self, from: &Connection) -> Result<(), Failure> {
+    pub fn copy_from(&self, from: &Connection, stop: &mut Stop<'_>) -> Result<(), Failure> {
+        // Reads one state to the end, which closing ends. A backup alone would begin again if
+        // somebody wrote between two steps.
+        from.row(c"BEGIN")?;
+        from.row(c"PRAGMA schema_version")?;
         let main = c"main".as_ptr();
         // SAFETY: both connections are open, and their databases are called so.
         let backup = unsafe { (self.api.backup_init)(self.db, main, from.db, main) };
@@ -89,10 +96,15 @@ impl Connection {
             return Err(self.failure(SQLITE_ERROR));
         }
         // SAFETY: the backup was begun, and is not used after it is finished.
-        let (step, finish) = unsafe {
-            let step = (self.api.backup_step)(backup, ALL_PAGES);
-            (step, (self.api.backup_finish)(backup))
+        let (stopped, step, finish) = unsafe {
+            let (mut stopped, mut step) = (Ok(()), SQLITE_OK);
+            while step == SQLITE_OK && stopped.is_ok() {
+                step = (self.api.backup_step)(backup, STEP_PAGES);
+                stopped = go_on(stop);
+            }
+            (stopped, step, (self.api.backup_finish)(backup))
         };
+        stopped?;
         match (step, finish) {
             (SQLITE_DONE, SQLITE_OK) => Ok(()),
             (SQLITE_DONE | SQLITE_OK, code) => Err(self.failure(code)),

@@ -13,7 +13,7 @@ use hardpack_engine::store::Durability;
 
 use super::connection::{Connection, host, uri};
 use super::staged::Staged;
-use super::{Code, Failure, optional, required, run};
+use super::{Code, Failure, Stop, go_on, optional, required, run};
 use crate::ffi::SQLITE_OPEN_CREATE;
 use crate::registry;
 
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn hardpack_pack(
         let (input, pool, properties) = unsafe {
             (required(input, "a file")?, required(pool, "a pool")?, optional(properties))
         };
-        pack(path(input), path(pool), &parsed(properties.unwrap_or_default())?)
+        pack(path(input), path(pool), properties.unwrap_or_default(), &mut || false)
     })
 }
 
@@ -58,11 +58,12 @@ pub unsafe extern "C" fn hardpack_unpack(
         let (pool, inner, output) = unsafe {
             (required(pool, "a pool")?, optional(inner), required(output, "a file to create")?)
         };
-        unpack(path(pool), inner, path(output))
+        unpack(path(pool), inner, path(output), &mut || false)
     })
 }
 
-fn path(bytes: &[u8]) -> &Path {
+/// Returns the path that these bytes are.
+pub(crate) fn path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
@@ -81,7 +82,14 @@ fn parsed(text: &[u8]) -> Result<Vec<(Property, String)>, Failure> {
     assignments.collect()
 }
 
-fn pack(input: &Path, pool: &Path, properties: &[(Property, String)]) -> Result<(), Failure> {
+/// Makes the pool `pool`, with settings such as "compression=zstd-9", from a file or database.
+pub(crate) fn pack(
+    input: &Path,
+    pool: &Path,
+    properties: &[u8],
+    stop: &mut Stop<'_>,
+) -> Result<(), Failure> {
+    let properties = &parsed(properties)?;
     host()?;
     let input = input.canonicalize()?;
     let metadata = fs::metadata(&input)?;
@@ -98,17 +106,17 @@ fn pack(input: &Path, pool: &Path, properties: &[(Property, String)]) -> Result<
         Ok(_) if metadata.len() > 0 => {
             let mut name = uri(staged.path().as_os_str().as_bytes());
             for (property, value) in properties {
-                let key = property.name().replace('-', "_");
-                name.push_str(&format!("&hardpack_{key}={}", value.replace('%', "%25")));
+                let value = value.replace('%', "%25");
+                name.push_str(&format!("&{}={value}", crate::uri::name_of(*property)));
             }
             let to = Connection::open(&name, SQLITE_OPEN_CREATE)?;
-            to.copy_from(&from)?;
+            to.copy_from(&from, stop)?;
             to.close()?;
         }
         // No SQLite database, so that nobody has locks on it as one.
         Ok(_) | Err(Failure { code: Code::NotAPool, .. }) => {
             drop(from);
-            pack_bytes(&input, staged.path(), properties)?;
+            pack_bytes(&input, staged.path(), properties, stop)?;
         }
         Err(failure) => return Err(failure),
     }
@@ -118,6 +126,7 @@ fn pack(input: &Path, pool: &Path, properties: &[(Property, String)]) -> Result<
         return Err(Failure::new(Code::Damaged, text));
     }
     drop(made);
+    go_on(stop)?;
     staged.publish(metadata.mode())
 }
 
@@ -125,6 +134,7 @@ fn pack_bytes(
     input: &Path,
     output: &Path,
     properties: &[(Property, String)],
+    stop: &mut Stop<'_>,
 ) -> Result<(), Failure> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(output)?;
     let pool = registry::create(output, properties)?;
@@ -132,6 +142,7 @@ fn pack_bytes(
     let (mut input, mut at) = (File::open(input)?, 0);
     let mut buf = vec![0; CHUNK_LEN];
     loop {
+        go_on(stop)?;
         let n = input.read(&mut buf)?;
         if n == 0 {
             break;
@@ -172,7 +183,13 @@ fn doubled(name: &[u8]) -> Vec<u8> {
     doubled
 }
 
-fn unpack(pool_path: &Path, inner: Option<&[u8]>, output: &Path) -> Result<(), Failure> {
+/// Writes the file `inner` of a pool, or the one that the pool goes by, to `output`.
+pub(crate) fn unpack(
+    pool_path: &Path,
+    inner: Option<&[u8]>,
+    output: &Path,
+    stop: &mut Stop<'_>,
+) -> Result<(), Failure> {
     let pool = registry::open(pool_path)?;
     let entry = entry_of(pool.pool(), inner)?;
     if entry.kind != Kind::File {
@@ -190,15 +207,20 @@ fn unpack(pool_path: &Path, inner: Option<&[u8]>, output: &Path) -> Result<(), F
         let from = Connection::open(&uri_of(pool_path, inner)?, 0)?;
         let name = uri(staged.path().as_os_str().as_bytes()) + "&hardpack=0";
         let to = Connection::open(&name, SQLITE_OPEN_CREATE)?;
-        to.copy_from(&from)?;
+        to.copy_from(&from, stop)?;
         to.close()?;
     } else {
-        unpack_bytes(pool.pool(), &entry, staged.path())?;
+        unpack_bytes(pool.pool(), &entry, staged.path(), stop)?;
     }
     staged.publish(mode)
 }
 
-fn unpack_bytes(pool: &Pool, entry: &DirEntry, output: &Path) -> Result<(), Failure> {
+fn unpack_bytes(
+    pool: &Pool,
+    entry: &DirEntry,
+    output: &Path,
+    stop: &mut Stop<'_>,
+) -> Result<(), Failure> {
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(output)?;
     let file = pool.file(entry.file)?;
     let mut buf = vec![0; CHUNK_LEN];
@@ -207,6 +229,7 @@ fn unpack_bytes(pool: &Pool, entry: &DirEntry, output: &Path) -> Result<(), Fail
         let txg = pool.txg();
         let mut at = 0;
         loop {
+            go_on(stop)?;
             let n = file.read_at(&mut buf, at)?;
             if n == 0 {
                 break;

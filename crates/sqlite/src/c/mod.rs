@@ -21,9 +21,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use hardpack_engine::Error;
 
 pub use copies::{hardpack_pack, hardpack_unpack};
+pub(crate) use copies::{pack, path, unpack};
 pub use info::{Info, hardpack_info};
 pub use register::{hardpack_register, hardpack_register_with};
 pub use snapshots::hardpack_snapshot;
+pub(crate) use snapshots::snapshot;
 
 /// What a function returns. The numbers are those that the command exits with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,17 +44,21 @@ pub enum Code {
     InUse = 5,
     /// A defect of Hardpack.
     Internal = 70,
+    /// The caller asked to stop, as only SQL can.
+    Interrupted = 130,
 }
 
 /// Why a function failed.
 #[derive(Debug)]
 pub struct Failure {
-    code: Code,
-    text: String,
+    /// What kind of failure it is.
+    pub code: Code,
+    /// The reason, for people.
+    pub text: String,
 }
 
 impl Failure {
-    fn new(code: Code, text: impl Into<String>) -> Failure {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Failure {
         Failure { code, text: text.into() }
     }
 }
@@ -68,6 +74,14 @@ impl From<Error> for Failure {
         };
         Failure::new(code, error.to_string())
     }
+}
+
+/// Says whether a long operation is to stop. It is asked often.
+pub(crate) type Stop<'s> = dyn FnMut() -> bool + 's;
+
+/// Fails if the operation is to stop.
+fn go_on(stop: &mut Stop<'_>) -> Result<(), Failure> {
+    if stop() { Err(Failure::new(Code::Interrupted, "interrupted")) } else { Ok(()) }
 }
 
 /// Returns the bytes of an argument.
@@ -87,7 +101,12 @@ unsafe fn optional<'t>(text: *const c_char) -> Option<&'t [u8]> {
 /// As for [`optional`].
 unsafe fn required<'t>(text: *const c_char, what: &str) -> Result<&'t [u8], Failure> {
     // SAFETY: the caller vouches for it.
-    let text = unsafe { optional(text) }.filter(|text| !text.is_empty());
+    named(unsafe { optional(text) }, what)
+}
+
+/// Returns an argument that must not be missing or empty.
+pub(crate) fn named<'t>(text: Option<&'t [u8]>, what: &str) -> Result<&'t [u8], Failure> {
+    let text = text.filter(|text| !text.is_empty());
     text.ok_or_else(|| Failure::new(Code::Usage, format!("{what} must be named")))
 }
 

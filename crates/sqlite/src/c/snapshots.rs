@@ -11,7 +11,7 @@ use hardpack_engine::FileId;
 use hardpack_engine::pool::{Kind, Pool, ROOT};
 
 use super::connection::Connection;
-use super::copies::uri_of;
+use super::copies::{path, uri_of};
 use super::{Code, Failure, optional, required, run};
 use crate::companion::lock_path;
 use crate::host_name::{LOG_SUFFIX, generation_suffix};
@@ -37,17 +37,21 @@ pub unsafe extern "C" fn hardpack_snapshot(
         // SAFETY: the caller vouches for the arguments.
         let (pool, inner, name) =
             unsafe { (required(pool, "a pool")?, optional(inner), required(name, "a name")?) };
-        let path = Path::new(OsStr::from_bytes(pool));
-        let opened = registry::open(path)?;
-        let pool = opened.pool();
-        pool.refresh()?;
-        let inner = inner.filter(|inner| !inner.is_empty());
-        let scope = match inner {
-            Some(inner) => pool.resolve(inner)?,
-            None => return take(path, pool, ROOT, Kind::Directory, b"", name),
-        };
-        take(path, pool, scope.file, scope.kind, inner.unwrap_or_default(), name)
+        snapshot(path(pool), inner, name)
     })
+}
+
+/// Takes the snapshot `name` of a pool, or of the file or directory `inner` in it.
+pub(crate) fn snapshot(path: &Path, inner: Option<&[u8]>, name: &[u8]) -> Result<(), Failure> {
+    let opened = registry::open(path)?;
+    let pool = opened.pool();
+    pool.refresh()?;
+    let inner = inner.filter(|inner| !inner.is_empty());
+    let scope = match inner {
+        Some(inner) => pool.resolve(inner)?,
+        None => return take(path, pool, ROOT, Kind::Directory, b"", name),
+    };
+    take(path, pool, scope.file, scope.kind, inner.unwrap_or_default(), name)
 }
 
 fn take(

@@ -24,6 +24,7 @@ use crate::lock_file::{LockFile, OpenMark};
 use crate::pool_entry::{self, PoolEntry};
 use crate::pool_path::{PoolPath, SNAPSHOT_MARK};
 use crate::registry::{self, CompanionNames};
+use crate::uri;
 
 /// Flags that are not passed on to the host, which opens an existing file instead.
 pub(super) const CREATION_FLAGS: c_int = SQLITE_OPEN_CREATE | SQLITE_OPEN_EXCLUSIVE;
@@ -232,7 +233,7 @@ pub(super) unsafe fn open_host(
     };
     let read_only_flags = flags & !SQLITE_OPEN_READWRITE | SQLITE_OPEN_READONLY;
     // SAFETY: as above.
-    let is_immutable = unsafe { (api::get().uri_boolean)(name, c"immutable".as_ptr(), 0) } != 0;
+    let is_immutable = unsafe { (api::get().uri_boolean)(name, uri::IMMUTABLE.as_ptr(), 0) } != 0;
     if is_fixed || is_immutable {
         return open(&pool_path.pool, read_only_flags, Locks::Unneeded);
     }

@@ -55,6 +55,7 @@ mod unmade;
 mod writing;
 
 use std::ffi::{c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,11 +71,12 @@ use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
 use crate::joint::Outcome;
+use crate::pool_path::PoolPath;
 use crate::registry::{ConnectionUse, PlainName, PoolName, PoolUse, WriterUse};
 use crate::wal_index::WalIndex;
 use light::Light;
 use locks::Locks;
-pub use open::{NewDatabases, set_new_databases};
+pub use open::{NewDatabases, POOL_SUFFIX, set_new_databases};
 use pinning::Pinning;
 use unmade::Unmade;
 
@@ -255,6 +257,17 @@ impl MainFile {
     /// The path as SQLite passed it.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path of the pool that the file is in; `None` if there is no pool, or an older state of
+    /// one is read.
+    pub fn pool_file(&self) -> Option<PathBuf> {
+        if !matches!(self.backing, Backing::Pool(..)) {
+            return None;
+        }
+        let leads_in = |_: &Vec<u8>| PoolPath::split(self.host, self.path.as_os_str().as_bytes());
+        let split = self.inner_path.as_ref().and_then(leads_in);
+        Some(split.map_or(self.path.clone(), |found| found.pool_file().to_owned()))
     }
 
     /// The properties for the pool that will be created from this file.

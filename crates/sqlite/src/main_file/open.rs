@@ -1,7 +1,7 @@
 //! Opening a main database: finding out what the file is and what its URI asks for.
 #![expect(unsafe_code, reason = "reads names that SQLite passes as pointers")]
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,10 +28,11 @@ use crate::host::{Host, HostFile};
 use crate::lock_file::OpenMark;
 use crate::pool_path::{self, PoolPath};
 use crate::registry::{self, CompanionNames, PlainName, PoolName, PoolUse};
+use crate::uri;
 use crate::vfs::VFS_NAME;
 
 /// The end of the names of pools.
-const POOL_SUFFIX: &[u8] = b".hpk";
+pub const POOL_SUFFIX: &[u8] = b".hpk";
 /// The first bytes of a plain database.
 pub(super) const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
@@ -74,9 +75,9 @@ impl MainFile {
         // SAFETY: as above; a name from SQLite ends with a NUL byte.
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         // SAFETY: as above.
-        let at = unsafe { parameter(name, c"at") };
+        let at = unsafe { parameter(name, uri::AT) };
         // SAFETY: as above.
-        let is_wanted = unsafe { (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 1) } != 0;
+        let is_wanted = unsafe { (api::get().uri_boolean)(name, uri::HARDPACK.as_ptr(), 1) } != 0;
         if let Some(pool_path) = PoolPath::split(host, path).filter(|_| is_wanted) {
             // SAFETY: as above.
             return unsafe { MainFile::open_by_pool_path(host, name, flags, &pool_path, at) };
@@ -327,10 +328,10 @@ pub(super) fn note_page_len(file: &File, header: &[u8]) {
 unsafe fn asks_for_pool(name: *const c_char) -> bool {
     // SAFETY: the caller vouches for the name, which ends with a NUL byte, as does the parameter.
     unsafe {
-        let vfs = (api::get().uri_parameter)(name, c"vfs".as_ptr());
+        let vfs = (api::get().uri_parameter)(name, uri::VFS.as_ptr());
         CStr::from_ptr(name).to_bytes().ends_with(POOL_SUFFIX)
             || !vfs.is_null() && CStr::from_ptr(vfs) == VFS_NAME
-            || (api::get().uri_boolean)(name, c"hardpack".as_ptr(), 0) != 0
+            || (api::get().uri_boolean)(name, uri::HARDPACK.as_ptr(), 0) != 0
     }
 }
 
@@ -340,7 +341,7 @@ unsafe fn asks_for_pool(name: *const c_char) -> bool {
 ///
 /// `name` is what SQLite passes to xOpen.
 unsafe fn uri_parameter(name: *const c_char, property: Property) -> Option<String> {
-    let key = CString::new(format!("hardpack_{}", property.name().replace('-', "_"))).ok()?;
+    let key = uri::of(property)?;
     // SAFETY: the caller vouches for the name.
     unsafe { parameter(name, &key) }
 }
