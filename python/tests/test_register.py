@@ -40,6 +40,7 @@ def test_any_connection_of_the_process_opens_pools(python, work):
         before.execute("ATTACH 'file:x.hpk?vfs=hardpack' AS x")
         assert before.execute("SELECT a FROM x.t").fetchall() == [("kept",)]
         assert db.execute("SELECT value FROM hardpack_stats WHERE name = 'compression'").fetchone()
+        assert db.execute("SELECT hardpack_ratio() > 0").fetchone() == (1,)
         """
     )
     assert is_pool(work / "x.hpk")
@@ -56,6 +57,7 @@ def test_without_extensions_the_functions_are_looked_up(python, work):
     db.execute("CREATE TABLE t(a)")
     db.execute("INSERT INTO t VALUES (?)", ("kept" * 1000,))
     db.commit()
+    assert db.execute("SELECT hardpack_ratio() > 1").fetchone() == (1,)
     print(db.execute("PRAGMA hardpack_version").fetchone()[0])
     """
     )
