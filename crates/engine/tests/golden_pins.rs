@@ -12,7 +12,7 @@ use hardpack_engine::pool::{Pool, Property, ROOT};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::{FEATURE_PINNED_READERS, FEATURE_READER_SLOTS};
 
-const CONTENT: [u8; 20_000] = [b'p'; 20_000];
+static CONTENT: [u8; 20_000] = [b'p'; 20_000];
 
 /// Writes a pool in which a reader held a state while a later one was committed.
 fn write() -> Vec<u8> {
