@@ -28,7 +28,7 @@ const COMMANDS: &[&str] = &[
     "create T",
     "put -q in.txt T",
     "import -q in.tar T",
-    "extract -q T out",
+    "extract -q --threads 1 T out",
     "ls T",
     "tree T",
     "find T",

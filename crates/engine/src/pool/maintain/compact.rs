@@ -38,10 +38,14 @@ use crate::units::{Ashift, Sector};
 const STEP_WAIT: Duration = Duration::from_secs(2);
 /// How many leaves a step searches without a lock for extents to move.
 const SEARCH_LEAVES: usize = 4096;
-/// Compacting is not worth it if the pool exceeds its contents by at most 1/`SLACK_PART` of them.
+/// Compacting ends when the pool exceeds its contents by at most 1/`SLACK_PART` of them.
 const SLACK_PART: u64 = 128;
-/// Compacting is not worth it if the pool exceeds its contents by at most this many bytes.
+/// Compacting ends when the pool exceeds its contents by at most this many bytes.
 const SLACK_LEN_MIN: u64 = 128 << 10;
+/// Compacting begins only if the pool exceeds its contents by more than this many times that. Some
+/// pools end a little longer than they should, as their extents happen to fit, and compacting them
+/// again would move much and gain nothing.
+const BEGIN_SLACK_COUNT: u64 = 2;
 /// Entries of the freed tree that may remain at the end: each commit frees a few.
 const FREED_COUNT_LEFT: u64 = 128;
 /// Commits without effect that end a stage of settling: the second drops what the first one frees.
@@ -171,7 +175,7 @@ impl Pool {
             gain_bytes: 0,
             move_bytes: 0,
         };
-        if is_short(&state, ashift) {
+        if is_short_enough(&state, ashift) {
             return Ok(estimate);
         }
         let aim = tail_from(goal, goal);
@@ -202,10 +206,19 @@ fn goal(state: &State, ashift: Ashift) -> Sector {
     State::end_for(used + slack(used, ashift) / 2, ashift)
 }
 
-/// Whether the pool is already so short that compacting is not worth it.
+/// Whether the pool is as short as compacting makes it.
 fn is_short(state: &State, ashift: Ashift) -> bool {
+    exceeds_by_at_most(state, ashift, 1)
+}
+
+/// Whether the pool is so short that compacting it is not worth it.
+fn is_short_enough(state: &State, ashift: Ashift) -> bool {
+    exceeds_by_at_most(state, ashift, BEGIN_SLACK_COUNT)
+}
+
+fn exceeds_by_at_most(state: &State, ashift: Ashift, slack_count: u64) -> bool {
     let used = state.used_sectors(ashift);
-    state.superblock.end <= State::end_for(used + slack(used, ashift), ashift)
+    state.superblock.end <= State::end_for(used + slack_count * slack(used, ashift), ashift)
 }
 
 /// Moves everything from `from` on below `below`, if it fits.
@@ -249,7 +262,11 @@ impl Compaction {
 
     fn plan(&mut self) -> Result<()> {
         let (state, ashift) = (self.pool.state(), self.pool.store().ashift());
-        if is_short(&state, ashift) {
+        let is_done = match self.has_settled {
+            true => is_short(&state, ashift),
+            false => is_short_enough(&state, ashift),
+        };
+        if is_done {
             self.stage = Stage::Done;
             return Ok(());
         }
