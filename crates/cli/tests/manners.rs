@@ -74,7 +74,7 @@ fn a_pool_without_write_permission_is_read_only() {
     }
     let (directory, at) = packed();
     let program = at.join("hardpack");
-    fs::copy(assert_cmd::cargo::cargo_bin!("hardpack"), &program).unwrap();
+    copy_program(&program);
     use std::os::unix::fs::PermissionsExt;
     for (path, mode) in [(directory.path(), 0o777), (&at.join("a.db.hpk"), 0o444)] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

@@ -16,6 +16,13 @@ pub fn hardpack() -> Command {
     command
 }
 
+/// Copies the program to where every user may run it. Another process does it: a child that another
+/// thread starts meanwhile would have the copy open for writing, and then nobody can run it.
+pub fn copy_program(to: &Path) {
+    let program = assert_cmd::cargo::cargo_bin!("hardpack");
+    Command::new("cp").arg(program).arg(to).assert().success();
+}
+
 /// Makes a directory with one file in it.
 pub fn directory_with(name: &str, content: &[u8]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();

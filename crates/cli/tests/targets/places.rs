@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::common::{Session, hardpack, make_database, random_bytes, words};
+use crate::common::{Session, copy_program, hardpack, make_database, random_bytes, words};
 
 pub const TARGETS: &[&str] = &[
     "missing",
@@ -136,7 +136,7 @@ impl Fixture {
         let read = |name: &str| fs::read(at.join(name)).unwrap();
         let (pool, database) = (read("p.hpk"), read("d.db"));
         let program = at.join("hardpack");
-        fs::copy(assert_cmd::cargo::cargo_bin!("hardpack"), &program).unwrap();
+        copy_program(&program);
         let trial = at.join("trial");
         fs::create_dir(&trial).unwrap();
         let can_mount = Mount::new(&trial).is_some();
