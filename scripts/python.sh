@@ -3,7 +3,7 @@
 # system's sqlite3 loads extensions, that of others may not. Checks formatting and types with the first one.
 #
 # HARDPACK_PYTHONS names other interpreters. HARDPACK_PYTHON_ALL=1 installs all programs that the tests know (pandas,
-# Django, Datasette, pysqlite3), not only the small ones.
+# polars, Django, Datasette, pysqlite3), not only the small ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ tools=("pytest>=8")
 checks=("mypy>=1.18" ruff==0.17.6)
 programs=(fsspec apsw SQLAlchemy sqlite-utils)
 if [ -n "${HARDPACK_PYTHON_ALL:-}" ]; then
-    programs+=(pandas django datasette pysqlite3-binary)
+    programs+=(pandas polars pyarrow django datasette pysqlite3-binary)
 fi
 
 target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')

@@ -147,6 +147,32 @@ def test_pandas(work):
     assert is_pool("files.hpk")
 
 
+def test_polars(work):
+    polars = need("polars")
+    db = hardpack.connect("x.hpk")
+    db.execute("CREATE TABLE frames(a INTEGER, b TEXT)")
+    frame = polars.DataFrame({"a": range(1000), "b": [f"text {n}" for n in range(1000)]})
+    with db:
+        db.executemany("INSERT INTO frames VALUES (?, ?)", frame.iter_rows())
+    assert polars.read_database("SELECT * FROM frames", db).equals(frame)
+    batches = polars.read_database("SELECT a FROM frames", db, iter_batches=True, batch_size=300)
+    assert polars.concat(batches)["a"].sum() == frame["a"].sum()
+    db.close()
+    assert is_pool("x.hpk")
+    pool = hardpack.Pool.create("files.hpk")
+    with pool.open("dir/frame.parquet", "wb") as file:
+        frame.write_parquet(file)
+    with pool.open("dir/frame.parquet") as file:
+        assert polars.read_parquet(file).equals(frame)
+    # Its own way to write goes through SQLAlchemy, pandas and Arrow.
+    sqlalchemy = need("sqlalchemy")
+    need("pandas")
+    need("pyarrow")
+    engine = sqlalchemy.create_engine("sqlite://", creator=lambda: hardpack.connect("x.hpk"))
+    assert frame.write_database("frames", engine, if_table_exists="append") == 1000
+    assert polars.read_database("SELECT count(*) FROM frames", engine).item() == 2000
+
+
 def test_django(python, work):
     need("django")
     (work / "app").mkdir()
