@@ -100,6 +100,23 @@ in_rust() {
     run rust "$program" "$library" "$work/words.hpk"
 }
 
+# Both drivers are built into one folder, since most of what they need is the same.
+with_crates() { # driver
+    local crates=$drivers/rust
+    has cargo || { skip "rust:$1" "no cargo"; return; }
+    fetch "rust:$1" "$1" env CARGO_TARGET_DIR="$crates" \
+        cargo build --quiet --locked --manifest-path examples/rust/Cargo.toml --bin "words-$1" || return
+    run "rust:$1" "$crates/debug/words-$1" "$library" "$work/words.hpk"
+}
+in_rust_sqlx() { with_crates sqlx; }
+in_rust_diesel() { with_crates diesel; }
+
+in_csharp() {
+    has mcs && has mono || { skip csharp "no mono (mono-mcs, mono-runtime, libmono-sqlite4.0-cil)"; return; }
+    prepare csharp mcs -warnaserror -r:System.Data -r:Mono.Data.Sqlite "-out:$work/words.exe" examples/csharp/Words.cs \
+        && run csharp mono "$work/words.exe" "$library" "$work/words.hpk"
+}
+
 in_python() {
     local python
     for python in python3 /usr/bin/python3; do
@@ -182,7 +199,7 @@ in_any() {
         "insert into words values('any', 1); select count(*) || ' words' from words"
 }
 
-all=(c cpp rust python any perl php ruby go java node node_builtin)
+all=(c cpp csharp rust rust_sqlx rust_diesel python any perl php ruby go java node node_builtin)
 [ -n "$quick" ] && all=(c cpp rust python any node)
 row LANGUAGE RESULT
 for language in "${all[@]}"; do

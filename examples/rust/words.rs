@@ -7,9 +7,8 @@
 //! ```
 //!
 //! Look out: `api_from!` takes the module with SQLite's functions, which must be those that the
-//! program uses. With diesel or sqlx that is `libsqlite3_sys`, in the version that they depend on.
-//! sqlx parses names itself: `SqliteConnectOptions::new().filename(pool).vfs("hardpack")`. A
-//! program with `bundled` has a SQLite of its own, which `hardpack run` does not reach.
+//! program uses. For other drivers that is `libsqlite3_sys` (diesel.rs). A program with `bundled`
+//! has a SQLite of its own, which `hardpack run` does not reach.
 
 use std::error::Error;
 
