@@ -71,7 +71,7 @@ fuzz:
 dist: packages
 	scripts/dist/build.sh $(DIST)
 
-# Makes a book of the documentation, target/book/index.html. Builds mdBook the first time.
+# Makes a book of the documentation, target/book/index.html, and checks it. Builds mdBook the first time.
 book:
 	scripts/book.sh
 
