@@ -65,7 +65,10 @@ for suite in ${SUITES:-bookworm trixie}; do
         exit 1
     fi
     cp /etc/resolv.conf /etc/hosts "$root/etc/" 2>/dev/null || true
-    cp -r /etc/apt/apt.conf.d /etc/ssl "$root/etc/" 2>/dev/null || true
+    cp -r /etc/apt/apt.conf.d "$root/etc/" 2>/dev/null || true
+    # Only the certificates: if openssl.cnf is from another release, dpkg asks what to do with it.
+    mkdir -p "$root/etc/ssl"
+    cp -r /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true
     rm -f "$root"/etc/apt/apt.conf.d/*docker*
     inside "$root" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         sqlite3 man-db python3-venv zsh fish >"$work/apt.log" 2>&1 || { tail -n 5 "$work/apt.log" >&2 && exit 1; }
