@@ -5,9 +5,9 @@
 //! fill files through the same one share it.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use super::Device;
+use super::{Device, lock};
 
 /// The mark of those who fill nameless files. No file has this number.
 pub const FILLING_MARK: u64 = 0;
@@ -22,7 +22,7 @@ impl Fillers {
     /// Adds a user, and returns whether that was possible: it is not while somebody removes
     /// leftovers. If no other process fills files, calls `clean` first, with the mark claimed.
     pub fn enter(&self, device: &dyn Device, clean: &mut dyn FnMut()) -> io::Result<bool> {
-        let mut count = self.count();
+        let mut count = self.count(device);
         if *count == 0 {
             let is_claimed = device.claim_filling()?;
             if is_claimed {
@@ -43,14 +43,14 @@ impl Fillers {
 
     /// Removes a user.
     pub fn leave(&self, device: &dyn Device) {
-        let mut count = self.count();
+        let mut count = self.count(device);
         *count = count.saturating_sub(1);
         if *count == 0 {
             device.release_filling();
         }
     }
 
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    fn count(&self, device: &dyn Device) -> MutexGuard<'_, usize> {
+        lock(&self.count, device)
     }
 }

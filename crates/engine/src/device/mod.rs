@@ -12,8 +12,8 @@
 //!   have made any part of it durable. Lost writes may still be readable afterwards, but no later
 //!   sync brings them back.
 //! * When a sync fails, every process that had the device open learns of it from its own next sync,
-//!   as on Linux since 4.13. Each open file is told only once, so of two threads that share one,
-//!   only one is told (see [`Syncs`]).
+//!   as on Linux since 4.13, or from [`Device::report_losses`] where that can tell. Each open file
+//!   is told only once, so of two threads that share one, only one is told (see [`Syncs`]).
 //! * Bytes that are not written do not change. If they do, reads detect it by checksum.
 
 mod file;

@@ -22,6 +22,10 @@
 //!   losses, so a process that is in doubt about what it found when it opened the file syncs for
 //!   itself, but tells nobody ([`Shared::doubtful`]).
 //! * After a failed sync nothing is shown. The others sync by themselves, and are told too.
+//!
+//! Whoever is about to write asks whether data was lost ([`Syncs::report_losses`]). That waits for
+//! no sync, and may be told what a sync in progress would have been told. So a sync that succeeds
+//! counts only if nobody was told of a loss meanwhile.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -190,14 +190,18 @@ impl Txn {
             }
             return Err(error);
         }
-        // A rewind of a pool that was cut short has taken its base out of the ring itself.
-        let may_be_lost = durable < base.txg() && store.cut_short().is_none();
-        if may_be_lost && !store.stands(&base)? {
-            // A sync of others has failed meanwhile and lost it. Whoever has opened the pool since
-            // has an older state and goes on from that.
+        // A sync of others may have failed meanwhile and lost the base. Whoever has opened the pool
+        // since has an older state and goes on from that. A rewind of a pool that was cut short has
+        // taken its base out of the ring itself.
+        if store.cut_short().is_none()
+            && let Err(error) = store.refuse_if_gone(&base)
+        {
+            if matches!(error, Error::FailStop) {
+                write(&store, &vec![0; BLOCK_LEN], slot_offset(slot))?;
+            }
+            // Otherwise it can be neither kept nor undone, as above.
             store.fail_stop.store(true, Ordering::Release);
-            write(&store, &vec![0; BLOCK_LEN], slot_offset(slot))?;
-            return Err(Error::FailStop);
+            return Err(error);
         }
         let state = State::new(superblock, slot, slots, durable, base.guarded);
         let holders = Arc::clone(&core.holds.holders).into();
