@@ -6,9 +6,20 @@ use hardpack_engine::pool::{ImportReport, Refused};
 
 use crate::args::ExtractArgs;
 use crate::failure::{Code, Reason};
+use crate::output::{bytes, count};
 use crate::progress::FilesProgress;
 use crate::repeats::Repeats;
 use crate::text;
+
+/// Returns the number of files and their length, and behind them those other counts that are not 0.
+pub fn told(files: u64, len: u64, others: &[(u64, &str)]) -> String {
+    let noun = if files == 1 { "file" } else { "files" };
+    let mut told = format!("{} {noun} ({})", count(files, false), bytes(len, false));
+    for (number, what) in others.iter().filter(|(number, _)| *number > 0) {
+        told.push_str(&format!(", {} {what}", count(*number, false)));
+    }
+    told
+}
 
 /// Counts of what `put` did.
 #[derive(Default)]

@@ -24,8 +24,8 @@ use self::tree::Tree;
 use crate::address::{Address, Opened, last_name};
 use crate::args::ExtractArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::output::{self, bytes, count};
-use crate::summary::{Account, ExtractSummary};
+use crate::output;
+use crate::summary::{Account, ExtractSummary, told};
 use crate::{globs, leftovers, signals, tarball, text};
 
 /// What an interrupted extract leaves.
@@ -142,14 +142,7 @@ fn report(
     if args.work.quiet {
         return Ok(());
     }
-    let mut line = format!(
-        "{}: {} {} ({})",
-        text::path(dest),
-        count(done.files, false),
-        if done.files == 1 { "file" } else { "files" },
-        bytes(done.bytes, false)
-    );
-    let parts = [
+    let others = [
         (done.symlinks, "symbolic links"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
@@ -159,8 +152,6 @@ fn report(
         ),
         (done.failed, "failed"),
     ];
-    for (number, what) in parts.into_iter().filter(|(number, _)| *number > 0) {
-        line.push_str(&format!(", {} {what}", count(number, false)));
-    }
-    output::print_line(format_args!("{line}, extracted in {seconds:.1} s"))
+    let (dest, told) = (text::path(dest), told(done.files, done.bytes, &others));
+    output::print_line(format_args!("{dest}: {told}, extracted in {seconds:.1} s"))
 }

@@ -35,10 +35,10 @@ use super::put::{properties_stay, refuse_unlikely};
 use crate::address::last_name;
 use crate::args::{Format, ImportArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::output::{self, bytes, count};
+use crate::output;
 use crate::publish::{self, Unfinished};
 use crate::seen::Seen;
-use crate::summary::PutSummary;
+use crate::summary::{PutSummary, told};
 use crate::tarball::read::{Manner, put_entries, put_stream};
 use crate::users::Users;
 use crate::{leftovers, pool_file, signals, sqlite, text};
@@ -238,23 +238,16 @@ fn report(
     if args.work.quiet {
         return Ok(());
     }
-    let parts = [
+    let others = [
         (done.symlinks, "symbolic links"),
         (done.hard_links, "hard links"),
         (done.left_out, "skipped"),
         (done.failed, "failed"),
     ];
-    let (files, length) = (count(done.files, false), bytes(done.bytes, false));
-    let mut line = format!(
-        "{}: {files} {} ({length})",
-        args.target,
-        if done.files == 1 { "file" } else { "files" }
-    );
-    for (number, what) in parts.into_iter().filter(|(number, _)| *number > 0) {
-        line.push_str(&format!(", {} {what}", count(number, false)));
-    }
-    let format = format.name();
     output::print_line(format_args!(
-        "{line} from {format}, imported and verified in {seconds:.1} s"
+        "{}: {} from {}, imported and verified in {seconds:.1} s",
+        args.target,
+        told(done.files, done.bytes, &others),
+        format.name()
     ))
 }

@@ -33,8 +33,8 @@ use super::properties::set_all;
 use crate::address::{Address, last_name};
 use crate::args::PutArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::output::{self, bytes, count};
-use crate::summary::PutSummary;
+use crate::output;
+use crate::summary::{PutSummary, told};
 use crate::users::Users;
 use crate::{leftovers, pool_file, publish, signals, tarball, text};
 
@@ -288,7 +288,7 @@ fn report(
     if args.work.quiet {
         return Ok(());
     }
-    let parts = [
+    let others = [
         (done.symlinks, "symbolic links"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
@@ -297,14 +297,7 @@ fn report(
         (done.left_out, "skipped"),
         (done.failed, "failed"),
     ];
-    let mut line = format!("{address}: {}", if args.dry_run { "would put " } else { "" });
-    let (files, length) = (count(done.files, false), bytes(done.bytes, false));
-    line.push_str(&format!(
-        "{files} {} ({length})",
-        if done.files == 1 { "file" } else { "files" }
-    ));
-    for (number, what) in parts.into_iter().filter(|(number, _)| *number > 0) {
-        line.push_str(&format!(", {} {what}", count(number, false)));
-    }
-    output::print_line(format_args!("{line} in {seconds:.1} s"))
+    let verb = if args.dry_run { "would put " } else { "" };
+    let told = told(done.files, done.bytes, &others);
+    output::print_line(format_args!("{address}: {verb}{told} in {seconds:.1} s"))
 }
