@@ -137,6 +137,8 @@ pub fn ratio(file: &MainFile) -> Result<Option<f64>, Refused> {
 pub fn get(file: &mut MainFile, property: Property) -> Result<String, Refused> {
     match file.pool() {
         Some(pool) => {
+            // Another process may have set it since the last transaction.
+            pool.refresh()?;
             let values = pool.properties(file.property_owner())?;
             let found = values.into_iter().find(|value| value.property == property);
             Ok(found.map(|value| value.value).unwrap_or_default())
