@@ -9,7 +9,8 @@ const RUN_HELP: &str = "\
 The program, and every program that it starts, opens a pool wherever it opens a database by a plain \
 file name, and a path into a pool, such as apps.hpk/shop.db, as well, unless it looks for the \
 directory itself, as PHP does. Plain databases stay plain. A new database is plain, unless its name \
-ends in '.hpk' or --new-packed is given.
+ends in '.hpk' or --new-packed is given. What ATTACH and VACUUM INTO make is a pool only if its name \
+ends in '.hpk'.
 
 This works for programs that use the library libsqlite3, also if they load it later, as Python, \
 Perl, PHP and Ruby do. It cannot reach a SQLite that is part of a program, such as those of Node \
@@ -27,7 +28,7 @@ Examples:
 #[derive(Debug, ClapArgs)]
 #[command(after_help = RUN_HELP)]
 pub struct RunArgs {
-    /// Make pools of all new databases
+    /// Make a pool of each new database that the program opens
     #[arg(long)]
     pub new_packed: bool,
     /// The program, and its arguments
