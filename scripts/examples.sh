@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the programs of examples/ on a real pool, each with its language's own driver, and prints a table: ok, skipped
-# with the reason, or FAILED. Fails if one of them does.
+# Runs the programs of examples/ on a real pool, each with its language's own driver, and desktop programs on pools of
+# their own. Prints a table: ok, skipped with the reason, or FAILED. Fails if one of them does.
 # usage: scripts/examples.sh [--quick] [NAME...]
 #   --quick  only those that need no downloads: C, C++, Python, and those of Rust and Node that are built already
-#   NAME     only those whose names begin like this, such as "node"
+#   NAME     only those whose names begin like this, such as "node" or "desktop"
 # HARDPACK_BUILD names the directory of the build (target/release). Downloaded drivers are kept in target/examples.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 quick=
 if [ "${1:-}" = --quick ]; then
@@ -32,7 +32,7 @@ sqlite3 "$work/words.db" "create table words(word, count); insert into words val
 
 failed=0
 rows=1
-row() { printf '%-22s %-8s %s\n' "$1" "$2" "${3:-}"; }
+row() { printf '%-26s %-8s %s\n' "$1" "$2" "${3:-}"; }
 is_wanted() {
     [ ${#wanted[@]} -eq 0 ] && return 0
     local name
@@ -193,15 +193,40 @@ in_node_builtin() {
     run node:sqlite "$node" --no-warnings examples/node/builtin.js "$library" "$work/words.hpk"
 }
 
+# A desktop program that knows nothing of Hardpack, on a database of its own.
+with_desktop() { # program, packages, what it needs...
+    local name="desktop: $1" packages=$2 script=examples/desktop/$1.sh needed
+    shift 2
+    for needed; do has "$needed" || { skip "$name" "no $needed ($packages)"; return; }; done
+    if bash "$script" "$build/hardpack" "$work/$(basename "$script" .sh)" </dev/null >"$work/desktop" 2>&1; then
+        row "$name" ok
+    else
+        failed=1
+        row "$name" FAILED "$(tail -n 3 "$work/desktop" | tr '\n' ' ')"
+    fi
+}
+in_desktop_sqlitebrowser() { with_desktop sqlitebrowser sqlitebrowser sqlitebrowser; }
+in_desktop_kactivitymanagerd() {
+    with_desktop kactivitymanagerd "kactivitymanagerd, dbus" /usr/lib/*/libexec/kactivitymanagerd dbus-run-session
+}
+in_desktop_tracker3() { with_desktop tracker3 "tracker, dbus" tracker3 dbus-run-session; }
+in_desktop_shotwell() { with_desktop shotwell "shotwell, xvfb, dbus" shotwell xvfb-run dbus-run-session; }
+in_desktop_firefox() {
+    local firefox=firefox-esr
+    has firefox && firefox=firefox
+    with_desktop firefox firefox-esr "$firefox"
+}
+
 # A program that knows nothing of Hardpack.
 in_any() {
     run "any (hardpack run)" "$build/hardpack" run -- sqlite3 "$work/words.hpk" \
         "insert into words values('any', 1); select count(*) || ' words' from words"
 }
 
-all=(c cpp csharp rust rust_sqlx rust_diesel python any perl php ruby go java node node_builtin)
+all=(c cpp csharp rust rust_sqlx rust_diesel python any perl php ruby go java node node_builtin desktop_sqlitebrowser
+    desktop_kactivitymanagerd desktop_tracker3 desktop_shotwell desktop_firefox)
 [ -n "$quick" ] && all=(c cpp rust python any node)
-row LANGUAGE RESULT
+row EXAMPLE RESULT
 for language in "${all[@]}"; do
     is_wanted "$language" && "in_$language"
 done
