@@ -74,6 +74,13 @@ impl Outcome {
     }
 }
 
+/// Looks at what the thread gathers. `None` where that is gone already: a program may use SQLite in
+/// handlers of `exit` and destructors of C++, which run after those of the thread. Then nothing is
+/// gathered, and super-journals are ordinary ones.
+fn with_current<T>(act: impl FnOnce(&mut Option<Joint>) -> T) -> Option<T> {
+    CURRENT.try_with(|current| act(&mut current.borrow_mut())).ok()
+}
+
 /// Begins to gather, if these databases can be committed together. `journals` are the names of
 /// their journals, each followed by a NUL byte. Returns whether they can.
 pub fn begin(super_journal: &[u8], journals: &[u8]) -> bool {
@@ -88,27 +95,26 @@ pub fn begin(super_journal: &[u8], journals: &[u8]) -> bool {
             registry::have_one_writer(&databases)
                 && !databases.iter().any(|name| companion::has_journal_content(name))
         });
-    CURRENT.set(can.then(|| Joint {
+    let joint = can.then(|| Joint {
         name: super_journal.to_vec(),
         files: Vec::new(),
         durability: Durability::Visible,
         busy: BusyHandler::default(),
         path: PathBuf::new(),
         outcome: Arc::default(),
-    }));
-    can
+    });
+    with_current(|current| *current = joint).is_some() && can
 }
 
 /// Forgets what was gathered for a transaction that was never committed.
 pub fn reset() {
-    CURRENT.set(None);
+    with_current(|current| *current = None);
 }
 
 /// Whether the thread gathers the transaction of this super-journal.
 pub fn is_current(super_journal: &[u8]) -> bool {
-    CURRENT.with_borrow(|current| {
-        current.as_ref().is_some_and(|current| current.name == super_journal)
-    })
+    with_current(|current| current.as_ref().is_some_and(|current| current.name == super_journal))
+        .unwrap_or(false)
 }
 
 /// Holds the changes of a database until the super-journal is deleted. Returns where to look for
@@ -119,18 +125,19 @@ pub fn hold(
     busy: &BusyHandler,
     path: &std::path::Path,
 ) -> Option<Arc<Outcome>> {
-    CURRENT.with_borrow_mut(|current| {
+    with_current(|current| {
         let current = current.as_mut().filter(|current| current.name == super_journal)?;
         current.files.push(Arc::downgrade(file));
         current.busy = busy.clone();
         current.path = path.into();
         Some(Arc::clone(&current.outcome))
     })
+    .flatten()
 }
 
 /// Notes that a database asks for durability. Returns whether its changes are still held.
 pub fn harden(outcome: &Arc<Outcome>) -> bool {
-    CURRENT.with_borrow_mut(|current| {
+    with_current(|current| {
         let current = current.as_mut().filter(|current| Arc::ptr_eq(&current.outcome, outcome));
         let is_held = current.is_some();
         if let Some(current) = current {
@@ -138,11 +145,12 @@ pub fn harden(outcome: &Arc<Outcome>) -> bool {
         }
         is_held
     })
+    .unwrap_or(false)
 }
 
 /// Lets go of the changes of a database that is rolled back.
 pub fn leave(outcome: &Arc<Outcome>, file: &Arc<File>) {
-    CURRENT.with_borrow_mut(|current| {
+    with_current(|current| {
         if let Some(current) = current.as_mut().filter(|c| Arc::ptr_eq(&c.outcome, outcome)) {
             current.files.retain(|held| !std::ptr::eq(held.as_ptr(), Arc::as_ptr(file)));
         }
@@ -157,8 +165,9 @@ pub fn note_pieces() {
 /// Commits what is held, when SQLite deletes a super-journal. Returns SQLite's code, or `None` if
 /// the thread gathers nothing for this one.
 pub fn delete(super_journal: &[u8]) -> Option<c_int> {
-    let mut joint = CURRENT
-        .with_borrow_mut(|current| current.take_if(|current| current.name == super_journal))?;
+    let mut joint =
+        with_current(|current| current.take_if(|current| current.name == super_journal))
+            .flatten()?;
     let files: Vec<Arc<File>> = joint.files.iter().filter_map(Weak::upgrade).collect();
     if files.is_empty() {
         return Some(SQLITE_OK);

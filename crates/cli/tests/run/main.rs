@@ -122,6 +122,24 @@ fn a_program_writes_to_a_pool_in_both_journal_modes() {
     assert_eq!(succeeds(&at, &["sql", "a.db.hpk", "SELECT count(*) FROM t"]).trim(), "2002");
 }
 
+/// Destructors of the thread have run by then.
+#[test]
+fn a_program_writes_and_closes_at_exit() {
+    let (_directory, at) = packed();
+    let program = compile(&at, "at_exit.c", "at_exit", &["-lsqlite3"]);
+    for database in ["a.db.hpk", "a.db"] {
+        for (mode, rows) in [("delete", ROWS + 2), ("wal", ROWS + 4)] {
+            assert_eq!(quietly(&at, &[&program, database, mode]), "", "{database} {mode}");
+            let count = quietly(&at, &["sqlite3", database, "SELECT count(*) FROM t"]);
+            assert_eq!(count, rows.to_string(), "{database} {mode}");
+            for left in ["journal", "wal", "shm"] {
+                let path = at.join(format!("{database}-{left}"));
+                assert!(!path.exists(), "{}", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn a_new_database_is_plain_unless_its_name_or_an_option_asks_for_a_pool() {
     let directory = tempfile::tempdir().unwrap();
