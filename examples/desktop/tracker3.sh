@@ -25,9 +25,9 @@ note index two "$hardpack" run --
 expect index/meta.db "$titles" "note one,note two"
 expect_pool index/meta.db
 # An index of this database calls a function that only Tracker has, so SQLite's integrity_check cannot run.
-"$hardpack" check -q --no-integrity-check index/meta.db
+"$hardpack" check -q index/meta.db
 
 note new three "$hardpack" run --new-packed --
 expect new/meta.db "$titles" "note three"
 expect_pool new/meta.db
-"$hardpack" check -q --no-integrity-check new/meta.db
+"$hardpack" check -q new/meta.db

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::*;
+use rusqlite::functions::FunctionFlags;
 
 #[test]
 fn info_shows_what_is_there() {
@@ -149,6 +150,41 @@ fn check_runs_integrity_check() {
     hardpack().args(["pack", "-qf"]).arg(&path).assert().success();
     hardpack().args(["check", "-q"]).arg(&good).assert().code(1);
     hardpack().args(["check", "-q", "--no-integrity-check"]).arg(&good).assert().success();
+}
+
+/// An index may need a function that only its own program has. That is no damage, and
+/// does not keep others from being checked.
+#[test]
+fn check_goes_on_after_a_database_that_only_its_program_can_check() {
+    let (directory, sound) = directory_with("sound.db", b"");
+    make_database(&sound, 1024, 2000);
+    let foreign = directory.path().join("foreign.db");
+    let db = rusqlite::Connection::open(&foreign).unwrap();
+    let flags = FunctionFlags::SQLITE_DETERMINISTIC;
+    db.create_scalar_function("own", 1, flags, |context| context.get::<i64>(0)).unwrap();
+    db.execute_batch("create table t(a); insert into t values (1); create index i on t(own(a))")
+        .unwrap();
+    drop(db);
+    let pool = directory.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).args([&foreign, &sound, &pool]).assert().success();
+
+    let json = json_of(hardpack().args(["check", "-q", "--json"]).arg(&pool));
+    assert_eq!(json["ok"], true);
+    assert_eq!(json["databases"], 1);
+    let unchecked = json["integrity_unchecked"].as_array().unwrap();
+    let said = unchecked[0].as_str().unwrap();
+    assert!(unchecked.len() == 1 && said.starts_with("foreign.db: unknown function"), "{said}");
+    let text = stdout_of(hardpack().arg("check").arg(&pool));
+    let told = "integrity_check: foreign.db: only its own program can run it: unknown function";
+    assert!(text.contains(told) && text.ends_with("integrity_check: ok\n"), "{text}");
+
+    // Damage of the other one is still found.
+    let mut bytes = fs::read(&sound).unwrap();
+    bytes[3 * 1024..3 * 1024 + 100].fill(0xee);
+    fs::write(&sound, bytes).unwrap();
+    hardpack().args(["put", "-q"]).args([&sound, &pool]).assert().success();
+    hardpack().args(["check", "-q"]).arg(&pool).assert().code(1);
 }
 
 #[test]

@@ -57,7 +57,22 @@ struct Findings {
     databases: usize,
     /// The problems that `integrity_check` reported.
     integrity: Vec<(Vec<u8>, String)>,
+    /// The databases that `integrity_check` cannot run on here, and why.
+    foreign: Vec<(Vec<u8>, String)>,
 }
+
+/// What SQLite has to say about a database.
+enum Verdict {
+    /// It was checked, with these problems.
+    Checked(Vec<String>),
+    /// It needs something that only its program brings along.
+    Foreign(String),
+}
+
+/// How SQLite begins to say that a database needs a function, a collation or a module that a program
+/// defines.
+const FOREIGN: [&str; 4] =
+    ["unknown function", "no such function", "no such collation sequence", "no such module"];
 
 /// A database in the pool: its name, and the path by which SQLite opens it.
 struct Database {
@@ -95,12 +110,16 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     let databases = if is_wanted { find_databases(args, &pool)? } else { Vec::new() };
     // Closed before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
-    let mut integrity = Vec::new();
+    let (mut integrity, mut foreign) = (Vec::new(), Vec::new());
     for database in &databases {
-        let lines = check_integrity(args, database)?;
-        integrity.extend(lines.into_iter().map(|line| (database.name.clone(), line)));
+        let name = || database.name.clone();
+        match check_integrity(args, database)? {
+            Verdict::Checked(lines) => integrity.extend(lines.into_iter().map(|it| (name(), it))),
+            Verdict::Foreign(why) => foreign.push((name(), why)),
+        }
     }
-    Ok(Findings { repaired, report, names, hurt_pages, databases: databases.len(), integrity })
+    let databases = databases.len() - foreign.len();
+    Ok(Findings { repaired, report, names, hurt_pages, databases, integrity, foreign })
 }
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
@@ -176,7 +195,7 @@ fn check_pool(
     Ok((report, names))
 }
 
-fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Vec<String>, Reason> {
+fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Verdict, Reason> {
     let _spinner = Spinner::new("integrity_check", args.work.quiet);
     // A log is neither recovered nor moved into the pool, if SQLite can do without. Where there is
     // none, a connection that may write changes nothing, and removes the empty files that SQLite
@@ -193,12 +212,18 @@ fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Vec<String>,
         let _ = users::remove_unused_memory(&args.pool, database.file);
     }
     match lines {
-        Ok(lines) if lines == ["ok"] => Ok(Vec::new()),
-        Ok(lines) => Ok(lines),
+        Ok(lines) if lines == ["ok"] => Ok(Verdict::Checked(Vec::new())),
+        Ok(lines) => Ok(Verdict::Checked(lines)),
         Err(error) if matches!(sqlite_code(&error), Code::Data | Code::NotAPool) => {
-            Ok(vec![Reason::from(error).text])
+            Ok(Verdict::Checked(vec![Reason::from(error).text]))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => {
+            let reason = Reason::from(error);
+            match FOREIGN.iter().any(|what| reason.text.starts_with(what)) {
+                true => Ok(Verdict::Foreign(reason.text)),
+                false => Err(reason),
+            }
+        }
     }
 }
 
@@ -268,6 +293,13 @@ impl Findings {
             let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
             text.push_str(&format!("integrity_check: {name}{}\n", text::line(line)));
         }
+        for (name, why) in self.foreign.iter().filter(|_| !args.work.quiet) {
+            let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
+            let why = text::line(why);
+            text.push_str(&format!(
+                "integrity_check: {name}only its own program can run it: {why}\n"
+            ));
+        }
         if self.report.repairable > 0 {
             text.push_str(&format!(
                 "'hardpack check --repair' repairs {} of these without losing data\n",
@@ -297,12 +329,12 @@ impl Findings {
     }
 
     /// SQLite's findings, each line prefixed with its database, for programs.
-    fn integrity_lines(&self) -> Vec<String> {
+    fn lines(found: &[(Vec<u8>, String)]) -> Vec<String> {
         let line = |(name, line): &(Vec<u8>, String)| match &name[..] {
             [] => line.clone(),
             name => format!("{}: {line}", lossy(name)),
         };
-        self.integrity.iter().map(line).collect()
+        found.iter().map(line).collect()
     }
 
     fn json(&self, args: &CheckArgs, seconds: f64) -> Value {
@@ -335,7 +367,8 @@ impl Findings {
             }),
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "databases": self.databases,
-            "integrity_check": (self.databases > 0).then(|| self.integrity_lines()),
+            "integrity_check": (self.databases > 0).then(|| Self::lines(&self.integrity)),
+            "integrity_unchecked": Self::lines(&self.foreign),
         })
     }
 }
