@@ -95,6 +95,24 @@ fn others_commit_while_an_import_compresses() {
     }
 }
 
+/// There may be megabytes of them for each of thousands of files.
+#[test]
+fn extended_attributes_count_as_content() {
+    let dynamic: Arc<dyn Device> = SimDevice::new(Vec::new());
+    let pool = create(&dynamic, &[], 32 << 20);
+    let like = Attributes::new(Kind::Directory, ROOT);
+    let xattr = |n: u8| (format!("user.{n:02}").into_bytes(), vec![n; 64 << 10]);
+    let xattrs: Vec<_> = (0..16).map(xattr).collect();
+    let mut import = pool.import(1);
+    for number in 0..8 {
+        import.directory(ROOT, format!("d{number}").as_bytes(), &like, &xattrs).unwrap();
+    }
+    let first = pool.lookup_in(ROOT, b"d0").unwrap().expect("it does not wait for the others");
+    assert!(pool.xattrs(first.file).unwrap() == xattrs);
+    assert_eq!(import.finish().unwrap().directories, 8);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
 /// Returns how many bytes each commit of a recorded run wrote.
 fn commit_lens(trace: &[Op]) -> Vec<usize> {
     let mut lens = vec![0];

@@ -55,6 +55,19 @@ impl Item {
             Item::Begin { .. } | Item::Part { .. } => None,
         }
     }
+
+    /// Returns the length of its extended attributes, in bytes.
+    pub fn xattrs_len(&self) -> usize {
+        match self {
+            Item::Directory { at, .. }
+            | Item::File { at, .. }
+            | Item::Symlink { at, .. }
+            | Item::End { at, .. } => {
+                at.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum()
+            }
+            Item::HardLink { .. } | Item::Begin { .. } | Item::Part { .. } => 0,
+        }
+    }
 }
 
 /// The destination of an item, and its attributes.

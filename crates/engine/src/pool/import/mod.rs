@@ -470,8 +470,8 @@ impl Import<'_> {
     }
 
     fn add(&mut self, item: Item, len: usize) -> Result<()> {
+        self.items_len += len + item.xattrs_len();
         self.items.push(item);
-        self.items_len += len;
         if self.items_len >= bulk::batch_len(self.pool.options().threads)
             || self.items.len() >= BATCH_COUNT
         {

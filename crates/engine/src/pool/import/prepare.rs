@@ -39,9 +39,10 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Returns the length of the content in bytes.
+    /// Returns the length of the content and of the extended attributes, in bytes.
     pub fn len(&self) -> u64 {
-        self.content.as_ref().map_or(0, |content| content.len)
+        let content = self.content.as_ref().map_or(0, |content| content.len);
+        content + self.item.xattrs_len() as u64
     }
 }
 
