@@ -78,11 +78,20 @@ pub fn as_bytes(
     }
 }
 
+/// The path of a pool that SQLite derives the names of other files from: if `pool` is a symbolic
+/// link, the path that it leads to.
+pub fn without_link(pool: &Path) -> PathBuf {
+    let is_link = std::fs::symlink_metadata(pool).is_ok_and(|found| found.is_symlink());
+    let found = is_link.then(|| std::fs::canonicalize(pool).ok()).flatten();
+    found.unwrap_or_else(|| pool.into())
+}
+
 /// The path that the names of a database's log and journal extend.
 pub fn sidecar_base(pool: &Path, file: FileId) -> PathBuf {
+    let pool = without_link(pool);
     match file {
-        FIRST_FILE => pool.into(),
-        FileId(number) => sqlite::beside(pool, &format!("-db{number}")),
+        FIRST_FILE => pool,
+        FileId(number) => sqlite::beside(&pool, &format!("-db{number}")),
     }
 }
 
@@ -129,6 +138,7 @@ pub fn sidecar_of(pool_name: &[u8], name: &[u8]) -> Option<Sidecar> {
 
 /// Lists the logs and journals next to a pool that are not empty, with path and length in bytes.
 pub fn logs_beside(pool: &Path) -> std::io::Result<Vec<(Sidecar, PathBuf, u64)>> {
+    let pool = &without_link(pool);
     let name = pool.file_name().unwrap_or_default().as_bytes();
     let directory = pool.parent().filter(|parent| !parent.as_os_str().is_empty());
     let paths: Vec<PathBuf> = match std::fs::read_dir(directory.unwrap_or(Path::new("."))) {

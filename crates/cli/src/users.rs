@@ -27,7 +27,9 @@ use hardpack_engine::pool::{DirEntry, Import, Kind, Pool, ROOT, Refused};
 use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
-use crate::contents::{FIRST_FILE, database_path, has_sidecar, shared_memory, sidecar_of};
+use crate::contents::{
+    FIRST_FILE, database_path, has_sidecar, shared_memory, sidecar_of, without_link,
+};
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
@@ -65,7 +67,7 @@ impl Users {
             return Err(Error::ReadOnly("its file cannot be written").into());
         }
         let (first, held, refused) = Default::default();
-        Ok(Users { path: path.into(), first, held, refused, device })
+        Ok(Users { path: without_link(path), first, held, refused, device })
     }
 
     /// Marks an import as running, as long as this lives. If no other import runs, first removes

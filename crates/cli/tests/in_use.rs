@@ -18,6 +18,72 @@ struct Home {
     plain: PathBuf,
 }
 
+/// SQLite names logs after the file that a link leads to. What is in a log is neither missed nor
+/// lost, by whatever name the pool goes.
+#[test]
+fn a_link_to_a_pool_leads_to_its_logs() {
+    let (directory, pool) = packed_as("a.db", ROWS);
+    let at = directory.path();
+    let mut session = Session::open(&pool);
+    session.run("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0");
+    session.run("INSERT INTO t(b) VALUES('in the log')");
+    session.kill();
+    let names = ["a.db.hpk", "a.db.hpk-wal", "a.db.hpk-shm"];
+    fs::create_dir(at.join("saved")).unwrap();
+    for name in names {
+        fs::rename(at.join(name), at.join("saved").join(name)).unwrap();
+    }
+    fs::create_dir(at.join("real")).unwrap();
+    std::os::unix::fs::symlink("real/a.db.hpk", at.join("link")).unwrap();
+    fs::write(at.join("text"), "text").unwrap();
+    fs::create_dir(at.join("tree")).unwrap();
+    fs::write(at.join("tree/a.db"), "text").unwrap();
+    let mut stream = tar::Builder::new(fs::File::create(at.join("tar")).unwrap());
+    stream.append_path_with_name(at.join("text"), "a.db").unwrap();
+    stream.finish().unwrap();
+    let restore = || {
+        for name in names {
+            fs::copy(at.join("saved").join(name), at.join("real").join(name)).unwrap();
+        }
+    };
+    let rows = (ROWS + 1).to_string();
+    let count = "SELECT count(*) FROM t";
+    for (arguments, copy) in [
+        (&["snapshot", "link@s"][..], "real/a.db.hpk@s"),
+        (&["cp", "link/a.db", "link/b.db"], "real/a.db.hpk/b.db"),
+        (&["clone", "link@s", "link/c"], "real/a.db.hpk/c/a.db"),
+        (&["extract", "-q", "link", "out"], "out/a.db"),
+        (&["repack", "-q", "link"], "real/a.db.hpk"),
+    ] {
+        restore();
+        if arguments[0] == "clone" {
+            succeeds(at, &["snapshot", "link@s"]);
+        }
+        succeeds(at, arguments);
+        let found = match copy.starts_with("out") {
+            true => count_rows(&at.join(copy)).to_string(),
+            false => succeeds(at, &["sql", copy, count]).trim().to_owned(),
+        };
+        assert_eq!(found, rows, "{arguments:?}");
+    }
+    restore();
+    let content = hardpack().current_dir(at).args(["cat", "link"]).output().unwrap().stdout;
+    fs::write(at.join("cat"), content).unwrap();
+    assert_eq!(count_rows(&at.join("cat")).to_string(), rows);
+    for arguments in [
+        &["put", "-q", "text", "link/a.db"][..],
+        &["put", "-q", "-T", "tree", "link"],
+        &["import", "-q", "tar", "link"],
+    ] {
+        restore();
+        let done = hardpack().current_dir(at).args(arguments).output().unwrap();
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(stderr.contains("log or journal"), "{arguments:?}: {stderr}");
+        assert!(!done.status.success(), "{arguments:?}");
+        assert_eq!(succeeds(at, &["sql", "real/a.db.hpk", count]).trim(), rows, "{arguments:?}");
+    }
+}
+
 impl Home {
     fn new() -> Home {
         let (directory, plain) = directory_with("app.db", b"");

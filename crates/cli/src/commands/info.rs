@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::properties::guid;
 use crate::args::InfoArgs;
+use crate::contents::without_link;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, bytes, count, json_ratio, quotient, ratio};
 use crate::{pool_file, sqlite, text, users};
@@ -153,7 +154,7 @@ impl<'p> Info<'p> {
             Some((entry, _)) => pool.unfinished_repack(entry.file)?,
             None => None,
         };
-        let wal = std::fs::metadata(sqlite::beside(path, "-wal"));
+        let wal = std::fs::metadata(sqlite::beside(&without_link(path), "-wal"));
         // While somebody uses the pool, its file may be longer than it needs to be.
         let (ashift, pool_bytes) = (pool.store().ashift(), std::fs::metadata(path)?.len());
         let end = state.superblock.end.0 << ashift;
