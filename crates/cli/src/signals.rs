@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::failure::{Code, Reason};
 use crate::{sys, text};
 
@@ -33,8 +35,12 @@ const FINISH_TIME: Duration = Duration::from_secs(10);
 static IS_FINISHING: AtomicBool = AtomicBool::new(false);
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static LEFT_BEHIND: OnceLock<&'static str> = OnceLock::new();
-static FILES: Mutex<Files> =
-    Mutex::new(Files { unfinished: BTreeSet::new(), finished: None, beside: Vec::new() });
+static FILES: Mutex<Files> = Mutex::new(Files {
+    unfinished: BTreeSet::new(),
+    finished: None,
+    beside: Vec::new(),
+    children: BTreeSet::new(),
+});
 
 /// What to tell about a command that leaves nothing.
 pub const NOTHING: &str = "nothing unfinished is left behind";
@@ -47,6 +53,9 @@ pub struct Files {
     pub finished: Option<PathBuf>,
     /// SQLite's files next to databases that this process has open; it made them.
     beside: Vec<PathBuf>,
+    /// The numbers of running programs that work for this process. The signals that end it are
+    /// blocked in them, too.
+    pub children: BTreeSet<u32>,
 }
 
 /// Starts waiting for signals. Must be called before any other thread is started. `left_behind`
@@ -69,12 +78,17 @@ pub fn catch(left_behind: &'static str) {
     });
 }
 
-/// Removes unfinished files, says what is left behind, and ends the process.
+/// Removes unfinished files, kills the programs that work for this process, says what is left
+/// behind, and ends the process.
 pub fn end() -> ! {
     // Held to the end, so that no other thread goes on with files.
     let files = files();
     for path in &files.unfinished {
         let _ = std::fs::remove_file(path);
+    }
+    for child in &files.children {
+        let pid = i32::try_from(*child).ok().and_then(Pid::from_raw);
+        let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
     }
     let mut text = match &files.finished {
         Some(path) => format!("hardpack: interrupted; '{}' is complete\n", text::path(path)),

@@ -330,3 +330,45 @@ fn an_interrupted_import_leaves_no_pool() {
     }
     assert_eq!(names_in(at), ["dwarfsextract", "image", "image.pid"]);
 }
+
+/// The status of a program is waited for after the end of its output, too.
+#[test]
+fn a_program_that_does_not_end_is_killed() {
+    let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
+    let at = directory.path();
+    fs::write(at.join("file"), "content").unwrap();
+    tool(at, "tar", &["-cf", "stream", "file"]);
+    let program = at.join("dwarfsextract");
+    let script = "#!/bin/sh\ncat \"${4%/*}/stream\"\necho $$ >\"$4.pid\"\nexec sleep 60 >&- 2>&-\n";
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let search = format!("{}:{}", at.display(), std::env::var("PATH").unwrap());
+    let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+        .env("PATH", search)
+        .args(["import", "-q"])
+        .args([&path, &at.join("p.hpk")])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = with_ending(&path, ".pid");
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(10));
+    while !fs::read_to_string(&pid).is_ok_and(|text| text.ends_with('\n')) {
+        assert!(child.try_wait().unwrap().is_none());
+        pause();
+    }
+    let number = fs::read_to_string(&pid).unwrap();
+    let name = format!("/proc/{}/comm", number.trim());
+    while fs::read_to_string(&name).unwrap() != "sleep\n" {
+        pause();
+    }
+    // Its output has ended, which the command notices meanwhile.
+    (0..30).for_each(|_| pause());
+    let import = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(import, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let state = fs::read_to_string(format!("/proc/{}/status", number.trim()));
+    // It may not have been waited for yet by whoever inherited it.
+    let lives = state.is_ok_and(|text| text.contains("sleep") && !text.contains("State:\tZ"));
+    assert!(!lives, "the program goes on");
+    assert!(!at.join("p.hpk").exists());
+}

@@ -6,8 +6,9 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::failure::{Code, Reason};
 use crate::library::on_path;
@@ -16,6 +17,8 @@ use crate::{output, text};
 
 /// The most that is kept of the program's messages, in bytes: the end of them.
 const MESSAGES_LEN_MAX: usize = 4 << 10;
+/// How long to wait between two looks at a program that is about to end.
+const PAUSE: Duration = Duration::from_millis(2);
 /// How many lines of them are shown.
 const LINES_MAX: usize = 5;
 
@@ -51,6 +54,8 @@ impl Tool {
             );
             Reason::new(Code::Cannot, text).hint(program.hint)
         })?;
+        // Locked, so that the process does not end before it knows the program.
+        let mut registered = signals::files();
         let mut child = Command::new(path)
             .args(arguments)
             // Names in archives are Unicode, whatever the user's own locale can show.
@@ -70,10 +75,11 @@ impl Tool {
             let _ = child.kill();
             return Err(Reason::new(Code::Internal, "a program was started without pipes"));
         };
-        let work = move || last_bytes(&mut errors);
-        let messages = std::thread::Builder::new().spawn(work);
+        registered.children.insert(child.id());
+        drop(registered);
         let mut tool = Tool { program, child, output: Interruptible(output), messages: None };
-        tool.messages = Some(messages?);
+        let work = move || last_bytes(&mut errors);
+        tool.messages = Some(std::thread::Builder::new().spawn(work)?);
         Ok(tool)
     }
 
@@ -91,7 +97,7 @@ impl Tool {
         let drained = io::copy(output, &mut io::sink());
         signals::check()?;
         drained?;
-        let status = self.child.wait()?;
+        let status = self.status()?;
         let (name, shown) = (self.program.name, self.last_lines());
         match (status.success(), shown.is_empty()) {
             (true, true) => done,
@@ -103,6 +109,20 @@ impl Tool {
                 let said = if is_silent { "it says nothing" } else { &shown };
                 Err(Reason::new(Code::Data, format!("'{name}' failed ({status}): {said}")))
             }
+        }
+    }
+
+    /// Waits until it ends. It may take long to do so after the end of its output.
+    fn status(&mut self) -> Result<ExitStatus, Reason> {
+        loop {
+            let mut registered = signals::files();
+            if let Some(status) = self.child.try_wait()? {
+                registered.children.remove(&self.child.id());
+                return Ok(status);
+            }
+            drop(registered);
+            signals::check()?;
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -123,6 +143,8 @@ impl Read for Tool {
 
 impl Drop for Tool {
     fn drop(&mut self) {
+        // Once it is waited for, another process may have its number.
+        signals::files().children.remove(&self.child.id());
         // It may have ended long ago; both fail without harm then.
         let _ = self.child.kill();
         let _ = self.child.wait();
