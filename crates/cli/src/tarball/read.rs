@@ -318,6 +318,13 @@ impl EntryPutter<'_> {
     }
 }
 
+/// Returns a number of a header; 0 if the field is blank, as some programs leave those that do not
+/// matter.
+fn or_blank<T: Default>(field: &[u8], number: std::io::Result<T>) -> std::io::Result<T> {
+    let is_blank = field.iter().all(|byte| matches!(byte, 0 | b' '));
+    if is_blank { Ok(T::default()) } else { number }
+}
+
 /// Returns the attributes and extended attributes of an entry.
 fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reason> {
     let (header, extensions) = (&entry.header, &entry.extensions);
@@ -325,10 +332,14 @@ fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reas
         let wrong = || Reason::new(Code::Data, format!("{id} is not a valid owner id"));
         u32::try_from(id).map_err(|_| wrong())
     };
-    let uid = number(extensions, "uid").map_or_else(|| header.uid(), Ok)?;
-    let gid = number(extensions, "gid").map_or_else(|| header.gid(), Ok)?;
+    let raw = header.as_old();
+    let uid = || or_blank(&raw.uid, header.uid());
+    let gid = || or_blank(&raw.gid, header.gid());
+    let uid = number(extensions, "uid").map_or_else(uid, Ok)?;
+    let gid = number(extensions, "gid").map_or_else(gid, Ok)?;
     let owner = FileOwner { uid: id(uid)?, gid: id(gid)? };
-    let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
+    // Times before 1970 are negative numbers in two's complement.
+    let seconds = or_blank(&raw.mtime, header.mtime())?.cast_signed();
     let modified_ns = extensions.get(&b"mtime"[..]).and_then(|text| parse_time(text));
     let mut xattrs: Vec<Xattr> = extensions
         .iter()
@@ -336,7 +347,7 @@ fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reas
         .collect();
     xattrs.sort();
     let attributes = Attributes {
-        mode: header.mode()? & 0o7777,
+        mode: or_blank(&raw.mode, header.mode())? & 0o7777,
         owner: Some(owner),
         modified_ns: modified_ns.unwrap_or(seconds.saturating_mul(1_000_000_000)),
         ..Attributes::new(kind, ROOT)

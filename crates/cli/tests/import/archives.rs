@@ -1,7 +1,7 @@
 //! Archives and images made by their own tools hold what the tree held that they were made of.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -172,6 +172,25 @@ fn squashfs_images() {
         let options = ["-quiet", "-no-progress", "-keep-as-directory", "-comp", compression];
         tool(at, "mksquashfs", &[&["tree", "image"], &options[..]].concat());
         assert_imported(at, "image", SQUASHFS);
+    }
+}
+
+#[test]
+fn files_from_before_1970() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let name = at.join("old");
+    fs::write(&name, "written in 1955").unwrap();
+    let time = Timespec { tv_sec: -456_789_000, tv_nsec: 0 };
+    let times = Timestamps { last_access: time, last_modification: time };
+    utimensat(CWD, &name, &times, AtFlags::empty()).unwrap();
+    for format in ["gnu", "pax", "oldgnu"] {
+        tool(at, "tar", &["-c", "--format", format, "-f", format, "old"]);
+        let pool = format!("{format}.hpk");
+        succeeds(at, &["import", "-q", format, &pool]);
+        succeeds(at, &["extract", "-q", &pool, &format!("{format}.out")]);
+        let metadata = fs::metadata(at.join(format!("{format}.out/old"))).unwrap();
+        assert_eq!(MetadataExt::mtime(&metadata), -456_789_000, "{format}");
     }
 }
 

@@ -139,3 +139,21 @@ fn the_status_of_a_program_counts() {
     assert!(!pool.exists());
     names_in(at);
 }
+
+/// Some programs leave fields empty that do not matter elsewhere: packages of npm have no owners.
+#[test]
+fn blank_fields_are_zero() {
+    for blank in [0, b' '] {
+        let mut header = tar::Header::new_ustar();
+        header.set_path("file").unwrap();
+        let old = header.as_old_mut();
+        for field in [&mut old.mode[..], &mut old.uid, &mut old.gid, &mut old.mtime] {
+            field.fill(blank);
+        }
+        header.set_size(0);
+        header.set_cksum();
+        let (directory, _) = directory_with("t", &[header.as_bytes(), &[0; 1024][..]].concat());
+        succeeds(directory.path(), &["import", "-q", "t", "p.hpk"]);
+        assert_eq!(succeeds(directory.path(), &["ls", "p.hpk"]), "file\n");
+    }
+}
