@@ -1,5 +1,5 @@
 //! Maps of sparse files in tar streams: the offset and length of each stored piece. In pax streams
-//! GNU tar writes versions 0.1 and 1.0 of them.
+//! GNU tar writes versions 0.0, 0.1 and 1.0 of them.
 
 use std::io::{self, Read};
 
@@ -8,6 +8,10 @@ use crate::failure::{Code, Reason};
 
 /// The length of a block of a stream, in bytes.
 const BLOCK_LEN: usize = 512;
+/// The record with the map of version 0.1.
+pub const MAP: &[u8] = b"GNU.sparse.map";
+/// The records with the offset and the length of a piece in version 0.0.
+pub const PIECE: [&[u8]; 2] = [b"GNU.sparse.offset", b"GNU.sparse.numbytes"];
 /// A map with more pieces than this counts as damaged.
 const PIECE_COUNT_MAX: usize = 1 << 24;
 
@@ -28,19 +32,23 @@ impl Map {
     /// version 1.0 precedes the content.
     pub fn of(extensions: &Extensions, content: &mut impl Read) -> Result<Option<Map>, Reason> {
         let is_new = number(extensions, "GNU.sparse.major") == Some(1);
-        let old = extensions.get(&b"GNU.sparse.map"[..]);
-        if !is_new && old.is_none() {
+        let old = extensions.get(MAP);
+        // Of a file that is one hole, there is only the number of pieces.
+        let count = number(extensions, "GNU.sparse.numblocks");
+        if !is_new && old.is_none() && count.is_none() {
             return Ok(None);
         }
         let len =
             number(extensions, "GNU.sparse.realsize").or(number(extensions, "GNU.sparse.size"));
         let len = len.ok_or_else(damaged)?;
         let numbers = match old {
-            Some(old) if !is_new => {
+            _ if is_new => read_numbers(content)?,
+            Some(old) => {
                 let numbers = old.split(|byte| *byte == b',').map(parse);
                 numbers.collect::<Option<Vec<u64>>>().ok_or_else(damaged)?
             }
-            _ => read_numbers(content)?,
+            None if count == Some(0) => Vec::new(),
+            None => return Err(damaged()),
         };
         let pieces = numbers.chunks_exact(2).map(|two| (two[0], two[1])).collect();
         Map::new(len, pieces).map(Some)

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 
 use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
 
-use super::sparse::Map;
+use super::sparse::{self, Map};
 use crate::failure::{Code, Reason};
 
 /// The length of a block, in bytes.
@@ -200,7 +200,8 @@ pub fn number(extensions: &Extensions, key: &str) -> Option<u64> {
 }
 
 /// Parses lines of a length (which counts its own digits), a key and a value. A value may contain
-/// any bytes; an empty one removes the key.
+/// any bytes; an empty one removes the key. The pieces of a sparse file of version 0.0, each in
+/// records of its own, are gathered into a map as version 0.1 has it.
 fn parse_extensions(mut text: &[u8], into: &mut Extensions) -> Result<(), Reason> {
     let malformed = || damaged("an extended header is malformed");
     while !text.is_empty() {
@@ -211,7 +212,13 @@ fn parse_extensions(mut text: &[u8], into: &mut Extensions) -> Result<(), Reason
         let line = line.ok_or_else(malformed)?;
         let equals = line.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
         let (key, value) = (line[..equals].to_vec(), line[equals + 1..].to_vec());
-        if value.is_empty() && !key.starts_with(super::XATTR_PREFIX) {
+        if sparse::PIECE.contains(&&key[..]) {
+            let map = into.entry(sparse::MAP.to_vec()).or_default();
+            if !map.is_empty() {
+                map.push(b',');
+            }
+            map.extend(value);
+        } else if value.is_empty() && !key.starts_with(super::XATTR_PREFIX) {
             into.remove(&key);
         } else {
             into.insert(key, value);

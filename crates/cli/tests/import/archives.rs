@@ -194,6 +194,30 @@ fn files_from_before_1970() {
     }
 }
 
+#[test]
+fn sparse_files_of_every_version() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for (name, pieces) in [("pieces", &[3_u64, 5, 7][..]), ("hole", &[])] {
+        let file = File::create(at.join(name)).unwrap();
+        file.set_len(9 << 20).unwrap();
+        for piece in pieces {
+            file.write_all_at(b"in between", *piece << 20).unwrap();
+        }
+    }
+    for version in ["0.0", "0.1", "1.0"] {
+        let option = format!("--sparse-version={version}");
+        tool(at, "tar", &["-c", "--format=pax", "-S", &option, "-f", version, "pieces", "hole"]);
+        let pool = format!("{version}.hpk");
+        succeeds(at, &["import", "-q", version, &pool]);
+        for name in ["pieces", "hole"] {
+            succeeds(at, &["extract", "-q", "-f", &format!("{pool}/{name}"), "out"]);
+            let (out, original) = (fs::read(at.join("out")), fs::read(at.join(name)));
+            assert!(out.unwrap() == original.unwrap(), "{version} {name}");
+        }
+    }
+}
+
 /// What a pool does not store is named, whether Hardpack or the program leaves it out.
 #[test]
 fn what_is_left_out_is_named() {
