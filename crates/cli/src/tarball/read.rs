@@ -20,8 +20,9 @@ use crate::users::Users;
 use crate::{output, signals, text};
 
 const CHUNK_LEN: usize = 1 << 20;
-/// The most directories remembered by path.
+/// The most directories remembered by path, and the most bytes of their paths.
 const KNOWN_COUNT_MAX: usize = 1 << 16;
+const KNOWN_LEN_MAX: usize = 16 << 20;
 
 /// How entries are put.
 #[derive(Clone, Copy)]
@@ -47,6 +48,8 @@ pub struct EntryPutter<'p> {
     /// How many directories lead to the top.
     depth: usize,
     directories: HashMap<Vec<u8>, FileId>,
+    /// The length of their paths together.
+    directories_len: usize,
     summary: &'p mut PutSummary,
     progress: FilesProgress,
 }
@@ -81,9 +84,19 @@ pub fn put_entries(
     let progress = FilesProgress::new(manner.label, manner.is_quiet);
     let mut import = pool.import(now_ns());
     users.guard(pool, &mut import);
-    let (directories, depth) = (HashMap::new(), depth_of(&pool.path_of(top)?));
-    let mut putter =
-        EntryPutter { manner, pool, users, import, top, depth, directories, summary, progress };
+    let depth = depth_of(&pool.path_of(top)?);
+    let mut putter = EntryPutter {
+        manner,
+        pool,
+        users,
+        import,
+        top,
+        depth,
+        directories: HashMap::new(),
+        directories_len: 0,
+        summary,
+        progress,
+    };
     let done = give(&mut putter);
     if done.as_ref().is_err_and(|reason| reason.code == Code::Interrupted) {
         putter.import.stop()?;
@@ -266,9 +279,12 @@ impl EntryPutter<'_> {
     }
 
     fn remember(&mut self, path: Vec<u8>, directory: FileId) {
-        if self.directories.len() >= KNOWN_COUNT_MAX {
+        let len = self.directories_len + path.len();
+        if self.directories.len() >= KNOWN_COUNT_MAX || len > KNOWN_LEN_MAX {
             self.directories.clear();
+            self.directories_len = 0;
         }
+        self.directories_len += path.len();
         self.directories.insert(path, directory);
     }
 
@@ -373,12 +389,17 @@ fn parse_time(text: &[u8]) -> Option<i64> {
 
 /// Normalises a path relative to the top directory; `None` if it leads outside.
 fn inside(path: &[u8]) -> Option<Vec<u8>> {
-    let mut found = Vec::new();
+    let mut found = Vec::with_capacity(path.len());
     for name in path.split(|byte| *byte == b'/') {
         match name {
             b"" | b"." => {}
             b".." => return None,
-            name => found = join(&found, name),
+            name => {
+                if !found.is_empty() {
+                    found.push(b'/');
+                }
+                found.extend_from_slice(name);
+            }
         }
     }
     Some(found)
@@ -421,5 +442,8 @@ mod tests {
         assert_eq!(inside(b"/a/./b//c/"), Some(b"a/b/c".to_vec()));
         assert_eq!(inside(b"./"), Some(Vec::new()));
         assert_eq!(inside(b"a/../b"), None);
+        // Normalised in one go, however many names there are.
+        let long = b"a/".repeat(4 << 20);
+        assert_eq!(inside(&long).as_deref(), long.strip_suffix(b"/"));
     }
 }

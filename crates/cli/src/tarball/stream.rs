@@ -13,7 +13,7 @@ use crate::failure::{Code, Reason};
 
 /// The length of a block, in bytes.
 const BLOCK_LEN: usize = 512;
-/// The longest extended header, in bytes.
+/// The longest extended header, and the most that the records of several may take, in bytes.
 const EXTENSIONS_LEN_MAX: u64 = 16 << 20;
 /// The longest map of a sparse file in GNU's own format, in blocks.
 const MAP_BLOCKS_MAX: usize = 1 << 20;
@@ -225,6 +225,10 @@ fn parse_extensions(mut text: &[u8], into: &mut Extensions) -> Result<(), Reason
         }
         text = &text[len..];
     }
+    let len: usize = into.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if len as u64 > EXTENSIONS_LEN_MAX {
+        return Err(damaged("the extended headers of an entry are too long"));
+    }
     Ok(())
 }
 
@@ -241,6 +245,30 @@ mod tests {
         assert_eq!(found.len(), 2);
         for wrong in ["8 path=a\n", "x", "99999999999999999999 a=b\n", "5 ab\n", "0 a=b\n"] {
             assert!(parse_extensions(wrong.as_bytes(), &mut found).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn many_extended_headers_are_too_long_together() {
+        let text = |number: usize| {
+            let value = "x".repeat(1 << 20);
+            format!("1048592 k{number:05}={value}\n")
+        };
+        assert_eq!(text(0).len(), 1_048_592);
+        for kind in [EntryType::XHeader, EntryType::XGlobalHeader] {
+            let mut stream = Vec::new();
+            for number in 0..20 {
+                let mut header = Header::new_ustar();
+                header.set_entry_type(kind);
+                header.set_size(text(number).len() as u64);
+                header.set_cksum();
+                stream.extend_from_slice(header.as_bytes());
+                stream.extend_from_slice(text(number).as_bytes());
+                stream.resize(stream.len().next_multiple_of(BLOCK_LEN), 0);
+            }
+            let ended = TarStream::new(&stream[..]).next();
+            let reason = ended.err().expect("it is refused");
+            assert!(reason.text.contains("too long"), "{}", reason.text);
         }
     }
 

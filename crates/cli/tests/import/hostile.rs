@@ -1,6 +1,8 @@
 //! Sources that are damaged, encrypted or not what they seem: each gives a message, and no pool.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use crate::common::*;
 use crate::{names_in, tool};
@@ -138,6 +140,39 @@ fn the_status_of_a_program_counts() {
     );
     assert!(!pool.exists());
     names_in(at);
+}
+
+/// Imports with little memory for addresses.
+fn import_in(directory: &Path, kib: u32, source: &str, code: i32) -> String {
+    let program = assert_cmd::cargo::cargo_bin!("hardpack");
+    let script = format!("ulimit -v {kib}; exec \"$0\" import -q -j 1 {source} {source}.hpk");
+    let mut command = Command::new("sh");
+    command.current_dir(directory).args(["-c", &script]).arg(program);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    stderr
+}
+
+/// The path of each of these files has names of 250 bytes, a thousand of them.
+#[test]
+fn deep_directories_take_little_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stream = tar::Builder::new(fs::File::create(directory.path().join("deep")).unwrap());
+    for file in 0..20 {
+        let names = (0..1000).map(|level| format!("{file:03}{level:0247}/"));
+        let path = names.collect::<String>() + "file";
+        let mut header = tar::Header::new_gnu();
+        header.set_size(7);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        stream.append_data(&mut header, path, &b"content"[..]).unwrap();
+    }
+    stream.finish().unwrap();
+    import_in(directory.path(), 1 << 20, "deep", 0);
+    succeeds(directory.path(), &["check", "-q", "deep.hpk"]);
 }
 
 /// Some programs leave fields empty that do not matter elsewhere: packages of npm have no owners.
