@@ -175,6 +175,18 @@ fn deep_directories_take_little_memory() {
     succeeds(directory.path(), &["check", "-q", "deep.hpk"]);
 }
 
+/// A lack of memory says nothing about the archive.
+#[test]
+fn a_window_beyond_the_memory_is_no_damage() {
+    // A frame whose window is 2 GiB, with one block of a stream's end mark.
+    let header = [0x28, 0xb5, 0x2f, 0xfd, 0, (31 - 10) << 3];
+    let block = [&((1024_u32 << 3 | 1).to_le_bytes()[..3]), &[0; 1024]].concat();
+    let (directory, _) = directory_with("wide", &[&header[..], &block].concat());
+    let told = import_in(directory.path(), 1 << 20, "wide", 3);
+    assert!(told.contains("Cannot allocate memory"), "{told}");
+    assert_eq!(names_in(directory.path()), ["wide"]);
+}
+
 /// Some programs leave fields empty that do not matter elsewhere: packages of npm have no owners.
 #[test]
 fn blank_fields_are_zero() {

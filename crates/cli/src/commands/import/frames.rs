@@ -1,10 +1,12 @@
 //! Decompresses the many small zstd frames of a database, each with a dictionary or none.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 
 use zstd_safe::{DCtx, DParameter, FrameFormat, InBuffer, OutBuffer, ResetDirective};
 
 use super::archives::damaged;
+use super::zstd_stream;
 use crate::failure::Reason;
 
 /// The most prepared dictionaries that are kept, to bound memory.
@@ -40,9 +42,8 @@ impl Frames {
         let context = match self.prepared.entry(dictionary) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                let mut context = DCtx::try_create().ok_or_else(|| {
-                    Reason::from(std::io::Error::from(std::io::ErrorKind::OutOfMemory))
-                })?;
+                let mut context = DCtx::try_create()
+                    .ok_or_else(|| Reason::from(std::io::Error::from(ErrorKind::OutOfMemory)))?;
                 context.set_parameter(DParameter::Format(self.format)).map_err(failed)?;
                 if dictionary >= 0 {
                     context.load_dictionary(&load(dictionary)?).map_err(failed)?;
@@ -55,7 +56,12 @@ impl Frames {
 }
 
 fn failed(code: usize) -> Reason {
-    damaged(format!("it does not decompress: {}", zstd_safe::get_error_name(code)))
+    match zstd_stream::failed(code) {
+        error if error.kind() == ErrorKind::InvalidData => {
+            damaged(format!("it does not decompress: {error}"))
+        }
+        error => error.into(),
+    }
 }
 
 fn decode(context: &mut DCtx<'_>, frame: &[u8], len_max: usize) -> Result<Vec<u8>, Reason> {

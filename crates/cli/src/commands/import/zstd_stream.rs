@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
+use zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
 /// zstd may refer back this far, as a power of two: all that `zstd --long=31` writes.
@@ -15,7 +16,11 @@ pub struct ZstdReader<R> {
     is_within: bool,
 }
 
-fn failed(code: usize) -> io::Error {
+/// Returns the error that a code of zstd stands for. A lack of memory says nothing about the data.
+pub fn failed(code: usize) -> io::Error {
+    if code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_memory_allocation as usize {
+        return io::Error::from_raw_os_error(libc::ENOMEM);
+    }
     io::Error::new(ErrorKind::InvalidData, zstd_safe::get_error_name(code))
 }
 
