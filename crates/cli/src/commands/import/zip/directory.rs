@@ -116,9 +116,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// Reads exactly `N` bytes at a place.
 fn block_at<const N: usize>(file: &File, at: u64) -> Result<[u8; N], Reason> {
     let mut block = [0; N];
-    match read_full(file, &mut block, at)? {
-        n if n == N => Ok(block),
-        _ => Err(damaged("it was cut short")),
+    // The system counts to less, and would call a place beyond that invalid.
+    let is_place = i64::try_from(at.saturating_add(N as u64)).is_ok();
+    match is_place && read_full(file, &mut block, at)? == N {
+        true => Ok(block),
+        false => Err(damaged("it was cut short")),
     }
 }
 
@@ -336,6 +338,23 @@ mod tests {
                 // Most are errors; some change a time or a mode.
                 let _ = open(&bytes);
             }
+        }
+    }
+
+    #[test]
+    fn a_place_beyond_every_file_is_damage() {
+        for place in [0x7fff_ffff_ffff_ffff_u64, 0x8000_0000_0000_0000, u64::MAX - 40, u64::MAX] {
+            let mut bytes = archive();
+            let entry = bytes.windows(4).position(|four| four == ENTRY).unwrap();
+            let end = bytes.windows(4).position(|four| four == END).unwrap();
+            let fields = [&1_u16.to_le_bytes()[..], &8_u16.to_le_bytes(), &place.to_le_bytes()];
+            let fields = fields.concat();
+            bytes[entry + 42..entry + 46].fill(0xff);
+            bytes[entry + 30] = fields.len() as u8;
+            bytes[end + 12] += fields.len() as u8;
+            bytes.splice(end..end, fields);
+            let reason = open(&bytes).expect_err("it is refused");
+            assert_eq!(reason.code, Code::Data, "{place:x}: {}", reason.text);
         }
     }
 
