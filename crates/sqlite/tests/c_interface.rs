@@ -1,10 +1,17 @@
 //! The C interface, used by a real program through its real header, which is compiled as C and as
 //! C++. The program lists what it expects; here it is only built and started.
 
+#![expect(unsafe_code, reason = "calls C functions")]
+
 mod common;
 
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::ptr::null;
+
+use hardpack::c::{Code, Info, hardpack_info, hardpack_pack, hardpack_snapshot, hardpack_unpack};
 
 const HEADER: &str = include_str!("../include/hardpack.h");
 
@@ -73,6 +80,51 @@ fn the_program_in_the_documentation_works() {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(common::is_pool(&at.join("words.db.hpk")));
+}
+
+fn c_string(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// What another process is told that begins to write to a plain database, without waiting.
+fn begin_elsewhere(database: &Path) -> String {
+    let open = format!(".open '{}'", database.display());
+    common::stock_shell(&[&open, "begin immediate;", "select 'begun';"]).1
+}
+
+/// Closing any descriptor of a file drops the locks that this process has on it.
+#[test]
+fn what_is_no_pool_keeps_the_locks_that_sqlite_has_on_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| c_string(&directory.path().join(name));
+    let mut info = Info { size: size_of::<Info>() as u64, ..Info::default() };
+    let info: *mut Info = &raw mut info;
+    for (name, sql) in [("full.db", "create table t(a)"), ("empty.db", "")] {
+        let path = directory.path().join(name);
+        let db = common::open_plain(&path);
+        common::run(&db, sql);
+        common::run(&db, "begin immediate");
+        let pool = c_string(&path);
+        assert!(begin_elsewhere(&path).contains("database is locked"), "{name}");
+        // SAFETY: the arguments are C strings, and a structure as long as it says.
+        let codes = unsafe {
+            [
+                hardpack_info(pool.as_ptr(), info.cast()),
+                hardpack_unpack(pool.as_ptr(), null(), at("out").as_ptr()),
+                hardpack_snapshot(pool.as_ptr(), null(), c"now".as_ptr()),
+            ]
+        };
+        assert_eq!(codes, [Code::NotAPool as i32; 3], "{name}");
+        assert!(begin_elsewhere(&path).contains("database is locked"), "{name}");
+        // SAFETY: the arguments are C strings.
+        let code =
+            unsafe { hardpack_pack(pool.as_ptr(), at(&format!("{name}.hpk")).as_ptr(), null()) };
+        assert_eq!(code, Code::Ok as i32, "{name}");
+        assert!(begin_elsewhere(&path).contains("database is locked"), "{name}");
+        common::run(&db, "create table u(a); commit");
+        assert_eq!(begin_elsewhere(&path), "", "{name}");
+        common::assert_integrity(&db);
+    }
 }
 
 /// The library exports what the header declares, and the header declares every such function.

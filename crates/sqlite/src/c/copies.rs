@@ -15,6 +15,7 @@ use super::connection::{Connection, host, uri};
 use super::staged::Staged;
 use super::{Code, Failure, Stop, go_on, optional, required, run};
 use crate::ffi::SQLITE_OPEN_CREATE;
+use crate::reader::open_pool;
 use crate::registry;
 
 const CHUNK_LEN: usize = 1 << 20;
@@ -113,10 +114,12 @@ pub(crate) fn pack(
             to.copy_from(&from, stop)?;
             to.close()?;
         }
+        // Not opened here either: it may be a database in the making, on which SQLite has locks.
+        Ok(_) => pack_bytes(std::io::empty(), staged.path(), properties, stop)?,
         // No SQLite database, so that nobody has locks on it as one.
-        Ok(_) | Err(Failure { code: Code::NotAPool, .. }) => {
+        Err(Failure { code: Code::NotAPool, .. }) => {
             drop(from);
-            pack_bytes(&input, staged.path(), properties, stop)?;
+            pack_bytes(File::open(&input)?, staged.path(), properties, stop)?;
         }
         Err(failure) => return Err(failure),
     }
@@ -131,7 +134,7 @@ pub(crate) fn pack(
 }
 
 fn pack_bytes(
-    input: &Path,
+    mut input: impl Read,
     output: &Path,
     properties: &[(Property, String)],
     stop: &mut Stop<'_>,
@@ -139,7 +142,7 @@ fn pack_bytes(
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(output)?;
     let pool = registry::create(output, properties)?;
     let file = pool.pool().file(pool.pool().only_file()?.file)?;
-    let (mut input, mut at) = (File::open(input)?, 0);
+    let mut at = 0;
     let mut buf = vec![0; CHUNK_LEN];
     loop {
         go_on(stop)?;
@@ -190,7 +193,7 @@ pub(crate) fn unpack(
     output: &Path,
     stop: &mut Stop<'_>,
 ) -> Result<(), Failure> {
-    let pool = registry::open(pool_path)?;
+    let (pool, _) = open_pool(pool_path)?;
     let entry = entry_of(pool.pool(), inner)?;
     if entry.kind != Kind::File {
         return Err(Failure::new(Code::Usage, "it is not a file"));

@@ -1,12 +1,11 @@
 //! `hardpack_info`.
 #![expect(unsafe_code, reason = "C programs call this function")]
 
-use std::ffi::{OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_void};
 
+use super::copies::path;
 use super::{Code, Failure, required, run};
-use crate::registry;
+use crate::reader::open_pool;
 
 /// What is known about a pool. Fields are only added at the end.
 #[repr(C)]
@@ -52,7 +51,7 @@ pub unsafe extern "C" fn hardpack_info(pool: *const c_char, info: *mut c_void) -
             let text = "the field 'size' must be set to sizeof(struct hardpack_info)";
             return Err(Failure::new(Code::Usage, text));
         }
-        let opened = registry::open(Path::new(OsStr::from_bytes(pool)))?;
+        let (opened, _) = open_pool(path(pool))?;
         let pool = opened.pool();
         pool.refresh()?;
         let state = pool.state();

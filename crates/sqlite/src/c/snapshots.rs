@@ -15,7 +15,7 @@ use super::copies::{path, uri_of};
 use super::{Code, Failure, optional, required, run};
 use crate::companion::lock_path;
 use crate::host_name::{LOG_SUFFIX, generation_suffix};
-use crate::registry;
+use crate::reader::open_pool;
 use crate::system;
 
 /// How often to ask for a checkpoint that readers prevent, and the pause in between.
@@ -43,7 +43,8 @@ pub unsafe extern "C" fn hardpack_snapshot(
 
 /// Takes the snapshot `name` of a pool, or of the file or directory `inner` in it.
 pub(crate) fn snapshot(path: &Path, inner: Option<&[u8]>, name: &[u8]) -> Result<(), Failure> {
-    let opened = registry::open(path)?;
+    let (opened, path) = open_pool(path)?;
+    let path = &path;
     let pool = opened.pool();
     pool.refresh()?;
     let inner = inner.filter(|inner| !inner.is_empty());

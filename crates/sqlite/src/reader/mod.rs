@@ -79,10 +79,8 @@ struct Found {
 impl PoolReader {
     /// Opens the pool at `path`.
     pub fn open(path: &Path) -> Result<PoolReader, ReadError> {
-        // The names of logs derive from the path without links, as SQLite has it.
-        let path = fs::canonicalize(path).map_err(|source| Error::Io { action: "open", source })?;
-        refuse_others(&path)?;
-        Ok(PoolReader { opened: registry::open(&path)?, path })
+        let (opened, path) = open_pool(path)?;
+        Ok(PoolReader { opened, path })
     }
 
     /// Whether the pool is still the file at the path by which it was opened.
@@ -194,6 +192,15 @@ impl PoolReader {
         let entry = resolve(&pool, &path, follows)?;
         Ok(Found { pool, entry, is_snapshot: true })
     }
+}
+
+/// Opens the pool at a path that need not be one: a descriptor of another file is not closed, for
+/// SQLite may have that file open. Returns the path without links as well, which is what SQLite
+/// derives the names of logs from.
+pub(crate) fn open_pool(path: &Path) -> Result<(PoolUse, PathBuf), Error> {
+    let path = fs::canonicalize(path).map_err(|source| Error::Io { action: "open", source })?;
+    refuse_others(&path)?;
+    Ok((registry::open(&path)?, path))
 }
 
 fn resolve(pool: &Pool, path: &[u8], follows: bool) -> Result<DirEntry, Error> {
