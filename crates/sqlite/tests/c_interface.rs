@@ -127,6 +127,22 @@ fn what_is_no_pool_keeps_the_locks_that_sqlite_has_on_it() {
     }
 }
 
+/// The log of a database is named after the file that a link leads to.
+#[test]
+fn a_pool_behind_a_link_has_its_log_in_its_snapshots() {
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, link) = (directory.path().join("pool.hpk"), directory.path().join("link.hpk"));
+    std::os::unix::fs::symlink("pool.hpk", &link).unwrap();
+    let db = common::open(&pool);
+    common::run(&db, "pragma journal_mode=wal; pragma wal_autocheckpoint=0");
+    common::run(&db, "create table t(a); insert into t values(1)");
+    // SAFETY: the arguments are C strings.
+    let code = unsafe { hardpack_snapshot(c_string(&link).as_ptr(), null(), c"one".as_ptr()) };
+    assert_eq!(code, Code::Ok as i32);
+    let taken = common::open(&directory.path().join("pool.hpk@one"));
+    assert_eq!(common::text(&taken, "select count(*) from t"), "1");
+}
+
 /// The library exports what the header declares, and the header declares every such function.
 #[test]
 fn the_header_declares_what_the_library_has() {
