@@ -143,6 +143,27 @@ fn a_pool_behind_a_link_has_its_log_in_its_snapshots() {
     assert_eq!(common::text(&taken, "select count(*) from t"), "1");
 }
 
+/// POSIX lets a path begin with two slashes, but in a URI a host would follow them.
+#[test]
+fn paths_may_begin_with_two_slashes() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| {
+        let path = directory.path().join(name);
+        c_string(Path::new(&format!("/{}", path.display())))
+    };
+    common::run(&common::open_plain(&directory.path().join("a.db")), "create table t(a)");
+    // SAFETY: the arguments are C strings.
+    let codes = unsafe {
+        [
+            hardpack_pack(at("a.db").as_ptr(), at("a.hpk").as_ptr(), null()),
+            hardpack_unpack(at("a.hpk").as_ptr(), null(), at("b.db").as_ptr()),
+        ]
+    };
+    assert_eq!(codes, [Code::Ok as i32; 2]);
+    let back = common::open_plain(&directory.path().join("b.db"));
+    assert_eq!(common::text(&back, "select count(*) from t"), "0");
+}
+
 /// The library exports what the header declares, and the header declares every such function.
 #[test]
 fn the_header_declares_what_the_library_has() {

@@ -32,7 +32,8 @@ pub fn host() -> Result<&'static Api, Failure> {
 
 /// The name of a file in a URI, up to its parameters.
 pub fn uri(path: &[u8]) -> String {
-    let mut uri = String::from("file:");
+    // Without an empty host, one would follow two slashes at the beginning of a path.
+    let mut uri = String::from(if path.starts_with(b"/") { "file://" } else { "file:" });
     for byte in path {
         if byte.is_ascii_alphanumeric() || b"/-._~@".contains(byte) {
             uri.push(char::from(*byte));
