@@ -40,8 +40,14 @@ const SETTLED_AFTER: Duration = Duration::from_millis(15);
 const SETTLE_COUNT: u32 = 400;
 /// The number of names of a directory read at a time.
 const LIST_COUNT: usize = 256;
+/// Up to this many files that are no pools stay open; beyond it, only those that something else in
+/// this process has open, too.
+const KEPT_COUNT_MAX: usize = 64;
 /// What a SQLite database begins with.
 const DATABASE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
+/// The device and inode of a file.
+type FileKey = (u64, u64);
 
 /// Why something could not be read.
 #[derive(Debug)]
@@ -219,10 +225,12 @@ fn is_database(file: &File) -> Result<bool, Error> {
 /// Refuses a file that is no pool. Its descriptor then stays open: if SQLite has the file open as a
 /// database, closing it would drop SQLite's locks.
 fn refuse_others(path: &Path) -> Result<(), Error> {
-    static KEPT: Mutex<Option<HashMap<(u64, u64), fs::File>>> = Mutex::new(None);
-    if registry::is_open(path) {
-        return Ok(());
-    }
+    // Otherwise SQLite could open the pool, and lose its locks when the descriptor here is closed.
+    registry::unless_open(path, || refuse_other(path)).unwrap_or(Ok(()))
+}
+
+fn refuse_other(path: &Path) -> Result<(), Error> {
+    static KEPT: Mutex<Option<HashMap<FileKey, fs::File>>> = Mutex::new(None);
     let failed = |source| Error::Io { action: "open", source };
     let metadata = fs::metadata(path).map_err(failed)?;
     let kind = metadata.file_type();
@@ -242,7 +250,23 @@ fn refuse_others(path: &Path) -> Result<(), Error> {
         return Ok(());
     }
     kept.insert(key, file);
+    if kept.len() > KEPT_COUNT_MAX {
+        let open = open_here();
+        kept.retain(|key, _| open.get(key).is_none_or(|count| *count > 1));
+    }
     Err(Error::NotAPool("it does not begin like one".into()))
+}
+
+/// The files that this process has open, and the number of descriptors of each.
+fn open_here() -> HashMap<FileKey, usize> {
+    let mut open = HashMap::new();
+    // Nothing is closed if it cannot be known what is open.
+    for entry in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
+        if let Ok(metadata) = fs::metadata(entry.path()) {
+            *open.entry((metadata.dev(), metadata.ino())).or_insert(0) += 1;
+        }
+    }
+    open
 }
 
 /// What tells one content of a file from another.

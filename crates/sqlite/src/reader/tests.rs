@@ -132,6 +132,18 @@ fn names_and_wrong_uses() {
         let refused = PoolReader::open(&plain);
         assert!(matches!(refused, Err(ReadError::Pool(Error::NotAPool(_)))));
     }
+    // Not all of them stay open.
+    for number in 0..2 * KEPT_COUNT_MAX {
+        let other = plain.with_file_name(format!("other{number}"));
+        fs::write(&other, "no database").unwrap();
+        assert!(PoolReader::open(&other).is_err());
+    }
+    let directory = scene.path.parent().unwrap();
+    let is_here = |entry: &fs::DirEntry| {
+        fs::read_link(entry.path()).is_ok_and(|file| file.parent() == Some(directory))
+    };
+    let open = fs::read_dir("/proc/self/fd").unwrap().flatten().filter(is_here).count();
+    assert!(open <= KEPT_COUNT_MAX + 2, "{open}");
     assert!(reader.is_current());
     fs::rename(&plain, &scene.path).unwrap();
     assert!(!reader.is_current());

@@ -243,5 +243,13 @@ fn acquire(
 
 /// Whether this process has the pool at `path` open.
 pub fn is_open(path: &Path) -> bool {
-    key_of(path).is_ok_and(|key| registry().pools.contains_key(&key))
+    unless_open(path, || ()).is_none()
+}
+
+/// Calls `look` unless this process has the pool at `path` open, and keeps it from being opened
+/// meanwhile. `look` must not use the registry.
+pub fn unless_open<T>(path: &Path, look: impl FnOnce() -> T) -> Option<T> {
+    let registry = registry();
+    let is_open = key_of(path).is_ok_and(|key| registry.pools.contains_key(&key));
+    (!is_open).then(look)
 }
