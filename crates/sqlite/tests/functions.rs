@@ -467,6 +467,14 @@ fn an_interrupt_stops_and_leaves_nothing() {
         assert_eq!(code_of(done), Some(ErrorCode::OperationInterrupted), "{call}");
         assert!(!at("new").exists(), "{call}");
     }
+    // A handler that is asked less often, too.
+    for call in &calls {
+        db.progress_handler(10_000, Some(|| true)).unwrap();
+        let done = db.query_row(&format!("select {call}"), [], |row| row.get::<_, Value>(0));
+        db.progress_handler(0, None::<fn() -> bool>).unwrap();
+        assert_eq!(code_of(done), Some(ErrorCode::OperationInterrupted), "{call}");
+        assert!(!at("new").exists(), "{call}");
+    }
     // From another thread, as Ctrl-C in a shell does.
     let handle = db.get_interrupt_handle();
     let is_done = AtomicUsize::new(0);

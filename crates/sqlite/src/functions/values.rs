@@ -1,7 +1,7 @@
 //! The arguments that SQLite passes to a function, and the answer that it gets.
 #![expect(unsafe_code, reason = "reads and returns SQLite's values")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use super::Failed;
 use crate::api;
@@ -136,13 +136,17 @@ impl Arguments<'_> {
     /// Whether somebody has interrupted the statement, by `sqlite3_interrupt` or a progress
     /// handler.
     ///
-    /// Asks the connection to run a statement, which fails if so: `sqlite3_is_interrupted` is newer
-    /// than the oldest host.
+    /// Asks the connection to run statements, which fail if so: `sqlite3_is_interrupted` is newer
+    /// than the oldest host. A progress handler is asked every so many steps of a statement, so the
+    /// second one has more than 10,000 of them.
     pub fn is_interrupted(&self) -> bool {
+        const STATEMENTS: &CStr = c"SELECT 1;
+            WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n LIMIT 1000)
+            SELECT count(*) FROM n";
         let (nowhere, no_text): (*mut c_void, _) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the connection is open and in use by this thread; a function may run statements.
         let code =
-            unsafe { (api::get().exec)(self.db(), c"SELECT 1".as_ptr(), None, nowhere, no_text) };
+            unsafe { (api::get().exec)(self.db(), STATEMENTS.as_ptr(), None, nowhere, no_text) };
         code & 0xff == SQLITE_INTERRUPT
     }
 }
