@@ -119,7 +119,7 @@ fn answer(file: &mut MainFile, name: &str, value: Option<&str>) -> Result<String
 pub fn txg(file: &mut MainFile) -> Result<Option<u64>, Refused> {
     let Some(pool) = file.pool() else { return Ok(None) };
     pool.refresh()?;
-    let txg = pool.state().txg().0;
+    let txg = file.pinned_txg().unwrap_or(pool.state().txg()).0;
     match file.has_lost_state() {
         false => Ok(Some(txg)),
         true => Err(Refused(SQLITE_BUSY_SNAPSHOT, STATE_LOST.into())),

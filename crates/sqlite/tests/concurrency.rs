@@ -112,6 +112,24 @@ fn read_while(db: &Connection, act: impl FnOnce()) -> Vec<(i64, String)> {
     found
 }
 
+/// Also while others commit, so that the number opens what was read.
+#[test]
+fn a_reader_is_told_the_state_that_it_reads() {
+    let home = Home::new();
+    let (reader, writer) = (open(&home.path()), open(&home.path()));
+    let sum = "select sum(a) from t";
+    run(&reader, "begin");
+    let (before, number) = (text(&reader, sum), text(&reader, "pragma hardpack_txg"));
+    run(&writer, "update t set a = a + 1 where rowid = 1");
+    assert_eq!(text(&reader, "pragma hardpack_txg"), number);
+    assert_eq!(text(&reader, "select hardpack_txg() from t limit 1"), number);
+    let old = common::try_open(&home.path(), &format!("&at={number}")).unwrap();
+    assert_eq!(text(&old, sum), before);
+    run(&reader, "commit");
+    assert_ne!(text(&reader, "pragma hardpack_txg"), number);
+    assert_ne!(text(&reader, sum), before);
+}
+
 /// In every mode with a rollback, writers of this and of another process go on beside a reader, who
 /// reads all of what was there when it began.
 #[test]

@@ -178,6 +178,11 @@ impl MainFile {
         self.pinning.pin.as_ref().map(|pin| pin.state().txg()).or_else(newest)
     }
 
+    /// The state that the connection reads although there may be a newer one.
+    pub fn pinned_txg(&self) -> Option<Txg> {
+        self.pinned().ok().flatten().map(|pin| pin.state().txg())
+    }
+
     /// Gives up the pinned state, when the connection unlocks or reads through a log.
     pub(super) fn unpin(&mut self) {
         self.pinning = Pinning::default();
