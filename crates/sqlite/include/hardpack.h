@@ -56,8 +56,9 @@ const char *hardpack_error(void);
 struct sqlite3_api_routines;
 
 /* Registers the VFS `hardpack` with the SQLite whose functions these are: what SQLite passes to an extension's entry
- * point, and to a function given to sqlite3_auto_extension(). Registering again is harmless, and sets the flags anew.
- * A process can register one SQLite, of version 3.31.0 or newer. */
+ * point, and to a function given to sqlite3_auto_extension(). Registering again is harmless: it sets
+ * HARDPACK_REGISTER_NEW_PLAIN anew, and once Hardpack is the default VFS, it stays that. A process can register one
+ * SQLite, of version 3.31.0 or newer. */
 int hardpack_register(const struct sqlite3_api_routines *routines, unsigned flags);
 
 /* The same for a SQLite whose functions `find` returns by their full names, such as "sqlite3_vfs_register"; NULL for

@@ -104,7 +104,8 @@ static void registering(void) {
     run(db, "CREATE TABLE t(a)");
     sqlite3_close(db);
     CHECK(begins(in("plain.db"), "SQLite format 3"));
-    CHECK(hardpack_register_with(find, NULL, HARDPACK_REGISTER_DEFAULT) == HARDPACK_OK);
+    CHECK(hardpack_register_with(find, NULL, 0) == HARDPACK_OK);
+    CHECK(sqlite3_vfs_find("hardpack") == sqlite3_vfs_find(NULL));
     db = opened("packed.db", "");
     run(db, "CREATE TABLE t(a)");
     sqlite3_close(db);
