@@ -1,8 +1,12 @@
 """A pool as a mapping of names to files."""
 
+import ctypes
+import gc
 import io
 import os
 import pickle
+import re
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -192,6 +196,8 @@ NAMES = [
     "q?",
     "back\\slash",
     "back\\*",
+    "two\\\\back*",
+    "*@[x]",
     "-n",
     "ä",
     "line\nbreak",
@@ -212,6 +218,23 @@ def test_any_name(pool, name):
     assert open("out", "rb").read() == b"content"
     pool.remove(f"odd/{name}")
     assert set(pool.listdir("odd")) == {f"{name} 3", "other"}
+
+
+@pytest.mark.parametrize("name", ["a*b", "a[x]", "a\\\\b*", "a\\?"])
+def test_names_that_look_like_protected_ones(pool, name):
+    """The command takes a path as it is written, if that exists."""
+    other = re.sub(r"([*?\[\\])", r"\\\1", name)
+    pool.write_all([(f"odd/{name}", b"this"), (f"odd/{other}", b"other")])
+    pool.extract(f"odd/{name}", "out")
+    assert open("out", "rb").read() == b"this"
+    pool.copy(f"odd/{name}", "odd/copy")
+    assert pool.read_bytes("odd/copy") == b"this"
+    pool.rename(f"odd/{name}", "odd/moved")
+    assert pool.read_bytes("odd/moved") == b"this"
+    pool.rename("odd/moved", f"odd/{name}")
+    pool.remove(f"odd/{name}")
+    assert set(pool.listdir("odd")) == {other, "copy"}
+    assert pool.read_bytes(f"odd/{other}") == b"other"
 
 
 def test_patterns_in_names_match_nothing_else(pool):

@@ -29,10 +29,10 @@ def normal(path: PathLike) -> str:
 def literal(path: str) -> str:
     """Protects the wildcards of an existing path from the command line.
 
-    The command takes a path that exists as it is written, and otherwise a backslash before a
-    wildcard for its protection. So a name that has one already stays as it is.
+    The command takes a path that exists as it is written, and otherwise a backslash for the
+    protection of what follows. So the result may name another file, if that exists.
     """
-    return path if re.search(r"\\[*?\[]", path) else re.sub(r"([*?\[])", r"\\\1", path)
+    return re.sub(r"([*?\[\\])", r"\\\1", path)
 
 
 def pattern(glob: str) -> Pattern[str]:

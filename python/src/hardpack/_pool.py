@@ -129,7 +129,20 @@ class Pool(Mapping[str, PoolPath]):
             if not may_be_root:
                 raise UsageError(f"'{self.path}': this does not work on the root of a pool")
             return self.path
-        return f"{self.path}/{_names.literal(text) if exists else text}"
+        return f"{self.path}/{self._literal(text) if exists else text}"
+
+    def _literal(self, path: str) -> str:
+        """Returns an existing path as the command takes it, whatever its characters."""
+        protected = _names.literal(path)
+        # Of two such paths, each is taken as it is written.
+        return path if protected != path and self._is_there(protected) else protected
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._attributes(path, False)
+        except (NotFoundError, NotADirError):
+            return False
+        return True
 
     def _refuse_snapshot(self) -> None:
         if self.snapshot_name is not None:
@@ -358,7 +371,7 @@ class Pool(Mapping[str, PoolPath]):
         `force` replaces existing files, `update` only those that differ in length or time.
         Returns a report, with counts by name.
         """
-        text = _names.literal(_names.normal(path))
+        text = self._literal(_names.normal(path))
         source = f"{self.address}/{text}" if text else self.address
         command = ["extract", "--json", "-T"]
         command += [flag for flag, on in [("-f", force), ("-u", update)] if on]
