@@ -237,6 +237,16 @@ def test_names_that_look_like_protected_ones(pool, name):
     assert pool.read_bytes(f"odd/{other}") == b"other"
 
 
+def test_characters_that_no_name_has(pool):
+    for name in ["\ud800", "dir/\udbff"]:
+        assert name not in pool
+        for use in [pool.read_bytes, pool.listdir, pool.remove]:
+            with pytest.raises(hardpack.UsageError):
+                use(name)
+        with pytest.raises(hardpack.UsageError):
+            pool.write_bytes(name, b"")
+
+
 def test_patterns_in_names_match_nothing_else(pool):
     pool.write_bytes("w/ab", b"")
     with pytest.raises(hardpack.NotFoundError):

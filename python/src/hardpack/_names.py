@@ -20,6 +20,10 @@ def normal(path: PathLike) -> str:
     text = os.fsdecode(path)
     if "\0" in text:
         raise UsageError("a path in a pool cannot contain a NUL")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} has characters that no name can have") from None
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise UsageError(f"'{text}': '..' has no meaning in a pool")
