@@ -526,6 +526,29 @@ def test_snapshots_of_the_same_name(pool):
     assert pool.snapshots() == []
 
 
+def test_an_interrupt_within_a_listing(pool, monkeypatch):
+    """Python raises it wherever its code runs, so also where C has called it back."""
+    os.symlink("a.txt", "link")
+    pool.put("link", "link")
+    string_at, calls = ctypes.string_at, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return string_at(*arguments)
+
+    monkeypatch.setattr(ctypes, "string_at", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.listdir()
+    assert len(calls) == 2
+    calls.pop()
+    with pytest.raises(KeyboardInterrupt):
+        pool.readlink("link")
+    monkeypatch.undo()
+    assert pool.listdir() == ["a.txt", "dir", "link"] and pool.readlink("link") == "a.txt"
+
+
 def test_threads(pool):
     names = list(pool)
     failed = []

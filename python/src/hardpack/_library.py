@@ -33,7 +33,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, Optional
 from . import _errors as errors
 
 VERSION = "0.1.0"
-_ABI = 1
+_ABI = 2
 _LIBRARY = "libhardpack.so"
 # Names another copy, for the command as well.
 _VARIABLE = "HARDPACK_LIBRARY"
@@ -43,7 +43,7 @@ FILE, DIRECTORY, SYMLINK = 1, 2, 3
 _REGISTER_DEFAULT = 1
 
 DAMAGE, CANNOT, NOT_A_POOL, IN_USE = 1, 3, 4, 5
-NOT_FOUND, NOT_A_FILE, NOT_A_DIRECTORY, CHANGED, HAS_LOG = 10, 11, 12, 13, 14
+NOT_FOUND, NOT_A_FILE, NOT_A_DIRECTORY, CHANGED, HAS_LOG, STOPPED = 10, 11, 12, 13, 14, 15
 
 
 class HasLogError(errors.InUseError):
@@ -60,6 +60,7 @@ _CLASSES = {
     NOT_A_DIRECTORY: errors.NotADirError,
     CHANGED: errors.ChangedError,
     HAS_LOG: HasLogError,
+    STOPPED: errors.StoppedError,
     70: errors.InternalError,
 }
 
@@ -118,7 +119,7 @@ def _attributes(stat: _Stat) -> Attributes:
 
 
 _Visit = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, POINTER(_Stat))
-_Take = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t)
+_Take = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
 _Find = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_char_p)
 
 
@@ -200,6 +201,22 @@ def call(function: Any, *arguments: Any, action: str, what: str) -> None:
         _raise(error, action, what)
 
 
+def _call_back(
+    function: Any, raised: list[BaseException], *arguments: Any, action: str, what: bytes
+) -> None:
+    """Calls a function with a callback, whose exceptions nothing can carry through C.
+
+    The callback keeps one in `raised`. An interrupt before its first line is not even kept, but
+    stops the function as well.
+    """
+    try:
+        call(function, *arguments, action=action, what=os.fsdecode(what))
+    except errors.StoppedError:
+        if raised:
+            raise raised[0] from None
+        raise
+
+
 def register_with(find: Callable[[str], int], default: bool) -> Optional[str]:
     """Registers the VFS with the SQLite whose functions `find` returns the addresses of.
 
@@ -273,21 +290,35 @@ class Reader(_Handle):
     def entries(self, path: bytes) -> list[tuple[bytes, Attributes]]:
         """Returns the names of a directory, in byte order, with their attributes."""
         found: list[tuple[bytes, Attributes]] = []
+        raised: list[BaseException] = []
 
         def visit(_context: Any, name: int, name_len: int, stat: Any) -> int:
-            found.append((ctypes.string_at(name, name_len), _attributes(stat.contents)))
-            return 1
+            try:
+                found.append((ctypes.string_at(name, name_len), _attributes(stat.contents)))
+                return 1
+            except BaseException as error:
+                raised.append(error)
+                return 0
 
         place = (self._pointer, path, len(path), _Visit(visit), None)
-        call(load().hardpack_reader_list, *place, action="list", what=os.fsdecode(path))
+        _call_back(load().hardpack_reader_list, raised, *place, action="list", what=path)
         return found
 
     def target(self, path: bytes) -> bytes:
         """Returns what a symbolic link points to."""
         found: list[bytes] = []
-        take = _Take(lambda _context, text, len_: found.append(ctypes.string_at(text, len_)))
-        place = (self._pointer, path, len(path), take, None)
-        call(load().hardpack_reader_target, *place, action="read", what=os.fsdecode(path))
+        raised: list[BaseException] = []
+
+        def take(_context: Any, text: int, text_len: int) -> int:
+            try:
+                found.append(ctypes.string_at(text, text_len))
+                return 1
+            except BaseException as error:
+                raised.append(error)
+                return 0
+
+        place = (self._pointer, path, len(path), _Take(take), None)
+        _call_back(load().hardpack_reader_target, raised, *place, action="read", what=path)
         return found[0]
 
     def file(self, path: bytes) -> FileReader:

@@ -24,7 +24,7 @@ use hardpack_engine::{Error, FileId};
 use super::{FileReader, PoolReader, ReadError};
 
 /// The version of these functions.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// The longest text of an error, with its NUL.
 const TEXT_LEN: usize = 1024;
 
@@ -52,6 +52,8 @@ pub enum ErrorCode {
     Changed = 13,
     /// The file is a database, part of which is in a log or journal beside the pool.
     HasLog = 14,
+    /// A callback stopped the function.
+    Stopped = 15,
     /// A defect of Hardpack.
     Internal = 70,
 }
@@ -96,8 +98,8 @@ pub type Visit = unsafe extern "C" fn(
     stat: *const HardpackStat,
 ) -> c_int;
 
-/// Called with the bytes of a result.
-pub type Take = unsafe extern "C" fn(context: *mut c_void, bytes: *const u8, len: usize);
+/// Called with the bytes of a result. Returns 0 to stop.
+pub type Take = unsafe extern "C" fn(context: *mut c_void, bytes: *const u8, len: usize) -> c_int;
 
 /// An error as C code gets it.
 struct Report {
@@ -110,6 +112,10 @@ impl Report {
     fn new(code: ErrorCode, text: impl Into<String>) -> Report {
         Report { code, os_error: 0, text: text.into() }
     }
+}
+
+fn stopped() -> Report {
+    Report::new(ErrorCode::Stopped, "interrupted")
 }
 
 impl From<ReadError> for Report {
@@ -317,10 +323,13 @@ pub unsafe extern "C" fn hardpack_reader_list(
     // SAFETY: as the caller vouches.
     unsafe {
         run(error, || {
-            Ok((*reader).list(slice(path, path_len), &mut |entry, attributes| {
+            let mut goes_on = true;
+            (*reader).list(slice(path, path_len), &mut |entry, attributes| {
                 let stat = stat_of(entry.file, attributes);
-                visit(context, entry.name.as_ptr(), entry.name.len(), &stat) != 0
-            })?)
+                goes_on = visit(context, entry.name.as_ptr(), entry.name.len(), &stat) != 0;
+                goes_on
+            })?;
+            if goes_on { Ok(()) } else { Err(stopped()) }
         })
     }
 }
@@ -343,8 +352,10 @@ pub unsafe extern "C" fn hardpack_reader_target(
     unsafe {
         run(error, || {
             let target = (*reader).target(slice(path, path_len))?;
-            take(context, target.as_ptr(), target.len());
-            Ok(())
+            match take(context, target.as_ptr(), target.len()) {
+                0 => Err(stopped()),
+                _ => Ok(()),
+            }
         })
     }
 }
