@@ -549,6 +549,17 @@ def test_an_interrupt_within_a_listing(pool, monkeypatch):
     assert pool.listdir() == ["a.txt", "dir", "link"] and pool.readlink("link") == "a.txt"
 
 
+def test_a_directory_that_is_removed_while_it_is_listed(pool):
+    found = []
+    for path, _ in pool.walk():
+        found.append(path)
+        if path == "dir/b.txt":
+            pool.remove("dir/deep", recursive=True)
+    assert found == ["a.txt", "dir", "dir/b.txt", "dir/deep"]
+    with pytest.raises(hardpack.NotFoundError):
+        list(pool.walk("none"))
+
+
 def test_threads(pool):
     names = list(pool)
     failed = []

@@ -177,12 +177,21 @@ class Pool(Mapping[str, PoolPath]):
         while ahead:
             at = ahead.pop()
             below = []
-            for name, found in self.scandir(at):
+            for name, found in self._listed(at, top):
                 inner = f"{at}/{name}" if at else name
                 yield inner, found
                 if stat_bits.S_ISDIR(found.st_mode):
                     below.append(inner)
             ahead.extend(reversed(below))
+
+    def _listed(self, path: str, top: str) -> list[tuple[str, Stat]]:
+        try:
+            return self.scandir(path)
+        except (NotFoundError, NotADirError):
+            # Somebody removed it after it was listed.
+            if path == top:
+                raise
+            return []
 
     def glob(self, pattern: str, *, below: _names.PathLike = "") -> Iterator[PoolPath]:
         """Returns what matches a pattern such as `logs/*.db` or `**/*.txt`."""
