@@ -560,6 +560,29 @@ def test_a_directory_that_is_removed_while_it_is_listed(pool):
         list(pool.walk("none"))
 
 
+def test_a_fork_beside_a_thread_that_opens_the_pool(pool, python):
+    """The child has no thread that would let go of the lock."""
+    code = """
+        import hardpack, os, threading
+        pool = hardpack.Pool("p.hpk")
+        taken, done = threading.Event(), threading.Event()
+        def hold():
+            with pool._lock:
+                taken.set()
+                done.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        taken.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(pool.read_bytes("a.txt") != b"first")
+        done.set()
+        thread.join()
+        print(os.waitpid(child, 0)[1])
+    """
+    assert python(code) == "0\n"
+
+
 def test_threads(pool):
     names = list(pool)
     failed = []

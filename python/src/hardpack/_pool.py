@@ -62,7 +62,7 @@ class Pool(Mapping[str, PoolPath]):
     def __init__(self, path: OsPath, *, snapshot: Optional[str] = None) -> None:
         self.path = os.path.abspath(os.fsdecode(path))
         self.snapshot_name = snapshot
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._opened: Optional[Reader] = None
         self._is_closed = False
         self._reader().stat(self._inner(""), True)
@@ -98,11 +98,17 @@ class Pool(Mapping[str, PoolPath]):
 
     def close(self) -> None:
         """Closes the pool. Files that are open stay usable."""
-        with self._lock:
+        with self._locked():
             self._is_closed, self._opened = True, None
 
+    def _locked(self) -> threading.Lock:
+        if self._process != os.getpid():
+            # A forked child lacks the thread that may have held the lock.
+            self._lock, self._process = threading.Lock(), os.getpid()
+        return self._lock
+
     def _reader(self) -> Reader:
-        with self._lock:
+        with self._locked():
             if self._is_closed:
                 raise ValueError("the pool is closed")
             opened = self._opened

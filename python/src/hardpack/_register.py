@@ -32,6 +32,15 @@ _EntryPoint = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, c
 _lock = threading.RLock()
 
 
+def _after_fork() -> None:
+    """A forked child lacks the thread that may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Registration(NamedTuple):
     """Where the VFS is registered."""
 
