@@ -583,6 +583,22 @@ def test_a_fork_beside_a_thread_that_opens_the_pool(pool, python):
     assert python(code) == "0\n"
 
 
+def test_many_files_that_are_no_pools(pool, python):
+    """A process may look at more of them than it may have open."""
+    code = """
+        import hardpack, os, resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+        for number in range(300):
+            open(f"other{number}", "w").write("no pool")
+            try:
+                hardpack.Pool(f"other{number}")
+            except hardpack.NotAPoolError:
+                pass
+        print(hardpack.Pool("p.hpk").read_bytes("a.txt"))
+    """
+    assert python(code) == "b'first'\n"
+
+
 def test_threads(pool):
     names = list(pool)
     failed = []
