@@ -374,6 +374,18 @@ def test_many_files_at_once(pool):
     assert (pool / "dir").is_dir()
 
 
+def test_files_without_a_length(pool):
+    """Those of /proc have one of 0, and pipes none."""
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: open("pipe", "wb").write(b"through a pipe"))
+    writer.start()
+    pool.write_all([("proc", "/proc/version"), ("pipe", "pipe"), ("null", "/dev/null")])
+    writer.join()
+    assert pool.read_bytes("proc") == open("/proc/version", "rb").read() != b""
+    assert pool.read_bytes("pipe") == b"through a pipe"
+    assert pool.read_bytes("null") == b""
+
+
 def test_a_database_that_is_open_is_not_read_beside_sqlite(pool):
     db = sqlite3.connect("live.db", isolation_level=None)
     db.execute("CREATE TABLE t(a)")

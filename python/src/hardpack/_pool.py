@@ -522,14 +522,24 @@ def _sized(
         elif isinstance(content, (str, os.PathLike)):
             _refuse_open(content)
             with open(content, "rb") as file:
-                yield name, file, os.fstat(file.fileno()).st_size
+                found = os.fstat(file.fileno())
+                if stat_bits.S_ISREG(found.st_mode) and found.st_size > 0:
+                    yield name, file, found.st_size
+                else:
+                    # A pipe or a device has no length, nor has a file of /proc.
+                    yield from _copied(name, file)
         else:
-            with _files.spool() as copy:
-                while piece := content.read(_COPY_LEN):
-                    copy.write(piece)
-                length = copy.tell()
-                copy.seek(0)
-                yield name, copy, length
+            yield from _copied(name, content)
+
+
+def _copied(name: str, content: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
+    """Reads an item to its end, to know its length."""
+    with _files.spool() as copy:
+        while piece := content.read(_COPY_LEN):
+            copy.write(piece)
+        length = copy.tell()
+        copy.seek(0)
+        yield name, copy, length
 
 
 def _refuse_open(path: Union[str, os.PathLike[str]]) -> None:
@@ -538,6 +548,8 @@ def _refuse_open(path: Union[str, os.PathLike[str]]) -> None:
     If it is a database, closing another descriptor of it would drop SQLite's locks.
     """
     wanted = os.stat(path)
+    if not stat_bits.S_ISREG(wanted.st_mode) and not stat_bits.S_ISBLK(wanted.st_mode):
+        return
     for number in os.listdir("/proc/self/fd"):
         try:
             found = os.fstat(int(number))
