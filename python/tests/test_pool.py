@@ -386,6 +386,16 @@ def test_files_without_a_length(pool):
     assert pool.read_bytes("null") == b""
 
 
+def test_a_source_that_breaks(pool):
+    class Broken:
+        def read(self, _size):
+            raise BrokenPipeError("what was to be read")
+
+    with pytest.raises(BrokenPipeError, match="what was to be read"):
+        pool.write_all([("first", b"stored"), ("second", Broken())])
+    assert "second" not in pool
+
+
 def test_a_database_that_is_open_is_not_read_beside_sqlite(pool):
     db = sqlite3.connect("live.db", isolation_level=None)
     db.execute("CREATE TABLE t(a)")

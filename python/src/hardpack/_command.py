@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -145,8 +146,19 @@ def _feed(feed: Callable[[IO[bytes]], None], stdin: IO[bytes]) -> None:
         feed(stdin)
         stdin.close()
     except BrokenPipeError:
+        if not _is_broken(stdin):
+            # It comes from what was to be read.
+            raise
         # The command has ended, and says why.
-        pass
+
+
+def _is_broken(pipe: IO[bytes]) -> bool:
+    """Whether nobody reads a pipe any more."""
+    if pipe.closed:
+        return True
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return bool(poll.poll(0))
 
 
 def _close(stream: IO[bytes]) -> None:
