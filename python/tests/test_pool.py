@@ -69,6 +69,14 @@ def test_text(pool):
     assert pool.read_bytes("t") == b"\xe4"
 
 
+def test_an_unknown_encoding(pool):
+    for mode in ["r", "w"]:
+        with pytest.raises(LookupError):
+            pool.open("a.txt", mode, encoding="none such")
+    gc.collect()
+    assert pool.read_bytes("a.txt") == b"first"
+
+
 def test_a_new_file_appears_when_it_is_closed(pool):
     file = pool.open("new/file", "wb")
     file.write(b"123456")
@@ -92,6 +100,17 @@ def test_an_exception_stores_nothing(pool, mode):
     abandoned.write("half" if mode == "w" else b"half")
     del abandoned
     assert pool.read_bytes("a.txt") == b"first"
+
+
+@pytest.mark.parametrize("length", [3, 100, 20 << 20])
+def test_a_new_file_is_cut_or_grows(pool, length):
+    with pool.open("grown", "wb") as file:
+        file.write(b"0123456789")
+        file.seek(5)
+        assert file.truncate(length) == length and file.tell() == 5
+        file.write(b"x")
+    expected = b"0123456789"[:length].ljust(max(5, length), b"\0")
+    assert pool.read_bytes("grown") == expected[:5] + b"x" + expected[6:]
 
 
 def test_exclusive_creation(pool):

@@ -121,8 +121,16 @@ class NewFile(io.BufferedIOBase):
         return self._open().tell()
 
     def truncate(self, size: Optional[int] = None) -> int:
-        size = self.tell() if size is None else size
-        self._open().truncate(size)
+        spooled = self._open()
+        at = spooled.tell()
+        size = at if size is None else size
+        spooled.truncate(size)
+        spooled.seek(0, os.SEEK_END)
+        if spooled.tell() < size:
+            # In memory, a file does not grow by itself.
+            spooled.seek(size - 1)
+            spooled.write(b"\0")
+        spooled.seek(at)
         return size
 
     def discard(self) -> None:
@@ -179,7 +187,11 @@ class NewTextFile(io.TextIOWrapper):
             buffer.discard()
 
     def __del__(self) -> None:
-        self.discard()
+        try:
+            self.discard()
+        except ValueError:
+            # It could not be opened.
+            pass
 
 
 class ReadFile(io.BufferedReader):
