@@ -519,6 +519,26 @@ def test_damage(pool):
     assert not report["ok"] and report["problems"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])
+def test_a_command_that_a_signal_ends(pool, number):
+    def items():
+        yield "first", b"first"
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            os.kill(int(children.read().split()[0]), number)
+        yield "second", bytes(10_000_000)
+
+    with pytest.raises(hardpack.StoppedError, match="ended by"):
+        pool.write_all(items())
+
+
+def test_names_do_not_decide_about_exceptions(pool):
+    for name in ["there is no such file", "File exists already", "it's there is no"]:
+        pool.write_bytes(f"{name}/in", b"")
+        with pytest.raises(hardpack.CannotError) as caught:
+            pool.remove(name)
+        assert type(caught.value) is hardpack.CannotError and caught.value.errno is None
+
+
 def test_the_root_stays(pool):
     for change in [
         lambda: pool.remove("", recursive=True),

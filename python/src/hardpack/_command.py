@@ -39,6 +39,8 @@ _CLASSES = {
 _MISSING = re.compile(
     r"No such file or directory|no such (file|snapshot|directory)|there is no |No such device"
 )
+# Names, which may say anything.
+_QUOTED = re.compile(r"'.*?'(?!\w)")
 _EXISTS = re.compile(r"exists already|File exists|already exists")
 
 
@@ -196,18 +198,26 @@ def _raise(code: int, messages: list[str]) -> NoReturn:
     hints = [line for line in messages if line.startswith(("hint: ", "note: "))]
     text = said[-1][len("hardpack: ") :] if said else "\n".join(messages)
     hint = hints[-1][len("hint: ") :] if hints else None
-    if code < 0:
-        text = f"the command was ended by {signal.Signals(-code).name}"
     kind = _CLASSES.get(code, errors.CannotError)
+    if code < 0:
+        text, kind = f"the command was ended by {_name_of(-code)}", errors.StoppedError
     number = None
-    if code == 3 and _MISSING.search(text):
+    reason = _QUOTED.sub("", text)
+    if code == 3 and _MISSING.search(reason):
         kind, number = errors.NotFoundError, errno.ENOENT
-    elif code == 3 and _EXISTS.search(text):
+    elif code == 3 and _EXISTS.search(reason):
         kind, number = errors.ExistsError, errno.EEXIST
     raised = kind(text or f"the command failed with exit code {code}", hint=hint)
     if isinstance(raised, OSError):
         raised.errno = number
     raise raised
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def main() -> NoReturn:
