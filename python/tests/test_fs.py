@@ -106,10 +106,21 @@ def test_writing(place):
 
 
 def test_a_transaction_of_files(place):
-    """Files of an fsspec transaction are not put off; each one appears when it is closed."""
+    """Files of an fsspec transaction appear when it is complete, each in one piece."""
     fs, top = place
-    with fs.open(f"{top}one", "wb") as file:
-        file.write(b"1" * 100_000)
+    with fs.transaction:
+        with fs.open(f"{top}one", "wb") as file:
+            file.write(b"1" * 100_000)
+        fs.pipe(f"{top}two", b"2")
+        with pytest.raises(ZeroDivisionError), fs.open(f"{top}three", "wb") as file:
+            1 / 0
+        assert not fs.exists(f"{top}one")
+        assert fs.cat(f"{top}top.txt") == b"0123456789"
+    assert fs.info(f"{top}one")["size"] == 100_000 and fs.cat(f"{top}two") == b"2"
+    assert not fs.exists(f"{top}three")
+    with pytest.raises(ZeroDivisionError), fs.transaction:
+        fs.pipe(f"{top}one", b"replaced")
+        1 / 0
     assert fs.info(f"{top}one")["size"] == 100_000
 
 

@@ -144,11 +144,15 @@ class NewFile(io.BufferedIOBase):
         if self.closed:
             return
         try:
-            length = self._spool.seek(0, os.SEEK_END) or self._spool.tell()
-            self._spool.seek(0)
-            self._store(self._spool, length)
+            self._keep()
         finally:
             self.discard()
+
+    def _keep(self) -> None:
+        self._spool.seek(0, os.SEEK_END)
+        length = self._spool.tell()
+        self._spool.seek(0)
+        self._store(self._spool, length)
 
     def __exit__(
         self,
@@ -164,6 +168,30 @@ class NewFile(io.BufferedIOBase):
         # A file that was never closed may be incomplete.
         if hasattr(self, "_spool"):
             self.discard()
+
+
+class LateFile(NewFile):
+    """A file of a transaction: it appears in the pool when that is complete."""
+
+    def close(self) -> None:
+        """Closes the file, and keeps it aside."""
+        if not self.closed:
+            io.BufferedIOBase.close(self)
+
+    def commit(self) -> None:
+        """Stores the file, unless it was discarded."""
+        if self._spool.closed:
+            return
+        self.close()
+        try:
+            self._keep()
+        finally:
+            self._spool.close()
+
+    def discard(self) -> None:
+        """Closes the file, which is not stored then."""
+        self._spool.close()
+        self.close()
 
 
 class NewTextFile(io.TextIOWrapper):

@@ -268,6 +268,13 @@ class Pool(Mapping[str, PoolPath]):
         if kind == "r":
             binary = self._open_reading(path)
             return io.TextIOWrapper(binary, **text_args) if is_text else binary
+        new: Any = self._new_file(path, mode, _files.NewFile)
+        return _files.NewTextFile(new, **text_args) if is_text else new
+
+    def _new_file(
+        self, path: _names.PathLike, mode: str, file: type[_files.NewFile]
+    ) -> _files.NewFile:
+        kind = mode[0]
         name = _names.normal(path)
         if not name:
             raise NotAFileError(f"cannot write '{self.path}': it is the root of the pool")
@@ -280,8 +287,7 @@ class Pool(Mapping[str, PoolPath]):
                 raise ExistsError(f"cannot create '{name}': it exists already")
             self._put_stream([(name, content, length)])
 
-        new: Any = _files.NewFile(name, store, mode)
-        return _files.NewTextFile(new, **text_args) if is_text else new
+        return file(name, store, mode)
 
     def _open_reading(self, path: _names.PathLike) -> io.BufferedReader:
         reader = self._reader()

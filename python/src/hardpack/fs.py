@@ -4,8 +4,9 @@
     hardpack:///data/archive.hpk/dir/table.csv
     hardpack://dir/table.csv::file:///data/archive.hpk   the chained form
 
-Whole files are written, durably, when they are closed; they cannot be appended to. A snapshot is
-part of the path: `hardpack://archive.hpk@monday/dir/table.csv` is read-only.
+Whole files are written, durably, when they are closed, or at the end of the fsspec transaction that
+they belong to; they cannot be appended to. A snapshot is part of the path:
+`hardpack://archive.hpk@monday/dir/table.csv` is read-only.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 import os
 import stat as stat_bits
 from datetime import datetime, timezone
-from typing import IO, Any, Optional
+from glob import has_magic
+from typing import IO, Any, Optional, cast
 
 import fsspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.spec import AbstractFileSystem
 
-from ._errors import NotFoundError, UsageError
+from ._errors import ExistsError, NotFoundError, UsageError
+from ._files import LateFile
 from ._path import PoolPath, Stat
 from ._pool import Pool
 
@@ -115,10 +118,15 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self.info(path)["mtime"], tz=timezone.utc)
 
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> IO[bytes]:
         if mode not in ("rb", "wb", "xb"):
             raise UsageError(f"mode '{mode}': a file of a pool is opened with rb, wb or xb")
-        return self._find(path, creates=mode != "rb").open(mode)
+        place = self._find(path, creates=mode != "rb")
+        if mode == "rb" or autocommit:
+            return place.open(mode)
+        # The transaction commits or discards it.
+        late: Any = place.pool._new_file(str(place), mode, LateFile)
+        return cast("IO[bytes]", late)
 
     def cat_file(
         self, path: str, start: Optional[int] = None, end: Optional[int] = None, **_: Any
@@ -135,7 +143,7 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return data
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        with self._open(path, "xb" if mode == "create" else "wb") as file:
+        with self.open(path, "xb" if mode == "create" else "wb") as file:
             file.write(value)
 
     def put_file(
