@@ -124,6 +124,41 @@ def test_a_transaction_of_files(place):
     assert fs.info(f"{top}one")["size"] == 100_000
 
 
+def test_what_exists_is_not_created(place):
+    fs, top = place
+    open("local", "w").write("local")
+    for create in [
+        lambda path: fs.put_file("local", path, mode="create"),
+        lambda path: fs.pipe_file(path, b"piped", mode="create"),
+    ]:
+        with pytest.raises(FileExistsError):
+            create(f"{top}top.txt")
+        assert fs.cat(f"{top}top.txt") == b"0123456789"
+        create(f"{top}fresh")
+        fs.rm(f"{top}fresh")
+
+
+def test_patterns_to_remove(place):
+    fs, top = place
+    fs.pipe({f"{top}w/a1": b"", f"{top}w/a2/x": b"", f"{top}w/b": b"", f"{top}w/[b]": b""})
+    fs.rm(f"{top}w/a*", recursive=True)
+    assert fs.ls(f"{top}w", detail=False) == [f"{top}w/[b]", f"{top}w/b"]
+    fs.rm(f"{top}w/[b]", recursive=True)
+    assert fs.ls(f"{top}w", detail=False) == [f"{top}w/b"]
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{top}w/none*", recursive=True)
+    fs.rm(f"{top}w/**", recursive=True)
+    assert not fs.exists(f"{top}w/b")
+
+
+def test_a_pool_that_is_removed_is_made_again(work):
+    fs = fsspec.filesystem("hardpack")
+    for content in [b"first", b"second"]:
+        fs.pipe("gone.hpk/x", content)
+        assert fs.cat("gone.hpk/x") == content
+        os.remove("gone.hpk")
+
+
 def test_wrong_uses(pool):
     with pytest.raises(FileNotFoundError, match="cannot find a pool"):
         fsspec.filesystem("hardpack").ls("no/pool/here")

@@ -68,11 +68,10 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
         file, snapshot = _split_snapshot(file)
         key = os.path.abspath(file)
         pool = self._pools.get(f"{key}@{snapshot}")
-        if pool is None:
-            if creates and snapshot is None and not os.path.lexists(key):
-                pool = Pool.create(key)
-            else:
-                pool = Pool(key, snapshot=snapshot)
+        # One that was used before may have been removed since.
+        is_new = creates and snapshot is None and not os.path.lexists(key)
+        if pool is None or is_new:
+            pool = Pool.create(key) if is_new else Pool(key, snapshot=snapshot)
             self._pools[f"{key}@{snapshot}"] = pool
         return pool / inner
 
@@ -147,12 +146,19 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
             file.write(value)
 
     def put_file(
-        self, lpath: str, rpath: str, callback: Callback = DEFAULT_CALLBACK, **_: Any
+        self,
+        lpath: str,
+        rpath: str,
+        callback: Callback = DEFAULT_CALLBACK,
+        mode: str = "overwrite",
+        **_: Any,
     ) -> None:
         place = self._find(rpath, creates=True)
         if os.path.isdir(lpath):
             place.mkdir(parents=True, exist_ok=True)
             return
+        if mode == "create" and place.exists():
+            raise ExistsError(f"cannot create '{rpath}': it exists already")
         place.pool.write_all([(str(place), lpath)])  # type: ignore[list-item]
         callback.set_size(os.path.getsize(lpath))
         callback.absolute_update(os.path.getsize(lpath))
@@ -181,8 +187,14 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
             super().rm(path, recursive=recursive, maxdepth=maxdepth)
             return
         for one in path if isinstance(path, list) else [path]:
-            place = self._find(one)
-            place.pool.remove(str(place), recursive=True)
+            is_pattern = has_magic(one) and not self.exists(one)
+            found = self.glob(one) if is_pattern else [one]
+            if not found:
+                raise NotFoundError(f"nothing matches '{one}'")
+            for each in found:
+                place = self._find(each)
+                # A pattern may match a directory and what is in it.
+                place.pool.remove(str(place), recursive=True, missing_ok=is_pattern)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         old, new = self._find(path1), self._find(path2, creates=True)
