@@ -12,7 +12,7 @@ use crate::failure::{Code, Reason};
 use crate::pool_file::{Digest, read_all};
 use crate::progress::Progress;
 use crate::sqlite::LOG_ENDINGS;
-use crate::{signals, text};
+use crate::{output, signals, text};
 
 const SCHEMA: &str = "
     PRAGMA journal_mode = OFF;
@@ -76,8 +76,9 @@ impl Seen {
         Ok(found)
     }
 
-    /// Compares all files with what a pool holds, and returns how many there are.
-    pub fn verify(&self, pool: &Pool, is_quiet: bool) -> Result<u64, Reason> {
+    /// Compares all files with what a pool holds, and returns how many there are. Others may have
+    /// changed, moved or removed files of a pool that is shared with them.
+    pub fn verify(&self, pool: &Pool, is_shared: bool, is_quiet: bool) -> Result<u64, Reason> {
         let sql = "SELECT count(*), ifnull(sum(len), 0) FROM seen";
         let (count, total): (i64, i64) =
             self.notes.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -95,8 +96,22 @@ impl Seen {
                 progress.at(done);
                 signals::check()
             })?;
-            let is_same = |found: Digest| found.len() as i64 == len && found.hash() == hash;
-            if found.is_some_and(|found| !is_same(found)) {
+            let is_same = match found {
+                Found::Content(found_len, found_hash) => {
+                    found_len as i64 == len && found_hash == hash
+                }
+                Found::Changed => true,
+                Found::Nothing => {
+                    if is_shared {
+                        let path = text::escaped(&path);
+                        output::tell(format_args!(
+                            "note: somebody has moved or removed '{path}' since"
+                        ));
+                    }
+                    is_shared
+                }
+            };
+            if !is_same {
                 return Err(differs(&path));
             }
         }
@@ -110,24 +125,34 @@ fn differs(path: &[u8]) -> Reason {
     Reason::new(Code::Data, text)
 }
 
-/// Reads a file of a pool. Returns `None` if another process has changed, moved or removed it since
-/// it was imported: a file that is merely stored wrongly keeps its time.
+/// What is at the path of a file.
+enum Found {
+    /// A file of this length and hash.
+    Content(u64, [u8; 32]),
+    /// Another process has changed it since it was imported: a file that is merely stored wrongly
+    /// keeps its time.
+    Changed,
+    /// No file.
+    Nothing,
+}
+
+/// Reads a file of a pool.
 fn digest_at(
     pool: &Pool,
     path: &[u8],
     modified_ns: i64,
     progress: &mut dyn FnMut(u64) -> Result<(), Reason>,
-) -> Result<Option<Digest>, Reason> {
+) -> Result<Found, Reason> {
     let entry = match pool.resolve_link(path) {
-        Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => return Err(differs(path)),
+        Err(Error::NotFound { .. } | Error::NotADirectory { .. }) => return Ok(Found::Nothing),
         entry => entry?,
     };
     let attributes = pool.attributes(entry.file)?;
     if attributes.kind != Kind::File {
-        return Err(differs(path));
+        return Ok(Found::Nothing);
     }
     if attributes.modified_ns != modified_ns {
-        return Ok(None);
+        return Ok(Found::Changed);
     }
     let file = pool.file(entry.file)?;
     let mut digest = Digest::default();
@@ -135,7 +160,7 @@ fn digest_at(
         digest.update(bytes);
         progress(bytes.len() as u64)
     })?;
-    Ok(Some(digest))
+    Ok(Found::Content(digest.len(), digest.hash()))
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ fn import(args: &ImportArgs, format: Format, path: &Path) -> Result<PutSummary, 
     // Opened again, so that nothing comes from the memory of this process.
     let verify = || {
         let pool = pool_file::open_read_only(path, args.work.threads)?;
-        seen.verify(&pool, args.work.quiet)?;
+        seen.verify(&pool, path == args.target.pool, args.work.quiet)?;
         tell_logs(&pool, &seen)
     };
     verify().cannot("verify", address)?;
@@ -121,7 +121,9 @@ fn import(args: &ImportArgs, format: Format, path: &Path) -> Result<PutSummary, 
 fn tell_logs(pool: &Pool, seen: &Seen) -> Result<(), Reason> {
     for path in seen.logs()? {
         let mut head = [0; sqlite::LOG_HEAD_LEN];
-        let n = pool.file(pool.resolve_link(&path)?.file)?.read_at(&mut head, 0)?;
+        // Others may have removed it since.
+        let Ok(entry) = pool.resolve_link(&path) else { continue };
+        let n = pool.file(entry.file)?.read_at(&mut head, 0)?;
         if sqlite::is_log_head(&head[..n]) {
             output::tell(format_args!(
                 "note: '{}' holds changes of the database beside it, which SQLite does not see in a pool; \

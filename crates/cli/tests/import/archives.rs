@@ -415,3 +415,35 @@ fn a_program_that_does_not_end_is_killed() {
     assert!(!lives, "the program goes on");
     assert!(!at.join("p.hpk").exists());
 }
+
+/// A file that somebody else removes before the end of the import is no damage.
+#[test]
+fn others_may_remove_what_was_imported() {
+    let (directory, path) = directory_with("image", b"DWARFS\x02\x05");
+    let at = directory.path();
+    fs::write(at.join("first"), random_bytes(5 << 20, 1)).unwrap();
+    fs::write(at.join("second"), random_bytes(15 << 20, 2)).unwrap();
+    tool(at, "tar", &["-cf", "stream", "first", "second"]);
+    fs::create_dir(at.join("bin")).unwrap();
+    let program = at.join("bin/dwarfsextract");
+    let script = "#!/bin/sh\ncd \"${4%/*}\"\nhead -c 15000000 stream\n\
+        until [ -e go ]; do sleep 0.02; done\ntail -c +15000001 stream\n";
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let search = format!("{}:{}", at.join("bin").display(), std::env::var("PATH").unwrap());
+    succeeds(at, &["create", "p.hpk"]);
+    succeeds(at, &["mkdir", "p.hpk/d"]);
+    let mut import = hardpack();
+    import.env("PATH", search).args(["import", "-q", "-j", "1"]).args([&path, &at.join("p.hpk")]);
+    let import = std::thread::spawn(move || stderr_of(&mut import, 0));
+    // It appears while the second one is stored.
+    while !succeeds(at, &["ls", "p.hpk"]).contains("first") {
+        assert!(!import.is_finished());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    succeeds(at, &["mv", "p.hpk/first", "p.hpk/d/moved"]);
+    fs::write(at.join("go"), "").unwrap();
+    let told = import.join().unwrap();
+    assert!(told.contains("note: somebody has moved or removed 'first' since"), "{told}");
+    succeeds(at, &["check", "-q", "p.hpk"]);
+}
