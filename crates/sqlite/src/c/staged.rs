@@ -77,8 +77,10 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Failure> {
     let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
     let (old, new) = (name(from)?, name(to)?);
     let (here, flag) = (libc::AT_FDCWD, libc::RENAME_NOREPLACE);
-    // SAFETY: both names are C strings.
-    if unsafe { libc::renameat2(here, old.as_ptr(), here, new.as_ptr(), flag) } == 0 {
+    // SAFETY: both names are C strings. Not every C library has a function for it.
+    let done =
+        unsafe { libc::syscall(libc::SYS_renameat2, here, old.as_ptr(), here, new.as_ptr(), flag) };
+    if done == 0 {
         return Ok(());
     }
     let error = io::Error::last_os_error();
