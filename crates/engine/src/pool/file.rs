@@ -81,6 +81,8 @@ struct Pending {
     patient_until: usize,
     /// Whether a commit failed, see above.
     failed: bool,
+    /// When the changes were made, if their commit is not the time to record.
+    time_ns: Option<i64>,
 }
 
 impl File {
@@ -98,6 +100,13 @@ impl File {
             adapt: Arc::new(Adapt::new(Arc::clone(&options.clock))),
             history: Arc::default(),
         }
+    }
+
+    /// Creates the handle of a file that no committed state has yet, and that is empty.
+    pub(super) fn created(store: Arc<Store>, options: &Options, id: FileId) -> File {
+        let empty = Pending { len: Some(0), cut: Some(0), ..Pending::default() };
+        let (dirty, pending) = (AtomicBool::new(true), RwLock::new(empty));
+        File { dirty, pending, ..File::new(store, options, id) }
     }
 
     /// Returns the file's id.
@@ -396,6 +405,28 @@ impl File {
         }
         pending.len = Some(len);
         Ok(())
+    }
+
+    /// Sets the time of the last change that the next commit records, in nanoseconds since 1970,
+    /// instead of the time of the commit. Without changes of the content, nothing is recorded.
+    pub fn set_time(&self, modified_ns: i64) {
+        self.pending().time_ns = Some(modified_ns);
+    }
+
+    /// Returns the time that was set by [`File::set_time`] for the next commit.
+    pub fn time(&self) -> Option<i64> {
+        self.pending.read().unwrap_or_else(PoisonError::into_inner).time_ns
+    }
+
+    /// Returns the size of the uncommitted changes in memory, in bytes.
+    pub fn pending_bytes(&self) -> usize {
+        match self.is_dirty() {
+            true => {
+                let pending = self.pending.read().unwrap_or_else(PoisonError::into_inner);
+                pending.units.len() * UNIT_LEN as usize
+            }
+            false => 0,
+        }
     }
 
     /// Returns the last choice of `compression=auto` in this process, and its reason.

@@ -9,6 +9,7 @@
 //! | read and write | [`File::read_at`], [`File::write_at`], [`File::set_len`], [`File::commit`] |
 //! | change names | [`Pool::edit`] with [`Edit`], [`Pool::create_file_at`], [`Pool::remove_at`] |
 //! | properties | [`Pool::set_property`], [`Pool::properties`], [`Property`], [`Settings`] |
+//! | many small changes | [`Group::edit`], [`Group::commit`] |
 //! | bring in many files | [`Pool::import`] with an [`Import`] |
 //! | snapshots | [`Pool::create_snapshot`], [`Pool::open_snapshot`], [`Pool::rollback`] |
 //! | another pool | [`Pool::send`], [`Pool::receive`] |
@@ -30,6 +31,7 @@ mod extents;
 mod file;
 #[doc(hidden)]
 pub mod fuzzing;
+mod group;
 mod import;
 mod maintain;
 mod namespace;
@@ -51,6 +53,7 @@ pub use self::check::repair::RepairReport;
 pub use self::check::{CheckReport, Problem};
 use self::extents::source::Committed;
 pub use self::file::File;
+pub use self::group::{Group, Kept, View};
 pub use self::import::{Import, ImportReport, Refused};
 pub use self::maintain::compact::{CompactEstimate, CompactReport, Compaction};
 pub use self::maintain::fold::Fold;

@@ -6,6 +6,7 @@ mod drafts;
 mod faults;
 mod filter;
 mod gone;
+mod group;
 mod model;
 mod namespace;
 mod places;

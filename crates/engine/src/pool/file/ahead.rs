@@ -88,7 +88,7 @@ impl File {
     }
 
     /// Writes the whole records of a large transaction ahead of its commit.
-    pub(super) fn write_whole_ahead(&self, begin: &mut Begin<'_>) -> Result<()> {
+    pub(in crate::pool) fn write_whole_ahead(&self, begin: &mut Begin<'_>) -> Result<()> {
         let len = self.pending().units.len() * UNIT_LEN as usize;
         if len < AHEAD_LEN_MIN.min(self.options.dirty_len_max) {
             return Ok(());

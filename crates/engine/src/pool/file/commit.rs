@@ -97,14 +97,18 @@ impl File {
         let mut attributes = entries::attributes(txn, self.id)?;
         let now = (self.options.now_ns)();
         let is_recent = (now - TIME_STEP_NS + 1..=now).contains(&attributes.modified_ns);
-        // An unknown time replaces the old one, which is wrong now.
-        let modified_ns = if now != 0 && is_recent { attributes.modified_ns } else { now };
+        let modified_ns = match pending.time_ns {
+            Some(time) => time,
+            None if now != 0 && is_recent => attributes.modified_ns,
+            // An unknown time replaces the old one, which is wrong now.
+            None => now,
+        };
         if attributes.len != len || attributes.modified_ns != modified_ns {
             txn.stats_mut().change_file_len(attributes.len, len);
             attributes.len = len;
             attributes.modified_ns = modified_ns;
             if attributes.changed_ns != 0 && now != 0 {
-                attributes.changed_ns = modified_ns;
+                attributes.changed_ns = if pending.time_ns.is_some() { now } else { modified_ns };
             }
             entries::set_attributes(txn, self.id, &attributes)?;
         }

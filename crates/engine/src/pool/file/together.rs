@@ -50,8 +50,20 @@ impl File {
             Err(Error::Busy) => return Err(Error::Busy),
             begun => begun,
         };
+        let txn = begun.inspect_err(|_| {
+            files.iter().for_each(|file| file.abandon());
+        })?;
+        File::commit_in(&files, txn, durability)
+    }
+
+    /// Commits a transaction with the changes of files, which are in the order of their ids.
+    pub(in crate::pool) fn commit_in(
+        files: &[&File],
+        txn: Txn,
+        durability: Durability,
+    ) -> Result<()> {
         let mut all: Vec<_> = files.iter().map(|file| file.pending()).collect();
-        let done = begun.and_then(|txn| commit(&files, txn, &mut all, durability));
+        let done = commit(files, txn, &mut all, durability);
         for (file, pending) in files.iter().zip(&mut all) {
             match &done {
                 Ok(()) => {

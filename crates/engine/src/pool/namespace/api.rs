@@ -7,7 +7,8 @@ use crate::pool::extents::source::{Committed, Source};
 use crate::pool::file::File;
 use crate::pool::namespace::entries::{self, Attributes, DirEntry, Kind, ROOT, Xattr};
 use crate::pool::namespace::props::{Property, Settings};
-use crate::pool::{Pool, PropertyValue};
+use crate::pool::{Options, Pool, PropertyValue};
+use crate::store::Store;
 use crate::units::FileId;
 
 /// The callback of a walk, called with path, entry and attributes. Returns whether to enter a
@@ -175,15 +176,22 @@ impl Pool {
             }
         }
         self.check_in_scope(id)?;
+        Ok(self.handle(id, File::new))
+    }
+
+    /// Returns the handle of a file, which `make` makes if there is none.
+    pub(in crate::pool) fn handle(
+        &self,
+        id: FileId,
+        make: fn(Arc<Store>, &Options, FileId) -> File,
+    ) -> Arc<File> {
         let mut files = self.files();
         if files.len() >= crate::pool::HANDLES_KEPT {
             // These have no other users and no uncommitted changes.
             files.retain(|_, file| Arc::strong_count(file) > 1 || file.is_dirty());
         }
-        let file = files
-            .entry(id)
-            .or_insert_with(|| Arc::new(File::new(Arc::clone(self.store()), self.options(), id)));
-        Ok(Arc::clone(file))
+        let new = || Arc::new(make(Arc::clone(self.store()), self.options(), id));
+        Arc::clone(files.entry(id).or_insert_with(new))
     }
 
     fn name_for_people(&self, file: FileId) -> String {

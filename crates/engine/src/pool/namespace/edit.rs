@@ -196,11 +196,54 @@ impl<'t> Edit<'t> {
         if link_count == 0 || attributes.kind == Kind::Directory {
             return self.remove_file(entry.file, &attributes);
         }
-        let left = entries::names_of(self.txn, entry.file)?;
+        self.note_unlinked(entry.file, &attributes, link_count)
+    }
+
+    /// Removes a name of a file that somebody has open. If it was the last one, the file stays
+    /// without a name until [`Edit::remove_nameless`]; who holds the result of
+    /// [`Group::keep_nameless`](crate::pool::Group::keep_nameless) keeps others from removing it.
+    /// Returns whether it has no name left.
+    pub fn unlink_open(&mut self, directory: FileId, name: &[u8]) -> Result<bool> {
+        let missing = || Error::NotFound { what: "file", name: text(name) };
+        let entry = self.lookup(directory, name)?.ok_or_else(missing)?;
+        if entry.kind == Kind::Directory {
+            return Err(Error::IsADirectory { name: text(name) });
+        }
+        let attributes = self.attributes(entry.file)?;
+        entries::remove_name(self.txn, directory, name, entry.file)?;
+        self.touch(directory)?;
+        let link_count = attributes.link_count.saturating_sub(1);
+        if link_count > 0 {
+            self.note_unlinked(entry.file, &attributes, link_count)?;
+            return Ok(false);
+        }
+        entries::set_nameless(self.txn, entry.file, true)?;
+        // Its directory may be removed before it.
+        let (parent, changed_ns) = (ROOT, self.now_ns);
+        let nameless = Attributes { link_count, parent, changed_ns, ..attributes };
+        self.set_attributes(entry.file, &nameless)?;
+        Ok(true)
+    }
+
+    /// Removes a file that has no name, unless it is gone or has got one.
+    pub fn remove_nameless(&mut self, file: FileId) -> Result<()> {
+        match entries::is_nameless(self.txn, file)? {
+            true => self.remove_file_if_there(file),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that a file has lost a name.
+    fn note_unlinked(
+        &mut self,
+        file: FileId,
+        attributes: &Attributes,
+        link_count: u32,
+    ) -> Result<()> {
+        let left = entries::names_of(self.txn, file)?;
         let parent = left.first().map_or(attributes.parent, |(directory, _)| *directory);
         let changed_ns = self.now_ns;
-        let rest = Attributes { link_count, parent, changed_ns, ..attributes };
-        self.set_attributes(entry.file, &rest)
+        self.set_attributes(file, &Attributes { link_count, parent, changed_ns, ..*attributes })
     }
 
     fn check_empty(&mut self, entry: &DirEntry) -> Result<()> {
@@ -257,12 +300,53 @@ impl<'t> Edit<'t> {
             }
         }
         entries::move_name(self.txn, from, to, &entry)?;
-        let attributes = self.attributes(entry.file)?;
-        let changed_ns = if self.now_ns == 0 { attributes.changed_ns } else { self.now_ns };
-        self.set_attributes(entry.file, &Attributes { parent: to.0, changed_ns, ..attributes })?;
-        self.txn.note_names();
+        self.note_moved(entry.file, to.0)?;
         self.touch(from.0)?;
         self.touch(to.0)
+    }
+
+    /// Exchanges what two names stand for.
+    pub fn exchange(&mut self, one: (FileId, &[u8]), other: (FileId, &[u8])) -> Result<()> {
+        let missing = |name: &[u8]| Error::NotFound { what: "file", name: text(name) };
+        let first = self.lookup(one.0, one.1)?.ok_or_else(|| missing(one.1))?;
+        let second = self.lookup(other.0, other.1)?.ok_or_else(|| missing(other.1))?;
+        if first.file == second.file {
+            return Ok(());
+        }
+        for (entry, to) in [(&first, other.0), (&second, one.0)] {
+            if entry.kind == Kind::Directory {
+                self.check_not_inside(to, entry.file)?;
+            }
+        }
+        let between = self.free_name(one.0)?;
+        entries::move_name(self.txn, one, (one.0, &between), &first)?;
+        entries::move_name(self.txn, other, one, &second)?;
+        entries::move_name(self.txn, (one.0, &between), other, &first)?;
+        self.note_moved(first.file, other.0)?;
+        self.note_moved(second.file, one.0)?;
+        self.touch(one.0)?;
+        self.touch(other.0)
+    }
+
+    /// Returns a name that nothing in a directory has.
+    fn free_name(&mut self, directory: FileId) -> Result<Vec<u8>> {
+        let mut number = 0_u64;
+        loop {
+            let name = format!(".{number}").into_bytes();
+            if self.lookup(directory, &name)?.is_none() {
+                return Ok(name);
+            }
+            number += 1;
+        }
+    }
+
+    /// Notes that a file got a name in a directory instead of another one.
+    fn note_moved(&mut self, file: FileId, directory: FileId) -> Result<()> {
+        let attributes = self.attributes(file)?;
+        let changed_ns = if self.now_ns == 0 { attributes.changed_ns } else { self.now_ns };
+        self.set_attributes(file, &Attributes { parent: directory, changed_ns, ..attributes })?;
+        self.txn.note_names();
+        Ok(())
     }
 
     /// Refuses to move a directory into itself.
@@ -285,6 +369,17 @@ impl<'t> Edit<'t> {
     /// length, names and kind unchanged.
     pub fn set_attributes(&mut self, file: FileId, attributes: &Attributes) -> Result<()> {
         entries::set_attributes(self.txn, file, attributes)
+    }
+
+    /// Notes that attributes of a file have changed.
+    pub fn set_changed(&mut self, file: FileId) -> Result<()> {
+        let attributes = self.attributes(file)?;
+        self.set_attributes(file, &Attributes { changed_ns: self.now_ns, ..attributes })
+    }
+
+    /// Makes a property of a file inherited again.
+    pub fn inherit_property(&mut self, file: FileId, property: Property) -> Result<()> {
+        entries::set_property(self.txn, file, property, None)
     }
 
     /// Sets a property of a file, or of the pool if `file` is [`ROOT`].

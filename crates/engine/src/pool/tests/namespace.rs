@@ -120,6 +120,14 @@ impl Pair {
         self.both("rename", done, fits);
     }
 
+    fn exchange(&mut self) {
+        let (one, name, other, new) =
+            (self.directory(), self.name(), self.directory(), self.name());
+        let done = self.pool.edit(0, |edit| edit.exchange((one, &name), (other, &new)));
+        let fits = self.model.exchange((one, &name), (other, &new));
+        self.both("exchange", done, fits);
+    }
+
     fn write(&mut self) {
         let files = self.model.of_kind(Kind::File);
         if files.is_empty() {
@@ -203,7 +211,8 @@ impl Pair {
             5..=6 => self.unlink(),
             7 if self.rng.one_in(3) => self.remove_tree(),
             8..=9 => self.link(),
-            10..=12 => self.rename(),
+            10..=11 => self.rename(),
+            12 => self.exchange(),
             13..=14 => self.write(),
             15..=16 => self.set_xattr(),
             17 => self.import(),

@@ -118,6 +118,18 @@ impl Model {
         Some(())
     }
 
+    pub fn exchange(&mut self, one: (FileId, &[u8]), other: (FileId, &[u8])) -> Option<()> {
+        let (first, second) = (self.lookup(one.0, one.1)?, self.lookup(other.0, other.1)?);
+        for (file, to) in [(first, other.0), (second, one.0)] {
+            let is_directory = self.node(file).kind == Kind::Directory;
+            let fits = first == second || !is_directory || !self.is_inside(to, file);
+            fits.then_some(())?;
+        }
+        self.entries.insert((one.0, one.1.to_vec()), second);
+        self.entries.insert((other.0, other.1.to_vec()), first);
+        Some(())
+    }
+
     /// Returns every path, a directory before its entries.
     pub fn paths(&self) -> Vec<(Vec<u8>, FileId)> {
         let mut found = Vec::new();
