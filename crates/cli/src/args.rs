@@ -4,6 +4,7 @@ mod copies;
 mod files;
 mod find;
 mod import;
+mod mount;
 mod parse;
 mod programs;
 mod properties;
@@ -21,6 +22,7 @@ pub use self::copies::*;
 pub use self::files::*;
 pub use self::find::*;
 pub use self::import::*;
+pub use self::mount::*;
 pub use self::parse::{parse, wrong_usage};
 pub use self::programs::*;
 pub use self::properties::*;
@@ -246,6 +248,10 @@ pub enum Command {
     Repack(RepackArgs),
     /// Run SQL on the database in a pool
     Sql(SqlArgs),
+    /// Mount a pool as a file system
+    Mount(MountArgs),
+    /// Unmount a pool, and wait until everything is durable
+    Umount(UmountArgs),
     /// Run a program that knows nothing of Hardpack, and let it open packed databases
     Run(RunArgs),
     /// List the compression algorithms and their levels

@@ -110,6 +110,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Fold(args) => commands::fold::run(&args),
         Command::Repack(args) => commands::repack::run(&args),
         Command::Sql(args) => commands::sql::run(&args),
+        Command::Mount(args) => commands::mount::mount(&args),
+        Command::Umount(args) => commands::mount::umount(&args),
         Command::Run(args) => commands::run::run(&args),
         Command::Codecs(args) => commands::codecs::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),

@@ -34,8 +34,11 @@ use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
 
-/// The numbers of all files lie below this.
+/// The numbers of all files, and the marks of mounts, lie below this.
 const NUMBER_END: u64 = 1 << 61;
+/// Set in a mark that mounts share, besides the one of all users, while they have the first file
+/// open: its content may be replaced in place under SQLite's lock, on which they do not rely.
+const MOUNT_BIT: u64 = 1 << 60;
 /// How long to wait before asking again for a mark that another process briefly holds exclusively.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait for a database that is locked.
@@ -57,6 +60,12 @@ pub struct Users {
     /// The files that an import could not replace, and why.
     refused: RefCell<BTreeMap<u64, Reason>>,
     device: FileDevice,
+}
+
+/// The marks that a mount shares which has a file open.
+pub fn mount_marks(file: FileId) -> impl Iterator<Item = u64> {
+    let of_first = (file == FIRST_FILE).then_some(MOUNT_BIT | file.0);
+    [open_mark(file)].into_iter().chain(of_first)
 }
 
 impl Users {
@@ -237,8 +246,9 @@ impl Users {
         let is_concerned =
             |file| Ok::<_, Error>(pool.path_of(file).is_ok() && pool.is_below(file, scope)?);
         for number in self.device.claim_unused(ROOT.0..NUMBER_END)? {
-            if is_concerned(FileId(number))? {
-                return Err(self.in_use_at(pool, FileId(number)));
+            let file = FileId(number & !MOUNT_BIT);
+            if is_concerned(file)? {
+                return Err(self.in_use_at(pool, file));
             }
         }
         if is_concerned(FIRST_FILE)? {
@@ -254,7 +264,7 @@ impl Users {
     /// pool does not prevent it.
     pub fn keep_out_of_all(self, pool: &Pool) -> Result<Users, Reason> {
         if let Some(number) = self.device.claim_unused(ROOT.0..NUMBER_END)?.first() {
-            return Err(self.in_use_at(pool, FileId(*number)));
+            return Err(self.in_use_at(pool, FileId(*number & !MOUNT_BIT)));
         }
         self.claim(pool, &[FIRST_FILE])?;
         Ok(self)
@@ -391,9 +401,9 @@ fn holders(pool: &Path, fits: impl Fn(&RangeInclusive<u64>) -> bool) -> Vec<Stri
 /// The error for a database that these processes have open.
 fn have_it_open(users: &[String]) -> Reason {
     let text = match users {
-        [] => "another program has it open as a database".into(),
-        [one] => format!("{one} has it open as a database"),
-        [rest @ .., last] => format!("{} and {last} have it open as a database", rest.join(", ")),
+        [] => "another program has it open".into(),
+        [one] => format!("{one} has it open"),
+        [rest @ .., last] => format!("{} and {last} have it open", rest.join(", ")),
     };
     Reason::new(Code::InUse, text).hint("close it there first")
 }

@@ -193,7 +193,7 @@ fn a_rollback_takes_a_name_back() {
     let mut user = Session::open(&path);
     assert_eq!(user.run("SELECT count(*) FROM t"), ["11"]);
     let text = stderr_of(hardpack().arg("rollback").arg(of("@s2")), 5);
-    let expected = format!("hardpack (process {}) has it open as a database", user.id());
+    let expected = format!("hardpack (process {}) has it open", user.id());
     assert!(text.contains(&expected) && text.contains("close 'w.db' there first"), "{text}");
     user.run("INSERT INTO t(b) VALUES ('more')");
     user.close();

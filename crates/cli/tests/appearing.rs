@@ -96,7 +96,7 @@ fn check_refused(pool: &Path, users: Vec<Session>, done: (Option<i32>, String, S
     assert_eq!(code, Some(3), "{last} {stderr}");
     for (name, mut user) in NAMES.iter().zip(users) {
         let expected = format!(
-            "cannot put '{name}': hardpack (process {}) has it open as a database\n\
+            "cannot put '{name}': hardpack (process {}) has it open\n\
              hint: close '{name}' there first",
             user.id()
         );

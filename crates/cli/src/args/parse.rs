@@ -7,13 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
-use super::{Args, find};
+use super::{Args, find, mount};
 use crate::text;
 
 /// Parses the arguments of this process. Prints help, or what is wrong, and exits if that is all
 /// there is to do.
 pub fn parse() -> Args {
-    let given = sql_from_one_dash(find::from_one_dash(std::env::args_os().collect()));
+    let given = mount::from_fstab(std::env::args_os().collect());
+    let given = sql_from_one_dash(find::from_one_dash(given));
     Args::try_parse_from(&given).unwrap_or_else(|error| {
         let group = (error.kind() == ErrorKind::DisplayHelp).then(|| group_asking_for_help(&given));
         match group.flatten() {

@@ -14,8 +14,8 @@ ends in '.hpk'.
 
 This works for programs that use the library libsqlite3, also if they load it later, as Python, \
 Perl, PHP and Ruby do. It cannot reach a SQLite that is part of a program, such as those of Node \
-and Java drivers; when such a program opens a pool, a note on standard error says so. Programs \
-with set-user-id bits are started as they are.
+and Java drivers; when such a program opens a pool, a note on standard error says so, and 'hardpack \
+mount' gives it the database as a plain file. Programs with set-user-id bits are started as they are.
 
 The program takes the place of hardpack: it gets all signals, and its exit code is passed on. Exit \
 code 127 means that the program was not found, 126 that it or libhardpack.so could not be used.

@@ -69,8 +69,8 @@ enum Verdict {
     Foreign(String),
 }
 
-/// How SQLite begins to say that a database needs a function, a collation or a module that a program
-/// defines.
+/// How SQLite begins to say that a database needs a function, a collation or a module that only a
+/// program defines.
 const FOREIGN: [&str; 4] =
     ["unknown function", "no such function", "no such collation sequence", "no such module"];
 

@@ -12,6 +12,7 @@ pub mod import;
 pub mod info;
 pub mod ls;
 pub mod manuals;
+pub mod mount;
 pub mod names;
 pub mod pack;
 pub mod properties;

@@ -23,6 +23,21 @@ pub fn copy_program(to: &Path) {
     Command::new("cp").arg(program).arg(to).assert().success();
 }
 
+/// Runs a command that needs a file that was just closed. A child that another thread is about to
+/// start has it open for a moment longer, and the kernel tells a mount of the end later.
+pub fn eventually(arguments: &[&str], paths: &[&Path]) {
+    let began = std::time::Instant::now();
+    loop {
+        let output = hardpack().args(arguments).args(paths).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            return;
+        }
+        assert!(said.contains("has it open"), "{said}");
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "{said}");
+    }
+}
+
 /// Makes a directory with one file in it.
 pub fn directory_with(name: &str, content: &[u8]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();

@@ -149,8 +149,8 @@ fn every_command_against_every_bad_target() {
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), cases.len(), failed.join("\n"));
 }
 
-/// Commands whose target is no pool.
-const OTHERS: [&str; 5] = ["completions", "doctor", "help", "man", "run"];
+/// Commands whose target is no pool, and those whose targets are in `tests/mount/refusals.rs`.
+const OTHERS: [&str; 7] = ["completions", "doctor", "help", "man", "mount", "run", "umount"];
 
 /// A new command needs rows.
 #[test]

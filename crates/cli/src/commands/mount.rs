@@ -1,0 +1,351 @@
+//! `hardpack mount` and `umount`. Without `--foreground`, the command starts itself again as a
+//! server, and ends when that one says that the mount is there.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use hardpack_engine::FileId;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{FileOwner, Kind};
+use hardpack_mount::{Flag, Marks, MountOptions, Mounted, SERVER_XATTR};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::args::{MountArgs, UmountArgs};
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::users::mount_marks;
+use crate::{output, sys, text};
+
+/// What the server says when the mount is there.
+const READY: &[u8] = b"mounted\n";
+/// How long `umount` waits for the server to end.
+const END_TIME: Duration = Duration::from_secs(60);
+/// The device through which file systems are served.
+const FUSE_DEVICE: &str = "/dev/fuse";
+/// What unmounts for users without privileges.
+const HELPER: &str = "fusermount3";
+
+pub fn mount(args: &MountArgs) -> Result<ExitCode, Failure> {
+    match args.foreground || args.serve {
+        true => serve(args).cannot("mount", &args.pool)?,
+        false => return start(args).cannot("mount", &args.pool),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the server, and waits until the mount is there.
+fn start(args: &MountArgs) -> Result<ExitCode, Reason> {
+    let program = std::env::current_exe()?;
+    let mut server = Command::new(program);
+    server.arg("mount").arg("--serve");
+    server.args(["--options", &args.options.join(",")]);
+    server.args(args.allow_other.then_some("--allow-other"));
+    server.args(args.replace.then_some("--replace"));
+    server.args(args.threads.map(|threads| format!("--threads={threads}")));
+    server.arg("--").arg(args.pool.given()).arg(&args.directory);
+    server.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut server = server.spawn()?;
+    let mut said = Vec::new();
+    if let Some(mut output) = server.stdout.take() {
+        output.read_to_end(&mut said)?;
+    }
+    if said == READY {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It has said why.
+    let status = server.wait()?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.filter(|code| *code != 0).unwrap_or(Code::Internal as u8)))
+}
+
+/// Mounts and serves.
+fn serve(args: &MountArgs) -> Result<(), Reason> {
+    let signals = sys::block_ending_signals()?;
+    let wanted = Wanted::from(args)?;
+    let directory = prepare_directory(&args.directory, args.replace)?;
+    let mut opened = args.pool.open(None)?;
+    if opened.live().is_some() && !wanted.read_only {
+        opened = args.pool.open_writable(None)?;
+    }
+    let root = opened.entry()?;
+    if root.kind != Kind::Directory {
+        return Err(Reason::new(Code::Cannot, "only a directory can be mounted")
+            .hint("mount the pool, or a directory in it"));
+    }
+    let is_read_only = wanted.read_only || opened.live().is_none();
+    let options = wanted.options(&args.pool.pool, is_read_only, args.threads)?;
+    let marks: Box<dyn Marks> = match is_read_only {
+        true => Box::new(NoMarks),
+        false => Box::new(OpenMarks(FileDevice::open(&args.pool.pool)?)),
+    };
+    let mounted = hardpack_mount::mount(opened.pool, root.file, marks, &directory, options)?;
+    let mounted = mounted.map_err(|error| refused(&error, &directory))?;
+    end_at_signals(signals, directory);
+    if args.serve {
+        detach()?;
+    }
+    wait(mounted)
+}
+
+fn wait(mounted: Mounted) -> Result<(), Reason> {
+    Ok(mounted.join()?)
+}
+
+/// Unmounts when a signal asks for the end; the second one does so even if programs use the mount.
+fn end_at_signals(signals: sys::EndingSignals, directory: PathBuf) {
+    // Without the thread the signals stay blocked, and `umount` still works.
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut lazily = false;
+        while signals.wait(None) {
+            if let Err(reason) = unmount(&directory, lazily) {
+                output::tell(format_args!("note: {}", reason.text));
+            }
+            lazily = true;
+        }
+    });
+}
+
+/// Says that the mount is there, and leaves the terminal and the session of the caller.
+fn detach() -> Result<(), Reason> {
+    let mut output = io::stdout();
+    output.write_all(READY)?;
+    output.flush()?;
+    let nowhere = File::options().read(true).write(true).open("/dev/null")?;
+    // These fail only for descriptors that are not open.
+    let _ = rustix::stdio::dup2_stdout(&nowhere);
+    let _ = rustix::stdio::dup2_stderr(&nowhere);
+    // The leader of a process group cannot leave its session, and then it has one of its own.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/")?;
+    Ok(())
+}
+
+/// What the options ask for.
+#[derive(Default)]
+struct Wanted {
+    read_only: bool,
+    allow_other: bool,
+    flags: Vec<Flag>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+impl Wanted {
+    fn from(args: &MountArgs) -> Result<Wanted, Reason> {
+        let mut wanted = Wanted { allow_other: args.allow_other, ..Wanted::default() };
+        for option in args.options.iter().filter(|option| !option.is_empty()) {
+            match option.split_once('=').unwrap_or((option, "")) {
+                ("ro", "") => wanted.read_only = true,
+                ("rw", "") => wanted.read_only = false,
+                ("allow_other", "") => wanted.allow_other = true,
+                ("noexec", "") => wanted.flags.push(Flag::NoExec),
+                ("nosuid", "") => wanted.flags.push(Flag::NoSuid),
+                ("nodev", "") => wanted.flags.push(Flag::NoDev),
+                ("noatime" | "relatime" | "nodiratime", "") => wanted.flags.push(Flag::NoAtime),
+                // What fstab says to mount(8) itself.
+                (
+                    "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "users"
+                    | "exec" | "suid" | "dev",
+                    "",
+                ) => {}
+                (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
+                ("uid", number) => wanted.uid = Some(numeric(option, number)?),
+                ("gid", number) => wanted.gid = Some(numeric(option, number)?),
+                _ => {
+                    let text = format!("there is no option '{option}'");
+                    return Err(Reason::new(Code::Cannot, text)
+                        .hint("'hardpack mount --help' lists the options"));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn options(
+        self,
+        pool: &Path,
+        read_only: bool,
+        threads: Option<u16>,
+    ) -> Result<MountOptions, Reason> {
+        let owner = FileOwner {
+            uid: self.uid.unwrap_or_else(|| rustix::process::getuid().as_raw()),
+            gid: self.gid.unwrap_or_else(|| rustix::process::getgid().as_raw()),
+        };
+        let default = MountOptions::new(fs::canonicalize(pool)?);
+        let threads = threads.map_or(default.threads, usize::from);
+        let (allow_other, flags) = (self.allow_other, self.flags);
+        Ok(MountOptions { read_only, allow_other, flags, owner, threads, ..default })
+    }
+}
+
+fn numeric(option: &str, number: &str) -> Result<u32, Reason> {
+    let wrong = || Reason::new(Code::Cannot, format!("'{option}' does not name a number"));
+    number.parse().map_err(|_| wrong())
+}
+
+/// Returns the full path of the directory to mount on.
+fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason> {
+    let shown = text::path(directory);
+    match fs::metadata(directory) {
+        Ok(metadata) if !metadata.is_dir() => {
+            return Err(Reason::new(Code::Cannot, format!("'{shown}' is not a directory")));
+        }
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
+            if !replace {
+                let text = format!("a mount on '{shown}' has died and is still there");
+                return Err(Reason::new(Code::Cannot, text).hint(
+                    "'hardpack mount --replace' takes its place, 'hardpack umount' removes it",
+                ));
+            }
+            unmount(&std::path::absolute(directory)?, true)?;
+        }
+        Err(error) => return Err(Reason::from(error).about(directory)),
+        Ok(_) => {}
+    }
+    let directory = fs::canonicalize(directory).map_err(|e| Reason::from(e).about(directory))?;
+    if is_mounted(&directory)? {
+        let text = format!("a pool is mounted on '{shown}' already");
+        return Err(Reason::new(Code::InUse, text).hint("'hardpack umount' removes it"));
+    }
+    Ok(directory)
+}
+
+/// Whether a pool is mounted on a directory.
+fn is_mounted(directory: &Path) -> Result<bool, Reason> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let wanted = escaped_as_mounts(directory);
+    let is_there = |line: &str| line.split(' ').nth(4) == Some(&wanted) && line.contains(" - fuse");
+    Ok(mounts.lines().any(is_there) && server_number(directory).is_some())
+}
+
+/// Writes a path as the kernel's list of mounts does.
+fn escaped_as_mounts(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    let escape = |c: char| match c {
+        ' ' | '\t' | '\n' | '\\' => format!("\\{:03o}", u32::from(c)),
+        c => c.into(),
+    };
+    path.chars().map(escape).collect()
+}
+
+/// Explains why the kernel refuses a mount.
+fn refused(error: &io::Error, directory: &Path) -> Reason {
+    if !Path::new(FUSE_DEVICE).exists() {
+        let text = format!("this system has no FUSE: {FUSE_DEVICE} is missing");
+        return Reason::new(Code::Cannot, text)
+            .hint("load the module with 'modprobe fuse', or give the container that device");
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    let text = format!("the kernel refuses: {error}");
+    match error.kind() {
+        io::ErrorKind::NotFound if !is_root => Reason::new(Code::Cannot, text)
+            .hint(format!("without root, mounting needs {HELPER}: install the package fuse3")),
+        _ if !is_root => Reason::new(Code::Cannot, text)
+            .hint("is the directory yours? --allow-other needs user_allow_other in /etc/fuse.conf"),
+        _ => Reason::new(Code::Cannot, text).about(directory),
+    }
+}
+
+pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
+    umount_and_wait(args).cannot("unmount", text::path(&args.directory))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
+    // A mount that has died cannot be looked at.
+    let directory = match fs::canonicalize(&args.directory) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
+            return unmount(&std::path::absolute(&args.directory)?, true);
+        }
+        found => found?,
+    };
+    if !is_mounted(&directory)? {
+        return Err(Reason::new(Code::Cannot, "no pool is mounted there"));
+    }
+    let server = server_of(&directory);
+    // Errors of writing are told here, while there is somebody to be told.
+    File::open(&directory)?.sync_all()?;
+    unmount(&directory, args.lazy)?;
+    let ended = server.is_none_or(|server| {
+        args.lazy || sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true)
+    });
+    match ended {
+        true => Ok(()),
+        false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
+    }
+}
+
+/// Returns the process that serves a mount.
+fn server_of(directory: &Path) -> Option<rustix::fd::OwnedFd> {
+    rustix::process::pidfd_open(server_number(directory)?, PidfdFlags::empty()).ok()
+}
+
+/// Returns the number of the process that serves a mount.
+fn server_number(directory: &Path) -> Option<Pid> {
+    let mut number = [0; 16];
+    let len = rustix::fs::getxattr(directory, SERVER_XATTR, &mut number).ok()?;
+    Pid::from_raw(std::str::from_utf8(number.get(..len)?).ok()?.parse().ok()?)
+}
+
+/// Unmounts a directory.
+fn unmount(directory: &Path, lazily: bool) -> Result<(), Reason> {
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(directory, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => unmount_by_helper(directory, lazily),
+        Err(Errno::BUSY) => Err(Reason::new(Code::InUse, "programs use it")
+            .hint("'fuser -m DIR' lists them; --lazy lets them finish")),
+        Err(error) => Err(io::Error::from(error).into()),
+    }
+}
+
+fn unmount_by_helper(directory: &Path, lazily: bool) -> Result<(), Reason> {
+    let mut helper = Command::new(HELPER);
+    helper.arg("-u").args(lazily.then_some("-z")).arg("--").arg(directory);
+    let done = helper
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Reason::from(error).within(HELPER).hint("install the package fuse3"))?;
+    match done.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            Err(Reason::new(Code::InUse, text::escaped(said.trim().as_bytes())))
+        }
+    }
+}
+
+/// Marks open files for other processes, as SQLite's users of databases do.
+struct OpenMarks(FileDevice);
+
+impl Marks for OpenMarks {
+    fn open(&self, file: FileId) -> io::Result<bool> {
+        for mark in mount_marks(file) {
+            if !self.0.try_share(mark)? {
+                self.close(file);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn close(&self, file: FileId) {
+        mount_marks(file).for_each(|mark| self.0.release(mark));
+    }
+}
+
+/// A mount that changes nothing keeps nobody out.
+struct NoMarks;
+
+impl Marks for NoMarks {
+    fn open(&self, _: FileId) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn close(&self, _: FileId) {}
+}

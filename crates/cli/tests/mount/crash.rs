@@ -1,0 +1,128 @@
+//! The server is killed in the middle of work.
+
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+/// What was synced is there, what was not is absent or older, and the pool is whole.
+#[test]
+fn what_was_synced_survives_the_server() {
+    if !can_mount() {
+        return;
+    }
+    for round in 0..6 {
+        let mount = Mount::new();
+        let synced = [const { AtomicU64::new(0) }; 2];
+        std::thread::scope(|scope| {
+            for (thread, synced) in (0_u64..).zip(&synced) {
+                let mount = &mount;
+                scope.spawn(move || {
+                    for n in 1.. {
+                        let path = mount.at(&format!("{thread}-{n}"));
+                        let bytes = random_bytes(5000 + n as usize, thread << 32 | n);
+                        // Errors say that the server is gone.
+                        let Ok(()) = fs::write(&path, bytes) else { return };
+                        let Ok(file) = File::open(&path) else { return };
+                        let Ok(()) = file.sync_all() else { return };
+                        synced.store(n, Ordering::SeqCst);
+                        // This one is never synced, and replaces another that was.
+                        let other = mount.at(&format!("unsynced {thread}"));
+                        let Ok(()) = fs::write(&other, [thread as u8; 3000]) else { return };
+                        let Ok(()) = fs::rename(&other, mount.at("replaced")) else { return };
+                    }
+                });
+            }
+            while synced.iter().any(|it| it.load(Ordering::SeqCst) < 3 + round * 4) {
+                std::thread::yield_now();
+            }
+            mount.kill();
+        });
+        let error = fs::read_dir(&mount.point).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
+        let stderr = stderr_of(hardpack().arg("mount").args([&mount.pool, &mount.point]), 3);
+        assert!(stderr.contains("has died") && stderr.contains("--replace"), "{stderr}");
+        mount.check();
+        mount.again(&["--replace"]);
+        for (thread, synced) in (0_u64..).zip(&synced) {
+            for n in 1..=synced.load(Ordering::SeqCst) {
+                let bytes = read(&mount.at(&format!("{thread}-{n}")));
+                assert!(bytes == random_bytes(5000 + n as usize, thread << 32 | n), "{thread}-{n}");
+            }
+        }
+        // A rename over another file brings its content along.
+        if let Ok(bytes) = fs::read(mount.at("replaced")) {
+            assert!(bytes.len() == 3000 && bytes.iter().all(|byte| *byte == bytes[0]));
+        }
+        mount.unmount();
+        mount.check();
+    }
+}
+
+/// What was open without a name when the server died is a leftover, which the next user removes.
+#[test]
+fn a_file_without_a_name_goes_with_the_server() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), &random_bytes(2 << 20, 1));
+    let file = File::open(mount.at("f")).unwrap();
+    file.sync_all().unwrap();
+    fs::remove_file(mount.at("f")).unwrap();
+    File::open(&mount.point).unwrap().sync_all().unwrap();
+    mount.kill();
+    drop(file);
+    mount.again(&["--replace"]);
+    // Whoever next keeps a file without a name removes those of the dead.
+    write(&mount.at("g"), b"g");
+    let file = File::open(mount.at("g")).unwrap();
+    fs::remove_file(mount.at("g")).unwrap();
+    drop(file);
+    mount.unmount();
+    mount.check();
+    let info = json_of(hardpack().args(["info", "--json"]).arg(&mount.pool));
+    assert_eq!(info["files"], 0, "{info}");
+}
+
+/// A full disk costs what was not synced, and is told.
+#[test]
+fn a_full_disk_is_told_and_leaves_the_pool_whole() {
+    if !can_mount() {
+        return;
+    }
+    let small = tempfile::tempdir().unwrap();
+    let tmpfs = |arguments: &[&str]| {
+        let done = Command::new(arguments[0]).args(&arguments[1..]).arg(small.path()).output();
+        assert!(done.unwrap().status.success());
+    };
+    tmpfs(&["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs"]);
+    let pool = small.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    let mount = Mount::of(tempfile::tempdir().unwrap(), pool);
+    write(&mount.at("kept"), b"kept");
+    File::open(mount.at("kept")).unwrap().sync_all().unwrap();
+    let mut failed = None;
+    for n in 0..20 {
+        let path = mount.at(&format!("f{n}"));
+        let done = fs::write(&path, random_bytes(4 << 20, n))
+            .and_then(|()| File::options().write(true).open(&path)?.sync_all());
+        if let Err(error) = done {
+            failed = Some(error);
+            break;
+        }
+    }
+    assert_eq!(failed.and_then(|error| error.raw_os_error()), Some(libc::ENOSPC));
+    assert_eq!(read(&mount.at("kept")), b"kept");
+    assert!(read(&mount.at("f0")) == random_bytes(4 << 20, 0));
+    // With room again, work goes on.
+    fs::remove_file(mount.at("f0")).unwrap();
+    File::open(&mount.point).unwrap().sync_all().unwrap();
+    write(&mount.at("after"), b"after");
+    File::open(mount.at("after")).unwrap().sync_all().unwrap();
+    mount.unmount();
+    mount.check();
+    assert_eq!(stdout_of(hardpack().arg("cat").arg(mount.in_pool("after"))), "after");
+    drop(mount);
+    tmpfs(&["umount"]);
+}

@@ -1,0 +1,100 @@
+//! Attributes as the kernel wants them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
+use hardpack_engine::pool::{Attributes, FileOwner, Kind};
+
+/// The permission bits of files and directories about which the pool knows nothing.
+const FILE_MODE: u32 = 0o644;
+const DIRECTORY_MODE: u32 = 0o755;
+/// The size of the pieces in which programs should read and write, in bytes: a record.
+const PIECE_LEN: u32 = 128 << 10;
+/// The unit in which the space of a file is told, in bytes.
+const BLOCK_LEN: u64 = 512;
+
+/// The type of a file in a list.
+pub fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+    }
+}
+
+/// The permission bits of a file.
+pub fn mode(attributes: &Attributes) -> u32 {
+    let is_unknown = attributes.mode == 0 && attributes.owner.is_none();
+    match attributes.kind {
+        Kind::Symlink => 0o777,
+        Kind::Directory if is_unknown => DIRECTORY_MODE,
+        Kind::File if is_unknown => FILE_MODE,
+        _ => attributes.mode & 0o7777,
+    }
+}
+
+/// Translates attributes. `owner` is that of files whose owner is unknown.
+pub fn for_kernel(number: INodeNo, attributes: &Attributes, owner: FileOwner) -> FileAttr {
+    let owner = attributes.owner.unwrap_or(owner);
+    let known = |time: i64| if time == 0 { attributes.modified_ns } else { time };
+    FileAttr {
+        ino: number,
+        size: attributes.len,
+        blocks: attributes.len.div_ceil(BLOCK_LEN),
+        atime: system_time(known(attributes.accessed_ns)),
+        mtime: system_time(attributes.modified_ns),
+        ctime: system_time(known(attributes.changed_ns)),
+        crtime: system_time(known(attributes.created_ns)),
+        kind: file_type(attributes.kind),
+        perm: mode(attributes) as u16,
+        // Directories do not count their subdirectories, as on btrfs.
+        nlink: if attributes.kind == Kind::Directory { 1 } else { attributes.link_count },
+        uid: owner.uid,
+        gid: owner.gid,
+        rdev: 0,
+        blksize: PIECE_LEN,
+        flags: 0,
+    }
+}
+
+fn system_time(ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(ns.unsigned_abs());
+    let time = match ns < 0 {
+        true => UNIX_EPOCH.checked_sub(distance),
+        false => UNIX_EPOCH.checked_add(distance),
+    };
+    time.unwrap_or(UNIX_EPOCH)
+}
+
+/// Returns a time in nanoseconds since 1970, or the nearest one that can be recorded. A recorded 0
+/// would mean that the time is unknown.
+pub fn nanoseconds(time: SystemTime) -> i64 {
+    let ns = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => {
+            i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |before| -before)
+        }
+    };
+    if ns == 0 { 1 } else { ns }
+}
+
+/// Returns the present time in nanoseconds since 1970.
+pub fn now() -> i64 {
+    nanoseconds(SystemTime::now())
+}
+
+/// Returns a time that a request names.
+pub fn requested(time: TimeOrNow) -> i64 {
+    match time {
+        TimeOrNow::SpecificTime(time) => nanoseconds(match UNIX_EPOCH.duration_since(time) {
+            // `fuser` takes the nanoseconds of a time before 1970 for time before the second, where
+            // the kernel means time after it.
+            Ok(before) => {
+                UNIX_EPOCH - Duration::from_secs(before.as_secs())
+                    + Duration::from_nanos(before.subsec_nanos().into())
+            }
+            Err(_) => time,
+        }),
+        TimeOrNow::Now => now(),
+    }
+}

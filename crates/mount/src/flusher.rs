@@ -1,0 +1,115 @@
+//! When changes are committed: those that have joined the group some milliseconds later, and
+//! everything else at an interval, durably.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use hardpack_engine::pool::File;
+
+use crate::tree::Tree;
+
+/// How long changes of names wait for others to share a commit with.
+const GROUP_AGE: Duration = Duration::from_millis(5);
+
+/// What there is to commit.
+#[derive(Debug, Default)]
+pub struct Flusher {
+    work: Mutex<Work>,
+    awake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    /// When the first change joined that is not committed yet.
+    joined: Option<Instant>,
+    /// When the first change was made that is not durable yet.
+    changed: Option<Instant>,
+    /// Files that were closed and join the next commit.
+    due: Vec<Arc<File>>,
+    is_ended: bool,
+}
+
+/// What is to be committed now.
+enum Now {
+    /// The group, with these files.
+    Group(Vec<Arc<File>>),
+    /// Everything, durably.
+    All,
+    Nothing,
+}
+
+impl Flusher {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that something has changed.
+    pub fn note_changed(&self) {
+        let mut work = self.work();
+        if work.changed.is_none() {
+            work.changed = Some(Instant::now());
+            self.awake.notify_one();
+        }
+    }
+
+    /// Notes that a change has joined the group, and a file whose changes shall join as well.
+    pub fn note_joined(&self, due: Option<Arc<File>>) {
+        let mut work = self.work();
+        work.due.extend(due);
+        if work.joined.is_none() {
+            let now = Instant::now();
+            work.joined = Some(now);
+            work.changed.get_or_insert(now);
+            self.awake.notify_one();
+        }
+    }
+
+    /// Ends the service of [`serve`].
+    pub fn end(&self) {
+        self.work().is_ended = true;
+        self.awake.notify_one();
+    }
+
+    /// Waits until there is something to commit.
+    fn wait(&self, interval: Duration) -> Now {
+        let mut work = self.work();
+        loop {
+            if work.is_ended {
+                return Now::Nothing;
+            }
+            let group_at = work.joined.map(|joined| joined + GROUP_AGE);
+            let all_at = work.changed.map(|changed| changed + interval);
+            let now = Instant::now();
+            if all_at.is_some_and(|at| at <= now) {
+                *work = Work::default();
+                return Now::All;
+            }
+            if group_at.is_some_and(|at| at <= now) {
+                work.joined = None;
+                return Now::Group(std::mem::take(&mut work.due));
+            }
+            let next = group_at.into_iter().chain(all_at).min();
+            work = match next {
+                Some(at) => {
+                    let waited = self.awake.wait_timeout(work, at - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.awake.wait(work).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+/// Commits what there is to commit, until the flusher is ended or the tree is gone. Errors are told
+/// to whoever syncs or closes the file next.
+pub fn serve(tree: &Weak<Tree>, flusher: &Flusher, interval: Duration) {
+    loop {
+        let now = flusher.wait(interval);
+        let Some(tree) = tree.upgrade() else { return };
+        match now {
+            Now::Group(due) => drop(tree.publish(&due)),
+            Now::All => drop(tree.sync_all()),
+            Now::Nothing => return,
+        }
+    }
+}

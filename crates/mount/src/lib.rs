@@ -1,0 +1,172 @@
+//! Mounts a pool as a file system, so that any program can use what is in it.
+//!
+//! ```text
+//! filesystem.rs   the kernel's requests, and the replies to them
+//!  |
+//! tree/           names, attributes and extended attributes; a module for each kind of request
+//! open_files.rs   files that are open, or have changes that are not committed yet
+//! flusher.rs      when changes are committed
+//!  |
+//! hardpack-engine's Group: small changes that share a commit
+//! ```
+//!
+//! Changes of names and attributes join a [`Group`](hardpack_engine::pool::Group), which is
+//! committed some milliseconds later. Written bytes stay in memory for up to
+//! [`MountOptions::commit_interval`], or until there are many of them; a small file joins the group
+//! when it is closed. `fsync` commits everything, and waits until it is durable. So after a crash
+//! the file system is as it was at one moment, and nothing that was synced is missing.
+//!
+//! Another process may change the pool meanwhile. Its commits are seen within
+//! [`MountOptions::attribute_ttl`], and at once by whoever opens a file.
+
+mod attributes;
+mod errno;
+mod filesystem;
+mod flusher;
+mod inodes;
+mod listing;
+mod open_files;
+mod tree;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use hardpack_engine::pool::{FileOwner, Pool};
+use hardpack_engine::{FileId, Result};
+
+use crate::filesystem::PoolFilesystem;
+use crate::tree::Tree;
+
+/// The extended attribute of the mounted directory that holds the number of the process that serves
+/// it.
+pub const SERVER_XATTR: &str = "user.hardpack.server";
+
+/// Lets other processes know which files of the pool are open.
+pub trait Marks: Send + Sync {
+    /// Marks a file as open. Returns false if somebody else needs to be alone with it.
+    fn open(&self, file: FileId) -> io::Result<bool>;
+    /// Takes the mark of a file away.
+    fn close(&self, file: FileId);
+}
+
+/// How to mount a pool.
+pub struct MountOptions {
+    /// What the list of mounts shows as the device: the path of the pool.
+    pub source: PathBuf,
+    /// Refuses every change.
+    pub read_only: bool,
+    /// Lets users other than the one who mounts see the files. Permissions count in any case.
+    pub allow_other: bool,
+    /// Further options for the kernel.
+    pub flags: Vec<Flag>,
+    /// The owner of files whose owner the pool does not know.
+    pub owner: FileOwner,
+    /// How many requests are served at once.
+    pub threads: usize,
+    /// How long changes may wait until they are durable.
+    pub commit_interval: Duration,
+    /// How long the kernel may answer from what it knows about names and attributes.
+    pub attribute_ttl: Duration,
+}
+
+impl fmt::Debug for MountOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MountOptions").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+/// An option that the kernel itself knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Flag {
+    /// Programs cannot be executed.
+    NoExec,
+    /// Set-id bits have no effect.
+    NoSuid,
+    /// Device nodes have no effect.
+    NoDev,
+    /// Reading changes no times; they never do, so this is accepted for its name.
+    NoAtime,
+}
+
+impl MountOptions {
+    /// Returns the defaults, for a pool at `source`.
+    pub fn new(source: PathBuf) -> MountOptions {
+        MountOptions {
+            source,
+            read_only: false,
+            allow_other: false,
+            flags: Vec::new(),
+            owner: FileOwner::default(),
+            threads: std::thread::available_parallelism().map_or(2, usize::from).max(2),
+            commit_interval: Duration::from_secs(5),
+            attribute_ttl: Duration::from_secs(1),
+        }
+    }
+
+    fn config(&self) -> Config {
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName(self.source.display().to_string()),
+            MountOption::Subtype("hardpack".into()),
+            MountOption::DefaultPermissions,
+            if self.read_only { MountOption::RO } else { MountOption::RW },
+        ];
+        config.mount_options.extend(self.flags.iter().map(|flag| match flag {
+            Flag::NoExec => MountOption::NoExec,
+            Flag::NoSuid => MountOption::NoSuid,
+            Flag::NoDev => MountOption::NoDev,
+            Flag::NoAtime => MountOption::NoAtime,
+        }));
+        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = true;
+        config
+    }
+}
+
+/// A mounted pool. Dropping it unmounts it.
+#[derive(Debug)]
+pub struct Mounted {
+    session: BackgroundSession,
+}
+
+impl Mounted {
+    /// Serves the file system until somebody unmounts it. Everything is durable then.
+    ///
+    /// # Errors
+    /// The error that ended the service, if it was one.
+    pub fn join(self) -> io::Result<()> {
+        self.session.join()
+    }
+
+    /// Unmounts the file system, and waits until everything is durable.
+    ///
+    /// # Errors
+    /// That it is in use, among others.
+    pub fn unmount(self) -> io::Result<()> {
+        self.session.umount_and_join()
+    }
+}
+
+/// Mounts the directory `root` of a pool at `directory`. The file system is there when this
+/// returns.
+///
+/// # Errors
+/// Those of reading the pool, and an I/O error if the kernel refuses.
+pub fn mount(
+    pool: Pool,
+    root: FileId,
+    marks: Box<dyn Marks>,
+    directory: &Path,
+    options: MountOptions,
+) -> Result<io::Result<Mounted>> {
+    let config = options.config();
+    let tree = Arc::new(Tree::new(pool, root, marks, options)?);
+    let session = Session::new(PoolFilesystem::new(tree), directory, &config);
+    Ok(session.and_then(Session::spawn).map(|session| Mounted { session }))
+}

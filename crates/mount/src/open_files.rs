@@ -1,0 +1,151 @@
+//! Files that are open, or have changes that are not committed yet.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fuser::Errno;
+use hardpack_engine::FileId;
+use hardpack_engine::pool::File;
+
+use crate::Marks;
+use crate::errno::Answer;
+
+/// The files in use.
+pub struct OpenFiles {
+    files: Mutex<BTreeMap<FileId, InUse>>,
+    marks: Box<dyn Marks>,
+}
+
+struct InUse {
+    file: Arc<File>,
+    /// How often it is open.
+    count: u64,
+    /// Whether it has lost its last name.
+    is_nameless: bool,
+    /// Why changes were lost that nobody has been told of.
+    lost: Option<Errno>,
+}
+
+/// What is left to do after a file was closed.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Closed {
+    /// Nothing, or others have it open.
+    Done,
+    /// It has changes.
+    Changed,
+    /// It has no name, so it can go.
+    Gone,
+}
+
+impl OpenFiles {
+    pub fn new(marks: Box<dyn Marks>) -> OpenFiles {
+        OpenFiles { files: Mutex::default(), marks }
+    }
+
+    fn files(&self) -> MutexGuard<'_, BTreeMap<FileId, InUse>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the handle of a file in use.
+    pub fn get(&self, id: FileId) -> Option<Arc<File>> {
+        self.files().get(&id).map(|it| Arc::clone(&it.file))
+    }
+
+    /// Notes that a file is in use. With `opens`, it is until it is closed; otherwise for as long
+    /// as it has changes.
+    ///
+    /// # Errors
+    /// EBUSY if somebody else needs to be alone with the file.
+    pub fn note(&self, file: Arc<File>, opens: bool) -> Answer<Arc<File>> {
+        let mut files = self.files();
+        let in_use = match files.entry(file.id()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                if !self.marks.open(file.id()).map_err(Errno::from)? {
+                    return Err(Errno::EBUSY.into());
+                }
+                new.insert(InUse { file, count: 0, is_nameless: false, lost: None })
+            }
+        };
+        in_use.count += u64::from(opens);
+        Ok(Arc::clone(&in_use.file))
+    }
+
+    /// Notes that a file was closed.
+    pub fn close(&self, id: FileId) -> Closed {
+        let mut files = self.files();
+        let Some(in_use) = files.get_mut(&id) else { return Closed::Done };
+        in_use.count = in_use.count.saturating_sub(1);
+        match (in_use.count, in_use.is_nameless, in_use.file.is_dirty()) {
+            (1.., ..) => Closed::Done,
+            (0, true, _) => Closed::Gone,
+            (0, false, true) => Closed::Changed,
+            (0, false, false) => {
+                self.drop_entry(&mut files, id);
+                Closed::Done
+            }
+        }
+    }
+
+    fn drop_entry(&self, files: &mut BTreeMap<FileId, InUse>, id: FileId) {
+        if files.remove(&id).is_some() {
+            self.marks.close(id);
+        }
+    }
+
+    /// Whether a file is open.
+    pub fn is_open(&self, id: FileId) -> bool {
+        self.files().get(&id).is_some_and(|it| it.count > 0)
+    }
+
+    /// Notes that an open file has lost its last name, or has got one again.
+    pub fn set_nameless(&self, id: FileId, is_nameless: bool) {
+        if let Some(in_use) = self.files().get_mut(&id) {
+            in_use.is_nameless = is_nameless;
+        }
+    }
+
+    /// Forgets a file that is gone, with its changes.
+    pub fn forget(&self, id: FileId) {
+        let mut files = self.files();
+        if let Some(in_use) = files.get(&id) {
+            in_use.file.discard();
+        }
+        self.drop_entry(&mut files, id);
+    }
+
+    /// Returns the files with changes. What is left without a name and closed is not among them.
+    pub fn changed(&self) -> Vec<Arc<File>> {
+        let files = self.files();
+        let changed = files.values().filter(|it| it.file.is_dirty() && !it.is_nameless);
+        changed.map(|it| Arc::clone(&it.file)).collect()
+    }
+
+    /// Forgets those that are closed and committed.
+    pub fn sweep(&self) {
+        let mut files = self.files();
+        let is_idle = |it: &InUse| it.count == 0 && !it.file.is_dirty() && it.lost.is_none();
+        let idle: Vec<FileId> =
+            files.iter().filter(|(_, it)| is_idle(it)).map(|(id, _)| *id).collect();
+        idle.into_iter().for_each(|id| self.drop_entry(&mut files, id));
+    }
+
+    /// Notes that changes of files were lost.
+    pub fn note_lost(&self, lost: &[Arc<File>], errno: Errno) {
+        let mut files = self.files();
+        for file in lost {
+            if let Some(in_use) = files.get_mut(&file.id()) {
+                in_use.lost = Some(errno);
+            }
+        }
+    }
+
+    /// Returns why changes of a file were lost, once.
+    pub fn take_lost(&self, id: FileId) -> Answer<()> {
+        match self.files().get_mut(&id).and_then(|it| it.lost.take()) {
+            Some(errno) => Err(errno.into()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The bytes of files.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::Errno;
+use hardpack_engine::pool::{Attributes, File};
+use hardpack_engine::{Durability, Error, FileId};
+
+use super::Tree;
+use crate::attributes::now;
+use crate::errno::Answer;
+
+/// A file with fewer changed bytes than this joins the next commit when it is closed.
+const DUE_LEN_MAX: usize = 1 << 20;
+/// When this many bytes were written, everything is committed.
+const WRITTEN_LEN_MAX: u64 = 64 << 20;
+/// How much is copied at a time, and how many zeros are written at a time.
+const PIECE_LEN: u64 = 1 << 20;
+/// The shortest hole that is told: shorter ones are stored as zeros.
+const HOLE_LEN_MIN: u64 = 4096;
+
+/// What `fallocate` is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocation {
+    /// Extend the file. Space is not set aside: what will be written may take any space.
+    Extend,
+    /// Nothing, for the same reason.
+    KeepLen,
+    /// Make a hole.
+    Punch,
+    /// Make a hole, and extend the file.
+    Zero,
+}
+
+impl Tree {
+    /// Changes a file, which stays in use while that lasts, and then for as long as it has changes.
+    fn with_file<R>(&self, id: FileId, act: impl FnOnce(&Arc<File>) -> Answer<R>) -> Answer<R> {
+        self.refuse_read_only()?;
+        self.open(id)?;
+        let done = self.open.get(id).ok_or_else(|| Errno::EIO.into()).and_then(|file| act(&file));
+        let closed = self.close(id);
+        let done = done?;
+        closed?;
+        Ok(done)
+    }
+
+    fn handle(&self, id: FileId) -> Answer<Arc<File>> {
+        match self.pool.file(id) {
+            // Somebody has just created it.
+            Err(Error::NotFound { .. }) => {
+                self.publish(&[])?;
+                Ok(self.pool.file(id)?)
+            }
+            known => Ok(known?),
+        }
+    }
+
+    /// Opens a file.
+    pub fn open(&self, id: FileId) -> Answer<()> {
+        let file = match self.open.get(id) {
+            Some(file) => file,
+            None => self.handle(id)?,
+        };
+        self.open.note(file, true).map(drop)
+    }
+
+    /// Reads up to `len` bytes.
+    pub fn read(&self, id: FileId, offset: u64, len: usize) -> Answer<Vec<u8>> {
+        let file = match self.open.get(id) {
+            Some(file) => file,
+            None => self.handle(id)?,
+        };
+        let mut bytes = vec![0; len];
+        let n = file.read_at(&mut bytes, offset)?;
+        bytes.truncate(n);
+        Ok(bytes)
+    }
+
+    /// Writes bytes.
+    pub fn write(&self, id: FileId, bytes: &[u8], offset: u64) -> Answer<()> {
+        self.refuse_read_only()?;
+        // The kernel writes only to files that are open.
+        let file = self.open.get(id).ok_or(Errno::EBADF)?;
+        let done = self.group.write_at(&file, bytes, offset);
+        if done.is_err() {
+            // What was written before is lost as well if it cannot be committed any more.
+            file.discard();
+        }
+        done?;
+        self.note_written(&file, bytes.len() as u64)
+    }
+
+    fn note_written(&self, file: &File, len: u64) -> Answer<()> {
+        file.set_time(now());
+        self.flusher.note_changed();
+        let written = self.written.fetch_add(len, Ordering::Relaxed) + len;
+        if written >= WRITTEN_LEN_MAX {
+            self.written.store(0, Ordering::Relaxed);
+            self.publish(&self.open.changed())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_len(&self, id: FileId, len: u64) -> Answer<()> {
+        self.with_file(id, |file| {
+            if len != file.len()? {
+                file.set_len(len)?;
+                return self.note_written(file, 0);
+            }
+            // The times change all the same.
+            let now_ns = now();
+            self.edit(now_ns, |edit| {
+                let known = edit.attributes(id)?;
+                let (modified_ns, changed_ns) = (now_ns, now_ns);
+                edit.set_attributes(id, &Attributes { modified_ns, changed_ns, ..known })
+            })?;
+            if file.is_dirty() {
+                file.set_time(now_ns);
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes a file and its names durable.
+    pub fn sync(&self, id: FileId) -> Answer<()> {
+        let files: Vec<Arc<File>> = self.open.get(id).into_iter().collect();
+        let done = self.commit(&files, Durability::Durable);
+        self.open.take_lost(id)?;
+        done?;
+        self.tell_losses()
+    }
+
+    /// Makes everything durable, as is asked of a directory.
+    pub fn sync_directory(&self) -> Answer<()> {
+        self.sync_all()?;
+        self.tell_losses()
+    }
+
+    /// Tells whoever syncs first that changes of names were lost since somebody was told last.
+    fn tell_losses(&self) -> Answer<()> {
+        let losses = self.group.losses();
+        match self.told_losses.swap(losses, Ordering::AcqRel) == losses {
+            true => Ok(()),
+            false => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// Tells whoever closes a file that its changes were lost.
+    pub fn flush(&self, id: FileId) -> Answer<()> {
+        self.open.take_lost(id)
+    }
+
+    /// Lets a file that was closed join the next commit if it has few changes.
+    pub(super) fn note_due(&self, id: FileId) {
+        let small = |file: &Arc<File>| file.pending_bytes() < DUE_LEN_MAX;
+        if let Some(file) = self.open.get(id).filter(small) {
+            self.flusher.note_joined(Some(file));
+        }
+    }
+
+    /// Does what `fallocate` asks for.
+    pub fn allocate(&self, id: FileId, offset: u64, len: u64, how: Allocation) -> Answer<()> {
+        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        self.with_file(id, |file| {
+            let old = file.len()?;
+            match how {
+                Allocation::KeepLen => {}
+                Allocation::Extend if end > old => self.set_len(id, end)?,
+                Allocation::Extend => {}
+                Allocation::Punch => self.zero(file, offset, end.min(old))?,
+                Allocation::Zero => {
+                    self.zero(file, offset, end.min(old))?;
+                    if end > old {
+                        self.set_len(id, end)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Overwrites bytes with zeros, which are not stored.
+    fn zero(&self, file: &File, offset: u64, end: u64) -> Answer<()> {
+        if offset >= end {
+            return Ok(());
+        }
+        let zeros = vec![0; PIECE_LEN.min(end - offset) as usize];
+        let mut at = offset;
+        while at < end {
+            let n = (end - at).min(PIECE_LEN);
+            self.group.write_at(file, &zeros[..n as usize], at)?;
+            self.note_written(file, n)?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Finds the next byte from `offset` on that is stored, or, with `hole`, the next that is not.
+    pub fn seek(&self, id: FileId, offset: u64, hole: bool) -> Answer<u64> {
+        let file = match self.open.get(id) {
+            Some(file) => file,
+            None => self.handle(id)?,
+        };
+        if offset >= file.len()? {
+            return Err(Errno::ENXIO.into());
+        }
+        if file.is_dirty() {
+            self.publish(&[Arc::clone(&file)])?;
+        }
+        let (ranges, len) = file.covered_ranges(HOLE_LEN_MIN)?;
+        let next = ranges.iter().find(|(_, end)| *end > offset);
+        match (hole, next) {
+            (true, Some((start, end))) if *start <= offset => Ok((*end).min(len)),
+            (true, _) => Ok(offset),
+            (false, Some((start, _))) => Ok((*start).max(offset)),
+            (false, None) => Err(Errno::ENXIO.into()),
+        }
+    }
+
+    /// Copies bytes from one file to another, or within one. Returns how many there were.
+    pub fn copy(&self, from: (FileId, u64), to: (FileId, u64), len: u64) -> Answer<u64> {
+        self.refuse_read_only()?;
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(PIECE_LEN) as usize;
+            let bytes = self.read(from.0, from.1 + done, n)?;
+            if bytes.is_empty() {
+                break;
+            }
+            self.write(to.0, &bytes, to.1 + done)?;
+            done += bytes.len() as u64;
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,203 @@
+//! The mounted directory: what the requests of the kernel mean for the pool.
+
+mod change;
+mod content;
+mod extra;
+mod names;
+mod space;
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fuser::{Errno, FileAttr};
+use hardpack_engine::pool::{
+    Attributes, DirEntry, File, FileOwner, Group, Kept, Kind, NAME_LEN_MAX, Pool, View,
+};
+use hardpack_engine::{Durability, Error, FileId, Result};
+
+pub use self::change::Change;
+pub use self::content::Allocation;
+pub use self::extra::Existing;
+pub use self::space::BLOCK_LEN;
+use crate::attributes;
+use crate::errno::{Answer, Refusal, errno};
+use crate::flusher::{self, Flusher};
+use crate::inodes::Inodes;
+use crate::open_files::OpenFiles;
+use crate::{Marks, MountOptions};
+
+/// A mounted directory.
+pub struct Tree {
+    pool: Pool,
+    group: Group,
+    inodes: Inodes,
+    open: OpenFiles,
+    flusher: Arc<Flusher>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    /// Held from when the first open file loses its last name.
+    kept: Mutex<Option<Kept>>,
+    owner: FileOwner,
+    /// How many bytes were written since everything was last committed.
+    written: AtomicU64,
+    /// How many losses of the group somebody was told of.
+    told_losses: AtomicU64,
+    /// The file of the pool.
+    path: PathBuf,
+    is_read_only: bool,
+    commit_interval: Duration,
+    pub attribute_ttl: Duration,
+}
+
+impl Tree {
+    pub fn new(
+        pool: Pool,
+        root: FileId,
+        marks: Box<dyn Marks>,
+        options: MountOptions,
+    ) -> Result<Tree> {
+        if pool.attributes(root)?.kind != Kind::Directory {
+            return Err(Error::NotADirectory { name: "what is to be mounted".into() });
+        }
+        Ok(Tree {
+            group: Group::new(pool.clone()),
+            inodes: Inodes::new(root),
+            open: OpenFiles::new(marks),
+            flusher: Arc::default(),
+            thread: Mutex::default(),
+            kept: Mutex::default(),
+            owner: options.owner,
+            written: AtomicU64::new(0),
+            told_losses: AtomicU64::new(0),
+            path: options.source,
+            is_read_only: options.read_only || pool.store().device().is_read_only(),
+            commit_interval: options.commit_interval,
+            attribute_ttl: options.attribute_ttl,
+            pool,
+        })
+    }
+
+    /// Begins to commit changes in the background.
+    pub fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        let (tree, flusher) = (Arc::downgrade(self), Arc::clone(&self.flusher));
+        let interval = self.commit_interval;
+        let thread = std::thread::Builder::new().name("hardpack-commit".into());
+        let thread = thread.spawn(move || flusher::serve(&tree, &flusher, interval))?;
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    /// Makes everything durable and closes the pool.
+    pub fn end(&self) -> Result<()> {
+        self.flusher.end();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // If it has panicked, what follows commits the rest all the same.
+            let _ = thread.join();
+        }
+        if self.is_read_only {
+            return Ok(());
+        }
+        let done = self.sync_all();
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        done.and(self.pool.close())
+    }
+
+    pub fn inodes(&self) -> Inodes {
+        self.inodes
+    }
+
+    /// Commits what has joined the group, with the changes of these files.
+    pub fn publish(&self, files: &[Arc<File>]) -> Result<()> {
+        self.commit(files, Durability::Visible)
+    }
+
+    /// Commits everything, durably.
+    pub fn sync_all(&self) -> Result<()> {
+        self.commit(&self.open.changed(), Durability::Durable)
+    }
+
+    fn commit(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
+        let done = self.group.commit(files, durability);
+        if let Err(error) = &done {
+            self.open.note_lost(files, errno(error));
+        }
+        self.open.sweep();
+        done
+    }
+
+    /// Reads names and attributes, with what others have committed.
+    fn view<R>(&self, read: impl Fn(&mut View<'_>) -> Result<R>) -> Result<R> {
+        // An outdated state is better than none.
+        let _ = self.pool.refresh();
+        self.group.view(read)
+    }
+
+    fn refuse_read_only(&self) -> Answer<()> {
+        if self.is_read_only { Err(Errno::EROFS.into()) } else { Ok(()) }
+    }
+
+    /// Returns the attributes of a file, with the changes that are not committed.
+    pub fn attributes(&self, id: FileId) -> Answer<FileAttr> {
+        let known = self.view(|view| view.attributes(id))?;
+        self.attributes_of(id, known)
+    }
+
+    fn attributes_of(&self, id: FileId, mut known: Attributes) -> Answer<FileAttr> {
+        if known.kind == Kind::File
+            && let Some(file) = self.open.get(id).filter(|file| file.is_dirty())
+        {
+            known.len = file.len()?;
+            if let Some(time) = file.time() {
+                known.changed_ns = known.changed_ns.max(known.modified_ns).max(time);
+                known.modified_ns = time;
+            }
+        }
+        Ok(attributes::for_kernel(self.inodes.number(id), &known, self.owner))
+    }
+
+    /// Looks up a name.
+    pub fn lookup(&self, directory: FileId, name: &[u8]) -> Answer<FileAttr> {
+        check_name(name)?;
+        let (id, known) = self.view(|view| {
+            let entry = view.lookup(directory, name)?.ok_or_else(|| missing(name))?;
+            Ok((entry.file, view.attributes(entry.file)?))
+        })?;
+        self.attributes_of(id, known)
+    }
+
+    /// Returns up to `limit` names of a directory that come after `after`.
+    pub fn list(
+        &self,
+        directory: FileId,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Answer<Vec<DirEntry>> {
+        Ok(self.view(|view| view.list(directory, after, limit))?)
+    }
+
+    /// Returns the directory above another one.
+    pub fn parent(&self, directory: FileId) -> Answer<FileId> {
+        if directory == self.inodes.root() {
+            return Ok(directory);
+        }
+        Ok(self.view(|view| view.attributes(directory))?.parent)
+    }
+
+    /// Returns the target of a symbolic link.
+    pub fn link_target(&self, link: FileId) -> Answer<Vec<u8>> {
+        Ok(self.view(|view| view.link_target(link))?)
+    }
+}
+
+fn missing(name: &[u8]) -> Error {
+    Error::NotFound { what: "file", name: String::from_utf8_lossy(name).into_owned() }
+}
+
+fn check_name(name: &[u8]) -> Answer<()> {
+    match name.len() <= NAME_LEN_MAX {
+        true => Ok(()),
+        false => Err(Refusal::Own(Errno::ENAMETOOLONG)),
+    }
+}

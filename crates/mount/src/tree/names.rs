@@ -1,0 +1,290 @@
+//! Creating, removing and moving names.
+
+use std::sync::Arc;
+
+use fuser::{Errno, FileAttr, RenameFlags};
+use hardpack_engine::pool::{Attributes, Edit, File, FileOwner, Kind, TARGET_LEN_MAX};
+use hardpack_engine::{Error, FileId, Result};
+
+use super::{Tree, check_name, missing};
+use crate::attributes::{mode, now};
+use crate::errno::Answer;
+use crate::open_files::Closed;
+
+/// The bit that lets new files have the group of their directory.
+const SET_GID: u32 = libc::S_ISGID;
+/// The permission bits.
+const MODE_MASK: u32 = 0o7777;
+
+/// Where a name is.
+pub type Place<'n> = (FileId, &'n [u8]);
+
+impl Tree {
+    /// Returns the attributes of something new in a directory.
+    fn new_in(
+        &self,
+        edit: &mut Edit<'_>,
+        directory: FileId,
+        kind: Kind,
+        wanted_mode: u32,
+        owner: FileOwner,
+        now_ns: i64,
+    ) -> Result<Attributes> {
+        let above = edit.attributes(directory)?;
+        if above.kind != Kind::Directory {
+            return Err(Error::NotADirectory { name: format!("number {}", directory.0) });
+        }
+        let inherits_group = mode(&above) & SET_GID != 0;
+        let gid = match inherits_group {
+            true => above.owner.unwrap_or(self.owner).gid,
+            false => owner.gid,
+        };
+        let bit = if inherits_group && kind == Kind::Directory { SET_GID } else { 0 };
+        Ok(Attributes {
+            mode: wanted_mode & MODE_MASK | bit,
+            owner: Some(FileOwner { gid, ..owner }),
+            modified_ns: now_ns,
+            accessed_ns: now_ns,
+            changed_ns: now_ns,
+            created_ns: now_ns,
+            ..Attributes::new(kind, directory)
+        })
+    }
+
+    pub(super) fn edit<R>(
+        &self,
+        now_ns: i64,
+        change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
+    ) -> Answer<R> {
+        self.refuse_read_only()?;
+        let done = self.group.edit(now_ns, change)?;
+        self.flusher.note_joined(None);
+        Ok(done)
+    }
+
+    /// Creates an empty file, open if `opens`.
+    pub fn create(
+        &self,
+        (directory, name): Place<'_>,
+        wanted_mode: u32,
+        owner: FileOwner,
+        opens: bool,
+    ) -> Answer<FileAttr> {
+        check_name(name)?;
+        let now_ns = now();
+        let (file, new) = self.edit(now_ns, |edit| {
+            let new = self.new_in(edit, directory, Kind::File, wanted_mode, owner, now_ns)?;
+            let id = edit.create(directory, name, &new)?;
+            // Nobody else can find the file before the handle is there.
+            Ok((self.group.created_file(id), new))
+        })?;
+        let file = self.open.note(file, opens)?;
+        self.attributes_of(file.id(), new)
+    }
+
+    /// Creates a directory.
+    pub fn make_directory(
+        &self,
+        (directory, name): Place<'_>,
+        wanted_mode: u32,
+        owner: FileOwner,
+    ) -> Answer<FileAttr> {
+        check_name(name)?;
+        let now_ns = now();
+        let (id, new) = self.edit(now_ns, |edit| {
+            let new = self.new_in(edit, directory, Kind::Directory, wanted_mode, owner, now_ns)?;
+            Ok((edit.create(directory, name, &new)?, new))
+        })?;
+        self.attributes_of(id, new)
+    }
+
+    /// Creates a symbolic link.
+    pub fn make_symlink(
+        &self,
+        (directory, name): Place<'_>,
+        target: &[u8],
+        owner: FileOwner,
+    ) -> Answer<FileAttr> {
+        check_name(name)?;
+        if target.len() > TARGET_LEN_MAX {
+            return Err(Errno::ENAMETOOLONG.into());
+        }
+        let now_ns = now();
+        let (id, new) = self.edit(now_ns, |edit| {
+            let new = self.new_in(edit, directory, Kind::Symlink, 0o777, owner, now_ns)?;
+            let id = edit.symlink(directory, name, target, &new)?;
+            Ok((id, edit.attributes(id)?))
+        })?;
+        self.attributes_of(id, new)
+    }
+
+    /// Gives a file another name.
+    pub fn link(&self, file: FileId, (directory, name): Place<'_>) -> Answer<FileAttr> {
+        check_name(name)?;
+        let now_ns = now();
+        let known = self.edit(now_ns, |edit| {
+            edit.link(file, directory, name)?;
+            edit.set_changed(file)?;
+            edit.attributes(file)
+        })?;
+        self.open.set_nameless(file, false);
+        self.attributes_of(file, known)
+    }
+
+    /// Removes the name of something that is not a directory.
+    pub fn unlink(&self, (directory, name): Place<'_>) -> Answer<()> {
+        check_name(name)?;
+        let gone = self.retry_kept(|tree, can_keep| {
+            tree.edit(now(), |edit| {
+                let entry = edit.lookup(directory, name)?.ok_or_else(|| missing(name))?;
+                if entry.kind == Kind::Directory {
+                    return Err(Error::IsADirectory { name: entry.display_name().into() });
+                }
+                tree.unlink_in(edit, (directory, name), entry.file, can_keep)
+            })
+        })?;
+        self.note_gone(gone);
+        Ok(())
+    }
+
+    /// Removes a name within an edit, or returns `None` if the file must be kept first.
+    fn unlink_in(
+        &self,
+        edit: &mut Edit<'_>,
+        (directory, name): Place<'_>,
+        file: FileId,
+        can_keep: bool,
+    ) -> Result<Option<Gone>> {
+        let is_last = edit.attributes(file)?.link_count <= 1;
+        match self.open.is_open(file) {
+            true if is_last && !can_keep => Ok(None),
+            true => {
+                let is_nameless = edit.unlink_open(directory, name)?;
+                Ok(Some(Gone { file, is_open: true, is_last: is_nameless }))
+            }
+            false => {
+                edit.unlink(directory, name)?;
+                Ok(Some(Gone { file, is_open: false, is_last }))
+            }
+        }
+    }
+
+    /// Calls `change` again with leave to keep files without a name, if it needs that.
+    fn retry_kept<R>(&self, change: impl Fn(&Tree, bool) -> Answer<Option<R>>) -> Answer<R> {
+        if let Some(done) = change(self, false)? {
+            return Ok(done);
+        }
+        self.keep_nameless()?;
+        change(self, true)?.ok_or_else(|| Errno::EIO.into())
+    }
+
+    fn keep_nameless(&self) -> Result<()> {
+        let mut kept = self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if kept.is_none() {
+            *kept = Some(self.group.keep_nameless()?);
+        }
+        Ok(())
+    }
+
+    fn note_gone(&self, gone: Gone) {
+        match gone {
+            Gone { is_last: false, .. } => {}
+            Gone { file, is_open: true, .. } => self.open.set_nameless(file, true),
+            Gone { file, is_open: false, .. } => self.open.forget(file),
+        }
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&self, (directory, name): Place<'_>) -> Answer<()> {
+        check_name(name)?;
+        self.edit(now(), |edit| {
+            let entry = edit.lookup(directory, name)?.ok_or_else(|| missing(name))?;
+            if entry.kind != Kind::Directory {
+                return Err(Error::NotADirectory { name: entry.display_name().into() });
+            }
+            edit.unlink(directory, name)
+        })
+    }
+
+    /// Moves a name, as `renameat2` does.
+    pub fn rename(&self, from: Place<'_>, to: Place<'_>, flags: RenameFlags) -> Answer<()> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        if flags == RenameFlags::RENAME_EXCHANGE {
+            return self.edit(now(), |edit| edit.exchange(from, to));
+        }
+        let is_new_only = flags == RenameFlags::RENAME_NOREPLACE;
+        if !is_new_only && !flags.is_empty() {
+            return Err(Errno::EINVAL.into());
+        }
+        if !is_new_only {
+            self.commit_before_replacing(from, to)?;
+        }
+        let gone = self.retry_kept(|tree, can_keep| {
+            tree.edit(now(), |edit| {
+                let moved = edit.lookup(from.0, from.1)?.ok_or_else(|| missing(from.1))?;
+                let Some(old) = edit.lookup(to.0, to.1)? else {
+                    edit.rename(from, to)?;
+                    return Ok(Some(None));
+                };
+                if is_new_only {
+                    let name = String::from_utf8_lossy(to.1).into_owned();
+                    return Err(Error::Exists { name });
+                }
+                let replaces_file = old.file != moved.file
+                    && moved.kind != Kind::Directory
+                    && old.kind != Kind::Directory;
+                if !replaces_file {
+                    edit.rename(from, to)?;
+                    return Ok(Some(None));
+                }
+                let Some(gone) = tree.unlink_in(edit, to, old.file, can_keep)? else {
+                    return Ok(None);
+                };
+                edit.rename(from, to)?;
+                Ok(Some(Some(gone)))
+            })
+        })?;
+        if let Some(gone) = gone {
+            self.note_gone(gone);
+        }
+        Ok(())
+    }
+
+    /// Programs write a new file and rename it over the old one, often without syncing it. So that
+    /// a crash leaves one or the other, the content comes before the name.
+    fn commit_before_replacing(&self, from: Place<'_>, to: Place<'_>) -> Answer<()> {
+        let moved = self.view(|view| {
+            let (moved, old) = (view.lookup(from.0, from.1)?, view.lookup(to.0, to.1)?);
+            Ok(moved.filter(|moved| old.is_some_and(|old| old.file != moved.file)))
+        })?;
+        let file: Option<Arc<File>> = moved.and_then(|moved| self.open.get(moved.file));
+        match file.filter(|file| file.is_dirty()) {
+            Some(file) => Ok(self.publish(&[file])?),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that a file was closed. The last one to close a file without a name removes it.
+    pub fn close(&self, id: FileId) -> Answer<()> {
+        match self.open.close(id) {
+            Closed::Done => Ok(()),
+            Closed::Changed => {
+                self.note_due(id);
+                Ok(())
+            }
+            Closed::Gone => {
+                self.open.forget(id);
+                self.edit(now(), |edit| edit.remove_nameless(id))
+            }
+        }
+    }
+}
+
+/// What a removed name has left behind.
+struct Gone {
+    file: FileId,
+    is_open: bool,
+    /// Whether it was the last name.
+    is_last: bool,
+}
