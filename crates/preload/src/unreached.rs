@@ -100,7 +100,7 @@ fn look(fd: c_int, caller: *const c_void) {
         let pool = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
         tell(&format!(
             "hardpack: note: the SQLite in '{}' is out of reach of 'hardpack run', so it cannot \
-             read the pool '{}' (load libhardpack.so in it, or unpack the pool)",
+             read the pool '{}' (load libhardpack.so in it, or use 'hardpack mount')",
             String::from_utf8_lossy(object.path().to_bytes()),
             String::from_utf8_lossy(pool.as_os_str().as_bytes()),
         ));
