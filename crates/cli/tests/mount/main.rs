@@ -62,8 +62,19 @@ impl Mount {
         hardpack().arg("mount").args(options).args([&address, &self.point]).assert().success();
     }
 
+    /// Unmounts it. Another test's thread that starts a program holds copies of all open files for
+    /// a moment.
     fn unmount(&self) {
-        hardpack().arg("umount").arg(&self.point).assert().success();
+        let began = std::time::Instant::now();
+        loop {
+            let done = hardpack().arg("umount").arg(&self.point).output().unwrap();
+            if done.status.success() {
+                return;
+            }
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(done.status.code() == Some(5), "{said}");
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "{said}");
+        }
     }
 
     fn at(&self, path: &str) -> PathBuf {
