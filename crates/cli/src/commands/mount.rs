@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -217,20 +218,30 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason>
 
 /// Whether a pool is mounted on a directory.
 fn is_mounted(directory: &Path) -> Result<bool, Reason> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    // Names of directories may be any bytes, also those of other mounts.
+    let mounts = fs::read("/proc/self/mountinfo")?;
     let wanted = escaped_as_mounts(directory);
-    let is_there = |line: &str| line.split(' ').nth(4) == Some(&wanted) && line.contains(" - fuse");
-    Ok(mounts.lines().any(is_there) && server_number(directory).is_some())
+    let is_there = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        fields.nth(4) == Some(&wanted)
+            && fields.skip_while(|field| *field != b"-").nth(1).is_some_and(is_fuse)
+    };
+    let is_fuse_there = mounts.split(|byte| *byte == b'\n').any(is_there);
+    Ok(is_fuse_there && server_number(directory).is_some())
 }
 
 /// Writes a path as the kernel's list of mounts does.
-fn escaped_as_mounts(path: &Path) -> String {
-    let path = path.to_string_lossy();
-    let escape = |c: char| match c {
-        ' ' | '\t' | '\n' | '\\' => format!("\\{:03o}", u32::from(c)),
-        c => c.into(),
+fn escaped_as_mounts(path: &Path) -> Vec<u8> {
+    let escape = |byte: &u8| match byte {
+        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+        byte => vec![*byte],
     };
-    path.chars().map(escape).collect()
+    path.as_os_str().as_bytes().iter().flat_map(escape).collect()
+}
+
+/// Whether a type of file systems is one that is served through FUSE.
+fn is_fuse(kind: &[u8]) -> bool {
+    kind.starts_with(b"fuse")
 }
 
 /// Explains why the kernel refuses a mount.

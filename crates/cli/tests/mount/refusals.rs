@@ -83,8 +83,36 @@ fn parts_and_fstab() {
     assert!(by_fstab.status().unwrap().success());
     assert_eq!(read(&mount.at("a/b/f")), b"f");
     assert!(fs::write(mount.at("a/b/f"), b"").is_err());
-    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    // Other mounts may have names that are not UTF-8.
+    let mounts = fs::read("/proc/mounts").unwrap();
+    let mounts = String::from_utf8_lossy(&mounts);
     let point = mount.point.to_str().unwrap();
     let line = mounts.lines().find(|line| line.contains(point)).unwrap();
     assert!(line.contains("ro,") && line.contains("noexec"), "{line}");
+}
+
+/// Names of directories may be any bytes, also those of mounts that have nothing to do with pools.
+#[test]
+fn directories_may_have_any_name() {
+    use std::os::unix::ffi::OsStrExt;
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for name in [&b"a b"[..], b"new\nline", b"back\\slash", b"-dash", b"not UTF-8: \xff"] {
+        let name = std::ffi::OsStr::from_bytes(name);
+        let (point, pool) = (directory.path().join(name), directory.path().join("p.hpk"));
+        std::fs::create_dir(&point).unwrap();
+        hardpack().arg("create").arg(&pool).assert().success();
+        let run = |command: &str, arguments: &[&std::ffi::OsStr]| {
+            hardpack().current_dir(&directory).arg(command).args(arguments).assert()
+        };
+        let mount = ["--".as_ref(), pool.as_os_str(), name];
+        run("mount", &mount).success();
+        write(&point.join("f"), b"f");
+        run("mount", &mount).code(5);
+        run("umount", &["--".as_ref(), name]).success();
+        assert!(!point.join("f").exists());
+        std::fs::remove_file(&pool).unwrap();
+    }
 }
