@@ -1,7 +1,7 @@
 //! Names, links, attributes and lists.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{CWD, RenameFlags, XattrFlags, renameat_with};
@@ -273,4 +273,21 @@ fn groups_are_inherited() {
     assert_eq!([gid("d/f"), gid("d/e"), gid("d/l")], [77; 3]);
     assert_eq!(fs::metadata(mount.at("d/e")).unwrap().mode() & 0o2000, 0o2000);
     assert_eq!(fs::metadata(mount.at("d/f")).unwrap().mode() & 0o2000, 0);
+}
+
+/// A list that nobody applies protects nothing, so it cannot be set.
+#[test]
+fn access_control_lists_are_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"");
+    let entries = [(1, 6), (4, 0), (32, 0)].map(|(tag, permissions): (u16, u16)| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
+    });
+    let list = [&2_u32.to_le_bytes()[..], &entries.concat()].concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    let set = rustix::fs::setxattr(mount.at("f"), "system.posix_acl_access", &list, flags);
+    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
 }

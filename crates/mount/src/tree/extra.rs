@@ -13,6 +13,10 @@ use crate::errno::Answer;
 /// What the names of properties begin with.
 const PROPERTY_PREFIX: &[u8] = b"user.hardpack.";
 
+/// What the names of access control lists begin with. The kernel does not apply them here, so a
+/// program that sets one must not believe that it protects anything.
+const SYSTEM_PREFIX: &[u8] = b"system.";
+
 /// Whether an attribute has to exist, or must not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Existing {
@@ -58,6 +62,9 @@ impl Tree {
     /// Sets an extended attribute or a property.
     pub fn set_xattr(&self, id: FileId, name: &[u8], value: &[u8], is: Existing) -> Answer<()> {
         self.refuse_read_only()?;
+        if name.starts_with(SYSTEM_PREFIX) {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
         if let Some(property) = property(name) {
             let text = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
             let property = property?;
