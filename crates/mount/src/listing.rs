@@ -1,7 +1,7 @@
 //! Directories that are being listed. The kernel goes through a directory by offsets, the pool by
 //! names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,14 +23,46 @@ pub struct Listings {
     open: Mutex<BTreeMap<u64, Listing>>,
 }
 
-/// How far a directory has been listed. While offsets follow each other, the names decide where to
-/// go on, so nothing is left out when names are removed in between.
-#[derive(Clone)]
+/// How many places in a directory are remembered while it is open.
+const PLACES_MAX: usize = 4096;
+
+/// How a directory has been listed. The kernel may come back to an entry that it had no room for,
+/// so the last places are remembered: from there the names decide where to go on, and nothing is
+/// left out when names are removed in between.
 struct Listing {
     directory: FileId,
+    /// In the order of their offsets.
+    places: VecDeque<At>,
+}
+
+/// A place in a list.
+#[derive(Clone)]
+struct At {
     /// The offset that comes next, and the name before it.
     offset: u64,
     after: Option<Vec<u8>>,
+}
+
+impl At {
+    const START: At = At { offset: FIRST_OFFSET, after: None };
+}
+
+impl Listing {
+    /// Returns the last known place that is not behind an offset.
+    fn nearest(&self, offset: u64) -> At {
+        let count = self.places.partition_point(|at| at.offset <= offset);
+        count.checked_sub(1).and_then(|last| self.places.get(last)).cloned().unwrap_or(At::START)
+    }
+
+    /// Remembers places that follow each other.
+    fn remember(&mut self, passed: Vec<At>) {
+        let Some(first) = passed.first() else { return };
+        let kept = self.places.partition_point(|at| at.offset < first.offset);
+        self.places.truncate(kept);
+        self.places.extend(passed);
+        let excess = self.places.len().saturating_sub(PLACES_MAX);
+        self.places.drain(..excess);
+    }
 }
 
 /// An entry of a list.
@@ -52,8 +84,8 @@ impl Listings {
     /// Opens a directory, and returns its handle.
     pub fn open(&self, directory: FileId) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        let start = Listing { directory, offset: FIRST_OFFSET, after: None };
-        self.open_ones().insert(handle, start);
+        let places = VecDeque::new();
+        self.open_ones().insert(handle, Listing { directory, places });
         handle
     }
 
@@ -78,6 +110,7 @@ impl Listings {
             }
         }
         let mut at = self.find(tree, handle, directory, offset.max(FIRST_OFFSET))?;
+        let mut passed = Vec::new();
         'all: loop {
             let entries = tree.list(directory, at.after.as_deref(), CHUNK_COUNT)?;
             for entry in &entries {
@@ -86,28 +119,25 @@ impl Listings {
                 if add(Listed { file: *file, kind: *kind, name, offset, is_dot: false })? {
                     break 'all;
                 }
-                at.offset = offset;
-                at.after = Some(name.clone());
+                at = At { offset, after: Some(name.clone()) };
+                passed.push(at.clone());
             }
             if entries.len() < CHUNK_COUNT {
                 break;
             }
         }
-        if let Some(known) = self.open_ones().get_mut(&handle) {
-            *known = at;
+        if let Some(listing) = self.open_ones().get_mut(&handle) {
+            listing.remember(passed);
         }
         Ok(())
     }
 
-    /// Returns the place at an offset. If the list did not end there last time, counts from the
-    /// start.
-    fn find(&self, tree: &Tree, handle: u64, directory: FileId, offset: u64) -> Answer<Listing> {
-        let start = Listing { directory, offset: FIRST_OFFSET, after: None };
-        let known = self.open_ones().get(&handle).cloned();
-        let known = known.filter(|known| known.directory == directory);
-        let mut at = match known {
-            Some(known) if known.offset <= offset => known,
-            _ => start,
+    /// Returns the place at an offset. If it is not remembered, counts from the nearest one before
+    /// it.
+    fn find(&self, tree: &Tree, handle: u64, directory: FileId, offset: u64) -> Answer<At> {
+        let mut at = match self.open_ones().get(&handle) {
+            Some(listing) if listing.directory == directory => listing.nearest(offset),
+            _ => At::START,
         };
         while at.offset < offset {
             let count = (offset - at.offset).min(CHUNK_COUNT as u64) as usize;

@@ -291,3 +291,26 @@ fn access_control_lists_are_refused() {
     let set = rustix::fs::setxattr(mount.at("f"), "system.posix_acl_access", &list, flags);
     assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
 }
+
+/// A program with little room for names may remove them as it reads them.
+#[test]
+fn names_are_removed_while_they_are_listed_bit_by_bit() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    for n in 0..500 {
+        write(&mount.at(&format!("file {n}")), b"");
+    }
+    let directory = File::open(&mount.point).unwrap();
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 200];
+    let mut names = rustix::fs::RawDir::new(&directory, &mut buffer);
+    while let Some(entry) = names.next() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_bytes().starts_with(b"file") {
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::unlinkat(&directory, entry.file_name(), flags).unwrap();
+        }
+    }
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+}
