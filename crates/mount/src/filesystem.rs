@@ -306,7 +306,7 @@ impl Filesystem for PoolFilesystem {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let handle = self.listings.open(self.file(number));
+        let handle = self.listings.open(&self.tree, self.file(number));
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
@@ -372,8 +372,8 @@ impl Filesystem for PoolFilesystem {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply!(reply, self.tree.sync_directory(), () => reply.ok());
+    fn fsyncdir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply!(reply, self.listings.sync(&self.tree, handle.0), () => reply.ok());
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {

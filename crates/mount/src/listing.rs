@@ -33,6 +33,8 @@ struct Listing {
     directory: FileId,
     /// In the order of their offsets.
     places: VecDeque<At>,
+    /// See [`Tree::tell_lost`].
+    losses_known: u64,
 }
 
 /// A place in a list.
@@ -82,11 +84,21 @@ impl Listings {
     }
 
     /// Opens a directory, and returns its handle.
-    pub fn open(&self, directory: FileId) -> u64 {
+    pub fn open(&self, tree: &Tree, directory: FileId) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        let places = VecDeque::new();
-        self.open_ones().insert(handle, Listing { directory, places });
+        let (places, losses_known) = (VecDeque::new(), tree.losses_told());
+        self.open_ones().insert(handle, Listing { directory, places, losses_known });
         handle
+    }
+
+    /// Makes everything durable, as is asked of a directory. Tells if changes were lost that nobody
+    /// was told of before the directory was opened.
+    pub fn sync(&self, tree: &Tree, handle: u64) -> Answer<()> {
+        let done = tree.sync_all();
+        if let Some(listing) = self.open_ones().get_mut(&handle) {
+            tree.tell_lost(&mut listing.losses_known)?;
+        }
+        Ok(done?)
     }
 
     /// Closes a directory.

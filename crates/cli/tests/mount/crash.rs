@@ -126,3 +126,66 @@ fn a_full_disk_is_told_and_leaves_the_pool_whole() {
     drop(mount);
     tmpfs(&["umount"]);
 }
+
+/// Names that a full disk has cost are told to whoever syncs the file or the directory, also if
+/// they joined without an error.
+#[test]
+fn lost_names_are_told() {
+    if !can_mount() {
+        return;
+    }
+    let small = tempfile::tempdir().unwrap();
+    let tmpfs = |arguments: &[&str]| {
+        let done = Command::new(arguments[0]).args(&arguments[1..]).arg(small.path()).output();
+        assert!(done.unwrap().status.success());
+    };
+    tmpfs(&["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs"]);
+    let pool = small.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    let mount = Mount::of(tempfile::tempdir().unwrap(), pool);
+    let directory = File::open(&mount.point).unwrap();
+    // Something else takes all the space.
+    let other = File::create(small.path().join("other")).unwrap();
+    for len in [65536, 512] {
+        while std::io::Write::write_all(&mut &other, &vec![1; len]).is_ok() {}
+    }
+    let mut files = Vec::new();
+    for n in 0..1000 {
+        let path = mount.at(&format!("f{n}"));
+        let Ok(mut file) = File::create(&path) else { break };
+        let _ = std::io::Write::write_all(&mut file, &random_bytes(5000, n));
+        files.push((path, file));
+    }
+    let mut failed = 0;
+    for (path, file) in &files {
+        match file.sync_all() {
+            Ok(()) => assert!(path.exists(), "{}", path.display()),
+            Err(_) => failed += 1,
+        }
+    }
+    assert!(failed > 0);
+    assert_eq!(directory.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    drop(other);
+    // With room again, work goes on, and nothing new is taken for what was lost.
+    fs::remove_file(small.path().join("other")).unwrap();
+    for n in 0..20 {
+        write(&mount.at(&format!("after{n}")), b"after");
+    }
+    for (path, file) in &mut files {
+        if !path.exists() {
+            let _ = std::io::Write::write_all(file, b"BEFORE");
+        }
+    }
+    drop(files);
+    write(&mount.at("after"), b"after");
+    directory.sync_all().unwrap();
+    drop(directory);
+    for n in 0..20 {
+        assert_eq!(read(&mount.at(&format!("after{n}"))), b"after");
+    }
+    mount.unmount();
+    mount.check();
+    assert_eq!(stdout_of(hardpack().arg("cat").arg(mount.in_pool("after"))), "after");
+    drop(mount);
+    tmpfs(&["umount"]);
+}

@@ -51,6 +51,9 @@ struct Open {
     txn: Option<Txn>,
     /// Whether any change has joined it.
     has_changes: bool,
+    /// The first identity that no file has had that joined, whether it was committed or lost: who
+    /// still uses a lost file must not meet another one.
+    unused: Option<FileId>,
 }
 
 /// Names and attributes as the group has changed them.
@@ -100,14 +103,18 @@ impl Group {
         change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
     ) -> Result<R> {
         let mut open = self.open();
+        let open = &mut *open;
         let txn = match &mut open.txn {
             Some(txn) => txn,
             none => {
                 let checksum = self.pool.settings(ROOT)?.checksum;
-                none.insert(self.pool.store().begin(checksum)?)
+                let txn = none.insert(self.pool.store().begin(checksum)?);
+                skip_used(txn, open.unused);
+                txn
             }
         };
         let done = change(&mut Edit::new(txn, now_ns));
+        open.unused = Some(txn.next_file_id());
         match &done {
             Ok(_) => open.has_changes = true,
             Err(error) if is_refusal(error) => {
@@ -115,7 +122,7 @@ impl Group {
                     open.txn = None;
                 }
             }
-            Err(_) => self.lose(&mut open),
+            Err(_) => self.lose(open),
         }
         done
     }
@@ -214,10 +221,15 @@ impl Group {
     fn begin_alone(&self, checksum: ChecksumKind) -> Result<Txn> {
         loop {
             self.commit_now(&[])?;
+            let unused = self.open().unused;
             let patience = Patience::Within(TURN_WAIT);
             match self.pool.store().begin_with(checksum, patience) {
                 Err(Error::Busy) => {}
-                begun => return begun,
+                begun => {
+                    let mut txn = begun?;
+                    skip_used(&mut txn, unused);
+                    return Ok(txn);
+                }
             }
         }
     }
@@ -235,6 +247,13 @@ impl Group {
 #[derive(Debug)]
 pub struct Kept {
     _it: Filling,
+}
+
+/// Leaves out the identities that files of the group have had.
+fn skip_used(txn: &mut Txn, unused: Option<FileId>) {
+    if let Some(unused) = unused {
+        txn.skip_file_ids(unused);
+    }
 }
 
 /// Whether the error says that a change was not made because of what is there.

@@ -128,27 +128,13 @@ impl Tree {
         let done = self.commit(&files, Durability::Durable);
         self.open.take_lost(id)?;
         done?;
-        self.tell_losses()
-    }
-
-    /// Makes everything durable, as is asked of a directory.
-    pub fn sync_directory(&self) -> Answer<()> {
-        self.sync_all()?;
-        self.tell_losses()
-    }
-
-    /// Tells whoever syncs first that changes of names were lost since somebody was told last.
-    fn tell_losses(&self) -> Answer<()> {
-        let losses = self.group.losses();
-        match self.told_losses.swap(losses, Ordering::AcqRel) == losses {
-            true => Ok(()),
-            false => Err(Errno::EIO.into()),
-        }
+        self.check_not_lost(id)
     }
 
     /// Tells whoever closes a file that its changes were lost.
     pub fn flush(&self, id: FileId) -> Answer<()> {
-        self.open.take_lost(id)
+        self.open.take_lost(id)?;
+        self.check_not_lost(id)
     }
 
     /// Lets a file that was closed join the next commit if it has few changes.

@@ -7,7 +7,7 @@ mod names;
 mod space;
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,15 +39,34 @@ pub struct Tree {
     /// Held from when the first open file loses its last name.
     kept: Mutex<Option<Kept>>,
     owner: FileOwner,
+    lost: Lost,
     /// How many bytes were written since everything was last committed.
     written: AtomicU64,
-    /// How many losses of the group somebody was told of.
-    told_losses: AtomicU64,
     /// The file of the pool.
     path: PathBuf,
     is_read_only: bool,
     commit_interval: Duration,
     pub attribute_ttl: Duration,
+}
+
+/// Changes of names and attributes that were lost after their programs were told of success.
+#[derive(Default)]
+struct Lost {
+    /// The number of the last error that was the reason.
+    why: AtomicI32,
+    /// How many losses it covers.
+    noted: AtomicU64,
+    /// How many losses somebody was told of, see [`Group::losses`].
+    told: AtomicU64,
+}
+
+impl Lost {
+    fn errno(&self) -> Errno {
+        match self.why.load(Ordering::Relaxed) {
+            0 => Errno::EIO,
+            number => Errno::from_i32(number),
+        }
+    }
 }
 
 impl Tree {
@@ -68,8 +87,8 @@ impl Tree {
             thread: Mutex::default(),
             kept: Mutex::default(),
             owner: options.owner,
+            lost: Lost::default(),
             written: AtomicU64::new(0),
-            told_losses: AtomicU64::new(0),
             path: options.source,
             is_read_only: options.read_only || pool.store().device().is_read_only(),
             commit_interval: options.commit_interval,
@@ -122,9 +141,46 @@ impl Tree {
         let done = self.group.commit(files, durability);
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
+            self.note_error(error);
         }
         self.open.sweep();
         done
+    }
+
+    /// Notes an error, if it has cost changes of names and attributes.
+    fn note_error(&self, error: &Error) {
+        let losses = self.group.losses();
+        if self.lost.noted.swap(losses, Ordering::Relaxed) != losses {
+            self.lost.why.store(errno(error).into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how much was lost, as whoever opens a directory has to know: what nobody was told of
+    /// yet is not counted.
+    pub fn losses_told(&self) -> u64 {
+        self.lost.told.load(Ordering::Acquire)
+    }
+
+    /// Tells that changes of names and attributes were lost since `known`, which then includes
+    /// them.
+    pub fn tell_lost(&self, known: &mut u64) -> Answer<()> {
+        let losses = self.group.losses();
+        self.lost.told.store(losses, Ordering::Release);
+        match std::mem::replace(known, losses) == losses {
+            true => Ok(()),
+            false => Err(self.lost.errno().into()),
+        }
+    }
+
+    /// Tells if a file is gone because its name was lost before it was ever committed.
+    fn check_not_lost(&self, id: FileId) -> Answer<()> {
+        if self.group.losses() == 0 {
+            return Ok(());
+        }
+        match self.group.view(|view| view.attributes(id)) {
+            Err(Error::NotFound { .. }) => Err(self.lost.errno().into()),
+            _ => Ok(()),
+        }
     }
 
     /// Reads names and attributes, with what others have committed.

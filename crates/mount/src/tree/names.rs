@@ -57,7 +57,7 @@ impl Tree {
         change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
     ) -> Answer<R> {
         self.refuse_read_only()?;
-        let done = self.group.edit(now_ns, change)?;
+        let done = self.group.edit(now_ns, change).inspect_err(|error| self.note_error(error))?;
         self.flusher.note_joined(None);
         Ok(done)
     }

@@ -219,6 +219,19 @@ impl Txn {
         FileId(id)
     }
 
+    /// Returns the identity that the next new file will get.
+    pub fn next_file_id(&self) -> FileId {
+        FileId(self.core.next_file_id)
+    }
+
+    /// Leaves out the identities before `next`.
+    pub fn skip_file_ids(&mut self, next: FileId) {
+        if self.core.next_file_id < next.0 {
+            self.core.changed = true;
+            self.core.next_file_id = next.0;
+        }
+    }
+
     /// Returns the value of `key` in `tree`.
     pub fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
         self.trees[tree].get(&mut self.core, key)
