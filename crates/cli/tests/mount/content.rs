@@ -237,3 +237,95 @@ fn stock_shell(path: &Path, sql: &str) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
+
+/// A sync of something else while a file is written: nothing that is written meanwhile is lost.
+#[test]
+fn writes_beside_a_sync_stay() {
+    if !can_mount() {
+        return;
+    }
+    const LEN: usize = 4 << 20;
+    let mount = Mount::new();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let directory = File::open(&mount.point).unwrap();
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                directory.sync_all().unwrap();
+            }
+        });
+        let ended = std::panic::catch_unwind(|| {
+            let path = mount.at("f");
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            let (mut model, mut random) = (vec![0; LEN], Random(7));
+            for round in 0..12 {
+                let all = random_bytes(LEN, round);
+                file.write_all_at(&all, 0).unwrap();
+                model.copy_from_slice(&all);
+                for n in 0..400 {
+                    let len = if n % 2 == 0 { 10 } else { 4096 };
+                    let at = random.below(LEN - len);
+                    let bytes = random_bytes(len, round << 32 | n);
+                    file.write_all_at(&bytes, at as u64).unwrap();
+                    model[at..at + len].copy_from_slice(&bytes);
+                }
+                // The first half is cut off, and what comes back is zeros.
+                file.set_len(LEN as u64 / 2).unwrap();
+                file.set_len(LEN as u64).unwrap();
+                model[LEN / 2..].fill(0);
+                let mut found = vec![0; LEN];
+                file.read_exact_at(&mut found, 0).unwrap();
+                assert!(found == model, "round {round}");
+            }
+        });
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.unwrap();
+    });
+    mount.unmount();
+    mount.check();
+}
+
+/// The length of a file is that of all that was written, also while it is being committed.
+#[test]
+fn lengths_beside_a_sync_are_true() {
+    if !can_mount() {
+        return;
+    }
+    let mount = &Mount::new();
+    let path = &mount.at("f");
+    let mut file = File::options().append(true).create_new(true).open(path).unwrap();
+    let is_over = &std::sync::atomic::AtomicBool::new(false);
+    let written = &std::sync::atomic::AtomicU64::new(0);
+    let order = std::sync::atomic::Ordering::SeqCst;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let directory = File::open(&mount.point).unwrap();
+            while !is_over.load(order) {
+                directory.sync_all().unwrap();
+            }
+        });
+        let look = || {
+            while !is_over.load(order) {
+                let least = written.load(order);
+                let found = fs::metadata(path).unwrap().len();
+                assert!(found >= least, "{found} of {least} bytes");
+            }
+        };
+        let lookers = [(); 6].map(|()| scope.spawn(look));
+        let mut done = Ok(());
+        for n in 1..=20_000_u64 {
+            done = std::io::Write::write_all(&mut file, &n.to_le_bytes());
+            if done.is_err() || lookers.iter().any(|looker| looker.is_finished()) {
+                break;
+            }
+            written.store(n * 8, order);
+        }
+        is_over.store(true, order);
+        for looker in lookers {
+            looker.join().unwrap();
+        }
+        done.unwrap();
+    });
+    let expected: Vec<u8> = (1..=20_000_u64).flat_map(u64::to_le_bytes).collect();
+    assert!(read(path) == expected);
+}

@@ -314,3 +314,61 @@ fn names_are_removed_while_they_are_listed_bit_by_bit() {
     }
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
 }
+
+/// The time of the last change of attributes is not that of an older change, once it is committed.
+#[test]
+fn a_commit_does_not_turn_back_the_time() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let path = mount.at("f");
+    write(&path, b"one");
+    File::open(&mount.point).unwrap().sync_all().unwrap();
+    let changed = |path: &Path| {
+        let found = fs::metadata(path).unwrap();
+        (found.ctime(), found.ctime_nsec())
+    };
+    let first = changed(&path);
+    std::thread::sleep(Duration::from_millis(20));
+    write(&path, b"other");
+    mount.unmount();
+    mount.again(&[]);
+    assert!(changed(&path) > first);
+    let found = fs::metadata(&path).unwrap();
+    assert!(changed(&path) >= (found.mtime(), found.mtime_nsec()));
+}
+
+/// A time that a program sets stays, whatever is committed beside.
+#[test]
+fn times_set_beside_a_sync_stay() {
+    if !can_mount() {
+        return;
+    }
+    let mount = &Mount::new();
+    let is_over = &std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let directory = File::open(&mount.point).unwrap();
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                directory.sync_all().unwrap();
+            }
+        });
+        let set = |name: &str| {
+            let path = mount.at(name);
+            for n in 1..8000 {
+                let file = File::options().write(true).create(true).truncate(false).open(&path);
+                let file = file.unwrap();
+                file.write_all_at(b"content", n).unwrap();
+                let time = SystemTime::UNIX_EPOCH + Duration::from_secs(n);
+                file.set_modified(time).unwrap();
+                drop(file);
+                assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), time);
+            }
+        };
+        let threads = ["f", "g", "h"].map(|name| scope.spawn(move || set(name)));
+        let ended = threads.map(|thread| thread.join());
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+}

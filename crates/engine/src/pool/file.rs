@@ -22,7 +22,7 @@ mod together;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use self::ahead::Draft;
@@ -58,6 +58,8 @@ pub struct File {
     /// Whether `pending` holds anything: if not, committed reads need not lock it.
     dirty: AtomicBool,
     pending: RwLock<Pending>,
+    /// See [`File::turn`].
+    turn: Mutex<()>,
     /// The length in a committed state, looked up once per state.
     committed_len: RwLock<(Txg, u64)>,
     /// The first bytes in a committed state.
@@ -81,8 +83,10 @@ struct Pending {
     patient_until: usize,
     /// Whether a commit failed, see above.
     failed: bool,
-    /// When the changes were made, if their commit is not the time to record.
+    /// The time of the last change to record, if it is not that of the commit.
     time_ns: Option<i64>,
+    /// When the last change was made, if that is known.
+    written_ns: Option<i64>,
 }
 
 impl File {
@@ -94,6 +98,7 @@ impl File {
             granule: AtomicU64::new(UNIT_LEN),
             dirty: AtomicBool::new(false),
             pending: RwLock::default(),
+            turn: Mutex::default(),
             committed_len: RwLock::new((Txg(0), 0)),
             front: RwLock::new((Txg(0), [0; FRONT_LEN])),
             readahead: ReadAhead::default(),
@@ -133,6 +138,14 @@ impl File {
 
     fn pending(&self) -> RwLockWriteGuard<'_, Pending> {
         self.pending.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody else changes, commits or discards the file's changes in its own turn. To
+    /// write ahead takes several steps, between which changes by another thread would get lost; so
+    /// threads that share a file as its writers take turns. Whoever begins a transaction takes its
+    /// turns before.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the length in bytes, including uncommitted changes.
@@ -413,9 +426,18 @@ impl File {
         self.pending().time_ns = Some(modified_ns);
     }
 
-    /// Returns the time that was set by [`File::set_time`] for the next commit.
-    pub fn time(&self) -> Option<i64> {
-        self.pending.read().unwrap_or_else(PoisonError::into_inner).time_ns
+    /// Notes that a change is made at this time, which the next commit records as that of the last
+    /// change of content and of attributes.
+    pub(super) fn set_written(&self, now_ns: i64) {
+        let mut pending = self.pending();
+        (pending.time_ns, pending.written_ns) = (Some(now_ns), Some(now_ns));
+    }
+
+    /// Returns the times of the last change of content and of attributes that the next commit
+    /// records, as far as they are known.
+    pub fn times(&self) -> (Option<i64>, Option<i64>) {
+        let pending = self.pending.read().unwrap_or_else(PoisonError::into_inner);
+        (pending.time_ns, pending.written_ns)
     }
 
     /// Returns the size of the uncommitted changes in memory, in bytes.

@@ -6,6 +6,10 @@
 //! committed, and joins it then. Nobody else sees anything of it before that, and while the
 //! transaction is open, nobody else can commit; so its owner commits often.
 //!
+//! Several threads may change one file: each has its turn with it ([`File::turn`]), and locks are
+//! taken in this order: the turns of files in the order of their ids, the group, the store's
+//! transaction, the changes of a file.
+//!
 //! A change that is refused leaves the group as it was. Any other error abandons it, and with it
 //! all changes since the last commit, which [`Group::losses`] counts.
 
@@ -152,6 +156,9 @@ impl Group {
             files.iter().map(|file| &**file).filter(|file| file.is_dirty()).collect();
         files.sort_by_key(|file| file.id());
         files.dedup_by_key(|file| file.id());
+        let turns: Vec<_> = files.iter().map(|file| file.turn()).collect();
+        // Others may have committed some of them meanwhile.
+        files.retain(|file| file.is_dirty());
         if files.iter().map(|file| file.pending_bytes()).sum::<usize>() >= ALONE_LEN_MIN {
             self.commit_now(&[])?;
         }
@@ -165,8 +172,9 @@ impl Group {
             }
             is_ready
         });
-        self.commit_now(&files)?;
-        done?;
+        let committed = self.commit_now(&files);
+        drop(turns);
+        committed.and(done)?;
         match durability {
             Durability::Visible => Ok(()),
             // Others need not wait for that.
@@ -205,9 +213,11 @@ impl Group {
         done
     }
 
-    /// Writes to a file. Others may wait for the group while this waits for them, so it commits the
-    /// group whenever it has to wait.
-    pub fn write_at(&self, file: &File, buf: &[u8], offset: u64) -> Result<()> {
+    /// Writes to a file at `now_ns`. Others may wait for the group while this waits for them, so it
+    /// commits the group whenever it has to wait.
+    pub fn write_at(&self, file: &File, buf: &[u8], offset: u64, now_ns: i64) -> Result<()> {
+        let _turn = file.turn();
+        file.set_written(now_ns);
         // It may begin and end within a unit.
         let len = buf.len() + 2 * UNIT_LEN as usize;
         if file.pending_bytes() + len > self.pool.options().dirty_len_max {
@@ -215,6 +225,20 @@ impl Group {
             self.commit_now(&[])?;
         }
         file.write_at_asking(buf, offset, &mut || self.commit_now(&[]).is_ok())
+    }
+
+    /// Truncates or extends a file at `now_ns`.
+    pub fn set_len(&self, file: &File, len: u64, now_ns: i64) -> Result<()> {
+        let _turn = file.turn();
+        file.set_len(len)?;
+        file.set_written(now_ns);
+        Ok(())
+    }
+
+    /// Drops the changes of a file.
+    pub fn discard(&self, file: &File) {
+        let _turn = file.turn();
+        file.discard();
     }
 
     /// Begins a transaction that the group has no part in.

@@ -37,7 +37,7 @@ impl Tree {
             return self.attributes(id);
         }
         let now_ns = now();
-        let known = self.group.edit(now_ns, |edit| {
+        self.group.edit(now_ns, |edit| {
             let known = edit.attributes(id)?;
             let owner = known.owner.unwrap_or(self.owner);
             let changed = Attributes {
@@ -55,15 +55,16 @@ impl Tree {
                 ..known
             };
             edit.set_attributes(id, &changed)?;
-            Ok(changed)
+            if let Some(modified_ns) = change.modified_ns
+                && let Some(file) = self.open.get(id).filter(|file| file.is_dirty())
+            {
+                // The changes were made before that time was set. They cannot be committed
+                // meanwhile, with a time of their own.
+                file.set_time(modified_ns);
+            }
+            Ok(())
         })?;
         self.flusher.note_joined(None);
-        if let Some(modified_ns) = change.modified_ns
-            && let Some(file) = self.open.get(id).filter(|file| file.is_dirty())
-        {
-            // The changes were made before that time was set.
-            file.set_time(modified_ns);
-        }
-        self.attributes_of(id, known)
+        self.attributes(id)
     }
 }

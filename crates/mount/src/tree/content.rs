@@ -82,17 +82,17 @@ impl Tree {
         self.refuse_read_only()?;
         // The kernel writes only to files that are open.
         let file = self.open.get(id).ok_or(Errno::EBADF)?;
-        let done = self.group.write_at(&file, bytes, offset);
-        if done.is_err() {
+        let done = self.group.write_at(&file, bytes, offset, now());
+        if let Err(error) = &done {
+            self.note_error(error);
             // What was written before is lost as well if it cannot be committed any more.
-            file.discard();
+            self.group.discard(&file);
         }
         done?;
-        self.note_written(&file, bytes.len() as u64)
+        self.note_written(bytes.len() as u64)
     }
 
-    fn note_written(&self, file: &File, len: u64) -> Answer<()> {
-        file.set_time(now());
+    fn note_written(&self, len: u64) -> Answer<()> {
         self.flusher.note_changed();
         let written = self.written.fetch_add(len, Ordering::Relaxed) + len;
         if written >= WRITTEN_LEN_MAX {
@@ -105,20 +105,20 @@ impl Tree {
     pub(super) fn set_len(&self, id: FileId, len: u64) -> Answer<()> {
         self.with_file(id, |file| {
             if len != file.len()? {
-                file.set_len(len)?;
-                return self.note_written(file, 0);
+                self.group.set_len(file, len, now())?;
+                return self.note_written(0);
             }
             // The times change all the same.
             let now_ns = now();
             self.edit(now_ns, |edit| {
                 let known = edit.attributes(id)?;
                 let (modified_ns, changed_ns) = (now_ns, now_ns);
-                edit.set_attributes(id, &Attributes { modified_ns, changed_ns, ..known })
-            })?;
-            if file.is_dirty() {
-                file.set_time(now_ns);
-            }
-            Ok(())
+                edit.set_attributes(id, &Attributes { modified_ns, changed_ns, ..known })?;
+                if file.is_dirty() {
+                    file.set_time(now_ns);
+                }
+                Ok(())
+            })
         })
     }
 
@@ -175,8 +175,8 @@ impl Tree {
         let mut at = offset;
         while at < end {
             let n = (end - at).min(PIECE_LEN);
-            self.group.write_at(file, &zeros[..n as usize], at)?;
-            self.note_written(file, n)?;
+            self.group.write_at(file, &zeros[..n as usize], at, now())?;
+            self.note_written(n)?;
             at += n;
         }
         Ok(())

@@ -196,31 +196,38 @@ impl Tree {
 
     /// Returns the attributes of a file, with the changes that are not committed.
     pub fn attributes(&self, id: FileId) -> Answer<FileAttr> {
-        let known = self.view(|view| view.attributes(id))?;
-        self.attributes_of(id, known)
+        // An outdated state is better than none.
+        let _ = self.pool.refresh();
+        self.present_attributes(id)
     }
 
-    fn attributes_of(&self, id: FileId, mut known: Attributes) -> Answer<FileAttr> {
+    fn present_attributes(&self, id: FileId) -> Answer<FileAttr> {
+        // The changes come first: if they are committed meanwhile, both ways show them. The other
+        // way round, neither would.
+        let changes = match self.open.get(id).filter(|file| file.is_dirty()) {
+            Some(file) => Some((file.len()?, file.times())),
+            None => None,
+        };
+        let mut known = self.group.view(|view| view.attributes(id))?;
         if known.kind == Kind::File
-            && let Some(file) = self.open.get(id).filter(|file| file.is_dirty())
+            && let Some((len, (modified_ns, written_ns))) = changes
         {
-            known.len = file.len()?;
-            if let Some(time) = file.time() {
-                known.changed_ns = known.changed_ns.max(known.modified_ns).max(time);
-                known.modified_ns = time;
-            }
+            known.len = len;
+            known.modified_ns = modified_ns.unwrap_or(known.modified_ns);
+            known.changed_ns = known.changed_ns.max(written_ns.unwrap_or(0));
         }
-        Ok(attributes::for_kernel(self.inodes.number(id), &known, self.owner))
+        Ok(self.for_kernel(id, &known))
+    }
+
+    fn for_kernel(&self, id: FileId, known: &Attributes) -> FileAttr {
+        attributes::for_kernel(self.inodes.number(id), known, self.owner)
     }
 
     /// Looks up a name.
     pub fn lookup(&self, directory: FileId, name: &[u8]) -> Answer<FileAttr> {
         check_name(name)?;
-        let (id, known) = self.view(|view| {
-            let entry = view.lookup(directory, name)?.ok_or_else(|| missing(name))?;
-            Ok((entry.file, view.attributes(entry.file)?))
-        })?;
-        self.attributes_of(id, known)
+        let entry = self.view(|view| view.lookup(directory, name)?.ok_or_else(|| missing(name)))?;
+        self.present_attributes(entry.file)
     }
 
     /// Returns up to `limit` names of a directory that come after `after`.

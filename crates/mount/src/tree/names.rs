@@ -75,11 +75,10 @@ impl Tree {
         let (file, new) = self.edit(now_ns, |edit| {
             let new = self.new_in(edit, directory, Kind::File, wanted_mode, owner, now_ns)?;
             let id = edit.create(directory, name, &new)?;
-            // Nobody else can find the file before the handle is there.
-            Ok((self.group.created_file(id), new))
+            // Nobody else can find the file, or remove it, before it is in use.
+            Ok((self.open.note(self.group.created_file(id), opens), new))
         })?;
-        let file = self.open.note(file, opens)?;
-        self.attributes_of(file.id(), new)
+        Ok(self.for_kernel(file?.id(), &new))
     }
 
     /// Creates a directory.
@@ -95,7 +94,7 @@ impl Tree {
             let new = self.new_in(edit, directory, Kind::Directory, wanted_mode, owner, now_ns)?;
             Ok((edit.create(directory, name, &new)?, new))
         })?;
-        self.attributes_of(id, new)
+        Ok(self.for_kernel(id, &new))
     }
 
     /// Creates a symbolic link.
@@ -115,20 +114,20 @@ impl Tree {
             let id = edit.symlink(directory, name, target, &new)?;
             Ok((id, edit.attributes(id)?))
         })?;
-        self.attributes_of(id, new)
+        Ok(self.for_kernel(id, &new))
     }
 
     /// Gives a file another name.
     pub fn link(&self, file: FileId, (directory, name): Place<'_>) -> Answer<FileAttr> {
         check_name(name)?;
         let now_ns = now();
-        let known = self.edit(now_ns, |edit| {
+        self.edit(now_ns, |edit| {
             edit.link(file, directory, name)?;
             edit.set_changed(file)?;
-            edit.attributes(file)
+            self.open.set_nameless(file, false);
+            Ok(())
         })?;
-        self.open.set_nameless(file, false);
-        self.attributes_of(file, known)
+        self.attributes(file)
     }
 
     /// Removes the name of something that is not a directory.

@@ -110,6 +110,11 @@ impl File {
             if attributes.changed_ns != 0 && now != 0 {
                 attributes.changed_ns = if pending.time_ns.is_some() { now } else { modified_ns };
             }
+            if let Some(written_ns) = pending.written_ns
+                && attributes.changed_ns != 0
+            {
+                attributes.changed_ns = attributes.changed_ns.max(written_ns);
+            }
             entries::set_attributes(txn, self.id, &attributes)?;
         }
         Ok(())

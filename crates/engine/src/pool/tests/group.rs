@@ -61,7 +61,7 @@ fn changes_are_seen_by_the_next_ones_and_by_others_after_the_commit() {
                     };
                     let len = rng.pick(&[1, 100, 5000, 300_000, 1 << 20]);
                     let (at, bytes) = (rng.below(200_000) as usize, rng.text(len));
-                    group.write_at(&file, &bytes, at as u64).unwrap();
+                    group.write_at(&file, &bytes, at as u64, 1).unwrap();
                     content.resize(content.len().max(at + len), 0);
                     content[at..at + len].copy_from_slice(&bytes);
                     assert!(read_all(&file).unwrap() == *content, "{label}");
@@ -131,8 +131,8 @@ fn a_file_in_use_outlives_its_name() {
     assert!(group.edit(1, |edit| edit.unlink_open(ROOT, b"second")).unwrap());
     group.edit(1, |edit| edit.unlink(ROOT, b"d")).unwrap();
     let other = create_in(&group, b"other").unwrap();
-    group.write_at(&file, b"content", 0).unwrap();
-    group.write_at(&other, b"other", 0).unwrap();
+    group.write_at(&file, b"content", 0, 1).unwrap();
+    group.write_at(&other, b"other", 0, 1).unwrap();
     group.commit(&[Arc::clone(&file), other], Durability::Durable).unwrap();
     assert_eq!(read_all(&file).unwrap(), b"content");
     // Others take it for a leftover only when its user is gone.
