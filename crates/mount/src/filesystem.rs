@@ -244,8 +244,8 @@ impl Filesystem for PoolFilesystem {
     fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let id = self.file(number);
         let opened = || {
-            self.tree.open(id)?;
-            Ok(self.may_keep(id, &self.tree.attributes(id)?))
+            let now = self.tree.open(id)?;
+            Ok(self.may_keep(id, &now))
         };
         reply!(reply, opened(), may_keep => {
             let flags = if may_keep { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };

@@ -99,20 +99,23 @@ impl OpenFiles {
         self.files().get(&id).is_some_and(|it| it.count > 0)
     }
 
-    /// Notes that an open file has lost its last name, or has got one again.
-    pub fn set_nameless(&self, id: FileId, is_nameless: bool) {
-        if let Some(in_use) = self.files().get_mut(&id) {
-            in_use.is_nameless = is_nameless;
+    /// Notes that a file has lost its last name, or has got one again. Returns whether it is open.
+    pub fn set_nameless(&self, id: FileId, is_nameless: bool) -> bool {
+        match self.files().get_mut(&id) {
+            Some(in_use) => {
+                in_use.is_nameless = is_nameless;
+                in_use.count > 0
+            }
+            None => false,
         }
     }
 
-    /// Forgets a file that is gone, with its changes.
-    pub fn forget(&self, id: FileId) {
+    /// Forgets a file that is gone. Returns its handle, whose changes are to be discarded.
+    pub fn forget(&self, id: FileId) -> Option<Arc<File>> {
         let mut files = self.files();
-        if let Some(in_use) = files.get(&id) {
-            in_use.file.discard();
-        }
+        let file = files.get(&id).map(|in_use| Arc::clone(&in_use.file));
         self.drop_entry(&mut files, id);
+        file
     }
 
     /// Returns the files with changes. What is left without a name and closed is not among them.

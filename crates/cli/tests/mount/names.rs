@@ -372,3 +372,45 @@ fn times_set_beside_a_sync_stay() {
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
 }
+
+/// While a name comes and goes, a program that creates it if need be can open it.
+#[test]
+fn a_name_that_comes_and_goes_can_be_opened() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let path = mount.at("f");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = fs::remove_file(&path);
+            }
+        });
+        let ended = std::panic::catch_unwind(|| {
+            for n in 0..3000_u32 {
+                let mut options = File::options();
+                options.read(true).write(true).create(true).truncate(false);
+                let file = loop {
+                    match options.open(&path) {
+                        // It went twice: the kernel looks only once more.
+                        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
+                        opened => break opened.unwrap(),
+                    }
+                };
+                file.write_all_at(&n.to_le_bytes(), 0).unwrap();
+                let mut found = [0; 4];
+                file.read_exact_at(&mut found, 0).unwrap();
+                assert_eq!(found, n.to_le_bytes());
+            }
+        });
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.unwrap();
+    });
+    let _ = fs::remove_file(&path);
+    mount.unmount();
+    mount.check();
+    let info = json_of(hardpack().args(["info", "--json"]).arg(&mount.pool));
+    assert_eq!(info["files"], 0, "{info}");
+}

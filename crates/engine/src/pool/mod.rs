@@ -51,6 +51,7 @@ use std::time::Duration;
 
 pub use self::check::repair::RepairReport;
 pub use self::check::{CheckReport, Problem};
+pub use self::extents::FILE_LEN_MAX;
 use self::extents::source::Committed;
 pub use self::file::File;
 pub use self::group::{Group, Kept, View};

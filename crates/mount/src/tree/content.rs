@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::Errno;
-use hardpack_engine::pool::{Attributes, File};
+use fuser::{Errno, FileAttr};
+use hardpack_engine::pool::{Attributes, FILE_LEN_MAX, File};
 use hardpack_engine::{Durability, Error, FileId};
 
 use super::Tree;
 use crate::attributes::now;
-use crate::errno::Answer;
+use crate::errno::{Answer, Refusal};
 
 /// A file with fewer changed bytes than this joins the next commit when it is closed.
 const DUE_LEN_MAX: usize = 1 << 20;
@@ -56,13 +56,24 @@ impl Tree {
         }
     }
 
-    /// Opens a file.
-    pub fn open(&self, id: FileId) -> Answer<()> {
-        let file = match self.open.get(id) {
-            Some(file) => file,
-            None => self.handle(id)?,
+    /// Opens a file, and returns its attributes.
+    ///
+    /// # Errors
+    /// ESTALE if it has been removed: the kernel looks up its name again then.
+    pub fn open(&self, id: FileId) -> Answer<FileAttr> {
+        let opened = || {
+            let file = match self.open.get(id) {
+                Some(file) => file,
+                None => self.handle(id)?,
+            };
+            self.open.note(file, true)?;
+            // From here on, it stays if it is removed; it may have been before.
+            self.attributes(id).inspect_err(|_| drop(self.close(id)))
         };
-        self.open.note(file, true).map(drop)
+        match opened() {
+            Err(Refusal::Engine(Error::NotFound { .. })) => Err(Errno::ESTALE.into()),
+            opened => opened,
+        }
     }
 
     /// Reads up to `len` bytes.

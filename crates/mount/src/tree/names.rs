@@ -158,8 +158,13 @@ impl Tree {
         match self.open.is_open(file) {
             true if is_last && !can_keep => Ok(None),
             true => {
-                let is_nameless = edit.unlink_open(directory, name)?;
-                Ok(Some(Gone { file, is_open: true, is_last: is_nameless }))
+                let is_last = edit.unlink_open(directory, name)?;
+                // Meanwhile it may have been closed for the last time.
+                let is_open = !is_last || self.open.set_nameless(file, true);
+                if !is_open {
+                    edit.remove_nameless(file)?;
+                }
+                Ok(Some(Gone { file, is_open, is_last }))
             }
             false => {
                 edit.unlink(directory, name)?;
@@ -186,10 +191,15 @@ impl Tree {
     }
 
     fn note_gone(&self, gone: Gone) {
-        match gone {
-            Gone { is_last: false, .. } => {}
-            Gone { file, is_open: true, .. } => self.open.set_nameless(file, true),
-            Gone { file, is_open: false, .. } => self.open.forget(file),
+        if gone.is_last && !gone.is_open {
+            self.forget(gone.file);
+        }
+    }
+
+    /// Forgets a file that is gone, with its changes.
+    fn forget(&self, id: FileId) {
+        if let Some(file) = self.open.forget(id) {
+            self.group.discard(&file);
         }
     }
 
@@ -273,8 +283,12 @@ impl Tree {
                 Ok(())
             }
             Closed::Gone => {
-                self.open.forget(id);
-                self.edit(now(), |edit| edit.remove_nameless(id))
+                match self.edit(now(), |edit| edit.remove_nameless(id))? {
+                    true => self.forget(id),
+                    // It has got a name again.
+                    false => self.note_due(id),
+                }
+                Ok(())
             }
         }
     }

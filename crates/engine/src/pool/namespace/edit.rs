@@ -225,12 +225,12 @@ impl<'t> Edit<'t> {
         Ok(true)
     }
 
-    /// Removes a file that has no name, unless it is gone or has got one.
-    pub fn remove_nameless(&mut self, file: FileId) -> Result<()> {
-        match entries::is_nameless(self.txn, file)? {
-            true => self.remove_file_if_there(file),
-            false => Ok(()),
+    /// Removes a file that has no name, unless it has got one. Returns whether it is gone.
+    pub fn remove_nameless(&mut self, file: FileId) -> Result<bool> {
+        if entries::is_nameless(self.txn, file)? {
+            self.remove_file_if_there(file)?;
         }
+        Ok(!entries::is_there(self.txn, file)?)
     }
 
     /// Notes that a file has lost a name.
