@@ -329,3 +329,49 @@ fn lengths_beside_a_sync_are_true() {
     let expected: Vec<u8> = (1..=20_000_u64).flat_map(u64::to_le_bytes).collect();
     assert!(read(path) == expected);
 }
+
+/// What is refused because a file would be too long leaves the file as it was.
+#[test]
+fn too_long_a_file_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let file = File::options().read(true).write(true).create_new(true).open(mount.at("f")).unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
+    let too_big = Some(libc::EFBIG);
+    assert_eq!(file.write_at(b"x", 1 << 61).unwrap_err().raw_os_error(), too_big);
+    assert_eq!(file.set_len(1 << 61).unwrap_err().raw_os_error(), too_big);
+    let allocated = fallocate(&file, FallocateFlags::empty(), 0, 1 << 61);
+    assert_eq!(allocated, Err(Errno::FBIG));
+    assert_eq!(read(&mount.at("f")), b"kept");
+}
+
+/// Holes take no time to make where there are holes.
+#[test]
+fn the_longest_hole_can_be_made() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let file = File::options().read(true).write(true).create_new(true).open(mount.at("f")).unwrap();
+    let (len, middle) = (1_u64 << 60, 1_u64 << 59);
+    file.set_len(len).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    file.write_all_at(&[1; 10_000], middle).unwrap();
+    file.write_all_at(b"last", len - 4).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, punch, 2, middle + 5000 - 2).unwrap();
+    fallocate(&file, FallocateFlags::ZERO_RANGE, middle + 9000, len - 2 - middle - 9000).unwrap();
+    let mut bytes = vec![7; 10_000];
+    file.read_exact_at(&mut bytes, middle).unwrap();
+    let expected = [vec![0; 5000], vec![1; 4000], vec![0; 1000]].concat();
+    assert!(bytes == expected);
+    file.read_exact_at(&mut bytes[..5], 0).unwrap();
+    assert_eq!(&bytes[..5], b"fi\0\0\0");
+    file.read_exact_at(&mut bytes[..4], len - 4).unwrap();
+    assert_eq!(&bytes[..4], b"\0\0st");
+    drop(file);
+    mount.unmount();
+    mount.check();
+}

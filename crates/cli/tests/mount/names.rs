@@ -275,23 +275,6 @@ fn groups_are_inherited() {
     assert_eq!(fs::metadata(mount.at("d/f")).unwrap().mode() & 0o2000, 0);
 }
 
-/// A list that nobody applies protects nothing, so it cannot be set.
-#[test]
-fn access_control_lists_are_refused() {
-    if !can_mount() {
-        return;
-    }
-    let mount = Mount::new();
-    write(&mount.at("f"), b"");
-    let entries = [(1, 6), (4, 0), (32, 0)].map(|(tag, permissions): (u16, u16)| {
-        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
-    });
-    let list = [&2_u32.to_le_bytes()[..], &entries.concat()].concat();
-    let flags = rustix::fs::XattrFlags::empty();
-    let set = rustix::fs::setxattr(mount.at("f"), "system.posix_acl_access", &list, flags);
-    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
-}
-
 /// A program with little room for names may remove them as it reads them.
 #[test]
 fn names_are_removed_while_they_are_listed_bit_by_bit() {
@@ -313,6 +296,65 @@ fn names_are_removed_while_they_are_listed_bit_by_bit() {
         }
     }
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+}
+
+/// While a name comes and goes, a program that creates it if need be can open it.
+#[test]
+fn a_name_that_comes_and_goes_can_be_opened() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let path = mount.at("f");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = fs::remove_file(&path);
+            }
+        });
+        let ended = std::panic::catch_unwind(|| {
+            for n in 0..3000_u32 {
+                let mut options = File::options();
+                options.read(true).write(true).create(true).truncate(false);
+                let file = loop {
+                    match options.open(&path) {
+                        // It went twice: the kernel looks only once more.
+                        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
+                        opened => break opened.unwrap(),
+                    }
+                };
+                file.write_all_at(&n.to_le_bytes(), 0).unwrap();
+                let mut found = [0; 4];
+                file.read_exact_at(&mut found, 0).unwrap();
+                assert_eq!(found, n.to_le_bytes());
+            }
+        });
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.unwrap();
+    });
+    let _ = fs::remove_file(&path);
+    mount.unmount();
+    mount.check();
+    let info = json_of(hardpack().args(["info", "--json"]).arg(&mount.pool));
+    assert_eq!(info["files"], 0, "{info}");
+}
+
+/// A list that nobody applies protects nothing, so it cannot be set.
+#[test]
+fn access_control_lists_are_refused() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"");
+    let entries = [(1, 6), (4, 0), (32, 0)].map(|(tag, permissions): (u16, u16)| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
+    });
+    let list = [&2_u32.to_le_bytes()[..], &entries.concat()].concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    let set = rustix::fs::setxattr(mount.at("f"), "system.posix_acl_access", &list, flags);
+    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
 }
 
 /// The time of the last change of attributes is not that of an older change, once it is committed.
@@ -371,46 +413,4 @@ fn times_set_beside_a_sync_stay() {
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
-}
-
-/// While a name comes and goes, a program that creates it if need be can open it.
-#[test]
-fn a_name_that_comes_and_goes_can_be_opened() {
-    if !can_mount() {
-        return;
-    }
-    let mount = Mount::new();
-    let path = mount.at("f");
-    let is_over = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                let _ = fs::remove_file(&path);
-            }
-        });
-        let ended = std::panic::catch_unwind(|| {
-            for n in 0..3000_u32 {
-                let mut options = File::options();
-                options.read(true).write(true).create(true).truncate(false);
-                let file = loop {
-                    match options.open(&path) {
-                        // It went twice: the kernel looks only once more.
-                        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
-                        opened => break opened.unwrap(),
-                    }
-                };
-                file.write_all_at(&n.to_le_bytes(), 0).unwrap();
-                let mut found = [0; 4];
-                file.read_exact_at(&mut found, 0).unwrap();
-                assert_eq!(found, n.to_le_bytes());
-            }
-        });
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        ended.unwrap();
-    });
-    let _ = fs::remove_file(&path);
-    mount.unmount();
-    mount.check();
-    let info = json_of(hardpack().args(["info", "--json"]).arg(&mount.pool));
-    assert_eq!(info["files"], 0, "{info}");
 }

@@ -91,6 +91,7 @@ impl Tree {
     /// Writes bytes.
     pub fn write(&self, id: FileId, bytes: &[u8], offset: u64) -> Answer<()> {
         self.refuse_read_only()?;
+        check_end(offset.saturating_add(bytes.len() as u64))?;
         // The kernel writes only to files that are open.
         let file = self.open.get(id).ok_or(Errno::EBADF)?;
         let done = self.group.write_at(&file, bytes, offset, now());
@@ -114,6 +115,7 @@ impl Tree {
     }
 
     pub(super) fn set_len(&self, id: FileId, len: u64) -> Answer<()> {
+        check_end(len)?;
         self.with_file(id, |file| {
             if len != file.len()? {
                 self.group.set_len(file, len, now())?;
@@ -158,7 +160,8 @@ impl Tree {
 
     /// Does what `fallocate` asks for.
     pub fn allocate(&self, id: FileId, offset: u64, len: u64, how: Allocation) -> Answer<()> {
-        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        let end = offset.saturating_add(len);
+        check_end(end)?;
         self.with_file(id, |file| {
             let old = file.len()?;
             match how {
@@ -178,7 +181,23 @@ impl Tree {
     }
 
     /// Overwrites bytes with zeros, which are not stored.
-    fn zero(&self, file: &File, offset: u64, end: u64) -> Answer<()> {
+    fn zero(&self, file: &Arc<File>, offset: u64, end: u64) -> Answer<()> {
+        if end.saturating_sub(offset) <= PIECE_LEN {
+            return self.write_zeros(file, offset, end);
+        }
+        // Much of a long range may be a hole already.
+        if file.is_dirty() {
+            self.publish(&[Arc::clone(file)])?;
+        }
+        let (ranges, _) = file.covered_ranges(HOLE_LEN_MIN)?;
+        let from = ranges.partition_point(|(_, range_end)| *range_end <= offset);
+        let inside = ranges[from..].iter().take_while(|(start, _)| *start < end);
+        inside.into_iter().try_for_each(|(start, range_end)| {
+            self.write_zeros(file, offset.max(*start), end.min(*range_end))
+        })
+    }
+
+    fn write_zeros(&self, file: &File, offset: u64, end: u64) -> Answer<()> {
         if offset >= end {
             return Ok(());
         }
@@ -230,4 +249,9 @@ impl Tree {
         }
         Ok(done)
     }
+}
+
+/// Refuses files that are longer than the pool can store.
+fn check_end(end: u64) -> Answer<()> {
+    if end > FILE_LEN_MAX { Err(Errno::EFBIG.into()) } else { Ok(()) }
 }
