@@ -414,3 +414,37 @@ fn times_set_beside_a_sync_stay() {
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
 }
+
+/// Directories that would lie deeper than the pool can tell are refused, and harm nothing.
+#[test]
+fn the_deepest_directory_can_be_used() {
+    use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let open = |at: &rustix::fd::OwnedFd| {
+        openat(at, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap()
+    };
+    let mut deepest = rustix::fd::OwnedFd::from(File::open(&mount.point).unwrap());
+    let mut depth = 0;
+    while mkdirat(&deepest, "d", Mode::RWXU).is_ok() {
+        deepest = open(&deepest);
+        depth += 1;
+        assert!(depth < 5000);
+    }
+    assert!(depth > 500, "{depth}");
+    let flags = OFlags::CREATE | OFlags::RDWR;
+    let file = openat(&deepest, "file", flags, Mode::RUSR | Mode::WUSR).unwrap();
+    rustix::io::write(&file, b"deep").unwrap();
+    rustix::fs::fsync(&file).unwrap();
+    drop((file, deepest));
+    mount.unmount();
+    mount.check();
+    mount.again(&[]);
+    let mut at = rustix::fd::OwnedFd::from(File::open(&mount.point).unwrap());
+    for _ in 0..depth {
+        at = open(&at);
+    }
+    unlinkat(&at, "file", AtFlags::empty()).unwrap();
+}

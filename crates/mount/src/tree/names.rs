@@ -91,6 +91,7 @@ impl Tree {
         check_name(name)?;
         let now_ns = now();
         let (id, new) = self.edit(now_ns, |edit| {
+            edit.check_depth(directory)?;
             let new = self.new_in(edit, directory, Kind::Directory, wanted_mode, owner, now_ns)?;
             Ok((edit.create(directory, name, &new)?, new))
         })?;

@@ -365,6 +365,22 @@ impl<'t> Edit<'t> {
         Err(Error::Invalid(format!("directories are at most {DEPTH_MAX} deep")))
     }
 
+    /// Refuses a directory in which a new one would be so deep that the settings of its files
+    /// could not be found.
+    pub fn check_depth(&mut self, directory: FileId) -> Result<()> {
+        // The new directory, and a file in it.
+        const BELOW: usize = 2;
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX - BELOW {
+            let parent = self.attributes(at)?.parent;
+            if parent == at {
+                return Ok(());
+            }
+            at = parent;
+        }
+        Err(Error::Invalid(format!("directories are at most {} deep", DEPTH_MAX - BELOW)))
+    }
+
     /// Sets the attributes of a file. The caller starts from [`Edit::attributes`] and leaves
     /// length, names and kind unchanged.
     pub fn set_attributes(&mut self, file: FileId, attributes: &Attributes) -> Result<()> {
