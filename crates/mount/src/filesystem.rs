@@ -393,7 +393,7 @@ impl Filesystem for PoolFilesystem {
 
     fn setxattr(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -406,8 +406,8 @@ impl Filesystem for PoolFilesystem {
             libc::XATTR_REPLACE => Existing::MustBe,
             _ => Existing::Any,
         };
-        reply!(reply, self.tree.set_xattr(self.file(number), name.as_bytes(), value, is),
-            () => reply.ok());
+        let (id, name, caller) = (self.file(number), name.as_bytes(), request.uid());
+        reply!(reply, self.tree.set_xattr(id, name, value, is, caller), () => reply.ok());
     }
 
     fn getxattr(
@@ -430,9 +430,9 @@ impl Filesystem for PoolFilesystem {
         });
     }
 
-    fn removexattr(&self, _: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply!(reply, self.tree.remove_xattr(self.file(number), name.as_bytes()),
-            () => reply.ok());
+    fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (id, name, caller) = (self.file(number), name.as_bytes(), request.uid());
+        reply!(reply, self.tree.remove_xattr(id, name, caller), () => reply.ok());
     }
 
     fn create(

@@ -448,3 +448,35 @@ fn the_deepest_directory_can_be_used() {
     }
     unlinkat(&at, "file", AtFlags::empty()).unwrap();
 }
+
+/// Who may write to a file of somebody else does not decide how it is stored.
+#[test]
+fn properties_are_set_by_the_owner() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    mount.unmount();
+    mount.again(&["--allow-other"]);
+    write(&mount.at("shared"), b"");
+    fs::set_permissions(mount.at("shared"), fs::Permissions::from_mode(0o666)).unwrap();
+    let name = "user.hardpack.compression";
+    let flags = XattrFlags::empty();
+    rustix::fs::setxattr(mount.at("shared"), name, b"lz4", flags).unwrap();
+    // A file that is open is found by any user, wherever it is.
+    let shared = File::open(mount.at("shared")).unwrap();
+    let program = "import os, sys\n\
+        for act in (lambda: os.setxattr(0, sys.argv[1], b'zstd-19'),\n\
+                    lambda: os.removexattr(0, sys.argv[1])):\n\
+        \x20   try: act()\n\
+        \x20   except PermissionError: continue\n\
+        \x20   sys.exit('not refused')\n\
+        os.setxattr(0, 'user.other', b'may be set')\n";
+    let mut other = Command::new("python3");
+    std::os::unix::process::CommandExt::uid(&mut other, 65534);
+    let done = other.args(["-c", program, name]).stdin(shared).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let mut value = [0; 16];
+    let len = rustix::fs::getxattr(mount.at("shared"), name, &mut value).unwrap();
+    assert_eq!(&value[..len], b"lz4");
+}

@@ -17,6 +17,9 @@ const PROPERTY_PREFIX: &[u8] = b"user.hardpack.";
 /// program that sets one must not believe that it protects anything.
 const SYSTEM_PREFIX: &[u8] = b"system.";
 
+/// The user who may do everything.
+const ROOT_USER: u32 = 0;
+
 /// Whether an attribute has to exist, or must not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Existing {
@@ -46,6 +49,13 @@ impl Tree {
         found.ok_or_else(|| Errno::NO_XATTR.into())
     }
 
+    /// Refuses to change properties of somebody else's file: who may write to a directory that all
+    /// share shall not decide how everything below it is stored.
+    fn check_owner(&self, id: FileId, caller: u32) -> Answer<()> {
+        let owner = self.view(|view| view.attributes(id))?.owner.unwrap_or(self.owner);
+        if caller == ROOT_USER || caller == owner.uid { Ok(()) } else { Err(Errno::EPERM.into()) }
+    }
+
     /// Returns the names of the extended attributes, and of the properties that are set on this
     /// file itself.
     pub fn xattr_names(&self, id: FileId) -> Answer<Vec<Vec<u8>>> {
@@ -60,7 +70,14 @@ impl Tree {
     }
 
     /// Sets an extended attribute or a property.
-    pub fn set_xattr(&self, id: FileId, name: &[u8], value: &[u8], is: Existing) -> Answer<()> {
+    pub fn set_xattr(
+        &self,
+        id: FileId,
+        name: &[u8],
+        value: &[u8],
+        is: Existing,
+        caller: u32,
+    ) -> Answer<()> {
         self.refuse_read_only()?;
         if name.starts_with(SYSTEM_PREFIX) {
             return Err(Errno::EOPNOTSUPP.into());
@@ -68,6 +85,7 @@ impl Tree {
         if let Some(property) = property(name) {
             let text = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
             let property = property?;
+            self.check_owner(id, caller)?;
             return self.edit(now(), |edit| edit.set_property(id, property, text.trim()));
         }
         if value.len() > XATTR_LEN_MAX {
@@ -89,10 +107,11 @@ impl Tree {
     }
 
     /// Removes an extended attribute, or makes a property inherited again.
-    pub fn remove_xattr(&self, id: FileId, name: &[u8]) -> Answer<()> {
+    pub fn remove_xattr(&self, id: FileId, name: &[u8], caller: u32) -> Answer<()> {
         self.refuse_read_only()?;
         if let Some(property) = property(name) {
             let property = property?;
+            self.check_owner(id, caller)?;
             return self.edit(now(), |edit| edit.inherit_property(id, property));
         }
         let existed = self.edit(now(), |edit| {
