@@ -284,10 +284,16 @@ impl Tree {
                 Ok(())
             }
             Closed::Gone => {
-                match self.edit(now(), |edit| edit.remove_nameless(id))? {
-                    true => self.forget(id),
+                let removed = self.edit(now(), |edit| match self.open.is_open(id) {
+                    // Somebody who had found it by its name before has opened it meanwhile.
+                    true => Ok(None),
+                    false => edit.remove_nameless(id).map(Some),
+                })?;
+                match removed {
+                    None => {}
+                    Some(true) => self.forget(id),
                     // It has got a name again.
-                    false => self.note_due(id),
+                    Some(false) => self.note_due(id),
                 }
                 Ok(())
             }
