@@ -13,9 +13,9 @@
 //! Changes of names and attributes join a [`Group`](hardpack_engine::pool::Group), which is
 //! committed some milliseconds later. Written bytes stay in memory for up to
 //! [`MountOptions::commit_interval`], or until there are many of them; a small file joins the group
-//! when it is closed. `fsync` commits the file and all names, and waits until they are durable; that
-//! of a directory commits everything. So after a crash names are as they were at one moment, and
-//! nothing that was synced is missing; content that was not synced may be older than names.
+//! when it is closed. `fsync` commits the file and all names, and waits until they are durable;
+//! that of a directory commits everything. So after a crash names are as they were at one moment,
+//! and nothing that was synced is missing; content that was not synced may be older than names.
 //!
 //! Another process may change the pool meanwhile. Its commits are seen within
 //! [`MountOptions::attribute_ttl`], and at once by whoever opens a file.
