@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Measures a mounted pool beside ext4 and btrfs (with the same codec) on loop devices.
+
+usage: mount.py [--rounds N] [--mb N] [--files N] [--work DIR] [--cli PATH] [--json]
+
+Needs root and /dev/fuse. The file systems take turns, and each is made anew in each round; the medians are printed, with
+the multiple of ext4. Caches are dropped before what is called cold. The files are those of /usr/share and of the work
+tree, repeated until there are enough of them; writing ends with a sync.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+KINDS = ("ext4", "btrfs", "pool")
+PIECE_LEN = 1 << 20
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mb", type=int, default=256, help="the length of the large file, in MB")
+    parser.add_argument("--files", type=int, default=10_000, help="the number of small files")
+    parser.add_argument("--work", default=None)
+    parser.add_argument("--cli", default=os.path.join(ROOT, "target/release/hardpack"))
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(argv)
+
+
+def run(*command):
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def drop_caches():
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("3")
+
+
+def text_of(length):
+    """Real bytes: files of the system and of this repository, up to `length`."""
+    parts, total = [], 0
+    for top in ("/usr/share", "/usr/lib", ROOT):
+        for folder, folders, names in os.walk(top):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                if os.path.isfile(path) and not os.path.islink(path) and total < length:
+                    with open(path, "rb") as file:
+                        parts.append(file.read(length - total))
+                    total += len(parts[-1])
+    return b"".join(parts)
+
+
+class Mounted:
+    """A file system of a kind, mounted on a directory."""
+
+    def __init__(self, kind, work, cli):
+        self.kind, self.cli = kind, cli
+        self.image, self.point = os.path.join(work, "image." + kind), os.path.join(work, "mnt")
+        os.makedirs(self.point, exist_ok=True)
+        if kind == "pool":
+            run(cli, "create", self.image)
+        else:
+            with open(self.image, "wb") as file:
+                file.truncate(8 << 30)
+            run("mkfs." + kind, "-q", self.image)
+        self.mount()
+
+    def mount(self):
+        if self.kind == "pool":
+            run(self.cli, "mount", self.image, self.point)
+        else:
+            options = "loop,compress-force=zstd:3" if self.kind == "btrfs" else "loop"
+            run("mount", "-o", options, self.image, self.point)
+
+    def unmount(self):
+        run(self.cli, "umount", self.point) if self.kind == "pool" else run("umount", self.point)
+
+    def again_cold(self):
+        self.unmount()
+        drop_caches()
+        self.mount()
+
+    def path(self, *names):
+        return os.path.join(self.point, *names)
+
+    def sync(self):
+        folder = os.open(self.point, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        if self.kind != "pool":
+            run("sync", "-f", self.point)
+
+    def used(self):
+        """The space that its content takes in the file below, in bytes."""
+        return os.stat(self.image).st_blocks * 512
+
+
+def timed(act):
+    began = time.monotonic()
+    act()
+    return time.monotonic() - began
+
+
+def write_file(path, data):
+    with open(path, "wb", buffering=0) as file:
+        for at in range(0, len(data), PIECE_LEN):
+            file.write(data[at : at + PIECE_LEN])
+        os.fsync(file.fileno())
+
+
+def read_file(path):
+    with open(path, "rb", buffering=0) as file:
+        while file.read(PIECE_LEN):
+            pass
+
+
+def write_small(mounted, data, count):
+    for number in range(count):
+        folder = mounted.path("small", str(number // 100))
+        os.makedirs(folder, exist_ok=True)
+        at = number * 1999 % (len(data) - 10_000)
+        with open(os.path.join(folder, str(number)), "wb") as file:
+            file.write(data[at : at + 200 + number * 37 % 5000])
+    mounted.sync()
+
+
+def look(top):
+    for folder, _, names in os.walk(top):
+        for name in names:
+            os.stat(os.path.join(folder, name))
+
+
+def read_small(top):
+    for folder, _, names in os.walk(top):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                file.read()
+
+
+def commit_rows(path, count):
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.execute("CREATE TABLE t(a INTEGER PRIMARY KEY, b)")
+    seconds = timed(lambda: [db.execute("INSERT INTO t(b) VALUES(?)", ("x" * 100,)) for _ in range(count)])
+    db.close()
+    return seconds
+
+
+def measure(kind, work, args, data):
+    shutil.rmtree(work, ignore_errors=True)
+    os.makedirs(work)
+    mounted = Mounted(kind, work, args.cli)
+    figures, mb = {}, len(data) / 1e6
+    try:
+        empty = mounted.used()
+        figures["write, MB/s"] = mb / timed(lambda: write_file(mounted.path("large"), data))
+        mounted.sync()
+        figures["size, % of the file"] = 100 * (mounted.used() - empty) / len(data)
+        mounted.again_cold()
+        figures["cold read, MB/s"] = mb / timed(lambda: read_file(mounted.path("large")))
+        figures["warm read, MB/s"] = mb / timed(lambda: read_file(mounted.path("large")))
+        figures["small files written, 1/s"] = args.files / timed(lambda: write_small(mounted, data, args.files))
+        mounted.again_cold()
+        figures["small files found cold, 1/s"] = args.files / timed(lambda: look(mounted.path("small")))
+        figures["small files found warm, 1/s"] = args.files / timed(lambda: look(mounted.path("small")))
+        figures["small files read, 1/s"] = args.files / timed(lambda: read_small(mounted.path("small")))
+        figures["small files removed, 1/s"] = args.files / timed(lambda: shutil.rmtree(mounted.path("small")))
+        figures["SQLite WAL commits, 1/s"] = 2000 / commit_rows(mounted.path("app.db"), 2000)
+    finally:
+        mounted.unmount()
+    return figures
+
+
+def main(argv):
+    args = parse_arguments(argv)
+    work = tempfile.mkdtemp(prefix="hardpack-mount-", dir=args.work)
+    rounds = {kind: [] for kind in KINDS}
+    try:
+        data = text_of(args.mb * 1_000_000)
+        for _ in range(args.rounds):
+            for kind in KINDS:
+                rounds[kind].append(measure(kind, os.path.join(work, kind), args, data))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    medians = {
+        kind: {name: statistics.median(one[name] for one in ones) for name in ones[0]} for kind, ones in rounds.items()
+    }
+    if args.json:
+        return print(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
+    print("%-28s" % "" + "".join("%12s" % kind for kind in KINDS) + "   pool x ext4   x btrfs")
+    for name in medians["pool"]:
+        values = [medians[kind][name] for kind in KINDS]
+        against = (values[2] / values[0], values[2] / values[1])
+        print("%-28s" % name + "".join("%12.1f" % value for value in values) + "%14.2f%10.2f" % against)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
