@@ -11,8 +11,8 @@ use crate::address::Address;
 const MOUNT_HELP: &str = "\
 DIR shows what is in the pool, or in a directory or snapshot of it, to any program. Written data is \
 compressed and committed within 5 seconds, or at once when a program calls fsync; small files and \
-new names are committed within milliseconds. After a crash the mount is as it was at one moment, \
-with everything that was synced.
+new names are committed within milliseconds. After a crash, names are as they were at one moment, \
+and everything that was synced is there.
 
 Other commands, databases and mounts can use the pool meanwhile. Do not open a database both here \
 and as a pool: the locks of the one do not exclude the other.
