@@ -123,7 +123,13 @@ fio --name=verify --directory="$point" --size=64M --numjobs=3 --rw=randrw --bsra
     --fsync=64 --fallocate=none --minimal >/dev/null
 rm -f "$point"/verify*
 echo "fio: written and verified"
-stress-ng --temp-path "$point" --class filesystem --sequential 2 --timeout 5s --metrics-brief 2>&1 | tail -n 3
+# It ends with 3 or 4 where the kernel or the file system lacks what some of its tests are about, such as fs-verity.
+status=0
+stress-ng --temp-path "$point" --class filesystem --sequential 2 --timeout 2s >"$work/stress.log" 2>&1 || status=$?
+if [ "$status" != 0 ] && [ "$status" != 3 ] && [ "$status" != 4 ]; then
+    tail -n 30 "$work/stress.log" >&2
+    exit 1
+fi
 echo "stress-ng: done"
 git clone -q --no-hardlinks . "$point/clone"
 git -C "$point/clone" gc -q
