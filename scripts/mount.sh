@@ -120,7 +120,7 @@ echo "fsx: $seed seeds of $operations operations"
 scripts/packages.sh fio stress-ng git
 mount_it
 fio --name=verify --directory="$point" --size=64M --numjobs=3 --rw=randrw --bsrange=512-64k --verify=crc32c \
-    --fsync=64 --fallocate=none --minimal >/dev/null
+    --fsync=64 --fallocate=none --aux-path="$work" --minimal >/dev/null
 rm -f "$point"/verify*
 echo "fio: written and verified"
 # It ends with 3 or 4 where the kernel or the file system lacks what some of its tests are about, such as fs-verity.
