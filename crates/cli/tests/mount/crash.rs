@@ -85,21 +85,30 @@ fn a_file_without_a_name_goes_with_the_server() {
     assert_eq!(info["files"], 0, "{info}");
 }
 
+/// Mounts a new pool on a file system of its own that is this large. It is unmounted last, with
+/// [`unmount_disk`].
+fn on_small_disk(size: &str) -> (tempfile::TempDir, Mount) {
+    let small = tempfile::tempdir().unwrap();
+    let mut tmpfs = Command::new("mount");
+    tmpfs.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(small.path());
+    assert!(tmpfs.output().unwrap().status.success());
+    let pool = small.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    (small, Mount::of(tempfile::tempdir().unwrap(), pool))
+}
+
+fn unmount_disk(small: &tempfile::TempDir) {
+    let done = Command::new("umount").arg(small.path()).output();
+    assert!(done.unwrap().status.success());
+}
+
 /// A full disk costs what was not synced, and is told.
 #[test]
 fn a_full_disk_is_told_and_leaves_the_pool_whole() {
     if !can_mount() {
         return;
     }
-    let small = tempfile::tempdir().unwrap();
-    let tmpfs = |arguments: &[&str]| {
-        let done = Command::new(arguments[0]).args(&arguments[1..]).arg(small.path()).output();
-        assert!(done.unwrap().status.success());
-    };
-    tmpfs(&["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs"]);
-    let pool = small.path().join("p.hpk");
-    hardpack().arg("create").arg(&pool).assert().success();
-    let mount = Mount::of(tempfile::tempdir().unwrap(), pool);
+    let (small, mount) = on_small_disk("24m");
     write(&mount.at("kept"), b"kept");
     File::open(mount.at("kept")).unwrap().sync_all().unwrap();
     let mut failed = None;
@@ -124,7 +133,7 @@ fn a_full_disk_is_told_and_leaves_the_pool_whole() {
     mount.check();
     assert_eq!(stdout_of(hardpack().arg("cat").arg(mount.in_pool("after"))), "after");
     drop(mount);
-    tmpfs(&["umount"]);
+    unmount_disk(&small);
 }
 
 /// Names that a full disk has cost are told to whoever syncs the file or the directory, also if
@@ -134,15 +143,7 @@ fn lost_names_are_told() {
     if !can_mount() {
         return;
     }
-    let small = tempfile::tempdir().unwrap();
-    let tmpfs = |arguments: &[&str]| {
-        let done = Command::new(arguments[0]).args(&arguments[1..]).arg(small.path()).output();
-        assert!(done.unwrap().status.success());
-    };
-    tmpfs(&["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs"]);
-    let pool = small.path().join("p.hpk");
-    hardpack().arg("create").arg(&pool).assert().success();
-    let mount = Mount::of(tempfile::tempdir().unwrap(), pool);
+    let (small, mount) = on_small_disk("16m");
     let directory = File::open(&mount.point).unwrap();
     // Something else takes all the space.
     let other = File::create(small.path().join("other")).unwrap();
@@ -187,5 +188,5 @@ fn lost_names_are_told() {
     mount.check();
     assert_eq!(stdout_of(hardpack().arg("cat").arg(mount.in_pool("after"))), "after");
     drop(mount);
-    tmpfs(&["umount"]);
+    unmount_disk(&small);
 }
