@@ -1,44 +1,51 @@
 //! The kernel's requests, and the replies to them. What a request means is in `tree/`.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
+    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{FileOwner, NAME_LEN_MAX};
 
 use crate::attributes::{file_type, requested};
 use crate::errno::Answer;
+use crate::kernel::{Messenger, Watched};
+use crate::known::{Known, Opened, Seen, first_generation};
 use crate::listing::Listings;
-use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Tree};
+use crate::told_names::ToldNames;
+use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Place, Tree};
 
 /// How much the kernel reads ahead, in bytes.
 const READAHEAD_LEN: u32 = 1 << 20;
 /// The longest single write, in bytes.
 const WRITE_LEN_MAX: u32 = 1 << 20;
-/// A file that changed less than this before it was opened may change again without another time
-/// of change, so the kernel must not keep what it has read. The engine's times have steps of 10 ms.
-const SETTLED: Duration = Duration::from_millis(20);
-/// Inodes are never given to another file.
+/// How long the kernel may rely on names if it is told when they change.
+const LONG: Duration = Duration::from_hours(24);
+/// The generation that the kernel has for file systems which give a number to another file.
 const GENERATION: Generation = Generation(0);
+/// The number by which the kernel knows that there is no such name.
+const NOBODY: INodeNo = INodeNo(0);
 
 /// A mounted pool, as the kernel sees it.
 pub struct PoolFilesystem {
     tree: Arc<Tree>,
     listings: Listings,
-    /// What was seen of a file when it was last opened: its length and time of change.
-    seen: Mutex<BTreeMap<FileId, (u64, SystemTime)>>,
+    known: Arc<Known>,
+    /// Tells the kernel of changes. Set when the mount is there.
+    messenger: Arc<OnceLock<Messenger>>,
+    told_names: Arc<ToldNames>,
+    /// Whether the kernel can be told that names have changed.
+    can_expire: bool,
 }
 
 /// Answers a request. A panic is a defect, and costs the request an I/O error.
@@ -64,30 +71,100 @@ fn owner_of(request: &Request) -> FileOwner {
 }
 
 impl PoolFilesystem {
-    pub fn new(tree: Arc<Tree>) -> PoolFilesystem {
-        PoolFilesystem { tree, listings: Listings::default(), seen: Mutex::default() }
+    pub fn new(tree: Arc<Tree>, messenger: Arc<OnceLock<Messenger>>) -> PoolFilesystem {
+        PoolFilesystem {
+            tree,
+            listings: Listings::default(),
+            known: Arc::default(),
+            messenger,
+            told_names: Arc::default(),
+            can_expire: false,
+        }
+    }
+
+    /// Returns what the messenger has to know.
+    pub fn watched(&self) -> Arc<dyn Watched> {
+        Arc::new(Present {
+            tree: Arc::clone(&self.tree),
+            known: Arc::clone(&self.known),
+            told_names: Arc::clone(&self.told_names),
+        })
     }
 
     fn file(&self, number: INodeNo) -> FileId {
-        self.tree.inodes().file(number)
+        self.tree.inodes().file(first_generation(number))
     }
 
-    fn ttl(&self) -> Duration {
-        self.tree.attribute_ttl
+    fn long_if(&self, may_rely: bool) -> Duration {
+        if may_rely { LONG } else { self.tree.attribute_ttl }
     }
 
-    /// Whether the kernel may keep what it has read of a file.
-    fn may_keep(&self, id: FileId, now: &FileAttr) -> bool {
-        let is_settled = now.mtime.elapsed().is_ok_and(|age| age >= SETTLED);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let stamp = (now.size, now.mtime);
-        match is_settled {
-            true => seen.insert(id, stamp) == Some(stamp),
-            false => {
-                seen.remove(&id);
-                false
+    /// How long the kernel may answer from the attributes that it knows. It may use those of a
+    /// directory without looking up its name, and they are not told to have changed.
+    fn ttl(&self, kind: FileType) -> Duration {
+        let is_directory = kind == FileType::Directory;
+        self.long_if(self.can_expire && !is_directory && self.told_names.is_quiet())
+    }
+
+    /// Whether the kernel may rely on a name for long. This must come before the name is looked up.
+    fn may_rely(&self, place: Place<'_>) -> bool {
+        self.can_expire && self.told_names.remember(place)
+    }
+
+    fn ttl_of(&self, kind: FileType, may_rely: bool) -> Duration {
+        self.long_if(may_rely && kind != FileType::Directory)
+    }
+
+    /// Notes that the kernel is told about a file, and returns what it is told.
+    fn tell(&self, (found, seen): (FileAttr, Seen)) -> FileAttr {
+        match found.kind {
+            FileType::RegularFile => FileAttr { ino: self.known.tell(found.ino, seen), ..found },
+            _ => found,
+        }
+    }
+
+    fn reply_entry(&self, reply: ReplyEntry, may_rely: bool, found: (FileAttr, Seen)) {
+        let told = self.tell(found);
+        reply.entry(&self.ttl_of(told.kind, may_rely), &told, GENERATION);
+    }
+
+    fn reply_attr(&self, reply: ReplyAttr, number: INodeNo, found: Result<FileAttr, Errno>) {
+        match found {
+            Ok(found) => {
+                reply.attr(&self.ttl(found.kind), &FileAttr { ino: number, ..found });
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+}
+
+/// How many files are looked at together to be sure of them.
+const UNSURE_COUNT_MAX: usize = 1000;
+
+/// What the messenger watches.
+struct Present {
+    tree: Arc<Tree>,
+    known: Arc<Known>,
+    told_names: Arc<ToldNames>,
+}
+
+impl Watched for Present {
+    fn epoch(&self) -> u64 {
+        self.tree.present_epoch()
+    }
+    fn open_files(&self) -> Vec<INodeNo> {
+        self.known.open_files()
+    }
+    fn settle(&self) {
+        for number in self.known.unsure(UNSURE_COUNT_MAX) {
+            if let Ok((_, seen)) = self.tree.attributes_seen(self.tree.inodes().file(number)) {
+                self.known.note_seen(number, seen);
             }
         }
+    }
+    fn take_names(&self) -> Vec<(INodeNo, Box<[u8]>)> {
+        let (names, inodes) = (self.told_names.take(), self.tree.inodes());
+        names.into_iter().map(|(directory, name)| (inodes.number(directory), name)).collect()
     }
 }
 
@@ -101,12 +178,16 @@ impl Filesystem for PoolFilesystem {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
+            // Without it, the kernel asks for an extended attribute before every write.
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_WRITEBACK_CACHE,
         ];
         for flag in wanted {
             let _ = config.add_capabilities(flag);
         }
         let _ = config.set_max_readahead(READAHEAD_LEN);
         let _ = config.set_max_write(WRITE_LEN_MAX);
+        self.can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
         self.tree.start()
     }
 
@@ -116,22 +197,27 @@ impl Filesystem for PoolFilesystem {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        reply!(reply, self.tree.lookup(self.file(parent), name.as_bytes()),
-            found => reply.entry(&self.ttl(), &found, GENERATION));
+        let place = (self.file(parent), name.as_bytes());
+        let may_rely = self.may_rely(place);
+        match answer(|| self.tree.lookup(place.0, place.1)) {
+            Ok(found) => self.reply_entry(reply, may_rely, found),
+            Err(Errno::ENOENT) if may_rely => reply.entry(&LONG, &nobody(), GENERATION),
+            Err(errno) => reply.error(errno),
+        }
     }
 
-    fn forget(&self, _: &Request, number: INodeNo, _: u64) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.file(number));
+    fn forget(&self, _: &Request, number: INodeNo, count: u64) {
+        self.known.forget(number, count);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply!(reply, self.tree.attributes(self.file(number)),
-            found => reply.attr(&self.ttl(), &found));
+        let found = answer(|| self.tree.attributes(self.file(number)));
+        self.reply_attr(reply, number, found);
     }
 
     fn setattr(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -139,7 +225,7 @@ impl Filesystem for PoolFilesystem {
         len: Option<u64>,
         accessed: Option<TimeOrNow>,
         modified: Option<TimeOrNow>,
-        _: Option<SystemTime>,
+        changed: Option<SystemTime>,
         _: Option<FileHandle>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
@@ -148,9 +234,13 @@ impl Filesystem for PoolFilesystem {
         reply: ReplyAttr,
     ) {
         let (accessed_ns, modified_ns) = (accessed.map(requested), modified.map(requested));
-        let change = Change { mode, uid, gid, len, accessed_ns, modified_ns };
-        reply!(reply, self.tree.change(self.file(number), change),
-            changed => reply.attr(&self.ttl(), &changed));
+        let changed_ns = changed.map(|time| requested(TimeOrNow::SpecificTime(time)));
+        let is_by_root = request.uid() == 0;
+        let change =
+            Change { mode, uid, gid, len, accessed_ns, modified_ns, changed_ns, is_by_root };
+        self.known.note_change(number);
+        let changed = answer(|| self.tree.change(self.file(number), change));
+        self.reply_attr(reply, number, changed);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
@@ -172,8 +262,9 @@ impl Filesystem for PoolFilesystem {
             return reply.error(Errno::EPERM);
         }
         let place = (self.file(parent), name.as_bytes());
+        let may_rely = self.may_rely(place);
         reply!(reply, self.tree.create(place, mode, owner_of(request), false),
-            new => reply.entry(&self.ttl(), &new, GENERATION));
+            new => self.reply_entry(reply, may_rely, new));
     }
 
     fn mkdir(
@@ -186,8 +277,9 @@ impl Filesystem for PoolFilesystem {
         reply: ReplyEntry,
     ) {
         let place = (self.file(parent), name.as_bytes());
+        let may_rely = self.may_rely(place);
         reply!(reply, self.tree.make_directory(place, mode, owner_of(request)),
-            new => reply.entry(&self.ttl(), &new, GENERATION));
+            new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -209,8 +301,9 @@ impl Filesystem for PoolFilesystem {
     ) {
         let place = (self.file(parent), name.as_bytes());
         let target = target.as_os_str().as_bytes();
+        let may_rely = self.may_rely(place);
         reply!(reply, self.tree.make_symlink(place, target, owner_of(request)),
-            new => reply.entry(&self.ttl(), &new, GENERATION));
+            new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
     }
 
     fn rename(
@@ -225,6 +318,7 @@ impl Filesystem for PoolFilesystem {
     ) {
         let from = (self.file(parent), name.as_bytes());
         let to = (self.file(new_parent), new_name.as_bytes());
+        self.told_names.note_moved(from, to);
         reply!(reply, self.tree.rename(from, to, flags), () => reply.ok());
     }
 
@@ -237,20 +331,27 @@ impl Filesystem for PoolFilesystem {
         reply: ReplyEntry,
     ) {
         let place = (self.file(new_parent), new_name.as_bytes());
+        let may_rely = self.may_rely(place);
         reply!(reply, self.tree.link(self.file(number), place),
-            linked => reply.entry(&self.ttl(), &linked, GENERATION));
+            linked => self.reply_entry(reply, may_rely, linked));
     }
 
-    fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let id = self.file(number);
-        let opened = || {
-            let now = self.tree.open(id)?;
-            Ok(self.may_keep(id, &now))
-        };
-        reply!(reply, opened(), may_keep => {
-            let flags = if may_keep { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
-            reply.opened(FileHandle(0), flags);
+        let opened = answer(|| {
+            let seen = self.tree.open(id, writes(flags))?;
+            let opened = self.known.open(number, seen, writes(flags));
+            if opened == Opened::Refused {
+                self.tree.close(id)?;
+                return Err(Errno::ESTALE.into());
+            }
+            Ok(opened)
         });
+        match opened {
+            Ok(Opened::Known) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn read(
@@ -275,13 +376,27 @@ impl Filesystem for PoolFilesystem {
         _: FileHandle,
         offset: u64,
         bytes: &[u8],
-        _: WriteFlags,
+        flags: WriteFlags,
         _: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        reply!(reply, self.tree.write(self.file(number), bytes, offset),
-            () => reply.written(bytes.len() as u32));
+        self.known.note_change(number);
+        let id = self.file(number);
+        let written = || {
+            self.tree.write(id, bytes, offset)?;
+            match flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                true => self.tree.drop_set_id(id),
+                false => Ok(()),
+            }
+        };
+        match answer(written) {
+            Ok(()) => reply.written(bytes.len() as u32),
+            Err(errno) => {
+                self.tree.note_lost_bytes();
+                reply.error(errno);
+            }
+        }
     }
 
     fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -293,11 +408,12 @@ impl Filesystem for PoolFilesystem {
         _: &Request,
         number: INodeNo,
         _: FileHandle,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
+        self.known.close(number, writes(flags));
         reply!(reply, self.tree.close(self.file(number)), () => reply.ok());
     }
 
@@ -321,7 +437,7 @@ impl Filesystem for PoolFilesystem {
         let place = (self.file(number), handle.0);
         let listed = answer(|| {
             self.listings.list(&self.tree, place, offset, &mut |entry| {
-                let number = self.tree.inodes().number(entry.file);
+                let number = self.known.number(self.tree.inodes().number(entry.file));
                 let name = OsStr::from_bytes(entry.name);
                 Ok(reply.add(number, entry.offset, file_type(entry.kind), name))
             })
@@ -343,15 +459,22 @@ impl Filesystem for PoolFilesystem {
         let place = (self.file(number), handle.0);
         let listed = answer(|| {
             self.listings.list(&self.tree, place, offset, &mut |entry| {
+                let may_rely = !entry.is_dot && self.may_rely((place.0, entry.name));
                 // The kernel does not remember dots.
-                let found = match self.tree.attributes(entry.file) {
+                let found = match self.tree.attributes_seen(entry.file) {
                     Ok(found) => found,
                     // It was removed a moment ago.
                     Err(_) if !entry.is_dot => return Ok(false),
                     Err(error) => return Err(error),
                 };
                 let name = OsStr::from_bytes(entry.name);
-                Ok(reply.add(found.ino, entry.offset, name, &self.ttl(), &found, GENERATION))
+                let told = self.tell(found);
+                let ttl = self.ttl_of(told.kind, may_rely);
+                let is_full = reply.add(told.ino, entry.offset, name, &ttl, &told, GENERATION);
+                if is_full && told.kind == FileType::RegularFile {
+                    self.known.forget(told.ino, 1);
+                }
+                Ok(is_full)
             })
         });
         match listed {
@@ -446,8 +569,12 @@ impl Filesystem for PoolFilesystem {
         reply: ReplyCreate,
     ) {
         let place = (self.file(parent), name.as_bytes());
-        reply!(reply, self.tree.create(place, mode, owner_of(request), true),
-            new => reply.created(&self.ttl(), &new, GENERATION, FileHandle(0), FopenFlags::empty()));
+        let may_rely = self.may_rely(place);
+        reply!(reply, self.tree.create(place, mode, owner_of(request), true), new => {
+            let (told, ttl) = (self.tell(new), self.ttl_of(new.0.kind, may_rely));
+            self.known.open(told.ino, new.1, true);
+            reply.created(&ttl, &told, GENERATION, FileHandle(0), FopenFlags::empty());
+        });
     }
 
     fn ioctl(
@@ -483,6 +610,7 @@ impl Filesystem for PoolFilesystem {
             libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero,
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
+        self.known.note_change(number);
         reply!(reply, self.tree.allocate(self.file(number), offset, len, how), () => reply.ok());
     }
 
@@ -501,8 +629,15 @@ impl Filesystem for PoolFilesystem {
             _ => return reply.error(Errno::EINVAL),
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        reply!(reply, self.tree.seek(self.file(number), offset, is_hole),
-            at => reply.offset(at as i64));
+        let (tree, id) = (Arc::clone(&self.tree), self.file(number));
+        let seek = move || {
+            reply!(reply, tree.seek(id, offset, is_hole), at => reply.offset(at as i64));
+        };
+        match self.messenger.get().filter(|_| self.known.is_written(number)) {
+            // The kernel does not ask for a hole in the place of bytes that it still holds.
+            Some(messenger) => messenger.write_back(number, Box::new(seek)),
+            None => seek(),
+        }
     }
 
     fn copy_file_range(
@@ -520,8 +655,35 @@ impl Filesystem for PoolFilesystem {
     ) {
         // A reply has room for no more.
         let len = len.min(u64::from(u32::MAX >> 1));
+        self.known.note_change(to);
         let (from, to) = ((self.file(from), from_offset), (self.file(to), to_offset));
         reply!(reply, self.tree.copy(from, to, len), copied => reply.written(copied as u32));
+    }
+}
+
+/// Whether a file is open for writing. The kernel tells the same flags when it is closed.
+fn writes(flags: OpenFlags) -> bool {
+    flags.acc_mode() != OpenAccMode::O_RDONLY
+}
+
+/// What the kernel is told of a name that does not exist.
+fn nobody() -> FileAttr {
+    FileAttr {
+        ino: NOBODY,
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
     }
 }
 

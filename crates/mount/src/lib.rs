@@ -4,6 +4,9 @@
 //! filesystem.rs   the kernel's requests, and the replies to them
 //!  |
 //! tree/           names, attributes and extended attributes; a module for each kind of request
+//! known.rs        what the kernel remembers of files, and whether that is outdated
+//! kernel.rs       what the kernel is told without having asked
+//! told_names.rs   names that the kernel need not ask for again
 //! open_files.rs   files that are open, or have changes that are not committed yet
 //! flusher.rs      when changes are committed
 //!  |
@@ -25,14 +28,18 @@ mod errno;
 mod filesystem;
 mod flusher;
 mod inodes;
+mod kernel;
+mod known;
 mod listing;
 mod open_files;
+mod told_names;
 mod tree;
 
 use std::fmt;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
@@ -40,6 +47,7 @@ use hardpack_engine::pool::{FileOwner, Pool};
 use hardpack_engine::{FileId, Result};
 
 use crate::filesystem::PoolFilesystem;
+use crate::kernel::{Kernel, Messenger};
 use crate::tree::Tree;
 
 /// The extended attribute of the mounted directory that holds the number of the process that serves
@@ -166,8 +174,23 @@ pub fn mount(
     directory: &Path,
     options: MountOptions,
 ) -> Result<io::Result<Mounted>> {
-    let config = options.config();
+    let (config, ttl) = (options.config(), options.attribute_ttl);
     let tree = Arc::new(Tree::new(pool, root, marks, options)?);
-    let session = Session::new(PoolFilesystem::new(tree), directory, &config);
-    Ok(session.and_then(Session::spawn).map(|session| Mounted { session }))
+    let messenger = Arc::default();
+    let filesystem = PoolFilesystem::new(tree, Arc::clone(&messenger));
+    Ok(begin(filesystem, &messenger, directory, &config, ttl))
+}
+
+fn begin(
+    filesystem: PoolFilesystem,
+    messenger: &OnceLock<Messenger>,
+    directory: &Path,
+    config: &Config,
+    period: Duration,
+) -> io::Result<Mounted> {
+    let watched = filesystem.watched();
+    let session = Session::new(filesystem, directory, config)?;
+    let kernel = Kernel::new(session.notifier(), session.as_fd().try_clone_to_owned()?);
+    let _ = messenger.set(Messenger::start(kernel, watched, period)?);
+    Ok(Mounted { session: session.spawn()? })
 }

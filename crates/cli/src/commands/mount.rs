@@ -192,7 +192,13 @@ fn numeric(option: &str, number: &str) -> Result<u32, Reason> {
 /// Returns the full path of the directory to mount on.
 fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason> {
     let shown = text::path(directory);
-    match fs::metadata(directory) {
+    // The kernel may answer for a server that has died, but not about this.
+    let asked = rustix::fs::getxattr(directory, SERVER_XATTR, &mut [0; 16]);
+    let found = match asked {
+        Err(Errno::NOTCONN) => Err(Errno::NOTCONN.into()),
+        _ => fs::metadata(directory),
+    };
+    match found {
         Ok(metadata) if !metadata.is_dir() => {
             return Err(Reason::new(Code::Cannot, format!("'{shown}' is not a directory")));
         }

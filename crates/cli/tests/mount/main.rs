@@ -5,6 +5,7 @@
 mod common;
 
 mod beside;
+mod cache;
 mod content;
 mod crash;
 mod names;

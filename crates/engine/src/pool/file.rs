@@ -47,6 +47,9 @@ const AHEAD_WAIT: Duration = Duration::from_millis(50);
 /// The number of bytes at the front of a file that are kept in memory: SQLite's header, part of
 /// which every transaction reads.
 const FRONT_LEN: usize = 128;
+/// What every SQLite database begins with.
+const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
 /// A file of an open pool.
 #[derive(Debug)]
 pub struct File {
@@ -117,6 +120,18 @@ impl File {
     /// Returns the file's id.
     pub fn id(&self) -> FileId {
         self.id
+    }
+
+    /// Looks at the first bytes of the file: if they are those of a SQLite database, its pages have
+    /// the length that is written there, see [`File::set_page_len_hint`].
+    pub fn note_header(&self, header: &[u8]) {
+        if let Some([high, low]) = header.get(16..18).filter(|_| header.starts_with(SQLITE_MAGIC)) {
+            let len = match u32::from(u16::from_be_bytes([*high, *low])) {
+                1 => 65536,
+                len => len,
+            };
+            self.set_page_len_hint(len);
+        }
     }
 
     /// Sets the length of the pages that the file consists of, in bytes, so that changes of whole
@@ -431,6 +446,17 @@ impl File {
     pub(super) fn set_written(&self, now_ns: i64) {
         let mut pending = self.pending();
         (pending.time_ns, pending.written_ns) = (Some(now_ns), Some(now_ns));
+    }
+
+    /// Sets the times of the last change of content and of attributes that the next commit records.
+    /// Returns false if there are no changes to commit.
+    pub(super) fn set_times(&self, modified_ns: i64, changed_ns: i64) -> bool {
+        let mut pending = self.pending();
+        let is_dirty = self.is_dirty();
+        if is_dirty {
+            (pending.time_ns, pending.written_ns) = (Some(modified_ns), Some(changed_ns));
+        }
+        is_dirty
     }
 
     /// Returns the times of the last change of content and of attributes that the next commit

@@ -235,6 +235,13 @@ impl Group {
         Ok(())
     }
 
+    /// Sets the times that the next commit of a file's changes records. Returns false if it has no
+    /// changes.
+    pub fn set_times(&self, file: &File, modified_ns: i64, changed_ns: i64) -> bool {
+        let _turn = file.turn();
+        file.set_times(modified_ns, changed_ns)
+    }
+
     /// Drops the changes of a file.
     pub fn discard(&self, file: &File) {
         let _turn = file.turn();

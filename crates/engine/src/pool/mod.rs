@@ -320,6 +320,11 @@ impl Pool {
         self.store().refresh()
     }
 
+    /// Returns how often commits of other processes were adopted.
+    pub fn adoptions(&self) -> u64 {
+        self.store().adoptions()
+    }
+
     /// Returns the generation of a file's content, which changes when the content is replaced by
     /// anything other than writes to the file: older logs and journals do not belong to it. 0 if it
     /// was never replaced.

@@ -85,6 +85,8 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
+    /// How often a state was adopted that another process had committed.
+    adoptions: AtomicU64,
     read_only: bool,
     /// Whether the state is one that was asked for, and does not change.
     is_pinned: bool,

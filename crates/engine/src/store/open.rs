@@ -178,6 +178,7 @@ impl Store {
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
             doubtful: AtomicU64::new(0),
+            adoptions: AtomicU64::new(0),
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,

@@ -36,6 +36,13 @@ impl Store {
         found.ok_or_else(|| Error::NotFound { what: "state", name: format!("txg {txg}") })
     }
 
+    /// Returns how often a state was adopted that another process had committed. If this is the
+    /// same before and after something was read, that had been committed by this process, or when
+    /// the count was reached.
+    pub fn adoptions(&self) -> u64 {
+        self.adoptions.load(Ordering::Acquire)
+    }
+
     /// Adopts the newest state if another process has committed one. Returns whether it did.
     pub fn refresh(&self) -> Result<bool> {
         if self.is_pinned {
@@ -111,6 +118,8 @@ impl Store {
         if adopted.durable == state.durable {
             adopted.unsynced_bytes += state.unsynced_bytes;
         }
+        // Before anybody can see the state.
+        self.adoptions.fetch_add(1, Ordering::Release);
         *state = Arc::new(adopted);
         Ok(true)
     }

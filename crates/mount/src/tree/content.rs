@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::{Errno, FileAttr};
+use fuser::Errno;
 use hardpack_engine::pool::{Attributes, FILE_LEN_MAX, File};
 use hardpack_engine::{Durability, Error, FileId};
 
 use super::Tree;
 use crate::attributes::now;
 use crate::errno::{Answer, Refusal};
+use crate::known::Seen;
 
 /// A file with fewer changed bytes than this joins the next commit when it is closed.
 const DUE_LEN_MAX: usize = 1 << 20;
@@ -17,6 +18,8 @@ const DUE_LEN_MAX: usize = 1 << 20;
 const WRITTEN_LEN_MAX: u64 = 64 << 20;
 /// How much is copied at a time, and how many zeros are written at a time.
 const PIECE_LEN: u64 = 1 << 20;
+/// The length of the header of a SQLite database, by which it is recognised.
+const HEADER_LEN: usize = 100;
 /// The shortest hole that is told: shorter ones are stored as zeros.
 const HOLE_LEN_MIN: u64 = 4096;
 
@@ -37,7 +40,7 @@ impl Tree {
     /// Changes a file, which stays in use while that lasts, and then for as long as it has changes.
     fn with_file<R>(&self, id: FileId, act: impl FnOnce(&Arc<File>) -> Answer<R>) -> Answer<R> {
         self.refuse_read_only()?;
-        self.open(id)?;
+        self.open(id, false)?;
         let done = self.open.get(id).ok_or_else(|| Errno::EIO.into()).and_then(|file| act(&file));
         let closed = self.close(id);
         let done = done?;
@@ -56,19 +59,25 @@ impl Tree {
         }
     }
 
-    /// Opens a file, and returns its attributes.
+    /// Opens a file, and returns what the kernel may know of it.
     ///
     /// # Errors
     /// ESTALE if it has been removed: the kernel looks up its name again then.
-    pub fn open(&self, id: FileId) -> Answer<FileAttr> {
+    pub fn open(&self, id: FileId, writes: bool) -> Answer<Seen> {
         let opened = || {
             let file = match self.open.get(id) {
                 Some(file) => file,
                 None => self.handle(id)?,
             };
-            self.open.note(file, true)?;
+            let file = self.open.note(file, true)?;
+            if writes {
+                let mut header = [0; HEADER_LEN];
+                let n = file.read_at(&mut header, 0)?;
+                file.note_header(&header[..n]);
+            }
             // From here on, it stays if it is removed; it may have been before.
-            self.attributes(id).inspect_err(|_| drop(self.close(id)))
+            let seen = self.seen(|| self.attributes(id)).inspect_err(|_| drop(self.close(id)));
+            Ok(seen?.1)
         };
         match opened() {
             Err(Refusal::Engine(Error::NotFound { .. })) => Err(Errno::ESTALE.into()),
@@ -94,6 +103,9 @@ impl Tree {
         check_end(offset.saturating_add(bytes.len() as u64))?;
         // The kernel writes only to files that are open.
         let file = self.open.get(id).ok_or(Errno::EBADF)?;
+        if offset == 0 {
+            file.note_header(bytes);
+        }
         let done = self.group.write_at(&file, bytes, offset, now());
         if let Err(error) = &done {
             self.note_error(error);

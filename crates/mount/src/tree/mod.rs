@@ -20,11 +20,13 @@ use hardpack_engine::{Durability, Error, FileId, Result};
 pub use self::change::Change;
 pub use self::content::Allocation;
 pub use self::extra::Existing;
+pub use self::names::Place;
 pub use self::space::BLOCK_LEN;
 use crate::attributes;
 use crate::errno::{Answer, Refusal, errno};
 use crate::flusher::{self, Flusher};
 use crate::inodes::Inodes;
+use crate::known::Seen;
 use crate::open_files::OpenFiles;
 use crate::{Marks, MountOptions};
 
@@ -40,6 +42,8 @@ pub struct Tree {
     kept: Mutex<Option<Kept>>,
     owner: FileOwner,
     lost: Lost,
+    /// How often bytes were lost that the kernel takes for written.
+    lost_bytes: AtomicU64,
     /// How many bytes were written since everything was last committed.
     written: AtomicU64,
     /// The file of the pool.
@@ -88,6 +92,7 @@ impl Tree {
             kept: Mutex::default(),
             owner: options.owner,
             lost: Lost::default(),
+            lost_bytes: AtomicU64::new(0),
             written: AtomicU64::new(0),
             path: options.source,
             is_read_only: options.read_only || pool.store().device().is_read_only(),
@@ -141,6 +146,7 @@ impl Tree {
         let done = self.group.commit(files, durability);
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
+            self.note_lost_bytes();
             self.note_error(error);
         }
         self.open.sweep();
@@ -194,6 +200,36 @@ impl Tree {
         if self.is_read_only { Err(Errno::EROFS.into()) } else { Ok(()) }
     }
 
+    /// Returns a number that is another one after anything has changed that the kernel was not
+    /// asked for: by another process, or because it could not be stored.
+    fn epoch(&self) -> u64 {
+        self.pool.adoptions() + self.group.losses() + self.lost_bytes.load(Ordering::Acquire)
+    }
+
+    /// Notes that the kernel believes in bytes that are not in any file.
+    pub fn note_lost_bytes(&self) {
+        self.lost_bytes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Looks for commits of others, and returns the epoch.
+    pub fn present_epoch(&self) -> u64 {
+        // An outdated state is better than none.
+        let _ = self.pool.refresh();
+        self.epoch()
+    }
+
+    /// Returns attributes, and in which epoch they were read.
+    fn seen(&self, read: impl Fn() -> Answer<FileAttr>) -> Answer<(FileAttr, Seen)> {
+        let mut epoch = self.epoch();
+        loop {
+            let attributes = read()?;
+            let now = std::mem::replace(&mut epoch, self.epoch());
+            if now == epoch {
+                return Ok((attributes, Seen::new(&attributes, epoch)));
+            }
+        }
+    }
+
     /// Returns the attributes of a file, with the changes that are not committed.
     pub fn attributes(&self, id: FileId) -> Answer<FileAttr> {
         // An outdated state is better than none.
@@ -224,10 +260,16 @@ impl Tree {
     }
 
     /// Looks up a name.
-    pub fn lookup(&self, directory: FileId, name: &[u8]) -> Answer<FileAttr> {
+    pub fn lookup(&self, directory: FileId, name: &[u8]) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
         let entry = self.view(|view| view.lookup(directory, name)?.ok_or_else(|| missing(name)))?;
-        self.present_attributes(entry.file)
+        self.seen(|| self.present_attributes(entry.file))
+    }
+
+    /// Returns the attributes of a file, with the changes that are not committed, as of the state
+    /// that was looked at last.
+    pub fn attributes_seen(&self, id: FileId) -> Answer<(FileAttr, Seen)> {
+        self.seen(|| self.present_attributes(id))
     }
 
     /// Returns up to `limit` names of a directory that come after `after`.

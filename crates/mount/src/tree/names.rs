@@ -9,12 +9,13 @@ use hardpack_engine::{Error, FileId, Result};
 use super::{Tree, check_name, missing};
 use crate::attributes::{mode, now};
 use crate::errno::Answer;
+use crate::known::Seen;
 use crate::open_files::Closed;
 
 /// The bit that lets new files have the group of their directory.
 const SET_GID: u32 = libc::S_ISGID;
 /// The permission bits.
-const MODE_MASK: u32 = 0o7777;
+pub(super) const MODE_MASK: u32 = 0o7777;
 
 /// Where a name is.
 pub type Place<'n> = (FileId, &'n [u8]);
@@ -69,7 +70,7 @@ impl Tree {
         wanted_mode: u32,
         owner: FileOwner,
         opens: bool,
-    ) -> Answer<FileAttr> {
+    ) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
         let now_ns = now();
         let (file, new) = self.edit(now_ns, |edit| {
@@ -78,7 +79,8 @@ impl Tree {
             // Nobody else can find the file, or remove it, before it is in use.
             Ok((self.open.note(self.group.created_file(id), opens), new))
         })?;
-        Ok(self.for_kernel(file?.id(), &new))
+        let new = self.for_kernel(file?.id(), &new);
+        Ok((new, Seen::new(&new, self.epoch())))
     }
 
     /// Creates a directory.
@@ -119,7 +121,7 @@ impl Tree {
     }
 
     /// Gives a file another name.
-    pub fn link(&self, file: FileId, (directory, name): Place<'_>) -> Answer<FileAttr> {
+    pub fn link(&self, file: FileId, (directory, name): Place<'_>) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
         let now_ns = now();
         self.edit(now_ns, |edit| {
@@ -128,7 +130,7 @@ impl Tree {
             self.open.set_nameless(file, false);
             Ok(())
         })?;
-        self.attributes(file)
+        self.attributes_seen(file)
     }
 
     /// Removes the name of something that is not a directory.

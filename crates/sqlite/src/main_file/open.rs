@@ -286,7 +286,7 @@ impl MainFile {
     pub(super) fn use_file(&mut self, file: Arc<File>) -> Result<()> {
         let mut header = [0; 100];
         if file.read_at(&mut header, 0)? == header.len() {
-            note_page_len(&file, &header);
+            file.note_header(&header);
         }
         self.file = Some(file);
         Ok(())
@@ -306,17 +306,6 @@ impl MainFile {
                 format!("hardpack: {}: {cut}; nothing is written to it", self.path.display());
             api::log(SQLITE_READONLY, &text);
         }
-    }
-}
-
-/// Passes the page length in the header of a database on to the engine.
-pub(super) fn note_page_len(file: &File, header: &[u8]) {
-    if let Some([high, low]) = header.get(16..18).filter(|_| header.starts_with(SQLITE_MAGIC)) {
-        let len = match u32::from(u16::from_be_bytes([*high, *low])) {
-            1 => 65536,
-            len => len,
-        };
-        file.set_page_len_hint(len);
     }
 }
 

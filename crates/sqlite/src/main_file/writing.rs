@@ -6,7 +6,6 @@ use std::sync::Arc;
 use hardpack_engine::pool::File;
 use hardpack_engine::store::{Ask, Durability};
 
-use super::open::note_page_len;
 use super::{Backing, Checkpoint, MainFile};
 use crate::busy::ask_nobody;
 use crate::ffi::*;
@@ -42,7 +41,7 @@ impl MainFile {
         self.settle();
         self.wrote = true;
         if offset == 0 {
-            note_page_len(&file, buf);
+            file.note_header(buf);
         }
         let asks_nobody = self.asks_nobody();
         let (mut handler, mut nobody) = (self.busy.ask(), ask_nobody());

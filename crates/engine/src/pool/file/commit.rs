@@ -107,13 +107,13 @@ impl File {
             txn.stats_mut().change_file_len(attributes.len, len);
             attributes.len = len;
             attributes.modified_ns = modified_ns;
-            if attributes.changed_ns != 0 && now != 0 {
-                attributes.changed_ns = if pending.time_ns.is_some() { now } else { modified_ns };
-            }
-            if let Some(written_ns) = pending.written_ns
-                && attributes.changed_ns != 0
-            {
-                attributes.changed_ns = attributes.changed_ns.max(written_ns);
+            if attributes.changed_ns != 0 {
+                attributes.changed_ns = match (pending.written_ns, pending.time_ns) {
+                    (Some(written_ns), _) => attributes.changed_ns.max(written_ns),
+                    (None, _) if now == 0 => attributes.changed_ns,
+                    (None, Some(_)) => now,
+                    (None, None) => modified_ns,
+                };
             }
             entries::set_attributes(txn, self.id, &attributes)?;
         }
