@@ -20,7 +20,7 @@ use hardpack_engine::pool::{FileOwner, NAME_LEN_MAX};
 use crate::attributes::{file_type, requested};
 use crate::errno::Answer;
 use crate::kernel::{Messenger, Watched};
-use crate::known::{Known, Opened, Seen, first_generation};
+use crate::known::{Caller, Known, Opened, Seen, first_generation};
 use crate::listing::Listings;
 use crate::told_names::ToldNames;
 use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Place, Tree};
@@ -116,15 +116,23 @@ impl PoolFilesystem {
     }
 
     /// Notes that the kernel is told about a file, and returns what it is told.
-    fn tell(&self, (found, seen): (FileAttr, Seen)) -> FileAttr {
+    fn tell(&self, (found, seen): (FileAttr, Seen), caller: Caller) -> FileAttr {
         match found.kind {
-            FileType::RegularFile => FileAttr { ino: self.known.tell(found.ino, seen), ..found },
+            FileType::RegularFile => {
+                FileAttr { ino: self.known.tell(found.ino, seen, caller), ..found }
+            }
             _ => found,
         }
     }
 
-    fn reply_entry(&self, reply: ReplyEntry, may_rely: bool, found: (FileAttr, Seen)) {
-        let told = self.tell(found);
+    fn reply_entry(
+        &self,
+        request: &Request,
+        reply: ReplyEntry,
+        may_rely: bool,
+        found: (FileAttr, Seen),
+    ) {
+        let told = self.tell(found, request.pid());
         reply.entry(&self.ttl_of(told.kind, may_rely), &told, GENERATION);
     }
 
@@ -196,11 +204,11 @@ impl Filesystem for PoolFilesystem {
         let _ = answer(|| Ok(self.tree.end()?));
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let place = (self.file(parent), name.as_bytes());
         let may_rely = self.may_rely(place);
         match answer(|| self.tree.lookup(place.0, place.1)) {
-            Ok(found) => self.reply_entry(reply, may_rely, found),
+            Ok(found) => self.reply_entry(request, reply, may_rely, found),
             Err(Errno::ENOENT) if may_rely => reply.entry(&LONG, &nobody(), GENERATION),
             Err(errno) => reply.error(errno),
         }
@@ -264,7 +272,7 @@ impl Filesystem for PoolFilesystem {
         let place = (self.file(parent), name.as_bytes());
         let may_rely = self.may_rely(place);
         reply!(reply, self.tree.create(place, mode, owner_of(request), false),
-            new => self.reply_entry(reply, may_rely, new));
+            new => self.reply_entry(request, reply, may_rely, new));
     }
 
     fn mkdir(
@@ -324,7 +332,7 @@ impl Filesystem for PoolFilesystem {
 
     fn link(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         new_parent: INodeNo,
         new_name: &OsStr,
@@ -333,14 +341,14 @@ impl Filesystem for PoolFilesystem {
         let place = (self.file(new_parent), new_name.as_bytes());
         let may_rely = self.may_rely(place);
         reply!(reply, self.tree.link(self.file(number), place),
-            linked => self.reply_entry(reply, may_rely, linked));
+            linked => self.reply_entry(request, reply, may_rely, linked));
     }
 
-    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let id = self.file(number);
         let opened = answer(|| {
             let seen = self.tree.open(id, writes(flags))?;
-            let opened = self.known.open(number, seen, writes(flags));
+            let opened = self.known.open(number, seen, writes(flags), request.pid());
             if opened == Opened::Refused {
                 self.tree.close(id)?;
                 return Err(Errno::ESTALE.into());
@@ -450,7 +458,7 @@ impl Filesystem for PoolFilesystem {
 
     fn readdirplus(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -468,7 +476,7 @@ impl Filesystem for PoolFilesystem {
                     Err(error) => return Err(error),
                 };
                 let name = OsStr::from_bytes(entry.name);
-                let told = self.tell(found);
+                let told = self.tell(found, request.pid());
                 let ttl = self.ttl_of(told.kind, may_rely);
                 let is_full = reply.add(told.ino, entry.offset, name, &ttl, &told, GENERATION);
                 if is_full && told.kind == FileType::RegularFile {
@@ -571,8 +579,8 @@ impl Filesystem for PoolFilesystem {
         let place = (self.file(parent), name.as_bytes());
         let may_rely = self.may_rely(place);
         reply!(reply, self.tree.create(place, mode, owner_of(request), true), new => {
-            let (told, ttl) = (self.tell(new), self.ttl_of(new.0.kind, may_rely));
-            self.known.open(told.ino, new.1, true);
+            let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(new.0.kind, may_rely));
+            self.known.open(told.ino, new.1, true, request.pid());
             reply.created(&ttl, &told, GENERATION, FileHandle(0), FopenFlags::empty());
         });
     }

@@ -24,6 +24,8 @@ const SETTLED: Duration = Duration::from_millis(20);
 
 /// How long the kernel may take to open a file after it has looked up the name once more.
 const RETRY_TIME: Duration = Duration::from_millis(100);
+/// The epoch of what the kernel knows if nobody knows that.
+const UNKNOWN_EPOCH: u64 = u64::MAX;
 /// Where the generation begins in an inode number. No pool has so many files.
 const GENERATION_SHIFT: u32 = 48;
 
@@ -85,6 +87,9 @@ struct Remembered {
     /// How often the kernel was told about it, less what it has forgotten.
     count: u64,
     generation: u16,
+    /// The newest generation, which is not the present one if somebody has begun to write to an
+    /// older one.
+    newest: u16,
     open_count: u64,
     /// How often it is open for writing.
     writer_count: u64,
@@ -93,37 +98,37 @@ struct Remembered {
     is_ours: bool,
 }
 
-/// How often the kernel was refused to open a file. It looks up the name then and tries once more,
-/// and must not be refused again because another commit has come in between. Meanwhile it may
-/// forget the file.
-#[derive(Clone, Copy, Debug)]
-struct Retries {
-    refused: u64,
-    looked_up: u64,
-    since: Instant,
+/// Who was refused to open a file lately. The kernel looks up the name then and tries once more, and
+/// must not be refused again because another commit has come in between. Meanwhile it may forget the
+/// file.
+#[derive(Debug, Default)]
+struct Refusals(BTreeMap<(INodeNo, Caller), Refusal>);
+
+/// The thread that makes a request.
+pub type Caller = u32;
+
+#[derive(Debug)]
+struct Refusal {
+    at: Instant,
+    is_looked_up: bool,
 }
 
-impl Retries {
-    /// Whether somebody has looked up the name again and is about to open the file.
-    fn are_due(&self) -> bool {
-        self.looked_up > 0 && self.since.elapsed() < RETRY_TIME
+impl Refusals {
+    fn note(&mut self, first: INodeNo, caller: Caller) {
+        self.0.retain(|_, refusal| refusal.at.elapsed() < RETRY_TIME);
+        self.0.insert((first, caller), Refusal { at: Instant::now(), is_looked_up: false });
     }
-}
 
-/// The files that were refused lately.
-type Refusals = BTreeMap<INodeNo, Retries>;
+    fn note_look_up(&mut self, first: INodeNo, caller: Caller) {
+        if let Some(refusal) = self.0.get_mut(&(first, caller)) {
+            refusal.is_looked_up = true;
+        }
+    }
 
-fn note_refusal(refusals: &mut Refusals, first: INodeNo) {
-    let since = Instant::now();
-    refusals.retain(|_, retries| retries.since.elapsed() < RETRY_TIME);
-    let retries = refusals.entry(first).or_insert(Retries { refused: 0, looked_up: 0, since });
-    retries.refused += 1;
-    retries.since = since;
-}
-
-fn note_look_up(refusals: &mut Refusals, first: INodeNo) {
-    if let Some(retries) = refusals.get_mut(&first) {
-        retries.looked_up += std::mem::take(&mut retries.refused);
+    /// Whether somebody was refused and has looked up the name since.
+    fn take(&mut self, first: INodeNo, caller: Caller) -> bool {
+        let refusal = self.0.remove(&(first, caller));
+        refusal.is_some_and(|it| it.is_looked_up && it.at.elapsed() < RETRY_TIME)
     }
 }
 
@@ -140,7 +145,15 @@ pub enum Opened {
 
 impl Remembered {
     fn new(seen: Seen) -> Remembered {
-        Remembered { count: 0, generation: 0, open_count: 0, writer_count: 0, seen, is_ours: false }
+        Remembered {
+            count: 0,
+            generation: 0,
+            newest: 0,
+            open_count: 0,
+            writer_count: 0,
+            seen,
+            is_ours: false,
+        }
     }
 
     fn is_sure(&self) -> bool {
@@ -148,6 +161,9 @@ impl Remembered {
     }
 
     fn is_outdated(&self, now: Seen) -> bool {
+        if self.seen.epoch == UNKNOWN_EPOCH {
+            return true;
+        }
         self.seen.epoch != now.epoch && !(self.is_sure() && self.seen.stamp == now.stamp)
     }
 
@@ -162,20 +178,19 @@ impl Known {
     }
 
     /// Notes that the kernel is told about a file, and returns its present number.
-    pub fn tell(&self, first: INodeNo, now: Seen) -> INodeNo {
+    pub fn tell(&self, first: INodeNo, now: Seen, caller: Caller) -> INodeNo {
         let State { files, refusals } = &mut *self.state();
         let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
         remembered.count += 1;
-        let is_opened_next = refusals.get(&first).is_some_and(Retries::are_due);
+        refusals.note_look_up(first, caller);
         let is_outdated = remembered.is_outdated(now);
-        let can_change = remembered.writer_count == 0 && !is_opened_next;
-        if is_outdated && can_change {
-            remembered.generation = remembered.generation.wrapping_add(1);
+        if is_outdated && remembered.writer_count == 0 {
+            remembered.newest = remembered.newest.wrapping_add(1);
+            remembered.generation = remembered.newest;
         }
-        if !is_outdated || can_change {
+        if !is_outdated || remembered.writer_count == 0 {
             remembered.note(now);
         }
-        note_look_up(refusals, first);
         numbered(first, remembered.generation)
     }
 
@@ -188,19 +203,24 @@ impl Known {
 
     /// Notes that a file is open, unless the kernel has to look it up again. `now` is the case
     /// while it is in use.
-    pub fn open(&self, number: INodeNo, now: Seen, writes: bool) -> Opened {
+    pub fn open(&self, number: INodeNo, now: Seen, writes: bool, caller: Caller) -> Opened {
         let (first, generation) = generation_of(number);
         let State { files, refusals } = &mut *self.state();
         let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
-        let is_outdated = remembered.is_outdated(now);
-        let retries = refusals.get_mut(&first).filter(|retries| retries.are_due());
-        let may_be_outdated = remembered.writer_count > 0 || retries.is_some();
-        if remembered.generation != generation || (is_outdated && !may_be_outdated) {
-            note_refusal(refusals, first);
-            return Opened::Refused;
-        }
-        if let Some(retries) = retries {
-            retries.looked_up -= 1;
+        let is_retry = refusals.take(first, caller);
+        let is_outdated = remembered.is_outdated(now) || remembered.generation != generation;
+        let is_present = remembered.generation == generation && remembered.writer_count > 0;
+        if is_outdated && !is_present {
+            // An older generation can be read, but if it is written to, it must be the only one.
+            let can_be = !writes || remembered.writer_count == 0;
+            if !is_retry || !can_be {
+                refusals.note(first, caller);
+                return Opened::Refused;
+            }
+            if writes {
+                remembered.generation = generation;
+                remembered.seen.epoch = UNKNOWN_EPOCH;
+            }
         }
         remembered.open_count += 1;
         remembered.writer_count += u64::from(writes);
