@@ -289,3 +289,6 @@ impl Known {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
