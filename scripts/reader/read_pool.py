@@ -14,6 +14,7 @@ It needs `pip install zstandard lz4 xxhash blake3`.
 
 import hashlib
 import os
+import stat
 import struct
 import sys
 import zlib
@@ -31,10 +32,11 @@ RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
 NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
-    snapshot-ids pinned-readers reader-slots""".split()
+    snapshot-ids pinned-readers reader-slots special-files""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER = 1, 2
-KINDS = {1: "file", 2: "directory", 3: "link"}
+KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
+SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
 
 
@@ -303,7 +305,15 @@ class State:
         need(value is not None and len(value) in (32, 80), f"file {file} has no attributes")
         kind, reserved, mode, length, modified, parent = struct.unpack("<B3sIQqQ", value[:32])
         need(kind in KINDS and is_zero(reserved) and (len(value) == 80 or parent == 0), "attributes are malformed")
+        major, minor = struct.unpack("<II", value[72:]) if len(value) == 80 else (0, 0)
+        need(kind in (6, 7) or (major, minor) == (0, 0), "what is not a device has the number of one")
+        need(kind not in SPECIAL or length == 0, "a special file has a length")
         return kind, mode, length
+
+    def device(self, file):
+        """Returns major and minor number of the node of a device."""
+        value = self.tree(NAMES)[b"\2" + struct.pack(">Q", file)]
+        return struct.unpack("<II", value[72:]) if len(value) == 80 else (0, 0)
 
     def names(self):
         """Yields all names: path, kind and file, each directory before its content."""
@@ -490,9 +500,11 @@ def digests(state):
                 digest.update(bytes(offset - at) + data)
                 at = offset + len(data)
             digest.update(bytes(length - at))
-        found[os.fsdecode(path)] = {1: digest.hexdigest(), 2: "directory", 3: "link"}[kind]
+        found[os.fsdecode(path)] = digest.hexdigest() if kind == 1 else KINDS[kind]
         if kind == 3:
             found[os.fsdecode(path)] = os.fsdecode(state.target(file))
+        elif kind in (6, 7):
+            found[os.fsdecode(path)] += " {}, {}".format(*state.device(file))
     return found
 
 
@@ -504,6 +516,8 @@ def extract(state, directory):
             os.mkdir(to)
         elif kind == 3:
             os.symlink(state.target(file), to)
+        elif kind in SPECIAL:
+            os.mknod(to, SPECIAL[kind] | state.attributes(file)[1] & 0o777, os.makedev(*state.device(file)))
         else:
             with open(to, "xb") as out:
                 length = state.attributes(file)[2]

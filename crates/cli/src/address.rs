@@ -301,6 +301,10 @@ impl Opened {
         let entry = self.entry()?;
         match entry.kind {
             Kind::File => Ok(entry),
+            kind if kind.is_special() => {
+                let what = format!("it is a {kind}, which has no content");
+                Err(Reason::new(Code::Cannot, what))
+            }
             _ => Err(Reason::new(Code::Cannot, "it is a directory")
                 .hint("name a file in it; 'hardpack ls' lists them")),
         }

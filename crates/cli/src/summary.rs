@@ -28,6 +28,7 @@ pub struct PutSummary {
     pub bytes: u64,
     pub directories: u64,
     pub symlinks: u64,
+    pub special_files: u64,
     pub hard_links: u64,
     pub unchanged: u64,
     /// Only mode, owner, times or extended attributes were updated.
@@ -50,6 +51,7 @@ impl PutSummary {
         self.bytes += report.bytes;
         self.directories += report.directories;
         self.symlinks += report.symlinks;
+        self.special_files += report.special_files;
         self.hard_links += report.hard_links;
         for refused in &report.refused {
             self.note_failed(progress, &refused.path, &reason_of(refused));
@@ -85,8 +87,10 @@ pub struct ExtractSummary {
     pub bytes: u64,
     pub directories: u64,
     pub symlinks: u64,
+    pub special_files: u64,
     pub hard_links: u64,
     pub unchanged: u64,
+    pub left_out: u64,
     pub failed: u64,
     /// Extended attributes that were not set: the file system refused them, or they grant rights.
     pub xattrs_lost: u64,
@@ -129,6 +133,16 @@ impl Account {
         inner.1.add(1, len);
         if self.is_verbose {
             inner.1.say(&text::escaped(shown));
+        }
+    }
+
+    /// Reports and counts a file that is skipped.
+    pub fn left_out(&self, shown: &[u8], why: &str) {
+        let mut inner = self.lock();
+        inner.0.left_out += 1;
+        let message = inner.0.repeats.message("note: skipped", &text::escaped(shown), why);
+        if let Some(message) = message {
+            inner.1.say(&message);
         }
     }
 

@@ -28,6 +28,9 @@ use crate::{signals, text};
 pub const BUFFER_LEN: usize = 1 << 20;
 /// The prefix of the name of an extended attribute in pax streams.
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+/// The number of a device, where it does not fit in the header.
+const DEVICE_MAJOR: &str = "SCHILY.devmajor";
+const DEVICE_MINOR: &str = "SCHILY.devminor";
 /// Permissions of a file that a stream is written to.
 const FILE_MODE: u32 = 0o644;
 

@@ -110,6 +110,10 @@ pub fn kind_name(kind: Kind) -> &'static str {
         Kind::File => "file",
         Kind::Directory => "directory",
         Kind::Symlink => "symbolic link",
+        Kind::Fifo => "fifo",
+        Kind::Socket => "socket",
+        Kind::CharDevice => "character device",
+        Kind::BlockDevice => "block device",
     }
 }
 
@@ -119,6 +123,10 @@ pub fn mode(attributes: &Attributes) -> String {
         Kind::File => '-',
         Kind::Directory => 'd',
         Kind::Symlink => 'l',
+        Kind::Fifo => 'p',
+        Kind::Socket => 's',
+        Kind::CharDevice => 'c',
+        Kind::BlockDevice => 'b',
     };
     let bits = attributes.mode;
     let mut text = String::from(kind);
@@ -358,5 +366,9 @@ mod tests {
         assert_eq!(mode(&with(Kind::File, 0o4751)), "-rwsr-x--x");
         assert_eq!(mode(&with(Kind::Directory, 0o1776)), "drwxrwxrwT");
         assert_eq!(mode(&with(Kind::Symlink, 0o777)), "lrwxrwxrwx");
+        assert_eq!(mode(&with(Kind::Fifo, 0o600)), "prw-------");
+        assert_eq!(mode(&with(Kind::Socket, 0o755)), "srwxr-xr-x");
+        assert_eq!(mode(&with(Kind::CharDevice, 0o620)), "crw--w----");
+        assert_eq!(mode(&with(Kind::BlockDevice, 0o660)), "brw-rw----");
     }
 }

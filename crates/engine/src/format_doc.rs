@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::pool::stream_format::{self as stream, Origin, PROGRESS_FRONT_LEN, Progress};
-use crate::pool::{Attributes, FileOwner, Kind, ROOT};
+use crate::pool::{Attributes, DeviceNumber, FileOwner, Kind, ROOT};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::dead::DEAD_KEY_LEN;
 use crate::store::format::node::Node;
@@ -121,7 +121,7 @@ fn pointer_is_as_documented() {
 
 #[test]
 fn attributes_are_as_documented() {
-    let attributes = Attributes {
+    let of_link = Attributes {
         len: 1,
         mode: 2,
         modified_ns: -3,
@@ -132,23 +132,37 @@ fn attributes_are_as_documented() {
         link_count: 9,
         ..Attributes::new(Kind::Symlink, FileId(10))
     };
-    let expected = HashMap::from([
-        ("kind", vec![3]),
-        ("mode", 2u32.to_le_bytes().to_vec()),
-        ("len", 1u64.to_le_bytes().to_vec()),
-        ("modified", (-3i64).to_le_bytes().to_vec()),
-        ("parent", 10u64.to_le_bytes().to_vec()),
-        ("uid", 7u32.to_le_bytes().to_vec()),
-        ("gid", 8u32.to_le_bytes().to_vec()),
-        ("link_count", 9u32.to_le_bytes().to_vec()),
-        ("flags", 1u32.to_le_bytes().to_vec()),
-        ("accessed", 4u64.to_le_bytes().to_vec()),
-        ("changed", 5u64.to_le_bytes().to_vec()),
-        ("created", 6u64.to_le_bytes().to_vec()),
-    ]);
-    let encoded = attributes.encode();
-    compare("attributes", &encoded, expected);
-    assert_eq!(Attributes::decode(&encoded), Some(attributes));
+    let device = DeviceNumber { major: 0x0102_0304, minor: 0x0506_0708 };
+    let of_device = Attributes { kind: Kind::BlockDevice, len: 0, device, ..of_link };
+    for (attributes, kind) in [(of_link, 3), (of_device, 7)] {
+        let expected = HashMap::from([
+            ("kind", vec![kind]),
+            ("mode", 2u32.to_le_bytes().to_vec()),
+            ("len", attributes.len.to_le_bytes().to_vec()),
+            ("modified", (-3i64).to_le_bytes().to_vec()),
+            ("parent", 10u64.to_le_bytes().to_vec()),
+            ("uid", 7u32.to_le_bytes().to_vec()),
+            ("gid", 8u32.to_le_bytes().to_vec()),
+            ("link_count", 9u32.to_le_bytes().to_vec()),
+            ("flags", 1u32.to_le_bytes().to_vec()),
+            ("accessed", 4u64.to_le_bytes().to_vec()),
+            ("changed", 5u64.to_le_bytes().to_vec()),
+            ("created", 6u64.to_le_bytes().to_vec()),
+            ("device_major", attributes.device.major.to_le_bytes().to_vec()),
+            ("device_minor", attributes.device.minor.to_le_bytes().to_vec()),
+        ]);
+        let encoded = attributes.encode();
+        compare("attributes", &encoded, expected);
+        assert_eq!(Attributes::decode(&encoded), Some(attributes));
+    }
+    for wrong in [
+        Attributes { kind: Kind::Fifo, ..of_device },
+        Attributes { kind: Kind::File, ..of_device },
+        Attributes { len: 1, ..of_device },
+        Attributes { len: 1, ..Attributes::new(Kind::Socket, ROOT) },
+    ] {
+        assert_eq!(Attributes::decode(&wrong.encode()), None, "{wrong:?}");
+    }
     let short = Attributes { len: 1, mode: 2, ..Attributes::new(Kind::File, ROOT) };
     assert_eq!(short.encode().len(), 32);
     assert_eq!(Attributes::decode(&short.encode()), Some(short));

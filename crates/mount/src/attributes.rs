@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
-use hardpack_engine::pool::{Attributes, FileOwner, Kind};
+use hardpack_engine::pool::{Attributes, DeviceNumber, FileOwner, Kind};
 
 /// The permission bits of files and directories about which the pool knows nothing.
 const FILE_MODE: u32 = 0o644;
@@ -19,6 +19,21 @@ pub fn file_type(kind: Kind) -> FileType {
         Kind::File => FileType::RegularFile,
         Kind::Directory => FileType::Directory,
         Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// The kind of special file that a mode asks for; `None` for a plain file.
+pub fn special_kind(mode: u32) -> Option<Kind> {
+    match mode & libc::S_IFMT {
+        libc::S_IFIFO => Some(Kind::Fifo),
+        libc::S_IFSOCK => Some(Kind::Socket),
+        libc::S_IFCHR => Some(Kind::CharDevice),
+        libc::S_IFBLK => Some(Kind::BlockDevice),
+        _ => None,
     }
 }
 
@@ -51,10 +66,22 @@ pub fn for_kernel(number: INodeNo, attributes: &Attributes, owner: FileOwner) ->
         nlink: if attributes.kind == Kind::Directory { 1 } else { attributes.link_count },
         uid: owner.uid,
         gid: owner.gid,
-        rdev: 0,
+        rdev: rdev(attributes.device),
         blksize: PIECE_LEN,
         flags: 0,
     }
+}
+
+/// Encodes the number of a device as requests and replies do: 20 bits for the minor number, of which
+/// the upper ones come last, and 12 for the major one.
+fn rdev(device: DeviceNumber) -> u32 {
+    let DeviceNumber { major, minor } = device;
+    minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12
+}
+
+/// Decodes the number of a device.
+pub fn device_of(rdev: u32) -> DeviceNumber {
+    DeviceNumber { major: rdev >> 8 & 0xfff, minor: rdev & 0xff | rdev >> 12 & 0xf_ff00 }
 }
 
 fn system_time(ns: i64) -> SystemTime {

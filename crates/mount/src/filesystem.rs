@@ -17,7 +17,7 @@ use fuser::{
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{FileOwner, NAME_LEN_MAX};
 
-use crate::attributes::{file_type, requested};
+use crate::attributes::{device_of, file_type, requested, special_kind};
 use crate::errno::Answer;
 use crate::kernel::{Messenger, Watched};
 use crate::known::{Caller, Known, Opened, Seen, first_generation};
@@ -216,6 +216,7 @@ impl Filesystem for PoolFilesystem {
 
     fn forget(&self, _: &Request, number: INodeNo, count: u64) {
         self.known.forget(number, count);
+        self.tree.note_forgotten(self.file(number));
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -262,16 +263,18 @@ impl Filesystem for PoolFilesystem {
         name: &OsStr,
         mode: u32,
         _: u32,
-        _: u32,
+        rdev: u32,
         reply: ReplyEntry,
     ) {
-        if mode & libc::S_IFMT != libc::S_IFREG {
-            // A pool has no other kinds of files.
-            return reply.error(Errno::EPERM);
-        }
         let place = (self.file(parent), name.as_bytes());
-        let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.create(place, mode, owner_of(request), false),
+        let (may_rely, owner) = (self.may_rely(place), owner_of(request));
+        if let Some(kind) = special_kind(mode) {
+            let made = || self.tree.make_special(place, (kind, device_of(rdev)), mode, owner);
+            reply!(reply, made(),
+                new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
+            return;
+        }
+        reply!(reply, self.tree.create(place, mode, owner, false),
             new => self.reply_entry(request, reply, may_rely, new));
     }
 

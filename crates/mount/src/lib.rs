@@ -96,7 +96,9 @@ pub enum Flag {
     NoExec,
     /// Set-id bits have no effect.
     NoSuid,
-    /// Device nodes have no effect.
+    /// Device nodes can be opened. Only root may mount so.
+    Dev,
+    /// Device nodes have no effect, which is the default.
     NoDev,
     /// Reading changes no times; they never do, so this is accepted for its name.
     NoAtime,
@@ -128,6 +130,7 @@ impl MountOptions {
         config.mount_options.extend(self.flags.iter().map(|flag| match flag {
             Flag::NoExec => MountOption::NoExec,
             Flag::NoSuid => MountOption::NoSuid,
+            Flag::Dev => MountOption::Dev,
             Flag::NoDev => MountOption::NoDev,
             Flag::NoAtime => MountOption::NoAtime,
         }));

@@ -31,6 +31,8 @@ pub enum PoolEntry {
     InSnapshot(Pool, FileId),
     /// A directory.
     Directory,
+    /// A fifo, a socket or the node of a device, which cannot be a database.
+    Special,
     /// Nothing.
     Nothing,
 }
@@ -38,8 +40,7 @@ pub enum PoolEntry {
 /// Finds what `path` refers to, starting at the root of the pool.
 pub fn find(pool: &Pool, path: &[u8]) -> Result<PoolEntry> {
     match resolve(pool, path)? {
-        Some(DirEntry { kind: Kind::Directory, .. }) => return Ok(PoolEntry::Directory),
-        Some(entry) => return Ok(PoolEntry::File(entry.file)),
+        Some(entry) => return Ok(live(&entry)),
         None => {}
     }
     if !path.contains(&SNAPSHOT_MARK) {
@@ -48,13 +49,18 @@ pub fn find(pool: &Pool, path: &[u8]) -> Result<PoolEntry> {
     let Some(found) = in_snapshot(pool, path)? else {
         let escaped = unescaped(path).filter(|real| real != path);
         let found = escaped.map(|real| resolve(pool, &real)).transpose()?.flatten();
-        return Ok(match found {
-            Some(DirEntry { kind: Kind::Directory, .. }) => PoolEntry::Directory,
-            Some(entry) => PoolEntry::File(entry.file),
-            None => PoolEntry::Nothing,
-        });
+        return Ok(found.map_or(PoolEntry::Nothing, |entry| live(&entry)));
     };
     Ok(found)
+}
+
+/// What an entry of the pool itself is.
+fn live(entry: &DirEntry) -> PoolEntry {
+    match entry.kind {
+        Kind::Directory => PoolEntry::Directory,
+        kind if kind.is_special() => PoolEntry::Special,
+        _ => PoolEntry::File(entry.file),
+    }
 }
 
 /// Finds what an address that contains a snapshot refers to. Returns `None` if there is no such
@@ -76,6 +82,7 @@ pub fn in_snapshot(pool: &Pool, address: &[u8]) -> Result<Option<PoolEntry>> {
     Ok(Some(match resolve(&snapshot, &path)? {
         None => PoolEntry::Nothing,
         Some(entry) if entry.kind == Kind::Directory => PoolEntry::Directory,
+        Some(entry) if entry.kind.is_special() => PoolEntry::Special,
         Some(entry) => PoolEntry::InSnapshot(snapshot, entry.file),
     }))
 }

@@ -39,7 +39,7 @@ _LIBRARY = "libhardpack.so"
 _VARIABLE = "HARDPACK_LIBRARY"
 _NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_native")
 
-FILE, DIRECTORY, SYMLINK = 1, 2, 3
+FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, CHAR_DEVICE, BLOCK_DEVICE = 1, 2, 3, 4, 5, 6, 7
 _REGISTER_DEFAULT = 1
 
 DAMAGE, CANNOT, NOT_A_POOL, IN_USE = 1, 3, 4, 5

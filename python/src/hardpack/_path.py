@@ -12,12 +12,29 @@ from typing import IO, TYPE_CHECKING, Any, Optional
 
 from . import _names
 from ._errors import NotADirError, NotFoundError
-from ._library import DIRECTORY, FILE, SYMLINK, Attributes
+from ._library import (
+    BLOCK_DEVICE,
+    CHAR_DEVICE,
+    DIRECTORY,
+    FIFO,
+    FILE,
+    SOCKET,
+    SYMLINK,
+    Attributes,
+)
 
 if TYPE_CHECKING:
     from ._pool import Pool
 
-_KIND_BITS = {FILE: stat_bits.S_IFREG, DIRECTORY: stat_bits.S_IFDIR, SYMLINK: stat_bits.S_IFLNK}
+_KIND_BITS = {
+    FILE: stat_bits.S_IFREG,
+    DIRECTORY: stat_bits.S_IFDIR,
+    SYMLINK: stat_bits.S_IFLNK,
+    FIFO: stat_bits.S_IFIFO,
+    SOCKET: stat_bits.S_IFSOCK,
+    CHAR_DEVICE: stat_bits.S_IFCHR,
+    BLOCK_DEVICE: stat_bits.S_IFBLK,
+}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class HardpackFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return pool / inner
 
     def _entry(self, name: str, found: Stat) -> dict[str, Any]:
-        kind = _KINDS[stat_bits.S_IFMT(found.st_mode)]
+        kind = _KINDS.get(stat_bits.S_IFMT(found.st_mode), "other")
         is_file = kind == "file"
         return {
             "name": name,

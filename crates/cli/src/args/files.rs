@@ -15,11 +15,11 @@ file goes into DIR if DIR is a directory or ends with '/'; otherwise DIR is its 
 directories are created, and so is the pool, if its name ends in '.hpk' or no path follows it. Repeated, the command skips files whose length and time \
 have not changed.
 
-Modes, owners, times, symbolic and hard links, extended attributes and holes are kept. A SQLite \
-database is stored as of one moment, including its log or hot journal, which are not stored \
-themselves. Devices, pipes and sockets are reported and skipped. Unreadable files are reported, \
-and the rest is stored (exit code 3). An interrupted command leaves the pool consistent; \
-repeated, it continues where it stopped.
+Modes, owners, times, symbolic and hard links, fifos, sockets, device nodes, extended attributes \
+and holes are kept. A SQLite database is stored as of one moment, including its log or hot \
+journal, which are not stored themselves. Unreadable files are reported, and the rest is stored \
+(exit code 3). An interrupted command leaves the pool consistent; repeated, it continues where it \
+stopped.
 
 Examples:
   hardpack put photos archive.hpk            to archive.hpk/photos

@@ -73,8 +73,9 @@ pub struct FindArgs {
     /// Like --name, and upper and lower case are the same
     #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
     pub iname: Option<OsString>,
-    /// f for files, d for directories, l for symbolic links
-    #[arg(long = "type", value_name = "f|d|l", value_parser = parse_kind)]
+    /// f for files, d for directories, l for symbolic links, p for fifos, s for sockets, c and b for
+    /// character and block devices
+    #[arg(long = "type", value_name = "f|d|l|p|s|c|b", value_parser = parse_kind)]
     pub kind: Option<Kind>,
     /// Length in bytes
     #[arg(long, value_name = "[+-]N", value_parser = parse_size, allow_hyphen_values = true)]
@@ -132,7 +133,11 @@ fn parse_kind(text: &str) -> Result<Kind, String> {
         "f" => Ok(Kind::File),
         "d" => Ok(Kind::Directory),
         "l" => Ok(Kind::Symlink),
-        _ => Err("use f, d or l".into()),
+        "p" => Ok(Kind::Fifo),
+        "s" => Ok(Kind::Socket),
+        "c" => Ok(Kind::CharDevice),
+        "b" => Ok(Kind::BlockDevice),
+        _ => Err("use f, d, l, p, s, c or b".into()),
     }
 }
 

@@ -17,9 +17,10 @@ and everything that was synced is there.
 Other commands, databases and mounts can use the pool meanwhile. Do not open a database both here \
 and as a pool: the locks of the one do not exclude the other.
 
-Options for -o, separated by commas: ro, rw, noexec, nosuid, nodev, noatime, allow_other, uid=N and \
-gid=N (the owner of files about which the pool says nothing). To mount at boot, make \
-/sbin/mount.hardpack a link to this program, and write in /etc/fstab:
+Options for -o, separated by commas: ro, rw, noexec, nosuid, nodev, dev (device nodes can be opened, \
+if root mounts it), noatime, allow_other, uid=N and gid=N (the owner of files about which the pool \
+says nothing). To mount at boot, make /sbin/mount.hardpack a link to this program, and write in \
+/etc/fstab:
   /data/archive.hpk  /mnt/archive  hardpack  ro,allow_other  0  0
 
 Examples:

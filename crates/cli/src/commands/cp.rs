@@ -227,6 +227,7 @@ impl Transfer<'_> {
                 return Ok(None);
             }
             Kind::File => {}
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         }
         if let Some((first, first_name)) = self.names.get(&entry.file) {
             import.hard_link((*first, first_name), parent, name)?;
@@ -234,6 +235,10 @@ impl Transfer<'_> {
         }
         if known.link_count > 1 {
             self.names.insert(entry.file, (parent, name.to_vec()));
+        }
+        if entry.kind.is_special() {
+            import.special_file(parent, name, &new, &xattrs)?;
+            return Ok(None);
         }
         import.begin_file(parent, name, &new, &xattrs)?;
         let mut begin = contents::once();

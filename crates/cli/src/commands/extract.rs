@@ -7,7 +7,7 @@
 //!
 //! Files that cannot be read or written are reported on stderr, and the rest is extracted.
 
-mod place;
+pub mod place;
 mod tree;
 
 use std::fs;
@@ -132,8 +132,10 @@ fn report(
             "bytes": done.bytes,
             "directories": done.directories,
             "symlinks": done.symlinks,
+            "special_files": done.special_files,
             "hard_links": done.hard_links,
             "unchanged": done.unchanged,
+            "left_out": done.left_out,
             "failed": done.failed,
             "xattrs_lost": done.xattrs_lost,
             "seconds": (seconds * 1000.0).round() / 1000.0,
@@ -144,12 +146,14 @@ fn report(
     }
     let others = [
         (done.symlinks, "symbolic links"),
+        (done.special_files, "special files"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
         (
             done.xattrs_lost,
             "extended attributes not set (not supported by the file system, or granting rights)",
         ),
+        (done.left_out, "skipped"),
         (done.failed, "failed"),
     ];
     let (dest, told) = (text::path(dest), told(done.files, done.bytes, &others));

@@ -231,6 +231,7 @@ fn report(
             "bytes": done.bytes,
             "directories": done.directories,
             "symlinks": done.symlinks,
+            "special_files": done.special_files,
             "hard_links": done.hard_links,
             "left_out": done.left_out,
             "failed": done.failed,
@@ -242,6 +243,7 @@ fn report(
     }
     let others = [
         (done.symlinks, "symbolic links"),
+        (done.special_files, "special files"),
         (done.hard_links, "hard links"),
         (done.left_out, "skipped"),
         (done.failed, "failed"),

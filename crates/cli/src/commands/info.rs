@@ -125,6 +125,7 @@ struct Counts {
     files: u64,
     directories: u64,
     symlinks: u64,
+    special_files: u64,
 }
 
 impl Counts {
@@ -135,6 +136,9 @@ impl Counts {
                 Kind::File => counts.files += 1,
                 Kind::Directory => counts.directories += 1,
                 Kind::Symlink => counts.symlinks += 1,
+                Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+                    counts.special_files += 1;
+                }
             }
             Ok(true)
         })?;
@@ -234,6 +238,7 @@ impl<'p> Info<'p> {
             "files": self.counts.files,
             "directories": self.counts.directories,
             "symlinks": self.counts.symlinks,
+            "special_files": self.counts.special_files,
             "logical_bytes": self.stats.file_bytes,
             "pool_bytes": self.pool_bytes,
             "ratio": json_ratio(self.ratio()),
@@ -292,11 +297,12 @@ impl<'p> Info<'p> {
         if let Some((entry, _)) = &self.only {
             return ("file", text::escaped(&entry.name));
         }
-        let Counts { files, directories, symlinks } = &self.counts;
+        let Counts { files, directories, symlinks, special_files } = &self.counts;
         let mut text = count(*files, exact);
         let others = [
             (*directories, "directory", "directories"),
             (*symlinks, "symbolic link", "symbolic links"),
+            (*special_files, "special file", "special files"),
         ];
         for (number, one, many) in others {
             match number {

@@ -167,6 +167,7 @@ fn line(args: &LsArgs, row: &Row, out: &mut Out) -> Result<(), Reason> {
         let owner = attributes.owner;
         let id = |id: Option<u32>| id.map_or_else(|| "-".into(), |id| id.to_string());
         let len = match args.human.is_human {
+            _ if attributes.kind.is_device() => attributes.device.to_string(),
             true => text::human(attributes.len),
             false => attributes.len.to_string(),
         };
@@ -191,7 +192,7 @@ fn line(args: &LsArgs, row: &Row, out: &mut Out) -> Result<(), Reason> {
 
 /// The metadata of a file as JSON.
 pub fn json_of(shown: &[u8], attributes: &Attributes) -> Value {
-    let value = json!({
+    let mut value = json!({
         "name": null,
         "type": text::kind_name(attributes.kind),
         "len": attributes.len,
@@ -201,5 +202,9 @@ pub fn json_of(shown: &[u8], attributes: &Attributes) -> Value {
         "gid": attributes.owner.map(|owner| owner.gid),
         "modified_ns": attributes.modified_ns,
     });
+    if attributes.kind.is_device() {
+        let device = attributes.device;
+        value["device"] = json!({ "major": device.major, "minor": device.minor });
+    }
     output::named(value, "name", shown)
 }

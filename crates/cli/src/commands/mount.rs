@@ -146,12 +146,17 @@ impl Wanted {
                 ("allow_other", "") => wanted.allow_other = true,
                 ("noexec", "") => wanted.flags.push(Flag::NoExec),
                 ("nosuid", "") => wanted.flags.push(Flag::NoSuid),
-                ("nodev", "") => wanted.flags.push(Flag::NoDev),
+                // The last one counts.
+                ("dev" | "nodev", "") => {
+                    let is_other = |flag: &Flag| !matches!(flag, Flag::Dev | Flag::NoDev);
+                    wanted.flags.retain(is_other);
+                    wanted.flags.push(if option == "dev" { Flag::Dev } else { Flag::NoDev });
+                }
                 ("noatime" | "relatime" | "nodiratime", "") => wanted.flags.push(Flag::NoAtime),
                 // What fstab says to mount(8) itself.
                 (
                     "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "users"
-                    | "exec" | "suid" | "dev",
+                    | "exec" | "suid",
                     "",
                 ) => {}
                 (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}

@@ -276,6 +276,7 @@ fn report(
             "bytes": done.bytes,
             "directories": done.directories,
             "symlinks": done.symlinks,
+            "special_files": done.special_files,
             "hard_links": done.hard_links,
             "unchanged": done.unchanged,
             "described": done.described,
@@ -290,6 +291,7 @@ fn report(
     }
     let others = [
         (done.symlinks, "symbolic links"),
+        (done.special_files, "special files"),
         (done.hard_links, "hard links"),
         (done.unchanged, "unchanged"),
         (done.described, "with new metadata"),

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use hardpack_engine::device::FileDevice;
-use hardpack_engine::pool::{Fate, FoundBy, PART_LEN, Salvage, SalvageFile, Stretch};
+use hardpack_engine::pool::{Attributes, Fate, FoundBy, PART_LEN, Salvage, SalvageFile, Stretch};
 use hardpack_engine::{FileId, Txg};
+use rustix::fs::{CWD, Mode, makedev, mknodat};
 use serde_json::{Value, json};
 
+use super::extract::place::file_type;
 use super::unpack::Writer;
 use crate::args::SalvageArgs;
 use crate::contents;
@@ -101,6 +103,14 @@ fn salvage(args: &SalvageArgs) -> Result<Done, Reason> {
         let hurt = match &file.target {
             Some(target) => {
                 link(args, target, &output).map_err(|reason| reason.about(&output))?;
+                Vec::new()
+            }
+            None if file.attributes.kind.is_special() => {
+                if let Err(reason) = make_special(args, file, &output) {
+                    let shown = text::path(&output);
+                    output::tell(format_args!("note: cannot make '{shown}': {}", reason.text));
+                    continue;
+                }
                 Vec::new()
             }
             None => copy(args, &salvage, file, &name, &output)?,
@@ -218,6 +228,18 @@ fn link(args: &SalvageArgs, target: &[u8], output: &Path) -> Result<(), Reason> 
         std::fs::remove_file(output)?;
     }
     Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), output)?)
+}
+
+/// Makes a special file.
+fn make_special(args: &SalvageArgs, file: &SalvageFile, output: &Path) -> Result<(), Reason> {
+    if args.force && std::fs::symlink_metadata(output).is_ok() {
+        publish::refuse_in_use(output)?;
+        std::fs::remove_file(output)?;
+    }
+    let Attributes { kind, mode, device, .. } = file.attributes;
+    let mode = if mode == 0 { MODE_DEFAULT } else { mode & 0o777 };
+    let (mode, device) = (Mode::from_raw_mode(mode), makedev(device.major, device.minor));
+    Ok(mknodat(CWD, output, file_type(kind), mode, device).map_err(std::io::Error::from)?)
 }
 
 /// Gives a written file another name.

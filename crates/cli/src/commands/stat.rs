@@ -73,6 +73,9 @@ fn show(args: &StatArgs, address: &Address) -> Result<(), Reason> {
         ("changed", text::time(attributes.changed_ns, true)),
         ("created", text::time(attributes.created_ns, true)),
     ];
+    if attributes.kind.is_device() {
+        rows.push(("device", attributes.device.to_string()));
+    }
     if let Some(target) = target {
         rows.push(("target", text::escaped(&target)));
     }

@@ -1,14 +1,16 @@
 //! Stores the entries of tar streams in a pool, and those of other archives in the form of tar.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 
-use hardpack_engine::pool::{Attributes, DEPTH_MAX, FileOwner, Import, Kind, Pool, ROOT, Xattr};
+use hardpack_engine::pool::{
+    Attributes, DEPTH_MAX, DeviceNumber, FileOwner, Import, Kind, Pool, ROOT, Xattr,
+};
 use hardpack_engine::{Error, FileId};
 use tar::EntryType;
 
-use super::XATTR_PREFIX;
 use super::stream::{Entry, TarStream, number};
+use super::{DEVICE_MAJOR, DEVICE_MINOR, XATTR_PREFIX};
 use crate::address::join;
 use crate::commands::names::{DIRECTORY_MODE, new_attributes, now_ns};
 use crate::failure::{Code, Reason};
@@ -138,19 +140,24 @@ impl EntryPutter<'_> {
             self.failed(&path, &Reason::new(Code::Cannot, text));
             return Ok(());
         }
-        let left_out = match kind {
-            EntryType::Fifo => Some("a pipe"),
-            EntryType::Char | EntryType::Block => Some("a device"),
+        let is_known = matches!(
+            kind,
             EntryType::Directory
-            | EntryType::Symlink
-            | EntryType::Link
-            | EntryType::Regular
-            | EntryType::Continuous
-            | EntryType::GNUSparse => None,
-            _ => Some("an entry of an unknown kind"),
-        };
-        if let Some(why) = left_out {
-            self.left_out(given, why);
+                | EntryType::Symlink
+                | EntryType::Link
+                | EntryType::Regular
+                | EntryType::Continuous
+                | EntryType::GNUSparse
+                | EntryType::Fifo
+                | EntryType::Char
+                | EntryType::Block
+        );
+        if !is_known {
+            self.left_out(given, "an entry of an unknown kind");
+            return Ok(());
+        }
+        if matches!(kind, EntryType::Char | EntryType::Block) && device_of(&entry).is_none() {
+            self.left_out(given, "a device without a number");
             return Ok(());
         }
         // The target of a hard link must exist; its directories are never made.
@@ -212,6 +219,16 @@ impl EntryPutter<'_> {
                 if let Some(seen) = self.manner.seen {
                     seen.note(&path, &digest, known.modified_ns)?;
                 }
+            }
+            EntryType::Fifo | EntryType::Char | EntryType::Block => {
+                let kind = match kind {
+                    EntryType::Char => Kind::CharDevice,
+                    EntryType::Block => Kind::BlockDevice,
+                    _ => Kind::Fifo,
+                };
+                let (known, xattrs) = self.described(&entry, kind)?;
+                self.forget(&path)?;
+                self.import.special_file(parent, name, &known, &xattrs)?;
             }
             _ => {}
         }
@@ -366,9 +383,21 @@ fn described(entry: &Entry, kind: Kind) -> Result<(Attributes, Vec<Xattr>), Reas
         mode: or_blank(&raw.mode, header.mode())? & 0o7777,
         owner: Some(owner),
         modified_ns: modified_ns.unwrap_or(seconds.saturating_mul(1_000_000_000)),
+        device: device_of(entry).filter(|_| kind.is_device()).unwrap_or_default(),
         ..Attributes::new(kind, ROOT)
     };
     Ok((attributes, xattrs))
+}
+
+/// Returns the number of a device; `None` if it is missing, as in ZIP archives.
+fn device_of(entry: &Entry) -> Option<DeviceNumber> {
+    let part = |key: &str, in_header: io::Result<Option<u32>>| match number(&entry.extensions, key)
+    {
+        Some(number) => u32::try_from(number).ok(),
+        None => in_header.ok().flatten(),
+    };
+    let major = part(DEVICE_MAJOR, entry.header.device_major())?;
+    Some(DeviceNumber { major, minor: part(DEVICE_MINOR, entry.header.device_minor())? })
 }
 
 /// Parses seconds with an optional fraction of any number of digits, and returns nanoseconds.

@@ -88,12 +88,23 @@ impl<'w, W: Write> TarWriter<'w, W> {
         header.set_gid(u64::from(owner.gid.min(ID_MAX)));
         header.set_mtime(u64::try_from(known.modified_ns.div_euclid(1_000_000_000)).unwrap_or(0));
         header.set_size(head.len.min(SIZE_MAX));
+        if known.kind.is_device() {
+            header.set_device_major(known.device.major.min(ID_MAX))?;
+            header.set_device_minor(known.device.minor.min(ID_MAX))?;
+        }
         let n = head.target.len().min(NAME_LEN);
         if let Some(ustar) = header.as_ustar_mut() {
             ustar.linkname[..n].copy_from_slice(&head.target[..n]);
         }
         header.set_cksum();
         self.write(header.as_bytes())
+    }
+
+    /// Notes the path of a file, in case that it has other names.
+    fn note_name(&mut self, file: FileId, attributes: &Attributes, path: &[u8]) {
+        if attributes.link_count > 1 {
+            self.first_names.insert(file, path.to_vec());
+        }
     }
 
     /// Ends the stream.
@@ -151,6 +162,13 @@ fn extensions(head: &Head<'_>) -> Vec<u8> {
             }
         }
     }
+    for (key, number) in
+        [(super::DEVICE_MAJOR, known.device.major), (super::DEVICE_MINOR, known.device.minor)]
+    {
+        if number > ID_MAX {
+            add(key.as_bytes(), number.to_string().as_bytes());
+        }
+    }
     for (name, value) in head.xattrs {
         add(&[super::XATTR_PREFIX, &name[..]].concat(), value);
     }
@@ -198,32 +216,45 @@ fn add_one<W: Write>(
     let xattrs = pool.xattrs(entry.file)?;
     let head =
         |path, kind, len, target| Head { path, kind, attributes, len, target, xattrs: &xattrs };
-    match entry.kind {
+    let first_name = match entry.kind {
+        Kind::Directory | Kind::Symlink => None,
+        _ if attributes.link_count > 1 => writer.first_names.get(&entry.file).cloned(),
+        _ => None,
+    };
+    if let Some(first) = first_name {
+        account.note(|done| done.hard_links += 1);
+        return writer.head(&head(to, EntryType::Link, 0, &first));
+    }
+    let special = match entry.kind {
         Kind::Directory => {
             account.note(|done| done.directories += 1);
             let path = [to, b"/"].concat();
-            writer.head(&head(&path, EntryType::Directory, 0, b""))
+            return writer.head(&head(&path, EntryType::Directory, 0, b""));
         }
         Kind::Symlink => {
             account.note(|done| done.symlinks += 1);
             let target = pool.link_target(entry.file)?;
-            writer.head(&head(to, EntryType::Symlink, 0, &target))
+            return writer.head(&head(to, EntryType::Symlink, 0, &target));
         }
         Kind::File => {
-            if attributes.link_count > 1 {
-                if let Some(first) = writer.first_names.get(&entry.file).cloned() {
-                    account.note(|done| done.hard_links += 1);
-                    return writer.head(&head(to, EntryType::Link, 0, &first));
-                }
-                writer.first_names.insert(entry.file, to.to_vec());
-            }
+            writer.note_name(entry.file, attributes, to);
             let len = add_content(opened, path, entry, writer, &mut |len| {
                 head(to, EntryType::Regular, len, b"")
             })?;
             account.wrote(path, len);
-            Ok(())
+            return Ok(());
         }
-    }
+        Kind::Socket => {
+            account.left_out(to, "tar has no entry for a socket");
+            return Ok(());
+        }
+        Kind::Fifo => EntryType::Fifo,
+        Kind::CharDevice => EntryType::Char,
+        Kind::BlockDevice => EntryType::Block,
+    };
+    writer.note_name(entry.file, attributes, to);
+    account.note(|done| done.special_files += 1);
+    writer.head(&head(to, special, 0, b""))
 }
 
 /// Writes a file. If it ends early or is damaged, the whole stream fails, since a tar stream cannot

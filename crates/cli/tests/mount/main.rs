@@ -10,6 +10,7 @@ mod content;
 mod crash;
 mod names;
 mod refusals;
+mod special;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

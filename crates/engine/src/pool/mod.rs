@@ -64,7 +64,7 @@ pub use self::maintain::sink::SINK_COMPRESSION;
 pub use self::namespace::edit::Edit;
 use self::namespace::entries;
 pub use self::namespace::entries::{
-    Attributes, DEPTH_MAX, DirEntry, FIRST_FILE, FileOwner, Kind, NAME_LEN_MAX, ROOT,
+    Attributes, DEPTH_MAX, DeviceNumber, DirEntry, FIRST_FILE, FileOwner, Kind, NAME_LEN_MAX, ROOT,
     TARGET_LEN_MAX, XATTR_LEN_MAX, Xattr,
 };
 pub use self::namespace::props::Auto;

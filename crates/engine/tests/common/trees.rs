@@ -89,6 +89,8 @@ impl Tree {
                 }),
                 Kind::Symlink => text.extend_from_slice(&pool.link_target(entry.file)?),
                 Kind::Directory => {}
+                // The attributes say everything about them.
+                Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
             }
             Ok(true)
         })?;

@@ -6,9 +6,10 @@ mod extra;
 mod names;
 mod space;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fuser::{Errno, FileAttr};
@@ -40,6 +41,9 @@ pub struct Tree {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     /// Held from when the first open file loses its last name.
     kept: Mutex<Option<Kept>>,
+    /// Special files that have no name any more, until the kernel forgets them: programs may still
+    /// have them open, which only the kernel knows.
+    gone: Mutex<BTreeMap<FileId, Attributes>>,
     owner: FileOwner,
     lost: Lost,
     /// How often bytes were lost that the kernel takes for written.
@@ -85,6 +89,7 @@ impl Tree {
         }
         Ok(Tree {
             group: Group::new(pool.clone()),
+            gone: Mutex::default(),
             inodes: Inodes::new(root),
             open: OpenFiles::new(marks),
             flusher: Arc::default(),
@@ -244,7 +249,12 @@ impl Tree {
             Some(file) => Some((file.len()?, file.times())),
             None => None,
         };
-        let mut known = self.group.view(|view| view.attributes(id))?;
+        let mut known = match self.group.view(|view| view.attributes(id)) {
+            Err(error @ Error::NotFound { .. }) => {
+                self.gone_ones().get(&id).copied().ok_or(error)?
+            }
+            known => known?,
+        };
         if known.kind == Kind::File
             && let Some((len, (modified_ns, written_ns))) = changes
         {
@@ -253,6 +263,15 @@ impl Tree {
             known.changed_ns = known.changed_ns.max(written_ns.unwrap_or(0));
         }
         Ok(self.for_kernel(id, &known))
+    }
+
+    fn gone_ones(&self) -> MutexGuard<'_, BTreeMap<FileId, Attributes>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the kernel has forgotten a file.
+    pub fn note_forgotten(&self, id: FileId) {
+        self.gone_ones().remove(&id);
     }
 
     fn for_kernel(&self, id: FileId, known: &Attributes) -> FileAttr {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use fuser::{Errno, FileAttr, RenameFlags};
-use hardpack_engine::pool::{Attributes, Edit, File, FileOwner, Kind, TARGET_LEN_MAX};
+use hardpack_engine::pool::{
+    Attributes, DeviceNumber, Edit, File, FileOwner, Kind, TARGET_LEN_MAX,
+};
 use hardpack_engine::{Error, FileId, Result};
 
 use super::{Tree, check_name, missing};
@@ -120,6 +122,25 @@ impl Tree {
         Ok(self.for_kernel(id, &new))
     }
 
+    /// Creates a special file. The kernel has checked that the caller may do so.
+    pub fn make_special(
+        &self,
+        (directory, name): Place<'_>,
+        (kind, device): (Kind, DeviceNumber),
+        wanted_mode: u32,
+        owner: FileOwner,
+    ) -> Answer<FileAttr> {
+        check_name(name)?;
+        let now_ns = now();
+        let device = if kind.is_device() { device } else { DeviceNumber::default() };
+        let (id, new) = self.edit(now_ns, |edit| {
+            let new = self.new_in(edit, directory, kind, wanted_mode, owner, now_ns)?;
+            let new = Attributes { device, ..new };
+            Ok((edit.create(directory, name, &new)?, new))
+        })?;
+        Ok(self.for_kernel(id, &new))
+    }
+
     /// Gives a file another name.
     pub fn link(&self, file: FileId, (directory, name): Place<'_>) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
@@ -170,7 +191,11 @@ impl Tree {
                 Ok(Some(Gone { file, is_open, is_last }))
             }
             false => {
+                let known = edit.attributes(file)?;
                 edit.unlink(directory, name)?;
+                if is_last && known.kind.is_special() {
+                    self.gone_ones().insert(file, Attributes { link_count: 0, ..known });
+                }
                 Ok(Some(Gone { file, is_open: false, is_last }))
             }
         }

@@ -69,6 +69,7 @@ impl MainFile {
             PoolEntry::File(id) => (id, None),
             PoolEntry::InSnapshot(snapshot, id) => (id, Some((snapshot, pin))),
             PoolEntry::Directory => return Err(SQLITE_CANTOPEN_ISDIR),
+            PoolEntry::Special => return Err(SQLITE_CANTOPEN),
             PoolEntry::Nothing => {
                 let can_create =
                     flags & SQLITE_OPEN_CREATE != 0 && !pool.pool().store().is_read_only();

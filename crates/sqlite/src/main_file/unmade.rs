@@ -128,7 +128,9 @@ impl MainFile {
         let id = match found {
             PoolEntry::File(id) => id,
             PoolEntry::Nothing => return Ok(()),
-            PoolEntry::Directory | PoolEntry::InSnapshot(..) => return Err(SQLITE_CANTOPEN),
+            PoolEntry::Directory | PoolEntry::Special | PoolEntry::InSnapshot(..) => {
+                return Err(SQLITE_CANTOPEN);
+            }
         };
         let (name, flags) = (unmade.host_name.database(), unmade.flags);
         // SAFETY: the name has SQLite's layout.

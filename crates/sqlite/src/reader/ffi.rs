@@ -128,6 +128,9 @@ impl From<ReadError> for Report {
                 ErrorCode::HasLog,
                 "the database has a log or journal beside the pool that holds part of it",
             ),
+            ReadError::Special(kind) => {
+                Report::new(ErrorCode::NotAFile, &format!("it is a {kind}, which has no content"))
+            }
             ReadError::NotAFile => Report::new(ErrorCode::NotAFile, "it is not a symbolic link"),
             ReadError::Pool(error) => of_engine(&error),
         }
@@ -210,6 +213,10 @@ fn stat_of(file: FileId, attributes: &Attributes) -> HardpackStat {
             Kind::File => 1,
             Kind::Directory => 2,
             Kind::Symlink => 3,
+            Kind::Fifo => 4,
+            Kind::Socket => 5,
+            Kind::CharDevice => 6,
+            Kind::BlockDevice => 7,
         },
         mode: attributes.mode,
         links: attributes.link_count,

@@ -60,6 +60,8 @@ pub enum ReadError {
     HasLog,
     /// It is not a file that can be read.
     NotAFile,
+    /// A fifo, a socket or the node of a device, which has no content.
+    Special(Kind),
 }
 
 impl From<Error> for ReadError {
@@ -137,6 +139,9 @@ impl PoolReader {
     pub fn file(&self, path: &[u8]) -> Result<FileReader, ReadError> {
         for _ in 0..SETTLE_COUNT {
             let found = self.find(path, true)?;
+            if found.entry.kind.is_special() {
+                return Err(ReadError::Special(found.entry.kind));
+            }
             if found.entry.kind != Kind::File {
                 return Err(Error::IsADirectory { name: lossy(path) }.into());
             }

@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use hardpack_engine::pool::{Attributes, Xattr};
+use hardpack_engine::pool::{Attributes, Kind, Xattr};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid,
-    XattrFlags,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
+    Uid, XattrFlags, makedev,
 };
 use rustix::io::Errno;
 
@@ -119,6 +119,51 @@ impl Place {
         let _registered = signals::files();
         rustix::fs::symlinkat(target, &self.fd, &unfinished)?;
         self.rename_over(&unfinished, name)
+    }
+
+    /// Makes a special file, without permissions yet.
+    pub fn make_special(&self, name: &[u8], known: &Attributes, replace: bool) -> io::Result<()> {
+        check(name)?;
+        let make = |name: &[u8]| {
+            let device = makedev(known.device.major, known.device.minor);
+            rustix::fs::mknodat(&self.fd, name, file_type(known.kind), Mode::empty(), device)
+        };
+        if !replace {
+            return make(name).map_err(error);
+        }
+        let unfinished = unfinished_name()?;
+        let _registered = signals::files();
+        make(&unfinished)?;
+        self.rename_over(&unfinished, name)
+    }
+
+    /// Sets the metadata of a special file, without opening it. Returns the number of extended
+    /// attributes not set.
+    pub fn describe_special(
+        &self,
+        name: &[u8],
+        known: &Attributes,
+        xattrs: &[Xattr],
+        owner: bool,
+    ) -> io::Result<u64> {
+        check(name)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != file_type(known.kind) {
+            return Err(io::Error::other("somebody has replaced it"));
+        }
+        if let Some(is) = known.owner.filter(|_| owner) {
+            let (uid, gid) = (Uid::from_raw(is.uid), Gid::from_raw(is.gid));
+            rustix::fs::chownat(&fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
+        }
+        let path = Path::new("/proc/self/fd").join(fd.as_raw_fd().to_string());
+        let lost = set_xattrs(xattrs, owner, |name, value| {
+            rustix::fs::setxattr(&path, name, value, XattrFlags::empty())
+        })?;
+        let known = Attributes { mode: mode_of(known, FILE_MODE), ..*known };
+        rustix::fs::chmod(&path, Mode::from_raw_mode(granted_mode(&known, owner)))?;
+        rustix::fs::utimensat(CWD, &path, &times(&known), AtFlags::empty())?;
+        Ok(lost)
     }
 
     /// Makes a hard link in this directory.
@@ -279,6 +324,25 @@ pub fn is_same_file(stat: &Stat, known: &Attributes) -> bool {
     is_file(stat) && stat.st_size as u64 == known.len && ns == known.modified_ns
 }
 
+/// Whether this is a special file of the same kind, and of the same device if it is one.
+pub fn is_same_special(stat: &Stat, known: &Attributes) -> bool {
+    let device = makedev(known.device.major, known.device.minor);
+    FileType::from_raw_mode(stat.st_mode) == file_type(known.kind)
+        && (stat.st_rdev == device || !known.kind.is_device())
+}
+
+pub fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharacterDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
 pub fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
@@ -325,31 +389,47 @@ fn times(known: &Attributes) -> Timestamps {
 /// Sets metadata: the owner first, since setting it clears bits of the mode; times last. Returns
 /// the number of extended attributes not set.
 fn describe(fd: impl AsFd, known: &Attributes, xattrs: &[Xattr], owner: bool) -> io::Result<u64> {
-    let mut mode = known.mode;
-    match known.owner.filter(|_| owner) {
-        Some(is) => {
-            let (uid, gid) = (Uid::from_raw(is.uid), Gid::from_raw(is.gid));
-            rustix::fs::fchown(&fd, Some(uid), Some(gid))?;
-        }
-        // Without the owner, set-user-id bits would grant the rights of another user.
-        None => mode &= 0o1777,
+    if let Some(is) = known.owner.filter(|_| owner) {
+        let (uid, gid) = (Uid::from_raw(is.uid), Gid::from_raw(is.gid));
+        rustix::fs::fchown(&fd, Some(uid), Some(gid))?;
     }
+    let lost = set_xattrs(xattrs, owner, |name, value| {
+        rustix::fs::fsetxattr(&fd, name, value, XattrFlags::empty())
+    })?;
+    rustix::fs::fchmod(&fd, Mode::from_raw_mode(granted_mode(known, owner)))?;
+    rustix::fs::futimens(&fd, &times(known))?;
+    Ok(lost)
+}
+
+/// The permissions to set. Without the owner, set-user-id bits would grant the rights of another
+/// user.
+fn granted_mode(known: &Attributes, owner: bool) -> u32 {
+    match known.owner.filter(|_| owner) {
+        Some(_) => known.mode,
+        None => known.mode & 0o1777,
+    }
+}
+
+/// Sets extended attributes. Returns how many were not set.
+fn set_xattrs(
+    xattrs: &[Xattr],
+    owner: bool,
+    set: impl Fn(&[u8], &[u8]) -> Result<(), Errno>,
+) -> io::Result<u64> {
     let mut lost = 0;
     for (name, value) in xattrs {
-        // Capabilities and labels grant rights too, like the mode bits above, and root could set
+        // Capabilities and labels grant rights too, like set-user-id bits, and root could set
         // them.
         if !owner && PRIVILEGED.iter().any(|prefix| name.starts_with(prefix)) {
             lost += 1;
             continue;
         }
-        match rustix::fs::fsetxattr(&fd, name, value, XattrFlags::empty()) {
+        match set(name, value) {
             Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::NOSPC) => {
                 lost += 1;
             }
             done => done?,
         }
     }
-    rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
-    rustix::fs::futimens(&fd, &times(known))?;
     Ok(lost)
 }

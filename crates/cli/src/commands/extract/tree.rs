@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind};
 
-use super::place::{Place, is_directory, is_file, is_same_file, is_symlink};
+use super::place::{Place, is_directory, is_file, is_same_file, is_same_special, is_symlink};
 use crate::address::{Opened, join};
 use crate::args::ExtractArgs;
 use crate::commands::unpack::Writer;
@@ -49,6 +49,21 @@ struct Later {
     first_names: HashMap<FileId, Vec<u8>>,
     links: Vec<Link>,
     directories: Vec<(Vec<u8>, FileId, Attributes)>,
+}
+
+impl Later {
+    /// Whether another name of the file came before. If so, notes that this one becomes a link.
+    fn is_further_name(&mut self, file: FileId, attributes: &Attributes, path: &[u8]) -> bool {
+        if attributes.link_count < 2 {
+            return false;
+        }
+        if let Some(first) = self.first_names.get(&file).cloned() {
+            self.links.push(Link { first, path: path.to_vec() });
+            return true;
+        }
+        self.first_names.insert(file, path.to_vec());
+        false
+    }
 }
 
 pub struct Tree<'t> {
@@ -185,13 +200,21 @@ impl<'t> Tree<'t> {
                     Err(reason) => failed(reason),
                 }
             }
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+                if later.is_further_name(entry.file, attributes, to) {
+                    return Ok(None);
+                }
+                match self.special_file(place, name, entry.file, attributes) {
+                    Ok(lost) => self.account.note(|done| {
+                        done.special_files += 1;
+                        done.xattrs_lost += lost;
+                    }),
+                    Err(reason) => failed(reason),
+                }
+            }
             Kind::File => {
-                if attributes.link_count > 1 {
-                    if let Some(first) = later.first_names.get(&entry.file) {
-                        later.links.push(Link { first: first.clone(), path: to.to_vec() });
-                        return Ok(None);
-                    }
-                    later.first_names.insert(entry.file, to.to_vec());
+                if later.is_further_name(entry.file, attributes, to) {
+                    return Ok(None);
                 }
                 let (place, name, path) = (Arc::clone(place), name.to_vec(), path.to_vec());
                 let task = Task { place, name, file: entry.file, attributes: *attributes, path };
@@ -216,6 +239,30 @@ impl<'t> Tree<'t> {
         place.refuse_in_use(name)?;
         place.symlink(name, target, self.replaces())?;
         Ok(place.describe_link(name, attributes, self.set_owner)?)
+    }
+
+    /// Makes a special file. Returns the number of extended attributes not set.
+    fn special_file(
+        &self,
+        place: &Place,
+        name: &[u8],
+        file: FileId,
+        attributes: &Attributes,
+    ) -> Result<u64, Reason> {
+        let there = place.stat(name)?;
+        if !(self.replaces() && there.is_some_and(|stat| is_same_special(&stat, attributes))) {
+            self.may_replace(place, name, attributes.kind)?;
+            place.refuse_in_use(name)?;
+            place.make_special(name, attributes, self.replaces()).map_err(|error| {
+                let is_refused = error.kind() == io::ErrorKind::PermissionDenied;
+                match attributes.kind.is_device() && is_refused {
+                    true => Reason::new(Code::Cannot, "only root may make the node of a device"),
+                    false => error.into(),
+                }
+            })?;
+        }
+        let xattrs = self.opened.pool.xattrs(file)?;
+        Ok(place.describe_special(name, attributes, &xattrs, self.set_owner)?)
     }
 
     fn replaces(&self) -> bool {
@@ -319,7 +366,7 @@ impl<'t> Tree<'t> {
         let (from, from_name) = self.directory_of(&link.first)?;
         let (to, name) = self.directory_of(&link.path)?;
         let of = |place: &Place, name: &[u8]| {
-            let stat = place.stat(name)?.filter(is_file);
+            let stat = place.stat(name)?.filter(|stat| !is_directory(stat));
             Ok::<_, io::Error>(stat.map(|stat| (stat.st_dev, stat.st_ino)))
         };
         let first = of(&from, from_name)?;

@@ -147,6 +147,22 @@ impl<'p> Delivery<'p> {
         }
     }
 
+    pub fn special_file(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+    ) -> Result<(), Reason> {
+        match &mut self.import {
+            Some(import) => Ok(import.special_file(parent, name, attributes, xattrs)?),
+            None => {
+                self.summary.special_files += 1;
+                Ok(())
+            }
+        }
+    }
+
     /// Queues a file; a small one is read ahead.
     pub fn file(&mut self, item: Item) -> Result<(), Reason> {
         let len = item.attributes.len;

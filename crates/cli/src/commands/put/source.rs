@@ -5,8 +5,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use hardpack_engine::pool::{Attributes, FileOwner, Kind, ROOT, XATTR_LEN_MAX, Xattr};
-use rustix::fs::{lgetxattr, llistxattr};
+use hardpack_engine::pool::{
+    Attributes, DeviceNumber, FileOwner, Kind, ROOT, XATTR_LEN_MAX, Xattr,
+};
+use rustix::fs::{lgetxattr, llistxattr, major, minor};
 use rustix::io::Errno;
 
 /// Lists of attribute names are seldom longer, in bytes.
@@ -14,26 +16,20 @@ const LIST_LEN: usize = 1 << 10;
 /// The longest list of attribute names, in bytes.
 const LIST_LEN_MAX: usize = 64 << 10;
 
-/// The kind of the entry in a pool; `None` for kinds that a pool does not store.
+/// The kind of the entry in a pool; `None` for kinds that are not known.
 pub fn kind_of(metadata: &Metadata) -> Option<Kind> {
     let kind = metadata.file_type();
     [
         (kind.is_file(), Kind::File),
         (kind.is_dir(), Kind::Directory),
         (kind.is_symlink(), Kind::Symlink),
+        (kind.is_fifo(), Kind::Fifo),
+        (kind.is_socket(), Kind::Socket),
+        (kind.is_char_device(), Kind::CharDevice),
+        (kind.is_block_device(), Kind::BlockDevice),
     ]
     .into_iter()
     .find_map(|(is_it, kind)| is_it.then_some(kind))
-}
-
-/// The name of a kind that a pool does not store.
-pub fn special_name(metadata: &Metadata) -> &'static str {
-    let kind = metadata.file_type();
-    match () {
-        () if kind.is_fifo() => "a pipe",
-        () if kind.is_socket() => "a socket",
-        () => "a device",
-    }
 }
 
 pub fn attributes_of(metadata: &Metadata, kind: Kind) -> Attributes {
@@ -43,6 +39,10 @@ pub fn attributes_of(metadata: &Metadata, kind: Kind) -> Attributes {
         owner: Some(FileOwner { uid: metadata.uid(), gid: metadata.gid() }),
         modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
         accessed_ns: 0,
+        device: match kind.is_device() {
+            true => DeviceNumber { major: major(metadata.rdev()), minor: minor(metadata.rdev()) },
+            false => DeviceNumber::default(),
+        },
         ..Attributes::new(kind, ROOT)
     }
 }
@@ -78,6 +78,6 @@ pub fn xattrs_of(path: &Path) -> io::Result<Vec<Xattr>> {
 
 /// Whether the pool's metadata of a file equals the source's.
 pub fn is_described(old: &Attributes, new: &Attributes) -> bool {
-    let of = |a: &Attributes| (a.kind, a.mode, a.owner, a.modified_ns);
+    let of = |a: &Attributes| (a.kind, a.mode, a.owner, a.modified_ns, a.device);
     of(old) == of(new)
 }

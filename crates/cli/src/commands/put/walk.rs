@@ -14,7 +14,7 @@ use super::Target;
 use super::delivery::{Delivery, Item};
 use super::existing::{Existing, Old};
 use super::readers::open;
-use super::source::{attributes_of, is_described, kind_of, special_name, xattrs_of};
+use super::source::{attributes_of, is_described, kind_of, xattrs_of};
 use crate::args::PutArgs;
 use crate::failure::{Code, Reason};
 use crate::snapshot::read_full;
@@ -205,7 +205,7 @@ impl<'p> Putter<'p> {
             }
         };
         let Some(kind) = kind_of(&metadata) else {
-            self.delivery.left_out(path, special_name(&metadata));
+            self.delivery.left_out(path, "it is of an unknown kind");
             return Ok(());
         };
         if self.avoid == Some((metadata.dev(), metadata.ino())) {
@@ -238,6 +238,9 @@ impl<'p> Putter<'p> {
             Kind::Directory => self.directory(path, name, &metadata, into, old),
             Kind::Symlink => self.symlink(path, name, &metadata, into, old),
             Kind::File => self.file(path, name, &metadata, into, old, siblings),
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+                self.special_file(path, name, (&metadata, kind), into, old)
+            }
         }
     }
 
@@ -317,6 +320,55 @@ impl<'p> Putter<'p> {
             Some(parent) => self.delivery.symlink(parent, name, &attributes, &target),
             None => {
                 self.delivery.summary.symlinks += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn special_file(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        (metadata, kind): (&Metadata, Kind),
+        into: &Level,
+        old: Option<Old>,
+    ) -> Result<(), Reason> {
+        let attributes = attributes_of(metadata, kind);
+        let inode = (metadata.nlink() > 1).then(|| (metadata.dev(), metadata.ino()));
+        if let Some(first) = inode.and_then(|inode| self.links.get(&inode)).cloned() {
+            return self.further_name(path, name, into, old, first);
+        }
+        let xattrs = match xattrs_of(path) {
+            Ok(xattrs) => xattrs,
+            Err(error) => {
+                self.delivery.failed(path, &error.into());
+                return Ok(());
+            }
+        };
+        let is_unchanged = match (&old, self.pool) {
+            (Some((entry, known)), Some(pool)) => {
+                (inode.is_some() || known.link_count < 2)
+                    && is_described(known, &attributes)
+                    && pool.xattrs(entry.file)? == xattrs
+            }
+            _ => false,
+        };
+        if let (Some(inode), Some(parent)) = (inode, into.directory) {
+            self.links.insert(inode, First { parent, name: name.to_vec(), is_unchanged });
+        }
+        if is_unchanged {
+            self.delivery.unchanged(0);
+            return Ok(());
+        }
+        let replaced = old.filter(|(entry, _)| entry.kind == Kind::File);
+        if !self.hold(path, replaced.map(|(entry, _)| entry.file))? {
+            return Ok(());
+        }
+        self.delivery.tell("put", path)?;
+        match into.directory {
+            Some(parent) => self.delivery.special_file(parent, name, &attributes, &xattrs),
+            None => {
+                self.delivery.summary.special_files += 1;
                 Ok(())
             }
         }

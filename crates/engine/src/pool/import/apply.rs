@@ -97,8 +97,8 @@ impl Import<'_> {
             (None, Some(Kind::Symlink)) => {
                 format!("'{shown}' is a symbolic link, and nothing is put through it")
             }
-            (None, Some(Kind::File)) => format!("'{shown}' is not a directory"),
-            (None, _) => error,
+            (None, None | Some(Kind::Directory)) => error,
+            (None, Some(_)) => format!("'{shown}' is not a directory"),
         };
         self.refused.insert(*file, (path.clone(), why.clone()));
         if *is_given {
@@ -150,6 +150,13 @@ impl Import<'_> {
                 let edit = &mut Edit::new(txn, 0);
                 edit.symlink(at.parent, &at.name, target, &at.attributes)?;
                 self.report.symlinks += 1;
+            }
+            Item::Special { at } => {
+                self.make_room(txn, at.parent, &at.name)?;
+                let edit = &mut Edit::new(txn, 0);
+                let file = edit.create(at.parent, &at.name, &at.attributes)?;
+                describe(edit, file, at, None, now_ns)?;
+                self.report.special_files += 1;
             }
             Item::HardLink { existing, parent, name } => {
                 let edit = &mut Edit::new(txn, 0);

@@ -20,6 +20,9 @@ pub(super) enum Item {
         at: Place,
         target: Vec<u8>,
     },
+    Special {
+        at: Place,
+    },
     HardLink {
         existing: (FileId, Vec<u8>),
         parent: FileId,
@@ -50,6 +53,7 @@ impl Item {
             Item::Directory { at, .. }
             | Item::File { at, .. }
             | Item::Symlink { at, .. }
+            | Item::Special { at }
             | Item::End { at, .. } => Some((at.parent, &at.name)),
             Item::HardLink { parent, name, .. } => Some((*parent, name)),
             Item::Begin { .. } | Item::Part { .. } => None,
@@ -62,6 +66,7 @@ impl Item {
             Item::Directory { at, .. }
             | Item::File { at, .. }
             | Item::Symlink { at, .. }
+            | Item::Special { at }
             | Item::End { at, .. } => {
                 at.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum()
             }

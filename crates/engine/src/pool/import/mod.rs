@@ -66,6 +66,8 @@ pub struct ImportReport {
     pub directories: u64,
     /// Symbolic links created.
     pub symlinks: u64,
+    /// Special files created.
+    pub special_files: u64,
     /// Hard links created.
     pub hard_links: u64,
     /// Bytes of content of these files.
@@ -270,6 +272,22 @@ impl Import<'_> {
         entries::check_name(name)?;
         let at = Place::new(parent, name, attributes, &[], Kind::Symlink);
         self.add(Item::Symlink { at, target: target.to_vec() }, target.len())
+    }
+
+    /// Creates or replaces a special file, of the kind that its attributes name.
+    pub fn special_file(
+        &mut self,
+        parent: FileId,
+        name: &[u8],
+        attributes: &Attributes,
+        xattrs: &[Xattr],
+    ) -> Result<()> {
+        entries::check_name(name)?;
+        if !attributes.kind.is_special() {
+            return Err(Error::Invalid(format!("a {} is not a special file", attributes.kind)));
+        }
+        let at = Place::new(parent, name, attributes, xattrs, attributes.kind);
+        self.add(Item::Special { at }, 0)
     }
 
     /// Gives another name to a file that exists or was given before.

@@ -174,6 +174,10 @@ impl Pool {
                 let what = format!("'{}' is a symbolic link", self.name_for_people(id));
                 return Err(Error::Invalid(what));
             }
+            kind @ (Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice) => {
+                let what = format!("'{}' is a {kind}, not a file", self.name_for_people(id));
+                return Err(Error::Invalid(what));
+            }
         }
         self.check_in_scope(id)?;
         Ok(self.handle(id, File::new))

@@ -6,7 +6,8 @@
 use crate::error::{Error, Result};
 use crate::pool::extents::FILE_LEN_MAX;
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::keys::{ATTRIBUTES, Kind, ROOT, id_key, malformed};
+use crate::pool::namespace::keys::{ATTRIBUTES, ROOT, id_key, malformed};
+use crate::pool::namespace::kind::{DeviceNumber, Kind};
 use crate::store::Txn;
 use crate::store::format::fields::{FieldReader, FieldWriter};
 use crate::store::trees::TreeId;
@@ -28,7 +29,7 @@ pub struct FileOwner {
 /// The attributes of a file. Times are in nanoseconds since 1970; 0 if unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// File, directory or symbolic link.
+    /// File, directory, symbolic link or special file.
     pub kind: Kind,
     /// Length in bytes; for a symbolic link, the length of its target.
     pub len: u64,
@@ -48,6 +49,8 @@ pub struct Attributes {
     pub link_count: u32,
     /// The directory of its first name, from which it inherits; the root is its own parent.
     pub parent: FileId,
+    /// The number of the device, if it is the node of one.
+    pub device: DeviceNumber,
 }
 
 impl Attributes {
@@ -64,7 +67,14 @@ impl Attributes {
             owner: None,
             link_count: 1,
             parent,
+            device: DeviceNumber::default(),
         }
+    }
+
+    /// Whether they can belong together: special files have no bytes, and only devices a number.
+    pub(crate) fn is_sound(&self) -> bool {
+        (self.len == 0 || !self.kind.is_special())
+            && (self.device == DeviceNumber::default() || self.kind.is_device())
     }
 
     /// Whether the short layout holds every attribute.
@@ -98,7 +108,8 @@ impl Attributes {
             f.u64(self.accessed_ns as u64);
             f.u64(self.changed_ns as u64);
             f.u64(self.created_ns as u64);
-            f.zeros(8);
+            f.u32(self.device.major);
+            f.u32(self.device.minor);
         }
         out
     }
@@ -113,7 +124,7 @@ impl Attributes {
         let parent = FileId(f.u64()?);
         let short = Attributes { len, mode, modified_ns, ..Attributes::new(kind, ROOT) };
         if bytes.len() == SHORT_LEN {
-            return (parent.0 == 0).then_some(short);
+            return (parent.0 == 0 && short.is_sound()).then_some(short);
         }
         let owner = FileOwner { uid: f.u32()?, gid: f.u32()? };
         let link_count = f.u32()?;
@@ -125,10 +136,10 @@ impl Attributes {
             accessed_ns: f.u64()? as i64,
             changed_ns: f.u64()? as i64,
             created_ns: f.u64()? as i64,
+            device: DeviceNumber { major: f.u32()?, minor: f.u32()? },
             ..short
         };
-        f.zeros(8)?;
-        let sound = f.0.is_empty() && flags & !FLAG_OWNED == 0 && parent.0 != 0;
+        let sound = f.0.is_empty() && long.is_sound() && flags & !FLAG_OWNED == 0 && parent.0 != 0;
         sound.then_some(long)
     }
 }
@@ -157,8 +168,15 @@ pub(crate) fn check_there(txn: &mut Txn, file: FileId) -> Result<()> {
 }
 
 pub(crate) fn set_attributes(txn: &mut Txn, file: FileId, attributes: &Attributes) -> Result<()> {
+    if !attributes.is_sound() {
+        let what = format!("a {} has no bytes, and only a device has a number", attributes.kind);
+        return Err(Error::Invalid(what));
+    }
     if !attributes.is_short() {
         txn.note_names();
+    }
+    if attributes.kind.is_special() {
+        txn.note_special_files();
     }
     txn.insert(TreeId::Names, &id_key(ATTRIBUTES, file, &[]), &attributes.encode())?;
     Ok(())

@@ -89,7 +89,7 @@ impl<'t> Edit<'t> {
         self.set_attributes(directory, &Attributes { modified_ns, changed_ns, ..attributes })
     }
 
-    /// Creates an empty file or a directory with the attributes of `like`, except its length,
+    /// Creates an empty file, a directory or a special file with the attributes of `like`, except its length,
     /// parent and link count.
     pub fn create(&mut self, directory: FileId, name: &[u8], like: &Attributes) -> Result<FileId> {
         let file = self.txn.new_file_id();

@@ -23,7 +23,8 @@ use super::keys::{
     ATTRIBUTES, DICTIONARY, ENTRY, NAME, NAMELESS, ORPHAN, PROPERTY, RECEIVED, REPACK, TARGET,
     XATTR, id_key, malformed, malformed_key,
 };
-pub use super::keys::{FIRST_FILE, Kind, NAME_LEN_MAX, ROOT};
+pub use super::keys::{FIRST_FILE, NAME_LEN_MAX, ROOT};
+pub use super::kind::{DeviceNumber, Kind};
 pub(in crate::pool) use super::names::{
     add_name, add_unnoted_name, founder, move_name, names_of, noted_names, remove_name,
     restore_founder, unnoted_name,
@@ -63,7 +64,7 @@ pub struct DirEntry {
     pub name: Vec<u8>,
     /// The file, directory or link.
     pub file: FileId,
-    /// File, directory or symbolic link.
+    /// What the name stands for.
     pub kind: Kind,
 }
 

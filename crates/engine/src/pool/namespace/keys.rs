@@ -17,8 +17,6 @@
 //! 14, file u64 BE, state 16           -> u64: the txg of the snapshot received as this one
 //! ```
 
-use std::fmt;
-
 use crate::error::{Error, Found};
 use crate::store::trees::TreeId;
 use crate::units::FileId;
@@ -62,34 +60,6 @@ pub(in crate::pool) const LIST_COUNT: usize = 256;
 pub const ROOT: FileId = FileId::ROOT;
 /// The number of the first file or directory that is created in a pool.
 pub const FIRST_FILE: FileId = FileId(FileId::ROOT.0 + 1);
-
-/// The kind of a directory entry. The discriminants are the values on disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Kind {
-    /// A file.
-    File = 1,
-    /// A directory.
-    Directory = 2,
-    /// A symbolic link.
-    Symlink = 3,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::File => "file",
-            Kind::Directory => "directory",
-            Kind::Symlink => "symbolic link",
-        })
-    }
-}
-
-impl Kind {
-    pub(in crate::pool) fn from_stored(value: u8) -> Option<Kind> {
-        [Kind::File, Kind::Directory, Kind::Symlink].into_iter().find(|kind| *kind as u8 == value)
-    }
-}
 
 /// Returns the key of an entry of a file, or the beginning of such keys.
 pub(in crate::pool) fn id_key(prefix: u8, file: FileId, rest: &[u8]) -> Vec<u8> {

@@ -8,6 +8,7 @@ pub(in crate::pool) mod entries;
 pub(in crate::pool) mod extra;
 pub(in crate::pool) mod generation;
 pub(in crate::pool) mod keys;
+pub(in crate::pool) mod kind;
 pub(in crate::pool) mod nameless;
 pub(in crate::pool) mod names;
 pub(in crate::pool) mod props;

@@ -11,8 +11,9 @@
 
 use super::entries::{DirEntry, attributes, list, lookup};
 use super::keys::{
-    ENTRY, FIRST_FILE, Kind, LIST_COUNT, NAME, PROPERTY, ROOT, id_key, malformed, malformed_key,
+    ENTRY, FIRST_FILE, LIST_COUNT, NAME, PROPERTY, ROOT, id_key, malformed, malformed_key,
 };
+use super::kind::Kind;
 use crate::error::{Error, Result};
 use crate::pool::extents::source::Source;
 use crate::store::Txn;

@@ -108,8 +108,8 @@ impl Pool {
     pub fn create_snapshot(&self, scope: FileId, name: &[u8], created_ns: i64) -> Result<Txg> {
         self.change(|txn| {
             let kind = entries::attributes(txn, scope)?.kind;
-            if kind == Kind::Symlink {
-                return Err(Error::Invalid("a symbolic link cannot have snapshots".into()));
+            if kind != Kind::File && kind != Kind::Directory {
+                return Err(Error::Invalid(format!("a {kind} cannot have snapshots")));
             }
             let scope = Scope { file: scope, is_directory: kind == Kind::Directory };
             let number = txn.create_snapshot(scope, name, created_ns)?;

@@ -131,6 +131,7 @@ fn come_back(txn: &mut Txn, origin: &Origin, file: FileId, like: &Attributes) ->
     match like.kind {
         Kind::File => origin.renew_generation(txn, file),
         Kind::Directory | Kind::Symlink => Ok(()),
+        Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Ok(()),
     }
 }
 

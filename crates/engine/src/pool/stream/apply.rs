@@ -156,6 +156,7 @@ impl Apply {
         entries::set_identity(txn, self.key, Identity::File, there.0, here.0)?;
         let len = match attributes.kind {
             Kind::Directory => 0,
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => 0,
             Kind::File => attributes.len,
             Kind::Symlink => {
                 entries::set_target(txn, here, target)?;

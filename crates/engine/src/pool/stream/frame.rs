@@ -89,9 +89,11 @@ impl Header {
         let id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
         let base_id = StateId(f.bytes(STATE_ID_LEN)?.try_into().ok()?);
         let origin = Origin { guid, txg, id };
-        let kind = Kind::from_stored(f.u8()?).filter(|kind| *kind != Kind::Symlink)?;
+        let kind = Kind::from_stored(f.u8()?)?;
+        let is_scope = matches!(kind, Kind::File | Kind::Directory);
         f.zeros(5)?;
-        let sound = txg.0 < NUMBER_MAX
+        let sound = is_scope
+            && txg.0 < NUMBER_MAX
             && base < txg
             && first < NUMBER_MAX
             && !id.is_none()

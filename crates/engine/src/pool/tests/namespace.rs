@@ -7,7 +7,7 @@ use std::sync::Arc;
 use self::model::{Model, Node};
 use crate::device::{Device, MemoryDevice};
 use crate::error::{Error, Result};
-use crate::pool::{Attributes, CreateOptions, FileOwner, Kind, Pool, Property, ROOT};
+use crate::pool::{Attributes, CreateOptions, DeviceNumber, FileOwner, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::test_common::{GUID, Rng, options, problems, read_all};
 use crate::units::FileId;
@@ -30,7 +30,15 @@ fn like(kind: Kind, rng: &mut Rng) -> Attributes {
         mode,
         owner,
         modified_ns: rng.below(1 << 60) as i64,
+        device: device(kind, rng),
         ..Attributes::new(kind, ROOT)
+    }
+}
+
+fn device(kind: Kind, rng: &mut Rng) -> DeviceNumber {
+    match kind.is_device() {
+        true => DeviceNumber { major: rng.below(300) as u32, minor: rng.below(1 << 20) as u32 },
+        false => DeviceNumber::default(),
     }
 }
 
@@ -73,7 +81,7 @@ impl Pair {
 
     fn create(&mut self) {
         let (directory, name) = (self.directory(), self.name());
-        let kind = self.rng.pick(&[Kind::File, Kind::Directory, Kind::Symlink]);
+        let kind = self.rng.pick(&Kind::ALL);
         let attributes = like(kind, &mut self.rng);
         let len = 1 + self.rng.below(3000) as usize;
         let target = self.rng.text(len);
@@ -166,7 +174,7 @@ impl Pair {
             let (parent, name) = (self.directory(), self.name());
             let old = self.model.lookup(parent, &name);
             let old_kind = old.map(|old| self.model.node(old).kind);
-            let kind = self.rng.pick(&[Kind::File, Kind::File, Kind::Directory, Kind::Symlink]);
+            let kind = self.rng.pick(&[Kind::ALL, [Kind::File; 7]].concat());
             let attributes = like(kind, &mut self.rng);
             let is_refused = (kind == Kind::Directory) != (old_kind == Some(Kind::Directory));
             if old.is_some() && is_refused {
@@ -192,8 +200,13 @@ impl Pair {
                 }
                 Kind::File => import.file(parent, &name, &attributes, &[], bytes.clone()).unwrap(),
                 Kind::Symlink => import.symlink(parent, &name, &attributes, b"b/../c").unwrap(),
+                _ => import.special_file(parent, &name, &attributes, &[]).unwrap(),
             }
-            let content = if kind == Kind::File { bytes } else { b"b/../c".to_vec() };
+            let content = match kind {
+                Kind::File => bytes,
+                Kind::Symlink => b"b/../c".to_vec(),
+                _ => Vec::new(),
+            };
             import.flush().unwrap();
             let found = self.pool.lookup_in(parent, &name).unwrap().expect("it is there now").file;
             if old.is_some() {
@@ -239,7 +252,7 @@ impl Pair {
         for (path, entry, attributes) in met {
             let node = self.model.node(entry.file).clone();
             let label = format!("seed {seed}: {}", String::from_utf8_lossy(&path));
-            assert_eq!(attributes.kind, node.kind, "{label}");
+            assert_eq!((attributes.kind, attributes.device), (node.kind, node.device), "{label}");
             assert_eq!(attributes.len, node.content.len() as u64, "{label}");
             assert_eq!((attributes.mode, attributes.owner), (node.mode, node.owner), "{label}");
             let links = expected.iter().filter(|(_, file)| *file == entry.file).count();
@@ -255,6 +268,7 @@ impl Pair {
                     assert_eq!(self.pool.link_target(entry.file).unwrap(), node.content, "{label}");
                 }
                 Kind::Directory => {}
+                _ => assert!(self.pool.file(entry.file).is_err(), "{label}"),
             }
             let a_path = self.pool.path_of(entry.file).unwrap();
             assert!(expected.contains(&(a_path, entry.file)), "{label}");

@@ -10,7 +10,7 @@
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
     FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SHARED,
-    FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
+    FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -39,7 +39,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 11] = [
+const KNOWN: [(Set, u64, &str); 12] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -51,6 +51,7 @@ const KNOWN: [(Set, u64, &str); 11] = [
     (Set::Incompat, FEATURE_SNAPSHOT_IDS, "snapshot-ids"),
     (Set::Incompat, FEATURE_PINNED_READERS, "pinned-readers"),
     (Set::Incompat, FEATURE_READER_SLOTS, "reader-slots"),
+    (Set::Incompat, FEATURE_SPECIAL_FILES, "special-files"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

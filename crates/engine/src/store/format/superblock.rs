@@ -83,6 +83,8 @@ pub const FEATURE_PINNED_READERS: u64 = 1 << 9;
 /// Readers may pin a state in the slot of the file that they read, instead of any other lock (see
 /// [`crate::device::Slot`]).
 pub const FEATURE_READER_SLOTS: u64 = 1 << 10;
+/// There are or were special files: fifos, sockets, nodes of devices.
+pub const FEATURE_SPECIAL_FILES: u64 = 1 << 11;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -94,7 +96,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_GENERATIONS
     | FEATURE_SNAPSHOT_IDS
     | FEATURE_PINNED_READERS
-    | FEATURE_READER_SLOTS;
+    | FEATURE_READER_SLOTS
+    | FEATURE_SPECIAL_FILES;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -25,7 +25,7 @@ use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
     FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
-    FEATURE_SNAPSHOT_IDS,
+    FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
 };
 use super::format::trees::{PerTree, TreeId};
 use super::space::Space;
@@ -197,6 +197,11 @@ impl Txn {
     /// Notes that readers of some file may pin states.
     pub fn note_pinned_readers(&mut self) {
         self.core.incompat |= FEATURE_PINNED_READERS | FEATURE_READER_SLOTS;
+    }
+
+    /// Notes that there may be special files.
+    pub fn note_special_files(&mut self) {
+        self.core.incompat |= FEATURE_SPECIAL_FILES;
     }
 
     /// Makes the commit cut the file where the pool ends then.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::pool::namespace::entries;
-use crate::pool::{Attributes, CreateOptions, FileOwner, Kind, Pool, Property, ROOT};
+use crate::pool::{Attributes, CreateOptions, DeviceNumber, FileOwner, Kind, Pool, Property, ROOT};
 use crate::store::Durability;
 use crate::store::trees::TreeId;
 use crate::test_common::{Rng, first_difference, options, read_all};
@@ -91,6 +91,14 @@ pub fn grow(pool: &Pool, tree: &mut Tree, rng: &mut Rng, count: usize) {
                     tree.files.insert(made, Vec::new());
                     write(pool, tree, rng, made);
                 }
+            }
+            5 if rng.one_in(2) => {
+                let kinds = [Kind::Fifo, Kind::Socket, Kind::CharDevice, Kind::BlockDevice];
+                let mut like = attributes(rng.pick(&kinds), rng);
+                if like.kind.is_device() {
+                    like.device = DeviceNumber { major: 8, minor: rng.below(1 << 20) as u32 };
+                }
+                let _ = pool.edit(0, |edit| edit.create(directory, &name(rng), &like));
             }
             5 => {
                 let (len, like) = (1 + rng.below(3000) as usize, attributes(Kind::Symlink, rng));
@@ -263,7 +271,8 @@ pub fn assert_same(left: &Pool, left_scope: FileId, right: &Pool, right_scope: F
                 let (a, b) = (read(left, *id_a), read(right, *id_b));
                 assert!(a == b, "seed {seed}: {path}: {}", first_difference(&a, &b));
             }
-            Kind::Directory => {}
+            // The attributes say everything about special files.
+            _ => {}
         }
     }
     for (path, (id, attributes)) in &b {

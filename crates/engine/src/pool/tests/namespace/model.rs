@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::pool::{Attributes, FileOwner, Kind};
+use crate::pool::{Attributes, DeviceNumber, FileOwner, Kind};
 use crate::units::FileId;
 
 /// A file, directory or link.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub kind: Kind,
+    pub device: DeviceNumber,
     pub mode: u32,
     pub owner: Option<FileOwner>,
     /// The bytes of a file, the target of a link.
@@ -18,8 +19,8 @@ pub struct Node {
 
 impl Node {
     pub fn new(attributes: &Attributes, content: Vec<u8>) -> Node {
-        let Attributes { kind, mode, owner, .. } = *attributes;
-        Node { kind, mode, owner, content, xattrs: BTreeMap::new() }
+        let Attributes { kind, device, mode, owner, .. } = *attributes;
+        Node { kind, device, mode, owner, content, xattrs: BTreeMap::new() }
     }
 }
 
