@@ -122,6 +122,7 @@ fn nothing_leads_outside() {
         file("plain", b"6"),
         file("plain/below", b"7"),
         entry("pipe", 0o010_644, b""),
+        entry("device", 0o020_644, b""),
     ];
     let (directory, _) = written(&entries);
     let at = directory.path();
@@ -132,7 +133,7 @@ fn nothing_leads_outside() {
         &[
             "note: skipped '../above': its path leads outside",
             "note: skipped 'a/../../above': its path leads outside",
-            "note: skipped 'pipe': a pipe",
+            "note: skipped 'device': a device without a number",
             "cannot put 'in/link/passwd': 'in/link' is a symbolic link, and nothing is put through it",
             "cannot put 'in/plain/below': 'in/plain' is not a directory",
         ],
@@ -141,7 +142,7 @@ fn nothing_leads_outside() {
     let mut names: Vec<_> =
         succeeds(at, &["find", "p.hpk/in"]).lines().map(str::to_owned).collect();
     names.sort();
-    let expected = ["", "/a", "/a/b", "/absolute", "/absolute/name", "/link", "/plain"];
+    let expected = ["", "/a", "/a/b", "/absolute", "/absolute/name", "/link", "/pipe", "/plain"];
     assert_eq!(names, expected.map(|name| format!("p.hpk/in{name}")));
     assert_eq!(succeeds(at, &["cat", "p.hpk/in/plain"]), "6");
 }

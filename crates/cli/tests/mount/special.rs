@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, RenameFlags, makedev, mknodat, renameat_wi
 use super::*;
 
 fn make(mount: &Mount, name: &str, kind: FileType, device: u64) -> rustix::io::Result<()> {
-    mknodat(CWD, mount.at(name), kind, Mode::from_raw_mode(0o620), device)
+    mknodat(CWD, mount.at(name), kind, Mode::from_raw_mode(0o600), device)
 }
 
 #[test]
@@ -46,7 +46,6 @@ fn special_files_are_kept_and_the_kernel_serves_them() {
     renameat_with(CWD, mount.at("plain"), CWD, mount.at("socket"), RenameFlags::EXCHANGE).unwrap();
     rustix::fs::lsetxattr(mount.at("char"), "trusted.a", b"b", rustix::fs::XattrFlags::empty())
         .unwrap();
-    rustix::fs::truncate(mount.at("fifo"), 7).unwrap_err();
 
     let look = || {
         let of = |name: &str| fs::symlink_metadata(mount.at(name)).unwrap();
@@ -72,8 +71,8 @@ fn special_files_are_kept_and_the_kernel_serves_them() {
     let listed = stdout_of(hardpack().args(["ls", "-l"]).arg(&mount.pool));
     let line = |name: &str| listed.lines().find(|line| line.ends_with(name)).unwrap();
     assert!(line(" fifo").starts_with("prws--x--x"), "{listed}");
-    assert!(line(" char").starts_with("crw--w----") && line(" char").contains(" 4, 74565 "));
-    assert!(line(" moved").starts_with("brw--w----") && line(" plain").starts_with('s'));
+    assert!(line(" char").starts_with("crw-------") && line(" char").contains(" 4, 74565 "));
+    assert!(line(" moved").starts_with("brw-------") && line(" plain").starts_with('s'));
     mount.again(&[]);
     look();
     for name in ["fifo", "char", "second name", "moved", "plain"] {
