@@ -15,7 +15,7 @@ demo: build
 # Runs every test. Those that drive the stock shell, and the short benchmark, need the release build. Those of `import`
 # make archives with their own tools.
 test: build
-	scripts/packages.sh zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd
+	scripts/packages.sh acl zip 7zip libarchive-tools squashfs-tools squashfs-tools-ng xz-utils bzip2 zstd
 	cargo test --workspace --locked
 	scripts/package.sh
 	scripts/python.sh

@@ -23,7 +23,7 @@ use crate::kernel::{Messenger, Watched};
 use crate::known::{Caller, Known, Opened, Seen, first_generation};
 use crate::listing::Listings;
 use crate::told_names::ToldNames;
-use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Place, Tree};
+use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Place, Requester, Tree, Wanted};
 
 /// How much the kernel reads ahead, in bytes.
 const READAHEAD_LEN: u32 = 1 << 20;
@@ -64,6 +64,10 @@ macro_rules! reply {
             Err(errno) => $reply.error(errno),
         }
     };
+}
+
+fn wanted(request: &Request, mode: u32, umask: u32) -> Wanted {
+    Wanted { mode, umask, owner: owner_of(request) }
 }
 
 fn owner_of(request: &Request) -> FileOwner {
@@ -193,6 +197,11 @@ impl Filesystem for PoolFilesystem {
         for flag in wanted {
             let _ = config.add_capabilities(flag);
         }
+        // With lists, it is the server that applies the umask.
+        let lists = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+        if config.add_capabilities(lists).is_ok() {
+            self.tree.apply_lists();
+        }
         let _ = config.set_max_readahead(READAHEAD_LEN);
         let _ = config.set_max_write(WRITE_LEN_MAX);
         self.can_expire = config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY);
@@ -262,19 +271,19 @@ impl Filesystem for PoolFilesystem {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         let place = (self.file(parent), name.as_bytes());
-        let (may_rely, owner) = (self.may_rely(place), owner_of(request));
+        let (may_rely, wanted) = (self.may_rely(place), wanted(request, mode, umask));
         if let Some(kind) = special_kind(mode) {
-            let made = || self.tree.make_special(place, (kind, device_of(rdev)), mode, owner);
+            let made = || self.tree.make_special(place, (kind, device_of(rdev)), wanted);
             reply!(reply, made(),
                 new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
             return;
         }
-        reply!(reply, self.tree.create(place, mode, owner, false),
+        reply!(reply, self.tree.create(place, wanted, false),
             new => self.reply_entry(request, reply, may_rely, new));
     }
 
@@ -284,12 +293,12 @@ impl Filesystem for PoolFilesystem {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         let place = (self.file(parent), name.as_bytes());
         let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.make_directory(place, mode, owner_of(request)),
+        reply!(reply, self.tree.make_directory(place, wanted(request, mode, umask)),
             new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
     }
 
@@ -540,8 +549,10 @@ impl Filesystem for PoolFilesystem {
             libc::XATTR_REPLACE => Existing::MustBe,
             _ => Existing::Any,
         };
-        let (id, name, caller) = (self.file(number), name.as_bytes(), request.uid());
-        reply!(reply, self.tree.set_xattr(id, name, value, is, caller), () => reply.ok());
+        let (id, name) = (self.file(number), name.as_bytes());
+        let (uid, gid, process) = (request.uid(), request.gid(), request.pid());
+        let requester = Requester { uid, gid, process };
+        reply!(reply, self.tree.set_xattr(id, name, value, is, requester), () => reply.ok());
     }
 
     fn getxattr(
@@ -575,13 +586,13 @@ impl Filesystem for PoolFilesystem {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _: u32,
+        umask: u32,
         _: i32,
         reply: ReplyCreate,
     ) {
         let place = (self.file(parent), name.as_bytes());
         let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.create(place, mode, owner_of(request), true), new => {
+        reply!(reply, self.tree.create(place, wanted(request, mode, umask), true), new => {
             let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(new.0.kind, may_rely));
             self.known.open(told.ino, new.1, true, request.pid());
             reply.created(&ttl, &told, GENERATION, FileHandle(0), FopenFlags::empty());

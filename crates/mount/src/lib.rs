@@ -7,6 +7,7 @@
 //! known.rs        what the kernel remembers of files, and whether that is outdated
 //! kernel.rs       what the kernel is told without having asked
 //! told_names.rs   names that the kernel need not ask for again
+//! acl.rs          access control lists, as the kernel sends them
 //! open_files.rs   files that are open, or have changes that are not committed yet
 //! flusher.rs      when changes are committed
 //!  |
@@ -23,6 +24,7 @@
 //! Another process may change the pool meanwhile. Its commits are seen within
 //! [`MountOptions::attribute_ttl`], and at once by whoever opens a file.
 
+mod acl;
 mod attributes;
 mod errno;
 mod filesystem;

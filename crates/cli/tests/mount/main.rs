@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod acl;
 mod beside;
 mod cache;
 mod content;

@@ -340,23 +340,6 @@ fn a_name_that_comes_and_goes_can_be_opened() {
     assert_eq!(info["files"], 0, "{info}");
 }
 
-/// A list that nobody applies protects nothing, so it cannot be set.
-#[test]
-fn access_control_lists_are_refused() {
-    if !can_mount() {
-        return;
-    }
-    let mount = Mount::new();
-    write(&mount.at("f"), b"");
-    let entries = [(1, 6), (4, 0), (32, 0)].map(|(tag, permissions): (u16, u16)| {
-        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
-    });
-    let list = [&2_u32.to_le_bytes()[..], &entries.concat()].concat();
-    let flags = rustix::fs::XattrFlags::empty();
-    let set = rustix::fs::setxattr(mount.at("f"), "system.posix_acl_access", &list, flags);
-    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
-}
-
 /// The time of the last change of attributes is not that of an older change, once it is committed.
 #[test]
 fn a_commit_does_not_turn_back_the_time() {

@@ -5,6 +5,7 @@ use hardpack_engine::pool::{Attributes, Edit, FileOwner, Kind};
 use hardpack_engine::{FileId, Result};
 
 use super::Tree;
+use super::access::follow_mode;
 use super::names::MODE_MASK;
 use crate::attributes::{mode, now};
 use crate::errno::Answer;
@@ -80,6 +81,9 @@ impl Tree {
             ..known
         };
         edit.set_attributes(id, &changed)?;
+        if change.mode.is_some() {
+            follow_mode(edit, id, changed.mode)?;
+        }
         if let Some(modified_ns) = change.modified_ns
             && let Some(file) = self.open.get(id).filter(|file| file.is_dirty())
         {

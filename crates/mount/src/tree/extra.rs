@@ -5,16 +5,17 @@ use fuser::Errno;
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{Property, XATTR_LEN_MAX};
 
-use super::Tree;
+use super::{Requester, Tree};
 use crate::SERVER_XATTR;
+use crate::acl::{ACCESS, DEFAULT};
 use crate::attributes::now;
 use crate::errno::Answer;
 
 /// What the names of properties begin with.
 const PROPERTY_PREFIX: &[u8] = b"user.hardpack.";
 
-/// What the names of access control lists begin with. The kernel does not apply them here, so a
-/// program that sets one must not believe that it protects anything.
+/// What the names of access control lists begin with. Other such names mean something to some file
+/// systems only.
 const SYSTEM_PREFIX: &[u8] = b"system.";
 
 /// The user who may do everything.
@@ -35,6 +36,10 @@ fn property(name: &[u8]) -> Option<Answer<Property>> {
     Some(known.ok_or_else(|| Errno::NO_XATTR.into()))
 }
 
+fn is_list(name: &[u8]) -> bool {
+    name == ACCESS || name == DEFAULT
+}
+
 impl Tree {
     /// Returns an extended attribute, or the effective value of a property.
     pub fn xattr(&self, id: FileId, name: &[u8]) -> Answer<Vec<u8>> {
@@ -45,7 +50,12 @@ impl Tree {
             let property = property?;
             return Ok(self.view(|view| view.settings(id))?.get(property).into_bytes());
         }
-        let found = self.view(|view| view.xattr(id, name))?;
+        let found = self.view(|view| match view.xattr(id, name)? {
+            Some(list) if is_list(name) => {
+                Ok(Some(self.list_in_step(name, list, &view.attributes(id)?)))
+            }
+            found => Ok(found),
+        })?;
         found.ok_or_else(|| Errno::NO_XATTR.into())
     }
 
@@ -76,16 +86,19 @@ impl Tree {
         name: &[u8],
         value: &[u8],
         is: Existing,
-        caller: u32,
+        requester: Requester,
     ) -> Answer<()> {
         self.refuse_read_only()?;
+        if is_list(name) {
+            return self.set_list(id, name, value, requester);
+        }
         if name.starts_with(SYSTEM_PREFIX) {
             return Err(Errno::EOPNOTSUPP.into());
         }
         if let Some(property) = property(name) {
             let text = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
             let property = property?;
-            self.check_owner(id, caller)?;
+            self.check_owner(id, requester.uid)?;
             return self.edit(now(), |edit| edit.set_property(id, property, text.trim()));
         }
         if value.len() > XATTR_LEN_MAX {
@@ -109,6 +122,9 @@ impl Tree {
     /// Removes an extended attribute, or makes a property inherited again.
     pub fn remove_xattr(&self, id: FileId, name: &[u8], caller: u32) -> Answer<()> {
         self.refuse_read_only()?;
+        if is_list(name) {
+            return self.remove_list(id, name);
+        }
         if let Some(property) = property(name) {
             let property = property?;
             self.check_owner(id, caller)?;

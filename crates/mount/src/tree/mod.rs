@@ -1,5 +1,6 @@
 //! The mounted directory: what the requests of the kernel mean for the pool.
 
+mod access;
 mod change;
 mod content;
 mod extra;
@@ -8,7 +9,7 @@ mod space;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use hardpack_engine::pool::{
 };
 use hardpack_engine::{Durability, Error, FileId, Result};
 
+pub use self::access::{Requester, Wanted};
 pub use self::change::Change;
 pub use self::content::Allocation;
 pub use self::extra::Existing;
@@ -45,6 +47,8 @@ pub struct Tree {
     /// have them open, which only the kernel knows.
     gone: Mutex<BTreeMap<FileId, Attributes>>,
     owner: FileOwner,
+    /// Whether the kernel applies access control lists.
+    has_lists: AtomicBool,
     lost: Lost,
     /// How often bytes were lost that the kernel takes for written.
     lost_bytes: AtomicU64,
@@ -96,6 +100,7 @@ impl Tree {
             thread: Mutex::default(),
             kept: Mutex::default(),
             owner: options.owner,
+            has_lists: AtomicBool::new(false),
             lost: Lost::default(),
             lost_bytes: AtomicU64::new(0),
             written: AtomicU64::new(0),

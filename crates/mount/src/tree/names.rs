@@ -8,6 +8,7 @@ use hardpack_engine::pool::{
 };
 use hardpack_engine::{Error, FileId, Result};
 
+use super::access::{Granted, Wanted};
 use super::{Tree, check_name, missing};
 use crate::attributes::{mode, now};
 use crate::errno::Answer;
@@ -29,10 +30,9 @@ impl Tree {
         edit: &mut Edit<'_>,
         directory: FileId,
         kind: Kind,
-        wanted_mode: u32,
-        owner: FileOwner,
+        wanted: Wanted,
         now_ns: i64,
-    ) -> Result<Attributes> {
+    ) -> Result<(Attributes, Granted)> {
         let above = edit.attributes(directory)?;
         if above.kind != Kind::Directory {
             return Err(Error::NotADirectory { name: format!("number {}", directory.0) });
@@ -40,18 +40,20 @@ impl Tree {
         let inherits_group = mode(&above) & SET_GID != 0;
         let gid = match inherits_group {
             true => above.owner.unwrap_or(self.owner).gid,
-            false => owner.gid,
+            false => wanted.owner.gid,
         };
+        let granted = self.granted(edit, directory, kind, wanted)?;
         let bit = if inherits_group && kind == Kind::Directory { SET_GID } else { 0 };
-        Ok(Attributes {
-            mode: wanted_mode & MODE_MASK | bit,
-            owner: Some(FileOwner { gid, ..owner }),
+        let new = Attributes {
+            mode: granted.mode & MODE_MASK | bit,
+            owner: Some(FileOwner { gid, ..wanted.owner }),
             modified_ns: now_ns,
             accessed_ns: now_ns,
             changed_ns: now_ns,
             created_ns: now_ns,
             ..Attributes::new(kind, directory)
-        })
+        };
+        Ok((new, granted))
     }
 
     pub(super) fn edit<R>(
@@ -69,15 +71,15 @@ impl Tree {
     pub fn create(
         &self,
         (directory, name): Place<'_>,
-        wanted_mode: u32,
-        owner: FileOwner,
+        wanted: Wanted,
         opens: bool,
     ) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
         let now_ns = now();
         let (file, new) = self.edit(now_ns, |edit| {
-            let new = self.new_in(edit, directory, Kind::File, wanted_mode, owner, now_ns)?;
+            let (new, granted) = self.new_in(edit, directory, Kind::File, wanted, now_ns)?;
             let id = edit.create(directory, name, &new)?;
+            granted.set_lists(edit, id)?;
             // Nobody else can find the file, or remove it, before it is in use.
             Ok((self.open.note(self.group.created_file(id), opens), new))
         })?;
@@ -86,18 +88,15 @@ impl Tree {
     }
 
     /// Creates a directory.
-    pub fn make_directory(
-        &self,
-        (directory, name): Place<'_>,
-        wanted_mode: u32,
-        owner: FileOwner,
-    ) -> Answer<FileAttr> {
+    pub fn make_directory(&self, (directory, name): Place<'_>, wanted: Wanted) -> Answer<FileAttr> {
         check_name(name)?;
         let now_ns = now();
         let (id, new) = self.edit(now_ns, |edit| {
             edit.check_depth(directory)?;
-            let new = self.new_in(edit, directory, Kind::Directory, wanted_mode, owner, now_ns)?;
-            Ok((edit.create(directory, name, &new)?, new))
+            let (new, granted) = self.new_in(edit, directory, Kind::Directory, wanted, now_ns)?;
+            let id = edit.create(directory, name, &new)?;
+            granted.set_lists(edit, id)?;
+            Ok((id, new))
         })?;
         Ok(self.for_kernel(id, &new))
     }
@@ -115,7 +114,8 @@ impl Tree {
         }
         let now_ns = now();
         let (id, new) = self.edit(now_ns, |edit| {
-            let new = self.new_in(edit, directory, Kind::Symlink, 0o777, owner, now_ns)?;
+            let wanted = Wanted { mode: 0o777, umask: 0, owner };
+            let (new, _) = self.new_in(edit, directory, Kind::Symlink, wanted, now_ns)?;
             let id = edit.symlink(directory, name, target, &new)?;
             Ok((id, edit.attributes(id)?))
         })?;
@@ -127,16 +127,17 @@ impl Tree {
         &self,
         (directory, name): Place<'_>,
         (kind, device): (Kind, DeviceNumber),
-        wanted_mode: u32,
-        owner: FileOwner,
+        wanted: Wanted,
     ) -> Answer<FileAttr> {
         check_name(name)?;
         let now_ns = now();
         let device = if kind.is_device() { device } else { DeviceNumber::default() };
         let (id, new) = self.edit(now_ns, |edit| {
-            let new = self.new_in(edit, directory, kind, wanted_mode, owner, now_ns)?;
+            let (new, granted) = self.new_in(edit, directory, kind, wanted, now_ns)?;
             let new = Attributes { device, ..new };
-            Ok((edit.create(directory, name, &new)?, new))
+            let id = edit.create(directory, name, &new)?;
+            granted.set_lists(edit, id)?;
+            Ok((id, new))
         })?;
         Ok(self.for_kernel(id, &new))
     }

@@ -416,6 +416,11 @@ impl<'t> Edit<'t> {
         given.iter().try_for_each(|(property, text)| self.set_property(file, *property, text))
     }
 
+    /// Returns an extended attribute.
+    pub fn xattr(&mut self, file: FileId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        entries::xattr(self.txn, file, name)
+    }
+
     /// Sets an extended attribute.
     pub fn set_xattr(&mut self, file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
         entries::set_xattr(self.txn, file, name, value)
