@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -308,6 +309,20 @@ def test_paths_in_the_manner_of_pathlib(pool):
     assert len({pool / "a", pool / "/a/", pool / "./a"}) == 1
     with pytest.raises(hardpack.UsageError):
         pool / "../x"
+
+
+def test_special_files(pool):
+    os.mkdir("tree")
+    os.mkfifo("tree/fifo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("tree/socket")
+    pool.put("tree", "tree")
+    fifo = pool / "tree/fifo"
+    assert fifo.is_fifo() and not fifo.is_file() and (pool / "tree/socket").is_socket()
+    assert not fifo.is_socket() and not fifo.is_char_device() and not fifo.is_block_device()
+    assert stat.S_ISFIFO(fifo.stat().st_mode) and fifo.stat().st_size == 0
+    with pytest.raises(hardpack.HardpackError, match="it is a fifo, which has no content"):
+        fifo.read_bytes()
 
 
 def test_links(pool):

@@ -191,6 +191,22 @@ class PoolPath:
         """Whether the path is a symbolic link."""
         return self._kind(follow=False) == stat_bits.S_IFLNK
 
+    def is_fifo(self) -> bool:
+        """Whether the path leads to a fifo."""
+        return self._kind() == stat_bits.S_IFIFO
+
+    def is_socket(self) -> bool:
+        """Whether the path leads to a socket."""
+        return self._kind() == stat_bits.S_IFSOCK
+
+    def is_char_device(self) -> bool:
+        """Whether the path leads to the node of a character device."""
+        return self._kind() == stat_bits.S_IFCHR
+
+    def is_block_device(self) -> bool:
+        """Whether the path leads to the node of a block device."""
+        return self._kind() == stat_bits.S_IFBLK
+
     def readlink(self) -> str:
         """Returns what a symbolic link points to."""
         return self.pool.readlink(str(self))
