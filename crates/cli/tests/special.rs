@@ -96,6 +96,8 @@ fn special_files_of_a_tree_are_kept() {
     run(&["snapshot", "p.hpk@s"]);
     let sent = hardpack().current_dir(at).args(["send", "p.hpk@s"]).output().unwrap();
     assert!(sent.status.success());
+    // The header says what an earlier version could not receive.
+    assert_eq!(sent.stdout[12..16], [1, 0, 0, 0]);
     run(&["create", "r.hpk"]);
     let mut receive = hardpack();
     receive.current_dir(at).args(["receive", "-q", "r.hpk/got"]).write_stdin(sent.stdout);

@@ -72,8 +72,8 @@ pub fn for_kernel(number: INodeNo, attributes: &Attributes, owner: FileOwner) ->
     }
 }
 
-/// Encodes the number of a device as requests and replies do: 20 bits for the minor number, of which
-/// the upper ones come last, and 12 for the major one.
+/// Encodes the number of a device as requests and replies do: 20 bits for the minor number, of
+/// which the upper ones come last, and 12 for the major one.
 fn rdev(device: DeviceNumber) -> u32 {
     let DeviceNumber { major, minor } = device;
     minor & 0xff | (major & 0xfff) << 8 | (minor & !0xff) << 12

@@ -39,9 +39,8 @@ pub enum PoolEntry {
 
 /// Finds what `path` refers to, starting at the root of the pool.
 pub fn find(pool: &Pool, path: &[u8]) -> Result<PoolEntry> {
-    match resolve(pool, path)? {
-        Some(entry) => return Ok(live(&entry)),
-        None => {}
+    if let Some(entry) = resolve(pool, path)? {
+        return Ok(live(&entry));
     }
     if !path.contains(&SNAPSHOT_MARK) {
         return Ok(PoolEntry::Nothing);

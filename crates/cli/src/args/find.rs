@@ -73,8 +73,8 @@ pub struct FindArgs {
     /// Like --name, and upper and lower case are the same
     #[arg(long, value_name = "GLOB", allow_hyphen_values = true)]
     pub iname: Option<OsString>,
-    /// f for files, d for directories, l for symbolic links, p for fifos, s for sockets, c and b for
-    /// character and block devices
+    /// f for files, d for directories, l for symbolic links, p for fifos, s for sockets, c and b
+    /// for character and block devices
     #[arg(long = "type", value_name = "f|d|l|p|s|c|b", value_parser = parse_kind)]
     pub kind: Option<Kind>,
     /// Length in bytes

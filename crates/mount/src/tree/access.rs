@@ -1,5 +1,5 @@
-//! Access control lists: the kernel applies them, the server keeps them in step with modes. They are
-//! extended attributes of the pool, see [`crate::acl`].
+//! Access control lists: the kernel applies them, the server keeps them in step with modes. They
+//! are extended attributes of the pool, see [`crate::acl`].
 
 use std::sync::atomic::Ordering;
 

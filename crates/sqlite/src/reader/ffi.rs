@@ -129,7 +129,7 @@ impl From<ReadError> for Report {
                 "the database has a log or journal beside the pool that holds part of it",
             ),
             ReadError::Special(kind) => {
-                Report::new(ErrorCode::NotAFile, &format!("it is a {kind}, which has no content"))
+                Report::new(ErrorCode::NotAFile, format!("it is a {kind}, which has no content"))
             }
             ReadError::NotAFile => Report::new(ErrorCode::NotAFile, "it is not a symbolic link"),
             ReadError::Pool(error) => of_engine(&error),

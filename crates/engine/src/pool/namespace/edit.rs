@@ -89,8 +89,8 @@ impl<'t> Edit<'t> {
         self.set_attributes(directory, &Attributes { modified_ns, changed_ns, ..attributes })
     }
 
-    /// Creates an empty file, a directory or a special file with the attributes of `like`, except its length,
-    /// parent and link count.
+    /// Creates an empty file, a directory or a special file with the attributes of `like`, except
+    /// its length, parent and link count.
     pub fn create(&mut self, directory: FileId, name: &[u8], like: &Attributes) -> Result<FileId> {
         let file = self.txn.new_file_id();
         self.create_as(file, directory, name, like)?;

@@ -19,6 +19,8 @@ use crate::units::{FileId, Txg};
 pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
 /// The version of the stream. A different order of frames requires a new version.
 pub(crate) const STREAM_VERSION: u32 = 2;
+/// The feature of streams in which there may be special files.
+const FEATURE_SPECIAL: u32 = 1;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -50,6 +52,8 @@ pub(crate) struct Header {
     pub created_ns: i64,
     /// The kind of the scope.
     pub kind: Kind,
+    /// Whether there may be special files.
+    pub has_special: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -60,7 +64,7 @@ impl Header {
         let mut f = FieldWriter(&mut out);
         f.bytes(STREAM_MAGIC);
         f.u32(STREAM_VERSION);
-        f.zeros(4);
+        f.u32(if self.has_special { FEATURE_SPECIAL } else { 0 });
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -79,7 +83,8 @@ impl Header {
     }
 
     fn decode(front: &[u8], name: &[u8]) -> Option<Header> {
-        let mut f = FieldReader(front.get(16..)?);
+        let mut f = FieldReader(front.get(VERSION_END..)?);
+        let has_special = f.u32()? & FEATURE_SPECIAL != 0;
         let guid = f.bytes(16)?.try_into().ok()?;
         let txg = Txg(f.u64()?);
         let base = Txg(f.u64()?);
@@ -106,6 +111,7 @@ impl Header {
             scope,
             created_ns,
             kind,
+            has_special,
             name: name.into(),
         })
     }
@@ -263,7 +269,7 @@ impl<'r> FrameReader<'r> {
         }
         front.extend(self.take(HEADER_FRONT_LEN - VERSION_END)?);
         let mut f = FieldReader(&front[VERSION_END..]);
-        if f.u32() != Some(0) {
+        if f.u32().is_none_or(|features| features & !FEATURE_SPECIAL != 0) {
             return Err(Error::Unsupported("the stream has unknown features".into()));
         }
         let name_len = usize::from(u16::from_le_bytes([front[110], front[111]]));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! header
-//!     magic 8, version u32, reserved 4, guid 16, txg u64, base u64, first u64, scope u64,
+//!     magic 8, version u32, features u32, guid 16, txg u64, base u64, first u64, scope u64,
 //!     created i64, id of the snapshot 16, id of the base 16, kind u8, reserved 5, name_len u16,
 //!     name of the snapshot, XXH3-64 of everything before
 //! frames, each

@@ -33,7 +33,7 @@ use crate::pool::namespace::entries::{
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
-use crate::store::format::superblock::FEATURE_SHARED;
+use crate::store::format::superblock::{FEATURE_SHARED, FEATURE_SPECIAL_FILES};
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -220,6 +220,7 @@ impl<'a> Sender<'a> {
             scope: self.scope,
             created_ns: plan.created_ns,
             kind: attributes.kind,
+            has_special: self.snapshot.state().superblock.incompat & FEATURE_SPECIAL_FILES != 0,
             name: plan.name.to_vec(),
         };
         let is_of_this =
