@@ -115,6 +115,8 @@ pub(super) struct Sender<'a> {
     report: SendReport,
     dictionaries: HashSet<u32>,
     may_share: bool,
+    /// Whether the pool may hold special files.
+    has_special: bool,
     sent: Sent,
     /// Whether a file with several names was sent.
     pub(super) has_links: bool,
@@ -199,6 +201,7 @@ impl<'a> Sender<'a> {
             // If a snapshot has several pointers to an extent, they stay counted while the snapshot
             // exists.
             may_share: live.state().superblock.incompat & FEATURE_SHARED != 0,
+            has_special: live.state().superblock.incompat & FEATURE_SPECIAL_FILES != 0,
             sent: Sent::default(),
             has_links: false,
             told,
@@ -220,7 +223,7 @@ impl<'a> Sender<'a> {
             scope: self.scope,
             created_ns: plan.created_ns,
             kind: attributes.kind,
-            has_special: self.snapshot.state().superblock.incompat & FEATURE_SPECIAL_FILES != 0,
+            has_special: self.has_special,
             name: plan.name.to_vec(),
         };
         let is_of_this =
