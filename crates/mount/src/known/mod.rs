@@ -98,9 +98,9 @@ struct Remembered {
     is_ours: bool,
 }
 
-/// Who was refused to open a file lately. The kernel looks up the name then and tries once more, and
-/// must not be refused again because another commit has come in between. Meanwhile it may forget the
-/// file.
+/// Who was refused to open a file lately. The kernel looks up the name then and tries once more,
+/// and must not be refused again because another commit has come in between. Meanwhile it may
+/// forget the file.
 #[derive(Debug, Default)]
 struct Refusals(BTreeMap<(INodeNo, Caller), Refusal>);
 
