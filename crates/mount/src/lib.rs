@@ -35,6 +35,12 @@ mod open_files;
 mod told_names;
 mod tree;
 
+#[cfg(test)]
+#[path = "../../engine/tests/common/mod.rs"]
+mod test_common;
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;

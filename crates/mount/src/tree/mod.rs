@@ -62,6 +62,8 @@ struct Lost {
     noted: AtomicU64,
     /// How many losses somebody was told of, see [`Group::losses`].
     told: AtomicU64,
+    /// After how many losses it was last checked which open files have no name.
+    checked: AtomicU64,
 }
 
 impl Lost {
@@ -132,6 +134,16 @@ impl Tree {
         self.inodes
     }
 
+    #[cfg(test)]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    #[cfg(test)]
+    pub fn flusher(&self) -> &Flusher {
+        &self.flusher
+    }
+
     /// Commits what has joined the group, with the changes of these files.
     pub fn publish(&self, files: &[Arc<File>]) -> Result<()> {
         self.commit(files, Durability::Visible)
@@ -139,7 +151,22 @@ impl Tree {
 
     /// Commits everything, durably.
     pub fn sync_all(&self) -> Result<()> {
-        self.commit(&self.open.changed(), Durability::Durable)
+        self.commit(&self.changed_files(), Durability::Durable)
+    }
+
+    /// Returns the files in use that have changes and a name.
+    fn changed_files(&self) -> Vec<Arc<File>> {
+        let losses = self.group.losses();
+        if self.lost.checked.swap(losses, Ordering::Relaxed) != losses {
+            // What took a name away may have been lost, and then the file has it again.
+            for id in self.open.nameless() {
+                let known = self.group.view(|view| view.attributes(id));
+                if known.is_ok_and(|known| known.link_count > 0) {
+                    self.open.set_nameless(id, false);
+                }
+            }
+        }
+        self.open.changed()
     }
 
     fn commit(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
