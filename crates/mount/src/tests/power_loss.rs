@@ -19,22 +19,21 @@
 //! A failure names the seed; `HARDPACK_MOUNT_CRASH_SEED` sets the first one.
 
 use std::collections::{BTreeMap, HashSet};
-use std::io;
 use std::sync::Arc;
 
 use fuser::RenameFlags;
-use hardpack_engine::device::Device;
-use hardpack_engine::pool::{FileOwner, Group, Kind, Pool, ROOT};
+use hardpack_engine::pool::{Group, Kind, Pool, ROOT};
 use hardpack_engine::{FileId, Txg};
 
 use super::model::{Model, Names, Shown, XATTR, read_names};
+use super::{OWNER, mount_with, new_device};
 use crate::errno::{Answer, Refusal};
 use crate::listing::Listings;
 use crate::test_common::faults::{Faults, Kind as FaultKind};
 use crate::test_common::sim_device::{Disk, Op, SimDevice};
-use crate::test_common::{Rng, create_options, env_number, options, problems, read_all};
+use crate::test_common::{Rng, env_number, options, problems, read_all};
 use crate::tree::{Allocation, Change, Existing, Tree};
-use crate::{Marks, MountOptions, attributes};
+use crate::{FailMode, attributes};
 
 /// The number of cuts in a run of the tests.
 const STATES_DEFAULT: u64 = 3000;
@@ -42,23 +41,11 @@ const STATES_DEFAULT: u64 = 3000;
 const STEP_COUNT: usize = 150;
 /// How many cuts of a run are tried.
 const CUTS_OF_A_RUN: u64 = 250;
-/// Changes of a file beyond this are written ahead of their commit.
-const DIRTY_LEN_MAX: usize = 512 << 10;
-const OWNER: FileOwner = FileOwner { uid: 7, gid: 7 };
 /// The time at which a run begins, in nanoseconds since 1970.
 const BEGIN_NS: i64 = 1_700_000_000_000_000_000;
 
 /// How a recording is changed, like a disk that breaks its promises.
 type Mutate = fn(&mut Vec<Op>);
-
-struct NoMarks;
-
-impl Marks for NoMarks {
-    fn open(&self, _: FileId) -> io::Result<bool> {
-        Ok(true)
-    }
-    fn close(&self, _: FileId) {}
-}
 
 /// What happened in a step.
 #[derive(Clone, Debug)]
@@ -136,24 +123,11 @@ fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// Opens the pool on a device, and its root as a mounted directory.
-fn mount(device: &Arc<SimDevice>) -> hardpack_engine::Result<(Pool, Arc<Tree>)> {
-    let pool = Pool::open(device.handle() as Arc<dyn Device>, options(DIRTY_LEN_MAX))?;
-    let mount = MountOptions::new("/nowhere".into());
-    let tree = Tree::new(pool.clone(), ROOT, Box::new(NoMarks), mount)?;
-    Ok((pool, Arc::new(tree)))
-}
-
 impl Run {
     fn new(seed: u64, has_faults: bool) -> Run {
-        let device = SimDevice::new(Vec::new());
-        let create =
-            hardpack_engine::pool::CreateOptions { file_name: None, ..create_options(9, &[]) };
-        let made = Pool::create(device.clone() as Arc<dyn Device>, &create, options(DIRTY_LEN_MAX));
-        drop(made.expect("the pool is created"));
-        device.take_trace();
+        let device = new_device();
         attributes::set_test_time(BEGIN_NS);
-        let (pool, tree) = mount(&device).expect("the pool opens");
+        let (pool, tree) = mount_with(&device, FailMode::Continue).expect("the pool opens");
         let listings = Listings::default();
         let directory = listings.open(&tree, ROOT);
         let faults = has_faults.then(Faults::default);
@@ -211,7 +185,7 @@ impl Run {
     /// Goes on as after `hardpack mount --replace`: nothing is open, and what was not committed is
     /// gone.
     fn mount_again(&mut self) -> Result<(), String> {
-        (self.pool, self.tree) = mount(&self.device).map_err(text)?;
+        (self.pool, self.tree) = mount_with(&self.device, FailMode::Continue).map_err(text)?;
         self.listings = Listings::default();
         self.directory = self.listings.open(&self.tree, ROOT);
         self.open.clear();

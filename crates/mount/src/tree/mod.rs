@@ -7,7 +7,7 @@ mod names;
 mod space;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::flusher::{self, Flusher};
 use crate::inodes::Inodes;
 use crate::known::Seen;
 use crate::open_files::OpenFiles;
-use crate::{Marks, MountOptions};
+use crate::{FailMode, Marks, MountOptions};
 
 /// A mounted directory.
 pub struct Tree {
@@ -49,6 +49,9 @@ pub struct Tree {
     /// The file of the pool.
     path: PathBuf,
     is_read_only: bool,
+    fail_mode: FailMode,
+    /// Whether the pool could not be written, and nothing is changed any more.
+    is_stopped: AtomicBool,
     commit_interval: Duration,
     pub attribute_ttl: Duration,
 }
@@ -98,6 +101,8 @@ impl Tree {
             written: AtomicU64::new(0),
             path: options.source,
             is_read_only: options.read_only || pool.store().device().is_read_only(),
+            fail_mode: options.fail_mode,
+            is_stopped: AtomicBool::new(false),
             commit_interval: options.commit_interval,
             attribute_ttl: options.attribute_ttl,
             pool,
@@ -170,7 +175,15 @@ impl Tree {
     }
 
     fn commit(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
-        let done = self.group.commit(files, durability);
+        let done = match self.is_stopped.load(Ordering::Acquire) {
+            false => self.group.commit(files, durability),
+            true => {
+                // What has joined meanwhile must not keep others from committing.
+                self.group.abandon();
+                files.iter().for_each(|file| self.group.discard(file));
+                Err(Error::FailStop)
+            }
+        };
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
             self.note_lost_bytes();
@@ -180,8 +193,15 @@ impl Tree {
         done
     }
 
-    /// Notes an error, if it has cost changes of names and attributes.
+    /// Notes an error, if it has cost changes of names and attributes, or ends all changes.
     fn note_error(&self, error: &Error) {
+        let is_failure = matches!(error, Error::Io { .. } | Error::FailStop);
+        if is_failure
+            && self.fail_mode == FailMode::Stop
+            && !self.is_stopped.swap(true, Ordering::AcqRel)
+        {
+            self.group.abandon();
+        }
         let losses = self.group.losses();
         if self.lost.noted.swap(losses, Ordering::Relaxed) != losses {
             self.lost.why.store(errno(error).into(), Ordering::Relaxed);
@@ -224,7 +244,10 @@ impl Tree {
     }
 
     fn refuse_read_only(&self) -> Answer<()> {
-        if self.is_read_only { Err(Errno::EROFS.into()) } else { Ok(()) }
+        match self.is_read_only || self.is_stopped.load(Ordering::Acquire) {
+            true => Err(Errno::EROFS.into()),
+            false => Ok(()),
+        }
     }
 
     /// Returns a number that is another one after anything has changed that the kernel was not
