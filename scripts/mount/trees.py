@@ -2,7 +2,7 @@
 """Makes a tree with everything that files can have, or compares two trees by content and metadata.
 
 usage: trees.py make DIR [--seed N]
-       trees.py compare DIR DIR
+       trees.py compare [--no-holes] DIR DIR
 
 Compared are types, permissions, owners, times of change, sizes, bytes, holes, extended attributes, targets of links, and
 which names are of one file. As root, the tree has owners of all kinds.
@@ -47,7 +47,7 @@ def make(top, seed):
             os.chown(path, rng.choice((0, 1, 1000, 65534)), rng.choice((0, 1, 1000)))
         os.chmod(path, rng.choice((0o644, 0o600, 0o755, 0o4755, 0o2711, 0o444) if os.path.isfile(path) else (0o755, 0o700, 0o1777)))
     for path in sorted(files + folders, reverse=True):
-        ns = rng.randrange(0, 1_900_000_000_000_000_000)
+        ns = rng.randrange(0, 1_700_000_000_000_000_000)
         os.utime(path, ns=(ns, ns))
 
 
@@ -71,7 +71,7 @@ def holes(path, size):
     return found
 
 
-def describe(top):
+def describe(top, with_holes):
     """Returns {path: what there is}."""
     found, groups = {}, {}
     for folder, folders, names in os.walk(top):
@@ -90,7 +90,7 @@ def describe(top):
                 with open(path, "rb") as file:
                     entry["bytes"] = hashlib.sha256(file.read()).hexdigest()
                 entry["size"], entry["links"] = seen.st_size, seen.st_nlink
-                entry["holes"] = holes(path, seen.st_size)
+                entry["holes"] = holes(path, seen.st_size) if with_holes else []
                 groups.setdefault(seen.st_ino, []).append(os.path.relpath(path, top))
             if stat.S_ISLNK(seen.st_mode):
                 entry["target"] = os.readlink(path)
@@ -101,8 +101,8 @@ def describe(top):
     return found
 
 
-def compare(first, second):
-    one, other = describe(first), describe(second)
+def compare(first, second, with_holes=True):
+    one, other = describe(first, with_holes), describe(second, with_holes)
     different = 0
     for path in sorted(set(one) | set(other)):
         a, b = one.get(path), other.get(path)
@@ -121,6 +121,8 @@ def main(argv):
         return make(argv[1], int(argv[3]) if len(argv) == 4 else 1)
     if len(argv) == 3 and argv[0] == "compare":
         return compare(*argv[1:])
+    if len(argv) == 4 and argv[:2] == ["compare", "--no-holes"]:
+        return compare(*argv[2:], with_holes=False)
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -28,6 +28,8 @@ const READY: &[u8] = b"mounted\n";
 const END_TIME: Duration = Duration::from_secs(60);
 /// How long `umount` waits for the server's first answer. It may be busy with large commits.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// How long `umount --lazy` waits: without an answer, it leaves everything to the server.
+const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The device through which file systems are served.
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// What unmounts for users without privileges.
@@ -284,7 +286,8 @@ pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
 
 fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
     let whole = std::path::absolute(&args.directory)?;
-    let directory = match within(ANSWER_TIME, look_at(whole.clone())) {
+    let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
+    let directory = match within(time, look_at(whole.clone())) {
         Some(Looked::Dead) => return unmount(&whole, true),
         Some(Looked::At(found)) => found?,
         // Its bytes stay with the server, which commits them if it ever goes on.
