@@ -86,7 +86,7 @@ fn transactions_survive_the_server() {
                         let txn = db.transaction()?;
                         for _ in 0..3 {
                             let body = random_bytes(2000, n);
-                            txn.execute("INSERT INTO t VALUES(?, ?)", (n, body))?;
+                            txn.execute("INSERT INTO t VALUES(?, ?)", (n as i64, body))?;
                         }
                         txn.commit()?;
                         committed.store(n, Ordering::SeqCst);
