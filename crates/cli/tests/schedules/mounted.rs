@@ -41,7 +41,7 @@ fn say(recording: &Recording, line: String) {
     ops(recording).push(Op::Said(line));
 }
 
-/// A call that a thread is making: what it will have done, and where that belongs if not at the end.
+/// A call that a thread is making: what it will have done, and its place if that is not the end.
 struct Pending {
     op: Op,
     at: Option<usize>,

@@ -1,8 +1,8 @@
 //! What a mounted directory must show: every state that its names were in, and every version of the
 //! bytes of each file.
 //!
-//! States and versions are numbered by the steps of a run. State `n` is that after step `n`; state 0
-//! is the empty directory.
+//! States and versions are numbered by the steps of a run. State `n` is that after step `n`, and
+//! state 0 is the empty directory.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -6,14 +6,15 @@
 //!
 //! * names and attributes are as they were after one request, and not before the last sync that
 //!   covered them;
-//! * the bytes of each file are those of one moment, not before its last sync, and not before it was
-//!   last moved over another file;
+//! * the bytes of each file are those of one moment, not before its last sync, and not before it
+//!   was last moved over another file;
 //! * if writes and syncs failed before, what was lost with a group is not there in part.
 //!
 //! `make test` tries some cuts of some seeds. To try many more:
 //!
 //! ```text
-//! HARDPACK_MOUNT_CRASH_STATES=500000 cargo test --release -p hardpack-mount power_loss -- --nocapture
+//! HARDPACK_MOUNT_CRASH_STATES=500000 \
+//!     cargo test --release -p hardpack-mount power_loss -- --nocapture
 //! ```
 //!
 //! A failure names the seed; `HARDPACK_MOUNT_CRASH_SEED` sets the first one.
@@ -212,8 +213,8 @@ impl Run {
         }
     }
 
-    /// After a fault, takes over what is left: names as they were at one moment since the last sync,
-    /// bytes that the file has had.
+    /// After a fault, takes over what is left: names as they were at one moment since the last
+    /// sync, bytes that the file has had.
     fn settle(&mut self) -> Result<(), String> {
         let losses = self.tree.group().losses();
         let is_new_loss = std::mem::replace(&mut self.losses, losses) != losses;
