@@ -123,7 +123,7 @@ impl Model {
         let is_it = |step: &usize| self.states[*step] == *found;
         let mut fitting = (*steps.start()..=newest).filter(is_it);
         if let Some(first) = fitting.next() {
-            return Ok((first, fitting.last().unwrap_or(first)));
+            return Ok((first, fitting.next_back().unwrap_or(first)));
         }
         let wanted = &self.states[newest];
         let differing: Vec<_> =

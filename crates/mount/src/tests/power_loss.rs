@@ -637,13 +637,7 @@ impl Recording {
         let finished = self.steps.partition_point(|step| step.trace_len <= cut);
         // State `n` is that after `steps[n - 1]`.
         let newest = (finished + 1).min(self.steps.len());
-        let synced = |covers: &dyn Fn(&Durable) -> bool| {
-            self.steps[..finished]
-                .iter()
-                .rposition(|step| covers(&step.durable))
-                .map_or(0, |at| at + 1)
-        };
-        let names_from = synced(&|durable| *durable != Durable::Nothing);
+        let names_from = self.last_synced(finished, |durable| *durable != Durable::Nothing);
         let states = match has_faults {
             true => names_from..=newest,
             // The number of the commit tells which request made it, or found it made.
@@ -658,22 +652,30 @@ impl Recording {
         let group = Group::new(pool.clone());
         let found = group.view(|view| read_names(view, ROOT)).map_err(text)?;
         let (first, last) = self.model.find_state(&found, states)?;
-        self.check_files(&pool, &found, (first, newest), &synced)?;
+        self.check_files(&pool, &found, first, finished)?;
         Ok(last < finished)
+    }
+
+    /// Returns the last of the finished steps that made durable what is asked for.
+    fn last_synced(&self, finished: usize, covers: impl Fn(&Durable) -> bool) -> usize {
+        let last = self.steps[..finished].iter().rposition(|step| covers(&step.durable));
+        last.map_or(0, |at| at + 1)
     }
 
     fn check_files(
         &self,
         pool: &Pool,
         found: &Names,
-        (state, newest): (usize, usize),
-        synced: &dyn Fn(&dyn Fn(&Durable) -> bool) -> usize,
+        state: usize,
+        finished: usize,
     ) -> Result<(), String> {
         for (path, it) in found.iter().filter(|(_, it)| it.kind == Kind::File) {
             let file = pool.file(it.id).map_err(text)?;
             let bytes = read_all(&file).map_err(text)?;
-            let from =
-                synced(&|durable| *durable == Durable::All || *durable == Durable::File(it.id));
+            let covers =
+                |durable: &Durable| *durable == Durable::All || *durable == Durable::File(it.id);
+            let from = self.last_synced(finished, covers);
+            let newest = (finished + 1).min(self.steps.len());
             let checked = self.model.check_bytes(it.id, &bytes, from..=newest, state);
             checked.map_err(|error| format!("'{}': {error}", shown(path)))?;
         }
