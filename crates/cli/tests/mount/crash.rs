@@ -99,7 +99,10 @@ fn transactions_survive_the_server() {
             }
             mount.kill();
         });
-        mount.check();
+        // A transaction may be half done: its journal is another file of the pool, which SQLite
+        // applies when it opens the database through a mount.
+        let mut check = hardpack();
+        check.args(["check", "-q", "--no-integrity-check"]).arg(&mount.pool).assert().success();
         mount.again(&["--replace"]);
         for (mode, committed) in modes.iter().zip(&committed) {
             let db = open(&mount.at(mode), mode).unwrap();

@@ -100,6 +100,15 @@ fn a_server_that_is_stopped_is_told() {
     let server = mount.server();
     let signal = |signal| rustix::process::kill_process(server, signal).unwrap();
     signal(rustix::process::Signal::STOP);
+    // Its threads stop one by one, and the first calls may still be answered.
+    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
+    let is_stopped = |thread: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    while !fs::read_dir(&threads).unwrap().all(is_stopped) {
+        std::thread::yield_now();
+    }
     let said = stderr_of(hardpack().arg("umount").arg(&mount.point), 3);
     assert!(said.contains("its server does not answer") && said.contains("kill"), "{said}");
     hardpack().args(["umount", "--lazy"]).arg(&mount.point).assert().success();
