@@ -15,7 +15,7 @@ use crate::tree::Tree;
 
 fn create(tree: &Tree, name: &[u8], bytes: &[u8]) -> Answer<()> {
     let new = tree.create((ROOT, name), 0o600, OWNER, true)?;
-    let id = tree.inodes().file(new.ino);
+    let id = tree.inodes().file(new.0.ino);
     let written = tree.write(id, bytes, 0);
     let done = written.and_then(|()| tree.sync(id));
     tree.close(id)?;
@@ -38,7 +38,7 @@ fn failing(mode: FailMode, kind: FaultKind) -> (Arc<SimDevice>, Pool, Arc<Tree>,
 }
 
 fn read_old(tree: &Tree) -> Vec<u8> {
-    let id = tree.inodes().file(tree.lookup(ROOT, b"old").unwrap().ino);
+    let id = tree.inodes().file(tree.lookup(ROOT, b"old").unwrap().0.ino);
     tree.read(id, 0, 100).unwrap()
 }
 
@@ -60,7 +60,7 @@ fn with_stop_no_change_is_made_after_the_first_failure() {
     let (device, _, tree, faults) = failing(FailMode::Stop, FaultKind::WriteError);
     // Changes of two files, of which only one is committed.
     let new = tree.create((ROOT, b"open"), 0o600, OWNER, true).unwrap();
-    let open = tree.inodes().file(new.ino);
+    let open = tree.inodes().file(new.0.ino);
     tree.write(open, b"open", 0).unwrap();
     assert_eq!(number(create(&tree, b"lost", b"lost")), libc::EIO);
     faults.disarm();

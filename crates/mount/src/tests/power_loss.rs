@@ -329,7 +329,7 @@ impl Run {
             Ok(new) => new,
             Err(error) => return Some((what, Err(error))),
         };
-        let id = self.tree.inodes().file(new.ino);
+        let id = self.tree.inodes().file(new.0.ino);
         self.note_new(path, id, Kind::File, mode, Vec::new());
         self.open.insert(id, 1);
         Some((what, Ok(Durable::Nothing)))
@@ -375,7 +375,7 @@ impl Run {
     fn write(&mut self) -> Option<(String, Answer<Durable>)> {
         let id = self.any_file()?;
         let is_open = self.open.contains_key(&id);
-        if !is_open && let Err(error) = self.tree.open(id) {
+        if !is_open && let Err(error) = self.tree.open(id, true) {
             return Some((format!("open {id:?}"), Err(error)));
         }
         let len = match self.rng.below(12) {
@@ -561,7 +561,7 @@ impl Run {
         if self.rng.one_in(3) {
             let path = self.any_path(|it| it.kind == Kind::File)?;
             let id = self.model.names[&path].id;
-            let done = self.tree.open(id);
+            let done = self.tree.open(id, true);
             if done.is_ok() {
                 *self.open.entry(id).or_default() += 1;
             }
