@@ -40,10 +40,11 @@ bench: build
 	bench/bench.py $(BENCH)
 
 # Simulates many more losses of power than `make test` has time for: a quarter of an hour on the engine alone, then as
-# long again on SQLite, the VFS and the engine together. Both print a table.
+# long again on SQLite, the VFS and the engine together, and some minutes on a mounted directory. All print what they tried.
 crash: packages
 	HARDPACK_CRASH_STATES=1000000 cargo test --release --locked -p hardpack-engine --test crash -- --nocapture
 	HARDPACK_VFS_CRASH_STATES=200000 cargo test --release --locked -p hardpack-sqlite --test power_loss -- --nocapture
+	HARDPACK_MOUNT_CRASH_STATES=400000 cargo test --release --locked -p hardpack-mount power_loss -- --nocapture
 
 # Lets threads, processes and commands use one pool, in many more orders than `make test` has time for: some minutes.
 # Prints the seeds of the orders that failed.

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Measures a mounted pool beside ext4 and btrfs (with the same codec) on loop devices.
 
-usage: mount.py [--rounds N] [--mb N] [--files N] [--work DIR] [--cli PATH] [--json]
+usage: mount.py [--rounds N] [--mb N] [--files N] [--work DIR] [--cli PATH] [--json] [--readonly-compare [--tree DIR]]
 
 Needs root and /dev/fuse. The file systems take turns, and each is made anew in each round; the medians are printed, with
 the multiple of ext4. Caches are dropped before what is called cold. The files are those of /usr/share and of the work
 tree, repeated until there are enough of them; writing ends with a sync.
+
+With --readonly-compare, one tree is packed into read-only images instead: squashfs of the kernel, DwarFS if `mkdwarfs` and
+`dwarfs` are there, and pools mounted with `-o ro`. Their sizes are compared, and how fast all of it is read.
 """
 
 import argparse
@@ -32,6 +35,8 @@ def parse_arguments(argv):
     parser.add_argument("--work", default=None)
     parser.add_argument("--cli", default=os.path.join(ROOT, "target/release/hardpack"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--readonly-compare", action="store_true")
+    parser.add_argument("--tree", default="/usr/lib/python3", help="what the read-only images hold")
     return parser.parse_args(argv)
 
 
@@ -182,10 +187,96 @@ def measure(kind, work, args, data):
     return figures
 
 
+def make_pool(cli, tree, image, *properties):
+    """Packs a tree into a pool with these properties."""
+    run(cli, "create", *[word for each in properties for word in ("-o", each)], image)
+    run(cli, "put", tree, os.path.join(image, "tree"))
+
+
+def readonly_kinds(cli):
+    """Returns {name: (make the image, mount it, unmount it)}."""
+
+    def pool(*properties):
+        return (
+            lambda tree, image: make_pool(cli, tree, image, *properties),
+            lambda image, point: run(cli, "mount", "-o", "ro", image, point),
+            lambda point: run(cli, "umount", point),
+        )
+
+    def squashfs(*options):
+        return (
+            lambda tree, image: run("mksquashfs", tree, image, "-quiet", "-no-progress", *options),
+            lambda image, point: run("mount", "-o", "loop,ro", "-t", "squashfs", image, point),
+            lambda point: run("umount", point),
+        )
+
+    kinds = {}
+    if shutil.which("mksquashfs"):
+        kinds["squashfs zstd-3"] = squashfs("-comp", "zstd", "-Xcompression-level", "3", "-b", "128K")
+        kinds["squashfs zstd-19"] = squashfs("-comp", "zstd", "-Xcompression-level", "19", "-b", "1M")
+    if shutil.which("mkdwarfs") and shutil.which("dwarfs"):
+        kinds["DwarFS"] = (
+            lambda tree, image: run("mkdwarfs", "-i", tree, "-o", image),
+            lambda image, point: run("dwarfs", image, point),
+            lambda point: run("umount", point),
+        )
+    kinds["pool zstd-3"] = pool("compression=zstd-3")
+    kinds["pool zstd-19, 1M, dedup"] = pool("compression=zstd-19", "recordsize=1M", "dedup=on")
+    return kinds
+
+
+def tree_len(tree):
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(tree) for name in names]
+    return sum(os.lstat(path).st_size for path in paths), len(paths)
+
+
+def measure_readonly(kind, work, tree):
+    make, mount, unmount = kind
+    shutil.rmtree(work, ignore_errors=True)
+    image, point = os.path.join(work, "image"), os.path.join(work, "mnt")
+    os.makedirs(point)
+    length, count = tree_len(tree)
+    figures = {"made, MB/s": length / 1e6 / timed(lambda: make(tree, image))}
+    figures["size, % of the files"] = 100 * os.stat(image).st_size / length
+    for name, act, amount in (
+        ("found cold, 1/s", look, count), ("read cold, MB/s", read_small, length / 1e6),
+    ):
+        drop_caches()
+        mount(image, point)
+        try:
+            figures[name] = amount / timed(lambda act=act: act(point))
+            if act is read_small:
+                figures["read warm, MB/s"] = amount / timed(lambda: read_small(point))
+        finally:
+            unmount(point)
+    return figures
+
+
+def compare_readonly(args, work):
+    kinds, rounds = readonly_kinds(args.cli), {}
+    for _ in range(args.rounds):
+        for name, kind in kinds.items():
+            rounds.setdefault(name, []).append(measure_readonly(kind, os.path.join(work, "readonly"), args.tree))
+    medians = {name: {key: statistics.median(one[key] for one in ones) for key in ones[0]} for name, ones in rounds.items()}
+    if args.json:
+        return print(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
+    length, count = tree_len(args.tree)
+    print(f"{args.tree}: {count} files, {length / 1e6:.0f} MB")
+    if "DwarFS" not in kinds:
+        print("DwarFS is not installed: it is left out")
+    for name, figures in medians.items():
+        print("%-26s" % name + "".join("%12.1f %s" % (value, key) for key, value in figures.items()))
+
+
 def main(argv):
     args = parse_arguments(argv)
     work = tempfile.mkdtemp(prefix="hardpack-mount-", dir=args.work)
     rounds = {kind: [] for kind in KINDS}
+    if args.readonly_compare:
+        try:
+            return compare_readonly(args, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     try:
         data = text_of(args.mb * 1_000_000)
         for _ in range(args.rounds):

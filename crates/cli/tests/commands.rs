@@ -152,6 +152,30 @@ fn check_runs_integrity_check() {
     hardpack().args(["check", "-q", "--no-integrity-check"]).arg(&good).assert().success();
 }
 
+/// The full-text index of SQLite's own documentation has a tokenizer that no other program knows.
+#[test]
+fn check_goes_on_after_an_index_with_an_unknown_tokenizer() {
+    let (directory, sound) = directory_with("sound.db", b"");
+    make_database(&sound, 1024, 100);
+    let foreign = directory.path().join("foreign.db");
+    let db = rusqlite::Connection::open(&foreign).unwrap();
+    db.execute_batch(
+        "create virtual table t using fts5(a);
+         insert into t values ('text');
+         pragma writable_schema = on;
+         update sqlite_schema set sql = 'create virtual table t using fts5(a, tokenize=own)'
+             where name = 't';",
+    )
+    .unwrap();
+    drop(db);
+    let pool = directory.path().join("p.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).args([&foreign, &sound, &pool]).assert().success();
+    let json = json_of(hardpack().args(["check", "-q", "--json"]).arg(&pool));
+    assert_eq!((&json["ok"], &json["databases"]), (&true.into(), &1.into()), "{json}");
+    assert_eq!(json["integrity_unchecked"].as_array().unwrap().len(), 1, "{json}");
+}
+
 /// An index may need a function that only its own program has. That is no damage, and
 /// does not keep others from being checked.
 #[test]

@@ -107,7 +107,22 @@ pub fn nanoseconds(time: SystemTime) -> i64 {
 
 /// Returns the present time in nanoseconds since 1970.
 pub fn now() -> i64 {
+    #[cfg(test)]
+    if let Some(now_ns) = TEST_TIME_NS.get() {
+        return now_ns;
+    }
     nanoseconds(SystemTime::now())
+}
+
+#[cfg(test)]
+thread_local! {
+    static TEST_TIME_NS: std::cell::Cell<Option<i64>> = const { std::cell::Cell::new(None) };
+}
+
+/// Sets the time for this thread, so that what it does depends on nothing else.
+#[cfg(test)]
+pub fn set_test_time(now_ns: i64) {
+    TEST_TIME_NS.set(Some(now_ns));
 }
 
 /// Returns a time that a request names.

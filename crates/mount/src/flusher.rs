@@ -70,6 +70,14 @@ impl Flusher {
         self.awake.notify_one();
     }
 
+    /// Takes the files that are to join the next commit of the group.
+    #[cfg(test)]
+    pub fn take_due(&self) -> Vec<Arc<File>> {
+        let mut work = self.work();
+        work.joined = None;
+        std::mem::take(&mut work.due)
+    }
+
     /// Waits until there is something to commit.
     fn wait(&self, interval: Duration) -> Now {
         let mut work = self.work();

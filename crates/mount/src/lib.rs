@@ -37,6 +37,12 @@ mod open_files;
 mod told_names;
 mod tree;
 
+#[cfg(test)]
+#[path = "../../engine/tests/common/mod.rs"]
+mod test_common;
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -64,6 +70,17 @@ pub trait Marks: Send + Sync {
     fn close(&self, file: FileId);
 }
 
+/// What happens when the pool cannot be written. A full disk is no such failure.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum FailMode {
+    /// Whoever writes gets an error. Later changes are tried again, as far as the pool allows that:
+    /// after a failed sync, nothing is committed until it is mounted again.
+    #[default]
+    Continue,
+    /// After the first failure, all changes are refused until the pool is mounted again.
+    Stop,
+}
+
 /// How to mount a pool.
 pub struct MountOptions {
     /// What the list of mounts shows as the device: the path of the pool.
@@ -80,6 +97,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// How long changes may wait until they are durable.
     pub commit_interval: Duration,
+    /// What happens when the pool cannot be written.
+    pub fail_mode: FailMode,
     /// How long the kernel may answer from what it knows about names and attributes.
     pub attribute_ttl: Duration,
 }
@@ -117,6 +136,7 @@ impl MountOptions {
             owner: FileOwner::default(),
             threads: std::thread::available_parallelism().map_or(2, usize::from).max(2),
             commit_interval: Duration::from_secs(5),
+            fail_mode: FailMode::default(),
             attribute_ttl: Duration::from_secs(1),
         }
     }

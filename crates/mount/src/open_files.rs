@@ -110,6 +110,12 @@ impl OpenFiles {
         }
     }
 
+    /// Returns the files that have lost their last name.
+    pub fn nameless(&self) -> Vec<FileId> {
+        let files = self.files();
+        files.iter().filter(|(_, it)| it.is_nameless).map(|(id, _)| *id).collect()
+    }
+
     /// Forgets a file that is gone. Returns its handle, whose changes are to be discarded.
     pub fn forget(&self, id: FileId) -> Option<Arc<File>> {
         let mut files = self.files();

@@ -19,8 +19,11 @@ and as a pool: the locks of the one do not exclude the other.
 
 Options for -o, separated by commas: ro, rw, noexec, nosuid, nodev, dev (device nodes can be opened, \
 if root mounts it), noatime, allow_other, uid=N and gid=N (the owner of files about which the pool \
-says nothing). To mount at boot, make /sbin/mount.hardpack a link to this program, and write in \
-/etc/fstab:
+says nothing), failmode=continue (the default) and failmode=stop: what happens when the pool file \
+cannot be written. With both, the writer gets an error and reads go on; with 'stop', all further \
+changes are refused until the pool is mounted again.
+
+To mount at boot, make /sbin/mount.hardpack a link to this program, and write in /etc/fstab:
   /data/archive.hpk  /mnt/archive  hardpack  ro,allow_other  0  0
 
 Examples:

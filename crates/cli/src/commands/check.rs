@@ -69,10 +69,15 @@ enum Verdict {
     Foreign(String),
 }
 
-/// How SQLite begins to say that a database needs a function, a collation or a module that only a
-/// program defines.
-const FOREIGN: [&str; 4] =
-    ["unknown function", "no such function", "no such collation sequence", "no such module"];
+/// How SQLite begins to say that a database needs a function, a collation, a module or a tokenizer
+/// that only a program defines. Of a tokenizer it says nothing more.
+const FOREIGN: [&str; 5] = [
+    "unknown function",
+    "no such function",
+    "no such collation sequence",
+    "no such module",
+    "SQL logic error",
+];
 
 /// A database in the pool: its name, and the path by which SQLite opens it.
 struct Database {

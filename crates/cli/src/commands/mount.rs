@@ -12,7 +12,7 @@ use std::time::Duration;
 use hardpack_engine::FileId;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{FileOwner, Kind};
-use hardpack_mount::{Flag, Marks, MountOptions, Mounted, SERVER_XATTR};
+use hardpack_mount::{FailMode, Flag, Marks, MountOptions, Mounted, SERVER_XATTR};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
@@ -26,6 +26,10 @@ use crate::{output, sys, text};
 const READY: &[u8] = b"mounted\n";
 /// How long `umount` waits for the server to end.
 const END_TIME: Duration = Duration::from_secs(60);
+/// How long `umount` waits for the server's first answer. It may be busy with large commits.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// How long `umount --lazy` waits: without an answer, it leaves everything to the server.
+const LAZY_ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The device through which file systems are served.
 const FUSE_DEVICE: &str = "/dev/fuse";
 /// What unmounts for users without privileges.
@@ -132,6 +136,7 @@ struct Wanted {
     read_only: bool,
     allow_other: bool,
     flags: Vec<Flag>,
+    fail_mode: FailMode,
     uid: Option<u32>,
     gid: Option<u32>,
 }
@@ -160,6 +165,12 @@ impl Wanted {
                     "",
                 ) => {}
                 (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
+                ("failmode", "continue") => wanted.fail_mode = FailMode::Continue,
+                ("failmode", "stop") => wanted.fail_mode = FailMode::Stop,
+                ("failmode", _) => {
+                    let text = format!("'{option}' is neither failmode=continue nor failmode=stop");
+                    return Err(Reason::new(Code::Cannot, text));
+                }
                 ("uid", number) => wanted.uid = Some(numeric(option, number)?),
                 ("gid", number) => wanted.gid = Some(numeric(option, number)?),
                 _ => {
@@ -184,8 +195,8 @@ impl Wanted {
         };
         let default = MountOptions::new(fs::canonicalize(pool)?);
         let threads = threads.map_or(default.threads, usize::from);
-        let (allow_other, flags) = (self.allow_other, self.flags);
-        Ok(MountOptions { read_only, allow_other, flags, owner, threads, ..default })
+        let (allow_other, flags, fail_mode) = (self.allow_other, self.flags, self.fail_mode);
+        Ok(MountOptions { read_only, allow_other, flags, fail_mode, owner, threads, ..default })
     }
 }
 
@@ -197,24 +208,17 @@ fn numeric(option: &str, number: &str) -> Result<u32, Reason> {
 /// Returns the full path of the directory to mount on.
 fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason> {
     let shown = text::path(directory);
-    // The kernel may answer for a server that has died, but not about this.
-    let asked = rustix::fs::getxattr(directory, SERVER_XATTR, &mut [0; 16]);
-    let found = match asked {
-        Err(Errno::NOTCONN) => Err(Errno::NOTCONN.into()),
-        _ => fs::metadata(directory),
-    };
-    match found {
+    if has_died(directory) {
+        if !replace {
+            let text = format!("a mount on '{shown}' has died and is still there");
+            return Err(Reason::new(Code::Cannot, text)
+                .hint("'hardpack mount --replace' takes its place, 'hardpack umount' removes it"));
+        }
+        unmount(&std::path::absolute(directory)?, true)?;
+    }
+    match fs::metadata(directory) {
         Ok(metadata) if !metadata.is_dir() => {
             return Err(Reason::new(Code::Cannot, format!("'{shown}' is not a directory")));
-        }
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
-            if !replace {
-                let text = format!("a mount on '{shown}' has died and is still there");
-                return Err(Reason::new(Code::Cannot, text).hint(
-                    "'hardpack mount --replace' takes its place, 'hardpack umount' removes it",
-                ));
-            }
-            unmount(&std::path::absolute(directory)?, true)?;
         }
         Err(error) => return Err(Reason::from(error).about(directory)),
         Ok(_) => {}
@@ -225,6 +229,13 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason>
         return Err(Reason::new(Code::InUse, text).hint("'hardpack umount' removes it"));
     }
     Ok(directory)
+}
+
+/// Whether the server of what is mounted on a directory has died. The kernel may go on to show what
+/// it knows of the directory, so this asks for something that only the server knows.
+fn has_died(directory: &Path) -> bool {
+    let mut number = [0; 16];
+    rustix::fs::getxattr(directory, SERVER_XATTR, &mut number) == Err(Errno::NOTCONN)
 }
 
 /// Whether a pool is mounted on a directory.
@@ -279,27 +290,68 @@ pub fn umount(args: &UmountArgs) -> Result<ExitCode, Failure> {
 }
 
 fn umount_and_wait(args: &UmountArgs) -> Result<(), Reason> {
-    // A mount that has died cannot be looked at.
-    let directory = match fs::canonicalize(&args.directory) {
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTCONN) => {
-            return unmount(&std::path::absolute(&args.directory)?, true);
+    let whole = std::path::absolute(&args.directory)?;
+    let time = if args.lazy { LAZY_ANSWER_TIME } else { ANSWER_TIME };
+    let directory = match within(time, look_at(whole.clone())) {
+        Some(Looked::Dead) => return unmount(&whole, true),
+        Some(Looked::At(found)) => found?,
+        // Its bytes stay with the server, which commits them if it ever goes on.
+        None if args.lazy => return unmount(&whole, true),
+        None => {
+            let text = "its server does not answer: it is stopped, or its disk hangs";
+            return Err(Reason::new(Code::Cannot, text).hint(
+                "let it go on ('pgrep -fa hardpack' finds it, 'kill -CONT' resumes it), or kill \
+                 it and unmount again: what was synced is in the pool",
+            ));
         }
-        found => found?,
     };
-    if !is_mounted(&directory)? {
-        return Err(Reason::new(Code::Cannot, "no pool is mounted there"));
-    }
     let server = server_of(&directory);
     // Errors of writing are told here, while there is somebody to be told.
-    File::open(&directory)?.sync_all()?;
+    let synced = File::open(&directory)?.sync_all();
     unmount(&directory, args.lazy)?;
     let ended = server.is_none_or(|server| {
         args.lazy || sys::is_readable(server.as_fd(), END_TIME).unwrap_or(true)
     });
+    // Staying mounted would bring back nothing of what could not be written.
+    synced.map_err(|error| {
+        let mut reason = Reason::from(error);
+        reason.text = format!("it is unmounted, but its last changes are lost: {}", reason.text);
+        reason.hint("'hardpack check POOL' tells whether the pool is whole")
+    })?;
     match ended {
         true => Ok(()),
         false => Err(Reason::new(Code::Cannot, "its server has not ended yet")),
     }
+}
+
+/// What there is on a directory.
+enum Looked {
+    /// A mount that has died: it cannot be looked at.
+    Dead,
+    /// A pool is mounted on it, with this full path.
+    At(Result<PathBuf, Reason>),
+}
+
+/// Returns a function that finds out what is mounted on a directory, by asking its server.
+fn look_at(directory: PathBuf) -> impl FnOnce() -> Looked + Send + 'static {
+    move || match fs::canonicalize(&directory) {
+        _ if has_died(&directory) => Looked::Dead,
+        Err(error) => Looked::At(Err(error.into())),
+        Ok(found) => Looked::At(is_mounted(&found).and_then(|is_there| match is_there {
+            true => Ok(found),
+            false => Err(Reason::new(Code::Cannot, "no pool is mounted there")),
+        })),
+    }
+}
+
+/// Calls a function that may wait for a server. Returns `None` if that takes too long.
+fn within<T: Send + 'static>(
+    time: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(call()));
+    answer.recv_timeout(time).ok()
 }
 
 /// Returns the process that serves a mount.

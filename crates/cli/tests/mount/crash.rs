@@ -59,6 +59,71 @@ fn what_was_synced_survives_the_server() {
     }
 }
 
+/// Stock SQLite on a mount whose server is killed: what was committed durably is there, and nothing
+/// in part. `scripts/mount.sh` does that to more programs, for longer.
+#[test]
+fn transactions_survive_the_server() {
+    if !can_mount() {
+        return;
+    }
+    let open = |path: &Path, mode: &str| -> rusqlite::Result<rusqlite::Connection> {
+        let db = rusqlite::Connection::open(path)?;
+        db.pragma_update(None, "journal_mode", mode)?;
+        db.pragma_update(None, "synchronous", "extra")?;
+        Ok(db)
+    };
+    let modes = ["wal", "delete", "persist"];
+    for round in 0..2 {
+        let mount = Mount::new();
+        let committed = [const { AtomicU64::new(0) }; 3];
+        std::thread::scope(|scope| {
+            for (mode, committed) in modes.iter().zip(&committed) {
+                let path = mount.at(mode);
+                scope.spawn(move || -> rusqlite::Result<()> {
+                    let mut db = open(&path, mode)?;
+                    db.execute_batch("CREATE TABLE t(n, body)")?;
+                    for n in 1.. {
+                        let txn = db.transaction()?;
+                        for _ in 0..3 {
+                            let body = random_bytes(2000, n);
+                            txn.execute("INSERT INTO t VALUES(?, ?)", (n as i64, body))?;
+                        }
+                        txn.commit()?;
+                        committed.store(n, Ordering::SeqCst);
+                    }
+                    Ok(())
+                });
+            }
+            while committed.iter().any(|it| it.load(Ordering::SeqCst) < 5 + round * 20) {
+                std::thread::yield_now();
+            }
+            mount.kill();
+        });
+        // A transaction may be half done: its journal is another file of the pool, which SQLite
+        // applies when it opens the database through a mount.
+        let mut check = hardpack();
+        check.args(["check", "-q", "--no-integrity-check"]).arg(&mount.pool).assert().success();
+        mount.again(&["--replace"]);
+        for (mode, committed) in modes.iter().zip(&committed) {
+            let db = open(&mount.at(mode), mode).unwrap();
+            let last = committed.load(Ordering::SeqCst) as i64;
+            let [newest, numbers, rows, bodies]: [i64; 4] = db
+                .query_row(
+                    "SELECT max(n), count(DISTINCT n), count(*), count(DISTINCT body) FROM t",
+                    [],
+                    |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]),
+                )
+                .unwrap();
+            assert!(newest == last || newest == last + 1, "{mode}: {newest}, {last}");
+            assert_eq!([numbers, rows, bodies], [newest, 3 * newest, newest], "{mode}");
+            let found: String = db.query_row("PRAGMA integrity_check", [], |r| r.get(0)).unwrap();
+            assert_eq!(found, "ok", "{mode}");
+        }
+        mount.unmount();
+        mount.check();
+    }
+}
+
 /// What was open without a name when the server died is a leftover, which the next user removes.
 #[test]
 fn a_file_without_a_name_goes_with_the_server() {

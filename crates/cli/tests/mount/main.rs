@@ -9,6 +9,7 @@ mod beside;
 mod cache;
 mod content;
 mod crash;
+mod failing;
 mod names;
 mod refusals;
 mod special;
@@ -47,10 +48,15 @@ impl Mount {
 
     /// Mounts a pool that is there.
     fn of(directory: TempDir, pool: PathBuf) -> Mount {
+        Mount::of_with(directory, pool, &[])
+    }
+
+    /// Mounts a pool that is there, with these options.
+    fn of_with(directory: TempDir, pool: PathBuf, options: &[&str]) -> Mount {
         let point = directory.path().join("mnt");
         std::fs::create_dir(&point).unwrap();
         let mount = Mount { directory, pool, point };
-        mount.again(&[]);
+        mount.again(options);
         mount
     }
 

@@ -1,13 +1,15 @@
 //! How processes, threads and commands affect each other: one of them runs at a time, from one
 //! system call to the next, in an order chosen by a seed or the test. `world.rs` implements this,
 //! `cases.rs` has fixed orders, `seeds.rs` random ones, `power.rs` those that end with a loss of
-//! power, and `uses/` the table of `docs/reliability.md`.
+//! power, `mounted.rs` a loss of power under a mount,
+//! and `uses/` the table of `docs/reliability.md`.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod cases;
 #[path = "../common/mod.rs"]
 mod common;
 mod medium;
+mod mounted;
 mod pools;
 mod power;
 mod random;

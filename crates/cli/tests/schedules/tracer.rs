@@ -242,12 +242,35 @@ pub fn kill(pid: pid_t) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
+/// Waits for any thread that the calling thread traces to stop or end.
+pub fn wait_for_any() -> (pid_t, c_int) {
+    let mut status = 0;
+    loop {
+        // SAFETY: the status outlives the call.
+        let tid = unsafe { libc::waitpid(-1, &mut status, libc::__WALL | libc::__WNOTHREAD) };
+        if tid > 0 {
+            return (tid, status);
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            fail("cannot wait");
+        }
+    }
+}
+
+/// Resumes a thread, with a signal unless that is 0. With `stops_after`, it stops after the call
+/// that it is about to make.
+pub fn go_on(tid: pid_t, stops_after: bool, signal: c_int) {
+    let how = if stops_after { libc::PTRACE_SYSCALL } else { libc::PTRACE_CONT };
+    request(how as _, tid, 0, signal as u64);
+}
+
 /// Resumes a thread without waiting for it.
 pub fn release(tid: pid_t) {
     request(libc::PTRACE_CONT as _, tid, 0, 0);
 }
 
-fn registers(tid: pid_t) -> user_regs_struct {
+/// Returns the registers of a stopped thread.
+pub fn registers(tid: pid_t) -> user_regs_struct {
     // SAFETY: registers are numbers.
     let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
     if request(libc::PTRACE_GETREGS as _, tid, 0, &raw mut registers as u64) == -1 {

@@ -99,6 +99,16 @@ impl Group {
         open.has_changes = false;
     }
 
+    /// Drops the changes that have joined, and lets others commit.
+    pub fn abandon(&self) {
+        let mut open = self.open();
+        let had_joined = open.has_changes;
+        if had_joined {
+            self.lose(&mut open);
+        }
+        open.txn = None;
+    }
+
     /// Changes names and attributes, at `now_ns`. What `change` looks at before it is refused must
     /// come before what it changes.
     pub fn edit<R>(

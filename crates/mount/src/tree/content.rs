@@ -121,7 +121,7 @@ impl Tree {
         let written = self.written.fetch_add(len, Ordering::Relaxed) + len;
         if written >= WRITTEN_LEN_MAX {
             self.written.store(0, Ordering::Relaxed);
-            self.publish(&self.open.changed())?;
+            self.publish(&self.changed_files())?;
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ use crate::flusher::{self, Flusher};
 use crate::inodes::Inodes;
 use crate::known::Seen;
 use crate::open_files::OpenFiles;
-use crate::{Marks, MountOptions};
+use crate::{FailMode, Marks, MountOptions};
 
 /// A mounted directory.
 pub struct Tree {
@@ -57,6 +57,9 @@ pub struct Tree {
     /// The file of the pool.
     path: PathBuf,
     is_read_only: bool,
+    fail_mode: FailMode,
+    /// Whether the pool could not be written, and nothing is changed any more.
+    is_stopped: AtomicBool,
     commit_interval: Duration,
     pub attribute_ttl: Duration,
 }
@@ -70,6 +73,8 @@ struct Lost {
     noted: AtomicU64,
     /// How many losses somebody was told of, see [`Group::losses`].
     told: AtomicU64,
+    /// After how many losses it was last checked which open files have no name.
+    checked: AtomicU64,
 }
 
 impl Lost {
@@ -106,6 +111,8 @@ impl Tree {
             written: AtomicU64::new(0),
             path: options.source,
             is_read_only: options.read_only || pool.store().device().is_read_only(),
+            fail_mode: options.fail_mode,
+            is_stopped: AtomicBool::new(false),
             commit_interval: options.commit_interval,
             attribute_ttl: options.attribute_ttl,
             pool,
@@ -142,6 +149,16 @@ impl Tree {
         self.inodes
     }
 
+    #[cfg(test)]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    #[cfg(test)]
+    pub fn flusher(&self) -> &Flusher {
+        &self.flusher
+    }
+
     /// Commits what has joined the group, with the changes of these files.
     pub fn publish(&self, files: &[Arc<File>]) -> Result<()> {
         self.commit(files, Durability::Visible)
@@ -149,11 +166,34 @@ impl Tree {
 
     /// Commits everything, durably.
     pub fn sync_all(&self) -> Result<()> {
-        self.commit(&self.open.changed(), Durability::Durable)
+        self.commit(&self.changed_files(), Durability::Durable)
+    }
+
+    /// Returns the files in use that have changes and a name.
+    fn changed_files(&self) -> Vec<Arc<File>> {
+        let losses = self.group.losses();
+        if self.lost.checked.swap(losses, Ordering::Relaxed) != losses {
+            // What took a name away may have been lost, and then the file has it again.
+            for id in self.open.nameless() {
+                let known = self.group.view(|view| view.attributes(id));
+                if known.is_ok_and(|known| known.link_count > 0) {
+                    self.open.set_nameless(id, false);
+                }
+            }
+        }
+        self.open.changed()
     }
 
     fn commit(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
-        let done = self.group.commit(files, durability);
+        let done = match self.is_stopped.load(Ordering::Acquire) {
+            false => self.group.commit(files, durability),
+            true => {
+                // What has joined meanwhile must not keep others from committing.
+                self.group.abandon();
+                files.iter().for_each(|file| self.group.discard(file));
+                Err(Error::FailStop)
+            }
+        };
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
             self.note_lost_bytes();
@@ -163,8 +203,15 @@ impl Tree {
         done
     }
 
-    /// Notes an error, if it has cost changes of names and attributes.
+    /// Notes an error, if it has cost changes of names and attributes, or ends all changes.
     fn note_error(&self, error: &Error) {
+        let is_failure = matches!(error, Error::Io { .. } | Error::FailStop);
+        if is_failure
+            && self.fail_mode == FailMode::Stop
+            && !self.is_stopped.swap(true, Ordering::AcqRel)
+        {
+            self.group.abandon();
+        }
         let losses = self.group.losses();
         if self.lost.noted.swap(losses, Ordering::Relaxed) != losses {
             self.lost.why.store(errno(error).into(), Ordering::Relaxed);
@@ -207,7 +254,10 @@ impl Tree {
     }
 
     fn refuse_read_only(&self) -> Answer<()> {
-        if self.is_read_only { Err(Errno::EROFS.into()) } else { Ok(()) }
+        match self.is_read_only || self.is_stopped.load(Ordering::Acquire) {
+            true => Err(Errno::EROFS.into()),
+            false => Ok(()),
+        }
     }
 
     /// Returns a number that is another one after anything has changed that the kernel was not

@@ -321,7 +321,10 @@ impl Tree {
                     None => {}
                     Some(true) => self.forget(id),
                     // It has got a name again.
-                    Some(false) => self.note_due(id),
+                    Some(false) => {
+                        self.open.set_nameless(id, false);
+                        self.note_due(id);
+                    }
                 }
                 Ok(())
             }

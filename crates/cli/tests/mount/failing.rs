@@ -1,0 +1,141 @@
+//! The pool file fails below a mount, or its server does not answer.
+
+use std::fs::{self, File};
+
+use super::*;
+
+/// A mount whose pool lies in another mount, the server of which can be killed: then every read,
+/// write and sync of the pool file fails.
+struct Below {
+    outer: Mount,
+    inner: Mount,
+}
+
+impl Below {
+    fn new(options: &[&str]) -> Below {
+        let outer = Mount::new();
+        let pool = outer.at("inner.hpk");
+        hardpack().arg("create").arg(&pool).assert().success();
+        let inner = Mount::of_with(tempfile::tempdir().unwrap(), pool, options);
+        Below { outer, inner }
+    }
+
+    /// Unmounts what has failed. The command says what was lost, and the directory is free.
+    fn unmount_failed(&self) {
+        let said = stderr_of(hardpack().arg("umount").arg(&self.inner.point), 3);
+        assert!(said.contains("it is unmounted, but its last changes are lost"), "{said}");
+        assert_eq!(fs::read_dir(&self.inner.point).unwrap().count(), 0);
+    }
+}
+
+fn number<T>(done: std::io::Result<T>) -> Option<i32> {
+    done.err().and_then(|error| error.raw_os_error())
+}
+
+/// Whoever writes is told, with either `failmode`; with `stop` everybody is, from then on. What was
+/// synced is there after the next mount.
+#[test]
+fn a_pool_file_that_fails_is_told() {
+    if !can_mount() {
+        return;
+    }
+    for (options, refusal) in [
+        (&[][..], None),
+        (&["-o", "failmode=continue"], None),
+        (&["-o", "failmode=stop"], Some(libc::EROFS)),
+    ] {
+        let below = Below::new(options);
+        let Below { outer, inner } = &below;
+        write(&inner.at("kept"), b"kept");
+        File::open(inner.at("kept")).unwrap().sync_all().unwrap();
+        let open = File::create(inner.at("open")).unwrap();
+        assert_eq!(read(&inner.at("kept")), b"kept");
+        outer.kill();
+        let _ = std::io::Write::write_all(&mut &open, &random_bytes(100_000, 1));
+        assert!(open.sync_all().is_err());
+        let made = number(fs::create_dir(inner.at("new")));
+        assert!(made.is_some() && refusal.is_none_or(|wanted| made == Some(wanted)), "{made:?}");
+        drop(open);
+        below.unmount_failed();
+        outer.again(&["--replace"]);
+        inner.again(options);
+        assert_eq!(read(&inner.at("kept")), b"kept");
+        write(&inner.at("new"), b"new");
+        inner.unmount();
+        inner.check();
+        outer.unmount();
+        outer.check();
+    }
+}
+
+/// A pool file that was cut short is read as far as it goes; the rest is an error, not a crash.
+#[test]
+fn a_pool_file_that_is_cut_short_below_a_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let bytes = random_bytes(3 << 20, 1);
+    write(&mount.at("large"), &bytes);
+    File::open(mount.at("large")).unwrap().sync_all().unwrap();
+    mount.unmount();
+    mount.again(&["-o", "failmode=stop"]);
+    File::options().write(true).open(&mount.pool).unwrap().set_len(1 << 20).unwrap();
+    assert_eq!(number(fs::read(mount.at("large"))), Some(libc::EIO));
+    let file = File::create(mount.at("new"));
+    assert!(file.is_err() || file.unwrap().sync_all().is_err());
+    let _ = hardpack().arg("umount").arg(&mount.point).output().unwrap();
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+}
+
+/// `umount` does not wait for ever for a server that is stopped.
+#[test]
+fn a_server_that_is_stopped_is_told() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"f");
+    File::open(mount.at("f")).unwrap().sync_all().unwrap();
+    let server = mount.server();
+    let signal = |signal| rustix::process::kill_process(server, signal).unwrap();
+    signal(rustix::process::Signal::STOP);
+    // Its threads stop one by one, and the first calls may still be answered.
+    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
+    let is_stopped = |thread: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    while !fs::read_dir(&threads).unwrap().all(is_stopped) {
+        std::thread::yield_now();
+    }
+    let said = stderr_of(hardpack().arg("umount").arg(&mount.point), 3);
+    assert!(said.contains("its server does not answer") && said.contains("kill"), "{said}");
+    hardpack().args(["umount", "--lazy"]).arg(&mount.point).assert().success();
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+    signal(rustix::process::Signal::CONT);
+    mount.again(&[]);
+    assert_eq!(read(&mount.at("f")), b"f");
+    mount.unmount();
+    mount.check();
+}
+
+/// For a second, the kernel shows what it knows of the directory of a server that has died.
+#[test]
+fn a_mount_that_has_just_died_is_replaced() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    for round in 0..3 {
+        assert!(fs::metadata(&mount.point).is_ok());
+        mount.kill();
+        let said = stderr_of(hardpack().arg("mount").args([&mount.pool, &mount.point]), 3);
+        assert!(said.contains("has died"), "{round}: {said}");
+        mount.again(&["--replace"]);
+        assert!(fs::metadata(&mount.point).is_ok());
+        mount.kill();
+        hardpack().arg("umount").arg(&mount.point).assert().success();
+        mount.again(&[]);
+    }
+}

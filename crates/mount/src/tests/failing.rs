@@ -1,0 +1,115 @@
+//! A pool that cannot be written below a mount, and `failmode`.
+
+use std::sync::Arc;
+
+use hardpack_engine::Patience;
+use hardpack_engine::pool::{Pool, ROOT};
+
+use super::{mount_with, wanted};
+use crate::FailMode;
+use crate::errno::Answer;
+use crate::test_common::faults::{Faults, Kind as FaultKind};
+use crate::test_common::sim_device::SimDevice;
+use crate::test_common::{Rng, options, problems};
+use crate::tree::Tree;
+
+fn create(tree: &Tree, name: &[u8], bytes: &[u8]) -> Answer<()> {
+    let new = tree.create((ROOT, name), wanted(0o600), true)?;
+    let id = tree.inodes().file(new.0.ino);
+    let written = tree.write(id, bytes, 0);
+    let done = written.and_then(|()| tree.sync(id));
+    tree.close(id)?;
+    done
+}
+
+fn number<T: std::fmt::Debug>(answer: Answer<T>) -> i32 {
+    answer.unwrap_err().errno().into()
+}
+
+/// Mounts a pool with a synced file, whose next write fails as `kind` says.
+fn failing(mode: FailMode, kind: FaultKind) -> (Arc<SimDevice>, Pool, Arc<Tree>, Faults) {
+    let device = super::new_device();
+    let (pool, tree) = mount_with(&device, mode).unwrap();
+    create(&tree, b"old", b"old").unwrap();
+    let faults = Faults::default();
+    device.set_fault(Some(Box::new(faults.clone())));
+    faults.arm(kind, 1, device.image_len(), Rng(1));
+    (device, pool, tree, faults)
+}
+
+fn read_old(tree: &Tree) -> Vec<u8> {
+    let id = tree.inodes().file(tree.lookup(ROOT, b"old").unwrap().0.ino);
+    tree.read(id, 0, 100).unwrap()
+}
+
+/// The writer is told, and the next change is tried.
+#[test]
+fn with_continue_the_next_change_is_tried() {
+    let (_, pool, tree, faults) = failing(FailMode::Continue, FaultKind::WriteError);
+    assert_eq!(number(create(&tree, b"lost", b"lost")), libc::EIO);
+    faults.disarm();
+    assert_eq!(read_old(&tree), b"old");
+    create(&tree, b"new", b"new").unwrap();
+    assert_eq!(number(tree.lookup(ROOT, b"lost")), libc::ENOENT);
+    assert!(problems(&pool).unwrap().is_empty());
+}
+
+/// The writer is told, and nothing is changed any more; but reads go on, and others may commit.
+#[test]
+fn with_stop_no_change_is_made_after_the_first_failure() {
+    let (device, _, tree, faults) = failing(FailMode::Stop, FaultKind::WriteError);
+    // Changes of two files, of which only one is committed.
+    let new = tree.create((ROOT, b"open"), wanted(0o600), true).unwrap();
+    let open = tree.inodes().file(new.0.ino);
+    tree.write(open, b"open", 0).unwrap();
+    assert_eq!(number(create(&tree, b"lost", b"lost")), libc::EIO);
+    faults.disarm();
+    assert_eq!(number(create(&tree, b"new", b"new")), libc::EROFS);
+    assert_eq!(number(tree.write(open, b"more", 4)), libc::EROFS);
+    assert_eq!(number(tree.unlink((ROOT, b"old"))), libc::EROFS);
+    assert_eq!(number(tree.make_directory((ROOT, b"d"), wanted(0o700))), libc::EROFS);
+    assert_eq!(number(tree.sync(open)), libc::EIO);
+    assert!(tree.sync_all().is_err());
+    assert_eq!(read_old(&tree), b"old");
+    // No transaction is left open.
+    let other = Pool::open(device.handle(), options(1 << 20)).unwrap();
+    let begun = other.store().begin_with(Default::default(), Patience::Within(Default::default()));
+    drop(begun.unwrap());
+    let _ = tree.end();
+    drop((tree, other));
+    let (pool, tree) = mount_with(&device, FailMode::Stop).unwrap();
+    assert_eq!(read_old(&tree), b"old");
+    create(&tree, b"new", b"new").unwrap();
+    assert!(problems(&pool).unwrap().is_empty());
+}
+
+/// After a failed sync, nobody knows what is on the disk: in both modes, nothing is committed until
+/// the pool is mounted again.
+#[test]
+fn after_a_failed_sync_nothing_is_committed() {
+    for mode in [FailMode::Continue, FailMode::Stop] {
+        let (device, _, tree, faults) = failing(mode, FaultKind::SyncError);
+        assert_eq!(number(create(&tree, b"lost", b"lost")), libc::EIO);
+        faults.disarm();
+        let wanted = if mode == FailMode::Stop { libc::EROFS } else { libc::EIO };
+        assert_eq!(number(create(&tree, b"new", b"new")), wanted);
+        assert_eq!(read_old(&tree), b"old");
+        drop(tree);
+        let (pool, tree) = mount_with(&device, mode).unwrap();
+        assert_eq!(read_old(&tree), b"old");
+        create(&tree, b"new", b"new").unwrap();
+        assert!(problems(&pool).unwrap().is_empty());
+    }
+}
+
+/// A full disk is no failure: with room again, work goes on.
+#[test]
+fn a_full_disk_stops_nothing() {
+    let (_, _, tree, faults) = failing(FailMode::Stop, FaultKind::NoSpace);
+    let noise = Rng(5).noise(3 << 20);
+    assert_eq!(number(create(&tree, b"large", &noise)), libc::ENOSPC);
+    faults.disarm();
+    create(&tree, b"new", b"new").unwrap();
+    assert_eq!(read_old(&tree), b"old");
+    tree.sync_all().unwrap();
+}
