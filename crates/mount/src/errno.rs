@@ -6,6 +6,8 @@ use hardpack_engine::Error;
 /// Returns the number that says the most about an error.
 pub fn errno(error: &Error) -> Errno {
     match error {
+        // It was destroyed while files in it were open.
+        Error::NotFound { what: "snapshot any more", .. } => Errno::ESTALE,
         Error::NotFound { .. } => Errno::ENOENT,
         Error::Exists { .. } => Errno::EEXIST,
         Error::NotEmpty { .. } => Errno::ENOTEMPTY,

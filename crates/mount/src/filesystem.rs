@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,19 +12,24 @@ use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
     FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{FileOwner, NAME_LEN_MAX};
 
 use crate::attributes::{device_of, file_type, requested, special_kind};
 use crate::errno::Answer;
+use crate::inodes::{HIDDEN, Numbered, SNAPSHOTS, numbered};
 use crate::kernel::{Messenger, Watched};
 use crate::known::{Caller, Known, Opened, Seen, first_generation};
 use crate::listing::Listings;
+use crate::lock_table::{Kind, Lock};
+use crate::snapshots::Snapshots;
 use crate::told_names::ToldNames;
-use crate::tree::{Allocation, BLOCK_LEN, Change, Existing, Place, Requester, Tree, Wanted};
+use crate::tree::{
+    Access, Allocation, BLOCK_LEN, Change, Existing, Place, Requester, Tree, Wanted,
+};
 
 /// How much the kernel reads ahead, in bytes.
 const READAHEAD_LEN: u32 = 1 << 20;
@@ -36,10 +42,17 @@ const GENERATION: Generation = Generation(0);
 /// The number by which the kernel knows that there is no such name.
 const NOBODY: INodeNo = INodeNo(0);
 
+/// Adds an entry to a list: its number, the offset behind it and its name. Returns true if there
+/// was no room left.
+type AddHidden<'a> = dyn FnMut(INodeNo, u64, &[u8]) -> Answer<bool> + 'a;
+
 /// A mounted pool, as the kernel sees it.
 pub struct PoolFilesystem {
     tree: Arc<Tree>,
     listings: Listings,
+    snapshots: Snapshots,
+    /// The number of the next open file.
+    next_handle: AtomicU64,
     known: Arc<Known>,
     /// Tells the kernel of changes. Set when the mount is there.
     messenger: Arc<OnceLock<Messenger>>,
@@ -70,6 +83,28 @@ fn wanted(request: &Request, mode: u32, umask: u32) -> Wanted {
     Wanted { mode, umask, owner: owner_of(request) }
 }
 
+/// Returns the lock that a request names, or `None` if it is to unlock.
+fn lock_of(
+    kind: i32,
+    (owner, process, handle): (LockOwner, u32, FileHandle),
+    (start, last): (u64, u64),
+) -> Option<Lock> {
+    let kind = match kind {
+        libc::F_RDLCK => Kind::Read,
+        libc::F_WRLCK => Kind::Write,
+        _ => return None,
+    };
+    Some(Lock { owner: owner.0, start, last, kind, process, handle: handle.0 })
+}
+
+/// What a file is opened for.
+fn access(flags: OpenFlags) -> Access {
+    match flags.acc_mode() {
+        OpenAccMode::O_RDONLY => Access::Read,
+        _ => Access::Write,
+    }
+}
+
 fn owner_of(request: &Request) -> FileOwner {
     FileOwner { uid: request.uid(), gid: request.gid() }
 }
@@ -79,6 +114,8 @@ impl PoolFilesystem {
         PoolFilesystem {
             tree,
             listings: Listings::default(),
+            snapshots: Snapshots::default(),
+            next_handle: AtomicU64::default(),
             known: Arc::default(),
             messenger,
             told_names: Arc::default(),
@@ -95,8 +132,83 @@ impl PoolFilesystem {
         })
     }
 
-    fn file(&self, number: INodeNo) -> FileId {
-        self.tree.inodes().file(first_generation(number))
+    /// Returns a file that may be changed.
+    ///
+    /// # Errors
+    /// EROFS for whatever belongs to snapshots.
+    fn live(&self, number: INodeNo) -> Answer<FileId> {
+        match numbered(number) {
+            Numbered::Live => Ok(self.tree.inodes().file(first_generation(number))),
+            Numbered::Directory | Numbered::Kept(_) => Err(Errno::EROFS.into()),
+        }
+    }
+
+    /// Returns a file, with the tree that it is in.
+    ///
+    /// # Errors
+    /// EISDIR for the directories above snapshots, which are in none.
+    fn at(&self, number: INodeNo) -> Answer<(Arc<Tree>, FileId)> {
+        let tree = match numbered(number) {
+            Numbered::Live => Arc::clone(&self.tree),
+            Numbered::Directory => return Err(Errno::EISDIR.into()),
+            Numbered::Kept(slot) => self.snapshots.tree(&self.tree, slot)?,
+        };
+        let number = if tree.inodes().is_live() { first_generation(number) } else { number };
+        let file = tree.inodes().file(number);
+        Ok((tree, file))
+    }
+
+    /// Returns where a name is to be changed. If it is that of the directory above snapshots,
+    /// `taken` is the error.
+    fn place<'n>(&self, parent: INodeNo, name: &'n OsStr, taken: Errno) -> Answer<Place<'n>> {
+        let (directory, name) = (self.live(parent)?, name.as_bytes());
+        match Snapshots::has_name(&self.tree, directory, name)? {
+            true => Err(taken.into()),
+            false => Ok((directory, name)),
+        }
+    }
+
+    fn attributes(&self, number: INodeNo) -> Answer<FileAttr> {
+        if numbered(number) == Numbered::Directory {
+            return Ok(Snapshots::attributes(&self.tree, number));
+        }
+        let (tree, file) = self.at(number)?;
+        tree.attributes(file)
+    }
+
+    fn new_handle(&self) -> FileHandle {
+        FileHandle(self.next_handle.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Drops the locks of an owner who has closed a file.
+    fn drop_locks(&self, number: INodeNo, owner: LockOwner) {
+        if let Some(locks) = self.tree.locks() {
+            locks.unlock(key(number), owner.0, 0, u64::MAX);
+        }
+    }
+
+    /// Notes that the kernel gets a reference to a file.
+    fn remember(&self, number: INodeNo) {
+        if let Numbered::Kept(slot) = numbered(number) {
+            self.snapshots.remember(slot);
+        }
+    }
+
+    /// Lists a directory above snapshots, from an offset on, until `add` returns true.
+    fn list_hidden(&self, number: INodeNo, offset: u64, add: &mut AddHidden<'_>) -> Answer<()> {
+        let above = if number == SNAPSHOTS { HIDDEN } else { INodeNo::ROOT };
+        let dots: [(INodeNo, u64, &[u8]); 2] = [(number, 1, b"."), (above, 2, b"..")];
+        for (number, next, name) in dots {
+            if next > offset && add(number, next, name)? {
+                return Ok(());
+            }
+        }
+        for entry in self.snapshots.list(&self.tree, number)? {
+            if entry.offset > offset && add(entry.number, entry.offset, &entry.name)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn long_if(&self, may_rely: bool) -> Duration {
@@ -192,7 +304,6 @@ impl Filesystem for PoolFilesystem {
             InitFlags::FUSE_CACHE_SYMLINKS,
             // Without it, the kernel asks for an extended attribute before every write.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_WRITEBACK_CACHE,
         ];
         for flag in wanted {
             let _ = config.add_capabilities(flag);
@@ -201,6 +312,13 @@ impl Filesystem for PoolFilesystem {
         let lists = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
         if config.add_capabilities(lists).is_ok() {
             self.tree.apply_lists();
+        }
+        if self.tree.locks().is_some() {
+            let locks = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+            config.add_capabilities(locks).map_err(|_| std::io::ErrorKind::Unsupported)?;
+        } else {
+            // Whoever unlocks a file must have handed over what was written.
+            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
         }
         let _ = config.set_max_readahead(READAHEAD_LEN);
         let _ = config.set_max_write(WRITE_LEN_MAX);
@@ -214,7 +332,27 @@ impl Filesystem for PoolFilesystem {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let place = (self.file(parent), name.as_bytes());
+        let name = name.as_bytes();
+        let hidden = answer(|| {
+            if numbered(parent) == Numbered::Directory {
+                return self.snapshots.lookup(&self.tree, parent, name).map(Some);
+            }
+            let (tree, directory) = self.at(parent)?;
+            if !tree.inodes().is_live() {
+                return Ok(Some(tree.lookup(directory, name)?.0));
+            }
+            let is_hidden = Snapshots::has_name(&tree, directory, name)?;
+            Ok(is_hidden.then(|| Snapshots::attributes(&tree, HIDDEN)))
+        });
+        match hidden {
+            Ok(None) => {}
+            Ok(Some(found)) => {
+                self.remember(found.ino);
+                return reply.entry(&self.tree.attribute_ttl, &found, GENERATION);
+            }
+            Err(errno) => return reply.error(errno),
+        }
+        let place = (self.tree.inodes().file(first_generation(parent)), name);
         let may_rely = self.may_rely(place);
         match answer(|| self.tree.lookup(place.0, place.1)) {
             Ok(found) => self.reply_entry(request, reply, may_rely, found),
@@ -224,12 +362,21 @@ impl Filesystem for PoolFilesystem {
     }
 
     fn forget(&self, _: &Request, number: INodeNo, count: u64) {
-        self.known.forget(number, count);
-        self.tree.note_forgotten(self.file(number));
+        match numbered(number) {
+            Numbered::Kept(slot) => self.snapshots.forget(slot, count),
+            Numbered::Directory => {}
+            Numbered::Live => {
+                self.known.forget(number, count);
+                self.tree.note_forgotten(self.tree.inodes().file(first_generation(number)));
+            }
+        }
+        if let Some(locks) = self.tree.locks() {
+            locks.forget(key(number));
+        }
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let found = answer(|| self.tree.attributes(self.file(number)));
+        let found = answer(|| self.attributes(number));
         self.reply_attr(reply, number, found);
     }
 
@@ -257,12 +404,16 @@ impl Filesystem for PoolFilesystem {
         let change =
             Change { mode, uid, gid, len, accessed_ns, modified_ns, changed_ns, is_by_root };
         self.known.note_change(number);
-        let changed = answer(|| self.tree.change(self.file(number), change));
+        let changed = answer(|| self.tree.change(self.live(number)?, change));
         self.reply_attr(reply, number, changed);
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        reply!(reply, self.tree.link_target(self.file(number)), target => reply.data(&target));
+        let target = || {
+            let (tree, link) = self.at(number)?;
+            tree.link_target(link)
+        };
+        reply!(reply, target(), target => reply.data(&target));
     }
 
     fn mknod(
@@ -275,7 +426,10 @@ impl Filesystem for PoolFilesystem {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let place = (self.file(parent), name.as_bytes());
+        let place = match answer(|| self.place(parent, name, Errno::EEXIST)) {
+            Ok(place) => place,
+            Err(errno) => return reply.error(errno),
+        };
         let (may_rely, wanted) = (self.may_rely(place), wanted(request, mode, umask));
         if let Some(kind) = special_kind(mode) {
             let made = || self.tree.make_special(place, (kind, device_of(rdev)), wanted);
@@ -283,7 +437,7 @@ impl Filesystem for PoolFilesystem {
                 new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
             return;
         }
-        reply!(reply, self.tree.create(place, wanted, false),
+        reply!(reply, self.tree.create(place, wanted, None),
             new => self.reply_entry(request, reply, may_rely, new));
     }
 
@@ -296,19 +450,23 @@ impl Filesystem for PoolFilesystem {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let place = (self.file(parent), name.as_bytes());
+        let place = match answer(|| self.place(parent, name, Errno::EEXIST)) {
+            Ok(place) => place,
+            Err(errno) => return reply.error(errno),
+        };
         let may_rely = self.may_rely(place);
         reply!(reply, self.tree.make_directory(place, wanted(request, mode, umask)),
             new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply!(reply, self.tree.unlink((self.file(parent), name.as_bytes())), () => reply.ok());
+        let place = || self.place(parent, name, Errno::EISDIR);
+        reply!(reply, self.tree.unlink(place()?), () => reply.ok());
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let place = (self.file(parent), name.as_bytes());
-        reply!(reply, self.tree.remove_directory(place), () => reply.ok());
+        let place = || self.place(parent, name, Errno::EPERM);
+        reply!(reply, self.tree.remove_directory(place()?), () => reply.ok());
     }
 
     fn symlink(
@@ -319,9 +477,12 @@ impl Filesystem for PoolFilesystem {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let place = (self.file(parent), name.as_bytes());
-        let target = target.as_os_str().as_bytes();
+        let place = match answer(|| self.place(parent, name, Errno::EEXIST)) {
+            Ok(place) => place,
+            Err(errno) => return reply.error(errno),
+        };
         let may_rely = self.may_rely(place);
+        let target = target.as_os_str().as_bytes();
         reply!(reply, self.tree.make_symlink(place, target, owner_of(request)),
             new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
     }
@@ -336,10 +497,16 @@ impl Filesystem for PoolFilesystem {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let from = (self.file(parent), name.as_bytes());
-        let to = (self.file(new_parent), new_name.as_bytes());
-        self.told_names.note_moved(from, to);
-        reply!(reply, self.tree.rename(from, to, flags), () => reply.ok());
+        let renamed = || {
+            if numbered(parent) != numbered(new_parent) {
+                return Err(Errno::EXDEV.into());
+            }
+            let from = self.place(parent, name, Errno::EPERM)?;
+            let to = self.place(new_parent, new_name, Errno::EPERM)?;
+            self.told_names.note_moved(from, to);
+            self.tree.rename(from, to, flags)
+        };
+        reply!(reply, renamed(), () => reply.ok());
     }
 
     fn link(
@@ -350,26 +517,44 @@ impl Filesystem for PoolFilesystem {
         new_name: &OsStr,
         reply: ReplyEntry,
     ) {
-        let place = (self.file(new_parent), new_name.as_bytes());
+        let found = answer(|| {
+            if numbered(number) != numbered(new_parent) {
+                return Err(Errno::EXDEV.into());
+            }
+            Ok((self.live(number)?, self.place(new_parent, new_name, Errno::EEXIST)?))
+        });
+        let (file, place) = match found {
+            Ok(found) => found,
+            Err(errno) => return reply.error(errno),
+        };
         let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.link(self.file(number), place),
+        reply!(reply, self.tree.link(file, place),
             linked => self.reply_entry(request, reply, may_rely, linked));
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let id = self.file(number);
         let opened = answer(|| {
-            let seen = self.tree.open(id, writes(flags))?;
+            let access = access(flags);
+            let (tree, id) = self.at(number)?;
+            if !tree.inodes().is_live() {
+                if access == Access::Write {
+                    self.live(number)?;
+                }
+                tree.open(id, access, request.pid())?;
+                // It never changes.
+                return Ok(Opened::Known);
+            }
+            let seen = tree.open(id, access, request.pid())?;
             let opened = self.known.open(number, seen, writes(flags), request.pid());
             if opened == Opened::Refused {
-                self.tree.close(id)?;
+                tree.close(id, access)?;
                 return Err(Errno::ESTALE.into());
             }
             Ok(opened)
         });
         match opened {
-            Ok(Opened::Known) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
-            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
+            Ok(Opened::Known) => reply.opened(self.new_handle(), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(_) => reply.opened(self.new_handle(), FopenFlags::empty()),
             Err(errno) => reply.error(errno),
         }
     }
@@ -385,8 +570,11 @@ impl Filesystem for PoolFilesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        reply!(reply, self.tree.read(self.file(number), offset, len as usize),
-            bytes => reply.data(&bytes));
+        let bytes = || {
+            let (tree, id) = self.at(number)?;
+            tree.read(id, offset, len as usize)
+        };
+        reply!(reply, bytes(), bytes => reply.data(&bytes));
     }
 
     fn write(
@@ -397,13 +585,24 @@ impl Filesystem for PoolFilesystem {
         offset: u64,
         bytes: &[u8],
         flags: WriteFlags,
-        _: OpenFlags,
+        open_flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         self.known.note_change(number);
-        let id = self.file(number);
         let written = || {
+            let id = self.live(number)?;
+            let offset = match self.tree.locks() {
+                Some(locks) if open_flags.0 & libc::O_APPEND != 0 => {
+                    // The kernel may know an older length, if another mount has cut the file.
+                    let end = self.tree.len(id)?;
+                    if end != offset {
+                        locks.note_stale(number);
+                    }
+                    end
+                }
+                _ => offset,
+            };
             self.tree.write(id, bytes, offset)?;
             match flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
                 true => self.tree.drop_set_id(id),
@@ -419,31 +618,63 @@ impl Filesystem for PoolFilesystem {
         }
     }
 
-    fn flush(&self, _: &Request, number: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply!(reply, self.tree.flush(self.file(number)), () => reply.ok());
+    fn flush(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        self.drop_locks(number, owner);
+        let flushed = || match numbered(number) {
+            Numbered::Live => self.tree.flush(self.live(number)?),
+            Numbered::Directory | Numbered::Kept(_) => Ok(()),
+        };
+        reply!(reply, flushed(), () => reply.ok());
     }
 
     fn release(
         &self,
         _: &Request,
         number: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         flags: OpenFlags,
-        _: Option<LockOwner>,
+        owner: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.known.close(number, writes(flags));
-        reply!(reply, self.tree.close(self.file(number)), () => reply.ok());
+        if let (Some(owner), Some(locks)) = (owner, self.tree.locks()) {
+            locks.unlock_handle(key(number), owner.0, handle.0);
+        }
+        if numbered(number) == Numbered::Live {
+            self.known.close(number, writes(flags));
+        }
+        let closed = || {
+            let (tree, id) = self.at(number)?;
+            tree.close(id, access(flags))
+        };
+        reply!(reply, closed(), () => reply.ok());
     }
 
     fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply!(reply, self.tree.sync(self.file(number)), () => reply.ok());
+        let synced = || match numbered(number) {
+            Numbered::Live => self.tree.sync(self.live(number)?),
+            Numbered::Directory | Numbered::Kept(_) => Ok(()),
+        };
+        reply!(reply, synced(), () => reply.ok());
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let handle = self.listings.open(&self.tree, self.file(number));
-        reply.opened(FileHandle(handle), FopenFlags::empty());
+        let opened = || match numbered(number) {
+            Numbered::Directory => Ok(0),
+            Numbered::Live | Numbered::Kept(_) => {
+                let (tree, id) = self.at(number)?;
+                Ok(self.listings.open(&tree, id))
+            }
+        };
+        reply!(reply, opened(),
+            handle => reply.opened(FileHandle(handle), FopenFlags::empty()));
     }
 
     fn readdir(
@@ -454,10 +685,19 @@ impl Filesystem for PoolFilesystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let place = (self.file(number), handle.0);
         let listed = answer(|| {
-            self.listings.list(&self.tree, place, offset, &mut |entry| {
-                let number = self.known.number(self.tree.inodes().number(entry.file));
+            if numbered(number) == Numbered::Directory {
+                return self.list_hidden(number, offset, &mut |number, next, name| {
+                    Ok(reply.add(number, next, FileType::Directory, OsStr::from_bytes(name)))
+                });
+            }
+            let (tree, id) = self.at(number)?;
+            self.listings.list(&tree, (id, handle.0), offset, &mut |entry| {
+                let number = tree.inodes().number(entry.file);
+                let number = match tree.inodes().is_live() {
+                    true => self.known.number(number),
+                    false => number,
+                };
                 let name = OsStr::from_bytes(entry.name);
                 Ok(reply.add(number, entry.offset, file_type(entry.kind), name))
             })
@@ -476,8 +716,35 @@ impl Filesystem for PoolFilesystem {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let place = (self.file(number), handle.0);
+        let short = self.tree.attribute_ttl;
+        // The kernel does not remember dots.
+        let add =
+            |reply: &mut ReplyDirectoryPlus, found: FileAttr, offset, name: &[u8], is_dot: bool| {
+                let name = OsStr::from_bytes(name);
+                let is_full = reply.add(found.ino, offset, name, &short, &found, GENERATION);
+                if !is_full && !is_dot {
+                    self.remember(found.ino);
+                }
+                is_full
+            };
         let listed = answer(|| {
+            if numbered(number) == Numbered::Directory {
+                return self.list_hidden(number, offset, &mut |number, next, name| {
+                    match self.attributes(number) {
+                        Ok(found) => Ok(add(&mut reply, found, next, name, next <= 2)),
+                        // It was destroyed a moment ago.
+                        Err(_) => Ok(false),
+                    }
+                });
+            }
+            let (tree, id) = self.at(number)?;
+            if !tree.inodes().is_live() {
+                return self.listings.list(&tree, (id, handle.0), offset, &mut |entry| {
+                    let found = tree.attributes(entry.file)?;
+                    Ok(add(&mut reply, found, entry.offset, entry.name, entry.is_dot))
+                });
+            }
+            let place = (id, handle.0);
             self.listings.list(&self.tree, place, offset, &mut |entry| {
                 let may_rely = !entry.is_dot && self.may_rely((place.0, entry.name));
                 // The kernel does not remember dots.
@@ -549,10 +816,10 @@ impl Filesystem for PoolFilesystem {
             libc::XATTR_REPLACE => Existing::MustBe,
             _ => Existing::Any,
         };
-        let (id, name) = (self.file(number), name.as_bytes());
+        let name = name.as_bytes();
         let (uid, gid, process) = (request.uid(), request.gid(), request.pid());
         let requester = Requester { uid, gid, process };
-        reply!(reply, self.tree.set_xattr(id, name, value, is, requester), () => reply.ok());
+        reply!(reply, self.tree.set_xattr(self.live(number)?, name, value, is, requester), () => reply.ok());
     }
 
     fn getxattr(
@@ -563,12 +830,25 @@ impl Filesystem for PoolFilesystem {
         len_max: u32,
         reply: ReplyXattr,
     ) {
-        reply!(reply, self.tree.xattr(self.file(number), name.as_bytes()),
-            value => send_bytes(reply, &value, len_max));
+        let value = || match numbered(number) {
+            Numbered::Directory => Err(Errno::NO_XATTR.into()),
+            Numbered::Live | Numbered::Kept(_) => {
+                let (tree, id) = self.at(number)?;
+                tree.xattr(id, name.as_bytes())
+            }
+        };
+        reply!(reply, value(), value => send_bytes(reply, &value, len_max));
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, len_max: u32, reply: ReplyXattr) {
-        reply!(reply, self.tree.xattr_names(self.file(number)), names => {
+        let names = || match numbered(number) {
+            Numbered::Directory => Ok(Vec::new()),
+            Numbered::Live | Numbered::Kept(_) => {
+                let (tree, id) = self.at(number)?;
+                tree.xattr_names(id)
+            }
+        };
+        reply!(reply, names(), names => {
             let all: Vec<u8> =
                 names.into_iter().flat_map(|name| name.into_iter().chain([0])).collect();
             send_bytes(reply, &all, len_max);
@@ -576,8 +856,8 @@ impl Filesystem for PoolFilesystem {
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (id, name, caller) = (self.file(number), name.as_bytes(), request.uid());
-        reply!(reply, self.tree.remove_xattr(id, name, caller), () => reply.ok());
+        let (name, caller) = (name.as_bytes(), request.uid());
+        reply!(reply, self.tree.remove_xattr(self.live(number)?, name, caller), () => reply.ok());
     }
 
     fn create(
@@ -587,16 +867,65 @@ impl Filesystem for PoolFilesystem {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        _: i32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
-        let place = (self.file(parent), name.as_bytes());
+        let place = match answer(|| self.place(parent, name, Errno::EEXIST)) {
+            Ok(place) => place,
+            Err(errno) => return reply.error(errno),
+        };
         let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.create(place, wanted(request, mode, umask), true), new => {
+        reply!(reply, self.tree.create(place, wanted(request, mode, umask), Some(access(OpenFlags(flags)))), new => {
             let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(new.0.kind, may_rely));
-            self.known.open(told.ino, new.1, true, request.pid());
-            reply.created(&ttl, &told, GENERATION, FileHandle(0), FopenFlags::empty());
+            let writes = writes(OpenFlags(flags));
+            self.known.open(told.ino, new.1, writes, request.pid());
+            reply.created(&ttl, &told, GENERATION, self.new_handle(), FopenFlags::empty());
         });
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        last: u64,
+        kind: i32,
+        process: u32,
+        reply: ReplyLock,
+    ) {
+        let Some(locks) = self.tree.locks() else { return reply.error(Errno::ENOSYS) };
+        match lock_of(kind, (owner, process, handle), (start, last)) {
+            Some(wanted) => locks.test(key(number), self.live(number).ok(), &wanted, reply),
+            None => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        last: u64,
+        kind: i32,
+        process: u32,
+        waits: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(locks) = self.tree.locks() else { return reply.error(Errno::ENOSYS) };
+        match lock_of(kind, (owner, process, handle), (start, last)) {
+            Some(lock) => {
+                let place = (key(number), self.live(number).ok(), number);
+                locks.lock(place, lock, (request.pid(), waits), reply);
+            }
+            None => {
+                locks.unlock(key(number), owner.0, start, last);
+                reply.ok();
+            }
+        }
     }
 
     fn ioctl(
@@ -633,7 +962,7 @@ impl Filesystem for PoolFilesystem {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         self.known.note_change(number);
-        reply!(reply, self.tree.allocate(self.file(number), offset, len, how), () => reply.ok());
+        reply!(reply, self.tree.allocate(self.live(number)?, offset, len, how), () => reply.ok());
     }
 
     fn lseek(
@@ -651,11 +980,18 @@ impl Filesystem for PoolFilesystem {
             _ => return reply.error(Errno::EINVAL),
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        let (tree, id) = (Arc::clone(&self.tree), self.file(number));
+        let (tree, id) = match answer(|| self.at(number)) {
+            Ok(found) => found,
+            Err(errno) => return reply.error(errno),
+        };
         let seek = move || {
             reply!(reply, tree.seek(id, offset, is_hole), at => reply.offset(at as i64));
         };
-        match self.messenger.get().filter(|_| self.known.is_written(number)) {
+        match self
+            .messenger
+            .get()
+            .filter(|_| numbered(number) == Numbered::Live && self.known.is_written(number))
+        {
             // The kernel does not ask for a hole in the place of bytes that it still holds.
             Some(messenger) => messenger.write_back(number, Box::new(seek)),
             None => seek(),
@@ -678,8 +1014,19 @@ impl Filesystem for PoolFilesystem {
         // A reply has room for no more.
         let len = len.min(u64::from(u32::MAX >> 1));
         self.known.note_change(to);
-        let (from, to) = ((self.file(from), from_offset), (self.file(to), to_offset));
-        reply!(reply, self.tree.copy(from, to, len), copied => reply.written(copied as u32));
+        let copied = || {
+            let (tree, from) = self.at(from)?;
+            self.tree.copy((&tree, from, from_offset), (self.live(to)?, to_offset), len)
+        };
+        reply!(reply, copied(), copied => reply.written(copied as u32));
+    }
+}
+
+/// The number by which locks know a file.
+fn key(number: INodeNo) -> INodeNo {
+    match numbered(number) {
+        Numbered::Live => first_generation(number),
+        Numbered::Directory | Numbered::Kept(_) => number,
     }
 }
 

@@ -3,11 +3,15 @@
 //! ```text
 //! filesystem.rs   the kernel's requests, and the replies to them
 //!  |
+//! snapshots.rs    `.hardpack/snapshots`: each snapshot is a tree of its own
+//!  |
 //! tree/           names, attributes and extended attributes; a module for each kind of request
 //! known.rs        what the kernel remembers of files, and whether that is outdated
 //! kernel.rs       what the kernel is told without having asked
 //! told_names.rs   names that the kernel need not ask for again
 //! acl.rs          access control lists, as the kernel sends them
+//! locks.rs        locks that exclude other mounts too; lock_table.rs those of a file
+//! writers.rs      databases that are open for writing, which nobody else may use
 //! open_files.rs   files that are open, or have changes that are not committed yet
 //! flusher.rs      when changes are committed
 //!  |
@@ -33,9 +37,13 @@ mod inodes;
 mod kernel;
 mod known;
 mod listing;
+mod lock_table;
+mod locks;
 mod open_files;
+mod snapshots;
 mod told_names;
 mod tree;
+mod writers;
 
 #[cfg(test)]
 #[path = "../../engine/tests/common/mod.rs"]
@@ -56,6 +64,8 @@ use hardpack_engine::{FileId, Result};
 
 use crate::filesystem::PoolFilesystem;
 use crate::kernel::{Kernel, Messenger};
+pub use crate::lock_table::Kind as LockKind;
+use crate::locks::Locks;
 use crate::tree::Tree;
 
 /// The extended attribute of the mounted directory that holds the number of the process that serves
@@ -68,6 +78,57 @@ pub trait Marks: Send + Sync {
     fn open(&self, file: FileId) -> io::Result<bool>;
     /// Takes the mark of a file away.
     fn close(&self, file: FileId);
+    /// Marks a file as one that is written to, or changes that mark. Returns false, and leaves the
+    /// mark as it was, if others use the file in a way that this would disturb.
+    fn write(&self, file: FileId, what: Written) -> io::Result<bool>;
+    /// Takes that mark away.
+    fn end_writing(&self, file: FileId);
+    /// Whether somebody has a file open as a database, other than through a mount.
+    fn is_database_open(&self, file: FileId) -> io::Result<bool>;
+}
+
+/// Leases of files, which exclude the other mounts of a pool that use locks.
+pub trait Leases: Send + Sync {
+    /// Takes a lease of this kind, which replaces the one that this mount has, or gives that back.
+    /// Returns false, and changes nothing, if another mount is in the way.
+    fn lease(&self, file: FileId, kind: Option<LockKind>) -> bool;
+    /// Whether another mount has a lease.
+    fn is_held(&self, file: FileId) -> bool;
+    /// Says whether this mount waits for a lease.
+    fn show_wanted(&self, file: FileId, is_wanted: bool);
+    /// Whether another mount waits for a lease.
+    fn is_wanted(&self, file: FileId) -> bool;
+}
+
+/// What a file is that is written to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Written {
+    /// It is empty, so it may become a database.
+    Maybe,
+    /// It is a database of SQLite: only one mount may write to it, and nobody else may use it.
+    Database,
+}
+
+/// Marks nothing: what is only read keeps nobody out.
+#[derive(Clone, Copy, Debug)]
+pub struct NoMarks;
+
+impl Marks for NoMarks {
+    fn open(&self, _: FileId) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn close(&self, _: FileId) {}
+
+    fn write(&self, _: FileId, _: Written) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn end_writing(&self, _: FileId) {}
+
+    fn is_database_open(&self, _: FileId) -> io::Result<bool> {
+        Ok(false)
+    }
 }
 
 /// What happens when the pool cannot be written. A full disk is no such failure.
@@ -93,6 +154,9 @@ pub struct MountOptions {
     pub flags: Vec<Flag>,
     /// The owner of files whose owner the pool does not know.
     pub owner: FileOwner,
+    /// What `flock` and `fcntl` lock files with, if they shall exclude the programs of other mounts
+    /// too; without it, the kernel keeps locks to itself.
+    pub leases: Option<Arc<dyn Leases>>,
     /// How many requests are served at once.
     pub threads: usize,
     /// How long changes may wait until they are durable.
@@ -134,6 +198,7 @@ impl MountOptions {
             allow_other: false,
             flags: Vec::new(),
             owner: FileOwner::default(),
+            leases: None,
             threads: std::thread::available_parallelism().map_or(2, usize::from).max(2),
             commit_interval: Duration::from_secs(5),
             fail_mode: FailMode::default(),
@@ -195,15 +260,16 @@ impl Mounted {
 pub fn mount(
     pool: Pool,
     root: FileId,
-    marks: Box<dyn Marks>,
+    marks: Arc<dyn Marks>,
     directory: &Path,
     options: MountOptions,
 ) -> Result<io::Result<Mounted>> {
     let (config, ttl) = (options.config(), options.attribute_ttl);
     let tree = Arc::new(Tree::new(pool, root, marks, options)?);
     let messenger = Arc::default();
-    let filesystem = PoolFilesystem::new(tree, Arc::clone(&messenger));
-    Ok(begin(filesystem, &messenger, directory, &config, ttl))
+    let filesystem = PoolFilesystem::new(Arc::clone(&tree), Arc::clone(&messenger));
+    let begun = begin(filesystem, &messenger, directory, &config, ttl, tree.locks());
+    Ok(begun)
 }
 
 fn begin(
@@ -212,10 +278,14 @@ fn begin(
     directory: &Path,
     config: &Config,
     period: Duration,
+    locks: Option<&Locks>,
 ) -> io::Result<Mounted> {
     let watched = filesystem.watched();
     let session = Session::new(filesystem, directory, config)?;
     let kernel = Kernel::new(session.notifier(), session.as_fd().try_clone_to_owned()?);
+    if let Some(locks) = locks {
+        locks.set_notifier(session.notifier());
+    }
     let _ = messenger.set(Messenger::start(kernel, watched, period)?);
     Ok(Mounted { session: session.spawn()? })
 }

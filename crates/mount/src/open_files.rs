@@ -14,7 +14,7 @@ use crate::errno::Answer;
 /// The files in use.
 pub struct OpenFiles {
     files: Mutex<BTreeMap<FileId, InUse>>,
-    marks: Box<dyn Marks>,
+    marks: Arc<dyn Marks>,
 }
 
 struct InUse {
@@ -39,7 +39,7 @@ pub enum Closed {
 }
 
 impl OpenFiles {
-    pub fn new(marks: Box<dyn Marks>) -> OpenFiles {
+    pub fn new(marks: Arc<dyn Marks>) -> OpenFiles {
         OpenFiles { files: Mutex::default(), marks }
     }
 
@@ -97,6 +97,11 @@ impl OpenFiles {
     /// Whether a file is open.
     pub fn is_open(&self, id: FileId) -> bool {
         self.files().get(&id).is_some_and(|it| it.count > 0)
+    }
+
+    /// Whether any file is open.
+    pub fn is_any_open(&self) -> bool {
+        self.files().values().any(|it| it.count > 0)
     }
 
     /// Notes that a file has lost its last name, or has got one again. Returns whether it is open.

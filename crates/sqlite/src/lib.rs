@@ -57,6 +57,8 @@ mod journal;
 mod lock_file;
 mod main_file;
 mod maintenance;
+#[doc(hidden)]
+pub mod mounts;
 pub mod owners;
 mod pool_entry;
 mod pool_names;

@@ -37,6 +37,7 @@ use hardpack_engine::{Error, FileId, Result};
 
 use crate::companion::FIRST_FILE;
 use crate::host_name::generation_suffix;
+use crate::mounts::DatabaseMark;
 use crate::registry::PoolUse;
 use crate::system;
 
@@ -54,6 +55,9 @@ const MODE_BITS: u32 = 0o777;
 /// A lock file that nobody removes while this value lives.
 #[derive(Debug)]
 pub struct LockFile {
+    /// Keeps mounts away, until the last other user has left.
+    #[allow(dead_code, reason = "holds the mark as long as it lives")]
+    database: DatabaseMark,
     pool: PoolUse,
     pool_file: PathBuf,
     number: u64,
@@ -66,9 +70,10 @@ pub struct LockFile {
 impl LockFile {
     /// Keeps the file at `path` from being removed from now on, whether it exists or not.
     pub fn enter(pool: PoolUse, pool_file: &Path, file: FileId, path: &[u8]) -> Result<LockFile> {
+        let database = DatabaseMark::share(pool.again()?, pool_file, file)?;
         share_patiently(&pool, file.0)?;
         let (path, pool_file) = (OsStr::from_bytes(path).into(), pool_file.into());
-        Ok(LockFile { pool, pool_file, number: file.0, path, made_at: None })
+        Ok(LockFile { database, pool, pool_file, number: file.0, path, made_at: None })
     }
 
     /// Notes that this connection created the file, at this path in the pool.
@@ -172,19 +177,25 @@ impl Drop for LockFile {
 
 /// A mark that keeps the first file of a pool from being removed while this value lives.
 #[derive(Debug)]
-pub struct OpenMark(PoolUse);
+pub struct OpenMark {
+    /// Keeps mounts away.
+    #[allow(dead_code, reason = "holds the mark as long as it lives")]
+    database: DatabaseMark,
+    pool: PoolUse,
+}
 
 impl OpenMark {
     /// Shares the mark. Whether the file still exists has to be checked afterwards.
-    pub fn share(pool: PoolUse) -> Result<OpenMark> {
+    pub fn share(pool: PoolUse, pool_file: &Path) -> Result<OpenMark> {
+        let database = DatabaseMark::share(pool.again()?, pool_file, FIRST_FILE)?;
         share_patiently(&pool, open_mark(FIRST_FILE))?;
-        Ok(OpenMark(pool))
+        Ok(OpenMark { database, pool })
     }
 }
 
 impl Drop for OpenMark {
     fn drop(&mut self) {
-        self.0.unshare(open_mark(FIRST_FILE));
+        self.pool.unshare(open_mark(FIRST_FILE));
     }
 }
 

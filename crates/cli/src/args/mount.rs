@@ -14,14 +14,17 @@ compressed and committed within 5 seconds, or at once when a program calls fsync
 new names are committed within milliseconds. After a crash, names are as they were at one moment, \
 and everything that was synced is there.
 
-Other commands, databases and mounts can use the pool meanwhile. Do not open a database both here \
-and as a pool: the locks of the one do not exclude the other.
+Other commands, databases and mounts can use the pool meanwhile. A database that is open for \
+writing here cannot be opened as a pool, nor by another mount, until it is closed, and the other way \
+round. The snapshots of the pool are in DIR/.hardpack/snapshots.
 
 Options for -o, separated by commas: ro, rw, noexec, nosuid, nodev, dev (device nodes can be opened, \
 if root mounts it), noatime, allow_other, uid=N and gid=N (the owner of files about which the pool \
 says nothing), failmode=continue (the default) and failmode=stop: what happens when the pool file \
 cannot be written. With both, the writer gets an error and reads go on; with 'stop', all further \
-changes are refused until the pool is mounted again.
+changes are refused until the pool is mounted again. locks=local or locks=pool: whether locks of \
+programs (flock, fcntl) exclude only those of this mount, which is the default, or also those of \
+other mounts with locks=pool, which makes a lock slower.
 
 To mount at boot, make /sbin/mount.hardpack a link to this program, and write in /etc/fstab:
   /data/archive.hpk  /mnt/archive  hardpack  ro,allow_other  0  0

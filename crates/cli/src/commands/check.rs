@@ -59,6 +59,8 @@ struct Findings {
     integrity: Vec<(Vec<u8>, String)>,
     /// The databases that `integrity_check` cannot run on here, and why.
     foreign: Vec<(Vec<u8>, String)>,
+    /// The databases that somebody keeps everybody else from using, and why.
+    in_use: Vec<(Vec<u8>, String)>,
 }
 
 /// What SQLite has to say about a database.
@@ -67,6 +69,8 @@ enum Verdict {
     Checked(Vec<String>),
     /// It needs something that only its program brings along.
     Foreign(String),
+    /// Somebody keeps everybody else from using it, for this reason.
+    InUse(String),
 }
 
 /// How SQLite begins to say that a database needs a function, a collation, a module or a tokenizer
@@ -115,16 +119,17 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     let databases = if is_wanted { find_databases(args, &pool)? } else { Vec::new() };
     // Closed before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
-    let (mut integrity, mut foreign) = (Vec::new(), Vec::new());
+    let (mut integrity, mut foreign, mut in_use) = (Vec::new(), Vec::new(), Vec::new());
     for database in &databases {
         let name = || database.name.clone();
         match check_integrity(args, database)? {
             Verdict::Checked(lines) => integrity.extend(lines.into_iter().map(|it| (name(), it))),
             Verdict::Foreign(why) => foreign.push((name(), why)),
+            Verdict::InUse(why) => in_use.push((name(), why)),
         }
     }
-    let databases = databases.len() - foreign.len();
-    Ok(Findings { repaired, report, names, hurt_pages, databases, integrity, foreign })
+    let databases = databases.len() - foreign.len() - in_use.len();
+    Ok(Findings { repaired, report, names, hurt_pages, databases, integrity, foreign, in_use })
 }
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
@@ -223,6 +228,9 @@ fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Verdict, Rea
             Ok(Verdict::Checked(vec![Reason::from(error).text]))
         }
         Err(error) => {
+            if let Some(why) = hardpack::mounts::take_refusal() {
+                return Ok(Verdict::InUse(why));
+            }
             let reason = Reason::from(error);
             match FOREIGN.iter().any(|what| reason.text.starts_with(what)) {
                 true => Ok(Verdict::Foreign(reason.text)),
@@ -305,6 +313,11 @@ impl Findings {
                 "integrity_check: {name}only its own program can run it: {why}\n"
             ));
         }
+        for (name, why) in self.in_use.iter().filter(|_| !args.work.quiet) {
+            let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
+            let why = text::line(why);
+            text.push_str(&format!("integrity_check: {name}not checked: {why}\n"));
+        }
         if self.report.repairable > 0 {
             text.push_str(&format!(
                 "'hardpack check --repair' repairs {} of these without losing data\n",
@@ -334,12 +347,12 @@ impl Findings {
     }
 
     /// SQLite's findings, each line prefixed with its database, for programs.
-    fn lines(found: &[(Vec<u8>, String)]) -> Vec<String> {
+    fn lines<'l>(found: impl IntoIterator<Item = &'l (Vec<u8>, String)>) -> Vec<String> {
         let line = |(name, line): &(Vec<u8>, String)| match &name[..] {
             [] => line.clone(),
             name => format!("{}: {line}", lossy(name)),
         };
-        found.iter().map(line).collect()
+        found.into_iter().map(line).collect()
     }
 
     fn json(&self, args: &CheckArgs, seconds: f64) -> Value {
@@ -373,7 +386,7 @@ impl Findings {
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "databases": self.databases,
             "integrity_check": (self.databases > 0).then(|| Self::lines(&self.integrity)),
-            "integrity_unchecked": Self::lines(&self.foreign),
+            "integrity_unchecked": Self::lines(self.foreign.iter().chain(&self.in_use)),
         })
     }
 }

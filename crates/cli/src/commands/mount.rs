@@ -1,25 +1,27 @@
 //! `hardpack mount` and `umount`. Without `--foreground`, the command starts itself again as a
 //! server, and ends when that one says that the mount is there.
 
+mod marks;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use hardpack_engine::FileId;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{FileOwner, Kind};
-use hardpack_mount::{FailMode, Flag, Marks, MountOptions, Mounted, SERVER_XATTR};
+use hardpack_mount::{FailMode, Flag, Leases, Marks, MountOptions, Mounted, NoMarks, SERVER_XATTR};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
+use self::marks::{FileLeases, OpenMarks};
 use crate::args::{MountArgs, UmountArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::users::mount_marks;
 use crate::{output, sys, text};
 
 /// What the server says when the mount is there.
@@ -84,9 +86,13 @@ fn serve(args: &MountArgs) -> Result<(), Reason> {
     }
     let is_read_only = wanted.read_only || opened.live().is_none();
     let options = wanted.options(&args.pool.pool, is_read_only, args.threads)?;
-    let marks: Box<dyn Marks> = match is_read_only {
-        true => Box::new(NoMarks),
-        false => Box::new(OpenMarks(FileDevice::open(&args.pool.pool)?)),
+    let marks: Arc<dyn Marks> = match is_read_only {
+        true => Arc::new(NoMarks),
+        false => Arc::new(OpenMarks {
+            device: FileDevice::open(&args.pool.pool)?,
+            path: fs::canonicalize(&args.pool.pool)?,
+            pool: opened.pool.clone(),
+        }),
     };
     let mounted = hardpack_mount::mount(opened.pool, root.file, marks, &directory, options)?;
     let mounted = mounted.map_err(|error| refused(&error, &directory))?;
@@ -137,6 +143,8 @@ struct Wanted {
     allow_other: bool,
     flags: Vec<Flag>,
     fail_mode: FailMode,
+    /// Locks exclude the programs of other mounts too.
+    has_pool_locks: bool,
     uid: Option<u32>,
     gid: Option<u32>,
 }
@@ -171,6 +179,8 @@ impl Wanted {
                     let text = format!("'{option}' is neither failmode=continue nor failmode=stop");
                     return Err(Reason::new(Code::Cannot, text));
                 }
+                ("locks", "local") => wanted.has_pool_locks = false,
+                ("locks", "pool") => wanted.has_pool_locks = true,
                 ("uid", number) => wanted.uid = Some(numeric(option, number)?),
                 ("gid", number) => wanted.gid = Some(numeric(option, number)?),
                 _ => {
@@ -195,8 +205,21 @@ impl Wanted {
         };
         let default = MountOptions::new(fs::canonicalize(pool)?);
         let threads = threads.map_or(default.threads, usize::from);
+        let leases: Option<Arc<dyn Leases>> = match self.has_pool_locks {
+            true => Some(Arc::new(FileLeases(FileDevice::open(pool)?))),
+            false => None,
+        };
         let (allow_other, flags, fail_mode) = (self.allow_other, self.flags, self.fail_mode);
-        Ok(MountOptions { read_only, allow_other, flags, fail_mode, owner, threads, ..default })
+        Ok(MountOptions {
+            read_only,
+            allow_other,
+            flags,
+            fail_mode,
+            owner,
+            leases,
+            threads,
+            ..default
+        })
     }
 }
 
@@ -392,34 +415,4 @@ fn unmount_by_helper(directory: &Path, lazily: bool) -> Result<(), Reason> {
             Err(Reason::new(Code::InUse, text::escaped(said.trim().as_bytes())))
         }
     }
-}
-
-/// Marks open files for other processes, as SQLite's users of databases do.
-struct OpenMarks(FileDevice);
-
-impl Marks for OpenMarks {
-    fn open(&self, file: FileId) -> io::Result<bool> {
-        for mark in mount_marks(file) {
-            if !self.0.try_share(mark)? {
-                self.close(file);
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn close(&self, file: FileId) {
-        mount_marks(file).for_each(|mark| self.0.release(mark));
-    }
-}
-
-/// A mount that changes nothing keeps nobody out.
-struct NoMarks;
-
-impl Marks for NoMarks {
-    fn open(&self, _: FileId) -> io::Result<bool> {
-        Ok(true)
-    }
-
-    fn close(&self, _: FileId) {}
 }

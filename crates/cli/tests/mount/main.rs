@@ -7,11 +7,15 @@ mod common;
 mod acl;
 mod beside;
 mod cache;
+mod clone;
 mod content;
 mod crash;
+mod databases;
 mod failing;
+mod locks;
 mod names;
 mod refusals;
+mod snapshots;
 mod special;
 
 use std::path::{Path, PathBuf};

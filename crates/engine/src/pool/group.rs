@@ -13,6 +13,7 @@
 //! A change that is refused leaves the group as it was. Any other error abandons it, and with it
 //! all changes since the last commit, which [`Group::losses`] counts.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,6 +24,9 @@ use super::namespace::edit::Edit;
 use super::namespace::entries::{self, Attributes, DirEntry, ROOT, Xattr};
 use super::namespace::nameless;
 use super::namespace::props::{Property, Settings};
+use super::snapshots::missing;
+use super::snapshots::restore::Origin;
+use super::snapshots::share::{Span, share_range};
 use super::{File, Pool};
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
@@ -116,6 +120,10 @@ impl Group {
         now_ns: i64,
         change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.join(|txn| change(&mut Edit::new(txn, now_ns)))
+    }
+
+    fn join<R>(&self, change: impl FnOnce(&mut Txn) -> Result<R>) -> Result<R> {
         let mut open = self.open();
         let open = &mut *open;
         let txn = match &mut open.txn {
@@ -127,7 +135,7 @@ impl Group {
                 txn
             }
         };
-        let done = change(&mut Edit::new(txn, now_ns));
+        let done = change(txn);
         open.unused = Some(txn.next_file_id());
         match &done {
             Ok(_) => open.has_changes = true,
@@ -250,6 +258,47 @@ impl Group {
     pub fn set_times(&self, file: &File, modified_ns: i64, changed_ns: i64) -> bool {
         let _turn = file.turn();
         file.set_times(modified_ns, changed_ns)
+    }
+
+    /// Copies a range of a file into another, or within one, by sharing what is stored, and commits
+    /// that. Returns the part of the range that was copied, which may be empty: the rest is for the
+    /// caller. The source may be in a snapshot, given by its scope and its name.
+    pub fn share(
+        &self,
+        (from, range): (FileId, Range<u64>),
+        snapshot: Option<(FileId, &[u8])>,
+        to: (&Arc<File>, u64),
+        now_ns: i64,
+    ) -> Result<Range<u64>> {
+        let source = match snapshot {
+            Some(_) => None,
+            None => Some(self.pool.file(from)?),
+        };
+        let nothing = range.start..range.start;
+        let mut files: Vec<Arc<File>> = source.into_iter().chain([Arc::clone(to.0)]).collect();
+        files.sort_by_key(|file| file.id());
+        files.dedup_by_key(|file| file.id());
+        // What is shared has to be committed, and below the target nothing may be pending.
+        self.commit(&files, Durability::Visible)?;
+        let _turns: Vec<_> = files.iter().map(|file| file.turn()).collect();
+        if files.iter().any(|file| file.is_dirty()) {
+            return Ok(nothing);
+        }
+        let span = Span { from, range, to: to.0.id(), to_offset: to.1 };
+        let done = self.join(|txn| {
+            let origin = match snapshot {
+                None => Origin::Live,
+                Some((scope, name)) => {
+                    let found = txn.find_snapshot(scope, name)?;
+                    Origin::of(self.pool.store(), &found.ok_or_else(|| missing(name))?)
+                }
+            };
+            share_range(txn, &origin, &span, now_ns)
+        })?;
+        if !done.is_empty() {
+            self.commit_now(&[])?;
+        }
+        Ok(done)
     }
 
     /// Drops the changes of a file.

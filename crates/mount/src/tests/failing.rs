@@ -11,14 +11,14 @@ use crate::errno::Answer;
 use crate::test_common::faults::{Faults, Kind as FaultKind};
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, options, problems};
-use crate::tree::Tree;
+use crate::tree::{Access, Tree};
 
 fn create(tree: &Tree, name: &[u8], bytes: &[u8]) -> Answer<()> {
-    let new = tree.create((ROOT, name), wanted(0o600), true)?;
+    let new = tree.create((ROOT, name), wanted(0o600), Some(Access::Write))?;
     let id = tree.inodes().file(new.0.ino);
     let written = tree.write(id, bytes, 0);
     let done = written.and_then(|()| tree.sync(id));
-    tree.close(id)?;
+    tree.close(id, Access::Write)?;
     done
 }
 
@@ -59,7 +59,7 @@ fn with_continue_the_next_change_is_tried() {
 fn with_stop_no_change_is_made_after_the_first_failure() {
     let (device, _, tree, faults) = failing(FailMode::Stop, FaultKind::WriteError);
     // Changes of two files, of which only one is committed.
-    let new = tree.create((ROOT, b"open"), wanted(0o600), true).unwrap();
+    let new = tree.create((ROOT, b"open"), wanted(0o600), Some(Access::Write)).unwrap();
     let open = tree.inodes().file(new.0.ino);
     tree.write(open, b"open", 0).unwrap();
     assert_eq!(number(create(&tree, b"lost", b"lost")), libc::EIO);

@@ -5,17 +5,15 @@ mod failing;
 mod model;
 mod power_loss;
 
-use std::io;
 use std::sync::Arc;
 
-use hardpack_engine::FileId;
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{CreateOptions, FileOwner, Pool, ROOT};
 
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{create_options, options};
 use crate::tree::{Tree, Wanted};
-use crate::{FailMode, Marks, MountOptions};
+use crate::{FailMode, MountOptions, NoMarks};
 
 /// Changes of a file beyond this are written ahead of their commit.
 const DIRTY_LEN_MAX: usize = 512 << 10;
@@ -24,15 +22,6 @@ const OWNER: FileOwner = FileOwner { uid: 7, gid: 7 };
 /// A new file of [`OWNER`] with this mode.
 fn wanted(mode: u32) -> Wanted {
     Wanted { mode, umask: 0, owner: OWNER }
-}
-
-struct NoMarks;
-
-impl Marks for NoMarks {
-    fn open(&self, _: FileId) -> io::Result<bool> {
-        Ok(true)
-    }
-    fn close(&self, _: FileId) {}
 }
 
 /// Returns a disk with a new pool, all of it durable.
@@ -52,6 +41,6 @@ fn mount_with(
 ) -> hardpack_engine::Result<(Pool, Arc<Tree>)> {
     let pool = Pool::open(device.handle() as Arc<dyn Device>, options(DIRTY_LEN_MAX))?;
     let mount = MountOptions { fail_mode, ..MountOptions::new("/nowhere".into()) };
-    let tree = Tree::new(pool.clone(), ROOT, Box::new(NoMarks), mount)?;
+    let tree = Tree::new(pool.clone(), ROOT, Arc::new(NoMarks), mount)?;
     Ok((pool, Arc::new(tree)))
 }

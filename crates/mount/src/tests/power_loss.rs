@@ -33,7 +33,7 @@ use crate::listing::Listings;
 use crate::test_common::faults::{Faults, Kind as FaultKind};
 use crate::test_common::sim_device::{Disk, Op, SimDevice};
 use crate::test_common::{Rng, env_number, options, problems, read_all};
-use crate::tree::{Allocation, Change, Existing, Requester, Tree};
+use crate::tree::{Access, Allocation, Change, Existing, Requester, Tree};
 use crate::{FailMode, attributes};
 
 const BY_ROOT: Requester = Requester { uid: 0, gid: 0, process: 0 };
@@ -238,7 +238,7 @@ impl Run {
             // They may have lost their file, or just have no name.
             for id in gone {
                 for _ in 0..self.open.remove(&id).unwrap_or(0) {
-                    let _ = self.tree.close(id);
+                    let _ = self.tree.close(id, Access::Write);
                 }
             }
         }
@@ -327,7 +327,7 @@ impl Run {
         }
         let what = format!("create {}", shown(&path));
         let mode = 0o600 + self.rng.below(8) as u32;
-        let new = match self.tree.create((directory, &name), wanted(mode), true) {
+        let new = match self.tree.create((directory, &name), wanted(mode), Some(Access::Write)) {
             Ok(new) => new,
             Err(error) => return Some((what, Err(error))),
         };
@@ -377,7 +377,7 @@ impl Run {
     fn write(&mut self) -> Option<(String, Answer<Durable>)> {
         let id = self.any_file()?;
         let is_open = self.open.contains_key(&id);
-        if !is_open && let Err(error) = self.tree.open(id, true) {
+        if !is_open && let Err(error) = self.tree.open(id, Access::Write, 0) {
             return Some((format!("open {id:?}"), Err(error)));
         }
         let len = match self.rng.below(12) {
@@ -401,7 +401,7 @@ impl Run {
             self.model.set_bytes(id, bytes);
         }
         if !is_open {
-            let closed = self.tree.flush(id).and_then(|()| self.tree.close(id));
+            let closed = self.tree.flush(id).and_then(|()| self.tree.close(id, Access::Write));
             done = done.and(closed);
         }
         Some((what, done.map(|()| Durable::Nothing)))
@@ -563,7 +563,7 @@ impl Run {
         if self.rng.one_in(3) {
             let path = self.any_path(|it| it.kind == Kind::File)?;
             let id = self.model.names[&path].id;
-            let done = self.tree.open(id, true);
+            let done = self.tree.open(id, Access::Write, 0);
             if done.is_ok() {
                 *self.open.entry(id).or_default() += 1;
             }
@@ -576,7 +576,7 @@ impl Run {
             _ => drop(self.open.remove(&id)),
         }
         let flushed = self.tree.flush(id);
-        let closed = self.tree.close(id);
+        let closed = self.tree.close(id, Access::Write);
         Some((format!("close {id:?}"), flushed.and(closed).map(|()| Durable::Nothing)))
     }
 

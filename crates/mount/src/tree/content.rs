@@ -23,6 +23,14 @@ const HEADER_LEN: usize = 100;
 /// The shortest hole that is told: shorter ones are stored as zeros.
 const HOLE_LEN_MIN: u64 = 4096;
 
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    Read,
+    /// Also to truncate it, and so on.
+    Write,
+}
+
 /// What `fallocate` is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocation {
@@ -40,15 +48,15 @@ impl Tree {
     /// Changes a file, which stays in use while that lasts, and then for as long as it has changes.
     fn with_file<R>(&self, id: FileId, act: impl FnOnce(&Arc<File>) -> Answer<R>) -> Answer<R> {
         self.refuse_read_only()?;
-        self.open(id, false)?;
+        self.open(id, Access::Write, 0)?;
         let done = self.open.get(id).ok_or_else(|| Errno::EIO.into()).and_then(|file| act(&file));
-        let closed = self.close(id);
+        let closed = self.close(id, Access::Write);
         let done = done?;
         closed?;
         Ok(done)
     }
 
-    fn handle(&self, id: FileId) -> Answer<Arc<File>> {
+    pub(super) fn handle(&self, id: FileId) -> Answer<Arc<File>> {
         match self.pool.file(id) {
             // Somebody has just created it.
             Err(Error::NotFound { .. }) => {
@@ -59,25 +67,31 @@ impl Tree {
         }
     }
 
-    /// Opens a file, and returns what the kernel may know of it.
+    /// Opens a file for a process, and returns what the kernel may know of it.
     ///
     /// # Errors
-    /// ESTALE if it has been removed: the kernel looks up its name again then.
-    pub fn open(&self, id: FileId, writes: bool) -> Answer<Seen> {
+    /// ESTALE if it has been removed: the kernel looks up its name again then. EBUSY if it is a
+    /// database that somebody else uses.
+    pub fn open(&self, id: FileId, access: Access, process: u32) -> Answer<Seen> {
         let opened = || {
             let file = match self.open.get(id) {
                 Some(file) => file,
                 None => self.handle(id)?,
             };
             let file = self.open.note(file, true)?;
-            if writes {
+            let allowed = match access {
+                Access::Read => self.writers.check_reader(id, process),
+                Access::Write => self.writers.open(&file, process),
+            };
+            allowed.inspect_err(|_| drop(self.close(id, Access::Read)))?;
+            if access == Access::Write {
                 let mut header = [0; HEADER_LEN];
                 let n = file.read_at(&mut header, 0)?;
                 file.note_header(&header[..n]);
             }
             // From here on, it stays if it is removed; it may have been before.
-            let seen = self.seen(|| self.attributes(id)).inspect_err(|_| drop(self.close(id)));
-            Ok(seen?.1)
+            let seen = self.seen(|| self.attributes(id));
+            Ok(seen.inspect_err(|_| drop(self.close(id, access)))?.1)
         };
         match opened() {
             Err(Refusal::Engine(Error::NotFound { .. })) => Err(Errno::ESTALE.into()),
@@ -103,6 +117,7 @@ impl Tree {
         check_end(offset.saturating_add(bytes.len() as u64))?;
         // The kernel writes only to files that are open.
         let file = self.open.get(id).ok_or(Errno::EBADF)?;
+        self.writers.write(id, bytes, offset)?;
         if offset == 0 {
             file.note_header(bytes);
         }
@@ -245,25 +260,9 @@ impl Tree {
             (false, None) => Err(Errno::ENXIO.into()),
         }
     }
-
-    /// Copies bytes from one file to another, or within one. Returns how many there were.
-    pub fn copy(&self, from: (FileId, u64), to: (FileId, u64), len: u64) -> Answer<u64> {
-        self.refuse_read_only()?;
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(PIECE_LEN) as usize;
-            let bytes = self.read(from.0, from.1 + done, n)?;
-            if bytes.is_empty() {
-                break;
-            }
-            self.write(to.0, &bytes, to.1 + done)?;
-            done += bytes.len() as u64;
-        }
-        Ok(done)
-    }
 }
 
 /// Refuses files that are longer than the pool can store.
-fn check_end(end: u64) -> Answer<()> {
+pub(super) fn check_end(end: u64) -> Answer<()> {
     if end > FILE_LEN_MAX { Err(Errno::EFBIG.into()) } else { Ok(()) }
 }

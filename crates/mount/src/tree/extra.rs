@@ -43,7 +43,8 @@ fn is_list(name: &[u8]) -> bool {
 impl Tree {
     /// Returns an extended attribute, or the effective value of a property.
     pub fn xattr(&self, id: FileId, name: &[u8]) -> Answer<Vec<u8>> {
-        if id == self.inodes.root() && name == SERVER_XATTR.as_bytes() {
+        let is_mount = self.inodes.is_live() && id == self.inodes.root();
+        if is_mount && name == SERVER_XATTR.as_bytes() {
             return Ok(std::process::id().to_string().into_bytes());
         }
         if let Some(property) = property(name) {

@@ -3,6 +3,7 @@
 mod access;
 mod change;
 mod content;
+mod copy;
 mod extra;
 mod names;
 mod space;
@@ -21,7 +22,7 @@ use hardpack_engine::{Durability, Error, FileId, Result};
 
 pub use self::access::{Requester, Wanted};
 pub use self::change::Change;
-pub use self::content::Allocation;
+pub use self::content::{Access, Allocation};
 pub use self::extra::Existing;
 pub use self::names::Place;
 pub use self::space::BLOCK_LEN;
@@ -30,8 +31,10 @@ use crate::errno::{Answer, Refusal, errno};
 use crate::flusher::{self, Flusher};
 use crate::inodes::Inodes;
 use crate::known::Seen;
+use crate::locks::{self, Locks};
 use crate::open_files::OpenFiles;
-use crate::{FailMode, Marks, MountOptions};
+use crate::writers::Writers;
+use crate::{FailMode, Marks, MountOptions, NoMarks};
 
 /// A mounted directory.
 pub struct Tree {
@@ -39,8 +42,11 @@ pub struct Tree {
     group: Group,
     inodes: Inodes,
     open: OpenFiles,
+    writers: Writers,
+    /// If they shall exclude other mounts too.
+    locks: Option<Arc<Locks>>,
     flusher: Arc<Flusher>,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
     /// Held from when the first open file loses its last name.
     kept: Mutex<Option<Kept>>,
     /// Special files that have no name any more, until the kernel forgets them: programs may still
@@ -61,6 +67,10 @@ pub struct Tree {
     /// Whether the pool could not be written, and nothing is changed any more.
     is_stopped: AtomicBool,
     commit_interval: Duration,
+    /// The directories of which only one entry is shown, the way to the scope of a snapshot.
+    only: BTreeMap<FileId, DirEntry>,
+    /// The snapshot that this is, by its scope and the name that it had when it was opened.
+    snapshot: Option<(FileId, Vec<u8>)>,
     pub attribute_ttl: Duration,
 }
 
@@ -90,7 +100,7 @@ impl Tree {
     pub fn new(
         pool: Pool,
         root: FileId,
-        marks: Box<dyn Marks>,
+        marks: Arc<dyn Marks>,
         options: MountOptions,
     ) -> Result<Tree> {
         if pool.attributes(root)?.kind != Kind::Directory {
@@ -100,9 +110,11 @@ impl Tree {
             group: Group::new(pool.clone()),
             gone: Mutex::default(),
             inodes: Inodes::new(root),
+            writers: Writers::new(Arc::clone(&marks)),
+            locks: options.leases.map(|leases| Arc::new(Locks::new(leases))),
             open: OpenFiles::new(marks),
             flusher: Arc::default(),
-            thread: Mutex::default(),
+            threads: Mutex::default(),
             kept: Mutex::default(),
             owner: options.owner,
             has_lists: AtomicBool::new(false),
@@ -114,9 +126,56 @@ impl Tree {
             fail_mode: options.fail_mode,
             is_stopped: AtomicBool::new(false),
             commit_interval: options.commit_interval,
+            only: BTreeMap::new(),
+            snapshot: None,
             attribute_ttl: options.attribute_ttl,
             pool,
         })
+    }
+
+    /// Returns the tree of a snapshot, which shows of the directories in `only` nothing else.
+    pub fn of_snapshot(
+        &self,
+        pool: Pool,
+        snapshot: (FileId, Vec<u8>),
+        inodes: Inodes,
+        only: BTreeMap<FileId, DirEntry>,
+    ) -> Tree {
+        Tree {
+            group: Group::new(pool.clone()),
+            inodes,
+            writers: Writers::new(Arc::new(NoMarks)),
+            locks: None,
+            open: OpenFiles::new(Arc::new(NoMarks)),
+            flusher: Arc::default(),
+            threads: Mutex::default(),
+            kept: Mutex::default(),
+            owner: self.owner,
+            lost: Lost::default(),
+            written: AtomicU64::new(0),
+            lost_bytes: AtomicU64::new(0),
+            gone: Mutex::default(),
+            has_lists: AtomicBool::new(self.has_lists.load(Ordering::Relaxed)),
+            path: self.path.clone(),
+            is_read_only: true,
+            fail_mode: self.fail_mode,
+            is_stopped: AtomicBool::new(false),
+            commit_interval: self.commit_interval,
+            only,
+            attribute_ttl: self.attribute_ttl,
+            snapshot: Some(snapshot),
+            pool,
+        }
+    }
+
+    /// The pool, and the owner of files whose owner it does not know.
+    pub fn pool(&self) -> (&Pool, FileOwner) {
+        (&self.pool, self.owner)
+    }
+
+    /// Whether any file is open.
+    pub fn is_in_use(&self) -> bool {
+        self.open.is_any_open()
     }
 
     /// Begins to commit changes in the background.
@@ -125,15 +184,24 @@ impl Tree {
         let interval = self.commit_interval;
         let thread = std::thread::Builder::new().name("hardpack-commit".into());
         let thread = thread.spawn(move || flusher::serve(&tree, &flusher, interval))?;
-        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(thread);
+        if let Some(locks) = &self.locks {
+            let (tree, locks) = (Arc::downgrade(self), Arc::clone(locks));
+            let thread = std::thread::Builder::new().name("hardpack-locks".into());
+            threads.push(thread.spawn(move || locks::serve(&tree, &locks))?);
+        }
         Ok(())
     }
 
     /// Makes everything durable and closes the pool.
     pub fn end(&self) -> Result<()> {
         self.flusher.end();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        if let Some(locks) = &self.locks {
+            locks.end();
+        }
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
             // If it has panicked, what follows commits the rest all the same.
             let _ = thread.join();
         }
@@ -143,6 +211,26 @@ impl Tree {
         let done = self.sync_all();
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = None;
         done.and(self.pool.close())
+    }
+
+    /// The locks of programs, if they shall exclude other mounts too.
+    pub fn locks(&self) -> Option<&Locks> {
+        self.locks.as_deref()
+    }
+
+    /// Commits the changes of a file. An error is told to whoever syncs or closes it.
+    pub fn commit_file(&self, id: FileId) {
+        let file = self.open.get(id).filter(|file| file.is_dirty());
+        if let Some(file) = file {
+            let _ = self.publish(&[file]);
+        }
+    }
+
+    /// Returns the last byte of a file, with its offset; `None` if there is none.
+    pub fn last_byte(&self, id: FileId) -> Option<(u64, u8)> {
+        let last = usize::try_from(self.attributes(id).ok()?.size.checked_sub(1)?).ok()? as u64;
+        let byte = self.read(id, last, 1).ok()?;
+        Some((last, *byte.first()?))
     }
 
     pub fn inodes(&self) -> Inodes {
@@ -336,8 +424,23 @@ impl Tree {
     /// Looks up a name.
     pub fn lookup(&self, directory: FileId, name: &[u8]) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
-        let entry = self.view(|view| view.lookup(directory, name)?.ok_or_else(|| missing(name)))?;
-        self.seen(|| self.present_attributes(entry.file))
+        let file = match self.only.get(&directory) {
+            Some(only) if only.name == name => only.file,
+            Some(_) => return Err(missing(name).into()),
+            None => {
+                let found = |view: &mut View<'_>| view.lookup(directory, name);
+                self.view(|view| found(view)?.ok_or_else(|| missing(name)))?.file
+            }
+        };
+        match self.inodes.has_number(file) {
+            true => self.seen(|| self.present_attributes(file)),
+            false => Err(Errno::EOVERFLOW.into()),
+        }
+    }
+
+    /// Whether a directory has an entry of this name.
+    pub fn has_name(&self, directory: FileId, name: &[u8]) -> Answer<bool> {
+        Ok(self.view(|view| view.lookup(directory, name))?.is_some())
     }
 
     /// Returns the attributes of a file, with the changes that are not committed, as of the state
@@ -353,6 +456,10 @@ impl Tree {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Answer<Vec<DirEntry>> {
+        if let Some(only) = self.only.get(&directory) {
+            let is_next = limit > 0 && after.is_none_or(|after| after < &only.name[..]);
+            return Ok(is_next.then(|| only.clone()).into_iter().collect());
+        }
         Ok(self.view(|view| view.list(directory, after, limit))?)
     }
 

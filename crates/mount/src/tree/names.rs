@@ -9,7 +9,7 @@ use hardpack_engine::pool::{
 use hardpack_engine::{Error, FileId, Result};
 
 use super::access::{Granted, Wanted};
-use super::{Tree, check_name, missing};
+use super::{Access, Tree, check_name, missing};
 use crate::attributes::{mode, now};
 use crate::errno::Answer;
 use crate::known::Seen;
@@ -67,12 +67,12 @@ impl Tree {
         Ok(done)
     }
 
-    /// Creates an empty file, open if `opens`.
+    /// Creates an empty file, and opens it if `opens` says what for.
     pub fn create(
         &self,
         (directory, name): Place<'_>,
         wanted: Wanted,
-        opens: bool,
+        opens: Option<Access>,
     ) -> Answer<(FileAttr, Seen)> {
         check_name(name)?;
         let now_ns = now();
@@ -81,9 +81,15 @@ impl Tree {
             let id = edit.create(directory, name, &new)?;
             granted.set_lists(edit, id)?;
             // Nobody else can find the file, or remove it, before it is in use.
-            Ok((self.open.note(self.group.created_file(id), opens), new))
+            Ok((self.open.note(self.group.created_file(id), opens.is_some()), new))
         })?;
-        let new = self.for_kernel(file?.id(), &new);
+        let file = file?;
+        if opens == Some(Access::Write) {
+            // Nobody else knows it yet, so nobody is in the way.
+            let opened = self.writers.open(&file, 0);
+            opened.inspect_err(|_| drop(self.close(file.id(), Access::Read)))?;
+        }
+        let new = self.for_kernel(file.id(), &new);
         Ok((new, Seen::new(&new, self.epoch())))
     }
 
@@ -180,6 +186,9 @@ impl Tree {
         can_keep: bool,
     ) -> Result<Option<Gone>> {
         let is_last = edit.attributes(file)?.link_count <= 1;
+        if is_last && self.writers.check_removal(file).is_err() {
+            return Err(Error::Busy);
+        }
         match self.open.is_open(file) {
             true if is_last && !can_keep => Ok(None),
             true => {
@@ -304,7 +313,10 @@ impl Tree {
     }
 
     /// Notes that a file was closed. The last one to close a file without a name removes it.
-    pub fn close(&self, id: FileId) -> Answer<()> {
+    pub fn close(&self, id: FileId, access: Access) -> Answer<()> {
+        if access == Access::Write {
+            self.writers.close(id, || self.commit_file(id));
+        }
         match self.open.close(id) {
             Closed::Done => Ok(()),
             Closed::Changed => {

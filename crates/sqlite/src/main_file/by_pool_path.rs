@@ -21,6 +21,7 @@ use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
 use crate::lock_file::{LockFile, OpenMark};
+use crate::mounts;
 use crate::pool_entry::{self, PoolEntry};
 use crate::pool_path::{PoolPath, SNAPSHOT_MARK};
 use crate::registry::{self, CompanionNames};
@@ -133,6 +134,7 @@ impl MainFile {
         // From here on nobody removes the file or replaces its content, except the content of the
         // first file until SQLite has its lock.
         pool.pool().refresh()?;
+        mounts::check_log(pool.pool(), OsStr::from_bytes(&pool_path.pool).as_ref(), id)?;
         let generation = pool.pool().generation(id)?;
         let name = self.note_name(companions_of(pool_path, id, generation))?;
         self.generation = (Txg(0), generation);
@@ -239,7 +241,9 @@ pub(super) unsafe fn open_host(
         return open(&pool_path.pool, read_only_flags, Locks::Unneeded);
     }
     if id == FIRST_FILE {
-        let mark = registry::open(pool_file).and_then(OpenMark::share).map_err(fail)?;
+        let mark = registry::open(pool_file)
+            .and_then(|pool| OpenMark::share(pool, pool_file))
+            .map_err(fail)?;
         return open(&base, flags, Locks::Hosts(Some(mark)));
     }
     let lock_file = registry::open(pool_file)

@@ -26,6 +26,7 @@ use crate::ffi::{
 };
 use crate::host::{Host, HostFile};
 use crate::lock_file::OpenMark;
+use crate::mounts;
 use crate::pool_path::{self, PoolPath};
 use crate::registry::{self, CompanionNames, PlainName, PoolName, PoolUse};
 use crate::uri;
@@ -266,13 +267,14 @@ impl MainFile {
         let generation = pool.pool().generation(entry.file)?;
         let name = self.note_name(companion_names(&pool_file, entry.file, generation))?;
         if entry.file == FIRST_FILE {
-            self.locks = Locks::Hosts(Some(OpenMark::share(pool.again()?)?));
+            self.locks = Locks::Hosts(Some(OpenMark::share(pool.again()?, &self.path)?));
         } else {
             let base = lock_path(&pool_file, entry.file);
             self.move_to_lock_file(&pool_file, entry.file, &base)?;
         }
         // From here on nobody removes the file, but somebody may just have done so.
         pool.pool().refresh()?;
+        mounts::check_log(pool.pool(), &self.path, entry.file)?;
         // The generation may have changed before this point; the first refresh notices, before
         // SQLite looks for a journal or a log.
         self.generation = (Txg(0), generation);

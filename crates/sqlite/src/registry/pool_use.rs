@@ -161,6 +161,11 @@ impl PoolUse {
         })?
     }
 
+    /// Whether another process has a mark.
+    pub fn is_marked(&self, mark: u64) -> Result<bool> {
+        self.with_entry(|entry| entry.device.is_marked(mark).map_err(lock_error))?
+    }
+
     /// Gives a shared mark back.
     pub fn unshare(&self, mark: u64) {
         // In a forked child, the mark belongs to the parent.

@@ -12,6 +12,7 @@ pub(in crate::pool) mod diff;
 pub(in crate::pool) mod restore;
 pub(in crate::pool) mod rewind;
 pub(in crate::pool) mod rollback;
+pub(in crate::pool) mod share;
 
 use std::sync::Arc;
 

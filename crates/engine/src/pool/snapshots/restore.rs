@@ -23,7 +23,7 @@ use crate::store::{Encoding, ExtentBytes, State, Store, Txn};
 use crate::units::{FileId, Sector, Txg};
 
 /// How many records are compared at a time.
-const EXTENT_COUNT: usize = 512;
+pub(super) const EXTENT_COUNT: usize = 512;
 
 /// The source of a file.
 pub(in crate::pool) enum Origin {
@@ -209,7 +209,7 @@ fn restore_file_extents(
 }
 
 /// Adds a pointer to an extent, or copies the extent if its reference count is at the maximum.
-fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
+pub(super) fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
     if let Some(shared) = txn.share(pointer)? {
         return Ok(shared);
     }
@@ -220,7 +220,7 @@ fn share(txn: &mut Txn, pointer: &Pointer) -> Result<Pointer> {
 }
 
 /// Ensures that the pool has a dictionary of the origin.
-fn bring_dictionary(txn: &mut Txn, origin: &Origin, number: u32) -> Result<()> {
+pub(super) fn bring_dictionary(txn: &mut Txn, origin: &Origin, number: u32) -> Result<()> {
     let key = dictionary_key(number);
     if number == 0 || txn.get(TreeId::Dictionaries, &key)?.is_some() {
         return Ok(());
