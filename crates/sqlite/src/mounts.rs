@@ -45,7 +45,7 @@ const WANTED_BITS: u64 = 1 << 61 | 1 << 55;
 const NUMBER_END: u64 = 1 << 55;
 /// How often to look whether a mount still has a file open, and the pause in between: what was
 /// closed there is committed first, and may be free in a moment.
-const TRY_COUNT: u32 = 40;
+const TRY_COUNT: u32 = 100;
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 /// What the type of file system of a mount begins with.
 const MOUNT_TYPE: &[u8] = b"fuse";

@@ -218,12 +218,11 @@ impl Tree {
         self.locks.as_deref()
     }
 
-    /// Commits the changes of a file. An error is told to whoever syncs or closes it.
+    /// Commits the changes of a file, and all names: the log of a database may just have been
+    /// removed. An error is told to whoever syncs or closes the file.
     pub fn commit_file(&self, id: FileId) {
-        let file = self.open.get(id).filter(|file| file.is_dirty());
-        if let Some(file) = file {
-            let _ = self.publish(&[file]);
-        }
+        let changed = self.open.get(id).filter(|file| file.is_dirty());
+        let _ = self.publish(changed.as_slice());
     }
 
     /// Returns the last byte of a file, with its offset; `None` if there is none.
