@@ -316,9 +316,11 @@ impl Filesystem for PoolFilesystem {
         if self.tree.locks().is_some() {
             let locks = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
             config.add_capabilities(locks).map_err(|_| std::io::ErrorKind::Unsupported)?;
-        } else {
-            // Whoever unlocks a file must have handed over what was written.
-            let _ = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
+        }
+        // Whoever unlocks a file must have handed over what was written.
+        let can_keep = self.tree.locks().is_none();
+        if !can_keep || config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_err() {
+            self.known.believe_server();
         }
         let _ = config.set_max_readahead(READAHEAD_LEN);
         let _ = config.set_max_write(WRITE_LEN_MAX);

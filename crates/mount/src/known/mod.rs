@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,8 +25,6 @@ const SETTLED: Duration = Duration::from_millis(20);
 
 /// How long the kernel may take to open a file after it has looked up the name once more.
 const RETRY_TIME: Duration = Duration::from_millis(100);
-/// The epoch of what the kernel knows if nobody knows that.
-const UNKNOWN_EPOCH: u64 = u64::MAX;
 /// Where the generation begins in an inode number. No pool has so many files.
 const GENERATION_SHIFT: u32 = 48;
 
@@ -49,6 +48,8 @@ pub fn first_generation(number: INodeNo) -> INodeNo {
 #[derive(Default)]
 pub struct Known {
     state: Mutex<State>,
+    /// See [`Known::believe_server`].
+    believes_server: AtomicBool,
 }
 
 #[derive(Default)]
@@ -87,9 +88,6 @@ struct Remembered {
     /// How often the kernel was told about it, less what it has forgotten.
     count: u64,
     generation: u16,
-    /// The newest generation, which is not the present one if somebody has begun to write to an
-    /// older one.
-    newest: u16,
     open_count: u64,
     /// How often it is open for writing.
     writer_count: u64,
@@ -119,6 +117,13 @@ impl Refusals {
         self.0.insert((first, caller), Refusal { at: Instant::now(), is_looked_up: false });
     }
 
+    /// Whether somebody was refused, has looked up the name since, and is about to open the file.
+    fn has_due(&self, first: INodeNo, besides: Caller) -> bool {
+        self.0.range((first, 0)..=(first, Caller::MAX)).any(|((_, caller), refusal)| {
+            *caller != besides && refusal.is_looked_up && refusal.at.elapsed() < RETRY_TIME
+        })
+    }
+
     fn note_look_up(&mut self, first: INodeNo, caller: Caller) {
         if let Some(refusal) = self.0.get_mut(&(first, caller)) {
             refusal.is_looked_up = true;
@@ -145,15 +150,7 @@ pub enum Opened {
 
 impl Remembered {
     fn new(seen: Seen) -> Remembered {
-        Remembered {
-            count: 0,
-            generation: 0,
-            newest: 0,
-            open_count: 0,
-            writer_count: 0,
-            seen,
-            is_ours: false,
-        }
+        Remembered { count: 0, generation: 0, open_count: 0, writer_count: 0, seen, is_ours: false }
     }
 
     fn is_sure(&self) -> bool {
@@ -161,9 +158,6 @@ impl Remembered {
     }
 
     fn is_outdated(&self, now: Seen) -> bool {
-        if self.seen.epoch == UNKNOWN_EPOCH {
-            return true;
-        }
         self.seen.epoch != now.epoch && !(self.is_sure() && self.seen.stamp == now.stamp)
     }
 
@@ -177,18 +171,29 @@ impl Known {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that the kernel believes the server about lengths and times, as it hands over at once
+    /// what programs write. Files keep their numbers then.
+    pub fn believe_server(&self) {
+        self.believes_server.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel trusts itself.
+    fn trusts_itself(&self) -> bool {
+        !self.believes_server.load(Ordering::Relaxed)
+    }
+
     /// Notes that the kernel is told about a file, and returns its present number.
     pub fn tell(&self, first: INodeNo, now: Seen, caller: Caller) -> INodeNo {
         let State { files, refusals } = &mut *self.state();
         let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
         remembered.count += 1;
         refusals.note_look_up(first, caller);
-        let is_outdated = remembered.is_outdated(now);
-        if is_outdated && remembered.writer_count == 0 {
-            remembered.newest = remembered.newest.wrapping_add(1);
-            remembered.generation = remembered.newest;
+        let is_outdated = remembered.is_outdated(now) && self.trusts_itself();
+        let can_change = remembered.writer_count == 0 && !refusals.has_due(first, caller);
+        if is_outdated && can_change {
+            remembered.generation = remembered.generation.wrapping_add(1);
         }
-        if !is_outdated || remembered.writer_count == 0 {
+        if !is_outdated || can_change {
             remembered.note(now);
         }
         numbered(first, remembered.generation)
@@ -208,27 +213,19 @@ impl Known {
         let State { files, refusals } = &mut *self.state();
         let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
         let is_retry = refusals.take(first, caller);
-        let is_outdated = remembered.is_outdated(now) || remembered.generation != generation;
-        let is_present = remembered.generation == generation && remembered.writer_count > 0;
-        if is_outdated && !is_present {
-            // An older generation can be read, but if it is written to, it must be the only one.
-            let can_be = !writes || remembered.writer_count == 0;
-            if !is_retry || !can_be {
-                refusals.note(first, caller);
-                return Opened::Refused;
-            }
-            if writes {
-                remembered.generation = generation;
-                remembered.seen.epoch = UNKNOWN_EPOCH;
-            }
+        let is_older = remembered.generation != generation;
+        let is_outdated = remembered.is_outdated(now);
+        let may_be_outdated = remembered.writer_count > 0 || is_retry || !self.trusts_itself();
+        if is_older || (is_outdated && !may_be_outdated) {
+            refusals.note(first, caller);
+            return Opened::Refused;
         }
         remembered.open_count += 1;
         remembered.writer_count += u64::from(writes);
-        if is_outdated {
-            return Opened::Outdated;
+        if !is_outdated || !self.trusts_itself() {
+            remembered.note(now);
         }
-        remembered.note(now);
-        Opened::Known
+        if is_outdated { Opened::Outdated } else { Opened::Known }
     }
 
     /// Notes that a file was closed.
