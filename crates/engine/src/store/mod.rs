@@ -87,6 +87,9 @@ pub struct Store {
     doubtful: AtomicU64,
     /// How often a state was adopted that another process had committed.
     adoptions: AtomicU64,
+    /// The last txg that this process has written, which another thread may find before it is
+    /// published; 0 for none.
+    own_txg: AtomicU64,
     read_only: bool,
     /// Whether the state is one that was asked for, and does not change.
     is_pinned: bool,

@@ -179,6 +179,7 @@ impl Store {
             fail_stop: AtomicBool::new(false),
             doubtful: AtomicU64::new(0),
             adoptions: AtomicU64::new(0),
+            own_txg: AtomicU64::new(0),
             rotor: AtomicU64::new(0),
             rejected: Mutex::default(),
             recovered_from: None,

@@ -119,7 +119,8 @@ impl Store {
             adopted.unsynced_bytes += state.unsynced_bytes;
         }
         // Before anybody can see the state.
-        self.adoptions.fetch_add(1, Ordering::Release);
+        let is_own = adopted.txg().0 == self.own_txg.load(Ordering::Acquire);
+        self.adoptions.fetch_add(u64::from(!is_own), Ordering::Release);
         *state = Arc::new(adopted);
         Ok(true)
     }

@@ -79,7 +79,12 @@ impl Txn {
             }
             self.settle_space(&mut roots)?;
             self.core.out.flush(&store)?;
-            let state = store.publish(self.write_superblock(roots)?);
+            let written = self.write_superblock(roots);
+            if written.is_err() {
+                // Somebody else may commit that txg.
+                store.own_txg.store(0, Ordering::Release);
+            }
+            let state = store.publish(written?);
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
         }
@@ -181,6 +186,7 @@ impl Txn {
             write(&store, &core.txg.0.to_le_bytes(), HINT_OFFSET)?;
         }
         core.published = true;
+        store.own_txg.store(core.txg.0, Ordering::Release);
         if let Err(error) = write(&store, &block, slot_offset(slot)) {
             let mut found = vec![0; BLOCK_LEN];
             let read = store.device.read_at(&mut found, slot_offset(slot));
