@@ -1,5 +1,6 @@
 //! The kernel's requests, and the replies to them. What a request means is in `tree/`.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -59,6 +60,11 @@ pub struct PoolFilesystem {
     told_names: Arc<ToldNames>,
     /// Whether the kernel can be told that names have changed.
     can_expire: bool,
+}
+
+thread_local! {
+    /// The bytes that a thread reads: new memory for each request would cost more than some reads.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Answers a request. A panic is a defect, and costs the request an I/O error.
@@ -369,6 +375,7 @@ impl Filesystem for PoolFilesystem {
             Numbered::Directory => {}
             Numbered::Live => {
                 self.known.forget(number, count);
+                self.listings.forget(number);
                 self.tree.note_forgotten(self.tree.inodes().file(first_generation(number)));
             }
         }
@@ -572,11 +579,19 @@ impl Filesystem for PoolFilesystem {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let bytes = || {
-            let (tree, id) = self.at(number)?;
-            tree.read(id, offset, len as usize)
-        };
-        reply!(reply, bytes(), bytes => reply.data(&bytes));
+        BUFFER.with_borrow_mut(|buffer| {
+            let len = len as usize;
+            buffer.resize(buffer.len().max(len), 0);
+            let bytes = &mut buffer[..len];
+            let read = answer(|| {
+                let (tree, id) = self.at(number)?;
+                tree.read_into(id, offset, bytes)
+            });
+            match read {
+                Ok(n) => reply.data(&bytes[..n]),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     fn write(
@@ -628,6 +643,11 @@ impl Filesystem for PoolFilesystem {
         owner: LockOwner,
         reply: ReplyEmpty,
     ) {
+        if self.tree.locks().is_none() {
+            // The kernel has handed over what it held, and says itself if that has failed. It need
+            // not ask again whenever a file is closed.
+            return reply.error(Errno::ENOSYS);
+        }
         self.drop_locks(number, owner);
         let flushed = || match numbered(number) {
             Numbered::Live => self.tree.flush(self.live(number)?),
@@ -669,14 +689,23 @@ impl Filesystem for PoolFilesystem {
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let opened = || match numbered(number) {
-            Numbered::Directory => Ok(0),
-            Numbered::Live | Numbered::Kept(_) => {
+            Numbered::Directory => Ok((0, FopenFlags::empty())),
+            Numbered::Kept(_) => {
                 let (tree, id) = self.at(number)?;
-                Ok(self.listings.open(&tree, id))
+                Ok((self.listings.open(&tree, id), FopenFlags::empty()))
+            }
+            Numbered::Live => {
+                let epoch = self.tree.present_epoch();
+                let handle = self.listings.open(&self.tree, self.live(number)?);
+                // The kernel notices changes of its own.
+                let keeps = match self.listings.may_keep(number, epoch) {
+                    true => FopenFlags::FOPEN_KEEP_CACHE,
+                    false => FopenFlags::empty(),
+                };
+                Ok((handle, FopenFlags::FOPEN_CACHE_DIR | keeps))
             }
         };
-        reply!(reply, opened(),
-            handle => reply.opened(FileHandle(handle), FopenFlags::empty()));
+        reply!(reply, opened(), (handle, flags) => reply.opened(FileHandle(handle), flags));
     }
 
     fn readdir(

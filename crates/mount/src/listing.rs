@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use fuser::INodeNo;
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{DirEntry, Kind};
 
@@ -21,6 +22,9 @@ const FIRST_OFFSET: u64 = 2;
 pub struct Listings {
     next: AtomicU64,
     open: Mutex<BTreeMap<u64, Listing>>,
+    /// The directories whose lists the kernel may have kept, and the epochs (see `known/`) in which
+    /// it began to.
+    kept: Mutex<BTreeMap<INodeNo, u64>>,
 }
 
 /// How many places in a directory are remembered while it is open.
@@ -81,6 +85,18 @@ pub struct Listed<'e> {
 impl Listings {
     fn open_ones(&self) -> MutexGuard<'_, BTreeMap<u64, Listing>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the kernel may use the list of a directory that it has kept, which it may keep from
+    /// now on.
+    pub fn may_keep(&self, directory: INodeNo, epoch: u64) -> bool {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.insert(directory, epoch) == Some(epoch)
+    }
+
+    /// Notes that the kernel has forgotten a directory.
+    pub fn forget(&self, directory: INodeNo) {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&directory);
     }
 
     /// Opens a directory, and returns its handle.

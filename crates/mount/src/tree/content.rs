@@ -101,14 +101,19 @@ impl Tree {
 
     /// Reads up to `len` bytes.
     pub fn read(&self, id: FileId, offset: u64, len: usize) -> Answer<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let n = self.read_into(id, offset, &mut bytes)?;
+        bytes.truncate(n);
+        Ok(bytes)
+    }
+
+    /// Reads bytes, and returns how many there were.
+    pub fn read_into(&self, id: FileId, offset: u64, bytes: &mut [u8]) -> Answer<usize> {
         let file = match self.open.get(id) {
             Some(file) => file,
             None => self.handle(id)?,
         };
-        let mut bytes = vec![0; len];
-        let n = file.read_at(&mut bytes, offset)?;
-        bytes.truncate(n);
-        Ok(bytes)
+        Ok(file.read_at(bytes, offset)?)
     }
 
     /// Writes bytes.
