@@ -186,6 +186,26 @@ impl PoolFilesystem {
         FileHandle(self.next_handle.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Takes the bits of set-id programs away. The kernel, which decides by them who a program runs
+    /// as, does not expect that from a write.
+    fn drop_set_id(&self, number: INodeNo, id: FileId) -> Answer<()> {
+        if self.tree.drop_set_id(id)?
+            && let Some(messenger) = self.messenger.get()
+        {
+            messenger.forget_attributes(number);
+        }
+        Ok(())
+    }
+
+    /// Does the same when somebody other than the user who may do everything changes a file by a
+    /// request that does not say so.
+    fn drop_set_id_for(&self, request: &Request, number: INodeNo) -> Answer<()> {
+        match request.uid() {
+            0 => Ok(()),
+            _ => self.drop_set_id(number, self.live(number)?),
+        }
+    }
+
     /// Drops the locks of an owner who has closed a file.
     fn drop_locks(&self, number: INodeNo, owner: LockOwner) {
         if let Some(locks) = self.tree.locks() {
@@ -622,7 +642,7 @@ impl Filesystem for PoolFilesystem {
             };
             self.tree.write(id, bytes, offset)?;
             match flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                true => self.tree.drop_set_id(id),
+                true => self.drop_set_id(number, id),
                 false => Ok(()),
             }
         };
@@ -975,7 +995,7 @@ impl Filesystem for PoolFilesystem {
 
     fn fallocate(
         &self,
-        _: &Request,
+        request: &Request,
         number: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -993,7 +1013,11 @@ impl Filesystem for PoolFilesystem {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         self.known.note_change(number);
-        reply!(reply, self.tree.allocate(self.live(number)?, offset, len, how), () => reply.ok());
+        let done = || {
+            self.tree.allocate(self.live(number)?, offset, len, how)?;
+            self.drop_set_id_for(request, number)
+        };
+        reply!(reply, done(), () => reply.ok());
     }
 
     fn lseek(
@@ -1031,7 +1055,7 @@ impl Filesystem for PoolFilesystem {
 
     fn copy_file_range(
         &self,
-        _: &Request,
+        request: &Request,
         from: INodeNo,
         _: FileHandle,
         from_offset: u64,
@@ -1047,7 +1071,10 @@ impl Filesystem for PoolFilesystem {
         self.known.note_change(to);
         let copied = || {
             let (tree, from) = self.at(from)?;
-            self.tree.copy((&tree, from, from_offset), (self.live(to)?, to_offset), len)
+            let copied =
+                self.tree.copy((&tree, from, from_offset), (self.live(to)?, to_offset), len)?;
+            self.drop_set_id_for(request, to)?;
+            Ok(copied)
         };
         reply!(reply, copied(), copied => reply.written(copied as u32));
     }

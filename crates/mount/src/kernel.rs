@@ -59,6 +59,7 @@ type Then = Box<dyn FnOnce() + Send>;
 /// The thread that talks to the kernel. It ends when this is dropped.
 pub struct Messenger {
     jobs: Sender<(INodeNo, Then)>,
+    kernel: Arc<Kernel>,
 }
 
 /// What the thread has to know of the mount.
@@ -81,9 +82,17 @@ impl Messenger {
         period: Duration,
     ) -> std::io::Result<Messenger> {
         let (jobs, waiting) = std::sync::mpsc::channel();
+        let kernel = Arc::new(kernel);
+        let messenger = Messenger { jobs, kernel: Arc::clone(&kernel) };
         let thread = std::thread::Builder::new().name("hardpack-kernel".into());
         thread.spawn(move || serve(&kernel, &*watched, &waiting, period))?;
-        Ok(Messenger { jobs })
+        Ok(messenger)
+    }
+
+    /// Lets the kernel ask again for the attributes of a file. It waits for nobody, so a request
+    /// may do this before it is answered.
+    pub fn forget_attributes(&self, number: INodeNo) {
+        self.kernel.forget_attributes(number);
     }
 
     /// Calls `then` when the kernel has written what it holds of a file.

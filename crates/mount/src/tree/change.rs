@@ -95,16 +95,17 @@ impl Tree {
     }
 
     /// Takes the bits away that let a program run as its owner, as is due when somebody else
-    /// changes it.
-    pub fn drop_set_id(&self, id: FileId) -> Answer<()> {
+    /// changes it. Returns whether it had any.
+    pub fn drop_set_id(&self, id: FileId) -> Answer<bool> {
         let known = self.view(|view| view.attributes(id))?;
         if without_set_id(known.mode) == known.mode {
-            return Ok(());
+            return Ok(false);
         }
         self.edit(now(), |edit| {
             let known = edit.attributes(id)?;
             edit.set_attributes(id, &Attributes { mode: without_set_id(known.mode), ..known })
-        })
+        })?;
+        Ok(true)
     }
 }
 
