@@ -116,6 +116,33 @@ fn names_are_as_others_have_made_them() {
     mount.check();
 }
 
+/// Programs exclude each other by locks of a file that others change in other ways, and can open
+/// what they have open once more.
+#[test]
+fn what_is_open_stays_the_same_file_when_others_commit() {
+    use rustix::fs::{FlockOperation, flock};
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let (path, exclusive) = (mount.at("lock"), FlockOperation::NonBlockingLockExclusive);
+    let source = mount.directory.path().join("source");
+    write(&source, b"x");
+    File::create(&path).unwrap();
+    let holder = File::open(&path).unwrap();
+    flock(&holder, exclusive).unwrap();
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&holder));
+    hardpack().args(["put", "-q"]).args([&source, &mount.in_pool("other")]).assert().success();
+    assert!(flock(&File::open(&path).unwrap(), exclusive).is_err());
+    hardpack().args(["chmod", "600"]).arg(mount.in_pool("lock")).assert().success();
+    assert!(flock(&File::open(&path).unwrap(), exclusive).is_err());
+    File::open(again).unwrap();
+    drop(holder);
+    flock(&File::open(&path).unwrap(), exclusive).unwrap();
+    mount.unmount();
+    mount.check();
+}
+
 /// What is mounted on a directory or file of the mount stays there when others commit.
 #[test]
 fn mounts_within_the_mount_stay() {

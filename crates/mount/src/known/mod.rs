@@ -4,7 +4,8 @@
 //! about the length and the bytes of a file for as long as it remembers the file. If another
 //! process has changed the file meanwhile, it must not find again what it remembers: the file gets
 //! another inode number, whose upper bits are its generation. That waits until nobody has the file
-//! open for writing, as two inodes of one file would not see each other's bytes.
+//! open for writing, as two inodes of one file would not see each other's bytes; and, if the length
+//! is the same, until nobody has it open at all, as they would not see each other's locks.
 //!
 //! ```text
 //! another process commits ──► epoch of the mount
@@ -161,6 +162,19 @@ impl Remembered {
         self.seen.epoch != now.epoch && !(self.is_sure() && self.seen.stamp == now.stamp)
     }
 
+    /// Whether the kernel is right about length and times, and at most about bytes not.
+    fn has_right_stamp(&self, now: Seen) -> bool {
+        !self.is_ours && self.seen.stamp == now.stamp
+    }
+
+    /// Whether the kernel can go on with the inode that it has, once it has forgotten the bytes.
+    /// While the file is open, programs may hold locks on it, which two inodes would not share: the
+    /// times are outdated then until it is closed.
+    fn can_stay(&self, now: Seen) -> bool {
+        let is_as_long = self.open_count > 0 && self.seen.stamp.len == now.stamp.len;
+        self.has_right_stamp(now) || !self.is_ours && is_as_long
+    }
+
     fn note(&mut self, seen: Seen) {
         (self.seen, self.is_ours) = (seen, false);
     }
@@ -189,11 +203,13 @@ impl Known {
         remembered.count += 1;
         refusals.note_look_up(first, caller);
         let is_outdated = remembered.is_outdated(now) && self.trusts_itself();
-        let can_change = remembered.writer_count == 0 && !refusals.has_due(first, caller);
-        if is_outdated && can_change {
+        let is_needed = remembered.writer_count > 0 || refusals.has_due(first, caller);
+        // Even if it stays, whoever opens it next lets the kernel forget the bytes.
+        let stays = is_outdated && (is_needed || remembered.can_stay(now));
+        if is_outdated && !stays {
             remembered.generation = remembered.generation.wrapping_add(1);
         }
-        if !is_outdated || can_change {
+        if !stays {
             remembered.note(now);
         }
         numbered(first, remembered.generation)
@@ -215,14 +231,16 @@ impl Known {
         let is_retry = refusals.take(first, caller);
         let is_older = remembered.generation != generation;
         let is_outdated = remembered.is_outdated(now);
-        let may_be_outdated = remembered.writer_count > 0 || is_retry || !self.trusts_itself();
+        let is_right = remembered.has_right_stamp(now) || !self.trusts_itself();
+        let may_be_outdated =
+            is_right || remembered.writer_count > 0 || is_retry || remembered.can_stay(now);
         if is_older || (is_outdated && !may_be_outdated) {
             refusals.note(first, caller);
             return Opened::Refused;
         }
         remembered.open_count += 1;
         remembered.writer_count += u64::from(writes);
-        if !is_outdated || !self.trusts_itself() {
+        if !is_outdated || is_right {
             remembered.note(now);
         }
         if is_outdated { Opened::Outdated } else { Opened::Known }
