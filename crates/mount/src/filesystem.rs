@@ -926,7 +926,17 @@ impl Filesystem for PoolFilesystem {
             Err(errno) => return reply.error(errno),
         };
         let may_rely = self.may_rely(place);
-        reply!(reply, self.tree.create(place, wanted(request, mode, umask), Some(access(OpenFlags(flags)))), new => {
+        let created = || {
+            let wanted = wanted(request, mode, umask);
+            let created = self.tree.create(place, wanted, Some(access(OpenFlags(flags))));
+            created.map_err(|refusal| match refusal.errno() {
+                // Others have made it, and the kernel did not know. It looks up the name then, and
+                // decides whether the caller may open it.
+                Errno::EEXIST if flags & libc::O_EXCL == 0 => Errno::ESTALE.into(),
+                _ => refusal,
+            })
+        };
+        reply!(reply, created(), new => {
             let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(new.0.kind, may_rely));
             let writes = writes(OpenFlags(flags));
             self.known.open(told.ino, new.1, writes, request.pid());

@@ -116,6 +116,27 @@ fn names_are_as_others_have_made_them() {
     mount.check();
 }
 
+/// Who makes a file if there is none finds the one that others have made meanwhile.
+#[test]
+fn a_file_that_others_have_made_can_be_opened() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let (source, path) = (mount.directory.path().join("source"), mount.at("f"));
+    write(&source, b"theirs");
+    assert!(!path.exists());
+    hardpack().args(["put", "-q"]).args([&source, &mount.in_pool("f")]).assert().success();
+    let mut file = File::options().append(true).create(true).open(&path).unwrap();
+    file.write_all(b" and ours").unwrap();
+    drop(file);
+    assert_eq!(read(&path), b"theirs and ours");
+    let error = File::create_new(&path).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    mount.unmount();
+    mount.check();
+}
+
 /// Programs exclude each other by locks of a file that others change in other ways, and can open
 /// what they have open once more.
 #[test]
