@@ -526,16 +526,36 @@ impl Filesystem for PoolFilesystem {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let renamed = || {
+        let places = answer(|| {
             if numbered(parent) != numbered(new_parent) {
                 return Err(Errno::EXDEV.into());
             }
             let from = self.place(parent, name, Errno::EPERM)?;
             let to = self.place(new_parent, new_name, Errno::EPERM)?;
             self.told_names.note_moved(from, to);
-            self.tree.rename(from, to, flags)
+            if flags == RenameFlags::RENAME_EXCHANGE {
+                self.told_names.note_moved(to, from);
+            }
+            Ok((from, to, self.tree.replacing(from, to, flags)?))
+        });
+        let (from, to, replacing) = match places {
+            Ok(found) => found,
+            Err(errno) => return reply.error(errno),
         };
-        reply!(reply, renamed(), () => reply.ok());
+        let first = replacing.map(|file| self.tree.inodes().number(file));
+        let held = first.filter(|first| self.known.is_written(*first));
+        let Some((messenger, held)) = self.messenger.get().zip(held) else {
+            reply!(reply, self.tree.rename(from, to, flags), () => reply.ok());
+            return;
+        };
+        // The kernel may hold bytes of it, which come before the name.
+        let tree = Arc::clone(&self.tree);
+        let (from, to) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+        let rename = move || {
+            let (from, to) = ((from.0, &from.1[..]), (to.0, &to.1[..]));
+            reply!(reply, tree.rename(from, to, flags), () => reply.ok());
+        };
+        messenger.write_back(self.known.number(held), Box::new(rename));
     }
 
     fn link(

@@ -59,6 +59,30 @@ fn what_was_synced_survives_the_server() {
     }
 }
 
+/// A rename over another file brings its content along, also if the kernel still holds it.
+#[test]
+fn an_open_file_replaces_another_with_its_content() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("target"), b"old");
+    let mut file = File::create(mount.at("new")).unwrap();
+    let bytes = random_bytes(300_000, 1);
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    fs::rename(mount.at("new"), mount.at("target")).unwrap();
+    // Others see it as well.
+    let seen = hardpack().arg("cat").arg(mount.in_pool("target")).output().unwrap().stdout;
+    assert!(seen == b"old" || seen == bytes, "{} bytes", seen.len());
+    File::open(&mount.point).unwrap().sync_all().unwrap();
+    mount.kill();
+    drop(file);
+    mount.again(&["--replace"]);
+    assert!(read(&mount.at("target")) == bytes);
+    mount.unmount();
+    mount.check();
+}
+
 /// Stock SQLite on a mount whose server is killed: what was committed durably is there, and nothing
 /// in part. `scripts/mount.sh` does that to more programs, for longer.
 #[test]

@@ -298,14 +298,28 @@ impl Tree {
         Ok(())
     }
 
-    /// Programs write a new file and rename it over the old one, often without syncing it. So that
-    /// a crash leaves one or the other, the content comes before the name.
-    fn commit_before_replacing(&self, from: Place<'_>, to: Place<'_>) -> Answer<()> {
+    /// Returns the file that takes the place of another one if it is moved so.
+    pub fn replacing(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        flags: RenameFlags,
+    ) -> Answer<Option<FileId>> {
+        if !flags.is_empty() {
+            return Ok(None);
+        }
         let moved = self.view(|view| {
             let (moved, old) = (view.lookup(from.0, from.1)?, view.lookup(to.0, to.1)?);
             Ok(moved.filter(|moved| old.is_some_and(|old| old.file != moved.file)))
         })?;
-        let file: Option<Arc<File>> = moved.and_then(|moved| self.open.get(moved.file));
+        Ok(moved.map(|moved| moved.file))
+    }
+
+    /// Programs write a new file and rename it over the old one, often without syncing it. So that
+    /// a crash leaves one or the other, the content comes before the name.
+    fn commit_before_replacing(&self, from: Place<'_>, to: Place<'_>) -> Answer<()> {
+        let moved = self.replacing(from, to, RenameFlags::empty())?;
+        let file: Option<Arc<File>> = moved.and_then(|moved| self.open.get(moved));
         match file.filter(|file| file.is_dirty()) {
             Some(file) => Ok(self.publish(&[file])?),
             None => Ok(()),
