@@ -219,7 +219,7 @@ impl Snapshots {
         };
         let opened = pool.open_snapshot(info.scope, &info.name)?;
         let inodes = Inodes::of_snapshot(root, slot);
-        let name = (info.scope, info.name.clone());
+        let name = (info.scope, info.name.clone(), info.txg);
         let tree = Arc::new(live.of_snapshot(opened, name, inodes, only));
         entry.tree = Some(Arc::clone(&tree));
         table.close_some();

@@ -28,6 +28,38 @@ fn stored(mount: &Mount) -> u64 {
     fs::metadata(&mount.pool).unwrap().len()
 }
 
+/// What is open in a snapshot stays that when another snapshot has taken the name.
+#[test]
+fn copies_come_from_the_snapshot_that_was_opened() {
+    if !can_mount() {
+        return;
+    }
+    const LEN: usize = 1 << 20;
+    let mount = Mount::new();
+    let [old, new] = [1, 2].map(|seed| random_bytes(LEN, seed));
+    let snapshot = with_ending(&mount.pool, "@s");
+    let put = |bytes: &[u8]| {
+        let file = open(&mount.at("f"));
+        file.write_all_at(bytes, 0).unwrap();
+        file.sync_all().unwrap();
+        eventually(&["snapshot"], &[&snapshot]);
+    };
+    put(&old);
+    let kept = File::open(mount.at(".hardpack/snapshots/s/f")).unwrap();
+    let mut bytes = [0; 100];
+    kept.read_exact_at(&mut bytes, 0).unwrap();
+    eventually(&["destroy"], &[&snapshot]);
+    put(&new);
+    let to = open(&mount.at("t"));
+    // It may be gone, but it is not another one.
+    if copy_file_range(&kept, Some(&mut 0), &to, Some(&mut 0), LEN).is_ok() {
+        to.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == old[..100]);
+    }
+    mount.unmount();
+    mount.check();
+}
+
 /// `cp` of a large file takes no space, however often; a change of one copy leaves the others.
 #[test]
 fn cp_takes_no_space() {

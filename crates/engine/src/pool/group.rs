@@ -36,7 +36,7 @@ use crate::store::format::trees::TreeId;
 use crate::store::sharing::index::Accept;
 use crate::store::tree::{Entry, EntryRef};
 use crate::store::{Durability, ExtentBytes, Filling, Patience, Txn};
-use crate::units::{FileId, Sector};
+use crate::units::{FileId, Sector, Txg};
 
 /// How long a change of the group's files waits for others before it commits the group again, for
 /// which they may be waiting.
@@ -262,11 +262,12 @@ impl Group {
 
     /// Copies a range of a file into another, or within one, by sharing what is stored, and commits
     /// that. Returns the part of the range that was copied, which may be empty: the rest is for the
-    /// caller. The source may be in a snapshot, given by its scope and its name.
+    /// caller. The source may be in a snapshot, given by its scope, its name and its txg: another one
+    /// may have its name by now.
     pub fn share(
         &self,
         (from, range): (FileId, Range<u64>),
-        snapshot: Option<(FileId, &[u8])>,
+        snapshot: Option<(FileId, &[u8], Txg)>,
         to: (&Arc<File>, u64),
         now_ns: i64,
     ) -> Result<Range<u64>> {
@@ -288,8 +289,8 @@ impl Group {
         let done = self.join(|txn| {
             let origin = match snapshot {
                 None => Origin::Live,
-                Some((scope, name)) => {
-                    let found = txn.find_snapshot(scope, name)?;
+                Some((scope, name, txg)) => {
+                    let found = txn.find_snapshot(scope, name)?.filter(|found| found.txg == txg);
                     Origin::of(self.pool.store(), &found.ok_or_else(|| missing(name))?)
                 }
             };

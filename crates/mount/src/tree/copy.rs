@@ -63,7 +63,7 @@ impl Tree {
     ) -> Answer<Range<u64>> {
         // The kernel copies only between files that are open.
         let file = self.open.get(to).ok_or(Errno::EBADF)?;
-        let snapshot = source.snapshot.as_ref().map(|(scope, name)| (*scope, &name[..]));
+        let snapshot = source.snapshot.as_ref().map(|(scope, name, txg)| (*scope, &name[..], *txg));
         let range = range.clone();
         let nothing = range.start..range.start;
         let done = self.group.share((from, range), snapshot, (&file, to_offset), now());
@@ -72,7 +72,7 @@ impl Tree {
                 self.flusher.note_changed();
                 Ok(part)
             }
-            // The snapshot has another name by now, or somebody else has the pool.
+            // The snapshot has another name by now or is gone, or somebody else has the pool.
             Err(Error::NotFound { .. } | Error::Busy) => Ok(nothing),
             Err(error) => {
                 self.note_error(&error);

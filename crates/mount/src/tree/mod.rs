@@ -18,7 +18,7 @@ use fuser::{Errno, FileAttr};
 use hardpack_engine::pool::{
     Attributes, DirEntry, File, FileOwner, Group, Kept, Kind, NAME_LEN_MAX, Pool, View,
 };
-use hardpack_engine::{Durability, Error, FileId, Result};
+use hardpack_engine::{Durability, Error, FileId, Result, Txg};
 
 pub use self::access::{Requester, Wanted};
 pub use self::change::Change;
@@ -69,8 +69,8 @@ pub struct Tree {
     commit_interval: Duration,
     /// The directories of which only one entry is shown, the way to the scope of a snapshot.
     only: BTreeMap<FileId, DirEntry>,
-    /// The snapshot that this is, by its scope and the name that it had when it was opened.
-    snapshot: Option<(FileId, Vec<u8>)>,
+    /// The snapshot that this is, by its scope, the name that it had when it was opened, and its txg.
+    snapshot: Option<(FileId, Vec<u8>, Txg)>,
     pub attribute_ttl: Duration,
 }
 
@@ -137,7 +137,7 @@ impl Tree {
     pub fn of_snapshot(
         &self,
         pool: Pool,
-        snapshot: (FileId, Vec<u8>),
+        snapshot: (FileId, Vec<u8>, Txg),
         inodes: Inodes,
         only: BTreeMap<FileId, DirEntry>,
     ) -> Tree {
