@@ -433,8 +433,12 @@ impl Filesystem for PoolFilesystem {
         let change =
             Change { mode, uid, gid, len, accessed_ns, modified_ns, changed_ns, is_by_root };
         self.known.note_change(number);
-        let changed = answer(|| self.tree.change(self.live(number)?, change));
-        self.reply_attr(reply, number, changed);
+        match answer(|| self.tree.change(self.live(number)?, change)) {
+            // The kernel tells when it has removed a name, also if the file is gone with it. An
+            // error would be that of the next `syncfs`.
+            Err(Errno::ENOENT) if change.is_of_times() => reply.attr(&Duration::ZERO, &nobody()),
+            changed => self.reply_attr(reply, number, changed),
+        }
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {

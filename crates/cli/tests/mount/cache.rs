@@ -116,6 +116,28 @@ fn names_are_as_others_have_made_them() {
     mount.check();
 }
 
+/// The kernel goes on to tell times of files that it has removed.
+#[test]
+fn removed_files_do_not_fail_a_sync() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let root = File::open(&mount.point).unwrap();
+    write(&mount.at("f"), b"bytes");
+    fs::remove_file(mount.at("f")).unwrap();
+    rustix::fs::syncfs(&root).unwrap();
+    write(&mount.at("f"), b"bytes");
+    fs::hard_link(mount.at("f"), mount.at("g")).unwrap();
+    for name in ["f", "g"] {
+        fs::remove_file(mount.at(name)).unwrap();
+        rustix::fs::syncfs(&root).unwrap();
+    }
+    drop(root);
+    mount.unmount();
+    mount.check();
+}
+
 /// Who makes a file if there is none finds the one that others have made meanwhile.
 #[test]
 fn a_file_that_others_have_made_can_be_opened() {

@@ -26,6 +26,11 @@ pub struct Change {
 }
 
 impl Change {
+    /// Whether it changes nothing else than what the kernel keeps of times.
+    pub fn is_of_times(&self) -> bool {
+        self.is_of_content() && self.len.is_none()
+    }
+
     /// Whether it changes nothing else than the length and the times that go with that.
     fn is_of_content(&self) -> bool {
         self.mode.is_none() && self.uid.or(self.gid).is_none() && self.accessed_ns.is_none()
