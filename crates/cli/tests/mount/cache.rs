@@ -176,12 +176,12 @@ fn what_is_open_stays_the_same_file_when_others_commit() {
     flock(&holder, exclusive).unwrap();
     let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&holder));
     hardpack().args(["put", "-q"]).args([&source, &mount.in_pool("other")]).assert().success();
-    assert!(flock(&File::open(&path).unwrap(), exclusive).is_err());
+    assert!(flock(File::open(&path).unwrap(), exclusive).is_err());
     hardpack().args(["chmod", "600"]).arg(mount.in_pool("lock")).assert().success();
-    assert!(flock(&File::open(&path).unwrap(), exclusive).is_err());
+    assert!(flock(File::open(&path).unwrap(), exclusive).is_err());
     File::open(again).unwrap();
     drop(holder);
-    flock(&File::open(&path).unwrap(), exclusive).unwrap();
+    flock(File::open(&path).unwrap(), exclusive).unwrap();
     mount.unmount();
     mount.check();
 }

@@ -56,6 +56,7 @@ fn copies_come_from_the_snapshot_that_was_opened() {
         to.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == old[..100]);
     }
+    drop((kept, to));
     mount.unmount();
     mount.check();
 }
