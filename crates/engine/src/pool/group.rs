@@ -232,7 +232,7 @@ impl Group {
     }
 
     /// Writes to a file at `now_ns`. Others may wait for the group while this waits for them, so it
-    /// commits the group whenever it has to wait.
+    /// commits the group whenever it has to wait. After an error, all changes of the file are gone.
     pub fn write_at(&self, file: &File, buf: &[u8], offset: u64, now_ns: i64) -> Result<()> {
         let _turn = file.turn();
         file.set_written(now_ns);
@@ -240,9 +240,14 @@ impl Group {
         let len = buf.len() + 2 * UNIT_LEN as usize;
         if file.pending_bytes() + len > self.pool.options().dirty_len_max {
             // It is about to be written ahead.
-            self.commit_now(&[])?;
+            self.commit_now(&[]).inspect_err(|_| file.discard())?;
         }
-        file.write_at_asking(buf, offset, &mut || self.commit_now(&[]).is_ok())
+        let done = file.write_at_asking(buf, offset, &mut || self.commit_now(&[]).is_ok());
+        if done.is_err() {
+            // They cannot be committed any more. Whoever has the next turn begins anew.
+            file.discard();
+        }
+        done
     }
 
     /// Truncates or extends a file at `now_ns`.

@@ -102,6 +102,24 @@ fn after_a_failed_sync_nothing_is_committed() {
     }
 }
 
+/// What a failed write costs is told by the next sync: also bytes that were written before. Whoever
+/// writes next is not told of it, and those bytes count.
+#[test]
+fn a_failed_write_is_told_once() {
+    let (_, _, tree, faults) = failing(FailMode::Continue, FaultKind::NoSpace);
+    let id = tree.inodes().file(tree.lookup(ROOT, b"old").unwrap().0.ino);
+    tree.open(id, Access::Write, 0).unwrap();
+    tree.write(id, b"before", 0).unwrap();
+    let noise = Rng(5).noise(3 << 20);
+    assert_eq!(number(tree.write(id, &noise, 6)), libc::ENOSPC);
+    faults.disarm();
+    tree.write(id, b"new", 0).unwrap();
+    assert_eq!(number(tree.sync(id)), libc::ENOSPC);
+    tree.sync(id).unwrap();
+    assert_eq!(tree.read(id, 0, 100).unwrap(), b"new");
+    tree.close(id, Access::Write).unwrap();
+}
+
 /// A full disk is no failure: with room again, work goes on.
 #[test]
 fn a_full_disk_stops_nothing() {

@@ -9,7 +9,7 @@ use hardpack_engine::{Durability, Error, FileId};
 
 use super::Tree;
 use crate::attributes::now;
-use crate::errno::{Answer, Refusal};
+use crate::errno::{Answer, Refusal, errno};
 use crate::known::Seen;
 
 /// A file with fewer changed bytes than this joins the next commit when it is closed.
@@ -126,14 +126,18 @@ impl Tree {
         if offset == 0 {
             file.note_header(bytes);
         }
-        let done = self.group.write_at(&file, bytes, offset, now());
+        self.write_to(&file, bytes, offset)?;
+        self.note_written(bytes.len() as u64)
+    }
+
+    fn write_to(&self, file: &Arc<File>, bytes: &[u8], offset: u64) -> Answer<()> {
+        let done = self.group.write_at(file, bytes, offset, now());
         if let Err(error) = &done {
             self.note_error(error);
-            // What was written before is lost as well if it cannot be committed any more.
-            self.group.discard(&file);
+            // What was written before, maybe by others, is lost as well.
+            self.open.note_lost(std::slice::from_ref(file), errno(error));
         }
-        done?;
-        self.note_written(bytes.len() as u64)
+        Ok(done?)
     }
 
     fn note_written(&self, len: u64) -> Answer<()> {
@@ -229,7 +233,7 @@ impl Tree {
         })
     }
 
-    fn write_zeros(&self, file: &File, offset: u64, end: u64) -> Answer<()> {
+    fn write_zeros(&self, file: &Arc<File>, offset: u64, end: u64) -> Answer<()> {
         if offset >= end {
             return Ok(());
         }
@@ -237,7 +241,7 @@ impl Tree {
         let mut at = offset;
         while at < end {
             let n = (end - at).min(PIECE_LEN);
-            self.group.write_at(file, &zeros[..n as usize], at, now())?;
+            self.write_to(file, &zeros[..n as usize], at)?;
             self.note_written(n)?;
             at += n;
         }
