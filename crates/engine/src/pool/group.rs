@@ -267,8 +267,8 @@ impl Group {
 
     /// Copies a range of a file into another, or within one, by sharing what is stored, and commits
     /// that. Returns the part of the range that was copied, which may be empty: the rest is for the
-    /// caller. The source may be in a snapshot, given by its scope, its name and its txg: another one
-    /// may have its name by now.
+    /// caller. The source may be in a snapshot, given by its scope, its name and its txg: another
+    /// one may have its name by now.
     pub fn share(
         &self,
         (from, range): (FileId, Range<u64>),

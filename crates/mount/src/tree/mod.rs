@@ -69,7 +69,8 @@ pub struct Tree {
     commit_interval: Duration,
     /// The directories of which only one entry is shown, the way to the scope of a snapshot.
     only: BTreeMap<FileId, DirEntry>,
-    /// The snapshot that this is, by its scope, the name that it had when it was opened, and its txg.
+    /// The snapshot that this is, by its scope, the name that it had when it was opened, and its
+    /// txg.
     snapshot: Option<(FileId, Vec<u8>, Txg)>,
     pub attribute_ttl: Duration,
 }
