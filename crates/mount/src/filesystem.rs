@@ -278,6 +278,15 @@ impl PoolFilesystem {
         reply.entry(&self.ttl_of(told.kind, may_rely), &told, GENERATION);
     }
 
+    /// Notes how a file is after it was changed through this mount. While that is not known, others
+    /// who commit anything cost it its inode number, and programs the locks that belong to it.
+    fn note_changed(&self, number: INodeNo) {
+        let seen = answer(|| self.tree.attributes_seen(self.live(number)?));
+        if let Ok((_, seen)) = seen {
+            self.known.note_seen(first_generation(number), seen);
+        }
+    }
+
     fn reply_attr(&self, reply: ReplyAttr, number: INodeNo, found: Result<FileAttr, Errno>) {
         match found {
             Ok(found) => {
@@ -437,7 +446,10 @@ impl Filesystem for PoolFilesystem {
             // The kernel tells when it has removed a name, also if the file is gone with it. An
             // error would be that of the next `syncfs`.
             Err(Errno::ENOENT) if change.is_of_times() => reply.attr(&Duration::ZERO, &nobody()),
-            changed => self.reply_attr(reply, number, changed),
+            changed => {
+                self.note_changed(number);
+                self.reply_attr(reply, number, changed);
+            }
         }
     }
 
@@ -715,6 +727,9 @@ impl Filesystem for PoolFilesystem {
         }
         if numbered(number) == Numbered::Live {
             self.known.close(number, writes(flags));
+            if writes(flags) {
+                self.note_changed(number);
+            }
         }
         let closed = || {
             let (tree, id) = self.at(number)?;
