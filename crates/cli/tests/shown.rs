@@ -183,11 +183,13 @@ fn errors_and_notes_are_escaped() {
         assert!(is_harmless(&stderr), "{command:?}: {}", stderr.escape_ascii());
         assert!(contains(&stderr, ESCAPED.as_bytes()), "{command:?}: {}", stderr.escape_ascii());
     }
-    // Notes about what could not be put.
+    // Notes about what has no place in a stream of tar.
     let tree = directory.path().join("socket");
     fs::create_dir(&tree).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(tree.join(weird())).unwrap();
-    let noted = hardpack().arg("put").args([&tree, &pool]).assert();
+    hardpack().args(["put", "-q"]).args([&tree, &pool]).assert().success();
+    let (from, to) = (pool.join("socket"), directory.path().join("out.tar"));
+    let noted = hardpack().args(["extract", "-q", "--tar"]).args([&from, &to]).assert().success();
     let stderr = noted.get_output().stderr.clone();
     assert!(is_harmless(&stderr), "{}", stderr.escape_ascii());
     assert!(contains(&stderr, ESCAPED.as_bytes()), "{}", stderr.escape_ascii());
