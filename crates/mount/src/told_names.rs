@@ -15,7 +15,7 @@ use hardpack_engine::FileId;
 use crate::tree::Place;
 
 /// How many names are remembered.
-const NAME_COUNT_MAX: usize = 1 << 17;
+const NAME_COUNT_MAX: usize = 1 << 19;
 /// How long nobody else must have committed anything.
 const QUIET: Duration = Duration::from_secs(30);
 
