@@ -104,19 +104,6 @@ pub fn for_stdout(name: &[u8], nul: bool) -> Vec<u8> {
     if nul || !std::io::stdout().is_terminal() { name.to_vec() } else { escaped(name).into_bytes() }
 }
 
-/// The name of a kind of entry.
-pub fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::File => "file",
-        Kind::Directory => "directory",
-        Kind::Symlink => "symbolic link",
-        Kind::Fifo => "fifo",
-        Kind::Socket => "socket",
-        Kind::CharDevice => "character device",
-        Kind::BlockDevice => "block device",
-    }
-}
-
 /// Formats kind and permissions as `ls -l` does.
 pub fn mode(attributes: &Attributes) -> String {
     let kind = match attributes.kind {

@@ -103,12 +103,17 @@ fn lock_of(
     Some(Lock { owner: owner.0, start, last, kind, process, handle: handle.0 })
 }
 
-/// What a file is opened for.
+/// What a file is opened for. The kernel tells the same flags when it is closed.
 fn access(flags: OpenFlags) -> Access {
     match flags.acc_mode() {
         OpenAccMode::O_RDONLY => Access::Read,
         _ => Access::Write,
     }
+}
+
+/// Whether a file is open for writing.
+fn writes(flags: OpenFlags) -> bool {
+    access(flags) == Access::Write
 }
 
 fn owner_of(request: &Request) -> FileOwner {
@@ -446,9 +451,10 @@ impl Filesystem for PoolFilesystem {
             // The kernel tells when it has removed a name, also if the file is gone with it. An
             // error would be that of the next `syncfs`.
             Err(Errno::ENOENT) if change.is_of_times() => reply.attr(&Duration::ZERO, &nobody()),
-            changed => {
-                self.note_changed(number);
-                self.reply_attr(reply, number, changed);
+            Err(errno) => reply.error(errno),
+            Ok((changed, seen)) => {
+                self.known.note_seen(first_generation(number), seen);
+                self.reply_attr(reply, number, Ok(changed));
             }
         }
     }
@@ -1135,11 +1141,6 @@ fn key(number: INodeNo) -> INodeNo {
         Numbered::Live => first_generation(number),
         Numbered::Directory | Numbered::Kept(_) => number,
     }
-}
-
-/// Whether a file is open for writing. The kernel tells the same flags when it is closed.
-fn writes(flags: OpenFlags) -> bool {
-    flags.acc_mode() != OpenAccMode::O_RDONLY
 }
 
 /// What the kernel is told of a name that does not exist.

@@ -194,7 +194,7 @@ fn line(args: &LsArgs, row: &Row, out: &mut Out) -> Result<(), Reason> {
 pub fn json_of(shown: &[u8], attributes: &Attributes) -> Value {
     let mut value = json!({
         "name": null,
-        "type": text::kind_name(attributes.kind),
+        "type": attributes.kind.to_string(),
         "len": attributes.len,
         "mode": format!("{:o}", attributes.mode),
         "links": attributes.link_count,

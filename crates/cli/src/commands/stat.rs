@@ -55,7 +55,7 @@ fn show(args: &StatArgs, address: &Address) -> Result<(), Reason> {
     let unknown = || "unknown".to_string();
     let mut rows = vec![
         ("name", text::escaped(&shown)),
-        ("type", text::kind_name(entry.kind).into()),
+        ("type", entry.kind.to_string()),
         ("length", attributes.len.to_string()),
         (
             "stored",

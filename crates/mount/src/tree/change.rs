@@ -9,6 +9,7 @@ use super::access::follow_mode;
 use super::names::MODE_MASK;
 use crate::attributes::{mode, now};
 use crate::errno::Answer;
+use crate::known::Seen;
 
 /// The attributes that a request changes. Times are in nanoseconds since 1970.
 #[derive(Clone, Copy, Default, Debug)]
@@ -39,7 +40,7 @@ impl Change {
 
 impl Tree {
     /// Changes attributes, and returns what they are then.
-    pub fn change(&self, id: FileId, change: Change) -> Answer<FileAttr> {
+    pub fn change(&self, id: FileId, change: Change) -> Answer<(FileAttr, Seen)> {
         self.refuse_read_only()?;
         if let Some(len) = change.len {
             self.set_len(id, len)?;
@@ -56,7 +57,7 @@ impl Tree {
         if !is_done {
             self.edit(now(), |edit| self.change_in(edit, id, change))?;
         }
-        self.attributes(id)
+        self.seen(|| self.attributes(id))
     }
 
     /// Sets the times of changes that are not committed yet. Returns false if there are none.
