@@ -67,6 +67,8 @@ fn an_open_file_replaces_another_with_its_content() {
     }
     let mount = Mount::new();
     write(&mount.at("target"), b"old");
+    // Until then, others may see the new name without its content.
+    File::open(mount.at("target")).unwrap().sync_all().unwrap();
     let mut file = File::create(mount.at("new")).unwrap();
     let bytes = random_bytes(300_000, 1);
     std::io::Write::write_all(&mut file, &bytes).unwrap();
