@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use super::filter::Filtering;
@@ -68,6 +69,8 @@ pub struct Codec {
     pub(super) probe_output: Vec<u8>,
     /// A whole record, for a codec that cannot decode only its front.
     whole: Vec<u8>,
+    /// A record or its front, of which only a part is wanted.
+    pub(super) front: Vec<u8>,
     pub(super) counters: Counters,
 }
 
@@ -256,6 +259,31 @@ impl Codec {
         check_decoded_len(codec, dst_prefix.len(), found)
     }
 
+    /// Decompresses the bytes from `start` of a record of `full_len` bytes, as many as `dst_part`
+    /// holds, at the cost of [`Codec::decompress_prefix`] up to their end.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Codec::decompress_prefix`].
+    pub fn decompress_part(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        dst_part: &mut [u8],
+        start: usize,
+        full_len: usize,
+    ) -> Result<(), CodecError> {
+        let range = part_range(codec, start, dst_part.len(), full_len)?;
+        let mut front = std::mem::take(&mut self.front);
+        front.resize(range.end, 0);
+        let decoded = self.decompress_prefix(codec, src, &mut front, full_len);
+        if decoded.is_ok() {
+            dst_part.copy_from_slice(&front[range]);
+        }
+        self.front = front;
+        decoded
+    }
+
     /// Decodes the whole record, since libdeflate cannot decode part of one.
     fn gzip_prefix(
         &mut self,
@@ -272,10 +300,26 @@ impl Codec {
     /// The approximate memory this codec occupies, in bytes: the parts that grow with records and
     /// levels.
     fn len_in_memory(&self) -> usize {
-        let buffers = [&self.sample, &self.probe_output, &self.whole];
+        let buffers = [&self.sample, &self.probe_output, &self.whole, &self.front];
         let contexts = self.zstd.len_in_memory() + self.filtering.len_in_memory();
         contexts + buffers.iter().map(|buffer| buffer.capacity()).sum::<usize>()
     }
+}
+
+/// Returns the range of `len` bytes from `start`, if a record of `full_len` bytes has them.
+pub(super) fn part_range(
+    codec: u8,
+    start: usize,
+    len: usize,
+    full_len: usize,
+) -> Result<Range<usize>, CodecError> {
+    let end = start.saturating_add(len);
+    check_len(full_len)?;
+    if end > full_len {
+        let codec = CodecId::try_from(codec)?;
+        return Err(CodecError::Length { codec, expected: end, found: full_len });
+    }
+    Ok(start..end)
 }
 
 /// Returns an upper bound for the output of every algorithm: lzjb adds an eighth, the others less,

@@ -19,6 +19,7 @@ use std::ops::Range;
 
 use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 
+use super::context::part_range;
 use super::corrupt;
 use super::zstd::Blocks;
 use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
@@ -111,42 +112,35 @@ impl Codec {
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let part = 0..dst.len();
-        self.decompress_filtered_part(codec, src, dst, part, dictionary)
+        self.unfilter_part(codec, src, dst, part, dictionary)
     }
 
-    /// Restores the first bytes of a record of `full_len` bytes, as many as `dst_prefix` holds,
-    /// without reassembling the pages behind them. Malformed data there may go unnoticed.
+    /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst_part` holds,
+    /// without reassembling the other pages. Malformed data there may go unnoticed.
     ///
     /// # Errors
     ///
-    /// The errors of [`Codec::decompress_filtered`], and one for a record shorter than
-    /// `dst_prefix`.
-    pub fn decompress_filtered_prefix(
+    /// The errors of [`Codec::decompress_filtered`], and one for a record without these bytes.
+    pub fn decompress_filtered_part(
         &mut self,
         codec: u8,
         src: &[u8],
-        dst_prefix: &mut [u8],
+        dst_part: &mut [u8],
+        start: usize,
         full_len: usize,
     ) -> Result<(), CodecError> {
-        let mut whole = std::mem::take(&mut self.filtering.decoded);
+        let range = part_range(codec, start, dst_part.len(), full_len)?;
+        let mut whole = std::mem::take(&mut self.front);
         whole.resize(full_len, 0);
-        let len = dst_prefix.len();
-        let decoded = self.decompress_filtered_part(codec, src, &mut whole, 0..len, None);
-        let front = whole.get(..len);
-        let copied = decoded.and_then(|()| {
-            let found = CodecError::Length {
-                codec: CodecId::try_from(codec)?,
-                expected: len,
-                found: full_len,
-            };
-            dst_prefix.copy_from_slice(front.ok_or(found)?);
-            Ok(())
-        });
-        self.filtering.decoded = whole;
-        copied
+        let decoded = self.unfilter_part(codec, src, &mut whole, range.clone(), None);
+        if decoded.is_ok() {
+            dst_part.copy_from_slice(&whole[range]);
+        }
+        self.front = whole;
+        decoded
     }
 
-    fn decompress_filtered_part(
+    fn unfilter_part(
         &mut self,
         codec: u8,
         src: &[u8],

@@ -452,7 +452,7 @@ impl Source for Seen<'_> {
     fn set_index_memory(&mut self, bytes: u64) {
         either!(self, it => it.set_index_memory(bytes));
     }
-    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
-        either!(self, it => it.read_front(pointer, len))
+    fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes> {
+        either!(self, it => it.read_part(pointer, range))
     }
 }

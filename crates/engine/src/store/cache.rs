@@ -21,9 +21,17 @@ const NODE_SHARE: u64 = 8;
 const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 
 type NodeKey = (u64, TreeId, ExtentKey);
-type DataKey = (u64, ExtentKey);
-/// The decompressed bytes of an extent, or of its front.
+type DataKey = (u64, ExtentKey, Part);
+/// The decompressed bytes of an extent, or of one of its windows.
 pub type Bytes = Arc<Vec<u8>>;
+
+/// What an entry holds of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Part {
+    Whole,
+    /// The window of this index, see [`super::window`].
+    Window(u32),
+}
 
 /// Caches that all pools of a process can share.
 pub struct Caches {
@@ -82,7 +90,7 @@ impl Caches {
         key: ExtentKey,
         load: impl FnOnce() -> Result<Bytes, Error>,
     ) -> Result<Bytes, Error> {
-        self.data.get_or_insert_with(&(pool, key), load)
+        self.data.get_or_insert_with(&(pool, key, Part::Whole), load)
     }
 
     /// Whether a new entry evicts another.
@@ -90,13 +98,18 @@ impl Caches {
         self.data.weight() / 8 >= self.data.capacity() / 9
     }
 
-    /// Returns the cached bytes of an extent: all of them, or its front.
-    pub(super) fn cached_data(&self, pool: u64, key: ExtentKey) -> Option<Bytes> {
-        self.data.get(&(pool, key))
+    /// Returns the cached bytes of an extent, or of one of its windows.
+    pub(super) fn cached_data(&self, pool: u64, key: ExtentKey, part: Part) -> Option<Bytes> {
+        self.data.get(&(pool, key, part))
     }
 
-    pub(super) fn put_data(&self, pool: u64, key: ExtentKey, bytes: Bytes) {
-        self.data.insert((pool, key), bytes);
+    /// Whether the cache has a part of an extent. Does not count as a use.
+    pub(super) fn has_data(&self, pool: u64, key: ExtentKey, part: Part) -> bool {
+        self.data.contains_key(&(pool, key, part))
+    }
+
+    pub(super) fn put_data(&self, pool: u64, key: ExtentKey, part: Part, bytes: Bytes) {
+        self.data.insert((pool, key, part), bytes);
     }
 }
 

@@ -4,48 +4,21 @@
 //! allocated or decompressed. A failure says where, what was expected and what was found. The
 //! caller decides whether it means damage or only a stale map (see [`super::Store::refresh`]).
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::cache::Bytes;
+use super::cache::{Bytes, Part};
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
-use super::format::pointer::{EXTENT_LEN_MAX, Filter, Place, Pointer};
+use super::format::pointer::{EXTENT_LEN_MAX, ExtentKey, Filter, Place, Pointer};
 use super::format::trees::TreeId;
 use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};
 use crate::error::{Error, Location, Result};
 
-/// Only the front of an extent is decompressed if that saves at least one part in this many.
-const FRONT_PART: u64 = 4;
 /// The smallest sector of any device, in bytes: a loss of power never tears one.
 const DEVICE_SECTOR_LEN: u64 = 512;
-/// The limit of [`Reuse::score`] in either direction.
-const REUSE_SCORE_MAX: i32 = 64;
-
-/// Tracks whether extents are read again while they are in the cache.
-#[derive(Debug, Default)]
-pub(super) struct Reuse {
-    /// Reads that found their extent in the cache minus those that did not, within limits.
-    score: AtomicI32,
-}
-
-impl Reuse {
-    fn note(&self, was_cached: bool) {
-        let score = self.score.load(Ordering::Relaxed);
-        let next = if was_cached { score + 1 } else { score - 1 };
-        let next = next.clamp(-REUSE_SCORE_MAX, REUSE_SCORE_MAX);
-        if next != score {
-            // Lost updates do not matter.
-            self.score.store(next, Ordering::Relaxed);
-        }
-    }
-
-    fn is_rare(&self) -> bool {
-        self.score.load(Ordering::Relaxed) <= 0
-    }
-}
 
 /// How the bytes of an extent were encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +53,25 @@ impl ExtentBytes {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.extent[self.start..self.start + self.len]
+    }
+
+    /// The whole of `bytes`.
+    pub(super) fn whole(bytes: Bytes) -> ExtentBytes {
+        let len = bytes.len();
+        ExtentBytes { extent: bytes, start: 0, len }
+    }
+
+    /// The bytes in `range` of these, which are those of the extent at `place`.
+    pub(crate) fn part(
+        self,
+        range: Range<usize>,
+        place: impl FnOnce() -> Location,
+    ) -> Result<ExtentBytes> {
+        if range.start > range.end || range.end > self.len {
+            let what = format!("expected to find its bytes {range:?}, found {} bytes", self.len);
+            return Err(Error::corrupt("extent", place(), what));
+        }
+        Ok(ExtentBytes { extent: self.extent, start: self.start + range.start, len: range.len() })
     }
 }
 
@@ -215,64 +207,8 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(of, pointer)?);
         };
-        let mut extent = self.caches.data(self.cache_id, key, || self.decompress(of, pointer))?;
-        if extent.len() < pointer.extent_len as usize {
-            // The cache held only the front.
-            extent = self.decompress(of, pointer)?;
-            self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
-        }
+        let extent = self.caches.data(self.cache_id, key, || self.decompress(of, pointer))?;
         self.part_of(pointer, extent)
-    }
-
-    /// Like [`Store::read_of`], where only the first `len` bytes are needed. If the cache is full,
-    /// and extents have usually left it before they are read again, only this front is decompressed
-    /// and cached.
-    pub fn read_front_of(
-        &self,
-        of: Option<&State>,
-        pointer: &Pointer,
-        len: usize,
-    ) -> Result<ExtentBytes> {
-        let needed = pointer.part_offset as usize + len;
-        // Deltas are needed whole, and an unknown filter is refused in `read`.
-        let has_front = pointer.filter == Filter::None as u8 || pointer.is_filtered();
-        let (Some(key), true) = (pointer.extent_key(), has_front) else {
-            return self.read_of(of, pointer);
-        };
-        if let Some(extent) = self.caches.cached_data(self.cache_id, key) {
-            self.reuse.note(true);
-            if extent.len() >= needed {
-                return self.front_of(pointer, extent);
-            }
-            return self.read_of(of, pointer);
-        }
-        self.reuse.note(false);
-        let pays = pointer.dictionary == 0
-            && needed as u64 * FRONT_PART <= u64::from(pointer.extent_len) * (FRONT_PART - 1)
-            && (pointer.is_filtered()
-                || codec::has_cheap_front(pointer.codec, pointer.codec_version))
-            && self.caches.is_full()
-            && self.reuse.is_rare();
-        if !pays {
-            return self.read_of(of, pointer);
-        }
-        let stored = self.read_stored(pointer)?;
-        let mut bytes = vec![0; needed];
-        let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
-        let decoded = codec::with_codec(|codec| match pointer.is_filtered() {
-            true => codec.decompress_filtered_prefix(id, &stored, &mut bytes, whole_len),
-            false => codec.decompress_prefix(id, &stored, &mut bytes, whole_len),
-        });
-        decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
-        let extent = Arc::new(bytes);
-        self.caches.put_data(self.cache_id, key, Arc::clone(&extent));
-        self.front_of(pointer, extent)
-    }
-
-    fn front_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {
-        let start = pointer.part_offset as usize;
-        let len = (pointer.len as usize).min(extent.len().saturating_sub(start));
-        Ok(ExtentBytes { extent, start, len })
     }
 
     /// Returns the bytes behind a pointer, bypassing the cache.
@@ -295,21 +231,15 @@ impl Store {
         Ok(ExtentBytes { extent, start, len })
     }
 
-    /// Returns at least the first `len` bytes behind a pointer if that needs no reading.
-    pub fn peek(&self, pointer: &Pointer, len: usize) -> Option<ExtentBytes> {
-        let Some(key) = pointer.extent_key() else { return self.read(pointer).ok() };
-        let extent = self.caches.cached_data(self.cache_id, key)?;
-        let has_enough = extent.len() >= pointer.part_offset as usize + len;
-        has_enough.then(|| self.front_of(pointer, extent).ok()).flatten()
+    /// Puts the bytes of an extent into the cache.
+    pub(super) fn put_cached(&self, key: ExtentKey, bytes: Vec<u8>) {
+        self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
     }
 
     /// Whether the whole extent of a pointer is in the cache.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
-        let cached = |key| self.caches.cached_data(self.cache_id, key);
-        pointer
-            .extent_key()
-            .and_then(cached)
-            .is_some_and(|extent| extent.len() == pointer.extent_len as usize)
+        let has = |key| self.caches.has_data(self.cache_id, key, Part::Whole);
+        pointer.extent_key().is_some_and(has)
     }
 
     /// Reads a tree node, bypassing the cache.

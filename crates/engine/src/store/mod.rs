@@ -34,6 +34,7 @@ mod state;
 mod tail;
 pub mod tree;
 mod txn;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -105,7 +106,7 @@ pub struct Store {
     /// written (see `recover/cut_short.rs`).
     cut_short: Mutex<Option<CutShort>>,
     /// Whether it pays off to decompress more than was requested.
-    reuse: extent::Reuse,
+    reuse: window::Reuse,
     /// The most recently used dictionaries, prepared.
     dictionaries: Mutex<Vec<dictionaries::Kept>>,
     /// The part of the dedup index that is in memory.

@@ -11,7 +11,7 @@ use super::gate::WriterGate;
 use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
-use super::{Origin, Pin, Store, extent};
+use super::{Origin, Pin, Store, window};
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
@@ -185,7 +185,7 @@ impl Store {
             recovered_from: None,
             last_rejected: AtomicU64::new(0),
             cut_short: Mutex::default(),
-            reuse: extent::Reuse::default(),
+            reuse: window::Reuse::default(),
             dictionaries: Mutex::default(),
             index: Mutex::default(),
             scope_test: OnceLock::new(),

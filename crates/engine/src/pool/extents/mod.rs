@@ -305,8 +305,7 @@ fn copy_record(
     beyond.fill(0);
     if n > 0 {
         let start = (at - record.start) as usize;
-        let bytes = source.read_front(&record.pointer, start + n)?;
-        held.copy_from_slice(&bytes.as_slice()[start..start + n]);
+        held.copy_from_slice(source.read_part(&record.pointer, start..start + n)?.as_slice());
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! A common interface to read trees and extents of a committed state or of a transaction.
 
+use std::ops::Range;
+
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::refs::{ContentHash, Refs};
@@ -26,8 +28,8 @@ pub(in crate::pool) trait Source {
     fn refs(&mut self, sector: Sector) -> Result<Option<Refs>>;
     /// Sets the memory that the content index may take, in bytes.
     fn set_index_memory(&mut self, bytes: u64);
-    /// Reads at least the first `len` bytes of an extent.
-    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes>;
+    /// Reads some of the bytes of a pointer.
+    fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes>;
 }
 
 /// A committed state.
@@ -73,10 +75,10 @@ impl Source for Committed<'_> {
     fn set_index_memory(&mut self, bytes: u64) {
         self.store.set_index_memory(bytes);
     }
-    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+    fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes> {
         match self.is_point {
-            true => self.store.read_front_of(Some(self.state), pointer, len),
-            false => self.read(pointer),
+            true => self.store.read_part_of(Some(self.state), pointer, range),
+            false => self.read(pointer)?.part(range, || self.store.location_of(pointer)),
         }
     }
 }
@@ -110,7 +112,7 @@ impl Source for Txn {
     fn set_index_memory(&mut self, bytes: u64) {
         self.store().set_index_memory(bytes);
     }
-    fn read_front(&mut self, pointer: &Pointer, _len: usize) -> Result<ExtentBytes> {
-        Txn::read(self, pointer)
+    fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes> {
+        Txn::read(self, pointer)?.part(range, || self.store().location_of(pointer))
     }
 }

@@ -4,6 +4,7 @@
 //! If a record was compressed with a dictionary that the pool has dropped since, the dictionary is
 //! restored too.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -114,10 +115,10 @@ impl Source for Reader<'_> {
             Reader::Kept(kept) => kept.set_index_memory(bytes),
         }
     }
-    fn read_front(&mut self, pointer: &Pointer, len: usize) -> Result<ExtentBytes> {
+    fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes> {
         match self {
-            Reader::Live(txn) => Source::read_front(*txn, pointer, len),
-            Reader::Kept(kept) => kept.read_front(pointer, len),
+            Reader::Live(txn) => Source::read_part(*txn, pointer, range),
+            Reader::Kept(kept) => kept.read_part(pointer, range),
         }
     }
 }

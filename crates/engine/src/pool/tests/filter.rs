@@ -229,11 +229,14 @@ fn what_is_no_filtered_form_is_refused() {
     for len in [0, 1, 4096, record.len() - 1, record.len() + 1] {
         assert!(decode(&stored, len).is_err(), "as {len} bytes");
     }
-    for len in [0, 1, PAGE + 5, record.len()] {
-        let mut front = vec![0; len];
+    let whole_len = record.len();
+    for (start, len) in [(0, 0), (0, 1), (0, PAGE + 5), (1, PAGE), (PAGE, 2 * PAGE), (0, whole_len)] {
+        let mut part = vec![0; len];
         let mut codec = Codec::new();
-        codec.decompress_filtered_prefix(id, &stored, &mut front, record.len()).unwrap();
-        assert!(front == record[..len], "the first {len} bytes");
+        codec.decompress_filtered_part(id, &stored, &mut part, start, whole_len).unwrap();
+        assert!(part == record[start..start + len], "{len} bytes from {start}");
+        let beyond = whole_len - len + 1;
+        codec.decompress_filtered_part(id, &stored, &mut part, beyond, whole_len).unwrap_err();
     }
     for len in 0..stored.len() {
         assert!(decode(&stored[..len], record.len()).is_err(), "cut to {len}");

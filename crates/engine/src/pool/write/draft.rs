@@ -223,9 +223,7 @@ impl Drafted {
         {
             return Ok(None);
         }
-        let needed = range.end.min(own.end()).saturating_sub(own.start) as usize;
-        let record = store.peek(&own.pointer, needed);
-        Ok(record.and_then(|record| differences(&record, range.start - own.start, bytes)))
+        Ok(differences(store, own, range, bytes))
     }
 
     /// Plans changes of a record that the draft has already.

@@ -25,6 +25,7 @@ pub(in crate::pool) mod jobs;
 pub(in crate::pool) mod syncing;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::extents::delta;
@@ -38,7 +39,7 @@ use super::write::jobs::{Job, WriteTarget};
 use crate::error::Result;
 use crate::store::format::pointer::{DELTA_LEN_MAX, Pointer};
 use crate::store::trees::TreeId;
-use crate::store::{ExtentBytes, Store, Txn};
+use crate::store::{Store, Txn};
 use crate::units::{Ashift, FileId};
 
 /// A change becomes patches if it covers at most 1/`CHANGED_PART_MIN` of a record's units.
@@ -257,9 +258,6 @@ fn plan_patches(
     jobs: &mut Vec<Job>,
 ) -> Result<()> {
     let runs = patch_runs(page, &units, old);
-    let needed =
-        runs.last().map_or(0, |(_, to)| to.min(&record.end()).saturating_sub(record.start));
-    let below = store.peek(&record.pointer, needed as usize);
     for (from, to) in runs {
         let first = from / UNIT_LEN;
         let mut bytes = match units.remove(&first) {
@@ -278,8 +276,7 @@ fn plan_patches(
             }
         };
         bytes.truncate((to - from) as usize);
-        let delta =
-            below.as_ref().and_then(|below| differences(below, from - record.start, &bytes));
+        let delta = differences(store, record, from..to, &bytes);
         jobs.push(Job::patch(from, bytes, delta));
     }
     Ok(())
@@ -312,13 +309,21 @@ fn patch_runs(page: Page, units: &BTreeMap<u64, Box<[u8]>>, old: &[FileExtent]) 
     merged
 }
 
-/// Returns the differences between a patch and the bytes below it, which begin at `start` of a
-/// record, if they are short.
-fn differences(record: &ExtentBytes, start: u64, bytes: &[u8]) -> Option<Vec<u8>> {
+/// Returns the differences between a patch of `range` and the bytes of the record below it, if they
+/// are short and those bytes are in the cache.
+fn differences(
+    store: &Store,
+    record: &FileExtent,
+    range: Range<u64>,
+    bytes: &[u8],
+) -> Option<Vec<u8>> {
     if bytes.len() > DELTA_LEN_MAX as usize {
         return None;
     }
-    let below = record.as_slice().get(start as usize..).unwrap_or(&[]);
+    let start = (range.start - record.start) as usize;
+    let end = (range.end.min(record.end()).saturating_sub(record.start) as usize).max(start);
+    let below = store.peek(&record.pointer, start..end)?;
     let mut edits = Vec::new();
-    delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
+    delta::encode(below.as_slice(), bytes, bytes.len() / DELTA_PART_MAX, &mut edits)
+        .then_some(edits)
 }

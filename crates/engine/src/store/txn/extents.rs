@@ -1,6 +1,5 @@
 //! The extents of a transaction: stored, embedded in their pointers, read, and given up.
 
-use std::sync::Arc;
 
 use super::{Owner, Txn, TxnCore};
 use crate::codec;
@@ -54,7 +53,7 @@ impl Txn {
     /// Puts the bytes of an extent of this transaction into the cache.
     pub fn cache(&self, pointer: &Pointer, bytes: Vec<u8>) {
         if let Some(key) = pointer.extent_key().filter(|_| self.may_cache(pointer)) {
-            self.core.store.caches.put_data(self.core.store.cache_id, key, Arc::new(bytes));
+            self.core.store.put_cached(key, bytes);
         }
     }
 

@@ -1,0 +1,174 @@
+//! Reads a part of an extent without decompressing all of it.
+//!
+//! Whoever reads one page of a database at random needs a thirtieth of a record. Where a codec can
+//! decode less than all of it, the *window* around that page is decoded and cached: a run of
+//! [`WINDOW_LEN`] bytes, aligned to its own length. What this saves is not only decoding: a record
+//! of its own length is memory that the system must clear first, and that pushes more out of the
+//! cache.
+//!
+//! A second window costs more than the rest of the record would have. So it is decoded only while
+//! the cache is full and records have left it before they were read again; otherwise the second
+//! read in a record takes all of it. At worst, one window is decoded for nothing.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::cache::{Bytes, Part};
+use super::extent::ExtentBytes;
+use super::format::pointer::{ExtentKey, Filter, Pointer};
+use super::{State, Store};
+use crate::codec;
+use crate::error::{Error, Location, Result};
+
+/// The length of a window, in bytes: four pages of most databases.
+const WINDOW_LEN: usize = 16 << 10;
+/// Only the front of an extent is decompressed if that saves at least one part in this many.
+const FRONT_PART: usize = 4;
+/// The limit of the score of a [`Reuse`] in either direction.
+const REUSE_SCORE_MAX: i32 = 64;
+
+/// Tracks whether extents are read again while they are in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Reuse {
+    /// Reads that found their bytes in the cache minus those that did not, within limits.
+    score: AtomicI32,
+}
+
+impl Reuse {
+    fn note(&self, was_cached: bool) {
+        let score = self.score.load(Ordering::Relaxed);
+        let next = if was_cached { score + 1 } else { score - 1 };
+        let next = next.clamp(-REUSE_SCORE_MAX, REUSE_SCORE_MAX);
+        if next != score {
+            // Lost updates do not matter.
+            self.score.store(next, Ordering::Relaxed);
+        }
+    }
+
+    fn is_rare(&self) -> bool {
+        self.score.load(Ordering::Relaxed) <= 0
+    }
+}
+
+/// The window of an extent that holds a range of it.
+#[derive(Clone, Debug)]
+struct Window {
+    index: u32,
+    /// Its bytes within the extent.
+    range: Range<usize>,
+}
+
+impl Window {
+    /// Returns `None` if the range does not fit in one window, or if the extent has only one.
+    fn around(range: &Range<usize>, extent_len: usize) -> Option<Window> {
+        let index = range.start / WINDOW_LEN;
+        let start = index * WINDOW_LEN;
+        let end = (start + WINDOW_LEN).min(extent_len);
+        let fits = range.start < range.end && range.end <= end && extent_len > 2 * WINDOW_LEN;
+        fits.then_some(Window { index: index as u32, range: start..end })
+    }
+
+    fn part(&self) -> Part {
+        Part::Window(self.index)
+    }
+
+    /// Returns the bytes of `range`, which is one of the extent, from the bytes of the window.
+    fn slice(&self, bytes: Bytes, range: &Range<usize>) -> Option<ExtentBytes> {
+        let start = range.start - self.range.start;
+        ExtentBytes::whole(bytes).part(start..start + range.len(), || Location::Nowhere).ok()
+    }
+}
+
+impl Store {
+    /// Returns the bytes of a pointer in `range`, from the cache if it has them. They must lie
+    /// within the pointer's length. If they are few, the rest may stay compressed.
+    pub fn read_part_of(
+        &self,
+        of: Option<&State>,
+        pointer: &Pointer,
+        range: Range<usize>,
+    ) -> Result<ExtentBytes> {
+        let within = within_extent(pointer, &range);
+        // Deltas are needed whole, and an unknown filter is refused in `read_of`.
+        let is_known = pointer.filter == Filter::None as u8 || pointer.is_filtered();
+        let window = Window::around(&within, pointer.extent_len as usize).filter(|_| is_known);
+        let (Some(key), Some(window)) = (pointer.extent_key(), window) else {
+            return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
+        };
+        if let Some(whole) = self.caches.cached_data(self.cache_id, key, Part::Whole) {
+            self.reuse.note(true);
+            return ExtentBytes::whole(whole).part(within, || self.location_of(pointer));
+        }
+        let cached = self.caches.cached_data(self.cache_id, key, window.part());
+        self.reuse.note(cached.is_some());
+        if let Some(bytes) = cached.and_then(|bytes| window.slice(bytes, &within)) {
+            return Ok(bytes);
+        }
+        if !self.pays(pointer, key, &window) {
+            return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
+        }
+        let bytes = Arc::new(self.decompress_window(pointer, &window)?);
+        self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
+        let found = window.slice(bytes, &within);
+        found.ok_or_else(|| Error::internal("a window lacks bytes that it was decoded for"))
+    }
+
+    /// Whether to decode a window that the cache lacks, rather than the whole extent.
+    fn pays(&self, pointer: &Pointer, key: ExtentKey, window: &Window) -> bool {
+        let len = pointer.extent_len as usize;
+        let is_cheap = pointer.is_filtered()
+            || codec::has_cheap_front(pointer.codec, pointer.codec_version)
+                && window.range.end * FRONT_PART <= len * (FRONT_PART - 1);
+        if pointer.dictionary != 0 || !is_cheap {
+            return false;
+        }
+        self.caches.is_full() && self.reuse.is_rare() || !self.has_window(pointer, key)
+    }
+
+    /// Whether the cache has any window of an extent.
+    fn has_window(&self, pointer: &Pointer, key: ExtentKey) -> bool {
+        let count = (pointer.extent_len as usize).div_ceil(WINDOW_LEN) as u32;
+        (0..count).any(|index| self.caches.has_data(self.cache_id, key, Part::Window(index)))
+    }
+
+    fn decompress_window(&self, pointer: &Pointer, window: &Window) -> Result<Vec<u8>> {
+        let stored = self.read_stored(pointer)?;
+        let mut bytes = vec![0; window.range.len()];
+        let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
+        let start = window.range.start;
+        let decoded = codec::with_codec(|codec| match pointer.is_filtered() {
+            true => codec.decompress_filtered_part(id, &stored, &mut bytes, start, whole_len),
+            false => codec.decompress_part(id, &stored, &mut bytes, start, whole_len),
+        });
+        decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
+        Ok(bytes)
+    }
+
+    /// Returns the bytes of a pointer in `range` if that needs no reading.
+    pub fn peek(&self, pointer: &Pointer, range: Range<usize>) -> Option<ExtentBytes> {
+        let Some(key) = pointer.extent_key() else {
+            return self.read(pointer).ok()?.part(range, || self.location_of(pointer)).ok();
+        };
+        let within = within_extent(pointer, &range);
+        if let Some(whole) = self.caches.cached_data(self.cache_id, key, Part::Whole) {
+            return ExtentBytes::whole(whole).part(within, || self.location_of(pointer)).ok();
+        }
+        let window = Window::around(&within, pointer.extent_len as usize)?;
+        let bytes = self.caches.cached_data(self.cache_id, key, window.part())?;
+        window.slice(bytes, &within)
+    }
+
+    /// Whether bytes of an extent are in the cache.
+    pub fn is_cached_in_part(&self, pointer: &Pointer) -> bool {
+        pointer.extent_key().is_some_and(|key| {
+            self.caches.has_data(self.cache_id, key, Part::Whole) || self.has_window(pointer, key)
+        })
+    }
+}
+
+/// Turns a range of a pointer's bytes into one of its extent.
+fn within_extent(pointer: &Pointer, range: &Range<usize>) -> Range<usize> {
+    let start = pointer.part_offset as usize;
+    start + range.start..start + range.end
+}
