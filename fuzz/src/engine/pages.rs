@@ -1,27 +1,38 @@
 //! The page filter: filtered forms that no encoder wrote, and pages that no SQLite wrote.
 
-use hardpack_engine::codec::{Codec, CodecId, Compression, Encoded, Policy, with_codec};
+use hardpack_engine::codec::{Codec, CodecId, Compression, Encoded, Form, Policy, with_codec};
 
 use super::input::Input;
 
 const RECORD_LEN_MAX: usize = 40_000;
 
-/// Decodes the input as a filtered form. Decoding twice gives the same bytes.
+/// Decodes the input as a filtered form, and as a record with pages apart. Decoding twice gives the
+/// same bytes.
 pub fn decode(data: &[u8]) {
     let mut input = Input(data);
     let len = input.below(RECORD_LEN_MAX);
     let mut stored = input.rest().to_vec();
+    decode_as(Form::Apart, &stored, len);
     let form_len = stored.len() as u32;
     stored.extend(form_len.to_le_bytes());
+    decode_as(Form::Joint, &stored, len);
+}
+
+fn decode_as(form: Form, stored: &[u8], len: usize) {
     let raw = CodecId::Raw as u8;
     let mut record = vec![0; len];
-    let decoded = with_codec(|codec| codec.decompress_filtered(raw, &stored, &mut record, None));
+    let src = (stored, form);
+    let decoded = with_codec(|codec| codec.decompress_filtered(raw, src, &mut record, None));
     if decoded.is_ok() {
         let mut again = vec![1; len];
         // A codec that has not decoded anything before.
-        let decoded = Codec::new().decompress_filtered(raw, &stored, &mut again, None);
+        let decoded = Codec::new().decompress_filtered(raw, src, &mut again, None);
         decoded.expect("it decoded once");
         assert!(again == record, "the second decoding gives other bytes");
+    }
+    if form == Form::Apart {
+        let page = len / 3..(len / 3 + 512).min(len);
+        let _ = Codec::new().decompress_apart(raw, stored, &page, len, |_, _| ());
     }
 }
 
@@ -55,17 +66,36 @@ pub fn round_trip(data: &[u8]) {
         let how =
             codec.encode_filtered(Compression::Lz4, record.len(), &Policy::default(), &mut stored);
         let how = how.expect("lz4 cannot fail");
-        if let Some(Encoded::Compressed { codec: id, .. } | Encoded::Embedded { codec: id, .. }) =
-            how
-        {
-            assert!(stored.len() < record.len());
-            let mut back = vec![0; record.len()];
-            codec
-                .decompress_filtered(id as u8, &stored, &mut back, None)
-                .expect("it was just encoded");
-            assert!(back == record);
-        }
+        let Some((how, form)) = how else { return };
+        let (Encoded::Compressed { codec: id, .. } | Encoded::Embedded { codec: id, .. }) = how
+        else {
+            return;
+        };
+        assert!(stored.len() < record.len());
+        let mut back = vec![0; record.len()];
+        let src = (&stored[..], form);
+        codec.decompress_filtered(id as u8, src, &mut back, None).expect("it was just encoded");
+        assert!(back == record);
+        check_parts(codec, id as u8, src, &record);
     });
+}
+
+/// Every page of a record decodes alone to the same bytes.
+fn check_parts(codec: &mut Codec, id: u8, src: (&[u8], Form), record: &[u8]) {
+    for start in (0..record.len()).step_by(512) {
+        let range = start..(start + 512).min(record.len());
+        let mut part = vec![0; range.len()];
+        codec
+            .decompress_filtered_part(id, src, &mut part, start, record.len())
+            .expect("the whole record decodes");
+        assert!(part == record[range.clone()], "the part at {start}");
+        if src.1 == Form::Apart {
+            let check = |at: usize, page: &[u8]| assert!(record[at..].starts_with(page), "at {at}");
+            codec
+                .decompress_apart(id, src.0, &range, record.len(), check)
+                .expect("the whole record decodes");
+        }
+    }
 }
 
 /// Returns a page of a b-tree with cells from the end down, or bytes of the input.

@@ -6,7 +6,8 @@
 //!
 //! The filtered form may be longer or shorter than the record, and a codec must know the length it
 //! decodes to; hence the trailer. The filter is a crate of its own, `hardpack_page_filter`;
-//! `docs/page-filter.md` documents its bytes.
+//! `docs/page-filter.md` documents its bytes. Records with interior pages have another form, in
+//! which these pages can be decoded alone: see [`super::apart`].
 //!
 //! Invariants:
 //!
@@ -19,6 +20,7 @@ use std::ops::Range;
 
 use hardpack_page_filter::{PageFilter, filtered_len_max, guess_page_len};
 
+use super::apart::{Directory, Pages};
 use super::context::part_range;
 use super::corrupt;
 use super::zstd::Blocks;
@@ -28,30 +30,75 @@ use super::{Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy
 /// form.
 const TRAILER_LEN: usize = 4;
 
+/// The two forms of filtered records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// One filtered form of all pages.
+    Joint,
+    /// Some pages can be decoded alone (see `codec/apart.rs`).
+    Apart,
+}
+
 /// Working memory, kept for reuse.
 #[derive(Default)]
 pub(super) struct Filtering {
     filter: PageFilter,
-    /// The filtered form of one record.
+    /// The filtered form of one record, or of its rest.
     filtered: Vec<u8>,
     /// The record that `filtered` decodes to.
     decoded: Vec<u8>,
+    /// Its pages apart, if it has some.
+    apart: Option<Pages>,
+    /// The record without them.
+    rest: Vec<u8>,
+    /// The pages apart, one behind the other.
+    joined: Vec<u8>,
+    /// Their filtered form.
+    joined_filtered: Vec<u8>,
+    /// The same, compressed.
+    joined_stored: Vec<u8>,
 }
 
 impl Filtering {
     pub(super) fn len_in_memory(&self) -> usize {
-        self.filter.len_in_memory() + self.filtered.capacity() + self.decoded.capacity()
+        let buffers = [&self.filtered, &self.decoded, &self.rest, &self.joined]
+            .into_iter()
+            .chain([&self.joined_filtered, &self.joined_stored]);
+        self.filter.len_in_memory() + buffers.map(Vec::capacity).sum::<usize>()
     }
 
-    /// Filters the record into `filtered`. Returns whether it has a filtered form.
+    /// Filters the record into `filtered`, with its pages apart in `joined_filtered`. Returns
+    /// whether it has a filtered form.
     fn apply(&mut self, record: &[u8], offset: u64) -> bool {
+        self.apart = None;
         let Some(page_len) = guess_page_len(record, offset) else { return false };
-        if !self.filter.encode(record, offset, page_len, &mut self.filtered) {
+        let Some(pages) = Pages::choose(record, offset, page_len) else {
+            return self.apply_to(record, offset, page_len);
+        };
+        let mut rest = std::mem::take(&mut self.rest);
+        let mut joined = std::mem::take(&mut self.joined);
+        rest.clear();
+        rest.extend_from_slice(record);
+        pages.take(&mut rest, &mut joined);
+        let has_form = self.apply_to(&joined, pages.offset(offset), page_len) && {
+            std::mem::swap(&mut self.filtered, &mut self.joined_filtered);
+            self.apply_to(&rest, offset, page_len)
+        };
+        (self.rest, self.joined) = (rest, joined);
+        if has_form {
+            self.apart = Some(pages);
+            return true;
+        }
+        self.apply_to(record, offset, page_len)
+    }
+
+    fn apply_to(&mut self, bytes: &[u8], offset: u64, page_len: usize) -> bool {
+        if !self.filter.encode(bytes, offset, page_len, &mut self.filtered) {
             return false;
         }
-        self.decoded.resize(record.len(), 0);
+        self.decoded.resize(bytes.len(), 0);
         let decoded = self.filter.decode(&self.filtered, &mut self.decoded);
-        let is_same = decoded.is_ok() && self.decoded == record;
+        let is_same = decoded.is_ok() && self.decoded == bytes;
         debug_assert!(is_same, "the filter does not give back the record at {offset}");
         is_same
     }
@@ -70,8 +117,8 @@ impl Codec {
     }
 
     /// Decides how to store the record of `len` bytes that was last given to [`Codec::filter`], and
-    /// replaces the contents of `dst` with the bytes to store. Returns `None` if that does not save
-    /// what `policy` asks for; the contents of `dst` are then unspecified.
+    /// replaces the contents of `dst` with the bytes to store, whose form it returns. Returns `None`
+    /// if that does not save what `policy` asks for; the contents of `dst` are then unspecified.
     ///
     /// # Errors
     ///
@@ -82,21 +129,64 @@ impl Codec {
         len: usize,
         policy: &Policy,
         dst: &mut Vec<u8>,
-    ) -> Result<Option<Encoded>, CodecError> {
-        let limit = policy.output_len_max(len).saturating_sub(TRAILER_LEN);
+    ) -> Result<Option<(Encoded, Form)>, CodecError> {
+        let trailer_len = match &self.filtering.apart {
+            Some(pages) => pages.directory_len(len),
+            None => TRAILER_LEN,
+        };
+        let limit = policy.output_len_max(len).saturating_sub(trailer_len);
         if compression == Compression::Off || limit == 0 {
             return Ok(None);
         }
         let filtered = std::mem::take(&mut self.filtering.filtered);
         let fits = self.compress_in(Blocks::Split, compression, &filtered, dst, limit, None);
-        dst.extend_from_slice(&(filtered.len() as u32).to_le_bytes());
+        let filtered_len = filtered.len();
         self.filtering.filtered = filtered;
+        if !fits? {
+            return Ok(None);
+        }
+        let mut form = Form::Joint;
+        if let Some(pages) = self.filtering.apart.take() {
+            let fits = self.put_apart(&pages, compression, (len, filtered_len), limit, dst);
+            self.filtering.apart = Some(pages);
+            if !fits? {
+                return Ok(None);
+            }
+            form = Form::Apart;
+        } else {
+            dst.extend_from_slice(&(filtered_len as u32).to_le_bytes());
+        }
         let (codec, level) = (compression.codec_id(), compression.level());
-        Ok(fits?.then_some(if dst.len() <= policy.embed_limit {
+        let how = if dst.len() <= policy.embed_limit {
             Encoded::Embedded { codec, level }
         } else {
             Encoded::Compressed { codec, level }
-        }))
+        };
+        Ok(Some((how, form)))
+    }
+
+    /// Appends the pages apart, compressed, and the directory. Returns false if that is longer than
+    /// `limit` and the directory.
+    fn put_apart(
+        &mut self,
+        pages: &Pages,
+        compression: Compression,
+        (len, rest_form_len): (usize, usize),
+        limit: usize,
+        dst: &mut Vec<u8>,
+    ) -> Result<bool, CodecError> {
+        let left = limit.saturating_sub(dst.len());
+        if left == 0 {
+            return Ok(false);
+        }
+        let form = std::mem::take(&mut self.filtering.joined_filtered);
+        let mut stored = std::mem::take(&mut self.filtering.joined_stored);
+        let fits = self.compress_in(Blocks::Split, compression, &form, &mut stored, left, None);
+        dst.extend_from_slice(&stored);
+        pages.put_directory(len, [stored.len(), form.len(), rest_form_len], dst);
+        self.filtering.joined_filtered = form;
+        self.filtering.joined_stored = stored;
+        fits
     }
 
     /// Restores a record from the output of [`Codec::encode_filtered`].
@@ -107,12 +197,12 @@ impl Codec {
     pub fn decompress_filtered(
         &mut self,
         codec: u8,
-        src: &[u8],
+        (src, form): (&[u8], Form),
         dst: &mut [u8],
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let part = 0..dst.len();
-        self.unfilter_part(codec, src, dst, part, dictionary)
+        self.unfilter_part(codec, (src, form), dst, part, dictionary)
     }
 
     /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst_part` holds,
@@ -124,7 +214,7 @@ impl Codec {
     pub fn decompress_filtered_part(
         &mut self,
         codec: u8,
-        src: &[u8],
+        (src, form): (&[u8], Form),
         dst_part: &mut [u8],
         start: usize,
         full_len: usize,
@@ -132,7 +222,7 @@ impl Codec {
         let range = part_range(codec, start, dst_part.len(), full_len)?;
         let mut whole = std::mem::take(&mut self.front);
         whole.resize(full_len, 0);
-        let decoded = self.unfilter_part(codec, src, &mut whole, range.clone(), None);
+        let decoded = self.unfilter_part(codec, (src, form), &mut whole, range.clone(), None);
         if decoded.is_ok() {
             dst_part.copy_from_slice(&whole[range]);
         }
@@ -140,19 +230,88 @@ impl Codec {
         decoded
     }
 
-    fn unfilter_part(
+    /// Restores the pages of a record of `full_len` bytes that are stored apart, if all bytes in
+    /// `range` are in such pages. Calls `put` with each page and its offset in the record.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Codec::decompress_filtered`].
+    pub fn decompress_apart(
         &mut self,
         codec: u8,
         src: &[u8],
+        range: &Range<usize>,
+        full_len: usize,
+        mut put: impl FnMut(usize, &[u8]),
+    ) -> Result<bool, CodecError> {
+        let directory = Directory::read(CodecId::try_from(codec)?, src, full_len)?;
+        if !directory.covers(range) {
+            return Ok(false);
+        }
+        let joined = self.joined_pages(codec, src, &directory, None)?;
+        for (page, bytes) in directory.split(&joined) {
+            put(page.start, bytes);
+        }
+        self.filtering.joined = joined;
+        Ok(true)
+    }
+
+    /// Decodes the pages apart. Whoever calls this gives the buffer back.
+    fn joined_pages(
+        &mut self,
+        codec: u8,
+        src: &[u8],
+        directory: &Directory,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<Vec<u8>, CodecError> {
+        let mut joined = std::mem::take(&mut self.filtering.joined);
+        joined.resize(directory.joined_len(), 0);
+        let (len, all) = (directory.form_len, 0..joined.len());
+        let src = &src[directory.apart.clone()];
+        self.unfilter(codec, (src, len), &mut joined, all, dictionary)?;
+        Ok(joined)
+    }
+
+    fn unfilter_part(
+        &mut self,
+        codec: u8,
+        (src, form): (&[u8], Form),
         dst: &mut [u8],
         part: Range<usize>,
         dictionary: Option<&Dictionary>,
     ) -> Result<(), CodecError> {
         let id = CodecId::try_from(codec)?;
-        let (src, len) = src
-            .split_last_chunk::<TRAILER_LEN>()
-            .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
-        let len = u32::from_le_bytes(*len) as usize;
+        if form == Form::Joint {
+            let (src, len) = src
+                .split_last_chunk::<TRAILER_LEN>()
+                .ok_or_else(|| corrupt(id, "too short to be filtered"))?;
+            let len = u32::from_le_bytes(*len) as usize;
+            return self.unfilter(codec, (src, len), dst, part, dictionary);
+        }
+        let directory = Directory::read(id, src, dst.len())?;
+        let rest = &src[directory.rest.clone()];
+        let rest_len = directory.rest_form_len;
+        self.unfilter(codec, (rest, rest_len), dst, part.clone(), dictionary)?;
+        if directory.touches(&part) {
+            let joined = self.joined_pages(codec, src, &directory, dictionary)?;
+            for (page, bytes) in directory.split(&joined) {
+                dst[page].copy_from_slice(bytes);
+            }
+            self.filtering.joined = joined;
+        }
+        Ok(())
+    }
+
+    /// Decompresses a filtered form of `len` bytes, and restores the bytes in `part`.
+    fn unfilter(
+        &mut self,
+        codec: u8,
+        (src, len): (&[u8], usize),
+        dst: &mut [u8],
+        part: Range<usize>,
+        dictionary: Option<&Dictionary>,
+    ) -> Result<(), CodecError> {
+        let id = CodecId::try_from(codec)?;
         if len > filtered_len_max(dst.len()) {
             return Err(corrupt(id, "its filtered form is too long"));
         }

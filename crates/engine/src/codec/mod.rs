@@ -25,6 +25,7 @@
 //!
 //! This module knows neither pools nor pointers: the caller verifies checksums before decoding.
 
+mod apart;
 mod compression;
 mod context;
 mod dictionary;
@@ -49,7 +50,7 @@ pub use dictionary::Dictionary;
 #[doc(hidden)]
 pub use encode::{Encoded, Policy, is_all_zero};
 #[doc(hidden)]
-pub use filter::is_database;
+pub use filter::{Form, is_database};
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their
 /// limits.

@@ -31,6 +31,8 @@ pub(super) enum Part {
     Whole,
     /// The window of this index, see [`super::window`].
     Window(u32),
+    /// The page at this offset, which was stored apart.
+    Page(u32),
 }
 
 /// Caches that all pools of a process can share.

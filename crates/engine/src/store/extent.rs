@@ -29,7 +29,7 @@ pub struct Encoding {
     pub level: i16,
     /// The filter applied before it.
     pub filter: Filter,
-    /// What the filter saved, if it is [`Filter::Sqlite`] (see [`Pointer::gain`]).
+    /// What the filter saved, if it is the page filter (see [`Pointer::gain`]).
     pub gain: u8,
     /// The number of its dictionary; 0 for none.
     pub dictionary: u32,
@@ -189,9 +189,9 @@ impl Store {
             number => Some(self.dictionary_in(of, number)?),
         };
         let (id, dictionary) = (pointer.codec, dictionary.as_deref());
-        codec::with_codec(|codec| match filter {
-            Filter::Sqlite => codec.decompress_filtered(id, stored, &mut bytes, dictionary),
-            _ => codec.decompress_with(id, stored, &mut bytes, dictionary),
+        codec::with_codec(|codec| match filter.form() {
+            Some(form) => codec.decompress_filtered(id, (stored, form), &mut bytes, dictionary),
+            None => codec.decompress_with(id, stored, &mut bytes, dictionary),
         })
         .map_err(|error| Error::decoding("extent", place, error))?;
         Ok(bytes)

@@ -18,7 +18,7 @@ use super::cache::{Bytes, Part};
 use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Filter, Pointer};
 use super::{State, Store};
-use crate::codec;
+use crate::codec::{self, Form};
 use crate::error::{Error, Location, Result};
 
 /// The length of a window, in bytes: four pages of most databases.
@@ -105,10 +105,26 @@ impl Store {
         if let Some(bytes) = cached.and_then(|bytes| window.slice(bytes, &within)) {
             return Ok(bytes);
         }
+        let stored = match pointer.form() {
+            Some(Form::Apart) if pointer.dictionary == 0 => {
+                let page =
+                    self.caches.cached_data(self.cache_id, key, Part::Page(within.start as u32));
+                if let Some(found) = page.and_then(|page| front(page, within.len())) {
+                    return Ok(found);
+                }
+                let stored = self.read_stored(pointer)?;
+                if let Some(found) = self.decompress_apart(pointer, key, &stored, &within)? {
+                    return Ok(found);
+                }
+                Some(stored)
+            }
+            _ => None,
+        };
         if !self.pays(pointer, key, &window) {
             return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
         }
-        let bytes = Arc::new(self.decompress_window(pointer, &window)?);
+        let stored = stored.map_or_else(|| self.read_stored(pointer), Ok)?;
+        let bytes = Arc::new(self.decompress_window(pointer, &stored, &window)?);
         self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
         let found = window.slice(bytes, &within);
         found.ok_or_else(|| Error::internal("a window lacks bytes that it was decoded for"))
@@ -132,14 +148,47 @@ impl Store {
         (0..count).any(|index| self.caches.has_data(self.cache_id, key, Part::Window(index)))
     }
 
-    fn decompress_window(&self, pointer: &Pointer, window: &Window) -> Result<Vec<u8>> {
-        let stored = self.read_stored(pointer)?;
+    /// Decodes the pages apart and returns the bytes in `range`, if one of them has them all.
+    fn decompress_apart(
+        &self,
+        pointer: &Pointer,
+        key: ExtentKey,
+        stored: &[u8],
+        range: &Range<usize>,
+    ) -> Result<Option<ExtentBytes>> {
+        let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
+        let mut found = None;
+        let decoded = codec::with_codec(|codec| {
+            codec.decompress_apart(id, stored, range, whole_len, |start, page| {
+                let bytes = Arc::new(page.to_vec());
+                if (start..start + page.len()).contains(&range.start) {
+                    let within = range.start - start..range.end - start;
+                    found = ExtentBytes::whole(Arc::clone(&bytes))
+                        .part(within, || self.location_of(pointer))
+                        .ok();
+                }
+                self.caches.put_data(self.cache_id, key, Part::Page(start as u32), bytes);
+            })
+        });
+        decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
+        Ok(found)
+    }
+
+    fn decompress_window(
+        &self,
+        pointer: &Pointer,
+        stored: &[u8],
+        window: &Window,
+    ) -> Result<Vec<u8>> {
         let mut bytes = vec![0; window.range.len()];
         let (id, whole_len) = (pointer.codec, pointer.extent_len as usize);
         let start = window.range.start;
-        let decoded = codec::with_codec(|codec| match pointer.is_filtered() {
-            true => codec.decompress_filtered_part(id, &stored, &mut bytes, start, whole_len),
-            false => codec.decompress_part(id, &stored, &mut bytes, start, whole_len),
+        let decoded = codec::with_codec(|codec| match pointer.form() {
+            Some(form) => {
+                let src = (stored, form);
+                codec.decompress_filtered_part(id, src, &mut bytes, start, whole_len)
+            }
+            None => codec.decompress_part(id, stored, &mut bytes, start, whole_len),
         });
         decoded.map_err(|error| Error::decoding("extent", self.location_of(pointer), error))?;
         Ok(bytes)
@@ -155,8 +204,11 @@ impl Store {
             return ExtentBytes::whole(whole).part(within, || self.location_of(pointer)).ok();
         }
         let window = Window::around(&within, pointer.extent_len as usize)?;
-        let bytes = self.caches.cached_data(self.cache_id, key, window.part())?;
-        window.slice(bytes, &within)
+        let cached = |part| self.caches.cached_data(self.cache_id, key, part);
+        if let Some(bytes) = cached(window.part()) {
+            return window.slice(bytes, &within);
+        }
+        front(cached(Part::Page(within.start as u32))?, within.len())
     }
 
     /// Whether bytes of an extent are in the cache.
@@ -165,6 +217,11 @@ impl Store {
             self.caches.has_data(self.cache_id, key, Part::Whole) || self.has_window(pointer, key)
         })
     }
+}
+
+/// The first `len` bytes of a page, if it has them.
+fn front(page: Bytes, len: usize) -> Option<ExtentBytes> {
+    ExtentBytes::whole(page).part(0..len, || Location::Nowhere).ok()
 }
 
 /// Turns a range of a pointer's bytes into one of its extent.

@@ -219,24 +219,27 @@ fn what_is_no_filtered_form_is_refused() {
     assert!(codec.filter(record, PAGE as u64));
     let zstd = Compression::Zstd(3);
     let how = codec.encode_filtered(zstd, record.len(), &Policy::default(), &mut stored).unwrap();
-    assert!(matches!(how, Some(Encoded::Compressed { .. })), "{how:?}");
+    let Some((Encoded::Compressed { .. }, form)) = how else { panic!("{how:?}") };
     let id = zstd.codec_id() as u8;
     let mut decode = |stored: &[u8], len: usize| {
         let mut bytes = vec![0; len];
-        codec.decompress_filtered(id, stored, &mut bytes, None).map(|()| bytes)
+        codec.decompress_filtered(id, (stored, form), &mut bytes, None).map(|()| bytes)
     };
     assert!(decode(&stored, record.len()).unwrap() == record);
     for len in [0, 1, 4096, record.len() - 1, record.len() + 1] {
         assert!(decode(&stored, len).is_err(), "as {len} bytes");
     }
     let whole_len = record.len();
-    for (start, len) in [(0, 0), (0, 1), (0, PAGE + 5), (1, PAGE), (PAGE, 2 * PAGE), (0, whole_len)] {
+    for (start, len) in [(0, 0), (0, 1), (0, PAGE + 5), (1, PAGE), (PAGE, 2 * PAGE), (0, whole_len)]
+    {
         let mut part = vec![0; len];
         let mut codec = Codec::new();
-        codec.decompress_filtered_part(id, &stored, &mut part, start, whole_len).unwrap();
+        codec.decompress_filtered_part(id, (&stored, form), &mut part, start, whole_len).unwrap();
         assert!(part == record[start..start + len], "{len} bytes from {start}");
         let beyond = whole_len - len + 1;
-        codec.decompress_filtered_part(id, &stored, &mut part, beyond, whole_len).unwrap_err();
+        codec
+            .decompress_filtered_part(id, (&stored, form), &mut part, beyond, whole_len)
+            .unwrap_err();
     }
     for len in 0..stored.len() {
         assert!(decode(&stored[..len], record.len()).is_err(), "cut to {len}");

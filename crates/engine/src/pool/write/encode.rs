@@ -9,7 +9,9 @@
 //!
 //! Nothing is stored here and no lock is held: jobs are encoded on all cores.
 
-use crate::codec::{self, Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Policy};
+use crate::codec::{
+    self, Codec, CodecError, CodecId, Compression, Dictionary, Encoded, Form, Policy,
+};
 use crate::error::{Error, Result};
 use crate::pool::namespace::props::FilterChoice;
 use crate::pool::write::history::{FilterStreak, Ways};
@@ -218,6 +220,12 @@ impl Attempt<'_> {
         let mut stored = Vec::new();
         let how =
             codec.encode_filtered(compression, self.job.bytes.len(), &self.policy, &mut stored)?;
-        Ok(how.map(|how| EncodedJob { filter: Filter::Sqlite, ..EncodedJob::new(how, stored) }))
+        Ok(how.map(|(how, form)| {
+            let filter = match form {
+                Form::Joint => Filter::Sqlite,
+                Form::Apart => Filter::SqliteApart,
+            };
+            EncodedJob { filter, ..EncodedJob::new(how, stored) }
+        }))
     }
 }

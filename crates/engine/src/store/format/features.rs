@@ -9,8 +9,8 @@
 
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
-    FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SHARED,
-    FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
+    FEATURE_PAGES_APART, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS,
+    FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -39,7 +39,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 12] = [
+const KNOWN: [(Set, u64, &str); 13] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -52,6 +52,7 @@ const KNOWN: [(Set, u64, &str); 12] = [
     (Set::Incompat, FEATURE_PINNED_READERS, "pinned-readers"),
     (Set::Incompat, FEATURE_READER_SLOTS, "reader-slots"),
     (Set::Incompat, FEATURE_SPECIAL_FILES, "special-files"),
+    (Set::Incompat, FEATURE_PAGES_APART, "pages-apart"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

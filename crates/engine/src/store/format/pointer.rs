@@ -6,6 +6,7 @@
 //!
 //! Decoding refuses every unknown value: a pointer that cannot be decoded is corrupt.
 
+use crate::codec::Form;
 use crate::error::{Error, Found, Location, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
@@ -84,13 +85,24 @@ pub enum Filter {
     Delta = 1,
     /// Pages of a SQLite database were rearranged (see `codec/filter.rs`).
     Sqlite = 2,
+    /// The same, with some pages that can be decoded alone (see `codec/apart.rs`).
+    SqliteApart = 3,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        [Filter::None, Filter::Delta, Filter::Sqlite]
+        [Filter::None, Filter::Delta, Filter::Sqlite, Filter::SqliteApart]
             .into_iter()
             .find(|filter| *filter as u8 == value)
+    }
+
+    /// The form of filtered records, if this stands for one.
+    pub(crate) fn form(self) -> Option<Form> {
+        match self {
+            Filter::None | Filter::Delta => None,
+            Filter::Sqlite => Some(Form::Joint),
+            Filter::SqliteApart => Some(Form::Apart),
+        }
     }
 }
 
@@ -107,7 +119,7 @@ pub struct Pointer {
     pub codec_version: u8,
     /// The filter applied to the bytes before the codec, by number (see [`Filter`]).
     pub filter: u8,
-    /// The known saving by [`Filter::Sqlite`], in 1/256 of the stored length without it.
+    /// The known saving by the page filter, in 1/256 of the stored length without it.
     pub gain: u8,
     /// The txg that wrote the bytes; if the extent has several pointers, the txg that wrote this
     /// pointer.
@@ -193,7 +205,12 @@ impl Pointer {
 
     /// Whether the stored bytes went through the page filter.
     pub fn is_filtered(&self) -> bool {
-        self.filter == Filter::Sqlite as u8
+        self.form().is_some()
+    }
+
+    /// The form of the stored bytes, if they went through the page filter.
+    pub(crate) fn form(&self) -> Option<Form> {
+        Filter::from_stored(self.filter).and_then(Filter::form)
     }
 
     /// Returns the stored length without the page filter, as far as it is known.
@@ -254,12 +271,12 @@ impl Pointer {
             && stored_len <= EXTENT_LEN_MAX
             && match Filter::from_stored(filter) {
                 Some(Filter::Delta) => part_offset == 0 && len <= DELTA_LEN_MAX && kind != 3,
-                Some(Filter::Sqlite) if kind == 3 => false,
+                Some(Filter::Sqlite | Filter::SqliteApart) if kind == 3 => false,
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24
             && (kind != 1 || stored_len > 0)
-            && (gain == 0 || filter == Filter::Sqlite as u8);
+            && (gain == 0 || Filter::from_stored(filter).and_then(Filter::form).is_some());
         sound.then_some(Pointer {
             place,
             codec,

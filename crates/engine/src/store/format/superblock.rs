@@ -85,6 +85,9 @@ pub const FEATURE_PINNED_READERS: u64 = 1 << 9;
 pub const FEATURE_READER_SLOTS: u64 = 1 << 10;
 /// There are or were special files: fifos, sockets, nodes of devices.
 pub const FEATURE_SPECIAL_FILES: u64 = 1 << 11;
+/// Some pages of filtered records can be decoded alone (see
+/// [`crate::store::format::pointer::Filter`]).
+pub const FEATURE_PAGES_APART: u64 = 1 << 12;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -97,7 +100,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_SNAPSHOT_IDS
     | FEATURE_PINNED_READERS
     | FEATURE_READER_SLOTS
-    | FEATURE_SPECIAL_FILES;
+    | FEATURE_SPECIAL_FILES
+    | FEATURE_PAGES_APART;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -1,6 +1,5 @@
 //! The extents of a transaction: stored, embedded in their pointers, read, and given up.
 
-
 use super::{Owner, Txn, TxnCore};
 use crate::codec;
 use crate::error::{Error, Result};
@@ -8,7 +7,9 @@ use crate::store::ExtentBytes;
 use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
-use crate::store::format::superblock::{FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_PAGE_FILTER};
+use crate::store::format::superblock::{
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
+};
 use crate::store::format::trees::TreeId;
 use crate::units::{Run, Txg};
 
@@ -114,8 +115,11 @@ impl TxnCore {
         if encoding.filter == Filter::Delta {
             self.incompat |= FEATURE_DELTAS;
         }
-        if encoding.filter == Filter::Sqlite {
+        if encoding.filter.form().is_some() {
             self.incompat |= FEATURE_PAGE_FILTER;
+        }
+        if encoding.filter == Filter::SqliteApart {
+            self.incompat |= FEATURE_PAGES_APART;
         }
         if encoding.dictionary != 0 {
             self.incompat |= FEATURE_DICTIONARIES;

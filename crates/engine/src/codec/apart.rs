@@ -1,0 +1,188 @@
+//! Pages of a record that are compressed apart from the others.
+//!
+//! Every look-up in a database passes through the interior pages of a b-tree and, in a fresh
+//! process, page 1. They are a hundredth of the pages, so each would cost the decoding of a record
+//! of its own. Apart from the rest, they cost about as much as a page of a file that is not
+//! compressed.
+//!
+//! ```text
+//! record, pages apart zeroed --filter--> form of the rest  --codec--> C
+//! pages apart, joined        --filter--> form of the pages --codec--> D
+//! stored:  C  D  bitmap of the pages apart  log2 of their length  three lengths
+//! ```
+//!
+//! [`Directory`] reads what follows D, and documents it.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use hardpack_page_filter::{PAGE_LEN_MAX, PAGE_LEN_MIN, filtered_len_max};
+
+use super::{CodecError, CodecId, corrupt};
+
+/// At most one page in this many is stored apart: otherwise the record is of another kind.
+const APART_PART: usize = 4;
+/// Shorter records are decoded as a whole anyway, in bytes.
+const RECORD_LEN_MIN: usize = 32 << 10;
+/// The kinds of interior pages, as in SQLite's documentation of its format.
+const INTERIOR_KINDS: [u8; 2] = [0x02, 0x05];
+
+/// Which pages of a record are stored apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pages {
+    page_len: usize,
+    /// Their numbers within the record, rising.
+    numbers: Vec<usize>,
+}
+
+impl Pages {
+    /// Chooses pages of the record that begins at `offset` of a database. Returns `None` if it has
+    /// none to store apart.
+    pub(super) fn choose(record: &[u8], offset: u64, page_len: usize) -> Option<Pages> {
+        if record.len() <= RECORD_LEN_MIN || !offset.is_multiple_of(page_len as u64) {
+            return None;
+        }
+        let pages = record.chunks_exact(page_len).enumerate();
+        let is_apart = |(number, page): &(usize, &[u8])| {
+            offset == 0 && *number == 0 || INTERIOR_KINDS.contains(&page[0])
+        };
+        let numbers: Vec<usize> = pages.filter(is_apart).map(|(number, _)| number).collect();
+        let is_few = numbers.len() * APART_PART <= record.len() / page_len;
+        (!numbers.is_empty() && is_few).then_some(Pages { page_len, numbers })
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.numbers.iter().map(|number| number * self.page_len..(number + 1) * self.page_len)
+    }
+
+    /// The offset at which the joined pages are filtered: page 1 must be recognised by it.
+    pub(super) fn offset(&self, record_offset: u64) -> u64 {
+        if record_offset == 0 && self.numbers[0] == 0 { 0 } else { self.page_len as u64 }
+    }
+
+    /// Moves the pages from `rest`, where they become zeros, to `joined`.
+    pub(super) fn take(&self, rest: &mut [u8], joined: &mut Vec<u8>) {
+        joined.clear();
+        for range in self.ranges() {
+            joined.extend_from_slice(&rest[range.clone()]);
+            rest[range].fill(0);
+        }
+    }
+
+    /// Appends the directory of a record of `record_len` bytes.
+    pub(super) fn put_directory(
+        &self,
+        record_len: usize,
+        [stored_len, form_len, rest_form_len]: [usize; 3],
+        out: &mut Vec<u8>,
+    ) {
+        let at = out.len();
+        out.resize(at + (record_len / self.page_len).div_ceil(8), 0);
+        for number in &self.numbers {
+            out[at + number / 8] |= 1 << (number % 8);
+        }
+        out.push(self.page_len.trailing_zeros() as u8);
+        for len in [stored_len, form_len, rest_form_len] {
+            out.extend_from_slice(&(len as u32).to_le_bytes());
+        }
+    }
+
+    /// The length of the directory, in bytes.
+    pub(super) fn directory_len(&self, record_len: usize) -> usize {
+        (record_len / self.page_len).div_ceil(8) + FIXED_LEN
+    }
+}
+
+/// The length of what follows the bitmap, in bytes.
+const FIXED_LEN: usize = 13;
+
+/// The end of the stored bytes of a record with pages apart:
+///
+/// | bytes | meaning |
+/// | --- | --- |
+/// | pages of the record / 8, rounded up | one bit for each page, from the lowest bit of the first byte: 1 if it is apart |
+/// | 1 | the base-2 logarithm of the length of a page |
+/// | 4 | the length of D |
+/// | 4 | the length of the form of the pages |
+/// | 4 | the length of the form of the rest |
+#[derive(Clone, Debug)]
+pub(super) struct Directory {
+    /// The pages apart.
+    pub(super) pages: Pages,
+    /// Where C is in the stored bytes.
+    pub(super) rest: Range<usize>,
+    /// Where D is.
+    pub(super) apart: Range<usize>,
+    /// The length of the filtered form of the pages.
+    pub(super) form_len: usize,
+    /// The length of the filtered form of the rest.
+    pub(super) rest_form_len: usize,
+}
+
+impl Directory {
+    pub(super) fn read(
+        codec: CodecId,
+        stored: &[u8],
+        record_len: usize,
+    ) -> Result<Directory, CodecError> {
+        let short = || corrupt(codec, "too short to have pages apart");
+        let (before, fixed) = stored.split_last_chunk::<FIXED_LEN>().ok_or_else(short)?;
+        let len_at = |at: usize| -> usize {
+            u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize
+        };
+        let page_len = 1_usize.checked_shl(u32::from(fixed[0])).unwrap_or(0);
+        if !(PAGE_LEN_MIN..=PAGE_LEN_MAX).contains(&page_len) || page_len > record_len {
+            return Err(corrupt(codec, "the length of its pages is impossible"));
+        }
+        let page_count = record_len / page_len;
+        let bitmap_at = before.len().checked_sub(page_count.div_ceil(8)).ok_or_else(short)?;
+        let (data, bitmap) = before.split_at(bitmap_at);
+        let numbers = numbers_of(bitmap);
+        if numbers.last().is_none_or(|last| *last >= page_count) {
+            return Err(corrupt(codec, "its pages apart are none of its pages"));
+        }
+        let (form_len, rest_form_len) = (len_at(5), len_at(9));
+        if form_len > filtered_len_max(numbers.len() * page_len)
+            || rest_form_len > filtered_len_max(record_len)
+        {
+            return Err(corrupt(codec, "its filtered form is too long"));
+        }
+        let split_at = data.len().checked_sub(len_at(1)).ok_or_else(short)?;
+        Ok(Directory {
+            pages: Pages { page_len, numbers },
+            rest: 0..split_at,
+            apart: split_at..data.len(),
+            form_len,
+            rest_form_len,
+        })
+    }
+
+    /// The length of the joined pages, in bytes.
+    pub(super) fn joined_len(&self) -> usize {
+        self.pages.numbers.len() * self.pages.page_len
+    }
+
+    /// Whether all bytes of the record in `range` are in pages apart.
+    pub(super) fn covers(&self, range: &Range<usize>) -> bool {
+        let len = self.pages.page_len;
+        let mut numbers = range.start / len..range.end.div_ceil(len);
+        numbers.all(|number| self.pages.numbers.binary_search(&number).is_ok())
+    }
+
+    /// Whether any byte of the record in `range` is in a page apart.
+    pub(super) fn touches(&self, range: &Range<usize>) -> bool {
+        self.pages.ranges().any(|page| page.start < range.end && range.start < page.end)
+    }
+
+    /// The joined pages one by one, with their places in the record.
+    pub(super) fn split<'a>(
+        &'a self,
+        joined: &'a [u8],
+    ) -> impl Iterator<Item = (Range<usize>, &'a [u8])> {
+        self.pages.ranges().zip(joined.chunks_exact(self.pages.page_len))
+    }
+}
+
+fn numbers_of(bitmap: &[u8]) -> Vec<usize> {
+    (0..bitmap.len() * 8).filter(|number| bitmap[number / 8] >> (number % 8) & 1 == 1).collect()
+}
