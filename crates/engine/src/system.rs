@@ -8,7 +8,7 @@
 //! A thread that the system refuses is no error: its work is done by others, or later.
 #![expect(clippy::disallowed_methods, reason = "the one place for them")]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,9 @@ pub(crate) fn clock() -> Arc<dyn Fn() -> Duration + Send + Sync> {
 
 /// Returns the number of processors, or 1 if it is unknown.
 pub(crate) fn processor_count() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    // To ask takes twenty system calls: limits of control groups are read from files.
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Returns how long `work` took.

@@ -32,6 +32,27 @@ pub(super) fn make_room<T>(list: &mut Vec<T>, count: usize) {
     }
 }
 
+/// Which items of a sequence are kept: where only some pages are wanted, most are not.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    /// The number of items.
+    pub(super) count: usize,
+    /// Those that are kept.
+    pub(super) range: Range<usize>,
+}
+
+impl Kept {
+    pub(super) fn all(count: usize) -> Kept {
+        Kept { count, range: 0..count }
+    }
+
+    /// Removes the items that are not kept from `list`, where the sequence begins at `first`.
+    pub(super) fn cut<T>(&self, list: &mut Vec<T>, first: usize) {
+        list.truncate(first + self.range.end);
+        list.drain(first..first + self.range.start);
+    }
+}
+
 /// Rows that seem to belong to one b-tree.
 #[derive(Default)]
 pub(super) struct Group {
@@ -39,6 +60,8 @@ pub(super) struct Group {
     pub(super) column_count: usize,
     pub(super) row_count: usize,
     pub(super) page_count: usize,
+    /// The rows of the pages that are wanted. Lists of rows have only these.
+    pub(super) kept: Range<usize>,
     pub(super) row_ids: Vec<i64>,
     pub(super) children: Vec<i64>,
     /// The rows with overflow pages.
@@ -50,15 +73,25 @@ pub(super) struct Group {
     /// The index of its first column in the decoder's list.
     pub(super) first_column: usize,
     // The progress of `rebuild`.
+    /// The index of the next row in the lists of rows. It wraps around before the first of them.
     pub(super) next_row: usize,
     pub(super) next_child: usize,
     pub(super) next_overflow: usize,
 }
 
 impl Group {
+    /// Keeps all rows, before any is read.
+    fn keep_all(&mut self) {
+        self.kept = 0..self.row_count;
+        self.next_row = 0;
+    }
+
     /// Advances past a page.
     pub(super) fn pass_page(&mut self, cell_count: usize) {
-        self.next_row += cell_count;
+        self.next_row = self.next_row.wrapping_add(cell_count);
+        let overflow = self.overflow_rows.get(self.next_overflow..).unwrap_or(&[]);
+        let passed = |row: &&i64| (**row as usize) < self.next_row;
+        self.next_overflow += overflow.iter().take_while(passed).count();
         if page::is_interior(self.kind) {
             self.next_child += cell_count + 1;
         }
@@ -72,6 +105,7 @@ impl Group {
     fn start(&mut self) {
         self.page_count = 0;
         self.row_count = 0;
+        self.kept = 0..0;
         self.row_ids.clear();
         self.children.clear();
         self.overflow_rows.clear();
@@ -156,15 +190,48 @@ impl Decoder {
         self.read_pages(&plan, &mut reader)?;
         self.arena.start(&reader, out.len());
         self.fields.start(out.len());
+        self.keep_rows(&plan, part);
         let mut field_count = 0;
         for group in 0..self.groups.len() {
             field_count += self.read_group_head(group, &mut reader)?;
             if field_count > FIELDS_PER_BYTE_MAX * out.len() {
                 return Err(Malformed("there are too many fields"));
             }
-            self.read_group(group, &plan, &mut reader)?;
+            let start = (reader.clone(), self.fields.len(), self.arena.used);
+            if !self.read_group(group, &plan, &mut reader)? {
+                reader = start.0;
+                self.fields.truncate(start.1);
+                self.arena.used = start.2;
+                self.groups[group].keep_all();
+                self.read_group(group, &plan, &mut reader)?;
+            }
         }
         self.rebuild(&plan, &mut reader, out, part)
+    }
+
+    /// Finds the rows of the pages that are assembled for `part`: those that overlap it, and those
+    /// before its end that take bytes from a stream whose number depends on their cells.
+    fn keep_rows(&mut self, plan: &Plan, part: &Range<usize>) {
+        let (mut btree, page_len) = (0, plan.geometry.page_len);
+        for (page, &kind) in self.pages.kinds.iter().enumerate() {
+            if kind < FIRST_GROUP {
+                continue;
+            }
+            let (cells, flags) = (self.pages.cell_counts[btree], self.pages.flags[btree]);
+            btree += 1;
+            let group = &mut self.groups[(kind - FIRST_GROUP) as usize];
+            let rows = group.next_row..group.next_row + cells as usize;
+            group.next_row = rows.end;
+            let start = plan.head_len + page * page_len;
+            let is_wanted = part.start < start + page_len || flags & FLAG_LEFTOVER != 0;
+            if start < part.end && is_wanted {
+                let first = if group.kept.is_empty() { rows.start } else { group.kept.start };
+                group.kept = first..rows.end;
+            }
+        }
+        for group in &mut self.groups {
+            group.next_row = 0_usize.wrapping_sub(group.kept.start);
+        }
     }
 
     /// Reads the sequences of pages, and counts the cells of each group.
@@ -225,29 +292,34 @@ impl Decoder {
         Ok(group.row_count * group.column_count)
     }
 
+    /// Reads the fields of the rows that are kept. Returns false if the others are needed as well:
+    /// the tails of rows with overflow pages follow from their fields.
     fn read_group(
         &mut self,
         index: usize,
         plan: &Plan,
         reader: &mut Reader<'_>,
-    ) -> Result<(), Malformed> {
+    ) -> Result<bool, Malformed> {
         let Decoder { groups, fields, arena, column, .. } = self;
         let group = &mut groups[index];
         group.first_column = fields.shapes.len();
+        group.row_ids.clear();
+        group.children.clear();
+        let kept = Kept { count: group.row_count, range: group.kept.clone() };
         if page::has_row_id(group.kind) {
-            ints::decode(&mut column.work, reader, group.row_count, &mut group.row_ids)?;
+            ints::append(&mut column.work, reader, &kept, &mut group.row_ids)?;
         }
         if page::is_interior(group.kind) {
             let count = group.row_count + group.page_count;
             ints::decode(&mut column.work, reader, count, &mut group.children)?;
         }
         for _ in 0..group.column_count {
-            column.read(group.row_count, fields, reader, arena)?;
+            column.read(&kept, fields, reader, arena)?;
         }
         if page::has_payload(group.kind) {
-            read_overflow(group, plan.geometry, fields, reader, arena, &mut column.work)?;
+            return read_overflow(group, plan.geometry, fields, reader, arena, &mut column.work);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -274,7 +346,8 @@ fn read_plan(filtered: &[u8], out_len: usize) -> Result<(Plan, Reader<'_>), Malf
     Ok((plan, Reader::new(filtered, at)?))
 }
 
-/// Reads which rows have overflow pages, their first overflow pages and their tails.
+/// Reads which rows have overflow pages, their first overflow pages and their tails. Returns false
+/// if there are such rows, and rows that are not kept.
 fn read_overflow(
     group: &mut Group,
     geometry: Geometry,
@@ -282,11 +355,14 @@ fn read_overflow(
     reader: &mut Reader<'_>,
     arena: &Arena,
     work: &mut Ints,
-) -> Result<(), Malformed> {
+) -> Result<bool, Malformed> {
     let count = reader.take_number()?;
     let room = group.page_count as u64 * geometry.usable_len() as u64;
     if count > group.row_count as u64 || count > room / geometry.overflow_cell_len_min() {
         return Err(Malformed("too many cells have overflow pages"));
+    }
+    if count > 0 && group.kept != (0..group.row_count) {
+        return Ok(false);
     }
     ints::decode(work, reader, count as usize, &mut group.overflow_rows)?;
     let mut rows = 0..group.row_count as i64;
@@ -299,7 +375,8 @@ fn read_overflow(
         group.tails.push(arena.position(reader, Stream::Bytes));
         reader.take(Stream::Bytes, len)?;
     }
-    ints::decode(work, reader, count as usize, &mut group.overflow)
+    ints::decode(work, reader, count as usize, &mut group.overflow)?;
+    Ok(true)
 }
 
 /// The length of a row's local payload after the last whole field, in bytes.

@@ -4,10 +4,12 @@
 //! doubles with a serial type each, spans of strings, or anything. `program` finds out for each
 //! page which of its fields have one type, and so how long its cells are.
 
+use std::ops::Range;
+
 use super::Malformed;
 use super::arena::Arena;
 use super::decimal;
-use super::decode::make_room;
+use super::decode::{Kept, make_room};
 use super::ints::{self, Ints};
 use super::layout::*;
 use super::page;
@@ -67,6 +69,17 @@ pub(super) struct Fields {
     long_count_left: usize,
 }
 
+/// The lengths of the lists of [`Fields`].
+#[derive(Clone, Copy)]
+pub(super) struct FieldsLen {
+    shapes: usize,
+    words: usize,
+    serials: usize,
+    spans: usize,
+    mixed: usize,
+    long_count_left: usize,
+}
+
 /// The serial types of numbers that are longer than the body of a [`MixedField`].
 const LONG_SERIALS: std::ops::RangeInclusive<u32> = 5..=7;
 const LONG_LEN_MIN: usize = 6;
@@ -92,6 +105,28 @@ impl Fields {
         self.serials.clear();
         self.spans.clear();
         self.mixed.clear();
+    }
+
+    /// How many items there are.
+    pub(super) fn len(&self) -> FieldsLen {
+        FieldsLen {
+            shapes: self.shapes.len(),
+            words: self.words.len(),
+            serials: self.serials.len(),
+            spans: self.spans.len(),
+            mixed: self.mixed.len(),
+            long_count_left: self.long_count_left,
+        }
+    }
+
+    /// Removes the items added since there were so many.
+    pub(super) fn truncate(&mut self, len: FieldsLen) {
+        self.shapes.truncate(len.shapes);
+        self.words.truncate(len.words);
+        self.serials.truncate(len.serials);
+        self.spans.truncate(len.spans);
+        self.mixed.truncate(len.mixed);
+        self.long_count_left = len.long_count_left;
     }
 
     pub(super) fn len_in_memory(&self) -> usize {
@@ -133,6 +168,55 @@ impl Fields {
 /// The serial type of doubles.
 pub(super) const SERIAL_DOUBLE: u32 = 7;
 
+/// How many fields of a column have each class.
+struct Counts {
+    all: [usize; 256],
+    /// Those before the fields that are kept.
+    before: [usize; 256],
+    kept: [usize; 256],
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        Counts { all: [0; 256], before: [0; 256], kept: [0; 256] }
+    }
+}
+
+impl Counts {
+    fn of(classes: &[u8], kept: &Range<usize>) -> Counts {
+        let mut counts = Counts::default();
+        let count = |classes: &[u8], into: &mut [usize; 256]| {
+            classes.iter().for_each(|class| into[usize::from(*class)] += 1);
+        };
+        count(&classes[..kept.start], &mut counts.before);
+        count(&classes[kept.clone()], &mut counts.kept);
+        count(&classes[kept.end..], &mut counts.all);
+        for (all, part) in counts.all.iter_mut().zip(counts.before.iter().zip(&counts.kept)) {
+            *all += part.0 + part.1;
+        }
+        counts
+    }
+
+    fn of_class(&self, class: u8) -> Kept {
+        self.of_classes(usize::from(class)..usize::from(class) + 1)
+    }
+
+    /// The integers: those of their shortest serial type and the others share a sequence.
+    fn of_ints(&self) -> Kept {
+        let (short, wide) =
+            (self.of_class(CLASS_INT), self.of_classes(usize::from(CLASS_WIDE)..256));
+        let start = short.range.start + wide.range.start;
+        let len = short.range.len() + wide.range.len();
+        Kept { count: short.count + wide.count, range: start..start + len }
+    }
+
+    fn of_classes(&self, classes: Range<usize>) -> Kept {
+        let sum = |counts: &[usize; 256]| counts[classes.clone()].iter().sum::<usize>();
+        let start = sum(&self.before);
+        Kept { count: sum(&self.all), range: start..start + sum(&self.kept) }
+    }
+}
+
 /// One column's values, by class.
 #[derive(Default)]
 pub(super) struct Column {
@@ -165,25 +249,25 @@ impl Column {
         }
     }
 
-    /// Reads a column of `row_count` fields.
+    /// Reads a column, and keeps the fields of some rows.
     pub(super) fn read(
         &mut self,
-        row_count: usize,
+        kept: &Kept,
         fields: &mut Fields,
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<(), Malformed> {
-        if row_count == 0 {
+        if kept.count == 0 {
             fields.shapes.push(Shape::Nulls);
             return Ok(());
         }
         let shape = match reader.take_byte(Stream::Control)? {
             0 => {
-                let classes = reader.take(Stream::Symbols, row_count)?;
-                self.read_mixed(classes, fields, reader, arena)?
+                let classes = reader.take(Stream::Symbols, kept.count)?;
+                self.read_mixed(classes, &kept.range, fields, reader, arena)?
             }
             class if class & CLASS_IS_ONE != 0 => {
-                self.read_one_class(class & !CLASS_IS_ONE, row_count, fields, reader, arena)?
+                self.read_one_class(class & !CLASS_IS_ONE, kept, fields, reader, arena)?
             }
             _ => return Err(UNKNOWN_CLASS),
         };
@@ -195,7 +279,7 @@ impl Column {
     fn read_one_class(
         &mut self,
         class: u8,
-        row_count: usize,
+        kept: &Kept,
         fields: &mut Fields,
         reader: &mut Reader<'_>,
         arena: &mut Arena,
@@ -205,19 +289,19 @@ impl Column {
         match class {
             CLASS_NULL => Ok(Shape::Nulls),
             CLASS_INT => {
-                ints::append(work, reader, row_count, &mut fields.words)?;
+                ints::append(work, reader, kept, &mut fields.words)?;
                 Ok(Shape::Ints { first })
             }
             CLASS_DECIMAL => {
                 let exponent = read_exponent(reader)?;
-                ints::append(work, reader, row_count, &mut fields.words)?;
+                ints::append(work, reader, kept, &mut fields.words)?;
                 for word in &mut fields.words[first..] {
                     *word = decimal::from_decimal(*word, exponent) as i64;
                 }
                 Ok(Shape::Doubles { first })
             }
             CLASS_FLOAT => {
-                ints::append(work, reader, row_count, &mut fields.words)?;
+                ints::append(work, reader, kept, &mut fields.words)?;
                 Ok(Shape::Doubles { first })
             }
             CLASS_TEXT | CLASS_BLOB => {
@@ -227,16 +311,17 @@ impl Column {
                 };
                 let first = fields.spans.len();
                 let (texts_work, spans) = (&mut self.texts_work, &mut fields.spans);
-                texts::append(texts_work, work, reader, row_count, stream, arena, spans)?;
+                texts::append(texts_work, work, reader, kept, stream, arena, spans)?;
                 Ok(Shape::Texts { first, base })
             }
             _ => {
-                let class = [class];
-                let classes = std::iter::repeat_n(class[0], row_count);
-                let mut counts = [0; 256];
-                counts[usize::from(class[0])] = row_count;
+                let mut counts = Counts::default();
+                counts.all[usize::from(class)] = kept.count;
+                counts.before[usize::from(class)] = kept.range.start;
+                counts.kept[usize::from(class)] = kept.range.len();
                 let exponent = self.read_values(&counts, reader, arena)?;
-                self.put_mixed(classes, &counts, exponent, fields)
+                let classes = std::iter::repeat_n(class, kept.range.len());
+                self.put_mixed(classes, &counts.kept, exponent, fields)
             }
         }
     }
@@ -244,50 +329,52 @@ impl Column {
     fn read_mixed(
         &mut self,
         classes: &[u8],
+        kept: &Range<usize>,
         fields: &mut Fields,
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<Shape, Malformed> {
-        let mut counts = [0usize; 256];
-        for &class in classes {
-            counts[usize::from(class)] += 1;
-        }
+        let counts = Counts::of(classes, kept);
         let exponent = self.read_values(&counts, reader, arena)?;
-        self.put_mixed(classes.iter().copied(), &counts, exponent, fields)
+        let classes = classes[kept.clone()].iter().copied();
+        self.put_mixed(classes, &counts.kept, exponent, fields)
     }
 
     /// Reads the sequences of the classes that occur. Returns the exponent of the decimals.
     fn read_values(
         &mut self,
-        counts: &[usize; 256],
+        counts: &Counts,
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<usize, Malformed> {
-        let unknown = counts[usize::from(CLASS_MAX) + 1..].iter().sum::<usize>();
-        if unknown + counts[usize::from(CLASS_WIDE)] > 0 {
+        let unknown = counts.all[usize::from(CLASS_MAX) + 1..].iter().sum::<usize>();
+        if unknown + counts.all[usize::from(CLASS_WIDE)] > 0 {
             return Err(UNKNOWN_CLASS);
         }
-        self.shrink(counts.iter().sum());
-        let count = |class: u8| counts[usize::from(class)];
-        let wide: usize = counts[usize::from(CLASS_WIDE)..].iter().sum();
+        self.shrink(counts.kept.iter().sum());
         let work = &mut self.work;
-        ints::decode(work, reader, count(CLASS_INT) + wide, &mut self.ints)?;
-        let mut exponent = 0;
-        self.decimals.clear();
-        if count(CLASS_DECIMAL) > 0 {
-            exponent = read_exponent(reader)?;
-            ints::decode(work, reader, count(CLASS_DECIMAL), &mut self.decimals)?;
+        let Column { ints, decimals, doubles, cuts, .. } = self;
+        for list in [&mut *ints, &mut *decimals, &mut *doubles, &mut *cuts] {
+            list.clear();
         }
-        ints::decode(work, reader, count(CLASS_FLOAT), &mut self.doubles)?;
+        ints::append(work, reader, &counts.of_ints(), ints)?;
+        let mut exponent = 0;
+        let decimal = counts.of_class(CLASS_DECIMAL);
+        if decimal.count > 0 {
+            exponent = read_exponent(reader)?;
+            ints::append(work, reader, &decimal, decimals)?;
+        }
+        ints::append(work, reader, &counts.of_class(CLASS_FLOAT), doubles)?;
         for (class, stream, spans) in [
             (CLASS_TEXT, Stream::Text, &mut self.texts),
             (CLASS_BLOB, Stream::Bytes, &mut self.blobs),
         ] {
             spans.clear();
             let texts_work = &mut self.texts_work;
-            texts::append(texts_work, work, reader, count(class), stream, arena, spans)?;
+            let kept = counts.of_class(class);
+            texts::append(texts_work, work, reader, &kept, stream, arena, spans)?;
         }
-        ints::decode(work, reader, count(CLASS_CUT), &mut self.cuts)?;
+        ints::append(work, reader, &counts.of_class(CLASS_CUT), cuts)?;
         Ok(exponent)
     }
 

@@ -8,8 +8,10 @@
 //!
 //! The decoder does not check the encoder's choice: every form restores its values exactly.
 
+use std::ops::Range;
+
 use super::Malformed;
-use super::decode::make_room;
+use super::decode::{Kept, make_room};
 use super::dictionary::{self, Dictionary};
 use super::streams::{Reader, Stream, Writer};
 use super::varint::{unzigzag, zigzag};
@@ -193,23 +195,26 @@ pub(super) fn decode(
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     out.clear();
-    append(work, reader, count, out)
+    append(work, reader, &Kept::all(count), out)
 }
 
-/// Reads `count` values and appends them to `out`. The caller bounds `count`.
+/// Reads a sequence and appends the values that are kept to `out`. The caller bounds its length.
 pub(super) fn append(
     work: &mut Ints,
     reader: &mut Reader<'_>,
-    count: usize,
+    kept: &Kept,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
-    make_room(out, count);
+    let Kept { count, range } = kept.clone();
+    make_room(out, range.end);
+    let first = out.len();
     if count < PLANES_COUNT_MIN {
         let mut previous = 0i64;
         for _ in 0..count {
             previous = previous.wrapping_add(reader.take_signed()?);
             out.push(previous);
         }
+        kept.cut(out, first);
         return Ok(());
     }
     let mode = reader.take_byte(Stream::Control)?;
@@ -217,7 +222,8 @@ pub(super) fn append(
     match mode & 0xf0 {
         PLAIN => {
             let base = reader.take_signed()?;
-            take_planes(reader, plane_count, count, base, |residual| residual as i64, out)?;
+            let planes = (plane_count, count, range);
+            return take_planes(reader, planes, base, |residual| residual as i64, out);
         }
         DELTA => {
             let mut value = reader.take_signed()?;
@@ -226,7 +232,8 @@ pub(super) fn append(
                 value = value.wrapping_add(unzigzag(residual));
                 value
             };
-            take_planes(reader, plane_count, count - 1, 0, next, out)?;
+            let planes = (plane_count, count - 1, 0..range.end.saturating_sub(1));
+            take_planes(reader, planes, 0, next, out)?;
         }
         DELTA2 => {
             let mut value = reader.take_signed()?;
@@ -239,18 +246,21 @@ pub(super) fn append(
                 value = value.wrapping_add(delta);
                 value
             };
-            take_planes(reader, plane_count, count - 2, 0, next, out)?;
+            let planes = (plane_count, count - 2, 0..range.end.saturating_sub(2));
+            take_planes(reader, planes, 0, next, out)?;
         }
-        DICTIONARY if plane_count == 0 => decode_dictionary(work, reader, count, out)?,
+        DICTIONARY if plane_count == 0 => return decode_dictionary(work, reader, kept, out),
         _ => return Err(Malformed("an integer mode is unknown")),
     }
+    // Differences have to be added up from the first on.
+    kept.cut(out, first);
     Ok(())
 }
 
 fn decode_dictionary(
     work: &mut Ints,
     reader: &mut Reader<'_>,
-    count: usize,
+    kept: &Kept,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     let entry_count = reader.take_number()?.saturating_add(1);
@@ -265,7 +275,7 @@ fn decode_dictionary(
     }
     // Now every byte is a valid index; numbers without an entry are refused below.
     work.dictionary.entries.resize(dictionary::COUNT_MAX, 0);
-    let indices = reader.take(Stream::Symbols, count)?;
+    let indices = &reader.take(Stream::Symbols, kept.count)?[kept.range.clone()];
     if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
         return Err(Malformed("a dictionary entry does not exist"));
     }
@@ -275,35 +285,36 @@ fn decode_dictionary(
     Ok(())
 }
 
-/// Appends `count` values assembled from their planes. `value_of` is called in order.
+/// Takes so many planes of `count` values, and appends the values in the range. `value_of` is called
+/// for these, in order.
 fn take_planes(
     reader: &mut Reader<'_>,
-    plane_count: usize,
-    count: usize,
+    (plane_count, count, range): (usize, usize, Range<usize>),
     base: i64,
     mut value_of: impl FnMut(u64) -> i64,
     out: &mut Vec<i64>,
 ) -> Result<(), Malformed> {
     let mut finish = |residual: u64| base.wrapping_add(value_of(residual));
     let start = out.len();
+    let mut take =
+        || -> Result<&[u8], Malformed> { Ok(&reader.take(Stream::Planes, count)?[range.clone()]) };
     match plane_count {
-        0 => out.extend((0..count).map(|_| finish(0))),
+        0 => out.extend(range.map(|_| finish(0))),
         1 => {
-            let low = reader.take(Stream::Planes, count)?;
+            let low = take()?;
             out.extend(low.iter().map(|&byte| finish(u64::from(byte))));
         }
         2 => {
-            let low = reader.take(Stream::Planes, count)?;
-            let high = reader.take(Stream::Planes, count)?;
+            let (low, high) = (take()?, take()?);
             out.extend(
                 low.iter().zip(high).map(|(&l, &h)| finish(u64::from(l) | u64::from(h) << 8)),
             );
         }
         3..=8 => {
-            let low = reader.take(Stream::Planes, count)?;
+            let low = take()?;
             out.extend(low.iter().map(|&byte| i64::from(byte)));
             for plane in 1..plane_count {
-                let high = reader.take(Stream::Planes, count)?;
+                let high = take()?;
                 for (slot, &byte) in out[start..].iter_mut().zip(high) {
                     *slot |= i64::from(byte) << (8 * plane);
                 }

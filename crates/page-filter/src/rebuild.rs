@@ -41,7 +41,10 @@ impl Decoder {
         for i in 0..plan.page_count {
             let number = plan.first_page.wrapping_add(i as u64);
             let page_at = plan.head_len + i * page_len;
-            let is_wanted = page_at < part.end && part.start < page_at + page_len;
+            if page_at >= part.end {
+                return Ok(());
+            }
+            let is_wanted = part.start < page_at + page_len;
             match self.pages.kinds[i] {
                 PAGE_ZERO => out[page_at..page_at + page_len].fill(0),
                 PAGE_KEPT => {
@@ -76,7 +79,7 @@ impl Decoder {
         let flags = self.pages.flags[cursor.btrees];
         let cell_count = self.pages.cell_counts[cursor.btrees] as usize;
         let group = &mut self.groups[cursor.group];
-        if flags & FLAG_LEFTOVER != 0 || !group.tails.is_empty() {
+        if flags & FLAG_LEFTOVER != 0 {
             return Ok(false);
         }
         reader.take(Stream::Rest, if number == 1 { DATABASE_HEADER_LEN } else { 0 })?;

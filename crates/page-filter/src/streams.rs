@@ -89,6 +89,7 @@ impl Writer {
 }
 
 /// Reads the streams that a [`Writer`] collected.
+#[derive(Clone)]
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: [usize; STREAM_COUNT],

@@ -12,7 +12,7 @@
 use super::Malformed;
 use super::arena::Arena;
 use super::dates::{self, Dates};
-use super::decode::make_room;
+use super::decode::{Kept, make_room};
 use super::dictionary::{self, Dictionary};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
@@ -276,22 +276,24 @@ impl Key {
     }
 }
 
-/// Reads `count` strings and appends them to `spans`.
+/// Reads strings and appends those that are kept to `spans`.
 pub(super) fn append(
     work: &mut Texts,
     ints: &mut Ints,
     reader: &mut Reader<'_>,
-    count: usize,
+    kept: &Kept,
     stream: Stream,
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
+    let Kept { count, range } = kept.clone();
     if count == 0 {
         return Ok(());
     }
     make_room(spans, count + ENDS_AT_ONCE);
+    let first = spans.len();
     match reader.take_byte(Stream::Control)? {
-        TERMINATED => take_terminated(reader, stream, count, arena, spans),
+        TERMINATED => take_terminated(reader, stream, count, arena, spans)?,
         LENGTHS => {
             ints::decode(ints, reader, count, &mut work.lengths)?;
             let at = arena.position(reader, stream) as u32;
@@ -310,7 +312,6 @@ pub(super) fn append(
                 return Err(Malformed("a text does not end"));
             }
             reader.take(stream, end)?;
-            Ok(())
         }
         DICTIONARY => {
             let entry_count = reader.take_number()?.saturating_add(1);
@@ -327,19 +328,21 @@ pub(super) fn append(
             )?;
             // Now every byte is a valid index; numbers without an entry are refused below.
             work.dictionary.entries.resize(dictionary::COUNT_MAX, Span::default());
-            let indices = reader.take(Stream::Symbols, count)?;
+            let indices = &reader.take(Stream::Symbols, count)?[range];
             if indices.iter().copied().max().map_or(0, u64::from) >= entry_count {
                 return Err(Malformed("a dictionary entry does not exist"));
             }
             let entries: &[Span; dictionary::COUNT_MAX] =
                 work.dictionary.entries[..].try_into().expect("it was resized");
             spans.extend(indices.iter().map(|&index| entries[usize::from(index)]));
-            Ok(())
+            return Ok(());
         }
-        PREFIXED => decode_prefixed(reader, count, stream, arena, spans),
-        DATED => dates::append(&mut work.dates, ints, reader, count, stream, arena, spans),
-        _ => Err(Malformed("a text mode is unknown")),
+        PREFIXED => decode_prefixed(reader, kept, stream, arena, spans)?,
+        DATED => dates::append(&mut work.dates, ints, reader, count, stream, arena, spans)?,
+        _ => return Err(Malformed("a text mode is unknown")),
     }
+    kept.cut(spans, first);
+    Ok(())
 }
 
 /// The number of strings that can end in one word.
@@ -418,15 +421,17 @@ pub(super) fn zero_bytes(word: u64) -> u64 {
     !(((word & LOW) + LOW) | word | LOW)
 }
 
-/// Assembles strings that were written without the prefix they share with their predecessor.
+/// Assembles strings that were written without the prefix they share with their predecessor, up to
+/// the last that is kept.
 fn decode_prefixed(
     reader: &mut Reader<'_>,
-    count: usize,
+    kept: &Kept,
     stream: Stream,
     arena: &mut Arena,
     spans: &mut Vec<Span>,
 ) -> Result<(), Malformed> {
     const TOO_LONG: Malformed = Malformed("a prefix is too long");
+    let count = kept.count;
     let shared = reader.take(Stream::Symbols, count)?;
     let start = arena.position(reader, stream);
     let first = spans.len();
@@ -434,7 +439,8 @@ fn decode_prefixed(
     let mut at = 0;
     // The first bytes of a string are kept in a register: a load just after partial stores stalls.
     let (mut previous_at, mut previous_len, mut previous) = (0, 0, 0u128);
-    for (&prefix_len, span) in shared.iter().zip(&mut spans[first..]) {
+    let needed = shared[..kept.range.end].iter();
+    for (&prefix_len, span) in needed.zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);
         let end = span.at as usize;
         let rest_len = end - at;

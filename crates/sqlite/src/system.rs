@@ -1,7 +1,7 @@
-//! The clocks, threads, pauses, random bytes and the user of the VFS. Nothing else may use them:
+//! The clocks, threads, pauses, random bytes, memory and the user of the VFS. Nothing else may use them:
 //! `clippy.toml` denies it.
 #![expect(clippy::disallowed_methods, reason = "the one place for them")]
-#![expect(unsafe_code, reason = "asks the system for the user and for local time")]
+#![expect(unsafe_code, reason = "asks the system for the user, local time and its memory")]
 
 use std::io;
 use std::sync::OnceLock;
@@ -82,4 +82,12 @@ pub fn random_guid() -> io::Result<[u8; 16]> {
     let mut guid = [0; 16];
     getrandom::fill(&mut guid).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(guid)
+}
+
+/// Returns the machine's memory in bytes, if the system tells.
+pub fn memory_len() -> Option<u64> {
+    // SAFETY: `sysconf` takes any number and has no other effects.
+    let (pages, page_len) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    u64::try_from(pages).ok()?.checked_mul(u64::try_from(page_len).ok()?).filter(|len| *len > 0)
 }

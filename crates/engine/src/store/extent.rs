@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::buffer::with_buffer;
 use super::cache::{Bytes, Part};
 use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
@@ -91,22 +92,34 @@ impl Store {
 
     /// Reads the stored bytes of an extent and verifies their checksum.
     pub fn read_stored(&self, pointer: &Pointer) -> Result<Vec<u8>> {
+        let mut stored = Vec::with_capacity(pointer.stored_len as usize);
+        self.read_stored_into(pointer, &mut stored)?;
+        Ok(stored)
+    }
+
+    /// Replaces the contents of `stored` with the stored bytes of an extent, verified.
+    pub(super) fn read_stored_into(&self, pointer: &Pointer, stored: &mut Vec<u8>) -> Result<()> {
         let (checksum_kind, checksum) = match &pointer.place {
             Place::Extent { checksum_kind, checksum, .. } => (*checksum_kind, checksum),
-            Place::Embedded(bytes) => return Ok(bytes.to_vec()),
-            Place::Zero => return Ok(Vec::new()),
+            Place::Embedded(bytes) => {
+                stored.clear();
+                stored.extend_from_slice(bytes);
+                return Ok(());
+            }
+            Place::Zero => {
+                stored.clear();
+                return Ok(());
+            }
         };
         let offset = self.offset_of(pointer);
-        let mut stored = vec![0; pointer.stored_len as usize];
-        let n =
-            self.device().read_at(&mut stored, offset).map_err(|error| Error::io("read", error))?;
+        stored.resize(pointer.stored_len as usize, 0);
+        let n = self.device().read_at(stored, offset).map_err(|error| Error::io("read", error))?;
         if n < stored.len() {
             let what =
                 format!("expected {} bytes, found {n} up to the end of the pool", stored.len());
             return Err(Error::corrupt("extent", Location::Byte(offset), what));
         }
-        verify_checksum(checksum_kind, checksum, &stored, offset)?;
-        Ok(stored)
+        verify_checksum(checksum_kind, checksum, stored, offset)
     }
 
     /// Checks that the rest of the last sector of an extent holds the zeros that a writer leaves
@@ -153,9 +166,9 @@ impl Store {
             );
             return Err(Error::corrupt("extent", self.location_of(pointer), what));
         }
-        let stored = self.read_stored(pointer)?;
         let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
         if is_raw && matches!(pointer.place, Place::Extent { .. }) {
+            let stored = self.read_stored(pointer)?;
             if stored.len() != pointer.extent_len as usize {
                 let what = format!(
                     "expected {} uncompressed bytes, found {}",
@@ -166,7 +179,10 @@ impl Store {
             }
             return Ok(Arc::new(stored));
         }
-        self.decode(of, pointer, &stored, self.location_of(pointer)).map(Arc::new)
+        with_buffer(|stored| {
+            self.read_stored_into(pointer, stored)?;
+            self.decode(of, pointer, stored, self.location_of(pointer)).map(Arc::new)
+        })
     }
 
     /// Decompresses the whole extent from the stored bytes of a pointer, which come from `place`.

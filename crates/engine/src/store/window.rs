@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use super::buffer::with_buffer;
 use super::cache::{Bytes, Part};
 use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Filter, Pointer};
@@ -96,38 +97,57 @@ impl Store {
         let (Some(key), Some(window)) = (pointer.extent_key(), window) else {
             return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
         };
-        if let Some(whole) = self.caches.cached_data(self.cache_id, key, Part::Whole) {
-            self.reuse.note(true);
-            return ExtentBytes::whole(whole).part(within, || self.location_of(pointer));
-        }
-        let cached = self.caches.cached_data(self.cache_id, key, window.part());
+        let cached = self.cached_part(key, &within, &window);
         self.reuse.note(cached.is_some());
-        if let Some(bytes) = cached.and_then(|bytes| window.slice(bytes, &within)) {
-            return Ok(bytes);
+        if let Some(found) = cached {
+            return Ok(found);
         }
-        let stored = match pointer.form() {
-            Some(Form::Apart) if pointer.dictionary == 0 => {
-                let page =
-                    self.caches.cached_data(self.cache_id, key, Part::Page(within.start as u32));
-                if let Some(found) = page.and_then(|page| front(page, within.len())) {
-                    return Ok(found);
-                }
-                let stored = self.read_stored(pointer)?;
-                if let Some(found) = self.decompress_apart(pointer, key, &stored, &within)? {
-                    return Ok(found);
-                }
-                Some(stored)
+        match with_buffer(|stored| self.decode_part(pointer, key, &within, &window, stored))? {
+            Some(found) => Ok(found),
+            None => self.read_of(of, pointer)?.part(range, || self.location_of(pointer)),
+        }
+    }
+
+    /// Decodes and caches less than the whole extent, if that pays. `stored` is a buffer.
+    fn decode_part(
+        &self,
+        pointer: &Pointer,
+        key: ExtentKey,
+        within: &Range<usize>,
+        window: &Window,
+        stored: &mut Vec<u8>,
+    ) -> Result<Option<ExtentBytes>> {
+        let may_be_apart = pointer.form() == Some(Form::Apart) && pointer.dictionary == 0;
+        let pays = self.pays(pointer, key, window);
+        if !may_be_apart && !pays {
+            return Ok(None);
+        }
+        self.read_stored_into(pointer, stored)?;
+        if may_be_apart {
+            let page = self.decompress_apart(pointer, key, stored, within)?;
+            if page.is_some() || !pays {
+                return Ok(page);
             }
-            _ => None,
-        };
-        if !self.pays(pointer, key, &window) {
-            return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
         }
-        let stored = stored.map_or_else(|| self.read_stored(pointer), Ok)?;
-        let bytes = Arc::new(self.decompress_window(pointer, &stored, &window)?);
+        let bytes = Arc::new(self.decompress_window(pointer, stored, window)?);
         self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
-        let found = window.slice(bytes, &within);
-        found.ok_or_else(|| Error::internal("a window lacks bytes that it was decoded for"))
+        Ok(window.slice(bytes, within))
+    }
+
+    fn cached_part(
+        &self,
+        key: ExtentKey,
+        within: &Range<usize>,
+        window: &Window,
+    ) -> Option<ExtentBytes> {
+        let cached = |part| self.caches.cached_data(self.cache_id, key, part);
+        if let Some(whole) = cached(Part::Whole) {
+            return ExtentBytes::whole(whole).part(within.clone(), || Location::Nowhere).ok();
+        }
+        if let Some(bytes) = cached(window.part()) {
+            return window.slice(bytes, within);
+        }
+        front(cached(Part::Page(within.start as u32))?, within.len())
     }
 
     /// Whether to decode a window that the cache lacks, rather than the whole extent.
@@ -200,15 +220,14 @@ impl Store {
             return self.read(pointer).ok()?.part(range, || self.location_of(pointer)).ok();
         };
         let within = within_extent(pointer, &range);
-        if let Some(whole) = self.caches.cached_data(self.cache_id, key, Part::Whole) {
-            return ExtentBytes::whole(whole).part(within, || self.location_of(pointer)).ok();
+        let window = Window::around(&within, pointer.extent_len as usize);
+        match window {
+            Some(window) => self.cached_part(key, &within, &window),
+            None => {
+                let whole = self.caches.cached_data(self.cache_id, key, Part::Whole)?;
+                ExtentBytes::whole(whole).part(within, || self.location_of(pointer)).ok()
+            }
         }
-        let window = Window::around(&within, pointer.extent_len as usize)?;
-        let cached = |part| self.caches.cached_data(self.cache_id, key, part);
-        if let Some(bytes) = cached(window.part()) {
-            return window.slice(bytes, &within);
-        }
-        front(cached(Part::Page(within.start as u32))?, within.len())
     }
 
     /// Whether bytes of an extent are in the cache.

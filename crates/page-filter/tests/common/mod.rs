@@ -22,12 +22,16 @@ pub fn round_trip<'a>(
     if let Some(at) = decoded.iter().zip(record).position(|(a, b)| a != b) {
         panic!("{what}: offset {offset}, page length {page_len}: differs at byte {at}");
     }
-    // Decode parts at several positions.
-    for (i, part) in [2, 3, 5].map(|n| record.len() / n).into_iter().enumerate() {
-        let part = part..(part + [1, 512, 4096][i]).min(record.len());
-        decoded.fill(0x5A);
-        filter.decode_part(filtered, &mut decoded, part.clone()).expect("decoding of a part");
-        assert!(decoded[part.clone()] == record[part.clone()], "{what}: offset {offset}: {part:?}");
+    // Decode parts at several positions, with leftovers of other parts.
+    for (at, of) in [(0, 1), (1, 2), (1, 3), (1, 5), (4, 5), (1, 1)] {
+        let start = (record.len() * at / of).min(record.len().saturating_sub(1));
+        for len in [1, 512, 4096, 16384] {
+            let part = start..(start + len).min(record.len());
+            decoded.fill(0x5A);
+            filter.decode_part(filtered, &mut decoded, part.clone()).expect("decoding of a part");
+            let is_same = decoded[part.clone()] == record[part.clone()];
+            assert!(is_same, "{what}: offset {offset}: {part:?}");
+        }
     }
     Some(filtered)
 }

@@ -138,16 +138,9 @@ fn cache_len() -> u64 {
     if let Some(bytes) = std::env::var(CACHE_VARIABLE).ok().and_then(|text| text.parse().ok()) {
         return bytes;
     }
-    memory_len().map_or(CACHE_LEN_FALLBACK, |bytes| {
+    system::memory_len().map_or(CACHE_LEN_FALLBACK, |bytes| {
         (bytes / CACHE_PART).clamp(CACHE_LEN_MIN, CACHE_LEN_MAX)
     })
-}
-
-/// Returns the machine's memory in bytes.
-fn memory_len() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 fn key_of(path: &Path) -> Result<FileKey> {

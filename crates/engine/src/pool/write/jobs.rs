@@ -167,7 +167,7 @@ pub(in crate::pool) fn put_job(
     let mut was_cached = is_patch;
     if !is_patch {
         if let Some(old) = record_at(txn, file, job.start)? {
-            was_cached = txn.store().is_cached(&old.pointer);
+            was_cached = txn.store().is_cached_in_part(&old.pointer);
         }
         remove_file_extents(txn, TreeId::Map, file, job.start, end)?;
     }
