@@ -32,9 +32,9 @@ RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
 NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
-    snapshot-ids pinned-readers reader-slots special-files""".split()
+    snapshot-ids pinned-readers reader-slots special-files pages-apart""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
-DELTA, PAGE_FILTER = 1, 2
+DELTA, PAGE_FILTER, PAGES_APART = 1, 2, 3
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
 SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
@@ -151,8 +151,8 @@ class Pointer:
          self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
-        need(self.filter in (0, DELTA, PAGE_FILTER), "a filter is unknown")
-        need(self.gain == 0 or self.filter == PAGE_FILTER, "there is a gain without a filter")
+        need(self.filter in (0, DELTA, PAGE_FILTER, PAGES_APART), "a filter is unknown")
+        need(self.gain == 0 or self.filter in (PAGE_FILTER, PAGES_APART), "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
             need(checksum_kind in CHECKSUMS, "the kind of a checksum is unknown")
@@ -250,6 +250,8 @@ class State:
             found = Pointer(value)
             need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary is impossible")
             dictionary = self.content(found)
+        if pointer.filter == PAGES_APART:
+            return self.joined(pointer, data, dictionary)
         if pointer.filter != PAGE_FILTER:
             return decompress(pointer.codec, data, pointer.extent_len, dictionary)
         need(len(data) >= 4, "a filtered record is too short")
@@ -257,6 +259,29 @@ class State:
         need(length <= 2 * pointer.extent_len + 4096, "a filtered form is too long")
         form = decompress(pointer.codec, data[:-4], length, dictionary)
         return page_filter.decode(form, pointer.extent_len)
+
+    def joined(self, pointer, data, dictionary):
+        """Returns a record that has pages apart."""
+        need(len(data) >= 13, "a record with pages apart is too short")
+        page_log2, apart_len, apart_form_len, rest_form_len = struct.unpack("<BIII", data[-13:])
+        need(9 <= page_log2 <= 16, "the length of a page is impossible")
+        page_len = 1 << page_log2
+        page_count = pointer.extent_len // page_len
+        bitmap_at = len(data) - 13 - (page_count + 7) // 8
+        rest_len = bitmap_at - apart_len
+        need(rest_len >= 0, "the pages apart do not fit")
+        bits = int.from_bytes(data[bitmap_at:-13], "little")
+        need(0 < bits < 1 << page_count, "the pages apart are none of the record")
+        pages = [page for page in range(page_count) if bits >> page & 1]
+        need(rest_form_len <= 2 * pointer.extent_len + 4096, "a filtered form is too long")
+        need(apart_form_len <= 2 * len(pages) * page_len + 4096, "a filtered form is too long")
+        form = decompress(pointer.codec, data[:rest_len], rest_form_len, dictionary)
+        record = bytearray(page_filter.decode(form, pointer.extent_len))
+        form = decompress(pointer.codec, data[rest_len:bitmap_at], apart_form_len, dictionary)
+        apart = page_filter.decode(form, len(pages) * page_len)
+        for index, page in enumerate(pages):
+            record[page * page_len : (page + 1) * page_len] = apart[index * page_len : (index + 1) * page_len]
+        return bytes(record)
 
     def content(self, pointer):
         """Returns the bytes of a pointer other than a delta."""

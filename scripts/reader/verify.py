@@ -6,7 +6,7 @@ from collections import Counter
 
 from read_pool import (
     DEAD, DELTA, DICTIONARIES, EXTENT, EXTENTS, FREED, HASHES, INDEX, KINDS, MAP, NAMES, OF_SNAPSHOTS,
-    PAGE_FILTER, PATCHES, REFS, RESERVED, RESERVED_LEN, ROOTS, SPACE, Pointer, Pool, apply_delta,
+    PAGE_FILTER, PAGES_APART, PATCHES, REFS, RESERVED, RESERVED_LEN, ROOTS, SPACE, Pointer, Pool, apply_delta,
     is_zero, need, u64be,
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ class Verifier:
         self.count(FIRST_CODEC + pointer.codec if pointer.kind == EXTENT else IN_POINTERS, *values)
         if tree == PATCHES:
             self.count(OF_PATCHES, *values)
-        if pointer.filter == PAGE_FILTER:
+        if pointer.filter in (PAGE_FILTER, PAGES_APART):
             before = pointer.stored_len * 256 // (256 - pointer.gain)
             self.count(FILTERED, 1, pointer.len, before, pointer.stored_len)
 

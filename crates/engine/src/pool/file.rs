@@ -250,7 +250,7 @@ impl File {
         if txg != state.txg() {
             front = [0; FRONT_LEN];
             let n = clip(&mut front, 0, self.len_in(state)?);
-            let mut source = Committed::new(&self.store, state);
+            let mut source = Committed { is_point: true, ..Committed::new(&self.store, state) };
             extents::read_range(&mut source, self.id, &mut front[..n], 0)?;
             *self.front.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), front);
         }

@@ -9,6 +9,7 @@ mod gone;
 mod group;
 mod model;
 mod namespace;
+mod parts;
 mod places;
 mod repair;
 mod rewrite;

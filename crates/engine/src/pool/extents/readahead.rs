@@ -66,6 +66,8 @@ impl ReadAhead {
         // Another thread is reading the same file: one of them is enough.
         let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
         let end = offset + len;
+        // A scan may begin with the first read of all, but that one continues nothing.
+        let continues = scan.end > 0;
         if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
             *scan = Scan { end, streak: 0, announced: 0 };
             return Ok(false);
@@ -74,7 +76,7 @@ impl ReadAhead {
         scan.end = end;
         let window = scan.streak.clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX);
         if scan.streak < STREAK_LEN_MIN || scan.announced > end + window / 2 {
-            return Ok(true);
+            return Ok(continues);
         }
         let (from, to) = (scan.announced.max(end), end + window);
         scan.announced = to;
@@ -86,7 +88,7 @@ impl ReadAhead {
         if threads > 1 && !missing.is_empty() {
             self.decompress(store, missing);
         }
-        Ok(true)
+        Ok(continues)
     }
 
     /// Reads extents into the cache in the background, unless that is already going on.
