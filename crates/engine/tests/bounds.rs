@@ -207,13 +207,13 @@ fn with_entry(
     device.image()
 }
 
-/// Opens an image, reads the front of the file and checks the pool. Returns the peak of memory
+/// Opens an image, reads the front of the file, as much as a record, and checks the pool. Returns the peak of memory
 /// beyond the caches, the problems found, and the result of the read.
 fn cost_of(image: Vec<u8>) -> (usize, Vec<String>, Result<usize>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     let counting = begin_counting();
     let pool = Pool::open(device, options(1 << 20)).unwrap();
-    let read = only_file(&pool).unwrap().read_at(&mut [0; 5000], 0);
+    let read = only_file(&pool).unwrap().read_at(&mut [0; 64 << 10], 0);
     let found = problems(&pool).unwrap();
     (counting.allocated().peak, found, read)
 }

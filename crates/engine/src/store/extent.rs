@@ -68,11 +68,18 @@ impl ExtentBytes {
         range: Range<usize>,
         place: impl FnOnce() -> Location,
     ) -> Result<ExtentBytes> {
-        if range.start > range.end || range.end > self.len {
-            let what = format!("expected to find its bytes {range:?}, found {} bytes", self.len);
-            return Err(Error::corrupt("extent", place(), what));
-        }
-        Ok(ExtentBytes { extent: self.extent, start: self.start + range.start, len: range.len() })
+        let len = self.len;
+        self.get(&range).ok_or_else(|| {
+            let what = format!("expected to find its bytes {range:?}, found {len} bytes");
+            Error::corrupt("extent", place(), what)
+        })
+    }
+
+    /// The bytes in `range` of these, if there are so many.
+    pub(super) fn get(self, range: &Range<usize>) -> Option<ExtentBytes> {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        let (start, len) = (self.start + range.start, range.len());
+        is_inside.then_some(ExtentBytes { extent: self.extent, start, len })
     }
 }
 

@@ -20,7 +20,7 @@ use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Filter, Pointer};
 use super::{State, Store};
 use crate::codec::{self, Form};
-use crate::error::{Error, Location, Result};
+use crate::error::{Error, Result};
 
 /// The length of a window, in bytes: four pages of most databases.
 const WINDOW_LEN: usize = 16 << 10;
@@ -77,7 +77,7 @@ impl Window {
     /// Returns the bytes of `range`, which is one of the extent, from the bytes of the window.
     fn slice(&self, bytes: Bytes, range: &Range<usize>) -> Option<ExtentBytes> {
         let start = range.start - self.range.start;
-        ExtentBytes::whole(bytes).part(start..start + range.len(), || Location::Nowhere).ok()
+        ExtentBytes::whole(bytes).get(&(start..start + range.len()))
     }
 }
 
@@ -142,7 +142,7 @@ impl Store {
     ) -> Option<ExtentBytes> {
         let cached = |part| self.caches.cached_data(self.cache_id, key, part);
         if let Some(whole) = cached(Part::Whole) {
-            return ExtentBytes::whole(whole).part(within.clone(), || Location::Nowhere).ok();
+            return ExtentBytes::whole(whole).get(within);
         }
         if let Some(bytes) = cached(window.part()) {
             return window.slice(bytes, within);
@@ -183,9 +183,7 @@ impl Store {
                 let bytes = Arc::new(page.to_vec());
                 if (start..start + page.len()).contains(&range.start) {
                     let within = range.start - start..range.end - start;
-                    found = ExtentBytes::whole(Arc::clone(&bytes))
-                        .part(within, || self.location_of(pointer))
-                        .ok();
+                    found = ExtentBytes::whole(Arc::clone(&bytes)).get(&within);
                 }
                 self.caches.put_data(self.cache_id, key, Part::Page(start as u32), bytes);
             })
@@ -225,7 +223,7 @@ impl Store {
             Some(window) => self.cached_part(key, &within, &window),
             None => {
                 let whole = self.caches.cached_data(self.cache_id, key, Part::Whole)?;
-                ExtentBytes::whole(whole).part(within, || self.location_of(pointer)).ok()
+                ExtentBytes::whole(whole).get(&within)
             }
         }
     }
@@ -240,7 +238,7 @@ impl Store {
 
 /// The first `len` bytes of a page, if it has them.
 fn front(page: Bytes, len: usize) -> Option<ExtentBytes> {
-    ExtentBytes::whole(page).part(0..len, || Location::Nowhere).ok()
+    ExtentBytes::whole(page).get(&(0..len))
 }
 
 /// Turns a range of a pointer's bytes into one of its extent.
