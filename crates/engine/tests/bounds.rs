@@ -207,8 +207,8 @@ fn with_entry(
     device.image()
 }
 
-/// Opens an image, reads the front of the file, as much as a record, and checks the pool. Returns the peak of memory
-/// beyond the caches, the problems found, and the result of the read.
+/// Opens an image, reads the front of the file, as much as a record, and checks the pool. Returns
+/// the peak of memory beyond the caches, the problems found, and the result of the read.
 fn cost_of(image: Vec<u8>) -> (usize, Vec<String>, Result<usize>) {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(image));
     let counting = begin_counting();

@@ -285,8 +285,8 @@ fn decode_dictionary(
     Ok(())
 }
 
-/// Takes so many planes of `count` values, and appends the values in the range. `value_of` is called
-/// for these, in order.
+/// Takes so many planes of `count` values, and appends the values in the range. `value_of` is
+/// called for these, in order.
 fn take_planes(
     reader: &mut Reader<'_>,
     (plane_count, count, range): (usize, usize, Range<usize>),
