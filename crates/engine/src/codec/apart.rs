@@ -100,11 +100,13 @@ const FIXED_LEN: usize = 13;
 ///
 /// | bytes | meaning |
 /// | --- | --- |
-/// | pages of the record / 8, rounded up | one bit for each page, from the lowest bit of the first byte: 1 if it is apart |
+/// | pages of the record / 8, rounded up | one bit for each page: set if it is apart |
 /// | 1 | the base-2 logarithm of the length of a page |
 /// | 4 | the length of D |
 /// | 4 | the length of the form of the pages |
 /// | 4 | the length of the form of the rest |
+///
+/// The bits are in order, from the lowest of the first byte on.
 #[derive(Clone, Debug)]
 pub(super) struct Directory {
     /// The pages apart.

@@ -117,8 +117,9 @@ impl Codec {
     }
 
     /// Decides how to store the record of `len` bytes that was last given to [`Codec::filter`], and
-    /// replaces the contents of `dst` with the bytes to store, whose form it returns. Returns `None`
-    /// if that does not save what `policy` asks for; the contents of `dst` are then unspecified.
+    /// replaces the contents of `dst` with the bytes to store, whose form it returns. Returns
+    /// `None` if that does not save what `policy` asks for; the contents of `dst` are then
+    /// unspecified.
     ///
     /// # Errors
     ///
@@ -205,8 +206,8 @@ impl Codec {
         self.unfilter_part(codec, (src, form), dst, part, dictionary)
     }
 
-    /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst_part` holds,
-    /// without reassembling the other pages. Malformed data there may go unnoticed.
+    /// Restores the bytes from `start` of a record of `full_len` bytes, as many as `dst_part`
+    /// holds, without reassembling the other pages. Malformed data there may go unnoticed.
     ///
     /// # Errors
     ///
