@@ -97,9 +97,11 @@ impl Store {
         let (Some(key), Some(window)) = (pointer.extent_key(), window) else {
             return self.read_of(of, pointer)?.part(range, || self.location_of(pointer));
         };
-        let cached = self.cached_part(key, &within, &window);
-        self.reuse.note(cached.is_some());
-        if let Some(found) = cached {
+        if let Some(found) = self.cached_part(key, &within, &window) {
+            self.reuse.note(true);
+            return Ok(found);
+        }
+        if let Some(found) = self.cached_page(key, &within) {
             return Ok(found);
         }
         match with_buffer(|stored| self.decode_part(pointer, key, &within, &window, stored))? {
@@ -119,15 +121,18 @@ impl Store {
     ) -> Result<Option<ExtentBytes>> {
         let may_be_apart = pointer.form() == Some(Form::Apart) && pointer.dictionary == 0;
         let pays = self.pays(pointer, key, window);
-        if !may_be_apart && !pays {
-            return Ok(None);
+        if may_be_apart || pays {
+            self.read_stored_into(pointer, stored)?;
         }
-        self.read_stored_into(pointer, stored)?;
         if may_be_apart {
             let page = self.decompress_apart(pointer, key, stored, within)?;
-            if page.is_some() || !pays {
+            if page.is_some() {
                 return Ok(page);
             }
+        }
+        self.reuse.note(false);
+        if !pays {
+            return Ok(None);
         }
         let bytes = Arc::new(self.decompress_window(pointer, stored, window)?);
         self.caches.put_data(self.cache_id, key, window.part(), Arc::clone(&bytes));
@@ -147,7 +152,14 @@ impl Store {
         if let Some(bytes) = cached(window.part()) {
             return window.slice(bytes, within);
         }
-        front(cached(Part::Page(within.start as u32))?, within.len())
+        None
+    }
+
+    /// Returns bytes from a cached page that was stored apart. Such pages are found again and
+    /// again, whatever becomes of others, so they say nothing about reuse.
+    fn cached_page(&self, key: ExtentKey, within: &Range<usize>) -> Option<ExtentBytes> {
+        let page = self.caches.cached_data(self.cache_id, key, Part::Page(within.start as u32))?;
+        ExtentBytes::whole(page).get(&(0..within.len()))
     }
 
     /// Whether to decode a window that the cache lacks, rather than the whole extent.
@@ -220,7 +232,10 @@ impl Store {
         let within = within_extent(pointer, &range);
         let window = Window::around(&within, pointer.extent_len as usize);
         match window {
-            Some(window) => self.cached_part(key, &within, &window),
+            Some(window) => {
+                let part = self.cached_part(key, &within, &window);
+                part.or_else(|| self.cached_page(key, &within))
+            }
             None => {
                 let whole = self.caches.cached_data(self.cache_id, key, Part::Whole)?;
                 ExtentBytes::whole(whole).get(&within)
@@ -234,11 +249,6 @@ impl Store {
             self.caches.has_data(self.cache_id, key, Part::Whole) || self.has_window(pointer, key)
         })
     }
-}
-
-/// The first `len` bytes of a page, if it has them.
-fn front(page: Bytes, len: usize) -> Option<ExtentBytes> {
-    ExtentBytes::whole(page).get(&(0..len))
 }
 
 /// Turns a range of a pointer's bytes into one of its extent.
