@@ -13,6 +13,8 @@
 //! a connection that has it open and does nothing goes on with the new content. Every other change
 //! may take a file away, and is refused while anybody has it open.
 
+mod companions;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,6 +35,8 @@ use crate::contents::{
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
+
+pub use self::companions::{has_log_in_pool, tell_left_behind};
 
 /// The numbers of all files, and the marks of mounts, lie below this.
 const NUMBER_END: u64 = 1 << 61;
@@ -59,6 +63,9 @@ pub struct Users {
     held: RefCell<BTreeSet<u64>>,
     /// The files that an import could not replace, and why.
     refused: RefCell<BTreeMap<u64, Reason>>,
+    /// Names of logs and journals that the command brings, and those that it took away.
+    brought: RefCell<BTreeSet<(FileId, Vec<u8>)>>,
+    cleared: RefCell<Vec<(Vec<u8>, u64)>>,
     device: FileDevice,
 }
 
@@ -75,8 +82,9 @@ impl Users {
             // Without write access there is nothing to keep others from.
             return Err(Error::ReadOnly("its file cannot be written").into());
         }
-        let (first, held, refused) = Default::default();
-        Ok(Users { path: without_link(path), first, held, refused, device })
+        let (first, held, refused, brought, cleared) = Default::default();
+        let path = without_link(path);
+        Ok(Users { path, first, held, refused, brought, cleared, device })
     }
 
     /// Marks an import as running, as long as this lives. If no other import runs, first removes
@@ -102,6 +110,15 @@ impl Users {
                 self.refused.borrow_mut().insert(file.0, reason);
                 why
             })
+        });
+        import.change_with_names(|edit, directory, name| {
+            self.note_brought(directory, name);
+            let in_the_way = self.try_clear(pool, edit, (directory, name))?;
+            Ok(in_the_way.map(|(file, reason)| {
+                let why = reason.text.clone();
+                self.refused.borrow_mut().insert(file.0, reason);
+                (file, why)
+            }))
         });
     }
 
@@ -329,6 +346,7 @@ impl Users {
     /// Removes the files next to the pool that belong to databases no longer in it, and the logs of
     /// replaced content; then lets everybody in again.
     pub fn finish(self, pool: &Pool) -> Result<(), Reason> {
+        self.tell_cleared();
         self.remove_leftovers(pool)
     }
 

@@ -17,16 +17,19 @@
 //! A program that was killed leaves its log or journal: a file of the pool beside the database, or
 //! a file beside the pool. SQLite finds only the one of its own side, and whoever changed the
 //! database on the other side would have the change undone by it later. So a database with such a
-//! file on the other side is refused as well ([`check_log`]; mounts do the same).
+//! file on the other side is refused as well ([`check_log`]; mounts do the same), and so is a new
+//! one of a name for which there is one. Commands that give a name other content take the log away
+//! with the old one ([`logs_beside`]).
 
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hardpack_engine::pool::{Kind, Pool};
+use hardpack_engine::pool::{DirEntry, Kind, Pool};
 use hardpack_engine::{Error, FileId, Result};
 
 use crate::api;
@@ -62,6 +65,12 @@ pub fn writer_mark(file: FileId) -> Option<u64> {
     (file.0 < NUMBER_END).then_some(WRITER_BITS | file.0)
 }
 
+/// All marks that [`writer_mark`] returns.
+#[doc(hidden)]
+pub fn writer_marks() -> Range<u64> {
+    WRITER_BITS..WRITER_BITS | NUMBER_END
+}
+
 /// The marks of a file for mounts with `locks=pool`. The first is shared while programs have locks
 /// for reading through the mount, and exclusive while any has a lock for writing. The second is
 /// shared while a program waits for the first.
@@ -78,29 +87,50 @@ const LOGS: [(&[u8], &[&[u8]]); 2] = [
 /// The longest of those beginnings.
 const LOG_HEAD_LEN: usize = 8;
 
+/// Returns the log and the journal that SQLite, through a mount, would apply to whatever has this
+/// name. `lookup` looks up a name of its directory.
+#[doc(hidden)]
+pub fn logs_beside(
+    pool: &Pool,
+    name: &[u8],
+    lookup: &mut dyn FnMut(&[u8]) -> Result<Option<DirEntry>>,
+) -> Result<Vec<DirEntry>> {
+    let mut found = Vec::new();
+    for (ending, beginnings) in LOGS {
+        let entry = lookup(&[name, ending].concat())?;
+        let Some(entry) = entry.filter(|entry| entry.kind == Kind::File) else { continue };
+        let mut head = [0; LOG_HEAD_LEN];
+        let len = pool.file(entry.file)?.read_at(&mut head, 0)?;
+        if beginnings.iter().any(|beginning| head[..len].starts_with(beginning)) {
+            found.push(entry);
+        }
+    }
+    Ok(found)
+}
+
 /// Makes sure that a program which used a database through a mount has left no log or journal in
 /// the pool.
 ///
 /// # Errors
 /// [`Error::Busy`] if there is one; SQLite's log has its name.
 pub fn check_log(pool: &Pool, pool_file: &Path, file: FileId) -> Result<()> {
-    for (directory, name) in pool.names_of(file)? {
-        for (ending, beginnings) in LOGS {
-            let name = [&name[..], ending].concat();
-            let Some(entry) = pool.lookup_in(directory, &name)? else { continue };
-            if entry.kind != Kind::File {
-                continue;
-            }
-            let mut head = [0; LOG_HEAD_LEN];
-            let len = pool.file(entry.file)?.read_at(&mut head, 0)?;
-            if beginnings.iter().any(|beginning| head[..len].starts_with(beginning)) {
-                let name = String::from_utf8_lossy(&name).into_owned();
-                refuse(pool_file, format!("'{name}' beside it in the pool holds changes of it"));
-                return Err(Error::Busy);
-            }
-        }
-    }
-    Ok(())
+    let names = pool.names_of(file)?;
+    names.iter().try_for_each(|(directory, name)| check_name(pool, pool_file, *directory, name))
+}
+
+/// Makes sure that nothing in the pool would be applied to a database of this name, like
+/// [`check_log`].
+pub(crate) fn check_name(
+    pool: &Pool,
+    pool_file: &Path,
+    directory: FileId,
+    name: &[u8],
+) -> Result<()> {
+    let logs = logs_beside(pool, name, &mut |name| pool.lookup_in(directory, name))?;
+    let Some(log) = logs.first() else { return Ok(()) };
+    let text = format!("'{}' beside it in the pool holds changes of it", log.display_name());
+    refuse(pool_file, text);
+    Err(Error::Busy)
 }
 
 /// Says why a database cannot be opened.

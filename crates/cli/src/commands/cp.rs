@@ -6,15 +6,15 @@ use std::collections::HashMap;
 use std::fs;
 use std::process::ExitCode;
 
-use hardpack_engine::FileId;
-use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, Import, Kind, ROOT};
+use hardpack_engine::pool::{Attributes, CloneSource, DirEntry, Edit, Import, Kind, Pool, ROOT};
+use hardpack_engine::{Error, FileId};
 
 use super::names::{hold_last_name, named, now_ns, own};
 use super::snapshots::{Settling, settle_databases};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::users::Users;
+use crate::users::{Users, tell_left_behind};
 use crate::{contents, globs, pool_file, signals};
 
 /// The permission bits without those that change whose rights a program has.
@@ -76,11 +76,41 @@ fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), R
         replaced: place.old.as_ref().map(|old| old.file),
         keeps_replaced: place.old.as_ref().is_some_and(|old| !users.holds(old.file)),
     };
-    pool.clone_as(&clone, place.directory, &place.name, now_ns())?;
-    if place.old.is_some() {
-        users.finish(pool)?;
+    clone_to(pool, &users, &clone, (place.directory, &place.name))?;
+    match place.old {
+        Some(_) => users.finish(pool)?,
+        None => users.tell_cleared(),
     }
+    tell_log_of(&source, &entry)?;
     Ok(pool.close()?)
+}
+
+/// Clones something to a name, for which nothing of its old content is left then.
+pub fn clone_to(
+    pool: &Pool,
+    users: &Users,
+    source: &CloneSource<'_>,
+    (directory, name): (FileId, &[u8]),
+) -> Result<(), Reason> {
+    let mut refused = None;
+    let mut change = |edit: &mut Edit<'_>| {
+        users.clear_companions(pool, edit, (directory, name)).map_err(|reason| {
+            refused = Some(reason);
+            Error::Busy
+        })
+    };
+    let done = pool.clone_with_names(source, directory, name, now_ns(), &mut change);
+    done.map(drop).map_err(|error| refused.unwrap_or_else(|| error.into()))
+}
+
+/// Tells the user if the source of a copy has a log in the pool.
+fn tell_log_of(source: &Opened, entry: &DirEntry) -> Result<(), Reason> {
+    if entry.kind == Kind::File
+        && let Ok((directory, name)) = source.parent()
+    {
+        tell_left_behind(&source.pool, directory, name)?;
+    }
+    Ok(())
 }
 
 /// Finds the source; a directory only with `-r`.
@@ -166,9 +196,11 @@ fn copy_across(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Resul
         reason.text = format!("'{path}' was refused: {}", reason.text);
         return Err(reason);
     }
-    if place.old.is_some() {
-        users.finish(pool)?;
+    match place.old {
+        Some(_) => users.finish(pool)?,
+        None => users.tell_cleared(),
     }
+    tell_log_of(&source, &entry)?;
     Ok(pool.close()?)
 }
 

@@ -184,9 +184,13 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
     let users = Users::of(&address.pool)?;
     if entry.kind != Kind::Directory {
         hold_last_name(&users, pool, &entry)?;
-        pool.edit(now_ns(), |edit| {
+        with_reason(pool, |edit| {
             is_still(edit, &users, parent, &name, Some(&entry))?;
-            edit.unlink(parent, &name)
+            // Another name of the database may still be used.
+            if edit.attributes(entry.file)?.link_count <= 1 {
+                users.clear_companions(pool, edit, (parent, &name))?;
+            }
+            Ok(edit.unlink(parent, &name)?)
         })?;
         users.finish(pool)?;
         return Ok(pool.close()?);
@@ -228,6 +232,21 @@ fn is_still(
     };
     let attributes = edit.attributes(old.file)?;
     if attributes.link_count > 1 { Ok(()) } else { Err(Error::Busy) }
+}
+
+/// Changes names in one transaction, like [`Pool::edit`]; what fails says why to people.
+fn with_reason(
+    pool: &Pool,
+    change: impl FnOnce(&mut Edit<'_>) -> Result<(), Reason>,
+) -> Result<(), Reason> {
+    let mut refused = None;
+    let done = pool.edit(now_ns(), |edit| {
+        change(edit).map_err(|reason| {
+            refused = Some(reason);
+            Error::Busy
+        })
+    });
+    done.map_err(|error| refused.unwrap_or_else(|| error.into()))
 }
 
 fn is_missing(pool: &Pool, path: &[u8]) -> bool {
@@ -280,15 +299,23 @@ fn rename(
     {
         hold_last_name(&users, pool, old)?;
     }
-    pool.edit(now_ns(), |edit| {
-        let moved = edit.lookup(directory, name)?.map(|moved| moved.file);
+    with_reason(pool, |edit| {
+        let moved = edit.lookup(directory, name)?;
         // Of two names of one file, nothing is taken away.
-        if moved.is_none() || moved != old.as_ref().map(|old| old.file) {
+        let file = moved.as_ref().map(|moved| moved.file);
+        if file.is_none() || file != old.as_ref().map(|old| old.file) {
             is_still(edit, &users, new.0, &new.1, old.as_ref())?;
         }
-        edit.rename((directory, name), (new.0, &new.1))
+        if let Some(moved) = moved {
+            users.hold_from_mounts(pool, directory, &moved)?;
+        }
+        users.move_with_companions(pool, edit, (directory, name), (new.0, &new.1))
     })?;
-    if old.is_some() { users.finish(pool) } else { Ok(()) }
+    if old.is_some() {
+        return users.finish(pool);
+    }
+    users.tell_cleared();
+    Ok(())
 }
 
 pub fn ln(args: &LnArgs) -> Result<ExitCode, Failure> {
@@ -308,7 +335,6 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
         Some(name) if is_directory => (pool.resolve(&opened.path)?.file, name.to_vec()),
         _ => named(&opened)?,
     };
-    let now = now_ns();
     let existing = if args.symbolic {
         None
     } else {
@@ -324,13 +350,16 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
     if let Some(old) = replaced {
         hold_last_name(&users, pool, old)?;
     }
-    pool.edit(now, |edit| {
+    with_reason(pool, |edit| {
         if replaced.is_some() {
             is_still(edit, &users, parent, &name, replaced)?;
         }
         let old = edit.lookup(parent, &name)?.filter(|old| old.kind != Kind::Directory);
         if args.force && old.is_some() && there.is_none() {
-            return Err(Error::Busy);
+            return Err(Error::Busy.into());
+        }
+        if old.is_none() || replaced.is_some() {
+            users.clear_companions(pool, edit, (parent, &name))?;
         }
         if let Some(old) = old.filter(|_| args.force) {
             if existing == Some(old.file) {
@@ -339,15 +368,17 @@ fn link(args: &LnArgs) -> Result<(), Reason> {
             edit.unlink(parent, &name)?;
         }
         match existing {
-            Some(file) => edit.link(file, parent, &name),
+            Some(file) => edit.link(file, parent, &name)?,
             None => {
                 let like = new_attributes(Kind::Symlink, 0o777);
-                edit.symlink(parent, &name, args.target.as_bytes(), &like).map(drop)
+                edit.symlink(parent, &name, args.target.as_bytes(), &like)?;
             }
         }
+        Ok(())
     })?;
-    if replaced.is_some() {
-        users.finish(pool)?;
+    match replaced {
+        Some(_) => users.finish(pool)?,
+        None => users.tell_cleared(),
     }
     Ok(pool.close()?)
 }

@@ -16,11 +16,11 @@ use super::snapshots::{Settling, settle_databases};
 use crate::address::Address;
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::output;
+use crate::{output, text};
 use crate::progress::Spinner;
 use crate::publish::Unused;
 use crate::signals::{self, Interruptible};
-use crate::users::Users;
+use crate::users::{Users, has_log_in_pool};
 
 /// The number of bytes read at a time.
 const READ_LEN: usize = 1 << 20;
@@ -198,6 +198,12 @@ fn receive_one(
         before_change: Some(&before_change),
         ..ReceiveOptions::default()
     };
+    if has_log_in_pool(pool, directory, name)? {
+        let text = format!("a log or journal of '{}' is in the pool", text::escaped(name));
+        return Err(Reason::new(Code::InUse, text).hint(
+            "a killed program left it in a mount: open the database there once, or remove the log",
+        ));
+    }
     let received = pool.receive(directory, name, input, &options, &mut |_| {});
     let report = received.map_err(|error| {
         let is_of_stream =

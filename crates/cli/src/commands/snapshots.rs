@@ -8,18 +8,19 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hardpack_engine::pool::{
-    Change, Difference, DirEntry, Kind, Pool, ROOT, SnapshotInfo, UsageBelow,
+    Change, CloneSource, Difference, DirEntry, Edit, Kind, Pool, ROOT, SnapshotInfo, UsageBelow,
 };
 use hardpack_engine::{Error, FileId};
 use serde_json::{Value, json};
 
+use super::cp::clone_to;
 use super::names::{hold_last_name, now_ns};
 use crate::address::{Address, Opened, join};
 use crate::args::{CloneArgs, DestroyArgs, DiffArgs, ListArgs, RollbackArgs, SnapshotArgs};
 use crate::contents::{FIRST_FILE, database_path, logs_beside};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, ratio};
-use crate::users::{Users, users_of};
+use crate::users::{Users, has_log_in_pool, tell_left_behind, users_of};
 use crate::{near, pool_file, signals, sqlite, text};
 
 /// How long to wait for a locked database to settle its log.
@@ -223,7 +224,9 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
         }
         let pool = pool_file::open_writable(&address.pool, None)?;
         // And a program with the database open would mix cached pages with the restored content.
-        let takes_first = !is_first_in(&pool, scope, &name)?;
+        // SQLite does not open a database with a log in the pool, not even to lock it.
+        let has_log = has_log(&pool, FIRST_FILE)?;
+        let takes_first = has_log || !is_first_in(&pool, scope, &name)?;
         let kept_out = Users::of(&address.pool)?.keep_out(&pool, scope, takes_first)?;
         let mut refused = None;
         let mut hold = |there: &DirEntry| {
@@ -232,8 +235,16 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
                 Error::Busy
             })
         };
-        let done = pool.rollback_replacing(scope, &name, &mut hold);
+        let mut in_the_way = None;
+        let mut clear = |edit: &mut Edit<'_>| {
+            clear_logs(&kept_out, &pool, edit, scope).map_err(|reason| {
+                in_the_way = Some(reason);
+                Error::Busy
+            })
+        };
+        let done = pool.rollback_replacing(scope, &name, &mut hold, &mut clear);
         done.map_err(|error| match error {
+            _ if in_the_way.is_some() => in_the_way.take().unwrap_or_else(|| error.into()),
             _ if refused.is_some() => refused.take().unwrap_or_else(|| error.into()),
             Error::Invalid(_) => {
                 Reason::from(error).hint("'hardpack clone' brings it back under another name")
@@ -249,6 +260,36 @@ pub fn rollback(args: &RollbackArgs) -> Result<ExitCode, Failure> {
     };
     change().cannot("roll back to", address)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a program that used a file through a mount has left a log or journal of it.
+fn has_log(pool: &Pool, file: FileId) -> Result<bool, Error> {
+    let names = match pool.names_of(file) {
+        Err(Error::NotFound { .. }) => Vec::new(),
+        names => names?,
+    };
+    for (directory, name) in names {
+        if has_log_in_pool(pool, directory, &name)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Takes away what would be applied to a file with other content. A directory has what it had then.
+fn clear_logs(
+    users: &Users,
+    pool: &Pool,
+    edit: &mut Edit<'_>,
+    file: FileId,
+) -> Result<(), Reason> {
+    if edit.attributes(file)?.kind != Kind::File {
+        return Ok(());
+    }
+    let names = edit.names_of(file)?;
+    names.iter().try_for_each(|(directory, name)| {
+        users.clear_companions(pool, edit, (*directory, name))
+    })
 }
 
 /// Whether a snapshot has the first file: then a rollback only replaces its content.
@@ -278,18 +319,30 @@ fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
         pool = pool_file::open_writable(&source.pool, Some(1))?;
     }
     let shown = source.pool.as_os_str().as_bytes();
-    let (directory, name) = near::resolve_parent(&pool, shown, &target.path)?;
-    match source.find_snapshot(&pool)? {
+    let place = near::resolve_parent(&pool, shown, &target.path)?;
+    let users = Users::of(&target.pool)?;
+    let clone = |snapshot, file| {
+        let clone = CloneSource { snapshot, properties: given, ..CloneSource::new(file) };
+        clone_to(&pool, &users, &clone, place)
+    };
+    let (file, names) = match source.find_snapshot(&pool)? {
         Some(found) => {
             let then = pool.open_snapshot(found.scope, &found.name)?;
             let shown = [shown, b"@", &found.name].concat();
             let file = near::resolve(&then, &shown, &found.path)?.file;
-            let snapshot = Some((found.scope, &found.name[..]));
-            pool.clone_with(snapshot, file, (directory, name), now_ns(), given)?;
+            clone(Some((found.scope, &found.name[..])), file)?;
+            (file, then)
         }
         None => {
             let file = near::resolve(&pool, shown, &source.path)?.file;
-            pool.clone_with(None, file, (directory, name), now_ns(), given)?;
+            clone(None, file)?;
+            (file, pool.clone())
+        }
+    };
+    users.tell_cleared();
+    if names.attributes(file)?.kind == Kind::File {
+        for (directory, name) in names.names_of(file)? {
+            tell_left_behind(&names, directory, &name)?;
         }
     }
     Ok(pool.close()?)

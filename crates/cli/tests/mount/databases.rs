@@ -184,3 +184,34 @@ fn logs_that_were_left_are_settled_where_they_belong() {
     mount.unmount();
     mount.check();
 }
+
+/// Nobody moves a database away from the log of a program that uses it.
+#[test]
+fn databases_that_are_open_in_a_mount_are_not_moved() {
+    if !can_mount() {
+        return;
+    }
+    let mount = with_databases();
+    fs::create_dir(mount.at("dir")).unwrap();
+    fs::copy(mount.at("b.db"), mount.at("dir/c.db")).unwrap();
+    let one = Connection::open(mount.at("a.db")).unwrap();
+    one.execute("insert into t(b) values('x')", []).unwrap();
+    let other = Connection::open(mount.at("dir/c.db")).unwrap();
+    other.execute("insert into t(b) values('x')", []).unwrap();
+    for (name, open) in [("a.db", "a.db"), ("dir", "dir/c.db")] {
+        let moved = mount.in_pool("moved");
+        let text = stderr_of(hardpack().arg("mv").args([&mount.in_pool(name), &moved]), 5);
+        assert!(text.contains("open through a mount") && text.contains(open), "{text}");
+    }
+    // What else is open there may be moved, as by any program.
+    let file = File::create(mount.at("dir/file")).unwrap();
+    let (from, to) = (mount.in_pool("dir/file"), mount.in_pool("file"));
+    hardpack().arg("mv").args([&from, &to]).assert().success();
+    drop((one, other, file));
+    eventually(&["mv"], &[&mount.in_pool("a.db"), &mount.in_pool("moved")]);
+    eventually(&["mv"], &[&mount.in_pool("dir"), &mount.in_pool("other")]);
+    assert_eq!(count(&Connection::open(mount.at("moved")).unwrap()), 11);
+    assert_eq!(count(&Connection::open(mount.at("other/c.db")).unwrap()), 11);
+    mount.unmount();
+    mount.check();
+}

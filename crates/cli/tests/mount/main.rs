@@ -8,6 +8,7 @@ mod acl;
 mod beside;
 mod cache;
 mod clone;
+mod companions;
 mod content;
 mod crash;
 mod databases;

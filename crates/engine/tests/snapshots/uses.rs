@@ -160,15 +160,15 @@ fn a_file_that_comes_back_asks_for_its_name() {
     let done = pool.rollback_replacing(old, b"then", &mut |entry| {
         assert_eq!(entry.file, new);
         Err(Error::Busy)
-    });
+    }, &mut |_| Ok(()));
     assert!(matches!(done, Err(Error::Busy)), "{done:?}");
     let file = pool.file(new).unwrap();
     file.write_at(b"not committed", 0).unwrap();
-    let done = pool.rollback_replacing(old, b"then", &mut |_| Ok(()));
+    let done = pool.rollback_replacing(old, b"then", &mut |_| Ok(()), &mut |_| Ok(()));
     assert!(matches!(done, Err(Error::Busy)), "{done:?}");
     assert_eq!(there(), new);
     file.commit(Durability::Durable).unwrap();
-    pool.rollback_replacing(old, b"then", &mut |_| Ok(())).unwrap();
+    pool.rollback_replacing(old, b"then", &mut |_| Ok(()), &mut |_| Ok(())).unwrap();
     assert_eq!(there(), old);
     assert!(pool.attributes(new).is_err());
 }

@@ -28,6 +28,7 @@ use super::{Backing, MainFile};
 use crate::ffi::*;
 use crate::host::{Host, HostFile};
 use crate::host_name::HostName;
+use crate::mounts;
 use crate::pool_entry::{self, Missing, PoolEntry};
 use crate::pool_names::creation_mark_of;
 use crate::pool_path::PoolPath;
@@ -251,7 +252,15 @@ impl Unmade {
         if !self.has_mark {
             return Ok(false);
         }
-        let is_free = self.find().map(|found| matches!(found, PoolEntry::Nothing));
+        let is_free = self.find().and_then(|found| {
+            let is_free = matches!(found, PoolEntry::Nothing);
+            if is_free {
+                let (pool, path) = (self.pool.pool(), self.pool_path.pool_file());
+                let (directory, name) = pool.resolve_parent(&self.real)?;
+                mounts::check_name(pool, path, directory, name)?;
+            }
+            Ok(is_free)
+        });
         if !matches!(is_free, Ok(true)) {
             self.pool.unclaim(self.mark);
             self.has_mark = false;

@@ -18,7 +18,7 @@ use super::source::{attributes_of, is_described, kind_of, xattrs_of};
 use crate::args::PutArgs;
 use crate::failure::{Code, Reason};
 use crate::snapshot::read_full;
-use crate::users::Users;
+use crate::users::{Users, has_log_in_pool};
 use crate::{signals, sqlite};
 
 /// The suffixes of the files that SQLite keeps next to a database.
@@ -216,6 +216,9 @@ impl<'p> Putter<'p> {
             // Read together with its database.
             return Ok(());
         }
+        if let (Kind::File, Some(users), Some(parent)) = (kind, self.users, into.directory) {
+            self.note_companions(users, (path, name), parent, siblings);
+        }
         let mut old = old;
         if let Some((entry, _)) = &old
             && (entry.kind == Kind::Directory) != (kind == Kind::Directory)
@@ -409,6 +412,7 @@ impl<'p> Putter<'p> {
             && known.modified_ns == attributes.modified_ns
             && !self.args.compare
             && (self.args.raw || !has_log(path, name, siblings))
+            && !self.has_old_log(into, name, siblings)?
         {
             if !is_described(known, &attributes) || pool.xattrs(entry.file)? != xattrs {
                 self.delivery.describe(entry.file, attributes, xattrs);
@@ -430,6 +434,38 @@ impl<'p> Putter<'p> {
         // In a dry run there may be no directory, and nothing is written.
         let parent = into.directory.unwrap_or(FileId(0));
         self.delivery.file(Item { parent, name, path, attributes, xattrs, compare_with })
+    }
+
+    /// Notes the logs that come with a file, whether they are put or found unchanged: they are not
+    /// those of its old content.
+    fn note_companions(
+        &self,
+        users: &Users,
+        (path, name): (&Path, &[u8]),
+        parent: FileId,
+        siblings: &[OsString],
+    ) {
+        for ending in SIDECARS {
+            let name = [name, ending].concat();
+            if contains(siblings, &name) {
+                let path = path.with_file_name(OsStr::from_bytes(&name));
+                if self.args.raw || !belongs_to_database(&path, &name, siblings) {
+                    users.note_brought(parent, &name);
+                }
+            }
+        }
+    }
+
+    /// Whether the pool has a log of the file's old content, which is not among its new siblings.
+    fn has_old_log(
+        &self,
+        into: &Level,
+        name: &[u8],
+        siblings: &[OsString],
+    ) -> Result<bool, Reason> {
+        let (Some(pool), Some(directory)) = (self.pool, into.directory) else { return Ok(false) };
+        let brings_own = SIDECARS.iter().any(|ending| contains(siblings, &[name, ending].concat()));
+        Ok(!brings_own && has_log_in_pool(pool, directory, name)?)
     }
 
     /// Takes exclusive hold of a file that is to be replaced, until the command ends. Returns false

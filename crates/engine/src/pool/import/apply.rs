@@ -204,6 +204,7 @@ impl Import<'_> {
             }
             if entries::attributes(txn, old.file)?.link_count == 1 {
                 self.ask_about(txn, old.file)?;
+                self.change_with(txn, at.parent, &at.name)?;
                 prepare_slots(txn, old.file, &content.settings, content.len)?;
                 entries::renew_generation(txn, old.file, content.hash)?;
                 return Ok(old.file);
@@ -213,7 +214,8 @@ impl Import<'_> {
         Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)
     }
 
-    /// Removes the file that has the name of a new one. Refuses directories.
+    /// Removes the file that has the name of a new one, and what goes with the name. Refuses
+    /// directories.
     fn make_room(&mut self, txn: &mut Txn, parent: FileId, name: &[u8]) -> Result<()> {
         match entries::lookup(txn, parent, name)? {
             Some(old) if old.kind == Kind::Directory => {
@@ -221,7 +223,20 @@ impl Import<'_> {
             }
             Some(old) => {
                 self.ask_about(txn, old.file)?;
+                self.change_with(txn, parent, name)?;
                 Edit::new(txn, 0).unlink(parent, name)
+            }
+            None => self.change_with(txn, parent, name),
+        }
+    }
+
+    /// Changes what goes with a name.
+    fn change_with(&mut self, txn: &mut Txn, parent: FileId, name: &[u8]) -> Result<()> {
+        let Some(change) = &mut self.with_name else { return Ok(()) };
+        match change(&mut Edit::new(txn, self.now_ns), parent, name)? {
+            Some(kept) => {
+                self.kept = Some(kept);
+                Err(Error::Busy)
             }
             None => Ok(()),
         }

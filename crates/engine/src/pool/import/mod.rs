@@ -19,7 +19,8 @@
 //! by their paths.
 //!
 //! A file that others may use can appear under a name until the item for that name is applied. So
-//! the host is asked about it then, under the pool's lock ([`Import::ask_before_replacing`]).
+//! the host is asked about it then, under the pool's lock ([`Import::ask_before_replacing`]). What
+//! else must change with a name, only the host knows, too ([`Import::change_with_names`]).
 //!
 //! Ids for new directories are reserved many at a time, so that later items can refer to a
 //! directory before it is committed.
@@ -34,6 +35,7 @@ use std::sync::Arc;
 
 use self::items::{Item, Open, Place};
 use self::prepare::{Ready, Split};
+use super::namespace::edit::Edit;
 use super::namespace::entries::{self, Attributes, Kind, Xattr};
 use super::namespace::nameless;
 use super::namespace::props::Settings;
@@ -91,6 +93,10 @@ pub struct Refused {
 /// Answers whether a file may be replaced, or says why not.
 type Ask<'p> = dyn FnMut(FileId) -> Result<(), String> + 'p;
 
+/// Changes what goes with a name of a directory. Returns the file that stands in the way, and why.
+type WithName<'p> =
+    dyn FnMut(&mut Edit<'_>, FileId, &[u8]) -> Result<Option<(FileId, String)>> + 'p;
+
 /// An import in progress. Dropping it keeps what was committed, and discards the rest.
 pub struct Import<'p> {
     pool: &'p Pool,
@@ -116,6 +122,7 @@ pub struct Import<'p> {
     /// Keeps others from taking them for leftovers.
     filling: Option<Filling>,
     ask: Option<Box<Ask<'p>>>,
+    with_name: Option<Box<WithName<'p>>>,
     /// The file that may not be replaced by the item being applied, and why.
     kept: Option<(FileId, String)>,
     report: ImportReport,
@@ -144,6 +151,7 @@ impl Pool {
             nameless: Vec::new(),
             filling: None,
             ask: None,
+            with_name: None,
             kept: None,
             report: ImportReport::default(),
         }
@@ -177,6 +185,17 @@ impl<'p> Import<'p> {
     /// item is refused, with that text in the report, and everything else is imported.
     pub fn ask_before_replacing(&mut self, ask: impl FnMut(FileId) -> Result<(), String> + 'p) {
         self.ask = Some(Box::new(ask));
+    }
+
+    /// Sets what else to change when something other than a directory gets a name. `change` is
+    /// called in the transaction that does so, after the question about the file to be replaced and
+    /// before any change; it must not wait for the pool. If it returns a file that stands in the
+    /// way, it has changed nothing, and the new item is refused with that text.
+    pub fn change_with_names(
+        &mut self,
+        change: impl FnMut(&mut Edit<'_>, FileId, &[u8]) -> Result<Option<(FileId, String)>> + 'p,
+    ) {
+        self.with_name = Some(Box::new(change));
     }
 }
 

@@ -45,6 +45,11 @@ impl<'t> Edit<'t> {
         entries::attributes(self.txn, file)
     }
 
+    /// Returns all names of a file, each with its directory.
+    pub fn names_of(&mut self, file: FileId) -> Result<Vec<(FileId, Vec<u8>)>> {
+        entries::names_of(self.txn, file)
+    }
+
     /// Looks up a name in a directory.
     pub fn lookup(&mut self, directory: FileId, name: &[u8]) -> Result<Option<DirEntry>> {
         entries::lookup(self.txn, directory, name)

@@ -101,6 +101,19 @@ impl Pool {
         name: &[u8],
         now_ns: i64,
     ) -> Result<FileId> {
+        self.clone_with_names(source, directory, name, now_ns, &mut |_| Ok(()))
+    }
+
+    /// Clones like [`Pool::clone_as`]. `change` is called first, in the same transaction, for what
+    /// else is to change with the name.
+    pub fn clone_with_names(
+        &self,
+        source: &CloneSource<'_>,
+        directory: FileId,
+        name: &[u8],
+        now_ns: i64,
+        change: &mut dyn FnMut(&mut Edit<'_>) -> Result<()>,
+    ) -> Result<FileId> {
         let file = source.file;
         match source.snapshot {
             Some((scope, snapshot)) => self.open_snapshot(scope, snapshot)?.check_in_scope(file)?,
@@ -121,6 +134,7 @@ impl Pool {
                 }
                 None => Origin::Live,
             };
+            change(&mut Edit::new(&mut *txn, now_ns))?;
             if let Some(replaced) = source.replaced {
                 let mut edit = Edit::new(&mut *txn, now_ns);
                 let there = edit.lookup(directory, name)?;

@@ -31,17 +31,19 @@ impl Pool {
     /// changes. A removed file comes back under the first of its names that is free; if other files
     /// have all of them by now, this fails with [`Error::Exists`].
     pub fn rollback(&self, scope: FileId, name: &[u8]) -> Result<()> {
-        self.rollback_replacing(scope, name, &mut refuse)
+        self.rollback_replacing(scope, name, &mut refuse, &mut |_| Ok(()))
     }
 
     /// Like [`Pool::rollback`], but a removed file takes the first of its names back from the file
     /// that has it by now. `ask` is called for that file, within the transaction that takes the
-    /// name from it; if it fails, nothing is changed.
+    /// name from it, and `change` at its end, for what else is to change; if either fails, nothing
+    /// is changed.
     pub fn rollback_replacing(
         &self,
         scope: FileId,
         name: &[u8],
         ask: &mut dyn FnMut(&DirEntry) -> Result<()>,
+        change: &mut dyn FnMut(&mut Edit<'_>) -> Result<()>,
     ) -> Result<()> {
         let snapshot = self.find_snapshot(scope, name)?;
         self.check_settled(scope, snapshot.scope.is_directory)?;
@@ -51,7 +53,8 @@ impl Pool {
         };
         self.change(|txn| {
             let snapshot = txn.find_snapshot(scope, name)?.ok_or_else(|| missing(name))?;
-            roll_back(txn, &snapshot, &mut ask)
+            roll_back(txn, &snapshot, &mut ask)?;
+            change(&mut Edit::new(txn, 0))
         })
     }
 
