@@ -109,6 +109,17 @@ pub fn is_readable(fd: BorrowedFd<'_>, time: Duration) -> io::Result<bool> {
     }
 }
 
+/// Makes sure that programs started from now on inherit no descriptors but the standard ones.
+pub fn keep_descriptors_from_programs() {
+    let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for number in numbers.filter(|number: &libc::c_int| *number > libc::STDERR_FILENO) {
+        // SAFETY: no memory is passed. The number may be that of the list, which is closed by then:
+        // that fails harmlessly.
+        unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
 /// How a file is renamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rename {

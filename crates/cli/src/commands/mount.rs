@@ -56,6 +56,8 @@ fn start(args: &MountArgs) -> Result<ExitCode, Reason> {
     server.args(args.threads.map(|threads| format!("--threads={threads}")));
     server.arg("--").arg(args.pool.given()).arg(&args.directory);
     server.stdin(Stdio::null()).stdout(Stdio::piped());
+    // What the caller has open would stay open as long as the mount: a pipe would have no end.
+    sys::keep_descriptors_from_programs();
     let mut server = server.spawn()?;
     let mut said = Vec::new();
     if let Some(mut output) = server.stdout.take() {

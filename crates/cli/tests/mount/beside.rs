@@ -150,3 +150,25 @@ fn two_mounts_of_one_pool() {
     mount.unmount();
     mount.check();
 }
+
+/// Whoever reads from a pipe that the caller of the command has open finds its end.
+#[test]
+fn the_server_keeps_nothing_of_its_caller_open() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    mount.unmount();
+    let script = r#"exec "$0" mount "$1" "$2" 3>&1 9<"$1""#;
+    let program = assert_cmd::cargo::cargo_bin!("hardpack");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(program).args([&mount.pool, &mount.point]);
+    // Returns at the end of the pipe.
+    let done = shell.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", mount.server().as_raw_nonzero())).unwrap();
+    let open: Vec<_> = open.map(|entry| std::fs::read_link(entry.unwrap().path())).collect();
+    let pipes = open.iter().flatten().filter(|it| it.to_string_lossy().starts_with("pipe:"));
+    assert_eq!(pipes.count(), 0, "{open:?}");
+    mount.unmount();
+}

@@ -150,8 +150,12 @@ fn a_log_goes_with_the_content_that_is_replaced() {
         let target = world.left(&name, mode);
         fs::remove_file(mount.at(&name)).unwrap();
         fs::File::open(&mount.point).unwrap().sync_all().unwrap();
-        let error = open_in_pool(&target).execute_batch("create table t(b)").unwrap_err();
+        hardpack::register(hardpack::api_from!(rusqlite::ffi).unwrap(), false).unwrap();
+        let uri = format!("file:{}?vfs=hardpack", target.display());
+        let error = Connection::open_with_flags(uri, rusqlite::OpenFlags::default()).unwrap_err();
         assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseBusy), "{error}");
+        let said = hardpack::mounts::take_refusal().unwrap();
+        assert!(said.contains(&format!("'{name}-")), "{said}");
         done(&["put", "-q"], &[&world.new, &target]);
         expect_rows(mount, &name, NEW);
         let name = format!("cloned-{mode}");

@@ -88,8 +88,9 @@ impl MainFile {
             Missing::File(real) => real,
             missing => return Err(Error::from(missing).into()),
         };
-        pool.pool().resolve_parent(&real)?;
+        let (directory, last) = pool.pool().resolve_parent(&real)?;
         let pool_file = pool_path.pool_file();
+        mounts::check_name(pool.pool(), pool_file, directory, last)?;
         pool.enter_by(pool_file)?;
         // SAFETY: the caller vouches for the name; the new ones are kept with the file.
         let (host_name, placeholder) = unsafe {
