@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::*;
+use hardpack_engine::device::{Device, FileDevice};
 use rusqlite::Connection;
 
 /// Longer than any step takes on any machine.
@@ -304,7 +305,6 @@ fn no_database_is_extracted_beside_the_log_of_another() {
 
 #[test]
 fn a_pool_that_is_busy_is_not_taken_for_a_database_that_somebody_has_open() {
-    use hardpack_engine::device::{Device, FileDevice};
     let (directory, _) = databases();
     let pool = directory.path().join("many.hpk");
     // A commit that never ends.
@@ -410,4 +410,21 @@ fn a_pool_with_a_log_beside_it_is_not_packed_without_that() {
         }
         assert_eq!(count(&open_in_pool(&database)), 101, "{mode}");
     }
+}
+
+/// A busy mount may leave no moment for others within the time that commands usually wait.
+#[test]
+fn a_snapshot_is_destroyed_beside_long_transactions() {
+    let (_directory, pool) = packed_as("a.db", 10);
+    let snapshot = with_ending(&pool, "@s");
+    hardpack().arg("snapshot").arg(&snapshot).assert().success();
+    let device = FileDevice::open(&pool).unwrap();
+    assert!(device.try_lock_writer().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(2500));
+            device.unlock_writer();
+        });
+        hardpack().arg("destroy").arg(&snapshot).assert().success();
+    });
 }

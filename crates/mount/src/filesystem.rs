@@ -5,7 +5,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -52,8 +51,6 @@ pub struct PoolFilesystem {
     tree: Arc<Tree>,
     listings: Listings,
     snapshots: Snapshots,
-    /// The number of the next open file.
-    next_handle: AtomicU64,
     known: Arc<Known>,
     /// Tells the kernel of changes. Set when the mount is there.
     messenger: Arc<OnceLock<Messenger>>,
@@ -126,7 +123,6 @@ impl PoolFilesystem {
             tree,
             listings: Listings::default(),
             snapshots: Snapshots::default(),
-            next_handle: AtomicU64::default(),
             known: Arc::default(),
             messenger,
             told_names: Arc::default(),
@@ -188,7 +184,7 @@ impl PoolFilesystem {
     }
 
     fn new_handle(&self) -> FileHandle {
-        FileHandle(self.next_handle.fetch_add(1, Ordering::Relaxed))
+        FileHandle(self.tree.new_handle())
     }
 
     /// Takes the bits of set-id programs away. The kernel, which decides by them who a program runs
@@ -692,6 +688,11 @@ impl Filesystem for PoolFilesystem {
             Ok(()) => reply.written(bytes.len() as u32),
             Err(errno) => {
                 self.tree.note_lost_bytes();
+                if flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+                    // The program was told of success: the kernel tells it of the error, and all
+                    // others who have the file open.
+                    let _ = answer(|| Ok(self.tree.forget_lost(self.live(number)?)));
+                }
                 reply.error(errno);
             }
         }
@@ -701,7 +702,7 @@ impl Filesystem for PoolFilesystem {
         &self,
         _: &Request,
         number: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         owner: LockOwner,
         reply: ReplyEmpty,
     ) {
@@ -712,7 +713,7 @@ impl Filesystem for PoolFilesystem {
         }
         self.drop_locks(number, owner);
         let flushed = || match numbered(number) {
-            Numbered::Live => self.tree.flush(self.live(number)?),
+            Numbered::Live => self.tree.flush(self.live(number)?, handle.0),
             Numbered::Directory | Numbered::Kept(_) => Ok(()),
         };
         reply!(reply, flushed(), () => reply.ok());
@@ -744,9 +745,9 @@ impl Filesystem for PoolFilesystem {
         reply!(reply, closed(), () => reply.ok());
     }
 
-    fn fsync(&self, _: &Request, number: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+    fn fsync(&self, _: &Request, number: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
         let synced = || match numbered(number) {
-            Numbered::Live => self.tree.sync(self.live(number)?),
+            Numbered::Live => self.tree.sync(self.live(number)?, handle.0),
             Numbered::Directory | Numbered::Kept(_) => Ok(()),
         };
         reply!(reply, synced(), () => reply.ok());

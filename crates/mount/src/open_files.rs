@@ -1,7 +1,11 @@
 //! Files that are open, or have changes that are not committed yet.
+//!
+//! Changes that were lost are told as Linux tells them: once to each open file, when it is synced
+//! next. Whoever opens the file later is told only if nobody has been before.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::Errno;
@@ -15,6 +19,8 @@ use crate::errno::Answer;
 pub struct OpenFiles {
     files: Mutex<BTreeMap<FileId, InUse>>,
     marks: Arc<dyn Marks>,
+    /// The number of the next open file.
+    next_handle: AtomicU64,
 }
 
 struct InUse {
@@ -23,8 +29,16 @@ struct InUse {
     count: u64,
     /// Whether it has lost its last name.
     is_nameless: bool,
-    /// Why changes were lost that nobody has been told of.
-    lost: Option<Errno>,
+    /// The last changes that were lost.
+    lost: Option<Loss>,
+}
+
+struct Loss {
+    why: Errno,
+    /// Files opened earlier have a smaller number.
+    before: u64,
+    /// The numbers of the open files that were told.
+    told: BTreeSet<u64>,
 }
 
 /// What is left to do after a file was closed.
@@ -40,7 +54,12 @@ pub enum Closed {
 
 impl OpenFiles {
     pub fn new(marks: Arc<dyn Marks>) -> OpenFiles {
-        OpenFiles { files: Mutex::default(), marks }
+        OpenFiles { files: Mutex::default(), marks, next_handle: AtomicU64::new(1) }
+    }
+
+    /// Returns a number for a file that is being opened.
+    pub fn new_handle(&self) -> u64 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
     fn files(&self) -> MutexGuard<'_, BTreeMap<FileId, InUse>> {
@@ -139,7 +158,8 @@ impl OpenFiles {
     /// Forgets those that are closed and committed.
     pub fn sweep(&self) {
         let mut files = self.files();
-        let is_idle = |it: &InUse| it.count == 0 && !it.file.is_dirty() && it.lost.is_none();
+        let is_told = |it: &InUse| it.lost.as_ref().is_none_or(|lost| !lost.told.is_empty());
+        let is_idle = |it: &InUse| it.count == 0 && !it.file.is_dirty() && is_told(it);
         let idle: Vec<FileId> =
             files.iter().filter(|(_, it)| is_idle(it)).map(|(id, _)| *id).collect();
         idle.into_iter().for_each(|id| self.drop_entry(&mut files, id));
@@ -150,16 +170,28 @@ impl OpenFiles {
         let mut files = self.files();
         for file in lost {
             if let Some(in_use) = files.get_mut(&file.id()) {
-                in_use.lost = Some(errno);
+                let (before, told) = (self.next_handle.load(Ordering::Relaxed), BTreeSet::new());
+                in_use.lost = Some(Loss { why: errno, before, told });
             }
         }
     }
 
-    /// Returns why changes of a file were lost, once.
-    pub fn take_lost(&self, id: FileId) -> Answer<()> {
-        match self.files().get_mut(&id).and_then(|it| it.lost.take()) {
-            Some(errno) => Err(errno.into()),
-            None => Ok(()),
+    /// Forgets that changes of a file were lost: the kernel tells programs of a later loss, which
+    /// includes them.
+    pub fn forget_lost(&self, id: FileId) {
+        if let Some(in_use) = self.files().get_mut(&id) {
+            in_use.lost = None;
+        }
+    }
+
+    /// Returns why changes of a file were lost, once for each open file.
+    pub fn tell_lost(&self, id: FileId, handle: u64) -> Answer<()> {
+        let mut files = self.files();
+        let Some(lost) = files.get_mut(&id).and_then(|it| it.lost.as_mut()) else { return Ok(()) };
+        let is_concerned = handle < lost.before || lost.told.is_empty();
+        match is_concerned && lost.told.insert(handle) {
+            true => Err(lost.why.into()),
+            false => Ok(()),
         }
     }
 }

@@ -16,11 +16,11 @@ use super::snapshots::{Settling, settle_databases};
 use crate::address::Address;
 use crate::args::ReceiveArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::{output, text};
 use crate::progress::Spinner;
 use crate::publish::Unused;
 use crate::signals::{self, Interruptible};
 use crate::users::{Users, has_log_in_pool};
+use crate::{output, text};
 
 /// The number of bytes read at a time.
 const READ_LEN: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hardpack_engine::pool::{
     Change, CloneSource, Difference, DirEntry, Edit, Kind, Pool, ROOT, SnapshotInfo, UsageBelow,
@@ -25,6 +25,8 @@ use crate::{near, pool_file, signals, sqlite, text};
 
 /// How long to wait for a locked database to settle its log.
 const SETTLE_WAIT: Duration = Duration::from_secs(10);
+/// How long others may keep a snapshot from being destroyed.
+const DESTROY_WAIT: Duration = Duration::from_secs(60);
 /// How long to wait for readers that prevent a log from being copied.
 const COPY_WAIT: Duration = Duration::from_secs(2);
 
@@ -277,19 +279,14 @@ fn has_log(pool: &Pool, file: FileId) -> Result<bool, Error> {
 }
 
 /// Takes away what would be applied to a file with other content. A directory has what it had then.
-fn clear_logs(
-    users: &Users,
-    pool: &Pool,
-    edit: &mut Edit<'_>,
-    file: FileId,
-) -> Result<(), Reason> {
+fn clear_logs(users: &Users, pool: &Pool, edit: &mut Edit<'_>, file: FileId) -> Result<(), Reason> {
     if edit.attributes(file)?.kind != Kind::File {
         return Ok(());
     }
     let names = edit.names_of(file)?;
-    names.iter().try_for_each(|(directory, name)| {
-        users.clear_companions(pool, edit, (*directory, name))
-    })
+    names
+        .iter()
+        .try_for_each(|(directory, name)| users.clear_companions(pool, edit, (*directory, name)))
 }
 
 /// Whether a snapshot has the first file: then a rollback only replaces its content.
@@ -445,6 +442,18 @@ pub fn destroy(args: &DestroyArgs) -> Result<ExitCode, Failure> {
 fn remove(address: &Address) -> Result<(), Reason> {
     let pool = pool_file::open_writable(&address.pool, Some(1))?;
     let (scope, name) = address.exact_snapshot(&pool)?;
-    pool.destroy_snapshot(scope, &name)?;
+    let began = Instant::now();
+    let mut done = pool.destroy_snapshot(scope, &name);
+    // A mount through which much is written leaves few moments for others. The snapshot may be
+    // destroyed already, and only its space not released yet.
+    while matches!(done, Err(Error::Busy)) && began.elapsed() < DESTROY_WAIT {
+        signals::check()?;
+        pool.refresh()?;
+        done = match pool.open_snapshot(scope, &name) {
+            Err(Error::NotFound { .. }) => pool.finish_destroying().map(drop),
+            _ => pool.destroy_snapshot(scope, &name),
+        };
+    }
+    done?;
     Ok(pool.close()?)
 }

@@ -281,3 +281,27 @@ fn lost_names_are_told() {
     drop(mount);
     unmount_disk(&small);
 }
+
+/// Each open file is told of what a full disk has cost when it is synced, and only once.
+#[test]
+fn every_open_file_is_told_once_of_a_full_disk() {
+    if !can_mount() {
+        return;
+    }
+    let (small, mount) = on_small_disk("8m");
+    let path = mount.at("f");
+    let mut file = File::create(&path).unwrap();
+    let other = File::open(&path).unwrap();
+    let _ = std::io::Write::write_all(&mut file, &random_bytes(24 << 20, 1));
+    let told = |file: &File| file.sync_all().err().and_then(|error| error.raw_os_error());
+    assert_eq!(told(&file), Some(libc::ENOSPC));
+    assert_eq!(told(&file), None);
+    assert_eq!(told(&other), Some(libc::ENOSPC));
+    assert_eq!(told(&other), None);
+    assert_eq!(told(&File::open(&path).unwrap()), None);
+    drop((file, other));
+    mount.unmount();
+    mount.check();
+    drop(mount);
+    unmount_disk(&small);
+}

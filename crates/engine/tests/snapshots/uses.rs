@@ -157,10 +157,15 @@ fn a_file_that_comes_back_asks_for_its_name() {
     let there = || pool.lookup_in(ROOT, b"name").unwrap().unwrap().file;
     let done = pool.rollback(old, b"then");
     assert!(matches!(done, Err(Error::Exists { .. })), "{done:?}");
-    let done = pool.rollback_replacing(old, b"then", &mut |entry| {
-        assert_eq!(entry.file, new);
-        Err(Error::Busy)
-    }, &mut |_| Ok(()));
+    let done = pool.rollback_replacing(
+        old,
+        b"then",
+        &mut |entry| {
+            assert_eq!(entry.file, new);
+            Err(Error::Busy)
+        },
+        &mut |_| Ok(()),
+    );
     assert!(matches!(done, Err(Error::Busy)), "{done:?}");
     let file = pool.file(new).unwrap();
     file.write_at(b"not committed", 0).unwrap();

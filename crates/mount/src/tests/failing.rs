@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hardpack_engine::Patience;
 use hardpack_engine::pool::{Pool, ROOT};
 
-use super::{mount_with, wanted};
+use super::{HANDLE, mount_with, wanted};
 use crate::FailMode;
 use crate::errno::Answer;
 use crate::test_common::faults::{Faults, Kind as FaultKind};
@@ -17,7 +17,7 @@ fn create(tree: &Tree, name: &[u8], bytes: &[u8]) -> Answer<()> {
     let new = tree.create((ROOT, name), wanted(0o600), Some(Access::Write))?;
     let id = tree.inodes().file(new.0.ino);
     let written = tree.write(id, bytes, 0);
-    let done = written.and_then(|()| tree.sync(id));
+    let done = written.and_then(|()| tree.sync(id, HANDLE));
     tree.close(id, Access::Write)?;
     done
 }
@@ -68,7 +68,7 @@ fn with_stop_no_change_is_made_after_the_first_failure() {
     assert_eq!(number(tree.write(open, b"more", 4)), libc::EROFS);
     assert_eq!(number(tree.unlink((ROOT, b"old"))), libc::EROFS);
     assert_eq!(number(tree.make_directory((ROOT, b"d"), wanted(0o700))), libc::EROFS);
-    assert_eq!(number(tree.sync(open)), libc::EIO);
+    assert_eq!(number(tree.sync(open, HANDLE)), libc::EIO);
     assert!(tree.sync_all().is_err());
     assert_eq!(read_old(&tree), b"old");
     // No transaction is left open.
@@ -114,9 +114,35 @@ fn a_failed_write_is_told_once() {
     assert_eq!(number(tree.write(id, &noise, 6)), libc::ENOSPC);
     faults.disarm();
     tree.write(id, b"new", 0).unwrap();
-    assert_eq!(number(tree.sync(id)), libc::ENOSPC);
-    tree.sync(id).unwrap();
+    assert_eq!(number(tree.sync(id, HANDLE)), libc::ENOSPC);
+    tree.sync(id, HANDLE).unwrap();
     assert_eq!(tree.read(id, 0, 100).unwrap(), b"new");
+    tree.close(id, Access::Write).unwrap();
+}
+
+/// Everybody who had the file open is told once, and one who opens it later if nobody was told.
+#[test]
+fn every_open_file_is_told_of_a_loss() {
+    let (_, _, tree, faults) = failing(FailMode::Continue, FaultKind::NoSpace);
+    let id = tree.inodes().file(tree.lookup(ROOT, b"old").unwrap().0.ino);
+    let open = || {
+        tree.open(id, Access::Write, 0).unwrap();
+        tree.new_handle()
+    };
+    let told = |handle| tree.sync(id, handle).is_err();
+    let (one, other) = (open(), open());
+    let noise = Rng(5).noise(3 << 20);
+    assert_eq!(number(tree.write(id, &noise, 0)), libc::ENOSPC);
+    faults.disarm();
+    let first_later = open();
+    assert!(told(first_later) && !told(first_later));
+    let later = open();
+    assert!(!told(later));
+    assert!(told(one) && told(other));
+    assert!(!told(one) && !told(other));
+    (0..4).for_each(|_| tree.close(id, Access::Write).unwrap());
+    let again = open();
+    assert!(!told(again));
     tree.close(id, Access::Write).unwrap();
 }
 

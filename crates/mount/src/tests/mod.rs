@@ -17,6 +17,8 @@ use crate::{FailMode, MountOptions, NoMarks};
 
 /// Changes of a file beyond this are written ahead of their commit.
 const DIRTY_LEN_MAX: usize = 512 << 10;
+/// The number of a file that is open.
+const HANDLE: u64 = 0;
 const OWNER: FileOwner = FileOwner { uid: 7, gid: 7 };
 
 /// A new file of [`OWNER`] with this mode.

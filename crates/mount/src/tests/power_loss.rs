@@ -27,7 +27,7 @@ use hardpack_engine::pool::{Group, Kind, Pool, ROOT};
 use hardpack_engine::{FileId, Txg};
 
 use super::model::{Model, Names, Shown, XATTR, read_names};
-use super::{OWNER, mount_with, new_device, wanted};
+use super::{HANDLE, OWNER, mount_with, new_device, wanted};
 use crate::errno::{Answer, Refusal};
 use crate::listing::Listings;
 use crate::test_common::faults::{Faults, Kind as FaultKind};
@@ -401,7 +401,8 @@ impl Run {
             self.model.set_bytes(id, bytes);
         }
         if !is_open {
-            let closed = self.tree.flush(id).and_then(|()| self.tree.close(id, Access::Write));
+            let closed =
+                self.tree.flush(id, HANDLE).and_then(|()| self.tree.close(id, Access::Write));
             done = done.and(closed);
         }
         Some((what, done.map(|()| Durable::Nothing)))
@@ -575,14 +576,14 @@ impl Run {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(self.open.remove(&id)),
         }
-        let flushed = self.tree.flush(id);
+        let flushed = self.tree.flush(id, HANDLE);
         let closed = self.tree.close(id, Access::Write);
         Some((format!("close {id:?}"), flushed.and(closed).map(|()| Durable::Nothing)))
     }
 
     fn sync_file(&mut self) -> Option<(String, Answer<Durable>)> {
         let id = self.any_file()?;
-        Some((format!("fsync {id:?}"), self.tree.sync(id).map(|()| Durable::File(id))))
+        Some((format!("fsync {id:?}"), self.tree.sync(id, HANDLE).map(|()| Durable::File(id))))
     }
 
     fn sync_directory(&mut self) -> (String, Answer<Durable>) {

@@ -171,19 +171,29 @@ impl Tree {
         })
     }
 
-    /// Makes a file and its names durable.
-    pub fn sync(&self, id: FileId) -> Answer<()> {
+    /// Makes a file and its names durable, for somebody who has it open with this number.
+    pub fn sync(&self, id: FileId, handle: u64) -> Answer<()> {
         let files: Vec<Arc<File>> = self.open.get(id).into_iter().collect();
         let done = self.commit(&files, Durability::Durable);
-        self.open.take_lost(id)?;
+        self.open.tell_lost(id, handle)?;
         done?;
         self.check_not_lost(id)
     }
 
     /// Tells whoever closes a file that its changes were lost.
-    pub fn flush(&self, id: FileId) -> Answer<()> {
-        self.open.take_lost(id)?;
+    pub fn flush(&self, id: FileId, handle: u64) -> Answer<()> {
+        self.open.tell_lost(id, handle)?;
         self.check_not_lost(id)
+    }
+
+    /// Notes that the kernel tells programs of changes of a file that were lost.
+    pub fn forget_lost(&self, id: FileId) {
+        self.open.forget_lost(id);
+    }
+
+    /// Returns a number for a file that is being opened.
+    pub fn new_handle(&self) -> u64 {
+        self.open.new_handle()
     }
 
     /// Lets a file that was closed join the next commit if it has few changes.
