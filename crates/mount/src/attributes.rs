@@ -55,7 +55,7 @@ pub fn for_kernel(number: INodeNo, attributes: &Attributes, owner: FileOwner) ->
     FileAttr {
         ino: number,
         size: attributes.len,
-        blocks: attributes.len.div_ceil(BLOCK_LEN),
+        blocks: blocks(attributes.len),
         atime: system_time(known(attributes.accessed_ns)),
         mtime: system_time(attributes.modified_ns),
         ctime: system_time(known(attributes.changed_ns)),
@@ -70,6 +70,11 @@ pub fn for_kernel(number: INodeNo, attributes: &Attributes, owner: FileOwner) ->
         blksize: PIECE_LEN,
         flags: 0,
     }
+}
+
+/// Returns a number of bytes in the unit in which the kernel counts space.
+pub fn blocks(len: u64) -> u64 {
+    len.div_ceil(BLOCK_LEN)
 }
 
 /// Encodes the number of a device as requests and replies do: 20 bits for the minor number, of

@@ -1,7 +1,7 @@
 //! Mounts a pool as a file system, so that any program can use what is in it.
 //!
 //! ```text
-//! filesystem.rs   the kernel's requests, and the replies to them
+//! filesystem/     the kernel's requests, and the replies to them
 //!  |
 //! snapshots.rs    `.hardpack/snapshots`: each snapshot is a tree of its own
 //!  |
@@ -287,5 +287,7 @@ fn begin(
         locks.set_notifier(session.notifier());
     }
     let _ = messenger.set(Messenger::start(kernel, watched, period)?);
-    Ok(Mounted { session: session.spawn()? })
+    let mounted = Mounted { session: session.spawn()? };
+    kernel::read_ahead_further(directory);
+    Ok(mounted)
 }

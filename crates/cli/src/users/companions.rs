@@ -21,12 +21,15 @@ const ENDINGS: [&[u8]; 3] = [b"-wal", b"-journal", b"-shm"];
 /// The ending of shared memory, which means nothing without the log.
 const MEMORY_ENDING: &[u8] = b"-shm";
 
+/// Looks up a name of one directory.
+type Lookup<'l> = dyn FnMut(&[u8]) -> Result<Option<DirEntry>, Error> + 'l;
+
 /// Returns the log and the journal that are to be applied to what has this name, and the shared
 /// memory of the log. `lookup` looks up a name of its directory.
 fn companions_of(
     pool: &Pool,
     name: &[u8],
-    lookup: &mut dyn FnMut(&[u8]) -> Result<Option<DirEntry>, Error>,
+    lookup: &mut Lookup<'_>,
 ) -> Result<Vec<DirEntry>, Error> {
     let mut found = logs_beside(pool, name, lookup)?;
     if !found.is_empty() {

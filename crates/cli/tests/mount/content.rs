@@ -381,3 +381,76 @@ fn the_longest_hole_can_be_made() {
     mount.unmount();
     mount.check();
 }
+
+/// `du` shows what is stored, and a hole takes nothing.
+#[test]
+fn the_space_that_files_take() {
+    use std::os::unix::fs::MetadataExt;
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let taken = |name: &str| std::fs::metadata(mount.at(name)).unwrap().blocks() * 512;
+    let synced = |name: &str| File::open(mount.at(name)).unwrap().sync_all().unwrap();
+    write(&mount.at("random"), &random_bytes(1 << 20, 1));
+    write(&mount.at("text"), &b"all the same ".repeat(80_000));
+    write(&mount.at("short"), b"inside its pointer");
+    write(&mount.at("empty"), b"");
+    let sparse = File::create(mount.at("sparse")).unwrap();
+    sparse.set_len(1 << 30).unwrap();
+    let holes = File::create(mount.at("holes")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&holes, &random_bytes(4096, 2), 1 << 29).unwrap();
+    drop((sparse, holes));
+    ["random", "text", "short", "empty", "sparse", "holes"].into_iter().for_each(synced);
+    let random = taken("random");
+    assert!((1 << 20..1 << 21).contains(&random), "{random}");
+    assert!((1..100_000).contains(&taken("text")), "{}", taken("text"));
+    // Programs take a file without blocks for a hole.
+    assert_eq!((taken("short"), taken("empty"), taken("sparse")), (512, 0, 0));
+    assert!((4096..100_000).contains(&taken("holes")), "{}", taken("holes"));
+    // What was told while it had changes is not kept.
+    write(&mount.at("text"), &random_bytes(1 << 20, 3));
+    assert!(taken("text") > 0);
+    synced("text");
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(taken("text") >= 1 << 20, "{}", taken("text"));
+    mount.unmount();
+    mount.check();
+}
+
+/// The kernel reads ahead as far as it does for other file systems.
+#[test]
+fn the_kernel_reads_ahead() {
+    use std::os::unix::fs::MetadataExt;
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let device = std::fs::metadata(&mount.point).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    match File::options().write(true).open(&setting) {
+        Ok(_) => assert_eq!(std::fs::read_to_string(&setting).unwrap().trim(), "4096"),
+        Err(error) => println!("skipped: {error}"),
+    }
+    mount.unmount();
+}
+
+/// A mount with `-o ro` cannot keep what others remove.
+#[test]
+fn a_removed_file_that_is_open_read_only_is_stale() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), &random_bytes(1 << 20, 1));
+    mount.unmount();
+    mount.again(&["-o", "ro"]);
+    let file = File::open(mount.at("f")).unwrap();
+    hardpack().arg("rm").arg(mount.in_pool("f")).assert().success();
+    let read = std::io::Read::read(&mut &file, &mut [0; 4096]);
+    assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::ESTALE));
+    drop(file);
+    mount.unmount();
+    mount.check();
+}

@@ -106,7 +106,9 @@ impl PoolFilesystem {
                 if flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
                     // The program was told of success: the kernel tells it of the error, and all
                     // others who have the file open.
-                    let _ = answer(|| Ok(self.tree.forget_lost(self.live(number)?)));
+                    if let Ok(id) = self.live(number) {
+                        self.tree.forget_lost(id);
+                    }
                 }
                 reply.error(errno);
             }

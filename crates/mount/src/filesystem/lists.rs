@@ -120,7 +120,7 @@ impl PoolFilesystem {
                 };
                 let name = OsStr::from_bytes(entry.name);
                 let told = self.tell(found, request.pid());
-                let ttl = self.ttl_of(told.kind, may_rely);
+                let ttl = self.ttl_of(&told, may_rely);
                 let is_full = reply.add(told.ino, entry.offset, name, &ttl, &told, GENERATION);
                 if is_full && told.kind == FileType::RegularFile {
                     self.known.forget(told.ino, 1);

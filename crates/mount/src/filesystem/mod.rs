@@ -42,8 +42,6 @@ use crate::snapshots::Snapshots;
 use crate::told_names::ToldNames;
 use crate::tree::{Access, Place, Tree, Wanted};
 
-/// How much the kernel reads ahead, in bytes.
-const READAHEAD_LEN: u32 = 1 << 20;
 /// The longest single write, in bytes.
 const WRITE_LEN_MAX: u32 = 1 << 20;
 /// How long the kernel may rely on names if it is told when they change.
@@ -229,8 +227,15 @@ impl PoolFilesystem {
         self.can_expire && self.told_names.remember(place)
     }
 
-    fn ttl_of(&self, kind: FileType, may_rely: bool) -> Duration {
-        self.long_if(may_rely && kind != FileType::Directory)
+    fn ttl_of(&self, told: &FileAttr, may_rely: bool) -> Duration {
+        let may_rely = may_rely && told.kind != FileType::Directory;
+        self.long_if(may_rely && !self.is_changed(told))
+    }
+
+    /// Whether a file is about to take other space than the kernel is told.
+    fn is_changed(&self, told: &FileAttr) -> bool {
+        told.kind == FileType::RegularFile
+            && self.tree.is_changed(self.tree.inodes().file(first_generation(told.ino)))
     }
 
     /// Notes that the kernel is told about a file, and returns what it is told.
@@ -251,7 +256,7 @@ impl PoolFilesystem {
         found: (FileAttr, Seen),
     ) {
         let told = self.tell(found, request.pid());
-        reply.entry(&self.ttl_of(told.kind, may_rely), &told, GENERATION);
+        reply.entry(&self.ttl_of(&told, may_rely), &told, GENERATION);
     }
 
     /// Notes how a file is after it was changed through this mount. While that is not known, others
@@ -266,7 +271,12 @@ impl PoolFilesystem {
     fn reply_attr(&self, reply: ReplyAttr, number: INodeNo, found: Result<FileAttr, Errno>) {
         match found {
             Ok(found) => {
-                reply.attr(&self.ttl(found.kind), &FileAttr { ino: number, ..found });
+                let told = FileAttr { ino: number, ..found };
+                let ttl = match numbered(number) == Numbered::Live && self.is_changed(&told) {
+                    true => self.tree.attribute_ttl,
+                    false => self.ttl(found.kind),
+                };
+                reply.attr(&ttl, &told);
             }
             Err(errno) => reply.error(errno),
         }

@@ -72,7 +72,7 @@ impl PoolFilesystem {
         if let Some(kind) = special_kind(mode) {
             let made = || self.tree.make_special(place, (kind, device_of(rdev)), wanted);
             reply!(reply, made(),
-                new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
+                new => reply.entry(&self.ttl_of(&new, may_rely), &new, GENERATION));
             return;
         }
         reply!(reply, self.tree.create(place, wanted, None),
@@ -95,7 +95,7 @@ impl PoolFilesystem {
         };
         let may_rely = self.may_rely(place);
         reply!(reply, self.tree.make_directory(place, wanted(request, mode, umask)),
-            new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
+            new => reply.entry(&self.ttl_of(&new, may_rely), &new, GENERATION));
     }
 
     /// Creates a symbolic link.
@@ -114,7 +114,7 @@ impl PoolFilesystem {
         let may_rely = self.may_rely(place);
         let target = target.as_os_str().as_bytes();
         reply!(reply, self.tree.make_symlink(place, target, owner_of(request)),
-            new => reply.entry(&self.ttl_of(new.kind, may_rely), &new, GENERATION));
+            new => reply.entry(&self.ttl_of(&new, may_rely), &new, GENERATION));
     }
 
     /// Renames, after what the kernel holds of a file that replaces another one.
@@ -209,7 +209,7 @@ impl PoolFilesystem {
             })
         };
         reply!(reply, created(), new => {
-            let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(new.0.kind, may_rely));
+            let (told, ttl) = (self.tell(new, request.pid()), self.ttl_of(&new.0, may_rely));
             let writes = writes(OpenFlags(flags));
             self.known.open(told.ino, new.1, writes, request.pid());
             reply.created(&ttl, &told, GENERATION, self.new_handle(), FopenFlags::empty());

@@ -13,9 +13,10 @@ use fuser::{
 };
 use hardpack_engine::pool::NAME_LEN_MAX;
 
-use super::{PoolFilesystem, READAHEAD_LEN, WRITE_LEN_MAX, answer, key, lock_of, nobody};
+use super::{PoolFilesystem, WRITE_LEN_MAX, answer, key, lock_of, nobody};
 use crate::attributes::requested;
 use crate::inodes::{Numbered, numbered};
+use crate::kernel::READAHEAD_LEN;
 use crate::known::first_generation;
 use crate::tree::{BLOCK_LEN, Change};
 

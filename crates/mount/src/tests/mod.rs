@@ -1,4 +1,4 @@
-//! Tests of the mounted directory without a kernel: its methods are called as `filesystem.rs` calls
+//! Tests of the mounted directory without a kernel: its methods are called as `filesystem/` calls
 //! them.
 
 mod failing;

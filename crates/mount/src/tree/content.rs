@@ -113,7 +113,11 @@ impl Tree {
             Some(file) => file,
             None => self.handle(id)?,
         };
-        Ok(file.read_at(bytes, offset)?)
+        match file.read_at(bytes, offset) {
+            // Others have removed it, and this mount, which is read-only, could not keep it.
+            Err(Error::NotFound { .. }) => Err(Errno::ESTALE.into()),
+            read => Ok(read?),
+        }
     }
 
     /// Writes bytes.

@@ -405,7 +405,18 @@ impl Tree {
             known.modified_ns = modified_ns.unwrap_or(known.modified_ns);
             known.changed_ns = known.changed_ns.max(written_ns.unwrap_or(0));
         }
-        Ok(self.for_kernel(id, &known))
+        let mut told = self.for_kernel(id, &known);
+        if known.kind == Kind::File && known.len > 0 && changes.is_none() {
+            // If it cannot be found out, the length stands for it.
+            let allocated = self.pool.allocated_about(id, known.len);
+            told.blocks = allocated.map_or(told.blocks, attributes::blocks);
+        }
+        Ok(told)
+    }
+
+    /// Whether a file has changes that are not committed: what it takes is not known yet.
+    pub fn is_changed(&self, id: FileId) -> bool {
+        self.open.get(id).is_some_and(|file| file.is_dirty())
     }
 
     fn gone_ones(&self) -> MutexGuard<'_, BTreeMap<FileId, Attributes>> {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{file_extent_key, parse_file_extent};
+use crate::pool::extents::{file_extent_key, file_extents_in, parse_file_extent};
 use crate::pool::namespace::entries::Kind;
 use crate::store::format::pointer::Pointer;
 use crate::store::trees::TreeId;
@@ -13,6 +13,9 @@ use crate::units::FileId;
 
 /// How many records are read at a time.
 const BATCH_COUNT: usize = 256;
+
+/// How many records and patches of a file are looked at to say roughly what it takes.
+const ABOUT_COUNT_MAX: usize = 1024;
 
 /// The space that the records and patches of a file take. Extents shared by several files count for
 /// each.
@@ -120,6 +123,29 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    /// Returns about how many bytes are allocated to a file of this length: 0 only if nothing of it
+    /// is stored. Of a file with very many records, the first ones stand for the rest.
+    pub fn allocated_about(&self, file: FileId, len: u64) -> Result<u64> {
+        let ashift = self.store().ashift();
+        self.read(|source| {
+            let mut allocated = 0;
+            for tree in [TreeId::Map, TreeId::Patches] {
+                let extents = file_extents_in(source, tree, file, 0, u64::MAX, ABOUT_COUNT_MAX)?;
+                let Some(last) = extents.last() else { break };
+                let sectors = extents.iter().filter_map(|extent| extent.pointer.run(ashift));
+                let found = sectors.map(|run| run.sectors << ashift).sum::<u64>();
+                let end = last.slot_end();
+                allocated += match extents.len() == ABOUT_COUNT_MAX && end < len {
+                    true => (u128::from(found) * u128::from(len) / u128::from(end.max(1))) as u64,
+                    false => found,
+                };
+                // What is stored inside a pointer takes no sector of its own.
+                allocated = allocated.max(1 << ashift);
+            }
+            Ok(allocated)
+        })
     }
 
     /// Returns the space that a file takes. Reads its part of the extent map but no records.
