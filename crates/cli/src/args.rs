@@ -1,6 +1,7 @@
 //! Every flag of the command line, once.
 
 mod copies;
+mod estimate;
 mod files;
 mod find;
 mod import;
@@ -19,6 +20,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use hardpack_engine::pool::{Property, Settings};
 
 pub use self::copies::*;
+pub use self::estimate::*;
 pub use self::files::*;
 pub use self::find::*;
 pub use self::import::*;
@@ -176,6 +178,8 @@ pub enum Command {
     Create(CreateArgs),
     /// Put files and whole directories into a pool
     Put(PutArgs),
+    /// Estimate what data would take with each block size, codec and deduplication
+    Estimate(EstimateArgs),
     /// Import an archive, an image or a compressed database of another kind
     Import(ImportArgs),
     /// Write files and whole directories back

@@ -74,6 +74,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Create(args) => commands::names::create(&args),
         Command::Put(args) => commands::put::run(&args),
+        Command::Estimate(args) => commands::estimate::run(&args),
         Command::Import(args) => commands::import::run(&args),
         Command::Extract(args) => commands::extract::run(&args),
         Command::Ls(args) => commands::ls::run(&args),

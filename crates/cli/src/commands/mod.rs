@@ -6,6 +6,7 @@ pub mod codecs;
 pub mod compact;
 pub mod cp;
 pub mod doctor;
+pub mod estimate;
 pub mod extract;
 pub mod fold;
 pub mod import;

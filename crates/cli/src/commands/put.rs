@@ -9,9 +9,9 @@
 
 mod delivery;
 mod existing;
-mod readers;
+pub mod readers;
 pub mod source;
-mod walk;
+pub mod walk;
 
 use std::ffi::OsString;
 use std::fs;

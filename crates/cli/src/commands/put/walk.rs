@@ -514,7 +514,7 @@ impl<'p> Putter<'p> {
 }
 
 /// Lists the names in a directory in byte order.
-fn names_in(path: &Path) -> std::io::Result<Vec<OsString>> {
+pub fn names_in(path: &Path) -> std::io::Result<Vec<OsString>> {
     let mut names = fs::read_dir(path)?
         .map(|entry| Ok(entry?.file_name()))
         .collect::<std::io::Result<Vec<_>>>()?;
@@ -539,7 +539,7 @@ fn contains(names: &[OsString], name: &[u8]) -> bool {
 }
 
 /// Whether this is the log, journal or shared-memory file of a database next to it.
-fn belongs_to_database(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
+pub fn belongs_to_database(path: &Path, name: &[u8], siblings: &[OsString]) -> bool {
     let base = SIDECARS.into_iter().find_map(|suffix| name.strip_suffix(suffix));
     let Some(base) = base.filter(|base| contains(siblings, base)) else { return false };
     let mut head = [0; sqlite::MAGIC.len()];

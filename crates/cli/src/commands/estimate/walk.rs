@@ -1,0 +1,477 @@
+//! Finds the files to estimate, and reads them.
+//!
+//! The main thread walks; a few threads read the files of directories. Pools are read first, and by
+//! the main thread: no other descriptor of a pool is closed while SQLite may have locks on it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::hash::Hash;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hardpack_engine::FileId;
+use hardpack_engine::pool::{DEPTH_MAX, Kind};
+use rustix::fs::SeekFrom;
+
+use super::scan::{Feed, Scan, WINDOW_LEN, Window};
+use crate::address::{Address, Opened, join};
+use crate::commands::put::readers::open;
+use crate::commands::put::source::kind_of;
+use crate::commands::put::walk::{belongs_to_database, names_in};
+use crate::contents::{self, Piece};
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::progress::FilesProgress;
+use crate::repeats::Repeats;
+use crate::snapshot::read_full;
+use crate::{signals, text};
+
+/// Something that the user named.
+pub enum Named {
+    /// A file or directory, by a path without symbolic links at its end.
+    Path(PathBuf),
+    /// A pool, or something in it.
+    InPool(Address),
+}
+
+impl Named {
+    /// Its name for messages.
+    pub fn shown(&self) -> String {
+        match self {
+            Named::Path(path) => text::path(path),
+            Named::InPool(address) => address.to_string(),
+        }
+    }
+}
+
+/// What was found.
+#[derive(Default)]
+pub struct Counts {
+    pub files: u64,
+    /// The length of the files.
+    pub bytes: u64,
+    /// The length of what was read, holes included.
+    pub read: u64,
+    pub symlinks: u64,
+    pub special_files: u64,
+    pub hard_links: u64,
+    pub failed: u64,
+}
+
+/// Counts and messages of all threads.
+pub struct Account {
+    inner: Mutex<Inner>,
+    /// Whether failures are only counted.
+    is_silent: bool,
+}
+
+struct Inner {
+    counts: Counts,
+    progress: FilesProgress,
+    repeats: Repeats,
+}
+
+impl Account {
+    pub fn new(is_quiet: bool) -> Account {
+        let (counts, repeats) = (Counts::default(), Repeats::default());
+        let progress = FilesProgress::new("estimating", is_quiet);
+        Account { inner: Mutex::new(Inner { counts, progress, repeats }), is_silent: false }
+    }
+
+    /// An account that shows nothing.
+    pub fn silent() -> Account {
+        Account { is_silent: true, ..Account::new(true) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.lock().counts);
+    }
+
+    fn read(&self, files: u64, len: u64, read: u64) {
+        let mut inner = self.lock();
+        inner.counts.files += files;
+        inner.counts.bytes += len;
+        inner.counts.read += read;
+        inner.progress.add(files, read);
+    }
+
+    fn failed(&self, path: &[u8], reason: &Reason) {
+        let inner = &mut *self.lock();
+        inner.counts.failed += 1;
+        if self.is_silent {
+            return;
+        }
+        let shown = text::escaped(path);
+        let message = inner.repeats.message("hardpack: cannot read", &shown, &reason.text);
+        if let Some(message) = message {
+            inner.progress.say(&message);
+        }
+    }
+
+    pub fn into_counts(self) -> Counts {
+        self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).counts
+    }
+}
+
+/// Decides which ranges of a sample are read. The order in which files are found, and a seed, are
+/// all that this depends on.
+#[derive(Clone, Copy)]
+pub struct Choice {
+    pub seed: u64,
+    /// The share to read; `None` for everything.
+    pub share: Option<f64>,
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Choice {
+    /// Returns the ranges of a file that are read: their offsets, and a number for each.
+    fn ranges(self, file: u64, len: u64) -> impl Iterator<Item = (u64, u32)> {
+        let share = self.share.unwrap_or(1.0);
+        let least = (share * 2.0_f64.powi(32)) as u64;
+        let seed = mix(self.seed ^ mix(file));
+        (0..len).step_by(WINDOW_LEN).filter_map(move |offset| {
+            let drawn = mix(seed ^ offset);
+            (drawn >> 32 < least).then_some((offset, drawn as u32))
+        })
+    }
+}
+
+/// A file that waits for a thread to read it.
+pub struct Job {
+    path: PathBuf,
+    number: u64,
+}
+
+/// Where the walk hands its files to.
+pub struct Reading<'r> {
+    pub scan: &'r Scan,
+    pub windows: &'r SyncSender<Window>,
+    pub account: &'r Account,
+    pub choice: Choice,
+}
+
+impl Reading<'_> {
+    /// Reads files until there are no more.
+    pub fn work(&self, jobs: &Mutex<Receiver<Job>>) {
+        loop {
+            let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(Job { path, number }) = job else { return };
+            if signals::is_interrupted() {
+                continue;
+            }
+            if let Err(reason) = self.file(&path, number)
+                && reason.code != Code::Interrupted
+            {
+                self.account.failed(path.as_os_str().as_bytes(), &reason);
+            }
+        }
+    }
+
+    fn file(&self, path: &Path, number: u64) -> Result<(), Reason> {
+        let file = open(path)?;
+        let len = file.metadata()?.len();
+        if self.choice.share.is_some() {
+            let read = |bytes: &mut [u8], offset| Ok(read_full(&file, bytes, offset)?);
+            return self.some(number, len, &read);
+        }
+        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
+        let mut bytes = vec![0; len.clamp(1, WINDOW_LEN as u64) as usize];
+        let mut offset = 0;
+        loop {
+            let data = match rustix::fs::seek(&file, SeekFrom::Data(offset)) {
+                Ok(data) => data,
+                // A hole that extends to the end.
+                Err(rustix::io::Errno::NXIO) => len.max(offset),
+                // A file system without support for holes.
+                Err(_) => offset,
+            };
+            feed.hole(data - offset)?;
+            self.account.read(0, 0, data - offset);
+            offset = data;
+            let end = rustix::fs::seek(&file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
+            while offset < end {
+                signals::check()?;
+                let wanted = (end - offset).min(bytes.len() as u64) as usize;
+                let n = read_full(&file, &mut bytes[..wanted], offset)?;
+                feed.bytes(&bytes[..n])?;
+                self.account.read(0, 0, n as u64);
+                offset += n as u64;
+                if n < wanted {
+                    break;
+                }
+            }
+            if offset >= len || offset < end {
+                self.account.read(1, offset, 0);
+                return feed.finish();
+            }
+        }
+    }
+
+    /// Reads the ranges of a file that are in the sample.
+    fn some(
+        &self,
+        number: u64,
+        len: u64,
+        read: &dyn Fn(&mut [u8], u64) -> Result<usize, Reason>,
+    ) -> Result<(), Reason> {
+        let mut bytes = Vec::new();
+        for (offset, range) in self.choice.ranges(number, len) {
+            signals::check()?;
+            bytes.resize((len - offset).min(WINDOW_LEN as u64) as usize, 0);
+            let n = read(&mut bytes, offset)?;
+            let mut feed = Feed::new(self.scan, self.windows, offset, range);
+            feed.bytes(&bytes[..n])?;
+            feed.finish()?;
+            self.account.read(0, 0, n as u64);
+        }
+        self.account.read(1, len, 0);
+        Ok(())
+    }
+}
+
+/// Tells the user's paths apart.
+pub fn named(given: &OsStr) -> Result<Named, Reason> {
+    let address = Address::from(given.to_owned());
+    let path = match fs::symlink_metadata(given) {
+        Ok(found) if found.is_symlink() => fs::canonicalize(given)?,
+        Ok(_) => given.into(),
+        Err(error) => {
+            let is_within = fs::metadata(&address.pool).is_ok_and(|found| found.is_file())
+                && address.pool.as_os_str() != given;
+            return if is_within { Ok(Named::InPool(address)) } else { Err(error.into()) };
+        }
+    };
+    let is_pool = fs::metadata(&path).is_ok_and(|found| found.is_file())
+        && open(&path).map_err(Reason::from).and_then(|file| is_pool(&file)).unwrap_or(false);
+    Ok(if is_pool { Named::InPool(address) } else { Named::Path(path) })
+}
+
+fn is_pool(file: &fs::File) -> Result<bool, Reason> {
+    let mut head = [0; hardpack_engine::store::superblock::MAGIC.len()];
+    let n = read_full(file, &mut head, 0)?;
+    Ok(n == head.len() && head == *hardpack_engine::store::superblock::MAGIC)
+}
+
+/// Whether this is the first name of a file with several. `left` holds how many are still to come:
+/// when all were met, a file takes no memory any more.
+fn is_first<K: Eq + Hash>(left: &mut HashMap<K, u64>, file: K, further: u64) -> bool {
+    match left.entry(file) {
+        Entry::Vacant(entry) => {
+            entry.insert(further);
+            true
+        }
+        Entry::Occupied(entry) if *entry.get() == 1 => {
+            entry.remove();
+            false
+        }
+        Entry::Occupied(mut entry) => {
+            *entry.get_mut() -= 1;
+            false
+        }
+    }
+}
+
+/// Walks what the user named, and hands each file to `visit`.
+pub struct Walk<'w> {
+    pub account: &'w Account,
+    /// The number of the next file.
+    number: u64,
+    /// How many further names there are of files with several, by their inode.
+    links: HashMap<(u64, u64), u64>,
+}
+
+impl<'w> Walk<'w> {
+    pub fn new(account: &'w Account) -> Walk<'w> {
+        Walk { account, number: 0, links: HashMap::new() }
+    }
+
+    /// Walks a file or directory. `visit` takes each file, and its length.
+    pub fn path(
+        &mut self,
+        path: &Path,
+        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        self.one(path, 0, visit)
+    }
+
+    fn one(
+        &mut self,
+        path: &Path,
+        depth: usize,
+        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        signals::check()?;
+        let metadata = match fs::symlink_metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                self.account.failed(path.as_os_str().as_bytes(), &error.into());
+                return Ok(());
+            }
+        };
+        match kind_of(&metadata) {
+            Some(Kind::Directory) => self.directory(path, depth, visit),
+            Some(Kind::File) if !self.is_new(&metadata) => {
+                self.account.note(|counts| counts.hard_links += 1);
+                Ok(())
+            }
+            Some(Kind::File) => {
+                let number = self.next_number();
+                visit(Job { path: path.into(), number }, metadata.len())
+            }
+            Some(Kind::Symlink) => {
+                self.account.note(|counts| counts.symlinks += 1);
+                Ok(())
+            }
+            _ => {
+                self.account.note(|counts| counts.special_files += 1);
+                Ok(())
+            }
+        }
+    }
+
+    fn directory(
+        &mut self,
+        path: &Path,
+        depth: usize,
+        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        if depth + 1 >= DEPTH_MAX {
+            let text = format!("directories can be at most {DEPTH_MAX} deep");
+            let reason = Reason::new(Code::Cannot, text);
+            self.account.failed(path.as_os_str().as_bytes(), &reason);
+            return Ok(());
+        }
+        let names = match names_in(path) {
+            Ok(names) => names,
+            Err(error) => {
+                self.account.failed(path.as_os_str().as_bytes(), &error.into());
+                return Ok(());
+            }
+        };
+        for name in &names {
+            let path = path.join(name);
+            // 'put' stores what is in them with their database.
+            if !belongs_to_database(&path, name.as_bytes(), &names) {
+                self.one(&path, depth + 1, visit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this is the first name of a file.
+    fn is_new(&mut self, metadata: &Metadata) -> bool {
+        if metadata.nlink() < 2 {
+            return true;
+        }
+        is_first(&mut self.links, (metadata.dev(), metadata.ino()), metadata.nlink() - 1)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    /// Walks a pool, or a part of it. `visit` takes each file with its number and length.
+    pub fn pool(
+        &mut self,
+        opened: &Opened,
+        visit: &mut dyn FnMut(&[u8], FileId, u64, u64) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        let top = opened.entry()?;
+        if top.kind != Kind::Directory {
+            let len = opened.pool.attributes(top.file)?.len;
+            let number = self.next_number();
+            return visit(&opened.path, top.file, number, len);
+        }
+        let mut links: HashMap<FileId, u64> = HashMap::new();
+        opened.walk(top.file, &mut |path, entry, attributes| {
+            signals::check()?;
+            match entry.kind {
+                Kind::Directory => {}
+                Kind::File => {
+                    let further = u64::from(attributes.link_count).saturating_sub(1);
+                    let is_new = further == 0 || is_first(&mut links, entry.file, further);
+                    if !is_new {
+                        self.account.note(|counts| counts.hard_links += 1);
+                        return Ok(true);
+                    }
+                    let number = self.next_number();
+                    visit(&join(&opened.path, path), entry.file, number, attributes.len)?;
+                }
+                Kind::Symlink => self.account.note(|counts| counts.symlinks += 1),
+                _ => self.account.note(|counts| counts.special_files += 1),
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl Reading<'_> {
+    /// Reads a file of a pool.
+    pub fn pool_file(
+        &self,
+        opened: &Opened,
+        (path, id): (&[u8], FileId),
+        number: u64,
+        len: u64,
+    ) -> Result<(), Reason> {
+        if self.choice.share.is_some() {
+            let file = opened.pool.file(id)?;
+            return self.some(number, len, &|bytes, offset| Ok(file.read_at(bytes, offset)?));
+        }
+        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
+        let (mut is_begun, mut read) = (contents::once(), 0);
+        contents::read(opened, id, path, &mut is_begun, &mut |piece| {
+            signals::check()?;
+            let len = match piece {
+                Piece::Bytes(bytes) => {
+                    feed.bytes(bytes)?;
+                    bytes.len() as u64
+                }
+                Piece::Hole(len) => {
+                    feed.hole(len)?;
+                    len
+                }
+            };
+            read += len;
+            self.account.read(0, 0, len);
+            Ok(())
+        })?;
+        self.account.read(1, read, 0);
+        feed.finish()
+    }
+
+    /// Reads what a pool holds. What cannot be read is reported.
+    pub fn pool(&self, address: &Address, walk: &mut Walk<'_>) -> Result<(), Failure> {
+        let mut all = || -> Result<(), Reason> {
+            let opened = address.open(None)?;
+            walk.pool(&opened, &mut |path, id, number, len| match self.pool_file(
+                &opened,
+                (path, id),
+                number,
+                len,
+            ) {
+                Err(reason) if reason.code != Code::Interrupted => {
+                    self.account.failed(&opened.shown_at(path), &reason);
+                    Ok(())
+                }
+                read => read,
+            })
+        };
+        all().cannot("estimate", address)
+    }
+}
