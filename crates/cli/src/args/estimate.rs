@@ -10,7 +10,7 @@ const ESTIMATE_HELP: &str = "\
 Reads all data once and changes nothing. Each PATH is a file, a directory, or a pool or something \
 in it (POOL/PATH, POOL@SNAPSHOT): of a pool, the files in it count. A symbolic link given as PATH is \
 followed. Below a directory, files are read as they are, pools among them; a file with several names \
-counts once. Holes and blocks of zeros take no space and count as neither. What cannot be read is \
+counts once. Holes and blocks of zeros take no space and are left out of the counts. What cannot be read is \
 reported, and the rest is estimated (exit code 3).
 
 Fixed blocks of 2K to 1M are cut as 'recordsize' cuts files, content-defined chunks with FastCDC. \

@@ -27,6 +27,7 @@ const COMMANDS: &[&str] = &[
     "unpack -q T/a.txt out",
     "create T",
     "put -q in.txt T",
+    "estimate -q T",
     "import -q in.tar T",
     "extract -q --threads 1 T out",
     "ls T",

@@ -95,7 +95,8 @@ pub fn certainty(report: &Report<'_>) -> String {
         line = format!("Counts are from a sample of the distinct blocks ({})", kept.join(", "));
     }
     if !measured.is_empty() && !report.args.compression.is_empty() {
-        line += &format!("; compressed were {} of them", measured.join(", "));
+        let chosen = measured.join(", ");
+        line += &format!(".\nStored lengths are from a part of the distinct blocks ({chosen})");
     }
     line + "."
 }

@@ -98,6 +98,7 @@ pub const WITHOUT_POOL: &[&str] =
 
 pub const CASES: &[Case] = &[
     case("create POOL"),
+    case("estimate -q DB"),
     changes("pack -f plain.db POOL", Effect::ReplacesPool),
     copies("unpack DB out.db", Copied::File("out.db")),
     changes("put other.db DB", Effect::Becomes(&["other"])),

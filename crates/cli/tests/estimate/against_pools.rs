@@ -1,0 +1,90 @@
+//! The estimate of a tree against the pools that hold it.
+
+use std::fs;
+
+use super::common::{hardpack, json_of};
+use super::{blocks, estimate, make_tree, number, stored};
+
+/// A pool may choose the page filter, or to store a record as it is, by how its neighbours fared.
+const TOLERANCE: f64 = 0.01;
+
+#[test]
+fn pools_take_what_was_estimated() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_tree(&at.join("tree"));
+    let estimated = estimate(at, &["--compression", "lz4,zstd-3,gzip-6,off", "tree"]);
+    for recordsize in ["4K", "16K", "128K", "1M"] {
+        for compression in ["lz4", "zstd-3", "gzip-6", "off"] {
+            let pool = at.join("pool.hpk");
+            let _ = fs::remove_file(&pool);
+            let mut put = hardpack();
+            put.current_dir(at).args(["put", "-q", "-o", "dedup=on", "--recordsize", recordsize]);
+            put.args(["--compression", compression, "tree", "pool.hpk"]).assert().success();
+            let stats = json_of(hardpack().arg("stats").arg("--json").arg(&pool));
+            let kind = blocks(&estimated, recordsize);
+            let expected = stored(kind, compression);
+            let what = format!("{recordsize} {compression}");
+            // The pool counts bytes that are stored in pointers, which take no sectors.
+            let embedded = 8192.0;
+            for field in ["stored_bytes", "stored_once_bytes"] {
+                let (real, figure) = (number(&stats[field]), &expected[field]);
+                assert_eq!(figure["is_exact"], true);
+                let error = (number(&figure["value"]) - real).abs();
+                assert!(error <= real * TOLERANCE + embedded, "{what} {field}: {figure} {real}");
+            }
+            let distinct = number(&kind["distinct"]["value"]);
+            let counted = number(&stats["pool"]["counted_extents"]);
+            // Records in pointers are not shared.
+            assert!(
+                counted <= distinct && distinct - counted < 20.0,
+                "{what}: {distinct} {counted}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_recommended_command_takes_what_is_promised() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    make_tree(&at.join("the tree's"));
+    let estimated = estimate(at, &["the tree's"]);
+    let advice = &estimated["recommendation"];
+    assert_eq!((&advice["dedup"], &advice["compression"]), (&true.into(), &"zstd-3".into()));
+    let command = advice["command"].as_str().unwrap();
+    let program = assert_cmd::cargo::cargo_bin!("hardpack");
+    let ran = format!("{} -q", command.replacen("hardpack", &program.display().to_string(), 1));
+    assert!(ran.ends_with("'the tree'\\''s.hpk' -q"), "{ran}");
+    let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).status();
+    assert!(shell.unwrap().success());
+    let real = fs::metadata(at.join("the tree's.hpk")).unwrap().len() as f64;
+    let promised = number(&advice["bytes"]);
+    // The ring of superblocks and free space are not in it.
+    assert!((real - promised).abs() < 0.03 * real + 100_000.0, "{promised} {real}");
+    // The name is taken now.
+    let again = estimate(at, &["the tree's"]);
+    assert!(again["recommendation"]["command"].as_str().unwrap().ends_with("-2.hpk'"));
+    // A pool is changed in place.
+    let of_pool = estimate(at, &["the tree's.hpk"]);
+    let command = of_pool["recommendation"]["command"].as_str().unwrap();
+    let ran = command.replace("hardpack", &program.display().to_string());
+    let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).output();
+    let done = shell.unwrap();
+    assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn nothing_is_recommended_that_saves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::write(at.join("noise"), super::random_bytes(3_000_000, 5)).unwrap();
+    let estimated = estimate(at, &["noise"]);
+    let advice = &estimated["recommendation"];
+    assert_eq!((&advice["dedup"], &advice["recordsize"]), (&false.into(), &"128K".into()));
+    assert_eq!(advice["compression"], "lz4", "the fastest does as well");
+    assert_eq!(advice["command"], "hardpack put --compression lz4 noise noise.hpk");
+    let kind = blocks(&estimated, "128K");
+    assert_eq!(number(&kind["dedup_ratio"]["value"]), 1.0);
+    assert_eq!(stored(kind, "zstd-3")["stored_bytes"]["value"], 3_000_320);
+}
