@@ -122,7 +122,7 @@ fn what_cannot_be_read_is_reported_and_the_rest_is_estimated() {
         fails(at, &["estimate", "-q", "missing", "tree"], 3, &["cannot estimate 'missing'"]);
     assert_eq!(stderr.lines().count(), 1);
     fails(at, &["estimate", "missing"], 3, &["cannot estimate 'missing'"]);
-    fails(at, &["estimate", "tree/good/x"], 3, &["cannot estimate 'tree/good/x'"]);
+    fails(at, &["estimate", "tree/good/x"], 4, &["cannot estimate 'tree/good/x'"]);
     if !rustix::process::getuid().is_root() {
         return;
     }
