@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::process::Stdio;
 
 use super::common::{copy_program, fails, hardpack, random_bytes, stderr_of, succeeds};
 use super::{estimate, make_tree, text};
@@ -145,6 +146,36 @@ fn what_cannot_be_read_is_reported_and_the_rest_is_estimated() {
 }
 
 #[test]
+fn a_signal_ends_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for n in 0..20 {
+        fs::write(at.join(format!("{n}")), text(2 << 20, n)).unwrap();
+    }
+    let mut command = std::process::Command::new("env");
+    command.arg("--default-signal=INT").arg(assert_cmd::cargo::cargo_bin!("hardpack"));
+    command.args(["estimate", "--compression", "zstd-22,zstd-21", "--chart", "c.svg", "."]);
+    command.current_dir(at).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.env("HARDPACK_PROGRESS", "json").spawn().unwrap();
+    // Two minutes would pass without the signal. It is sent once it is blocked, and so answered.
+    let status = format!("/proc/{}/status", child.id());
+    let is_blocked = |line: &str| {
+        let bits = line.strip_prefix("SigBlk:").map(str::trim);
+        bits.is_some_and(|bits| u64::from_str_radix(bits, 16).unwrap() & 2 != 0)
+    };
+    while !fs::read_to_string(&status).unwrap().lines().any(is_blocked) {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(130), &b""[..]));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("interrupted") && stderr.contains("nothing unfinished"), "{stderr}");
+    assert!(!at.join("c.svg").exists());
+}
+
+#[test]
 fn damaged_pools_and_their_parts_are_refused() {
     let (_directory, at) = super::common::packed();
     fails(&at, &["estimate", "a.db.hpk/nothing"], 3, &["cannot estimate 'a.db.hpk/nothing'"]);
@@ -155,6 +186,8 @@ fn damaged_pools_and_their_parts_are_refused() {
     fs::write(at.join("d/p.hpk"), &pool).unwrap();
     assert_eq!(estimate(&at, &["d"])["bytes"], pool.len());
     assert!(estimate(&at, &["d/p.hpk"])["bytes"].as_u64().unwrap() > pool.len() as u64);
+    // A pattern, which the shell cannot expand.
+    assert_eq!(estimate(&at, &["a.db.hpk/*.db"])["files"], 1);
     let mut damaged = pool;
     let len = damaged.len();
     damaged[2048..len].fill(0x5a);

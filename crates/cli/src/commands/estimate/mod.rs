@@ -37,7 +37,7 @@ use self::table::{Limits, Table};
 use self::walk::{Account, Choice, Counts, Named, Reading, Walk};
 use crate::args::{EstimateArgs, Sample};
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::{output, publish, signals, text};
+use crate::{globs, output, publish, signals, text};
 
 /// More threads would not read faster.
 const READER_COUNT: usize = 4;
@@ -80,6 +80,9 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     let mut missing = 0;
     for path in &args.paths {
         match walk::named(path) {
+            Ok(Named::InPool(address)) => {
+                named.extend(globs::expand(&[address], "estimate")?.into_iter().map(Named::InPool));
+            }
             Ok(found) => named.push(found),
             Err(reason) => {
                 missing += 1;
@@ -103,7 +106,11 @@ pub fn run(args: &EstimateArgs) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.chart {
         chart::write(&report, path).cannot("create", text::path(path))?;
     }
-    Ok(ExitCode::from(if report.counts.failed > 0 { Code::Cannot as u8 } else { 0 }))
+    Ok(match &report.counts {
+        counts if counts.is_damaged => ExitCode::from(Code::Data as u8),
+        counts if counts.failed > 0 => ExitCode::from(Code::Cannot as u8),
+        _ => ExitCode::SUCCESS,
+    })
 }
 
 fn show(report: &Report<'_>) -> Result<(), Reason> {

@@ -20,6 +20,7 @@ use hardpack_engine::codec::{
 use super::blocks::{self, BLOCK_LEN_MAX, Block, CHUNKS_COUNT, COUNT, FIXED_COUNT};
 use super::table::{Limits, Table};
 use crate::failure::{Code, Reason};
+use crate::signals;
 
 /// The bytes of a file that are worked on at a time.
 pub const WINDOW_LEN: usize = BLOCK_LEN_MAX;
@@ -97,7 +98,10 @@ impl Scan {
         loop {
             let window = lock(queue).recv();
             let Ok(window) = window else { return };
-            if let Err(error) = self.count(&window) {
+            // After a signal, the rest of the queue is thrown away.
+            if !signals::is_interrupted()
+                && let Err(error) = self.count(&window)
+            {
                 lock(&self.failed).get_or_insert(error);
             }
             let mut bytes = window.bytes;
@@ -143,6 +147,9 @@ impl Scan {
         });
         drop(table);
         for block in blocks {
+            if signals::is_interrupted() {
+                return Ok(());
+            }
             let start = block.range.start as u64;
             let content = &bytes[block.range];
             let sizes = with_codec(|codec| {

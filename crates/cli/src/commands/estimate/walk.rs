@@ -60,6 +60,8 @@ pub struct Counts {
     pub special_files: u64,
     pub hard_links: u64,
     pub failed: u64,
+    /// Whether something could not be read because it is damaged.
+    pub is_damaged: bool,
 }
 
 /// Counts and messages of all threads.
@@ -106,6 +108,7 @@ impl Account {
     fn failed(&self, path: &[u8], reason: &Reason) {
         let inner = &mut *self.lock();
         inner.counts.failed += 1;
+        inner.counts.is_damaged |= reason.code == Code::Data;
         if self.is_silent {
             return;
         }
