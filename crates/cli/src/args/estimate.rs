@@ -55,8 +55,8 @@ pub struct EstimateArgs {
         value_parser = parse_compression
     )]
     pub compression: Vec<Compression>,
-    /// Read only this share of the data (1% or 0.01) or about this much of it (10G), in pieces of up
-    /// to 1 MiB chosen at random
+    /// Read only this share of the data (1% or 0.01) or about this much of it (10G), in pieces of
+    /// up to 1 MiB chosen at random
     #[arg(long, value_name = "SHARE|SIZE", value_parser = parse_sample)]
     pub sample: Option<Sample>,
     /// Choose the pieces of --sample by this number; the same number chooses the same ones

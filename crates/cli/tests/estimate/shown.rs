@@ -22,9 +22,9 @@ fn assert_well_formed(document: &str) {
         let bad = |c: char| c.is_control() && c != '\n';
         assert!(!content.contains(bad) && !tag.contains(bad), "{piece:?}");
         for (at, _) in content.match_indices('&') {
-            let is_known = |name: &&str| content[at..].starts_with(*name);
+            let is_known = |name: &str| content[at..].starts_with(name);
             assert!(
-                ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|name| is_known(&name)),
+                ["&amp;", "&lt;", "&gt;", "&quot;"].iter().any(|name| is_known(name)),
                 "{content}"
             );
         }

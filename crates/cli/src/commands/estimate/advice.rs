@@ -126,7 +126,8 @@ impl Advice<'_> {
         let is_least = if report.part.is_some() && self.dedup { "at most " } else { "" };
         let whole = report.counts.bytes as f64;
         let mut reason = format!("{is_least}{} of {} with metadata", size(self.total), size(whole));
-        if self.plain_total > self.total && !(is_default(self.row) && !self.dedup) {
+        let is_plain = is_default(self.row) && !self.dedup;
+        if self.plain_total > self.total && !is_plain {
             let less = 100.0 * (1.0 - self.total / self.plain_total);
             let (plain, name) = (size(self.plain_total), self.compression);
             reason += &format!(", {less:.0}% less than {plain} with {name}, 128K and no dedup");

@@ -1,7 +1,8 @@
 //! The kinds of blocks that are counted: fixed ones of several lengths, and content-defined chunks.
 //!
-//! A fixed block is known by a hash over the hashes of the next smaller blocks in it, so all lengths
-//! together hash each byte once. That identifies its content as the hash of its bytes would.
+//! A fixed block is known by a hash over the hashes of the next smaller blocks in it, so all
+//! lengths together hash each byte once. That identifies its content as the hash of its bytes
+//! would.
 
 use std::ops::Range;
 
@@ -114,7 +115,8 @@ fn id_of(hash: &[u8; 32]) -> u64 {
 }
 
 /// Cuts chunks off the front of `bytes` from `start` on, and returns where the rest begins. Unless
-/// the bytes `end` the file, a chunk that reaches their end is left, as more bytes may belong to it.
+/// the bytes `end` the file, a chunk that reaches their end is left, as more bytes may belong to
+/// it.
 pub fn cut(
     kind: usize,
     bytes: &[u8],

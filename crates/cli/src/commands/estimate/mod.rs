@@ -1,7 +1,8 @@
 //! `hardpack estimate`: how small data would become with each block size, codec and deduplication.
 //!
 //! ```text
-//! walk.rs      finds files and pools, and reads each byte once
+//! walk.rs      finds files
+//! reading.rs   reads each byte once
 //! scan.rs      counts the blocks of each window, on all cores
 //! blocks.rs    cuts and hashes them
 //! table.rs     the distinct blocks of one kind, in bounded memory
@@ -17,6 +18,7 @@ mod blocks;
 mod chart;
 mod figures;
 mod json;
+mod reading;
 mod report;
 mod scan;
 mod table;
@@ -32,9 +34,10 @@ use hardpack_engine::codec::Policy;
 
 use self::blocks::{COUNT, Cut, FIXED_COUNT, KINDS};
 use self::figures::{Figures, Part};
+use self::reading::{Choice, Reading};
 use self::scan::{Counting, Scan};
 use self::table::{Limits, Table};
-use self::walk::{Account, Choice, Counts, Named, Reading, Walk};
+use self::walk::{Account, Counts, Named, Walk};
 use crate::args::{EstimateArgs, Sample};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::{globs, output, publish, signals, text};
@@ -187,7 +190,7 @@ fn count(
     signals::check().and_then(|()| scan.finish()).cannot("estimate", shown(named))
 }
 
-/// Reads what the user named: pools first (see `walk.rs`).
+/// Reads what the user named: pools first (see `reading.rs`).
 fn read(reading: &Reading<'_>, named: &[Named], threads: usize) -> Result<(), Failure> {
     let mut walk = Walk::new(reading.account);
     for one in named {

@@ -169,7 +169,8 @@ impl Counting {
         bytes: &[u8],
         offset: Option<u64>,
     ) -> Result<Vec<u32>, CodecError> {
-        let has_pages = offset.is_some_and(|offset| codec.filter(bytes, offset));
+        let is_any = self.compressions.iter().any(|one| *one != Compression::Off);
+        let has_pages = is_any && offset.is_some_and(|offset| codec.filter(bytes, offset));
         let mut output = Vec::new();
         let mut size = |compression: &Compression| {
             let plain = match codec.encode(*compression, bytes, &self.policy, &mut output)? {
@@ -264,8 +265,8 @@ impl<'s> Feed<'s> {
         Ok(())
     }
 
-    /// Counts whole windows of zeros, or those at the end of a file. Chunks end before them, so that
-    /// it makes no difference whether they are stored as a hole.
+    /// Counts whole windows of zeros, or those at the end of a file. Chunks end before them, so
+    /// that it makes no difference whether they are stored as a hole.
     fn zeros(&mut self, len: u64) -> Result<(), Reason> {
         if !self.bytes.is_empty() {
             self.send_cut(true)?;

@@ -2,9 +2,9 @@
 //!
 //! A block is kept if the first `kept_bits` bits of its id are zero. While the table has room that
 //! is every block, and all figures are exact. When it is full, one more bit must be zero, and half
-//! of the blocks are dropped. Since the id decides, and not when a block is met, the blocks kept are
-//! a random sample of the distinct ones, each with all of its references, whatever the order of
-//! reading and the number of threads. `measured_bits` does the same for the blocks that are
+//! of the blocks are dropped. Since the id decides, and not when a block is met, the blocks kept
+//! are a random sample of the distinct ones, each with all of its references, whatever the order
+//! of reading and the number of threads. `measured_bits` does the same for the blocks that are
 //! compressed, by their total length.
 //!
 //! Source: Gibbons, "Distinct Sampling for Highly-Accurate Answers to Distinct Values Queries",
@@ -224,8 +224,8 @@ impl Table {
         0.5_f64.powi(self.measured_bits as i32)
     }
 
-    /// Returns the places of the kept blocks, and whether each was compressed. They are in the order
-    /// of their ids, as sums of fractions depend on it.
+    /// Returns the places of the kept blocks, and whether each was compressed. They are in the
+    /// order of their ids, as sums of fractions depend on it.
     pub fn kept(&self) -> Vec<(usize, bool)> {
         let mut kept: Vec<(u64, u32)> = self.places.iter().map(|(id, at)| (*id, *at)).collect();
         kept.sort_unstable();

@@ -1,7 +1,4 @@
-//! Finds the files to estimate, and reads them.
-//!
-//! The main thread walks; a few threads read the files of directories. Pools are read first, and by
-//! the main thread: no other descriptor of a pool is closed while SQLite may have locks on it.
+//! Finds the files to estimate, and counts what was found.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,20 +8,17 @@ use std::hash::Hash;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hardpack_engine::FileId;
 use hardpack_engine::pool::{DEPTH_MAX, Kind};
-use rustix::fs::SeekFrom;
 
-use super::scan::{Feed, Scan, WINDOW_LEN, Window};
+use super::reading::Job;
 use crate::address::{Address, Opened, join};
 use crate::commands::put::readers::open;
 use crate::commands::put::source::kind_of;
 use crate::commands::put::walk::{belongs_to_database, names_in};
-use crate::contents::{self, Piece};
-use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::failure::{Code, Reason};
 use crate::progress::FilesProgress;
 use crate::repeats::Repeats;
 use crate::snapshot::read_full;
@@ -97,7 +91,7 @@ impl Account {
         count(&mut self.lock().counts);
     }
 
-    fn read(&self, files: u64, len: u64, read: u64) {
+    pub fn read(&self, files: u64, len: u64, read: u64) {
         let mut inner = self.lock();
         inner.counts.files += files;
         inner.counts.bytes += len;
@@ -105,7 +99,7 @@ impl Account {
         inner.progress.add(files, read);
     }
 
-    fn failed(&self, path: &[u8], reason: &Reason) {
+    pub fn failed(&self, path: &[u8], reason: &Reason) {
         let inner = &mut *self.lock();
         inner.counts.failed += 1;
         inner.counts.is_damaged |= reason.code == Code::Data;
@@ -121,128 +115,6 @@ impl Account {
 
     pub fn into_counts(self) -> Counts {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).counts
-    }
-}
-
-/// Decides which ranges of a sample are read. The order in which files are found, and a seed, are
-/// all that this depends on.
-#[derive(Clone, Copy)]
-pub struct Choice {
-    pub seed: u64,
-    /// The share to read; `None` for everything.
-    pub share: Option<f64>,
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-impl Choice {
-    /// Returns the ranges of a file that are read: their offsets, and a number for each.
-    fn ranges(self, file: u64, len: u64) -> impl Iterator<Item = (u64, u32)> {
-        let share = self.share.unwrap_or(1.0);
-        let least = (share * 2.0_f64.powi(32)) as u64;
-        let seed = mix(self.seed ^ mix(file));
-        (0..len).step_by(WINDOW_LEN).filter_map(move |offset| {
-            let drawn = mix(seed ^ offset);
-            (drawn >> 32 < least).then_some((offset, drawn as u32))
-        })
-    }
-}
-
-/// A file that waits for a thread to read it.
-pub struct Job {
-    path: PathBuf,
-    number: u64,
-}
-
-/// Where the walk hands its files to.
-pub struct Reading<'r> {
-    pub scan: &'r Scan,
-    pub windows: &'r SyncSender<Window>,
-    pub account: &'r Account,
-    pub choice: Choice,
-}
-
-impl Reading<'_> {
-    /// Reads files until there are no more.
-    pub fn work(&self, jobs: &Mutex<Receiver<Job>>) {
-        loop {
-            let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(Job { path, number }) = job else { return };
-            if signals::is_interrupted() {
-                continue;
-            }
-            if let Err(reason) = self.file(&path, number)
-                && reason.code != Code::Interrupted
-            {
-                self.account.failed(path.as_os_str().as_bytes(), &reason);
-            }
-        }
-    }
-
-    fn file(&self, path: &Path, number: u64) -> Result<(), Reason> {
-        let file = open(path)?;
-        let len = file.metadata()?.len();
-        if self.choice.share.is_some() {
-            let read = |bytes: &mut [u8], offset| Ok(read_full(&file, bytes, offset)?);
-            return self.some(number, len, &read);
-        }
-        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
-        let mut bytes = vec![0; len.clamp(1, WINDOW_LEN as u64) as usize];
-        let mut offset = 0;
-        loop {
-            let data = match rustix::fs::seek(&file, SeekFrom::Data(offset)) {
-                Ok(data) => data,
-                // A hole that extends to the end.
-                Err(rustix::io::Errno::NXIO) => len.max(offset),
-                // A file system without support for holes.
-                Err(_) => offset,
-            };
-            feed.hole(data - offset)?;
-            self.account.read(0, 0, data - offset);
-            offset = data;
-            let end = rustix::fs::seek(&file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
-            while offset < end {
-                signals::check()?;
-                let wanted = (end - offset).min(bytes.len() as u64) as usize;
-                let n = read_full(&file, &mut bytes[..wanted], offset)?;
-                feed.bytes(&bytes[..n])?;
-                self.account.read(0, 0, n as u64);
-                offset += n as u64;
-                if n < wanted {
-                    break;
-                }
-            }
-            if offset >= len || offset < end {
-                self.account.read(1, offset, 0);
-                return feed.finish();
-            }
-        }
-    }
-
-    /// Reads the ranges of a file that are in the sample.
-    fn some(
-        &self,
-        number: u64,
-        len: u64,
-        read: &dyn Fn(&mut [u8], u64) -> Result<usize, Reason>,
-    ) -> Result<(), Reason> {
-        let mut bytes = Vec::new();
-        for (offset, range) in self.choice.ranges(number, len) {
-            signals::check()?;
-            bytes.resize((len - offset).min(WINDOW_LEN as u64) as usize, 0);
-            let n = read(&mut bytes, offset)?;
-            let mut feed = Feed::new(self.scan, self.windows, offset, range);
-            feed.bytes(&bytes[..n])?;
-            feed.finish()?;
-            self.account.read(0, 0, n as u64);
-        }
-        self.account.read(1, len, 0);
-        Ok(())
     }
 }
 
@@ -288,6 +160,11 @@ fn is_first<K: Eq + Hash>(left: &mut HashMap<K, u64>, file: K, further: u64) -> 
     }
 }
 
+/// Takes a file of a pool: its path in the pool, its id, its number in the walk and its length.
+pub type VisitFile<'v> = dyn FnMut(&[u8], FileId, u64, u64) -> Result<(), Reason> + 'v;
+/// Takes a file of a directory, and its length.
+pub type Visit<'v> = dyn FnMut(Job, u64) -> Result<(), Reason> + 'v;
+
 /// Walks what the user named, and hands each file to `visit`.
 pub struct Walk<'w> {
     pub account: &'w Account,
@@ -303,20 +180,11 @@ impl<'w> Walk<'w> {
     }
 
     /// Walks a file or directory. `visit` takes each file, and its length.
-    pub fn path(
-        &mut self,
-        path: &Path,
-        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
-    ) -> Result<(), Reason> {
+    pub fn path(&mut self, path: &Path, visit: &mut Visit<'_>) -> Result<(), Reason> {
         self.one(path, 0, visit)
     }
 
-    fn one(
-        &mut self,
-        path: &Path,
-        depth: usize,
-        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
-    ) -> Result<(), Reason> {
+    fn one(&mut self, path: &Path, depth: usize, visit: &mut Visit<'_>) -> Result<(), Reason> {
         signals::check()?;
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
@@ -350,7 +218,7 @@ impl<'w> Walk<'w> {
         &mut self,
         path: &Path,
         depth: usize,
-        visit: &mut dyn FnMut(Job, u64) -> Result<(), Reason>,
+        visit: &mut Visit<'_>,
     ) -> Result<(), Reason> {
         if depth + 1 >= DEPTH_MAX {
             let text = format!("directories can be at most {DEPTH_MAX} deep");
@@ -389,11 +257,7 @@ impl<'w> Walk<'w> {
     }
 
     /// Walks a pool, or a part of it. `visit` takes each file with its number and length.
-    pub fn pool(
-        &mut self,
-        opened: &Opened,
-        visit: &mut dyn FnMut(&[u8], FileId, u64, u64) -> Result<(), Reason>,
-    ) -> Result<(), Reason> {
+    pub fn pool(&mut self, opened: &Opened, visit: &mut VisitFile<'_>) -> Result<(), Reason> {
         let top = opened.entry()?;
         if top.kind != Kind::Directory {
             let len = opened.pool.attributes(top.file)?.len;
@@ -420,61 +284,5 @@ impl<'w> Walk<'w> {
             }
             Ok(true)
         })
-    }
-}
-
-impl Reading<'_> {
-    /// Reads a file of a pool.
-    pub fn pool_file(
-        &self,
-        opened: &Opened,
-        (path, id): (&[u8], FileId),
-        number: u64,
-        len: u64,
-    ) -> Result<(), Reason> {
-        if self.choice.share.is_some() {
-            let file = opened.pool.file(id)?;
-            return self.some(number, len, &|bytes, offset| Ok(file.read_at(bytes, offset)?));
-        }
-        let mut feed = Feed::new(self.scan, self.windows, 0, 0);
-        let (mut is_begun, mut read) = (contents::once(), 0);
-        contents::read(opened, id, path, &mut is_begun, &mut |piece| {
-            signals::check()?;
-            let len = match piece {
-                Piece::Bytes(bytes) => {
-                    feed.bytes(bytes)?;
-                    bytes.len() as u64
-                }
-                Piece::Hole(len) => {
-                    feed.hole(len)?;
-                    len
-                }
-            };
-            read += len;
-            self.account.read(0, 0, len);
-            Ok(())
-        })?;
-        self.account.read(1, read, 0);
-        feed.finish()
-    }
-
-    /// Reads what a pool holds. What cannot be read is reported.
-    pub fn pool(&self, address: &Address, walk: &mut Walk<'_>) -> Result<(), Failure> {
-        let mut all = || -> Result<(), Reason> {
-            let opened = address.open(None)?;
-            walk.pool(&opened, &mut |path, id, number, len| match self.pool_file(
-                &opened,
-                (path, id),
-                number,
-                len,
-            ) {
-                Err(reason) if reason.code != Code::Interrupted => {
-                    self.account.failed(&opened.shown_at(path), &reason);
-                    Ok(())
-                }
-                read => read,
-            })
-        };
-        all().cannot("estimate", address)
     }
 }
