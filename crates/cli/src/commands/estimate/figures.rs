@@ -208,7 +208,7 @@ impl Basis<'_> {
     }
 
     /// Adds up `value` of the kept blocks that fit.
-    fn sum(&self, fits: impl Fn(usize, bool) -> bool, value: impl Fn(usize) -> f64) -> Sums {
+    fn sum(&self, fits: &dyn Fn(usize, bool) -> bool, value: &dyn Fn(usize) -> f64) -> Sums {
         let mut sums = Sums::default();
         for (place, is_measured) in &self.kept {
             if fits(*place, *is_measured) {
@@ -221,7 +221,7 @@ impl Basis<'_> {
     fn of_all(&self, columns: usize) -> Figures {
         let (count, len) = (self.table.count as f64, self.table.len as f64);
         let (share, kept) = (self.kept_share, self.kept.len() as f64);
-        let lens = self.sum(|_, _| true, |place| self.len(place));
+        let lens = self.sum(&|_, _| true, &|place| self.len(place));
         let variance = |squares: f64| (1.0 - share) * squares / (share * share);
         let distinct = Estimate::around(kept / share, variance(kept), kept, count);
         let distinct_len =
@@ -250,14 +250,14 @@ impl Basis<'_> {
     fn ratio(&self, column: usize, with_references: bool) -> Ratio {
         let weight = |place| if with_references { self.refs(place) } else { 1.0 };
         let is_measured = |_, is_measured| is_measured;
-        let lens = self.sum(is_measured, |place| weight(place) * self.len(place));
-        let stored = self.sum(is_measured, |place| weight(place) * self.stored(place, column));
+        let lens = self.sum(&is_measured, &|place| weight(place) * self.len(place));
+        let stored = self.sum(&is_measured, &|place| weight(place) * self.stored(place, column));
         if lens.all == 0.0 {
             return Ratio { value: 1.0, variance: 0.0, is_known: self.table.len == 0 };
         }
         let value = stored.all / lens.all;
         // A block with much weight pulls the ratio towards itself: the jackknife corrects that.
-        let rest = self.sum(is_measured, |place| {
+        let rest = self.sum(&is_measured, &|place| {
             let len = weight(place) * self.len(place);
             let rest = weight(place) * self.stored(place, column) - value * len;
             rest / (1.0 - len / lens.all).max(0.1)
@@ -289,7 +289,7 @@ impl Basis<'_> {
         if share == 1.0 {
             return 0.0;
         }
-        let lens = self.sum(|_, is_measured| is_measured, |p| self.refs(p) * self.len(p));
+        let lens = self.sum(&|_, is_measured| is_measured, &|p| self.refs(p) * self.len(p));
         let error = ERRORS * ((1.0 - share) * lens.squares).sqrt() / share;
         (len - lens.all / share - error).max(0.0)
     }
@@ -309,7 +309,7 @@ impl Basis<'_> {
         let zero_len = Estimate { value: of - len.value, low: of - len.high, high: of - len.low };
         let mean_len = own.all / (self.table.count.max(1) as f64);
         let distinct_len = self.distinct_len_of_part(&len, &groups, mean_len, (scale, unread));
-        let kept_len = self.sum(|_, _| true, |place| self.len(place)).all;
+        let kept_len = self.sum(&|_, _| true, &|place| self.len(place)).all;
         let per_byte = if kept_len > 0.0 { self.kept.len() as f64 / kept_len } else { 0.0 };
         let stored = (0..columns).map(|column| {
             let (once, all) = (self.ratio(column, false), self.ratio(column, true));
@@ -346,22 +346,19 @@ impl Basis<'_> {
         let spread = |place: usize| &self.table.spreads[place];
         let share = self.kept_share;
         let by_hash = |squares: f64| (1.0 - share) * squares / (share * share);
-        let single = self.sum(|place, _| spread(place).ranges == 1, |place| self.len(place));
-        let several = self.sum(|place, _| spread(place).ranges > 1, |place| self.len(place));
+        let single = self.sum(&|place, _| spread(place).ranges == 1, &|place| self.len(place));
+        let several = self.sum(&|place, _| spread(place).ranges > 1, &|place| self.len(place));
         let between = single.variance_between(groups) / (share * share);
         let variance = scale * scale * (unread * between + by_hash(single.squares));
         let single_len = single.all / share;
         let high = single_len * scale
             + several.all / share
             + ERRORS * (variance + by_hash(several.squares)).sqrt();
-        let pairs = self.sum(
-            |_, _| true,
-            |place| {
-                let (refs, within) = (self.refs(place), spread(place).pairs as f64);
-                let across = (refs * (refs - 1.0) - within).max(0.0);
-                self.len(place) * (within * scale + across * scale * scale)
-            },
-        );
+        let pairs = self.sum(&|_, _| true, &|place| {
+            let (refs, within) = (self.refs(place), spread(place).pairs as f64);
+            let across = (refs * (refs - 1.0) - within).max(0.0);
+            self.len(place) * (within * scale + across * scale * scale)
+        });
         let variance = pairs.variance_between(&Sums::default()) / (share * share);
         let unmet = 2.0 * UNMET * mean_len * scale * scale * unread / share;
         let pairs_len =
