@@ -91,7 +91,8 @@ fn a_sample_gives_bounds_that_hold() {
         assert_eq!(part["blocks"].as_array().unwrap().len(), 6);
     }
     assert!(within * 100 >= figures * 95, "{within} of {figures} are within their bounds");
-    let same = ["--sample", "40%", "--seed", "3", "tree"];
+    // The same ranges in another order.
+    let same = ["--sample", "40%", "--seed", "3", "-j3", "tree"];
     let of_pool = ["--sample", "40%", "--seed", "3", "p.hpk/tree"];
     succeeds(at, &["put", "-q", "tree", "p.hpk"]);
     assert_eq!(estimate(at, &same)["blocks"], estimate(at, &of_pool)["blocks"]);

@@ -135,7 +135,7 @@ pub struct Part {
     pub of: u64,
 }
 
-/// Sums over blocks, by the group of ranges in which each was met first.
+/// Sums over blocks, by the group of one of the ranges in which each was met.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     all: f64,

@@ -31,7 +31,7 @@ pub struct Spread {
     pub ranges: u64,
     /// Ordered pairs of references within one range.
     pub pairs: u64,
-    /// The first range.
+    /// The lowest number of these ranges: the same in whatever order they are read.
     pub first: u32,
     last: u32,
     in_last: u32,
@@ -245,6 +245,7 @@ impl Table {
 
 impl Spread {
     fn add(&mut self, range: u32) {
+        self.first = self.first.min(range);
         if self.last == range {
             self.pairs += 2 * u64::from(self.in_last);
             self.in_last += 1;
