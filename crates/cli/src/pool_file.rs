@@ -2,18 +2,20 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
 
 use hardpack_engine::device::{Device, FileDevice};
 use hardpack_engine::pool::{File, Options, Pool};
 use hardpack_engine::store::scan;
-use hardpack_engine::{CutShort, Error, Txg};
+use hardpack_engine::{CutShort, Error, SharedCache, SharedCacheSetting, Txg};
 
 use crate::failure::{Code, Reason};
 use crate::{output, signals, sqlite, text};
 
 const CACHE_BYTES: u64 = 64 << 20;
+/// Names the cache that processes share.
+pub const SHARED_CACHE_VARIABLE: &str = "HARDPACK_SHARED_CACHE";
 /// The number of bytes read at a time.
 const READ_LEN: u64 = 2 << 20;
 
@@ -47,11 +49,23 @@ impl PartialEq for Digest {
 
 /// The options with which commands open a pool.
 pub fn options(threads: Option<u16>) -> Options {
-    let options = Options { is_stopped: signals::is_interrupted, ..Options::new(CACHE_BYTES) };
+    let (is_stopped, shared_cache) = (signals::is_interrupted as fn() -> bool, shared_cache());
+    let options = Options { is_stopped, shared_cache, ..Options::new(CACHE_BYTES) };
     match threads {
         Some(threads) => Options { threads: usize::from(threads), ..options },
         None => options,
     }
+}
+
+/// Returns the cache that the environment asks for. Nothing depends on it, so it is no error if it
+/// cannot be used; `hardpack doctor` says why.
+fn shared_cache() -> Option<Arc<SharedCache>> {
+    static SHARED: OnceLock<Option<Arc<SharedCache>>> = OnceLock::new();
+    let open = || {
+        let text = std::env::var(SHARED_CACHE_VARIABLE).ok()?;
+        text.parse::<SharedCacheSetting>().ok()?.open().ok().flatten()
+    };
+    SHARED.get_or_init(open).clone()
 }
 
 /// Opens a pool for reading, and says so if it was cut short.

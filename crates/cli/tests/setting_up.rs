@@ -65,6 +65,24 @@ fn what_is_missing_is_told_with_what_to_do() {
     assert_eq!(found[&name]["found"], "built without enable_load_extension", "{found}");
 }
 
+#[test]
+fn the_shared_cache_is_looked_at() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = directory.path().join("cache");
+    let look = |setting: &str| {
+        let mut found = answers(directory.path(), &[("HARDPACK_SHARED_CACHE", setting)]);
+        found["shared cache"].take()
+    };
+    let good = look(&format!("{}:4M", cache.display()));
+    assert!(good["ok"] == true && good["found"].as_str().unwrap().ends_with(" taken"), "{good}");
+    assert_eq!(look("off")["ok"], true);
+    fs::write(&cache, "mine").unwrap();
+    for setting in ["nonsense", cache.to_str().unwrap()] {
+        let bad = look(setting);
+        assert!(bad["ok"] == false && bad["advice"] != "", "{bad}");
+    }
+}
+
 fn has(program: &str) -> bool {
     let is_there = Command::new(program).arg("--version").output().is_ok();
     if !is_there {

@@ -85,6 +85,7 @@ pub use error::{CutShort, Error, Location, Result};
 #[doc(no_inline)]
 pub use pool::{CreateOptions, File, Options, Pool, Property};
 pub use store::cache::Caches;
+pub use store::shared_cache::{SharedCache, SharedCacheSetting, SharedCacheStats};
 pub use store::{Ask, Durability, Patience};
 pub use units::{Ashift, FileId, Txg};
 #[doc(hidden)]

@@ -90,6 +90,14 @@ pub fn rows(db: *mut sqlite3, schema: &str) -> Result<Vec<StatRow>, String> {
     let caches = pool.store().caches();
     add("cache_used", bytes(caches.used_bytes()), "bytes");
     add("cache_capacity", bytes(caches.capacity_bytes()), "bytes");
+    if let Some(shared) = pool.store().shared_cache().map(|shared| shared.stats()) {
+        add("shared_cache", StatValue::Text(shared.path.display().to_string()), "");
+        add("shared_cache_used", bytes(shared.used_bytes), "bytes");
+        add("shared_cache_capacity", bytes(shared.capacity_bytes), "bytes");
+        add("shared_cache_hits", bytes(shared.hits), "blocks");
+        add("shared_cache_misses", bytes(shared.misses), "blocks");
+        add("shared_cache_stored", bytes(shared.stored), "blocks");
+    }
     for value in pool.properties(main.property_owner()).map_err(|error| error.to_string())? {
         add(value.property.name(), StatValue::Text(value.value), "");
     }

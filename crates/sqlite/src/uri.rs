@@ -13,8 +13,11 @@ pub const AT: &CStr = c"at";
 /// SQLite's own: nobody changes the file, so it is not locked.
 pub const IMMUTABLE: &CStr = c"immutable";
 
+/// Names the cache that is shared with other processes.
+pub const SHARED_CACHE: &CStr = c"hardpack_shared_cache";
+
 /// All of them except for the properties.
-pub const ALL: [&CStr; 4] = [VFS, HARDPACK, AT, IMMUTABLE];
+pub const ALL: [&CStr; 5] = [VFS, HARDPACK, AT, IMMUTABLE, SHARED_CACHE];
 
 /// Returns the name of a property as a pragma or parameter has it.
 pub fn name_of(property: Property) -> String {

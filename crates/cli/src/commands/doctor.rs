@@ -7,11 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+use hardpack_engine::SharedCacheSetting;
 use hardpack_engine::device::FileDevice;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
 use crate::failure::{Cannot, Code, Failure, Reason, io_text};
+use crate::pool_file::SHARED_CACHE_VARIABLE;
 use crate::{leftovers, library, output, sys, text};
 
 /// The oldest kernel that reports a failed sync to everybody (`docs/reliability.md`).
@@ -70,6 +72,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     checks.extend(shell(usable.as_deref()));
     checks.extend(pythons(usable.as_deref()));
     checks.push(fuse());
+    checks.push(shared_cache());
     report(args, &checks).cannot("report on", "this machine")?;
     let is_unfit = checks.iter().any(|check| check.is_needed && check.is_good == Some(false));
     Ok(if is_unfit { ExitCode::from(Code::Cannot as u8) } else { ExitCode::SUCCESS })
@@ -333,6 +336,35 @@ fn python(path: &Path, extension: Option<&Path>) -> Vec<Check> {
         }
     };
     vec![there, loads]
+}
+
+/// Opens the cache that the environment asks for, as every process would.
+fn shared_cache() -> Check {
+    const NAME: &str = "shared cache";
+    let Some(text) = std::env::var_os(SHARED_CACHE_VARIABLE) else {
+        return Check::new(NAME, true, "none, HARDPACK_SHARED_CACHE is not set");
+    };
+    let text = text.to_string_lossy();
+    let setting = match text.parse::<SharedCacheSetting>() {
+        Ok(setting) => setting,
+        Err(error) => {
+            return Check::new(NAME, false, error.to_string()).or("correct HARDPACK_SHARED_CACHE");
+        }
+    };
+    match setting.open() {
+        Ok(None) => Check::new(NAME, true, "none, HARDPACK_SHARED_CACHE is off"),
+        Ok(Some(shared)) => {
+            let stats = shared.stats();
+            let (used, capacity) =
+                (text::human(stats.used_bytes), text::human(stats.capacity_bytes));
+            let shown = format!("{}, {used} of {capacity} taken", stats.path.display());
+            Check::new(NAME, true, shown)
+        }
+        Err(error) => Check::new(NAME, false, io_text(&error)).or(
+            "everything works without it; to have it, remove that file or name another one in \
+             HARDPACK_SHARED_CACHE",
+        ),
+    }
 }
 
 fn fuse() -> Check {

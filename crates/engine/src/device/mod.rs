@@ -16,6 +16,7 @@
 //!   is told only once, so of two threads that share one, only one is told (see [`Syncs`]).
 //! * Bytes that are not written do not change. If they do, reads detect it by checksum.
 
+mod cache_file;
 mod file;
 mod fillers;
 mod fork;
@@ -33,6 +34,8 @@ use std::time::Duration;
 
 use crate::system;
 
+#[doc(hidden)]
+pub use cache_file::{CacheFile, cache_path_in_memory};
 pub use file::{FileDevice, Identity};
 pub use fillers::{FILLING_MARK, Fillers};
 pub use memory::MemoryDevice;

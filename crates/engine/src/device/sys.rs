@@ -119,9 +119,16 @@ fn advise(file: &File, offset: u64, len: u64, advice: libc::c_int) {
     }
 }
 
-/// The number of this process, by which a child knows memory that only its parent has mapped.
+/// The user with whose rights this process opens and creates files.
+pub(super) fn effective_user() -> u32 {
+    // SAFETY: the function has no preconditions, and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The number of this process, by which a child knows memory that only its parent has mapped, and
+/// which keeps the temporary files of processes apart.
 #[expect(clippy::disallowed_methods, reason = "it is compared, and identifies nothing elsewhere")]
-fn process_id() -> u32 {
+pub(super) fn process_id() -> u32 {
     std::process::id()
 }
 

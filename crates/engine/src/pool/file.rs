@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use self::ahead::Draft;
 use super::Options;
-use super::extents::readahead::ReadAhead;
+use super::extents::readahead::{Course, ReadAhead};
 use super::extents::source::Committed;
 use super::extents::{self, UNIT_LEN};
 use super::namespace::entries;
@@ -230,7 +230,7 @@ impl File {
         let mut source = Committed::new(&self.store, state);
         let readahead = &self.readahead;
         // Errors are ignored: the data ahead may be damaged, but it was not asked for.
-        let continues = readahead.note(
+        let course = readahead.note(
             &mut source,
             &self.store,
             self.id,
@@ -238,7 +238,9 @@ impl File {
             n as u64,
             self.options.threads,
         );
-        source.is_point = !continues.unwrap_or(true);
+        let course = course.unwrap_or(Course::Scan);
+        source.is_point = course == Course::Jump;
+        source.is_shared = course != Course::Scan;
         extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
         Ok(n)
     }
@@ -250,7 +252,8 @@ impl File {
         if txg != state.txg() {
             front = [0; FRONT_LEN];
             let n = clip(&mut front, 0, self.len_in(state)?);
-            let mut source = Committed { is_point: true, ..Committed::new(&self.store, state) };
+            let mut source =
+                Committed { is_point: true, is_shared: true, ..Committed::new(&self.store, state) };
             extents::read_range(&mut source, self.id, &mut front[..n], 0)?;
             *self.front.write().unwrap_or_else(PoisonError::into_inner) = (state.txg(), front);
         }

@@ -92,6 +92,7 @@ pub use crate::store::format::refs::HashKind;
 use crate::store::format::snapshot::Scope;
 pub use crate::store::format::snapshot::StateId;
 use crate::store::format::superblock::FEATURE_GENERATIONS;
+use crate::store::shared_cache::SharedCache;
 pub use crate::store::sharing::index::IndexStats;
 pub use crate::store::snapshots::dead::Held;
 pub use crate::store::stats::{CodecStats, FilterStats, PoolStats};
@@ -115,6 +116,8 @@ const CHANGE_WAIT: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The caches to use. Pools that are given the same caches share them.
     pub caches: Arc<Caches>,
+    /// The cache that processes share, if one is to be used.
+    pub shared_cache: Option<Arc<SharedCache>>,
     /// The number of threads that compress; 1 for the caller's only.
     pub threads: usize,
     /// The uncommitted bytes that a file may hold in memory.
@@ -136,6 +139,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("caches", &self.caches)
+            .field("shared_cache", &self.shared_cache)
             .field("threads", &self.threads)
             .field("dirty_len_max", &self.dirty_len_max)
             .finish_non_exhaustive()
@@ -148,6 +152,7 @@ impl Options {
     pub fn new(cache_bytes: u64) -> Options {
         Options {
             caches: Caches::new(cache_bytes),
+            shared_cache: None,
             threads: system::processor_count(),
             dirty_len_max: DIRTY_LEN_MAX,
             clock: system::clock(),
@@ -285,6 +290,9 @@ impl Pool {
     fn with_store(store: Arc<Store>, options: Options) -> Pool {
         store.set_scope_test(snapshots::is_in_scope);
         store.set_pin_limit(reader_pin_max, Arc::clone(&options.clock));
+        if let Some(shared) = &options.shared_cache {
+            store.set_shared_cache(Arc::clone(shared));
+        }
         Pool { shared: Arc::new(Shared { store, options, files: Mutex::default(), of: None }) }
     }
 

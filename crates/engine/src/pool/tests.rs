@@ -13,4 +13,5 @@ mod parts;
 mod places;
 mod repair;
 mod rewrite;
+mod shared_cache;
 mod together;

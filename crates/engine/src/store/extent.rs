@@ -276,7 +276,7 @@ impl Store {
         let Some(key) = pointer.extent_key() else {
             return Err(no_node_extent(tree));
         };
-        self.caches.node(self.cache_id, tree, key, || self.read_node(tree, pointer))
+        self.caches.node(self.cache_id, tree, key, || self.recall_node(tree, pointer))
     }
 
     /// Runs a read on the committed state. If it meets damage, the map may only be stale: another

@@ -28,6 +28,7 @@ mod open;
 mod pin;
 pub mod recover;
 mod ring;
+pub mod shared_cache;
 pub mod sharing;
 pub mod snapshots;
 pub mod space;
@@ -46,6 +47,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use self::cache::Caches;
 use self::format::superblock::{Header, Superblock};
 use self::gate::WriterGate;
+use self::shared_cache::SharedCache;
 use self::txn::holds::IsBelow;
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
@@ -71,6 +73,8 @@ pub struct Store {
     header: Header,
     caches: Arc<Caches>,
     cache_id: u64,
+    /// The cache that other processes use too, if it is asked for.
+    shared: OnceLock<Arc<SharedCache>>,
     state: RwLock<Arc<State>>,
     writer: WriterGate,
     /// Used where the device has none of its own: see [`Store::syncs`].

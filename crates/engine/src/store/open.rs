@@ -138,6 +138,7 @@ impl Store {
             is_pinned: true,
             // Cached extents of the pool are valid here too.
             cache_id: self.cache_id,
+            shared: self.shared.clone(),
             state: RwLock::new(state),
             origin,
             ..store
@@ -173,6 +174,7 @@ impl Store {
             header,
             caches,
             cache_id,
+            shared: OnceLock::new(),
             is_pinned: false,
             state: RwLock::new(Arc::new(empty_state())),
             writer: WriterGate::default(),

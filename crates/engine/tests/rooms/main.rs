@@ -25,7 +25,10 @@ const ABOVE: [(&str, &[&str]); 6] = [
 
 /// The rooms of each layer from the bottom up.
 const ROOMS: [(&str, &[&str]); 2] = [
-    ("store", &["format", "tree", "space", "txn", "sharing", "snapshots", "recover"]),
+    (
+        "store",
+        &["format", "shared_cache", "tree", "space", "txn", "sharing", "snapshots", "recover"],
+    ),
     (
         "pool",
         &[

@@ -11,6 +11,7 @@ use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId, Result, Txg};
 
 use super::locks::Locks;
+use super::open::shared_cache;
 use super::unmade::OpenError;
 use super::{Backing, MainFile};
 use crate::api;
@@ -56,7 +57,9 @@ impl MainFile {
         let path = unsafe { CStr::from_ptr(name) }.to_bytes();
         let pool_file = Path::new(OsStr::from_bytes(&pool_path.pool));
         let fail = |error: Error| code(&error, SQLITE_CANTOPEN, Path::new(OsStr::from_bytes(path)));
-        let mut pool = registry::open(pool_file).map_err(fail)?;
+        // SAFETY: as above.
+        let shared_cache = unsafe { shared_cache(name) }.map_err(fail)?;
+        let mut pool = registry::open_sharing(pool_file, shared_cache.as_ref()).map_err(fail)?;
         let (found, pin) = match &at {
             Some(at) => as_of::find(pool.pool(), &pool_path.inner, at)
                 .map(|found| (PoolEntry::InSnapshot(found.pool, found.file), found.pin)),

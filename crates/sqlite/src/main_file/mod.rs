@@ -61,7 +61,7 @@ use std::sync::Arc;
 
 use hardpack_engine::pool::{File, Pool, Property, Settings};
 use hardpack_engine::store::Pin;
-use hardpack_engine::{Error, FileId, Txg};
+use hardpack_engine::{Error, FileId, SharedCacheSetting, Txg};
 
 use crate::absent::Reader;
 use crate::api;
@@ -113,6 +113,8 @@ pub struct MainFile {
     /// read the schema again.
     is_schema_in_doubt: bool,
     properties: Vec<(Property, String)>,
+    /// The shared cache that the URI asks for.
+    shared_cache: Option<SharedCacheSetting>,
     read_only: bool,
     lock: c_int,
     /// This connection has uncommitted changes. The engine's file is shared, so what that reports

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hardpack_engine::pool::{File, Property, ROOT, Settings};
 use hardpack_engine::store::{Store, superblock};
-use hardpack_engine::{Error, Result, Txg};
+use hardpack_engine::{Error, Result, SharedCacheSetting, Txg};
 
 use super::light::Light;
 use super::locks::Locks;
@@ -133,6 +133,7 @@ impl MainFile {
             is_exchanged: false,
             is_schema_in_doubt: false,
             properties: Vec::new(),
+            shared_cache: None,
             read_only: false,
             lock: SQLITE_LOCK_NONE,
             wrote: false,
@@ -157,7 +158,7 @@ impl MainFile {
         }
     }
 
-    /// Reads the properties that the URI asks for.
+    /// Reads the properties and the shared cache that the URI asks for.
     ///
     /// # Safety
     ///
@@ -175,6 +176,9 @@ impl MainFile {
                 self.properties.push((property, text));
             }
         }
+        // SAFETY: as above.
+        self.shared_cache =
+            unsafe { shared_cache(name) }.map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
         Ok(())
     }
 
@@ -198,8 +202,8 @@ impl MainFile {
                 self.backing = Backing::Unborn(None, name);
             }
         } else if front.starts_with(&superblock::MAGIC[..8]) {
-            let pool =
-                registry::open(&self.path).map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
+            let pool = registry::open_sharing(&self.path, self.shared_cache.as_ref())
+                .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
             self.attach(pool)
                 .and_then(|()| if self.read_only { Ok(()) } else { self.set_properties() })
                 .map_err(|error| self.code(&error, SQLITE_CANTOPEN))?;
@@ -335,6 +339,16 @@ unsafe fn uri_parameter(name: *const c_char, property: Property) -> Option<Strin
     let key = uri::of(property)?;
     // SAFETY: the caller vouches for the name.
     unsafe { parameter(name, &key) }
+}
+
+/// Returns the shared cache that the URI asks for.
+///
+/// # Safety
+///
+/// `name` is what SQLite passes to xOpen.
+pub(super) unsafe fn shared_cache(name: *const c_char) -> Result<Option<SharedCacheSetting>> {
+    // SAFETY: the caller vouches for the name.
+    unsafe { parameter(name, uri::SHARED_CACHE) }.map(|text| text.parse()).transpose()
 }
 
 /// Returns a parameter of the URI.

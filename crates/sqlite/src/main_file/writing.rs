@@ -17,7 +17,8 @@ impl MainFile {
     fn writable(&mut self) -> Result<Option<Arc<File>>, c_int> {
         self.refresh()?;
         if let Backing::Unborn(..) = self.backing {
-            let pool = registry::create(&self.path, &self.properties)
+            let shared_cache = self.shared_cache.as_ref();
+            let pool = registry::create_sharing(&self.path, &self.properties, shared_cache)
                 .map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
             self.attach(pool).map_err(|error| self.code(&error, SQLITE_IOERR_WRITE))?;
         }

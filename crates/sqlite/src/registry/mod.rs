@@ -11,6 +11,7 @@
 mod connections;
 mod names;
 mod pool_use;
+mod shared;
 mod writers;
 
 use std::collections::{HashMap, HashSet};
@@ -24,13 +25,14 @@ use hardpack_engine::Ashift;
 use hardpack_engine::device::FileDevice;
 use hardpack_engine::pool::{CreateOptions, Options, Pool, Property};
 use hardpack_engine::store::Store;
-use hardpack_engine::{Error, Result};
+use hardpack_engine::{Error, Result, SharedCacheSetting};
 
 use crate::fork;
 use crate::maintenance::Maintenance;
 use crate::system;
 use names::NamedDatabase;
 use pool_use::User;
+use shared::SharedCaches;
 use writers::Writer;
 
 pub use connections::{ConnectionUse, connection_files};
@@ -83,6 +85,7 @@ const MODE_BITS: u32 = 0o777;
 pub(crate) struct Registry {
     process: u32,
     options: Options,
+    shared_caches: SharedCaches,
     pools: HashMap<FileKey, Entry>,
     /// Open databases in pools, by the name that SQLite has for them: their journals are kept in
     /// memory.
@@ -117,13 +120,16 @@ fn registry() -> MutexGuard<'static, Registry> {
 
 impl Registry {
     fn new() -> Registry {
+        let mut shared_caches = SharedCaches::default();
         Registry {
             process: std::process::id(),
             options: Options {
                 now_ns: system::now_ns,
                 owner: || Some(system::owner()),
+                shared_cache: shared_caches.of_environment(),
                 ..Options::new(cache_len())
             },
+            shared_caches,
             pools: HashMap::new(),
             names: HashMap::new(),
             plain: HashMap::new(),
@@ -151,11 +157,27 @@ fn key_of(path: &Path) -> Result<FileKey> {
 
 /// Opens the pool at `path`, or shares it if it is open already.
 pub fn open(path: &Path) -> Result<PoolUse> {
-    acquire(path, |device, options| Pool::open(device, options))
+    open_sharing(path, None)
+}
+
+/// Opens a pool like [`open`], with another shared cache than that of the environment unless it is
+/// open already.
+pub fn open_sharing(path: &Path, shared_cache: Option<&SharedCacheSetting>) -> Result<PoolUse> {
+    acquire(path, shared_cache, |device, options| Pool::open(device, options))
 }
 
 /// Turns the empty file at `path` into a pool with one file, unless somebody else just did.
 pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse> {
+    create_sharing(path, properties, None)
+}
+
+/// Creates a pool like [`create`], with another shared cache than that of the environment unless it
+/// is open already.
+pub fn create_sharing(
+    path: &Path,
+    properties: &[(Property, String)],
+    shared_cache: Option<&SharedCacheSetting>,
+) -> Result<PoolUse> {
     // The name of the file must be as durable as its content. SQLite leaves that to the journal,
     // which it would create beside the file. This comes first, since a later failure must not close
     // the engine's descriptor.
@@ -173,7 +195,7 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
         file_name: name.filter(|name| name.len() <= 255).or_else(|| Some("main.db".into())),
         file_mode: mode,
     };
-    let pool = acquire(path, |device, options| {
+    let pool = acquire(path, shared_cache, |device, options| {
         if Store::is_unborn(&*device)? {
             return Pool::create(device, &create, options);
         }
@@ -188,6 +210,7 @@ pub fn create(path: &Path, properties: &[(Property, String)]) -> Result<PoolUse>
 
 fn acquire(
     path: &Path,
+    shared_cache: Option<&SharedCacheSetting>,
     open: impl FnOnce(Arc<FileDevice>, Options) -> Result<Pool>,
 ) -> Result<PoolUse> {
     let mut registry = registry();
@@ -208,7 +231,11 @@ fn acquire(
             Arc::new(device)
         }
     };
-    match open(Arc::clone(&device), registry.options.clone()) {
+    let mut options = registry.options.clone();
+    if let Some(setting) = shared_cache {
+        options.shared_cache = registry.shared_caches.open(setting);
+    }
+    match open(Arc::clone(&device), options) {
         Ok(pool) => {
             let maintenance = Arc::new(Maintenance::new());
             let entry = Entry {

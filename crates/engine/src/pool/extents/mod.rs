@@ -304,8 +304,20 @@ fn copy_record(
     let (held, beyond) = part.split_at_mut(n);
     beyond.fill(0);
     if n > 0 {
-        let start = (at - record.start) as usize;
-        held.copy_from_slice(source.read_part(&record.pointer, start..start + n)?.as_slice());
+        let (pointer, start) = (&record.pointer, (at - record.start) as usize);
+        let Some(store) = source.shares() else {
+            held.copy_from_slice(source.read_part(pointer, start..start + n)?.as_slice());
+            return Ok(());
+        };
+        if store.recall(pointer, start, held) {
+            return Ok(());
+        }
+        let whole = store.blocks_around(pointer, start..start + n);
+        let bytes = source.read_part(pointer, whole.clone())?;
+        held.copy_from_slice(&bytes.as_slice()[start - whole.start..][..n]);
+        if let Some(store) = source.shares() {
+            store.keep(pointer, whole.start, bytes.as_slice());
+        }
     }
     Ok(())
 }
@@ -325,8 +337,17 @@ pub(super) fn apply_patch(
     let start = (from - patch.start) as usize;
     let pointer = &patch.pointer;
     if !pointer.is_delta() {
+        if source.shares().is_some_and(|store| store.recall(pointer, start, part)) {
+            return Ok(());
+        }
         let bytes = source.read(pointer)?;
         part.copy_from_slice(&bytes.as_slice()[start..start + part.len()]);
+        if let Some(store) = source.shares() {
+            let whole = store.blocks_around(pointer, start..start + part.len());
+            if let Some(blocks) = bytes.as_slice().get(whole.clone()) {
+                store.keep(pointer, whole.start, blocks);
+            }
+        }
         return Ok(());
     }
     let len = pointer.len as usize;

@@ -24,14 +24,28 @@ use crate::units::FileId;
 /// A read continues the previous one if it starts at most this far past its end: SQLite skips the
 /// interior pages of a tree.
 const GAP_LEN_MAX: u64 = 128 << 10;
-/// The number of bytes read in order that make a scan.
+/// The number of bytes read in order that make a scan, with the gaps.
 const STREAK_LEN_MIN: u64 = 64 << 10;
+/// So many reads in order make a scan, or reads of so many bytes without the gaps: two reads of one
+/// page each are near each other by chance.
+const STREAK_COUNT_MIN: u32 = 4;
 /// How far ahead of a scan extents are announced, in bytes of the file: as far as the scan has
 /// come, within these limits.
 const WINDOW_LEN_MIN: u64 = 256 << 10;
 const WINDOW_LEN_MAX: u64 = 4 << 20;
 /// Extents closer than this are announced together.
 const JOIN_LEN_MAX: u64 = 64 << 10;
+
+/// How a read follows the one before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::pool) enum Course {
+    /// It is somewhere else.
+    Jump,
+    /// It continues that one.
+    Near,
+    /// It continues enough reads in order to be part of a scan.
+    Scan,
+}
 
 /// Recognises scans of one file.
 #[derive(Debug, Default)]
@@ -45,15 +59,18 @@ pub(in crate::pool) struct ReadAhead {
 struct Scan {
     /// Where the last read ended.
     end: u64,
-    /// How many bytes were read in order.
+    /// How many bytes were read in order, with the gaps between reads.
     streak: u64,
+    /// How many bytes of them were read.
+    read_len: u64,
+    /// In how many reads.
+    read_count: u32,
     /// The end of the announced extents.
     announced: u64,
 }
 
 impl ReadAhead {
-    /// Records a read, and announces what is likely to follow. Returns whether it continues the
-    /// previous read.
+    /// Records a read, and announces what is likely to follow.
     pub fn note(
         &self,
         source: &mut Committed<'_>,
@@ -62,21 +79,28 @@ impl ReadAhead {
         offset: u64,
         len: u64,
         threads: usize,
-    ) -> Result<bool> {
+    ) -> Result<Course> {
         // Another thread is reading the same file: one of them is enough.
-        let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
+        let Ok(mut scan) = self.scan.try_lock() else { return Ok(Course::Jump) };
         let end = offset + len;
         // A scan may begin with the first read of all, but that one continues nothing.
         let continues = scan.end > 0;
         if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
-            *scan = Scan { end, streak: 0, announced: 0 };
-            return Ok(false);
+            *scan = Scan { end, ..Scan::default() };
+            return Ok(Course::Jump);
         }
         scan.streak = scan.streak.saturating_add(end - scan.end);
         scan.end = end;
+        scan.read_len = scan.read_len.saturating_add(len);
+        scan.read_count = scan.read_count.saturating_add(1);
+        let is_long = scan.read_len >= STREAK_LEN_MIN || scan.read_count >= STREAK_COUNT_MIN;
         let window = scan.streak.clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX);
-        if scan.streak < STREAK_LEN_MIN || scan.announced > end + window / 2 {
-            return Ok(continues);
+        if scan.streak < STREAK_LEN_MIN || !is_long {
+            return Ok(if continues { Course::Near } else { Course::Jump });
+        }
+        let course = if continues { Course::Scan } else { Course::Jump };
+        if scan.announced > end + window / 2 {
+            return Ok(course);
         }
         let (from, to) = (scan.announced.max(end), end + window);
         scan.announced = to;
@@ -88,7 +112,7 @@ impl ReadAhead {
         if threads > 1 && !missing.is_empty() {
             self.decompress(store, missing);
         }
-        Ok(continues)
+        Ok(course)
     }
 
     /// Reads extents into the cache in the background, unless that is already going on.

@@ -30,6 +30,10 @@ pub(in crate::pool) trait Source {
     fn set_index_memory(&mut self, bytes: u64);
     /// Reads some of the bytes of a pointer.
     fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes>;
+    /// The store whose shared cache has a part in point reads, if any has.
+    fn shares(&self) -> Option<&Store> {
+        None
+    }
 }
 
 /// A committed state.
@@ -38,11 +42,14 @@ pub(in crate::pool) struct Committed<'a> {
     pub state: &'a State,
     /// Whether the following bytes are unlikely to be read as well.
     pub is_point: bool,
+    /// Whether reads use the shared cache: those of no scan, and of whoever does not verify the
+    /// pool.
+    pub is_shared: bool,
 }
 
 impl<'a> Committed<'a> {
     pub fn new(store: &'a Store, state: &'a State) -> Committed<'a> {
-        Committed { store, state, is_point: false }
+        Committed { store, state, is_point: false, is_shared: false }
     }
 }
 
@@ -80,6 +87,9 @@ impl Source for Committed<'_> {
             true => self.store.read_part_of(Some(self.state), pointer, range),
             false => self.read(pointer)?.part(range, || self.store.location_of(pointer)),
         }
+    }
+    fn shares(&self) -> Option<&Store> {
+        Some(self.store).filter(|store| self.is_shared && store.shared_cache().is_some())
     }
 }
 

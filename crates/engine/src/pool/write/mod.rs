@@ -310,7 +310,8 @@ fn patch_runs(page: Page, units: &BTreeMap<u64, Box<[u8]>>, old: &[FileExtent]) 
 }
 
 /// Returns the differences between a patch of `range` and the bytes of the record below it, if they
-/// are short and those bytes are in the cache.
+/// are short and those bytes are in the cache, or in the shared one: whoever has read the page from
+/// there did not need the record.
 fn differences(
     store: &Store,
     record: &FileExtent,
@@ -322,8 +323,15 @@ fn differences(
     }
     let start = (range.start - record.start) as usize;
     let end = (range.end.min(record.end()).saturating_sub(record.start) as usize).max(start);
-    let below = store.peek(&record.pointer, start..end)?;
+    let own = store.peek(&record.pointer, start..end);
+    let mut recalled = Vec::new();
+    let below = match &own {
+        Some(own) => own.as_slice(),
+        None => {
+            recalled.resize(end - start, 0);
+            store.recall_always(&record.pointer, start, &mut recalled).then_some(&recalled[..])?
+        }
+    };
     let mut edits = Vec::new();
-    delta::encode(below.as_slice(), bytes, bytes.len() / DELTA_PART_MAX, &mut edits)
-        .then_some(edits)
+    delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
 }

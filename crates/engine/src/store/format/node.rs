@@ -241,9 +241,7 @@ impl Node {
         birth: Txg,
         guid: &[u8; 16],
     ) -> Result<Vec<u8>> {
-        let mut payload = Vec::with_capacity(self.payload_len());
-        payload.extend_from_slice(&(self.len() as u16).to_le_bytes());
-        payload.extend_from_slice(&self.data);
+        let payload = self.payload();
         let mut packed = Vec::new();
         // Every byte saved counts here: the header and several nodes share the rounding to sectors.
         let policy = Policy { sector: 1, min_savings: 50, embed_limit: 0 };
@@ -314,7 +312,16 @@ impl Node {
         })
     }
 
-    fn parse(level: u8, payload: &[u8]) -> Option<Node> {
+    /// Returns the payload: the number of entries, and the entries.
+    pub(in crate::store) fn payload(&self) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(self.payload_len());
+        payload.extend_from_slice(&(self.len() as u16).to_le_bytes());
+        payload.extend_from_slice(&self.data);
+        payload
+    }
+
+    /// Returns the node of a level that has this payload; `None` if it is malformed.
+    pub(in crate::store) fn parse(level: u8, payload: &[u8]) -> Option<Node> {
         let mut f = FieldReader(payload);
         let count = usize::from(f.u16()?);
         let data = f.0;
