@@ -168,25 +168,30 @@ impl Fields {
 /// The serial type of doubles.
 pub(super) const SERIAL_DOUBLE: u32 = 7;
 
-/// How many fields of a column have each class.
-struct Counts {
-    all: [usize; 256],
-    /// Those before the fields that are kept.
-    before: [usize; 256],
-    kept: [usize; 256],
-}
+/// The number of classes, rounded up so that every four-bit number is an index.
+const CLASS_COUNT: usize = (CLASS_MAX as usize + 1).next_power_of_two();
 
-impl Default for Counts {
-    fn default() -> Counts {
-        Counts { all: [0; 256], before: [0; 256], kept: [0; 256] }
-    }
+/// The number of fields of each class.
+type ClassCounts = [usize; CLASS_COUNT];
+
+/// How many fields of a column have each class. A form may have a column for each byte of its
+/// record, so this is short.
+#[derive(Default)]
+struct Counts {
+    all: ClassCounts,
+    /// Those before the fields that are kept.
+    before: ClassCounts,
+    kept: ClassCounts,
 }
 
 impl Counts {
-    fn of(classes: &[u8], kept: &Range<usize>) -> Counts {
+    fn of(classes: &[u8], kept: &Range<usize>) -> Result<Counts, Malformed> {
         let mut counts = Counts::default();
-        let count = |classes: &[u8], into: &mut [usize; 256]| {
-            classes.iter().for_each(|class| into[usize::from(*class)] += 1);
+        if !classes.iter().fold(true, |known, class| known & is_known(*class)) {
+            return Err(UNKNOWN_CLASS);
+        }
+        let count = |classes: &[u8], into: &mut ClassCounts| {
+            classes.iter().for_each(|class| into[usize::from(*class) % CLASS_COUNT] += 1);
         };
         count(&classes[..kept.start], &mut counts.before);
         count(&classes[kept.clone()], &mut counts.kept);
@@ -194,7 +199,19 @@ impl Counts {
         for (all, part) in counts.all.iter_mut().zip(counts.before.iter().zip(&counts.kept)) {
             *all += part.0 + part.1;
         }
-        counts
+        Ok(counts)
+    }
+
+    /// All fields have one class.
+    fn of_one(class: u8, kept: &Kept) -> Result<Counts, Malformed> {
+        let mut counts = Counts::default();
+        if !is_known(class) {
+            return Err(UNKNOWN_CLASS);
+        }
+        counts.all[usize::from(class)] = kept.count;
+        counts.before[usize::from(class)] = kept.range.start;
+        counts.kept[usize::from(class)] = kept.range.len();
+        Ok(counts)
     }
 
     fn of_class(&self, class: u8) -> Kept {
@@ -204,17 +221,21 @@ impl Counts {
     /// The integers: those of their shortest serial type and the others share a sequence.
     fn of_ints(&self) -> Kept {
         let (short, wide) =
-            (self.of_class(CLASS_INT), self.of_classes(usize::from(CLASS_WIDE)..256));
+            (self.of_class(CLASS_INT), self.of_classes(usize::from(CLASS_WIDE)..CLASS_COUNT));
         let start = short.range.start + wide.range.start;
         let len = short.range.len() + wide.range.len();
         Kept { count: short.count + wide.count, range: start..start + len }
     }
 
     fn of_classes(&self, classes: Range<usize>) -> Kept {
-        let sum = |counts: &[usize; 256]| counts[classes.clone()].iter().sum::<usize>();
+        let sum = |counts: &ClassCounts| counts[classes.clone()].iter().sum::<usize>();
         let start = sum(&self.before);
         Kept { count: sum(&self.all), range: start..start + sum(&self.kept) }
     }
+}
+
+fn is_known(class: u8) -> bool {
+    class <= CLASS_MAX && class != CLASS_WIDE
 }
 
 /// One column's values, by class.
@@ -315,10 +336,7 @@ impl Column {
                 Ok(Shape::Texts { first, base })
             }
             _ => {
-                let mut counts = Counts::default();
-                counts.all[usize::from(class)] = kept.count;
-                counts.before[usize::from(class)] = kept.range.start;
-                counts.kept[usize::from(class)] = kept.range.len();
+                let counts = Counts::of_one(class, kept)?;
                 let exponent = self.read_values(&counts, reader, arena)?;
                 let classes = std::iter::repeat_n(class, kept.range.len());
                 self.put_mixed(classes, &counts.kept, exponent, fields)
@@ -334,7 +352,7 @@ impl Column {
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<Shape, Malformed> {
-        let counts = Counts::of(classes, kept);
+        let counts = Counts::of(classes, kept)?;
         let exponent = self.read_values(&counts, reader, arena)?;
         let classes = classes[kept.clone()].iter().copied();
         self.put_mixed(classes, &counts.kept, exponent, fields)
@@ -347,10 +365,6 @@ impl Column {
         reader: &mut Reader<'_>,
         arena: &mut Arena,
     ) -> Result<usize, Malformed> {
-        let unknown = counts.all[usize::from(CLASS_MAX) + 1..].iter().sum::<usize>();
-        if unknown + counts.all[usize::from(CLASS_WIDE)] > 0 {
-            return Err(UNKNOWN_CLASS);
-        }
         self.shrink(counts.kept.iter().sum());
         let work = &mut self.work;
         let Column { ints, decimals, doubles, cuts, .. } = self;
@@ -381,7 +395,7 @@ impl Column {
     fn put_mixed(
         &self,
         classes: impl Iterator<Item = u8>,
-        counts: &[usize; 256],
+        counts: &ClassCounts,
         exponent: usize,
         fields: &mut Fields,
     ) -> Result<Shape, Malformed> {
@@ -462,3 +476,31 @@ fn string_field(base: u32, span: Span) -> Result<WholeField, Malformed> {
 
 /// The error for a whole string that does not fit in a page.
 pub(super) const TOO_LONG: Malformed = Malformed("a string is longer than a page");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A short form can have 131,072 columns in a record of as many bytes, and each clears its
+    /// counts.
+    #[test]
+    fn the_counts_of_a_column_are_short() {
+        assert!(size_of::<Counts>() <= 3 * 16 * size_of::<usize>());
+    }
+
+    #[test]
+    fn classes_are_counted_or_refused() {
+        let kept = Kept { count: 5, range: 2..4 };
+        for class in 0..=u8::MAX {
+            let is_known = matches!(class, 0..=7 | 9..=14);
+            for counts in [Counts::of_one(class, &kept), Counts::of(&[class; 5], &kept.range)] {
+                assert_eq!(counts.is_ok(), is_known, "class {class}");
+                let Ok(counts) = counts else { continue };
+                let found = counts.of_class(class);
+                assert_eq!((found.count, found.range), (5, 2..4), "class {class}");
+                let is_int = class == CLASS_INT || class > CLASS_WIDE;
+                assert_eq!(counts.of_ints().count, if is_int { 5 } else { 0 }, "class {class}");
+            }
+        }
+    }
+}
