@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Fold, Pool, StepLimits};
+use hardpack_engine::pool::{Fold, Pool, ROOT, ReceiveOptions, SendPlan, StepLimits};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::FEATURE_PAGES_APART;
 
@@ -114,4 +114,43 @@ fn a_record_of_interior_pages_is_filtered_as_a_whole() {
     assert!(pool.state().stats().filtered.records > 0);
     assert!(!has_feature(&pool));
     assert!(read_all(&only_file(&pool).unwrap()).unwrap() == pages);
+}
+
+fn stream_of(pool: &Pool) -> Vec<u8> {
+    pool.create_snapshot(ROOT, b"now", 0).unwrap();
+    let plan = SendPlan {
+        snapshot: &pool.open_snapshot(ROOT, b"now").unwrap(),
+        base: None,
+        scope: ROOT,
+        name: b"now",
+        created_ns: 0,
+        resume: None,
+    };
+    let mut stream = Vec::new();
+    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    stream
+}
+
+/// A version that does not know pages apart must refuse the stream, rather than take the first
+/// record that has some for damage.
+#[test]
+fn a_stream_says_that_there_may_be_pages_apart() {
+    const FEATURES_AT: usize = 12;
+    let (_, without) = new_pool(&Rng(17).table(64 * PAGE_LEN));
+    assert_eq!(stream_of(&without)[FEATURES_AT..][..4], [0; 4]);
+    let content = database(200);
+    let (_, with) = new_pool(&content);
+    let stream = stream_of(&with);
+    assert_eq!(stream[FEATURES_AT..][..4], [2, 0, 0, 0]);
+    let (_, target) = new_pool(&[1]);
+    assert!(!has_feature(&target));
+    let options = ReceiveOptions::default();
+    target.receive(ROOT, b"copy", &mut &stream[..], &options, &mut |_| {}).unwrap();
+    assert!(has_feature(&target));
+    let copy = target.file(target.resolve(b"copy/main").unwrap().file).unwrap();
+    let mut page = vec![0; PAGE_LEN];
+    for at in (0..content.len()).step_by(PAGE_LEN).rev() {
+        assert_eq!(copy.read_at(&mut page, at as u64).unwrap(), PAGE_LEN);
+        assert!(page == content[at..at + PAGE_LEN], "page {}", at / PAGE_LEN + 1);
+    }
 }

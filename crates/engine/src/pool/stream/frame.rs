@@ -21,6 +21,10 @@ pub(crate) const STREAM_MAGIC: &[u8; 8] = b"hpkstrm\n";
 pub(crate) const STREAM_VERSION: u32 = 2;
 /// The feature of streams in which there may be special files.
 const FEATURE_SPECIAL: u32 = 1;
+/// The feature of streams in which records may have pages apart.
+const FEATURE_APART: u32 = 1 << 1;
+/// The features that this version can receive.
+const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -54,6 +58,8 @@ pub(crate) struct Header {
     pub kind: Kind,
     /// Whether there may be special files.
     pub has_special: bool,
+    /// Whether records may have pages apart (see `codec/apart.rs`).
+    pub has_apart: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -64,7 +70,9 @@ impl Header {
         let mut f = FieldWriter(&mut out);
         f.bytes(STREAM_MAGIC);
         f.u32(STREAM_VERSION);
-        f.u32(if self.has_special { FEATURE_SPECIAL } else { 0 });
+        let special = if self.has_special { FEATURE_SPECIAL } else { 0 };
+        let apart = if self.has_apart { FEATURE_APART } else { 0 };
+        f.u32(special | apart);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -84,7 +92,7 @@ impl Header {
 
     fn decode(front: &[u8], name: &[u8]) -> Option<Header> {
         let mut f = FieldReader(front.get(VERSION_END..)?);
-        let has_special = f.u32()? & FEATURE_SPECIAL != 0;
+        let features = f.u32()?;
         let guid = f.bytes(16)?.try_into().ok()?;
         let txg = Txg(f.u64()?);
         let base = Txg(f.u64()?);
@@ -111,7 +119,8 @@ impl Header {
             scope,
             created_ns,
             kind,
-            has_special,
+            has_special: features & FEATURE_SPECIAL != 0,
+            has_apart: features & FEATURE_APART != 0,
             name: name.into(),
         })
     }
@@ -269,7 +278,7 @@ impl<'r> FrameReader<'r> {
         }
         front.extend(self.take(HEADER_FRONT_LEN - VERSION_END)?);
         let mut f = FieldReader(&front[VERSION_END..]);
-        if f.u32().is_none_or(|features| features & !FEATURE_SPECIAL != 0) {
+        if f.u32().is_none_or(|features| features & !KNOWN_FEATURES != 0) {
             return Err(Error::Unsupported("the stream has unknown features".into()));
         }
         let name_len = usize::from(u16::from_le_bytes([front[110], front[111]]));

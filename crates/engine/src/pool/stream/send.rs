@@ -33,7 +33,9 @@ use crate::pool::namespace::entries::{
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
-use crate::store::format::superblock::{FEATURE_SHARED, FEATURE_SPECIAL_FILES};
+use crate::store::format::superblock::{
+    FEATURE_PAGES_APART, FEATURE_SHARED, FEATURE_SPECIAL_FILES,
+};
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -224,6 +226,7 @@ impl<'a> Sender<'a> {
             created_ns: plan.created_ns,
             kind: attributes.kind,
             has_special: self.has_special,
+            has_apart: self.live.state().superblock.incompat & FEATURE_PAGES_APART != 0,
             name: plan.name.to_vec(),
         };
         let is_of_this =
