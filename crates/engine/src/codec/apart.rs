@@ -24,6 +24,8 @@ use super::{CodecError, CodecId, corrupt};
 const APART_PART: usize = 4;
 /// Shorter records are decoded as a whole anyway, in bytes.
 const RECORD_LEN_MIN: usize = 32 << 10;
+/// Longer pages are read with their record, since they do not fit in a window of the store.
+const PAGE_LEN_APART_MAX: usize = 16 << 10;
 /// The kinds of interior pages, as in SQLite's documentation of its format.
 const INTERIOR_KINDS: [u8; 2] = [0x02, 0x05];
 
@@ -39,7 +41,9 @@ impl Pages {
     /// Chooses pages of the record that begins at `offset` of a database. Returns `None` if it has
     /// none to store apart.
     pub(super) fn choose(record: &[u8], offset: u64, page_len: usize) -> Option<Pages> {
-        if record.len() <= RECORD_LEN_MIN || !offset.is_multiple_of(page_len as u64) {
+        let is_short = record.len() <= RECORD_LEN_MIN;
+        let is_long = page_len > PAGE_LEN_APART_MAX;
+        if is_short || is_long || !offset.is_multiple_of(page_len as u64) {
             return None;
         }
         let pages = record.chunks_exact(page_len).enumerate();
