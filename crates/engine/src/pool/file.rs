@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use self::ahead::Draft;
 use super::Options;
-use super::extents::readahead::{Course, ReadAhead};
+use super::extents::readahead::ReadAhead;
 use super::extents::source::Committed;
 use super::extents::{self, UNIT_LEN};
 use super::namespace::entries;
@@ -230,7 +230,7 @@ impl File {
         let mut source = Committed::new(&self.store, state);
         let readahead = &self.readahead;
         // Errors are ignored: the data ahead may be damaged, but it was not asked for.
-        let course = readahead.note(
+        let is_scan = readahead.note(
             &mut source,
             &self.store,
             self.id,
@@ -238,9 +238,8 @@ impl File {
             n as u64,
             self.options.threads,
         );
-        let course = course.unwrap_or(Course::Scan);
-        source.is_point = course == Course::Jump;
-        source.is_shared = course != Course::Scan;
+        source.is_point = !is_scan.unwrap_or(true);
+        source.is_shared = source.is_point;
         extents::read_range(&mut source, self.id, &mut buf[..n], offset)?;
         Ok(n)
     }

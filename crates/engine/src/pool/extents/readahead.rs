@@ -36,17 +36,6 @@ const WINDOW_LEN_MAX: u64 = 4 << 20;
 /// Extents closer than this are announced together.
 const JOIN_LEN_MAX: u64 = 64 << 10;
 
-/// How a read follows the one before it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::pool) enum Course {
-    /// It is somewhere else.
-    Jump,
-    /// It continues that one.
-    Near,
-    /// It continues enough reads in order to be part of a scan.
-    Scan,
-}
-
 /// Recognises scans of one file.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct ReadAhead {
@@ -70,7 +59,8 @@ struct Scan {
 }
 
 impl ReadAhead {
-    /// Records a read, and announces what is likely to follow.
+    /// Records a read, and announces what is likely to follow. Returns whether it is part of a
+    /// scan.
     pub fn note(
         &self,
         source: &mut Committed<'_>,
@@ -79,15 +69,15 @@ impl ReadAhead {
         offset: u64,
         len: u64,
         threads: usize,
-    ) -> Result<Course> {
+    ) -> Result<bool> {
         // Another thread is reading the same file: one of them is enough.
-        let Ok(mut scan) = self.scan.try_lock() else { return Ok(Course::Jump) };
+        let Ok(mut scan) = self.scan.try_lock() else { return Ok(false) };
         let end = offset + len;
         // A scan may begin with the first read of all, but that one continues nothing.
         let continues = scan.end > 0;
         if offset < scan.end || offset - scan.end > GAP_LEN_MAX {
             *scan = Scan { end, ..Scan::default() };
-            return Ok(Course::Jump);
+            return Ok(false);
         }
         scan.streak = scan.streak.saturating_add(end - scan.end);
         scan.end = end;
@@ -96,11 +86,10 @@ impl ReadAhead {
         let is_long = scan.read_len >= STREAK_LEN_MIN || scan.read_count >= STREAK_COUNT_MIN;
         let window = scan.streak.clamp(WINDOW_LEN_MIN, WINDOW_LEN_MAX);
         if scan.streak < STREAK_LEN_MIN || !is_long {
-            return Ok(if continues { Course::Near } else { Course::Jump });
+            return Ok(false);
         }
-        let course = if continues { Course::Scan } else { Course::Jump };
         if scan.announced > end + window / 2 {
-            return Ok(course);
+            return Ok(continues);
         }
         let (from, to) = (scan.announced.max(end), end + window);
         scan.announced = to;
@@ -112,7 +101,7 @@ impl ReadAhead {
         if threads > 1 && !missing.is_empty() {
             self.decompress(store, missing);
         }
-        Ok(course)
+        Ok(continues)
     }
 
     /// Reads extents into the cache in the background, unless that is already going on.
