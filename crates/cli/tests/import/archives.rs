@@ -148,8 +148,13 @@ fn zip_archives() {
         tool(at, "zip", &arguments);
         assert_imported(at, "archive.zip", ZIP);
     }
-    let script = "zip -q -r --symlinks - tree | cat >streamed";
+    let script = "zip -q -r --symlinks - tree 2>said | cat >streamed";
     tool(at, "sh", &["-c", script]);
+    // Debian's zip 3.0-13 fails there; its update does not.
+    if fs::read_to_string(at.join("said")).unwrap().contains("not supported for I/O on pipes") {
+        eprintln!("not tested: this zip cannot write symbolic links to a stream");
+        return;
+    }
     assert_imported(at, "streamed", ZIP);
 }
 
