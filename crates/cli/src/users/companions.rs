@@ -158,8 +158,11 @@ impl Users {
         };
         match entry.kind {
             Kind::File => {
-                let is_one = is_database(&*pool.file(entry.file)?)?
-                    || has_log_in_pool(pool, directory, &entry.name)?;
+                let is_one = match is_database(&*pool.file(entry.file)?) {
+                    // A damaged file may be moved, and may be one.
+                    Err(reason) if reason.code == Code::Data => true,
+                    found => found? || has_log_in_pool(pool, directory, &entry.name)?,
+                };
                 let Some(mark) = writer_mark(entry.file).filter(|_| is_one) else { return Ok(()) };
                 match self.device.try_claim(mark)? {
                     true => Ok(()),

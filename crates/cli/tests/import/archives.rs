@@ -151,7 +151,9 @@ fn zip_archives() {
     let script = "zip -q -r --symlinks - tree 2>said | cat >streamed";
     tool(at, "sh", &["-c", script]);
     // Debian's zip 3.0-13 fails there; its update does not.
-    if fs::read_to_string(at.join("said")).unwrap().contains("not supported for I/O on pipes") {
+    let said = fs::read_to_string(at.join("said")).unwrap();
+    fs::remove_file(at.join("said")).unwrap();
+    if said.contains("not supported for I/O on pipes") {
         eprintln!("not tested: this zip cannot write symbolic links to a stream");
         return;
     }
