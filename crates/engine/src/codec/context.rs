@@ -9,9 +9,9 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Mutex;
 
 use super::filter::Filtering;
+use super::stock::Stock;
 use super::zstd::{Blocks, Zstd};
 use super::{CodecError, CodecId, Compression, Dictionary, RECORD_LEN_MAX, corrupt};
 use super::{gzip::Gzip, lz4::Lz4, lzjb, zle};
@@ -23,25 +23,15 @@ const IDLE_COUNT_MAX: usize = 16;
 /// levels take hundreds of megabytes for records of many megabytes.
 const IDLE_LEN_MAX: usize = 32 << 20;
 
-/// The idle codecs. Nobody ever waits for one of these locks: a lock that another thread held
-/// during `fork` stays locked in the child for ever.
-static IDLE: [Mutex<Option<Codec>>; IDLE_COUNT_MAX] = [const { Mutex::new(None) }; IDLE_COUNT_MAX];
+/// The idle codecs.
+static IDLE: Stock<Codec, IDLE_COUNT_MAX> = Stock::new();
 
 /// Lends `f` a codec from the process-wide stock, or a new one if all are in use.
 ///
-/// Thread-locals would die with each short-lived worker thread; the stock outlives them, and keeps
-/// a bounded number of codecs of bounded size. Calls may nest; each gets a codec of its own.
+/// The stock keeps a bounded number of codecs of bounded size. Calls may nest; each gets a codec of
+/// its own.
 pub fn with_codec<R>(f: impl FnOnce(&mut Codec) -> R) -> R {
-    let taken = IDLE.iter().find_map(|slot| slot.try_lock().ok()?.take());
-    let mut codec = taken.unwrap_or_default();
-    let result = f(&mut codec);
-    if codec.len_in_memory() <= IDLE_LEN_MAX {
-        let free = IDLE.iter().find_map(|slot| slot.try_lock().ok().filter(|slot| slot.is_none()));
-        if let Some(mut free) = free {
-            *free = Some(codec);
-        }
-    }
-    result
+    IDLE.lend(|codec| codec.len_in_memory() <= IDLE_LEN_MAX, f)
 }
 
 /// Counts of a [`Codec`]'s work since it was created.

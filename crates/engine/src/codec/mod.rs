@@ -34,6 +34,7 @@ mod filter;
 mod gzip;
 mod lz4;
 mod lzjb;
+mod stock;
 mod zle;
 mod zstd;
 mod zstd_dictionary;
@@ -51,6 +52,7 @@ pub use dictionary::Dictionary;
 pub use encode::{Encoded, Policy, is_all_zero};
 #[doc(hidden)]
 pub use filter::{Form, is_database};
+pub(crate) use stock::Stock;
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their
 /// limits.
