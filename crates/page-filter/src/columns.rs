@@ -7,7 +7,8 @@
 use super::decimal;
 use super::ints::{self, Ints};
 use super::layout::*;
-use super::page::{self, Field, Row};
+use super::page;
+use super::parse::{Field, Row, Tail};
 use super::streams::{Stream, Writer};
 use super::texts::{self, Span, Texts};
 
@@ -16,6 +17,7 @@ pub(super) struct Source<'a> {
     pub(super) record: &'a [u8],
     pub(super) fields: &'a [Field],
     pub(super) rows: &'a [Row],
+    pub(super) tails: &'a [Tail],
     /// The first field and the number of rows of each page, if all rows have the same number of
     /// fields, all whole.
     pub(super) pages: Option<&'a [(u32, u32)]>,
@@ -183,11 +185,35 @@ impl Columns {
         }
     }
 
+    /// Moves all doubles to `decimals` if the column has nothing else and all are short decimals.
+    /// Otherwise does nothing.
+    fn are_all_decimals(&mut self, exponent: usize) -> bool {
+        if self.doubles.len() != self.classes.len() {
+            return false;
+        }
+        let mut are_right = true;
+        self.decimals.extend(self.doubles.iter().map(|&bits| {
+            let (decimal, is_right) = decimal::to_short_decimal(bits, exponent);
+            are_right &= is_right;
+            decimal
+        }));
+        if are_right {
+            self.doubles.clear();
+            self.classes.fill(CLASS_DECIMAL);
+        } else {
+            self.decimals.clear();
+        }
+        are_right
+    }
+
     /// Moves doubles that are decimals to `decimals`, if most are. Returns the exponent, if any
     /// were moved.
     fn find_decimals(&mut self) -> Option<usize> {
         self.decimals.clear();
         let exponent = decimal::choose_exponent(&self.doubles)?;
+        if self.are_all_decimals(exponent) {
+            return Some(exponent);
+        }
         let mut kept = 0;
         let mut next = 0;
         for class in &mut self.classes {
@@ -219,7 +245,7 @@ impl Columns {
         if source.pages.is_some() {
             return writer.put_number(0);
         }
-        let has_overflow = |(_, row): &(usize, &Row)| row.has_overflow;
+        let has_overflow = |(_, row): &(usize, &Row)| row.tail > 0;
         let rows = || source.rows.iter().enumerate().filter(has_overflow);
         self.ints.clear();
         self.ints.extend(rows().map(|(i, _)| i as i64));
@@ -227,9 +253,10 @@ impl Columns {
         ints::encode(ints, &self.ints, writer);
         self.ints.clear();
         for (_, row) in rows() {
-            self.ints.push(i64::from(row.overflow));
-            let tail = &source.record[row.tail_at as usize..][..row.tail_len as usize];
-            writer.put(Stream::Bytes, tail);
+            let tail = source.tails[row.tail as usize - 1];
+            self.ints.push(i64::from(tail.overflow));
+            let bytes = &source.record[tail.at as usize..][..tail.len as usize];
+            writer.put(Stream::Bytes, bytes);
         }
         ints::encode(ints, &self.ints, writer);
     }

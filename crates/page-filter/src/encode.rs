@@ -11,7 +11,9 @@ use super::columns::{self, Columns};
 use super::guess::{guess_reserved_len, is_page_len};
 use super::ints::{self, Ints};
 use super::layout::*;
-use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Field, Geometry, Header, Row};
+use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
+use super::parse::{CellReader, Field, Parts, Row};
+use super::sorter::Sorter;
 use super::streams::{Stream, Writer};
 use super::texts::Texts;
 use super::varint;
@@ -81,14 +83,17 @@ pub(super) struct Encoder {
     ints: Ints,
     texts: Texts,
     columns: Columns,
-    fields: Vec<Field>,
+    /// The parts of all cells; but the rows are only those of the page being taken apart.
+    parts: Parts,
     groups: Vec<Group>,
     group_count: usize,
     pages: PageSequences,
     // For the page being taken apart.
-    rows: Vec<Row>,
     places: Vec<Place>,
     order: Vec<u32>,
+    sorter: Sorter,
+    /// The greatest number of fields of a row.
+    column_count: usize,
     /// Whether the cells lie in order from the end of the page down, with nothing between them.
     is_packed: bool,
     /// The start of the lowest cell, or the usable end of a page without cells.
@@ -99,7 +104,7 @@ pub(super) struct Encoder {
 impl Encoder {
     pub(super) fn len_in_memory(&self) -> usize {
         let rows: usize = self.groups.iter().map(|group| group.rows.capacity()).sum();
-        rows * size_of::<Row>() + self.fields.capacity() * size_of::<Field>()
+        rows * size_of::<Row>() + self.parts.fields.capacity() * size_of::<Field>()
     }
 
     pub(super) fn encode(
@@ -118,7 +123,8 @@ impl Encoder {
         }
         let first_page = (offset + head_len as u64) / page_len as u64 + 1;
         let pages_end = record.len() - (record.len() - head_len) % page_len;
-        let reserved_len = guess_reserved_len(record, head_len, page_len, first_page);
+        let reserved_len =
+            guess_reserved_len(record, head_len, page_len, first_page, &mut self.parts);
         let geometry = Geometry { page_len, reserved_len };
         self.clear();
         self.writer.put(Stream::Rest, &record[..head_len]);
@@ -141,7 +147,7 @@ impl Encoder {
 
     fn clear(&mut self) {
         self.writer.clear();
-        self.fields.clear();
+        self.parts.clear();
         self.group_count = 0;
         for sequence in self.pages.all() {
             sequence.clear();
@@ -152,18 +158,20 @@ impl Encoder {
         let page = &record[page_at..][..geometry.page_len];
         let btree_at = if number == 1 { DATABASE_HEADER_LEN } else { 0 };
         if page::is_btree_kind(page[btree_at]) {
-            let field_count = self.fields.len();
-            let group = self
-                .parse_page(page, page_at, btree_at, geometry)
-                .and_then(|header| Some((self.find_group(header.kind, geometry)?, header)));
+            let (field_count, tail_count) = (self.parts.fields.len(), self.parts.tails.len());
+            let group = self.parse_page(page, page_at, btree_at, geometry).and_then(|header| {
+                let has_tails = self.parts.tails.len() > tail_count;
+                Some((self.find_group(header.kind, (field_count, has_tails), geometry)?, header))
+            });
             if let Some((group, header)) = group {
                 self.writer.put(Stream::Rest, &page[..btree_at]);
                 self.pages.kinds.push(FIRST_GROUP + group as i64);
                 self.add_btree_page(page, btree_at, header, geometry);
-                self.groups[group].add_page(header, &self.rows);
+                self.groups[group].add_page(header, &self.parts.rows);
                 return;
             }
-            self.fields.truncate(field_count);
+            self.parts.fields.truncate(field_count);
+            self.parts.tails.truncate(tail_count);
         }
         if page[0] == 0 && is_zero(page) {
             self.pages.kinds.push(PAGE_ZERO);
@@ -189,29 +197,29 @@ impl Encoder {
         let pointers_at = btree_at + page::header_len(header.kind);
         let pointers_end = pointers_at + 2 * usize::from(header.cell_count);
         let pointers = page[..usable_len].get(pointers_at..pointers_end)?;
-        self.rows.clear();
-        self.places.clear();
+        let cells = CellReader::new(geometry, header.kind, page, page_at);
         self.order.clear();
-        let (mut is_ordered, mut is_packed) = (true, true);
-        let mut lowest = usable_len;
-        let mut room = usable_len - pointers_end;
-        for pointer in pointers.chunks_exact(2) {
-            let at = usize::from(page::u16_at(pointer, 0));
-            if at < pointers_end {
-                return None;
+        let is_ordered = match header.kind {
+            page::INDEX_INTERIOR => self.read_cells::<{ page::INDEX_INTERIOR }>(
+                &cells,
+                pointers,
+                pointers_end,
+                usable_len,
+            )?,
+            page::TABLE_INTERIOR => self.read_cells::<{ page::TABLE_INTERIOR }>(
+                &cells,
+                pointers,
+                pointers_end,
+                usable_len,
+            )?,
+            page::INDEX_LEAF => {
+                self.read_cells::<{ page::INDEX_LEAF }>(&cells, pointers, pointers_end, usable_len)?
             }
-            let (rows, fields) = (&mut self.rows, &mut self.fields);
-            let len = page::read_cell(geometry, header.kind, page, page_at, at, rows, fields)?;
-            // Otherwise, many pointers to one long cell would take quadratic time.
-            room = room.checked_sub(len)?;
-            is_ordered &= at + len.max(CELL_LEN_MIN) <= lowest;
-            is_packed &= at + len == lowest && len >= CELL_LEN_MIN;
-            lowest = at;
-            self.places.push(Place { at: at as u32, len: len as u32 });
-        }
-        self.is_packed = is_packed;
-        self.lowest = lowest;
-        if is_packed {
+            _ => {
+                self.read_cells::<{ page::TABLE_LEAF }>(&cells, pointers, pointers_end, usable_len)?
+            }
+        };
+        if self.is_packed {
             return Some(header);
         }
         let entries = self.places.iter().enumerate();
@@ -219,7 +227,7 @@ impl Encoder {
         if is_ordered {
             return Some(header);
         }
-        self.order.sort_unstable_by(|a, b| b.cmp(a));
+        self.sorter.sort(&mut self.order, usable_len)?;
         let mut end = usable_len as u32;
         for &entry in &self.order {
             let place = self.places[(entry & 0xffff) as usize];
@@ -232,24 +240,65 @@ impl Encoder {
         Some(header)
     }
 
-    /// Finds or creates the group for the page in `rows`.
-    fn find_group(&mut self, kind: u8, geometry: Geometry) -> Option<usize> {
-        let column_count =
-            self.rows.iter().map(|row| usize::from(row.field_count)).max().unwrap_or(0);
-        let field_count = self.rows.iter().map(|row| usize::from(row.field_count)).sum();
+    /// Reads the cells that `pointers` point to, none of which may begin before `start`. Returns
+    /// whether they lie in order from the end of the page down.
+    #[inline(never)]
+    fn read_cells<const KIND: u8>(
+        &mut self,
+        cells: &CellReader<'_>,
+        pointers: &[u8],
+        start: usize,
+        usable_len: usize,
+    ) -> Option<bool> {
+        self.parts.rows.clear();
+        self.places.clear();
+        let (mut is_ordered, mut is_packed) = (true, true);
+        let mut lowest = usable_len;
+        let mut room = usable_len - start;
+        let mut column_count = 0;
+        for pointer in pointers.as_chunks::<2>().0 {
+            let at = usize::from(u16::from_be_bytes(*pointer));
+            if at < start {
+                return None;
+            }
+            let first_field = self.parts.fields.len();
+            let len = cells.read::<KIND>(at, &mut self.parts)?;
+            column_count = column_count.max(self.parts.fields.len() - first_field);
+            // Otherwise, many pointers to one long cell would take quadratic time.
+            room = room.checked_sub(len)?;
+            is_ordered &= at + len.max(CELL_LEN_MIN) <= lowest;
+            is_packed &= at + len == lowest && len >= CELL_LEN_MIN;
+            lowest = at;
+            self.places.push(Place { at: at as u32, len: len as u32 });
+        }
+        self.is_packed = is_packed;
+        self.lowest = lowest;
+        self.column_count = column_count;
+        Some(is_ordered)
+    }
+
+    /// Finds or creates the group for the page in `rows`, whose fields begin at `field_start`.
+    fn find_group(
+        &mut self,
+        kind: u8,
+        (field_start, has_tails): (usize, bool),
+        geometry: Geometry,
+    ) -> Option<usize> {
+        let column_count = self.column_count;
         self.masks.clear();
         self.masks.resize(column_count, 0);
-        let stride = self.rows.len().div_ceil(MASK_ROW_COUNT).max(1);
-        for row in self.rows.iter().step_by(stride) {
-            let fields = &self.fields[row.first_field as usize..][..usize::from(row.field_count)];
+        let stride = self.parts.rows.len().div_ceil(MASK_ROW_COUNT).max(1);
+        for row in self.parts.rows.iter().step_by(stride) {
+            let fields =
+                &self.parts.fields[row.first_field as usize..][..usize::from(row.field_count)];
             for (mask, field) in self.masks.iter_mut().zip(fields) {
                 *mask |= mask_of(field.serial);
             }
         }
-        let is_regular = self.rows.len() * column_count == field_count
-            && self.rows.iter().all(|row| !row.has_overflow);
+        let field_count = self.parts.fields.len() - field_start;
+        let is_regular = self.parts.rows.len() * column_count == field_count && !has_tails;
         // Rows with very different numbers of fields would fill the memory with absent fields.
-        if self.rows.len() * column_count > FIELDS_PER_BYTE_MAX * geometry.page_len {
+        if self.parts.rows.len() * column_count > FIELDS_PER_BYTE_MAX * geometry.page_len {
             return None;
         }
         let found = self.groups[..self.group_count].iter().position(|group| {
@@ -278,8 +327,8 @@ impl Encoder {
         }
         let group = &mut self.groups[index];
         group.is_regular &= is_regular;
-        if let Some(row) = self.rows.first() {
-            group.pages.push((row.first_field, self.rows.len() as u32));
+        if let Some(row) = self.parts.rows.first() {
+            group.pages.push((row.first_field, self.parts.rows.len() as u32));
         }
         Some(index)
     }
@@ -287,7 +336,7 @@ impl Encoder {
     /// Records the parts of the page in `rows`, `places` and `order` that do not follow from its
     /// cells.
     fn add_btree_page(&mut self, page: &[u8], btree_at: usize, header: Header, geometry: Geometry) {
-        let cell_count = self.rows.len();
+        let cell_count = self.parts.rows.len();
         let pointers_end = btree_at + page::header_len(header.kind) + 2 * cell_count;
         let lowest = self.lowest;
         let mut flags = 0;
@@ -375,14 +424,15 @@ impl Encoder {
         for sequence in self.pages.all() {
             ints::encode(&mut self.ints, sequence, &mut self.writer);
         }
-        let Encoder { writer, ints, texts, columns, fields, .. } = self;
+        let Encoder { writer, ints, texts, columns, parts, .. } = self;
         for group in &self.groups[..self.group_count] {
             writer.put_byte(Stream::Control, group.kind);
             writer.put_number(group.column_count as u64);
             let source = columns::Source {
                 record,
-                fields,
+                fields: &parts.fields,
                 rows: &group.rows,
+                tails: &parts.tails,
                 pages: group.is_regular.then_some(&group.pages),
                 column_count: group.column_count,
             };

@@ -1,6 +1,7 @@
 //! Guesses the page length and the reserved bytes of a database from any part of it.
 
 use super::page::{self, CELL_LEN_MIN, Geometry, Header};
+use super::parse::{CellReader, Parts};
 use super::{PAGE_LEN_MAX, PAGE_LEN_MIN};
 
 /// The first bytes of every database.
@@ -68,13 +69,13 @@ pub(super) fn guess_reserved_len(
     head_len: usize,
     page_len: usize,
     first_page: u64,
+    parts: &mut Parts,
 ) -> usize {
     let allowed_max = 255.min(page_len - page::USABLE_LEN_MIN);
     if first_page == 1 {
         return usize::from(record[head_len + 20]).min(allowed_max);
     }
     let mut counts = [0u16; 256];
-    let (mut rows, mut fields) = (Vec::new(), Vec::new());
     for page in record[head_len..].chunks_exact(page_len).take(RESERVED_SAMPLE_COUNT) {
         let Some(header) = Header::read(page) else { continue };
         let at = page::header_len(header.kind);
@@ -85,12 +86,11 @@ pub(super) fn guess_reserved_len(
             continue;
         };
         let at = usize::from(last);
-        rows.clear();
-        fields.clear();
+        parts.clear();
         // The length of a cell with overflow pages is wrong here; most cells have none.
         let geometry = Geometry { page_len, reserved_len: 0 };
-        let len = page::read_cell(geometry, header.kind, page, 0, at, &mut rows, &mut fields)
-            .unwrap_or(0);
+        let cells = CellReader::new(geometry, header.kind, page, 0);
+        let len = cells.read_any(header.kind, at, parts).unwrap_or(0);
         let end_len = page_len - (at + len.max(CELL_LEN_MIN)).min(page_len);
         if len > 0 && end_len <= allowed_max {
             counts[end_len] += 1;

@@ -65,7 +65,7 @@ pub(super) fn encode(work: &mut Ints, values: &[i64], writer: &mut Writer) {
         }
         return;
     }
-    let base = values.iter().copied().min().unwrap_or(0);
+    let base = least(values);
     match choose(work, values, base) {
         PLAIN => encode_plain(work, values, base, writer),
         DELTA => encode_delta(work, values, writer),
@@ -102,6 +102,17 @@ fn encode_delta2(work: &mut Ints, values: &[i64], writer: &mut Writer) {
     put_planes(DELTA2, &[values[0], first_delta], &work.residuals, writer);
 }
 
+/// The least value, or 0 if there is none.
+fn least(values: &[i64]) -> i64 {
+    let Some(&first) = values.first() else { return 0 };
+    // Several minima at once: each comparison has to wait for the one before.
+    let (chunks, rest) = values.as_chunks::<8>();
+    let lanes = chunks.iter().fold([first; 8], |lanes, chunk| {
+        std::array::from_fn(|i| if chunk[i] < lanes[i] { chunk[i] } else { lanes[i] })
+    });
+    lanes.iter().chain(rest).copied().min().unwrap_or(first)
+}
+
 fn second_delta(three: &[i64]) -> i64 {
     let [a, b, c] = [three[0], three[1], three[2]];
     c.wrapping_sub(b).wrapping_sub(b.wrapping_sub(a))
@@ -123,7 +134,7 @@ fn put_planes(mode: u8, parameters: &[i64], residuals: &[u64], writer: &mut Writ
 
 /// Estimates the cost of `values` in the shortest form other than a dictionary, in bits.
 pub(super) fn estimate(work: &mut Ints, values: &[i64]) -> usize {
-    let base = values.iter().copied().min().unwrap_or(0);
+    let base = least(values);
     let cost_of = |mode| {
         sample(&mut work.residuals, values, base, mode);
         work.entropy.planes_cost(&work.residuals, usize::MAX) * values.len()
@@ -328,18 +339,21 @@ fn take_planes(
     Ok(())
 }
 
+const STEP_COUNT: usize = (SAMPLE_COUNT_MAX + 1).next_power_of_two();
+
 /// Estimates the cost of bytes that are each coded on their own.
 struct Entropy {
     /// `n * log2(n)`, in 1/64 bit; empty before first use.
     n_log_n: Vec<u32>,
-    /// The differences between successive entries of `n_log_n`.
-    steps: [u16; SAMPLE_COUNT_MAX + 1],
+    /// The differences between successive entries of `n_log_n`. As long as a power of two, so that
+    /// masking an index costs little.
+    steps: [u16; STEP_COUNT],
     counts: [u16; 256],
 }
 
 impl Default for Entropy {
     fn default() -> Entropy {
-        Entropy { n_log_n: Vec::new(), steps: [0; SAMPLE_COUNT_MAX + 1], counts: [0; 256] }
+        Entropy { n_log_n: Vec::new(), steps: [0; STEP_COUNT], counts: [0; 256] }
     }
 }
 
@@ -380,7 +394,7 @@ impl Entropy {
         let mut used = 0;
         for byte in bytes {
             let count = &mut self.counts[usize::from(byte)];
-            used += u32::from(self.steps[usize::from(*count) % self.steps.len()]);
+            used += u32::from(self.steps[usize::from(*count) % STEP_COUNT]);
             *count += 1;
         }
         (self.n_log_n[count].saturating_sub(used) / 64) as usize

@@ -19,7 +19,7 @@
 //! * The same record, offset and page length always give the same filtered form.
 //! * After warm-up, nothing is allocated per page or cell.
 //!
-//! Reading order: `page` takes a page apart; `encode` divides the parts into sequences; `ints` and
+//! Reading order: `parse` takes a page apart; `encode` divides the parts into sequences; `ints` and
 //! `texts` write a sequence, `dates` one of texts with dates; `streams` puts them into one buffer;
 //! `decode` reads them back, `fields` column by column; `rebuild` puts pages together, `program`
 //! finds what their cells have in common, `cells` writes them. `docs/page-filter.md` specifies the
@@ -56,8 +56,10 @@ mod ints;
 mod layout;
 mod notations;
 mod page;
+mod parse;
 mod program;
 mod rebuild;
+mod sorter;
 mod streams;
 mod texts;
 mod varint;
