@@ -3,10 +3,11 @@
 use super::streams::{Reader, Stream};
 
 /// Spare bytes at the arena's end, so that short strings can be copied in chunks of this length.
-const SPARE_LEN: usize = 32;
+const SPARE_LEN: usize = 64;
 
-/// Strings up to this length, in bytes, are copied as a chunk of this length.
+/// Strings up to these lengths and `SPARE_LEN`, in bytes, are copied as a chunk of that length.
 const SHORT_LEN: usize = 16;
+const MEDIUM_LEN: usize = 32;
 
 /// The decoder's strings: a copy of the streams of strings, followed by strings assembled from
 /// parts. Only the first `used` bytes are valid; the rest is never cleared.
@@ -59,6 +60,16 @@ impl Arena {
     pub(super) fn copy(&mut self, from: usize, len: usize, to: usize) {
         if len <= SHORT_LEN
             && let Some(&source) = self.chunk::<SHORT_LEN>(from)
+            && let Some(target) = self.chunk_mut(to)
+        {
+            *target = source;
+        } else if len <= MEDIUM_LEN
+            && let Some(&source) = self.chunk::<MEDIUM_LEN>(from)
+            && let Some(target) = self.chunk_mut(to)
+        {
+            *target = source;
+        } else if len <= SPARE_LEN
+            && let Some(&source) = self.chunk::<SPARE_LEN>(from)
             && let Some(target) = self.chunk_mut(to)
         {
             *target = source;

@@ -10,13 +10,14 @@ use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::page::{self, Geometry};
-use super::program::{Operation, Program, Slot};
+use super::program::{Operation, Program};
 use super::rebuild::Leftover;
+use super::slots;
 use super::varint;
 use super::{Malformed, PAGE_LEN_MAX};
 
 /// The spare room after the page, in bytes: the length of the longest chunk.
-const SPARE_LEN: usize = 64;
+const SPARE_LEN: usize = slots::LEN_MAX;
 
 /// A page and spare room. An empty field may start at the end of the longest page, so positions
 /// range below twice its length, a power of two.
@@ -42,6 +43,8 @@ struct Overflow {
 pub(super) struct Cells {
     /// The cells' lengths, in bytes.
     pub(super) lens: Vec<u32>,
+    /// The length of the longest cell, if there are slots for prefixes and types.
+    len_max: u32,
     program: Program,
     payload_lens: Vec<u32>,
     /// Whether the program's slots hold the prefixes and types.
@@ -160,6 +163,7 @@ impl Cells {
         }
         let cell_len = (payload_varint_len + row_id_len) as u32;
         self.lens.extend(lens.iter().map(|&len| cell_len + len));
+        self.len_max = cell_len + payloads.1;
         let header_word = (header_len as u64) << (64 - 8 * prefix_len);
         let payloads = lens.iter().map(|&len| {
             let word = match payload_varint_len {
@@ -214,13 +218,17 @@ impl Cells {
         leftover: &mut Leftover<'_, '_>,
         buffer: &mut Buffer,
     ) -> Result<usize, Malformed> {
-        if self.has_slots
-            && let &[Operation::Slot { len, .. }] = &self.program.steps[..]
-        {
-            match len {
-                0..=16 => self.write_slots::<16>(places, at, leftover, buffer),
-                17..=32 => self.write_slots::<32>(places, at, leftover, buffer),
-                _ => self.write_slots::<64>(places, at, leftover, buffer),
+        let steps = &self.program.steps[..];
+        if self.has_slots && matches!(steps, [Operation::Slot { .. } | Operation::Slots { .. }]) {
+            use slots::{LEN_MAX, LEN_MIN};
+            match (self.program.slot_len, self.len_max) {
+                (LEN_MIN, 0..=16) => self.write_slots::<LEN_MIN, 16>(places, at, leftover, buffer),
+                (LEN_MIN, 0..=32) => self.write_slots::<LEN_MIN, 32>(places, at, leftover, buffer),
+                (LEN_MIN, 0..=48) => self.write_slots::<LEN_MIN, 48>(places, at, leftover, buffer),
+                (LEN_MIN, _) => self.write_slots::<LEN_MIN, 64>(places, at, leftover, buffer),
+                (_, 0..=64) => self.write_slots::<LEN_MAX, 64>(places, at, leftover, buffer),
+                (_, 0..=96) => self.write_slots::<LEN_MAX, 96>(places, at, leftover, buffer),
+                _ => self.write_slots::<LEN_MAX, 128>(places, at, leftover, buffer),
             }
         } else if self.has_slots {
             self.write_cells::<true>(sources, places, at, leftover, buffer)
@@ -229,15 +237,16 @@ impl Cells {
         }
     }
 
-    /// Writes cells that each consist of one slot of at most `LEN` bytes.
-    fn write_slots<const LEN: usize>(
+    /// Writes cells that each consist of one slot of `SLOT` bytes, of which they use at most `LEN`.
+    fn write_slots<const SLOT: usize, const LEN: usize>(
         &self,
         (starts, order): (&[u32], &[u32]),
         mut at: usize,
         leftover: &mut Leftover<'_, '_>,
         buffer: &mut Buffer,
     ) -> Result<usize, Malformed> {
-        let mut write = |start: u32, slot: &Slot, len: u32| {
+        let slots = self.program.slots.as_chunks::<SLOT>().0;
+        let mut write = |start: u32, slot: &[u8; SLOT], len: u32| {
             let start = start as usize;
             if at != start {
                 leftover.put(&mut buffer[at..start])?;
@@ -247,14 +256,14 @@ impl Cells {
             Ok(())
         };
         if order.is_empty() {
-            let cells = starts.iter().zip(&self.program.slots).zip(&self.lens);
+            let cells = starts.iter().zip(slots).zip(&self.lens);
             for ((&start, slot), &len) in cells.rev() {
                 write(start, slot, len)?;
             }
         } else {
             for &cell in order.iter().rev() {
                 let cell = cell as usize;
-                write(starts[cell], &self.program.slots[cell], self.lens[cell])?;
+                write(starts[cell], &slots[cell], self.lens[cell])?;
             }
         }
         Ok(at)
@@ -369,13 +378,12 @@ impl Cells {
         let Sources { fields, arena, .. } = sources;
         match step {
             Operation::Slot { first, len } => {
-                let slot = &self.program.slots[first + cell];
-                if len <= 16 {
-                    put(buffer, at, *slot.first_chunk::<16>().expect("it is longer"));
-                } else {
-                    put(buffer, at, *slot);
-                }
+                put_slot(buffer, at, self.program.slot(first + cell), len);
                 at + len
+            }
+            Operation::Slots { first, first_len, len_max } => {
+                put_slot(buffer, at, self.program.slot(first + cell), len_max);
+                at + usize::from(self.program.slot_lens[first_len + cell])
             }
             Operation::Word { first, shift, len } => {
                 put(buffer, at, (fields.words[first + cell] << shift).to_be_bytes());
@@ -429,6 +437,18 @@ fn put<const LEN: usize>(buffer: &mut Buffer, at: usize, bytes: [u8; LEN]) {
     const { assert!(LEN <= SPARE_LEN) };
     let at = at % POSITION_END;
     *buffer[at..at + LEN].first_chunk_mut().expect("it is as long") = bytes;
+}
+
+/// Writes the first `len` bytes of a slot. May overwrite some bytes after them.
+#[inline(always)]
+fn put_slot(buffer: &mut Buffer, at: usize, slot: &[u8], len: usize) {
+    if len <= 16 {
+        put(buffer, at, *slot.first_chunk::<16>().expect("it is longer"));
+    } else if len <= 64 {
+        put(buffer, at, *slot.first_chunk::<64>().expect("it is as long"));
+    } else {
+        put(buffer, at, *slot.first_chunk::<{ slots::LEN_MAX }>().expect("it is as long"));
+    }
 }
 
 /// Writes a varint, and returns its end. May overwrite some bytes after it.

@@ -12,6 +12,7 @@
 
 use super::Malformed;
 use super::arena::Arena;
+use super::ends::{self, BLOCK_LEN};
 use super::ints::{self, Ints};
 use super::notations::{self, MARKER_MAX, RESERVED_MAX, find};
 use super::streams::{Reader, Stream, Writer};
@@ -175,6 +176,7 @@ pub(super) fn append(
     }
     let mut nexts = [0; SEQUENCE_COUNT];
     let mut first = arena.used;
+    let mut day = notations::Day::default();
     work.each_mark(rest, |at, byte, index| {
         let len = base + at - start;
         if len > arena.limit - arena.used {
@@ -188,7 +190,7 @@ pub(super) fn append(
                 let value = work.sequences[index][nexts[index]];
                 nexts[index] += 1;
                 let mut date = [0; notations::LEN_MAX];
-                let len = notations::write(byte, value, &mut date).ok_or(NO_DATE)?;
+                let len = notations::write(byte, value, &mut day, &mut date).ok_or(NO_DATE)?;
                 put(arena, &date[..len])
             }
             None => {
@@ -205,15 +207,17 @@ pub(super) fn append(
 impl Dates {
     /// Finds the markers and ends of `count` texts.
     fn find_marks(&mut self, bytes: &[u8], count: usize) -> Result<(), Malformed> {
-        const HIGH_BITS: u64 = 0xf8f8_f8f8_f8f8_f8f8;
         self.marks.clear();
         let mut end_count = 0;
-        for (i, chunk) in bytes.chunks(8).enumerate() {
-            let mut word = [u8::MAX; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            let mut marks = texts::zero_bytes(u64::from_le_bytes(word) & HIGH_BITS);
+        for (i, chunk) in bytes.chunks(BLOCK_LEN).enumerate() {
+            let mut last = [u8::MAX; BLOCK_LEN];
+            let block = chunk.first_chunk().unwrap_or_else(|| {
+                last[..chunk.len()].copy_from_slice(chunk);
+                &last
+            });
+            let mut marks = ends::marks_of(block, |byte| byte <= RESERVED_MAX);
             while marks != 0 {
-                let at = 8 * i + marks.trailing_zeros() as usize / 8;
+                let at = BLOCK_LEN * i + marks.trailing_zeros() as usize;
                 self.marks.push(at as u32);
                 end_count += usize::from(bytes[at] == 0);
                 if end_count == count {

@@ -14,7 +14,8 @@ use std::ops::Range;
 
 use super::arena::Arena;
 use super::cells::{Buffer, Cells};
-use super::fields::{Column, Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
+use super::column::Column;
+use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::guess::is_page_len;
 use super::ints::{self, Ints};
 use super::layout::*;

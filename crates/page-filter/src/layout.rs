@@ -85,3 +85,37 @@ pub(super) fn int_serial(value: i64) -> u32 {
     let bits = 63 - ((value ^ sign) << 1 | 1).leading_zeros();
     u32::from(SERIAL_OF_BITS[(bits as usize | (sign & 64) as usize) & 127])
 }
+
+/// The serial type of an integer of at most four bytes. The compiler can vectorise this.
+#[inline(always)]
+pub(super) fn narrow_int_serial(value: i32) -> u8 {
+    let bits = value ^ value >> 31;
+    let longer_than = |len: u32| i32::from(bits >= 1 << len);
+    let serial = 1 + longer_than(7) + longer_than(15) + longer_than(23);
+    (if value & !1 == 0 { 8 + value } else { serial }) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_have_the_serial_type_of_sqlite() {
+        let ends = [(0x7f, 1), (0x7fff, 2), (0x7f_ffff, 3), (0x7fff_ffff, 4), ((1 << 47) - 1, 5)];
+        for (i, (end, serial)) in ends.into_iter().enumerate() {
+            let values =
+                [(end, serial), (!end, serial), (end + 1, serial + 1), (!end - 1, serial + 1)];
+            for (value, serial) in values {
+                assert_eq!(int_serial(value), serial, "{value}");
+                if i < 3 {
+                    assert_eq!(u32::from(narrow_int_serial(value as i32)), serial, "{value}");
+                }
+            }
+        }
+        for (value, serial) in [(0, 8), (1, 9), (2, 1), (-1, 1), (i32::MAX, 4), (i32::MIN, 4)] {
+            assert_eq!(int_serial(value.into()), serial, "{value}");
+            assert_eq!(u32::from(narrow_int_serial(value)), serial, "{value}");
+        }
+        assert_eq!((int_serial(i64::MAX), int_serial(i64::MIN)), (6, 6));
+    }
+}

@@ -19,11 +19,12 @@
 //! * The same record, offset and page length always give the same filtered form.
 //! * After warm-up, nothing is allocated per page or cell.
 //!
-//! Reading order: `parse` takes a page apart; `encode` divides the parts into sequences; `ints` and
-//! `texts` write a sequence, `dates` one of texts with dates; `streams` puts them into one buffer;
-//! `decode` reads them back, `fields` column by column; `rebuild` puts pages together, `program`
-//! finds what their cells have in common, `cells` writes them. `docs/page-filter.md` specifies the
-//! bytes.
+//! Reading order: `parse` takes a page apart; `encode` divides the parts into sequences, `columns`
+//! those of a column; `ints` and `texts` write a sequence, `dates` one of texts with dates;
+//! `streams` puts them into one buffer; `decode` reads them back, `column` column by column into
+//! `fields`; `rebuild` puts pages together, `program` finds what their cells have in common,
+//! `slots` prepares their short parts, `cells` writes them.
+//! `docs/page-filter.md` specifies the bytes.
 //!
 //! ```
 //! use hardpack_page_filter::PageFilter;
@@ -44,12 +45,14 @@
 mod arena;
 mod cells;
 mod civil;
+mod column;
 mod columns;
 mod dates;
 mod decimal;
 mod decode;
 mod dictionary;
 mod encode;
+mod ends;
 mod fields;
 mod guess;
 mod ints;
@@ -59,6 +62,7 @@ mod page;
 mod parse;
 mod program;
 mod rebuild;
+mod slots;
 mod sorter;
 mod streams;
 mod texts;

@@ -151,18 +151,45 @@ fn two_digits(high: u8, low: u8) -> Option<u32> {
     is_two.then(|| u32::from(high - b'0') * 10 + u32::from(low - b'0'))
 }
 
+/// The last day that was written. Most dates have the day of the date before.
+pub(super) struct Day {
+    number: i64,
+    date: Date,
+}
+
+impl Default for Day {
+    fn default() -> Day {
+        Day { number: 0, date: civil::date_of(0) }
+    }
+}
+
+impl Day {
+    fn date_of(&mut self, number: i64) -> Date {
+        if self.number != number {
+            *self = Day { number, date: civil::date_of(number) };
+        }
+        self.date
+    }
+}
+
 /// Writes the date of a marker to the front of `room` and returns its length; `None` if the value
 /// is out of range.
-pub(super) fn write(marker: u8, value: i64, room: &mut [u8; LEN_MAX]) -> Option<usize> {
+pub(super) fn write(
+    marker: u8,
+    value: i64,
+    last: &mut Day,
+    room: &mut [u8; LEN_MAX],
+) -> Option<usize> {
     if marker == DAY {
         (civil::DAY_MIN..=civil::DAY_MAX).contains(&value).then_some(())?;
-        put_day(value, room);
+        put_day(last.date_of(value), room);
         return Some(10);
     }
     (SECOND_MIN..=SECOND_MAX).contains(&value).then_some(())?;
     let day_number = value.div_euclid(SECONDS_PER_DAY);
     let second = value.rem_euclid(SECONDS_PER_DAY) as u32;
-    let Date { year, month, day } = civil::date_of(day_number);
+    let date = last.date_of(day_number);
+    let Date { year, month, day } = date;
     let month_name = &MONTHS[3 * (month as usize - 1)..][..3];
     match marker {
         SECOND_SLASH => {
@@ -185,7 +212,7 @@ pub(super) fn write(marker: u8, value: i64, room: &mut [u8; LEN_MAX]) -> Option<
             Some(15)
         }
         _ => {
-            put_day(day_number, room);
+            put_day(date, room);
             room[10] = if marker == SECOND_T { b'T' } else { b' ' };
             put_second(second, &mut room[11..]);
             Some(19)
@@ -193,8 +220,7 @@ pub(super) fn write(marker: u8, value: i64, room: &mut [u8; LEN_MAX]) -> Option<
     }
 }
 
-fn put_day(day: i64, room: &mut [u8; LEN_MAX]) {
-    let Date { year, month, day } = civil::date_of(day);
+fn put_day(Date { year, month, day }: Date, room: &mut [u8; LEN_MAX]) {
     put_two(year / 100, room, 0);
     put_two(year % 100, room, 2);
     room[4] = b'-';

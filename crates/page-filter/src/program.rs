@@ -8,12 +8,11 @@
 //! that each cell gets exactly its computed length.
 
 use super::Malformed;
-use super::arena::Arena;
 use super::decode::Group;
 use super::fields::{
     Fields, MixedField, SERIAL_ABSENT, SERIAL_DOUBLE, SERIAL_IS_CUT, Shape, TOO_LONG,
 };
-use super::layout::int_serial;
+use super::layout::{int_serial, narrow_int_serial};
 use super::page;
 use super::texts::Span;
 use super::varint;
@@ -22,18 +21,7 @@ use super::varint;
 const SERIAL_ONE_BYTE_END: u32 = 0x80;
 
 /// Templates are copied in chunks of this length, in bytes.
-const CHUNK_LEN: usize = 16;
-
-/// Space for parts of a cell that have the same length in all cells: the part before the bodies,
-/// words, short strings.
-pub(super) type Slot = [u8; 64];
-
-/// The longest string put into a slot, in bytes, and the length of the chunk it is copied as.
-const SLOT_TEXT_LEN_MAX: usize = 32;
-
-/// The longest content of a slot to which a word can be added: words are written whole, so they
-/// need room after them.
-const SLOT_WORDS_LEN_MAX: usize = size_of::<Slot>() - 8;
+pub(super) const CHUNK_LEN: usize = 16;
 
 /// An operation that writes a field's body. Lists begin with the page's first row; `type_at` is the
 /// position of the field's type among the types, if it differs between cells.
@@ -47,12 +35,15 @@ pub(super) enum Operation {
     Ints { first: usize, first_serial: usize, type_at: usize },
     /// Strings of one length.
     Text { first: usize, len: u32 },
-    /// Strings.
-    Texts { first: usize, base: u32, type_at: usize },
-    /// Fields of any kind.
-    Mixed { first: usize, type_at: usize },
+    /// Strings of at most `len_max` bytes.
+    Texts { first: usize, len_max: u32, base: u32, type_at: usize },
+    /// Fields of any kind, with bodies of at most `len_max` bytes.
+    Mixed { first: usize, len_max: u32, type_at: usize },
     /// The content of slots; `first` is the slot of the first row.
     Slot { first: usize, len: usize },
+    /// The content of slots, at most `len_max` bytes; `first_len` is the index of the first row's
+    /// length in [`Program::slot_lens`].
+    Slots { first: usize, first_len: usize, len_max: usize },
 }
 
 /// The types of a few columns, for pages without a template: types common to all cells, then one
@@ -71,17 +62,21 @@ const TYPE_RUN_LEN_MAX: usize = 16;
 pub(super) struct Program {
     /// The operations carried out for each cell.
     pub(super) steps: Vec<Operation>,
-    pub(super) slots: Vec<Slot>,
-    operations: Vec<Operation>,
+    /// Slots of `slot_len` bytes each.
+    pub(super) slots: Vec<u8>,
+    pub(super) slot_len: usize,
+    /// The lengths of the slots whose contents differ in length.
+    pub(super) slot_lens: Vec<u8>,
+    pub(super) operations: Vec<Operation>,
     /// The serial types, padded to whole chunks, if each has the same length in all cells. Types
     /// that differ have placeholders.
-    template: Vec<u8>,
+    pub(super) template: Vec<u8>,
     pub(super) type_runs: Vec<TypeRun>,
     /// Whether the types of the last column differ.
     is_open: bool,
     /// The length of each cell's types beyond `same_types_len`; empty if there is none.
     types_lens: Vec<u32>,
-    cell_count: usize,
+    pub(super) cell_count: usize,
     /// The length of each cell's bodies (including cut ones) beyond `same_len`; empty if there is
     /// none.
     body_lens: Vec<u32>,
@@ -96,9 +91,10 @@ pub(super) struct Program {
 impl Program {
     pub(super) fn len_in_memory(&self) -> usize {
         8 * self.body_lens.capacity()
+            + self.slot_lens.capacity()
             + 64 * (self.operations.capacity() + self.type_runs.capacity())
             + self.template.capacity()
-            + self.slots.capacity() * size_of::<Slot>()
+            + self.slots.capacity()
     }
 
     /// Whether each serial type has the same length in all cells.
@@ -241,32 +237,46 @@ impl Program {
     /// Adds integers whose serial types are not known yet.
     fn add_ints(&mut self, values: &[i64], first: usize) {
         let Some(&value) = values.first() else { return };
-        let differing = values.iter().fold(0, |differing, other| differing | (other ^ value));
+        let (mut differing, mut all) = (0, 0);
+        for other in values {
+            differing |= other ^ value;
+            all |= other ^ other >> 63;
+        }
         // Integers above 1 with the same top bit have one type.
         if value > 1 && differing.leading_zeros() > value.leading_zeros() {
             return self.add_word(int_serial(value), first);
         }
         let first_serial = self.serials.len();
-        self.serials.extend(values.iter().map(|&value| int_serial(value) as u8));
+        let is_narrow = all <= i64::from(i32::MAX);
+        if is_narrow {
+            self.serials.extend(values.iter().map(|&value| narrow_int_serial(value as i32)));
+        } else {
+            self.serials.extend(values.iter().map(|&value| int_serial(value) as u8));
+        }
         let serials = &self.serials[first_serial..];
         if serials.iter().fold(0, |differing, other| differing | (other ^ serials[0])) == 0 {
             let serial = u32::from(serials[0]);
             self.serials.truncate(first_serial);
             return self.add_word(serial, first);
         }
-        add_lens(&mut self.body_lens, serials.iter().map(|&s| page::small_body_len(s.into())));
+        if is_narrow {
+            // The types from 1 to 4 are the lengths.
+            let len = |&serial: &u8| u32::from(serial & if serial < 8 { 7 } else { 0 });
+            add_lens(&mut self.body_lens, serials.iter().map(len));
+        } else {
+            add_lens(&mut self.body_lens, serials.iter().map(|&s| page::small_body_len(s.into())));
+        }
         let type_at = self.add_open_type();
         self.operations.push(Operation::Ints { first, first_serial, type_at });
     }
 
     fn add_texts(&mut self, spans: &[Span], first: usize, base: u32) -> Result<(), Malformed> {
         let Some(&Span { len, .. }) = spans.first() else { return Ok(()) };
-        let (mut all, mut differing, mut is_long) = (0, 0, 0);
+        let (mut all, mut differing, mut len_max) = (0, 0, 0);
         for span in spans {
             all |= span.len;
             differing |= span.len ^ len;
-            // Sets the top bit if the length is greater.
-            is_long |= ((SERIAL_ONE_BYTE_END - 1 - 13) / 2).wrapping_sub(span.len);
+            len_max = len_max.max(span.len);
         }
         if all >= 2 * super::PAGE_LEN_MAX as u32 {
             return Err(TOO_LONG);
@@ -281,23 +291,22 @@ impl Program {
         }
         add_lens(&mut self.body_lens, spans.iter().map(|span| span.len));
         let mut type_at = 0;
-        if is_long >> 31 == 0 {
+        if len_max <= (SERIAL_ONE_BYTE_END - 1 - 13) / 2 {
             type_at = self.add_open_type();
         } else {
             self.add_open_types(spans.iter().map(|span| type_len(base + 2 * span.len)));
         }
-        self.operations.push(Operation::Texts { first, base, type_at });
+        self.operations.push(Operation::Texts { first, len_max, base, type_at });
         Ok(())
     }
 
     fn add_mixed(&mut self, fields: &[MixedField], first: usize) {
-        add_lens(
-            &mut self.body_lens,
-            fields.iter().map(|field| match field.serial {
-                SERIAL_ABSENT => 0,
-                serial => page::body_len(serial & !SERIAL_IS_CUT),
-            }),
-        );
+        let mut len_max = 0;
+        let lens = fields.iter().map(|field| match field.serial {
+            SERIAL_ABSENT => 0,
+            serial => page::body_len(serial & !SERIAL_IS_CUT),
+        });
+        add_lens(&mut self.body_lens, lens.inspect(|&len| len_max = len_max.max(len)));
         let all = fields.iter().fold(0, |all, field| all | field.serial);
         let mut type_at = 0;
         if all < SERIAL_ONE_BYTE_END {
@@ -308,7 +317,7 @@ impl Program {
                 serial => type_len(serial & !SERIAL_IS_CUT),
             }));
         }
-        self.operations.push(Operation::Mixed { first, type_at });
+        self.operations.push(Operation::Mixed { first, len_max, type_at });
     }
 }
 
@@ -319,170 +328,6 @@ fn add_lens(sums: &mut Vec<u32>, lens: impl Iterator<Item = u32>) {
         sums.extend(lens);
     } else {
         sums.iter_mut().zip(lens).for_each(|(sum, len)| *sum = sum.saturating_add(len));
-    }
-}
-
-/// The part that fills slots and lists the steps that write cells.
-impl Program {
-    /// Puts the bodies that have the same length in all cells into slots.
-    pub(super) fn fill_slots_with_bodies(&mut self, fields: &Fields, arena: &Arena) {
-        self.steps.clear();
-        self.fuse_all(0, None, fields, arena);
-    }
-
-    /// Puts the output of operations into slots, which hold `front_len` bytes already, or makes the
-    /// operations steps.
-    fn fuse_all(
-        &mut self,
-        front_len: usize,
-        types_at: Option<usize>,
-        fields: &Fields,
-        arena: &Arena,
-    ) {
-        let mut run = Run { first: 0, len: front_len };
-        let operations = std::mem::take(&mut self.operations);
-        for &operation in &operations {
-            if !self.fuse(operation, &mut run, fields, arena) {
-                if let Some(types_at) = types_at {
-                    self.put_open_types(operation, types_at, fields);
-                }
-                self.end_run(&mut run);
-                self.steps.push(operation);
-            }
-        }
-        self.end_run(&mut run);
-        self.operations = operations;
-    }
-
-    /// Fills slots with the parts that have the same length in all cells: prefixes (from the top of
-    /// a word down), types, and bodies. Returns false if there are too many types.
-    pub(super) fn fill_slots(
-        &mut self,
-        prefixes: impl Iterator<Item = u64>,
-        prefix_len: usize,
-        fields: &Fields,
-        arena: &Arena,
-    ) -> bool {
-        let cell_count = self.cell_count;
-        let front_len = prefix_len + self.types_len(0);
-        if prefix_len + self.template.len() > size_of::<Slot>() || front_len > SLOT_WORDS_LEN_MAX {
-            return false;
-        }
-        self.steps.clear();
-        if self.slots.len() < cell_count {
-            self.slots.resize(cell_count, [0; _]);
-        }
-        match *self.template.as_chunks::<CHUNK_LEN>().0 {
-            [chunk] => {
-                for (slot, prefix) in self.slots[..cell_count].iter_mut().zip(prefixes) {
-                    put(slot, 0, prefix.to_be_bytes());
-                    put(slot, prefix_len, chunk);
-                }
-            }
-            ref chunks => {
-                for (slot, prefix) in self.slots[..cell_count].iter_mut().zip(prefixes) {
-                    put(slot, 0, prefix.to_be_bytes());
-                    for (i, chunk) in chunks.iter().enumerate() {
-                        put(slot, prefix_len + i * CHUNK_LEN, *chunk);
-                    }
-                }
-            }
-        }
-        self.fuse_all(front_len, Some(prefix_len), fields, arena);
-        true
-    }
-
-    /// Puts the output of an operation into slots. Returns false, and does nothing, if its length
-    /// differs between cells.
-    fn fuse(
-        &mut self,
-        operation: Operation,
-        run: &mut Run,
-        fields: &Fields,
-        arena: &Arena,
-    ) -> bool {
-        match operation {
-            Operation::Word { first, shift, len } => {
-                let (slots, at) = self.slots_for(run, len as usize, 8);
-                for (slot, word) in slots.iter_mut().zip(&fields.words[first..]) {
-                    put(slot, at, (word << shift).to_be_bytes());
-                }
-                true
-            }
-            Operation::Text { first, len } if len as usize <= SLOT_TEXT_LEN_MAX => {
-                let (slots, at) = self.slots_for(run, len as usize, SLOT_TEXT_LEN_MAX);
-                for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
-                    let chunk = arena.chunk::<SLOT_TEXT_LEN_MAX>(span.at as usize);
-                    put(slot, at, *chunk.unwrap_or(&[0; _]));
-                }
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Puts one-byte types that differ between cells into the slots of the part before the bodies.
-    fn put_open_types(&mut self, operation: Operation, types_at: usize, fields: &Fields) {
-        let slots = &mut self.slots[..self.cell_count];
-        match operation {
-            Operation::Words { first_serial, type_at, .. } => {
-                for (slot, &serial) in slots.iter_mut().zip(&fields.serials[first_serial..]) {
-                    put(slot, types_at + type_at, [serial]);
-                }
-            }
-            Operation::Ints { first_serial, type_at, .. } => {
-                for (slot, &serial) in slots.iter_mut().zip(&self.serials[first_serial..]) {
-                    put(slot, types_at + type_at, [serial]);
-                }
-            }
-            Operation::Texts { first, base, type_at } => {
-                for (slot, span) in slots.iter_mut().zip(&fields.spans[first..]) {
-                    put(slot, types_at + type_at, [(base + 2 * span.len) as u8]);
-                }
-            }
-            Operation::Mixed { first, type_at } => {
-                for (slot, field) in slots.iter_mut().zip(&fields.mixed[first..]) {
-                    put(slot, types_at + type_at, [field.serial as u8]);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns slots with room for a body of `len` bytes, written as a chunk of `room` bytes, and
-    /// the position in them.
-    fn slots_for(&mut self, run: &mut Run, len: usize, room: usize) -> (&mut [Slot], usize) {
-        if run.len + room > size_of::<Slot>() {
-            self.end_run(run);
-        }
-        let end = run.first + self.cell_count;
-        if self.slots.len() < end {
-            self.slots.resize(end, [0; _]);
-        }
-        let at = run.len;
-        run.len += len;
-        (&mut self.slots[run.first..end], at)
-    }
-
-    /// Makes the run's slots a step, and starts a new run.
-    fn end_run(&mut self, run: &mut Run) {
-        if run.len > 0 {
-            self.steps.push(Operation::Slot { first: run.first, len: run.len });
-            *run = Run { first: run.first + self.cell_count, len: 0 };
-        }
-    }
-}
-
-/// The slots being filled.
-struct Run {
-    first: usize,
-    len: usize,
-}
-
-#[inline(always)]
-fn put<const LEN: usize>(slot: &mut Slot, at: usize, bytes: [u8; LEN]) {
-    if let Some(target) = slot.get_mut(at..).and_then(|slot| slot.first_chunk_mut()) {
-        *target = bytes;
     }
 }
 

@@ -14,6 +14,7 @@ use super::arena::Arena;
 use super::dates::{self, Dates};
 use super::decode::{Kept, make_room};
 use super::dictionary::{self, Dictionary};
+use super::ends::{ENDS_AT_ONCE, find_ends};
 use super::ints::{self, Ints};
 use super::streams::{Reader, Stream, Writer};
 
@@ -148,13 +149,12 @@ pub(super) fn text(record: &[u8], span: Span) -> &[u8] {
 /// Writes each string without the prefix it shares with its predecessor. Returns false, and writes
 /// nothing, if a string contains a zero byte.
 fn encode_prefixed(record: &[u8], spans: &[Span], stream: Stream, writer: &mut Writer) -> bool {
-    let symbols = writer.stream(Stream::Symbols);
-    let mut previous: &[u8] = &[];
-    for &span in spans {
-        let value = text(record, span);
-        symbols.push(common_prefix_len(previous, value) as u8);
-        previous = value;
-    }
+    let mut previous = Span::default();
+    writer.stream(Stream::Symbols).extend(spans.iter().map(|&span| {
+        let shared = common_prefix_len(record, previous, span);
+        previous = span;
+        shared as u8
+    }));
     let (symbols, out) = writer.symbols_and(stream);
     let shared = &symbols[symbols.len() - spans.len()..];
     let start = out.len();
@@ -181,20 +181,26 @@ fn encode_prefixed(record: &[u8], spans: &[Span], stream: Stream, writer: &mut W
     true
 }
 
+/// The length of the prefix that two strings share, up to [`PREFIX_LEN_MAX`].
 #[inline(always)]
-fn common_prefix_len(a: &[u8], b: &[u8]) -> usize {
-    let len_max = a.len().min(b.len()).min(PREFIX_LEN_MAX);
+fn common_prefix_len(record: &[u8], a: Span, b: Span) -> usize {
+    let len_max = (a.len.min(b.len) as usize).min(PREFIX_LEN_MAX);
+    let word = |span: Span, len: usize| -> Option<u64> {
+        Some(u64::from_le_bytes(*record.get(span.at as usize + len..)?.first_chunk()?))
+    };
     let mut len = 0;
-    while len + 8 <= len_max {
-        let word =
-            |bytes: &[u8]| u64::from_le_bytes(bytes[len..len + 8].try_into().expect("8 bytes"));
-        let differing = word(a) ^ word(b);
-        if differing != 0 {
-            return len + differing.trailing_zeros() as usize / 8;
+    while len < len_max {
+        // May compare bytes after the strings, which do not count.
+        let (Some(x), Some(y)) = (word(a, len), word(b, len)) else {
+            let (a, b) = (&text(record, a)[len..len_max], &text(record, b)[len..len_max]);
+            return len + a.iter().zip(b).take_while(|(x, y)| x == y).count();
+        };
+        if x != y {
+            return len_max.min(len + (x ^ y).trailing_zeros() as usize / 8);
         }
         len += 8;
     }
-    len + a[len..len_max].iter().zip(&b[len..len_max]).take_while(|(x, y)| x == y).count()
+    len_max
 }
 
 fn shares_prefixes(record: &[u8], spans: &[Span]) -> bool {
@@ -202,10 +208,8 @@ fn shares_prefixes(record: &[u8], spans: &[Span]) -> bool {
         return false;
     }
     let sampled = &spans[..spans.len().min(PREFIX_SAMPLE_COUNT)];
-    let shared: usize = sampled
-        .windows(2)
-        .map(|pair| common_prefix_len(text(record, pair[0]), text(record, pair[1])))
-        .sum();
+    let pairs = sampled.windows(2);
+    let shared: usize = pairs.map(|pair| common_prefix_len(record, pair[0], pair[1])).sum();
     shared >= PREFIX_LEN_MIN * (sampled.len() - 1)
 }
 
@@ -345,9 +349,6 @@ pub(super) fn append(
     Ok(())
 }
 
-/// The number of strings that can end in one word.
-const ENDS_AT_ONCE: usize = 8;
-
 /// Finds `count` strings that end with zero bytes, and appends their spans.
 fn take_terminated(
     reader: &mut Reader<'_>,
@@ -369,57 +370,19 @@ fn take_terminated(
     Ok(())
 }
 
-/// Appends spans that start at the first `count` zero bytes. Returns the position after the last of
-/// them.
-///
-/// All zero bytes of a word are found at once, and two positions are always stored, whether they
-/// exist or not: the ends of short strings are unpredictable, so branches would cost more.
-fn find_ends(bytes: &[u8], count: usize, spans: &mut Vec<Span>) -> Result<usize, Malformed> {
-    let start = spans.len();
-    // The last word may have a few more than wanted.
-    spans.resize(start + count + ENDS_AT_ONCE, Span::default());
-    let ends = &mut spans[start..];
-    let mut found = 0;
-    let mut at = 0;
-    while found < count {
-        let Some(chunk) = bytes.get(at..).and_then(|rest| rest.first_chunk()) else { break };
-        let mut zeros = zero_bytes(u64::from_le_bytes(*chunk));
-        let zero_count = ((zeros >> 7).wrapping_mul(ONES) >> 56) as usize;
-        let Some(slots) = ends.get_mut(found..).and_then(|s| s.first_chunk_mut::<2>()) else {
-            break;
-        };
-        for slot in slots {
-            slot.at = at as u32 + zeros.trailing_zeros() / 8;
-            zeros &= zeros.wrapping_sub(1);
-        }
-        for slot in ends[found..].iter_mut().take(zero_count).skip(2) {
-            slot.at = at as u32 + zeros.trailing_zeros() / 8;
-            zeros &= zeros.wrapping_sub(1);
-        }
-        found += zero_count;
-        at += 8;
-    }
-    while found < count {
-        let rest = bytes.get(at..).unwrap_or(&[]);
-        let zero = rest.iter().position(|&byte| byte == 0);
-        at += zero.ok_or(Malformed("a text does not end"))?;
-        ends[found].at = at as u32;
-        found += 1;
-        at += 1;
-    }
-    let end = ends[..count].last().map_or(0, |last| last.at as usize + 1);
-    spans.truncate(start + count);
-    Ok(end)
-}
+/// The length of the front of a string that is assembled in registers, in bytes.
+const FRONT_LEN: usize = 32;
 
-const ONES: u64 = 0x0101_0101_0101_0101;
-
-/// Sets the top bit of each byte that is zero.
-#[inline(always)]
-pub(super) fn zero_bytes(word: u64) -> u64 {
-    const LOW: u64 = 0x7f * ONES;
-    !(((word & LOW) + LOW) | word | LOW)
-}
+/// From `FRONT_LEN - n` on, a mask of the first `n` bytes of a front.
+const FRONT_MASK: [u8; 2 * FRONT_LEN] = {
+    let mut mask = [0; 2 * FRONT_LEN];
+    let mut i = 0;
+    while i < FRONT_LEN {
+        mask[i] = u8::MAX;
+        i += 1;
+    }
+    mask
+};
 
 /// Assembles strings that were written without the prefix they share with their predecessor, up to
 /// the last that is kept.
@@ -437,8 +400,8 @@ fn decode_prefixed(
     let first = spans.len();
     let len = find_ends(reader.rest(stream), count, spans)?;
     let mut at = 0;
-    // The first bytes of a string are kept in a register: a load just after partial stores stalls.
-    let (mut previous_at, mut previous_len, mut previous) = (0, 0, 0u128);
+    // The first bytes of a string are kept in registers: a load just after partial stores stalls.
+    let (mut previous_at, mut previous_len, mut previous) = (0, 0, [0u8; FRONT_LEN]);
     let needed = shared[..kept.range.end].iter();
     for (&prefix_len, span) in needed.zip(&mut spans[first..]) {
         let prefix_len = usize::from(prefix_len);
@@ -449,21 +412,22 @@ fn decode_prefixed(
         if prefix_len > previous_len || len > arena.limit - to {
             return Err(TOO_LONG);
         }
-        if len <= 8 && prefix_len < 8 {
-            let shift = 8 * prefix_len as u32;
-            let rest = u64::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
-            let word = previous as u64 & ((1 << shift) - 1) | rest << shift;
-            *arena.chunk_mut(to).ok_or(TOO_LONG)? = word.to_le_bytes();
-            previous = u128::from(word);
-        } else if len <= SHORT_LEN && prefix_len < SHORT_LEN {
-            let shift = 8 * prefix_len as u32;
-            let rest = u128::from_le_bytes(*arena.chunk(start + at).ok_or(TOO_LONG)?);
-            previous = previous & ((1 << shift) - 1) | rest << shift;
-            *arena.chunk_mut(to).ok_or(TOO_LONG)? = previous.to_le_bytes();
+        // From here on, the rest would lie at its position in the string.
+        let from = (start + at).checked_sub(prefix_len);
+        if let Some(from) = from
+            && let Some(mask) = FRONT_MASK.get(FRONT_LEN.wrapping_sub(prefix_len)..)
+            && let Some(mask) = mask.first_chunk::<FRONT_LEN>()
+            && let Some(rest) = arena.chunk::<FRONT_LEN>(from)
+        {
+            previous = std::array::from_fn(|i| previous[i] & mask[i] | rest[i] & !mask[i]);
+            *arena.chunk_mut(to).ok_or(TOO_LONG)? = previous;
+            if len > FRONT_LEN {
+                arena.copy(from + FRONT_LEN, len - FRONT_LEN, to + FRONT_LEN);
+            }
         } else {
             arena.copy(previous_at, prefix_len, to);
             arena.copy(start + at, rest_len, to + prefix_len);
-            previous = u128::from_le_bytes(*arena.chunk(to).ok_or(TOO_LONG)?);
+            previous = *arena.chunk(to).ok_or(TOO_LONG)?;
         }
         arena.used += len;
         *span = Span { at: to as u32, len: len as u32 };

@@ -119,6 +119,34 @@ fn databases_of_every_kind_come_back() {
     }
 }
 
+/// Fields of all lengths around those that are copied as chunks, in rows of all lengths around
+/// those of slots, and more rows in a page than all slots have room for.
+#[test]
+fn rows_of_short_fields_come_back() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made.db");
+    for page_len in [512, 4096, 65536] {
+        let mut sql = format!("PRAGMA page_size={page_len};");
+        for (i, longest) in [3, 9, 17, 33, 65].into_iter().enumerate() {
+            sql += &format!(
+                "CREATE TABLE t{i}(a, b, c, d, e, f, g); CREATE INDEX i{i} ON t{i}(b, c);
+                {SERIES} INSERT INTO t{i} SELECT i%3, printf('%.*c', i*i%{longest}, 'b'),
+                    CASE WHEN i%4 THEN i*i END, printf('%.*c', i%7%{longest}, 'd'), i%7/2.0,
+                    CASE WHEN i%5 THEN printf('%.*c', i*i*i%{longest}, 'f') WHEN i%3 THEN i END,
+                    1<<(i%50) FROM n;"
+            );
+        }
+        let columns: Vec<String> = (0..40).map(|i| format!("c{i}")).collect();
+        let values: Vec<String> = (0..40)
+            .map(|i| format!("CASE i%40 WHEN {i} THEN 'once in a while' ELSE '' END"))
+            .collect();
+        sql += &format!("CREATE TABLE wide({});", columns.join(","));
+        sql += &format!("{SERIES} INSERT INTO wide SELECT {} FROM n;", values.join(","));
+        make(&path, 0, &sql);
+        assert!(round_trip_file(&path, 64) > 6, "{page_len}");
+    }
+}
+
 #[test]
 fn page_length_is_seen_in_the_middle_of_a_file() {
     let directory = tempfile::tempdir().expect("a directory");
