@@ -19,6 +19,7 @@ use super::fields::{Fields, SERIAL_ABSENT, SERIAL_IS_CUT};
 use super::guess::is_page_len;
 use super::ints::{self, Ints};
 use super::layout::*;
+use super::output::Output;
 use super::page::{self, Geometry};
 use super::streams::{Reader, Stream};
 use super::varint;
@@ -175,27 +176,27 @@ impl Decoder {
             + self.groups.iter().map(Group::len_in_memory).sum::<usize>()
     }
 
-    /// Writes at least the pages that overlap `part` into `out`.
+    /// Puts at least the pages that overlap `part` into `out`.
     pub(super) fn decode(
         &mut self,
         filtered: &[u8],
-        out: &mut [u8],
+        out: &mut (impl Output + ?Sized),
         part: &Range<usize>,
     ) -> Result<(), Malformed> {
-        if out.len() > RECORD_LEN_MAX || filtered.len() > filtered_len_max(out.len()) {
+        let out_len = out.len();
+        if out_len > RECORD_LEN_MAX || filtered.len() > filtered_len_max(out_len) {
             return Err(Malformed("the record is too long"));
         }
-        let (plan, mut reader) = read_plan(filtered, out.len())?;
-        let head = reader.take(Stream::Rest, plan.head_len)?;
-        out[..plan.head_len].copy_from_slice(head);
+        let (plan, mut reader) = read_plan(filtered, out_len)?;
+        out.put(0, reader.take(Stream::Rest, plan.head_len)?)?;
         self.read_pages(&plan, &mut reader)?;
-        self.arena.start(&reader, out.len());
-        self.fields.start(out.len());
+        self.arena.start(&reader, out_len);
+        self.fields.start(out_len);
         self.keep_rows(&plan, part);
         let mut field_count = 0;
         for group in 0..self.groups.len() {
             field_count += self.read_group_head(group, &mut reader)?;
-            if field_count > FIELDS_PER_BYTE_MAX * out.len() {
+            if field_count > FIELDS_PER_BYTE_MAX * out_len {
                 return Err(Malformed("there are too many fields"));
             }
             let start = (reader.clone(), self.fields.len(), self.arena.used);

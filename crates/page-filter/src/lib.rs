@@ -23,7 +23,7 @@
 //! those of a column; `ints` and `texts` write a sequence, `dates` one of texts with dates;
 //! `streams` puts them into one buffer; `decode` reads them back, `column` column by column into
 //! `fields`; `rebuild` puts pages together, `program` finds what their cells have in common,
-//! `slots` prepares their short parts, `cells` writes them.
+//! `slots` prepares their short parts, `cells` writes them; `output` takes the pages.
 //! `docs/page-filter.md` specifies the bytes.
 //!
 //! ```
@@ -58,6 +58,7 @@ mod guess;
 mod ints;
 mod layout;
 mod notations;
+mod output;
 mod page;
 mod parse;
 mod program;
@@ -69,6 +70,8 @@ mod texts;
 mod varint;
 
 use std::ops::Range;
+
+use output::Comparison;
 
 pub use guess::guess_page_len;
 pub use layout::filtered_len_max;
@@ -134,6 +137,14 @@ impl PageFilter {
     /// error its contents are unspecified.
     pub fn decode(&mut self, filtered: &[u8], out: &mut [u8]) -> Result<(), Malformed> {
         self.decoder.decode(filtered, out, &(0..out.len()))
+    }
+
+    /// Whether [`PageFilter::decode`] would restore exactly this record. Compares every byte, and
+    /// takes less time and memory than decoding and comparing.
+    pub fn restores(&mut self, filtered: &[u8], record: &[u8]) -> bool {
+        let mut comparison = Comparison::with(record);
+        let decoded = self.decoder.decode(filtered, &mut comparison, &(0..record.len()));
+        decoded.is_ok() && comparison.is_complete()
     }
 
     /// Restores at least the bytes of the record in `part`, at their positions in `out`, which is

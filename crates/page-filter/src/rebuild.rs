@@ -12,6 +12,7 @@ use super::Malformed;
 use super::cells::{self, Sources};
 use super::decode::{Decoder, Plan};
 use super::layout::*;
+use super::output::Output;
 use super::page::{self, CELL_LEN_MIN, DATABASE_HEADER_LEN, Geometry, Header};
 use super::streams::{Reader, Stream};
 
@@ -27,13 +28,13 @@ struct Cursor {
 }
 
 impl Decoder {
-    /// Writes the pages that overlap `part`, possibly others, and the bytes after the last page
-    /// into `out`.
+    /// Puts the pages that overlap `part`, possibly others, and the bytes after the last page into
+    /// `out`.
     pub(super) fn rebuild(
         &mut self,
         plan: &Plan,
         reader: &mut Reader<'_>,
-        out: &mut [u8],
+        out: &mut (impl Output + ?Sized),
         part: &Range<usize>,
     ) -> Result<(), Malformed> {
         let page_len = plan.geometry.page_len;
@@ -46,13 +47,12 @@ impl Decoder {
             }
             let is_wanted = part.start < page_at + page_len;
             match self.pages.kinds[i] {
-                PAGE_ZERO => out[page_at..page_at + page_len].fill(0),
+                PAGE_ZERO => out.put_zeros(page_at, page_len)?,
                 PAGE_KEPT => {
-                    let page = &mut out[page_at..page_at + page_len];
                     let word = self.pages.words[cursor.words].wrapping_add(number as i64);
                     cursor.words += 1;
-                    page[..4].copy_from_slice(&(word as u32).to_be_bytes());
-                    page[4..].copy_from_slice(reader.take(Stream::Rest, page_len - 4)?);
+                    out.put(page_at, &(word as u32).to_be_bytes())?;
+                    out.put(page_at + 4, reader.take(Stream::Rest, page_len - 4)?)?;
                 }
                 kind => {
                     cursor.group = (kind - FIRST_GROUP) as usize;
@@ -65,7 +65,7 @@ impl Decoder {
         }
         let pages_end = plan.head_len + plan.page_count * page_len;
         let tail = reader.take(Stream::Rest, out.len() - pages_end)?;
-        out[pages_end..].copy_from_slice(tail);
+        out.put(pages_end, tail)?;
         if reader.is_finished() { Ok(()) } else { Err(Malformed("a stream is too long")) }
     }
 
@@ -98,7 +98,7 @@ impl Decoder {
         number: u64,
         cursor: &mut Cursor,
         reader: &mut Reader<'_>,
-        out: &mut [u8],
+        out: &mut (impl Output + ?Sized),
     ) -> Result<(), Malformed> {
         let group = cursor.group;
         let btree_at = if number == 1 { DATABASE_HEADER_LEN } else { 0 };
@@ -127,8 +127,9 @@ impl Decoder {
         let cells = (&self.starts[..], &self.order[..]);
         let end = self.cells.write(&sources, cells, pointers_end, &mut leftover, &mut buffer)?;
         leftover.put(&mut buffer[end..geometry.page_len])?;
-        out[page_at..page_at + geometry.page_len].copy_from_slice(&buffer[..geometry.page_len]);
+        let put = out.put(page_at, &buffer[..geometry.page_len]);
         self.buffer = Some(buffer);
+        put?;
         self.groups[group].pass_page(cell_count);
         Ok(())
     }

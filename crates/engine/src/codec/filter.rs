@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //!
-//! * A filtered form is compressed only after decoding it has given back exactly the record.
+//! * A filtered form is compressed only after decoding it has given exactly the record.
 //! * Whatever the data says, decoding allocates at most [`filtered_len_max`] bytes for the filtered
 //!   form, plus the filter's own memory: 17 bytes for each byte of the record and 1 MiB.
 #![forbid(unsafe_code)]
@@ -45,8 +45,6 @@ pub(super) struct Filtering {
     filter: PageFilter,
     /// The filtered form of one record, or of its rest.
     filtered: Vec<u8>,
-    /// The record that `filtered` decodes to.
-    decoded: Vec<u8>,
     /// Its pages apart, if it has some.
     apart: Option<Pages>,
     /// The record without them.
@@ -61,7 +59,7 @@ pub(super) struct Filtering {
 
 impl Filtering {
     pub(super) fn len_in_memory(&self) -> usize {
-        let buffers = [&self.filtered, &self.decoded, &self.rest, &self.joined]
+        let buffers = [&self.filtered, &self.rest, &self.joined]
             .into_iter()
             .chain([&self.joined_filtered, &self.joined_stored]);
         self.filter.len_in_memory() + buffers.map(Vec::capacity).sum::<usize>()
@@ -96,9 +94,7 @@ impl Filtering {
         if !self.filter.encode(bytes, offset, page_len, &mut self.filtered) {
             return false;
         }
-        self.decoded.resize(bytes.len(), 0);
-        let decoded = self.filter.decode(&self.filtered, &mut self.decoded);
-        let is_same = decoded.is_ok() && self.decoded == bytes;
+        let is_same = self.filter.restores(&self.filtered, bytes);
         debug_assert!(is_same, "the filter does not give back the record at {offset}");
         is_same
     }

@@ -22,6 +22,12 @@ pub fn round_trip<'a>(
     if let Some(at) = decoded.iter().zip(record).position(|(a, b)| a != b) {
         panic!("{what}: offset {offset}, page length {page_len}: differs at byte {at}");
     }
+    assert!(filter.restores(filtered, record), "{what}: offset {offset}: it restores the record");
+    for at in [0, record.len() / 3, record.len() - 1] {
+        decoded[at] ^= 1;
+        assert!(!filter.restores(filtered, &decoded), "{what}: offset {offset}: {at} differs");
+        decoded[at] ^= 1;
+    }
     // Decode parts at several positions, with leftovers of other parts.
     for (at, of) in [(0, 1), (1, 2), (1, 3), (1, 5), (4, 5), (1, 1)] {
         let start = (record.len() * at / of).min(record.len().saturating_sub(1));
