@@ -250,7 +250,13 @@ impl SharedCache {
     pub(crate) fn get(&self, key: &Key, out: &mut [u8]) -> Option<(usize, u8)> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let found = table.as_ref().and_then(|table| table.get(key, out));
-        let counter = if found.is_some() { &self.hits } else { &self.misses };
+        let counter = if found.is_some() {
+            &self.hits
+        } else {
+            // Others may have displaced what this process has added.
+            self.forget_known(key);
+            &self.misses
+        };
         counter.fetch_add(1, Ordering::Relaxed);
         found
     }
@@ -312,6 +318,14 @@ impl SharedCache {
         let Ok(known) = self.known.try_lock() else { return true };
         let (index, mark) = known_place(key, known.len());
         known[index] == mark
+    }
+
+    fn forget_known(&self, key: &Key) {
+        let Ok(mut known) = self.known.try_lock() else { return };
+        let (index, mark) = known_place(key, known.len());
+        if known[index] == mark {
+            known[index] = 0;
+        }
     }
 
     fn note_known(&self, key: &Key) {

@@ -71,6 +71,21 @@ fn a_known_block_is_not_written_again() {
     assert_eq!((one.stats().stored, other.stats().stored), (1, 0));
 }
 
+/// A block that others have displaced comes back, although this process has added it before.
+#[test]
+fn a_displaced_block_comes_back() {
+    let (_dir, path) = dir();
+    let one = open(&path);
+    put(&one, 1, &block(1, 0));
+    let other = open(&path);
+    for number in 2..2000 {
+        put(&other, number, &block(number, 0));
+    }
+    assert_eq!(get(&one, 1), None);
+    put(&one, 1, &block(1, 0));
+    assert!(get(&one, 1) == Some(block(1, 0)));
+}
+
 /// Whatever the file becomes, a block is returned as it was put under its key, or not at all.
 #[test]
 fn it_returns_what_was_put_or_nothing() {
