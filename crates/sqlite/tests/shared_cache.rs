@@ -217,6 +217,40 @@ fn processes_agree_whatever_happens_to_it() {
     common::assert_pool_is_clean(&pool);
 }
 
+/// A process that may not have files of such a length goes without the cache, whether it would
+/// create it or finds it.
+#[test]
+fn a_limit_on_the_length_of_files_is_no_error() {
+    let (_dir, pool, cache) = dir();
+    make(&pool);
+    let read = |first: i64, limit: &str| {
+        let input = pool.with_extension("sql");
+        let rows = (0..40).map(|n| format!("select id from t where id = {};\n", first + n * 97));
+        let script = format!(
+            ".load {}\n.open 'file:{}?vfs=hardpack'\n{}",
+            common::library().display(),
+            pool.display(),
+            rows.collect::<String>()
+        );
+        fs::write(&input, script).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -f {limit}; exec sqlite3 -batch :memory:")]);
+        command.env("HARDPACK_SHARED_CACHE", format!("{}:64M", cache.display()));
+        let output = command.stdin(fs::File::open(input).unwrap()).output().unwrap();
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}", output.status);
+        String::from_utf8(output.stdout).unwrap().lines().count()
+    };
+    let names = || fs::read_dir(pool.parent().unwrap()).unwrap().count();
+    // In units of 512 bytes or more, as shells have it.
+    assert_eq!((read(1, "20000"), names()), (40, 2));
+    assert!(!cache.exists());
+    assert_eq!(read(2, "unlimited"), 40);
+    let len = fs::metadata(&cache).unwrap().len();
+    assert_eq!(read(3, "20000"), 40);
+    assert_eq!(fs::metadata(&cache).unwrap().len(), len);
+}
+
 /// Without space for it, the cache is of no use, and nothing else happens.
 #[test]
 fn a_full_disk_is_no_error() {

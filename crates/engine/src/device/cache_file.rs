@@ -5,6 +5,8 @@
 //!   stays as it is.
 //! * A new file gets its name once its front is written. It replaces another file by renaming only,
 //!   so whoever uses the old one goes on with it undisturbed: nothing is ever truncated.
+//! * It is not used by a process that may not have files of its length: writing to it would end that
+//!   process.
 //! * Nothing is synced: what a loss of power leaves behind, its reader has to verify.
 //! * A forked child shares only the descriptor, which has no position that is used and no locks
 //!   that matter to anybody.
@@ -50,6 +52,15 @@ fn check(path: &Path, found: &Metadata) -> io::Result<()> {
     if found.mode() & OTHERS != 0 {
         return Err(refusal(path, "can be read or changed by other users"));
     }
+    check_len(path, found.len())
+}
+
+/// Refuses a file of a length that this process may not write to.
+fn check_len(path: &Path, len: u64) -> io::Result<()> {
+    if len > sys::file_len_max() {
+        let text = format!("'{}' is longer than this process may make a file", path.display());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
     Ok(())
 }
 
@@ -57,7 +68,8 @@ impl CacheFile {
     /// Opens the file; `None` if there is none.
     ///
     /// # Errors
-    /// [`io::ErrorKind::PermissionDenied`] for a file that is refused.
+    /// [`io::ErrorKind::PermissionDenied`] for a file that is refused, and
+    /// [`io::ErrorKind::FileTooLarge`].
     #[expect(clippy::disallowed_methods, reason = "it opens its own file")]
     pub fn open(path: &Path) -> io::Result<Option<CacheFile>> {
         // Before it is opened: opening a device may have effects.
@@ -81,6 +93,7 @@ impl CacheFile {
     /// name is taken, it goes to the new file only if that `replaces` the other one.
     #[expect(clippy::disallowed_methods, reason = "it creates its own file")]
     pub fn create(path: &Path, len: u64, front: &[u8], replaces: bool) -> io::Result<()> {
+        check_len(path, len)?;
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{}.new", sys::process_id()));
         let new = PathBuf::from(name);

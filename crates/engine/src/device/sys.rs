@@ -125,6 +125,15 @@ pub(super) fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The longest file that this process may have. Whoever goes beyond it gets a signal, which ends
+/// most programs.
+pub(super) fn file_len_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call fills `limit`, and nothing else.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    if status == 0 { limit.rlim_cur } else { u64::MAX }
+}
+
 /// The number of this process, by which a child knows memory that only its parent has mapped, and
 /// which keeps the temporary files of processes apart.
 #[expect(clippy::disallowed_methods, reason = "it is compared, and identifies nothing elsewhere")]
