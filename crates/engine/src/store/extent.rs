@@ -129,6 +129,11 @@ impl Store {
         verify_checksum(checksum_kind, checksum, stored, offset)
     }
 
+    /// Whether the stored bytes of an extent match their checksum, as the pool has them now.
+    pub(crate) fn is_intact(&self, pointer: &Pointer) -> bool {
+        with_buffer(|stored| self.read_stored_into(pointer, stored)).is_ok()
+    }
+
     /// Checks that the rest of the last sector of an extent holds the zeros that a writer leaves
     /// there. Without `is_durable`, checks only the part that a device writes atomically with the
     /// stored bytes.

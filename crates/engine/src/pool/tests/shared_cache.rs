@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::device::{Device, MemoryDevice};
+use crate::pool::extents::record_at;
+use crate::pool::extents::source::Committed;
 use crate::pool::{Fold, Options, Pool, Property, StepLimits};
 use crate::store::Durability;
 use crate::test_common::{Rng, create, only_file, options, problems};
@@ -34,6 +36,15 @@ fn page(pool: &Pool, index: usize) -> Vec<u8> {
 /// Returns the pages of a file in an order in which none is near the one before.
 fn scattered(count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| index * 67 % count)
+}
+
+/// Returns the place in the pool of the record that holds a page.
+fn record_of(pool: &Pool, index: usize) -> u64 {
+    let (store, file) = (pool.store(), only_file(pool).unwrap().id());
+    let state = store.state();
+    let mut source = Committed::new(store, &state);
+    let record = record_at(&mut source, file, (index * PAGE) as u64).unwrap().unwrap();
+    store.offset_of(&record.pointer)
 }
 
 struct Fixture {
@@ -184,6 +195,30 @@ fn changes_of_pages_from_the_cache_are_deltas() {
     assert!(shared.stats().hits > 3);
     assert_eq!(stored, patched(None, &fixture(&[])));
     assert!(stored < 100, "{stored} bytes");
+}
+
+/// A page from the cache hides that its record is damaged. What is written to it is whole
+/// nevertheless: a delta would be lost together with the record.
+#[test]
+fn changes_of_pages_whose_record_is_damaged_are_whole() {
+    let fixture = fixture(&[]);
+    fixture.read_all();
+    let pool = reopen(&fixture.device, &cache(&fixture.path()));
+    let file = only_file(&pool).unwrap();
+    let write = |index: usize, bytes: &[u8]| {
+        file.write_at(bytes, (index * PAGE) as u64).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    };
+    // A process verifies what the last commits before it have written.
+    (0..8).for_each(|round| write(0, &[round; PAGE]));
+    let mut bytes = page(&pool, 50);
+    let record = record_of(&pool, 50);
+    fixture.device.write_at(&[0xff; 512], record).unwrap();
+    bytes[100..104].copy_from_slice(b"new!");
+    write(50, &bytes);
+    let without = Pool::open(Arc::clone(&fixture.device), options(1 << 20)).unwrap();
+    assert!(problems(&without).unwrap().len() == 1);
+    assert!(page(&without, 50) == bytes);
 }
 
 /// Two processes with one pool and one cache that is too small for it, against a model of the file.

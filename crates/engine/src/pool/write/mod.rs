@@ -311,7 +311,8 @@ fn patch_runs(page: Page, units: &BTreeMap<u64, Box<[u8]>>, old: &[FileExtent]) 
 
 /// Returns the differences between a patch of `range` and the bytes of the record below it, if they
 /// are short and those bytes are in the cache, or in the shared one: whoever has read the page from
-/// there did not need the record.
+/// there did not need the record. Then its checksum is verified first: a delta is worth nothing
+/// without its record, and the shared cache may have hidden damage for long.
 fn differences(
     store: &Store,
     record: &FileExtent,
@@ -333,5 +334,6 @@ fn differences(
         }
     };
     let mut edits = Vec::new();
-    delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits).then_some(edits)
+    let is_short = delta::encode(below, bytes, bytes.len() / DELTA_PART_MAX, &mut edits);
+    (is_short && (own.is_some() || store.is_intact(&record.pointer))).then_some(edits)
 }
