@@ -140,3 +140,20 @@ fn a_database_in_use_is_read_through_its_log() {
     assert_eq!(estimate(directory.path(), &["."])["files"], 1);
     hardpack().args(["estimate", "-q"]).arg(at.join("a.db")).assert().success();
 }
+
+/// What has the name of a log and is no file is counted like anything else, as 'put' stores it.
+#[test]
+fn only_files_belong_to_a_database() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    super::common::make_database(&tree.join("a.db"), 4096, 10);
+    fs::create_dir(tree.join("a.db-wal")).unwrap();
+    fs::write(tree.join("a.db-wal/file"), super::text(50_000, 4)).unwrap();
+    std::os::unix::fs::symlink("nowhere", tree.join("a.db-shm")).unwrap();
+    let outside = estimate(directory.path(), &["tree"]);
+    assert_eq!((&outside["files"], &outside["symlinks"]), (&2.into(), &1.into()));
+    succeeds(directory.path(), &["put", "-q", "tree", "p.hpk"]);
+    let inside = estimate(directory.path(), &["p.hpk"]);
+    assert_eq!((&inside["files"], &inside["bytes"]), (&outside["files"], &outside["bytes"]));
+}

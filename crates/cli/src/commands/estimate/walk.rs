@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::hash::Hash;
 use std::os::unix::ffi::OsStrExt;
@@ -141,6 +141,11 @@ fn is_pool(file: &fs::File) -> Result<bool, Reason> {
     Ok(n == head.len() && head == *hardpack_engine::store::superblock::MAGIC)
 }
 
+fn is_of_database(path: &Path, siblings: &[OsString]) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    belongs_to_database(path, name.as_bytes(), siblings)
+}
+
 /// Whether this is the first name of a file with several. `left` holds how many are still to come:
 /// when all were met, a file takes no memory any more.
 fn is_first<K: Eq + Hash>(left: &mut HashMap<K, u64>, file: K, further: u64) -> bool {
@@ -181,10 +186,17 @@ impl<'w> Walk<'w> {
 
     /// Walks a file or directory. `visit` takes each file, and its length.
     pub fn path(&mut self, path: &Path, visit: &mut Visit<'_>) -> Result<(), Reason> {
-        self.one(path, 0, visit)
+        self.one(path, &[], 0, visit)
     }
 
-    fn one(&mut self, path: &Path, depth: usize, visit: &mut Visit<'_>) -> Result<(), Reason> {
+    /// `siblings` are the names in the directory of the path, unless the user named it.
+    fn one(
+        &mut self,
+        path: &Path,
+        siblings: &[OsString],
+        depth: usize,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), Reason> {
         signals::check()?;
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
@@ -195,6 +207,8 @@ impl<'w> Walk<'w> {
         };
         match kind_of(&metadata) {
             Some(Kind::Directory) => self.directory(path, depth, visit),
+            // 'put' stores what is in it with its database.
+            Some(Kind::File) if is_of_database(path, siblings) => Ok(()),
             Some(Kind::File) if !self.is_new(&metadata) => {
                 self.account.note(|counts| counts.hard_links += 1);
                 Ok(())
@@ -234,11 +248,7 @@ impl<'w> Walk<'w> {
             }
         };
         for name in &names {
-            let path = path.join(name);
-            // 'put' stores what is in them with their database.
-            if !belongs_to_database(&path, name.as_bytes(), &names) {
-                self.one(&path, depth + 1, visit)?;
-            }
+            self.one(&path.join(name), &names, depth + 1, visit)?;
         }
         Ok(())
     }
