@@ -36,7 +36,7 @@ use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, publish, signals, sqlite, text};
 
-pub use self::companions::{has_log_in_pool, tell_left_behind};
+pub use self::companions::{behind_databases, has_log_in_pool, tell_left_behind};
 
 /// The numbers of all files, and the marks of mounts, lie below this.
 const NUMBER_END: u64 = 1 << 61;

@@ -14,7 +14,7 @@ use super::snapshots::{Settling, settle_databases};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
-use crate::users::{Users, tell_left_behind};
+use crate::users::{Users, behind_databases, tell_left_behind};
 use crate::{contents, globs, pool_file, signals};
 
 /// The permission bits without those that change whose rights a program has.
@@ -24,7 +24,7 @@ pub fn run(args: &CpArgs) -> Result<ExitCode, Failure> {
     signals::catch("what was copied before is complete");
     // The parser requires at least two.
     let Some((to, from)) = args.paths.split_last() else { return Ok(ExitCode::SUCCESS) };
-    let from = globs::expand(from, "copy")?;
+    let (from, _) = behind_databases(globs::expand(from, "copy")?);
     let is_directory = {
         let target = to.open_writable(Some(1)).cannot("open", to)?;
         let found = target.pool.resolve(&target.path);

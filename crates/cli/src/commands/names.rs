@@ -20,7 +20,7 @@ use crate::args::{CreateArgs, Given, LnArgs, MkdirArgs, MvArgs, RmArgs};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::progress::Spinner;
 use crate::publish::{self, Unfinished};
-use crate::users::Users;
+use crate::users::{Users, behind_databases};
 use crate::{globs, near, pool_file, signals, text};
 
 /// Sectors of 512 bytes.
@@ -164,13 +164,15 @@ pub fn rm(args: &RmArgs) -> Result<ExitCode, Failure> {
         true => globs::expand_any(&args.paths, "remove")?,
         false => globs::expand(&args.paths, "remove")?,
     };
-    for address in &paths {
-        remove(args, address).cannot("remove", address)?;
+    let (paths, count) = behind_databases(paths);
+    for (index, address) in paths.iter().enumerate() {
+        let may_be_missing = args.force || index >= count;
+        remove(args, address, may_be_missing).cannot("remove", address)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
+fn remove(args: &RmArgs, address: &Address, may_be_missing: bool) -> Result<(), Reason> {
     let opened = address.open_writable(Some(1))?;
     let pool = &opened.pool;
     let found = named(&opened).and_then(|(parent, name)| {
@@ -178,7 +180,7 @@ fn remove(args: &RmArgs, address: &Address) -> Result<(), Reason> {
         Ok((parent, name, entry))
     });
     let (parent, name, entry) = match found {
-        Err(_) if args.force && is_missing(pool, &opened.path) => return Ok(pool.close()?),
+        Err(_) if may_be_missing && is_missing(pool, &opened.path) => return Ok(pool.close()?),
         found => found?,
     };
     let users = Users::of(&address.pool)?;
@@ -256,15 +258,17 @@ fn is_missing(pool: &Pool, path: &[u8]) -> bool {
 pub fn mv(args: &MvArgs) -> Result<ExitCode, Failure> {
     // The parser requires at least two.
     let Some((to, from)) = args.paths.split_last() else { return Ok(ExitCode::SUCCESS) };
-    let from = globs::expand(from, "move")?;
+    let (from, count) = behind_databases(globs::expand(from, "move")?);
     let target = to.open_writable(Some(1)).cannot("open", to)?;
     let is_directory =
         target.pool.resolve(&target.path).is_ok_and(|entry| entry.kind == Kind::Directory);
     if !is_directory && (from.len() > 1 || to.ends_with_slash()) {
         return Err(Reason::new(Code::Cannot, "it is not a directory").cannot("move into", to));
     }
-    for address in &from {
-        rename(args, address, to, &target, is_directory).cannot("move", address)?;
+    for (index, address) in from.iter().enumerate() {
+        if index < count || !is_missing(&target.pool, &address.path) {
+            rename(args, address, to, &target, is_directory).cannot("move", address)?;
+        }
     }
     target.pool.close().cannot("close", to)?;
     Ok(ExitCode::SUCCESS)

@@ -6,12 +6,14 @@
 //! log away in the same transaction, and a database that is moved or removed takes its log along.
 //! What a command brings itself, such as a tree with a database and its log, stays.
 
+use std::collections::BTreeSet;
+
 use hardpack::mounts::{logs_beside, writer_mark, writer_marks};
 use hardpack_engine::pool::{DirEntry, Edit, Kind, Pool};
 use hardpack_engine::{Error, FileId};
 
 use super::Users;
-use crate::address::join;
+use crate::address::{Address, join};
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::{output, text};
@@ -42,6 +44,21 @@ fn companions_of(
 /// Whether a name has a log or journal in the pool.
 pub fn has_log_in_pool(pool: &Pool, directory: FileId, name: &[u8]) -> Result<bool, Error> {
     Ok(!logs_beside(pool, name, &mut |name| pool.lookup_in(directory, name))?.is_empty())
+}
+
+/// Puts what belongs to a database by its name behind it, where both were given: otherwise the
+/// database would take away what came before it. Returns also how many come first; what comes after
+/// them may have gone along with its database.
+pub fn behind_databases(given: Vec<Address>) -> (Vec<Address>, usize) {
+    let known: BTreeSet<_> = given.iter().map(|one| (one.pool.clone(), one.path.clone())).collect();
+    let belongs = |one: &Address| {
+        let base = ENDINGS.iter().find_map(|ending| one.path.strip_suffix(*ending));
+        base.is_some_and(|base| known.contains(&(one.pool.clone(), base.to_vec())))
+    };
+    let (behind, mut all): (Vec<_>, Vec<_>) = given.into_iter().partition(belongs);
+    let count = all.len();
+    all.extend(behind);
+    (all, count)
 }
 
 /// Tells the user that a copy lacks what is in the log of its source.
@@ -105,6 +122,7 @@ impl Users {
     }
 
     /// Moves a name, and what belongs to it, and takes away what belonged to the one it replaces.
+    /// Fails, having changed nothing, if that would replace anything else.
     pub fn move_with_companions(
         &self,
         pool: &Pool,
@@ -122,6 +140,10 @@ impl Users {
             Kind::File => companions_of(pool, from.1, &mut |name| edit.lookup(from.0, name))?,
             _ => Vec::new(),
         };
+        if along.iter().any(|entry| (from.0, &entry.name[..]) == to) {
+            return Err(Reason::new(Code::Cannot, "it would replace what belongs to it")
+                .hint("give it another name"));
+        }
         for entry in &along {
             self.claim(pool, &[entry.file])?;
         }
@@ -129,7 +151,13 @@ impl Users {
         edit.rename(from, to)?;
         for entry in along {
             let ending = entry.name.get(from.1.len()..).unwrap_or_default();
-            edit.rename((from.0, &entry.name), (to.0, &[to.1, ending].concat()))?;
+            let name = [to.1, ending].concat();
+            if edit.lookup(to.0, &name)?.is_some() {
+                let (entry, name) = (text::escaped(&entry.name), text::escaped(&name));
+                let text = format!("'{entry}' goes with it, and there is a '{name}' already");
+                return Err(Reason::new(Code::Cannot, text).hint(format!("move '{name}' away")));
+            }
+            edit.rename((from.0, &entry.name), (to.0, &name))?;
         }
         Ok(())
     }
