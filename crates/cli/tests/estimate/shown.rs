@@ -195,3 +195,38 @@ fn damaged_pools_and_their_parts_are_refused() {
     let stderr = stderr_of(hardpack().current_dir(&at).args(["estimate", "bad.hpk"]), 1);
     assert!(stderr.contains("cannot estimate 'bad.hpk'"), "{stderr}");
 }
+
+/// Of a file that is damaged in the middle, the part before that is counted, in all figures alike.
+#[test]
+fn a_file_that_cannot_be_read_further_counts_up_to_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::create_dir(at.join("d")).unwrap();
+    fs::write(at.join("d/damaged"), random_bytes(8 << 20, 1)).unwrap();
+    succeeds(at, &["put", "-q", "d", "p.hpk"]);
+    let mut pool = fs::read(at.join("p.hpk")).unwrap();
+    let middle = pool.len() / 4 * 3;
+    pool[middle..middle + 200_000].fill(0x5a);
+    fs::write(at.join("p.hpk"), pool).unwrap();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let mut command = hardpack();
+        command.current_dir(at).args(["estimate", "-q", "--json"]).args(arguments).arg("p.hpk");
+        let output = command.output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let all = json(&[]);
+    assert_eq!((&all["files"], &all["failed"]), (&0.into(), &1.into()));
+    let len = all["bytes"].as_u64().unwrap();
+    assert!((4 << 20..8 << 20).contains(&len), "{len}");
+    for blocks in all["blocks"].as_array().unwrap() {
+        assert_eq!(blocks["logical_bytes"]["value"].as_u64(), Some(len), "{}", blocks["name"]);
+    }
+    let mut met = 0;
+    for seed in 0..8 {
+        let sample = json(&["--sample", "50%", "--seed", &seed.to_string()]);
+        met += sample["failed"].as_u64().unwrap();
+        let (of, read) = (&sample["sample"]["of_bytes"], &sample["sample"]["read_bytes"]);
+        assert!(read.as_u64() <= of.as_u64(), "{read} of {of}");
+    }
+    assert!(met > 0, "no sample meets the damage");
+}

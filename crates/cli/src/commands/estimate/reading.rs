@@ -3,6 +3,7 @@
 //! A few threads read the files of directories. Pools are read first, and by the main thread: no
 //! other descriptor of a pool is closed while SQLite may have locks on it.
 
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -91,36 +92,55 @@ impl Reading<'_> {
             return self.some(number, len, &read);
         }
         let mut feed = Feed::new(self.scan, self.windows, 0, 0);
-        let mut bytes = vec![0; len.clamp(1, WINDOW_LEN as u64) as usize];
         let mut offset = 0;
+        let done = self.whole(&file, len, &mut feed, &mut offset);
+        self.end(feed, offset, done)
+    }
+
+    /// Reads a file, and counts in `offset` how much.
+    fn whole(
+        &self,
+        file: &File,
+        len: u64,
+        feed: &mut Feed<'_>,
+        offset: &mut u64,
+    ) -> Result<(), Reason> {
+        let mut bytes = vec![0; len.clamp(1, WINDOW_LEN as u64) as usize];
         loop {
-            let data = match rustix::fs::seek(&file, SeekFrom::Data(offset)) {
+            let data = match rustix::fs::seek(file, SeekFrom::Data(*offset)) {
                 Ok(data) => data,
                 // A hole that extends to the end.
-                Err(rustix::io::Errno::NXIO) => len.max(offset),
+                Err(rustix::io::Errno::NXIO) => len.max(*offset),
                 // A file system without support for holes.
-                Err(_) => offset,
+                Err(_) => *offset,
             };
-            feed.hole(data - offset)?;
-            self.account.read(0, 0, data - offset);
-            offset = data;
-            let end = rustix::fs::seek(&file, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
-            while offset < end {
+            feed.hole(data - *offset)?;
+            self.account.read(0, 0, data - *offset);
+            *offset = data;
+            let end = rustix::fs::seek(file, SeekFrom::Hole(*offset)).unwrap_or(u64::MAX);
+            while *offset < end {
                 signals::check()?;
-                let wanted = (end - offset).min(bytes.len() as u64) as usize;
-                let n = read_full(&file, &mut bytes[..wanted], offset)?;
+                let wanted = (end - *offset).min(bytes.len() as u64) as usize;
+                let n = read_full(file, &mut bytes[..wanted], *offset)?;
                 feed.bytes(&bytes[..n])?;
                 self.account.read(0, 0, n as u64);
-                offset += n as u64;
+                *offset += n as u64;
                 if n < wanted {
                     break;
                 }
             }
-            if offset >= len || offset < end {
-                self.account.read(1, offset, 0);
-                return feed.finish();
+            if *offset >= len || *offset < end {
+                return Ok(());
             }
         }
+    }
+
+    /// Counts a file of which `len` bytes were read: its blocks, and its length. Of one that cannot
+    /// be read further, that is the part before.
+    fn end(&self, feed: Feed<'_>, len: u64, done: Result<(), Reason>) -> Result<(), Reason> {
+        self.account.read(u64::from(done.is_ok()), len, 0);
+        feed.finish()?;
+        done
     }
 
     /// Reads the ranges of a file that are in the sample.
@@ -129,7 +149,9 @@ impl Reading<'_> {
         for (offset, range) in self.choice.ranges(number, len) {
             signals::check()?;
             bytes.resize((len - offset).min(WINDOW_LEN as u64) as usize, 0);
-            let n = read(&mut bytes, offset)?;
+            let n = read(&mut bytes, offset)
+                // What was read is a sample of the part before.
+                .inspect_err(|_| self.account.read(0, offset, 0))?;
             let mut feed = Feed::new(self.scan, self.windows, offset, range);
             feed.bytes(&bytes[..n])?;
             feed.finish()?;
@@ -153,7 +175,7 @@ impl Reading<'_> {
         }
         let mut feed = Feed::new(self.scan, self.windows, 0, 0);
         let (mut is_begun, mut read) = (contents::once(), 0);
-        contents::read(opened, id, path, &mut is_begun, &mut |piece| {
+        let done = contents::read(opened, id, path, &mut is_begun, &mut |piece| {
             signals::check()?;
             let len = match piece {
                 Piece::Bytes(bytes) => {
@@ -168,9 +190,8 @@ impl Reading<'_> {
             read += len;
             self.account.read(0, 0, len);
             Ok(())
-        })?;
-        self.account.read(1, read, 0);
-        feed.finish()
+        });
+        self.end(feed, read, done)
     }
 
     /// Reads what a pool holds. What cannot be read is reported.
