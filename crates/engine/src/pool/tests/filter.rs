@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::codec::{Codec, CodecError, Compression, Encoded, Policy};
+use crate::codec::{Codec, CodecError, Compression, Encoded, Form, Policy};
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::{FileExtent, parse_file_extent};
 use crate::pool::{File, FilterChoice, Fold, Options, Pool, Property, Settings, StepLimits};
@@ -256,5 +256,72 @@ fn what_is_no_filtered_form_is_refused() {
         stored[at] ^= 0x10;
         // Without a checksum a change may go unnoticed; the output still has this length.
         let _ = decode(&stored, record.len());
+    }
+}
+
+/// An interior page of a table.
+fn interior_page(first_child: u32) -> [u8; PAGE] {
+    const CELLS: usize = 300;
+    let (mut page, mut at) = ([0; PAGE], PAGE);
+    for cell in 0..CELLS {
+        at -= 6;
+        page[at..at + 4].copy_from_slice(&(first_child + cell as u32).to_be_bytes());
+        let key = 128 + 7 * cell;
+        page[at + 4..at + 6].copy_from_slice(&[0x80 | (key >> 7) as u8, key as u8 & 0x7f]);
+        page[12 + 2 * cell..][..2].copy_from_slice(&(at as u16).to_be_bytes());
+    }
+    page[0] = 5;
+    page[3..5].copy_from_slice(&(CELLS as u16).to_be_bytes());
+    page[5..7].copy_from_slice(&(at as u16).to_be_bytes());
+    page[8..12].copy_from_slice(&(first_child + CELLS as u32).to_be_bytes());
+    page
+}
+
+/// Whatever the stored bytes of a record with pages apart become: where all of it decodes, each of
+/// its parts decodes to the same bytes, and so do its pages apart. Nothing panics.
+#[test]
+fn parts_of_damaged_records_with_pages_apart_are_those_of_the_whole() {
+    let mut record = database(32);
+    record.drain(..PAGE);
+    for index in [7, 8, 20] {
+        record[index * PAGE..][..PAGE].copy_from_slice(&interior_page(1000 * index as u32));
+    }
+    let (mut codec, mut rng) = (Codec::new(), Rng(11));
+    let whole_len = record.len();
+    for compression in [Compression::Lz4, Compression::Zstd(3)] {
+        let (mut stored, policy) = (Vec::new(), Policy::default());
+        assert!(codec.filter(&record, PAGE as u64));
+        let how = codec.encode_filtered(compression, whole_len, &policy, &mut stored).unwrap();
+        assert!(matches!(how, Some((_, Form::Apart))), "{how:?}");
+        let (id, mut right_count) = (compression.codec_id() as u8, 0);
+        for round in 0..3000 {
+            let mut stored = stored.clone();
+            for _ in 0..rng.below(3) {
+                // Half of the changes are in the directory, or close to it.
+                let reach = if rng.below(2) == 0 { stored.len() } else { 24 };
+                let at = stored.len() - 1 - rng.below(reach as u64) as usize;
+                stored[at] ^= 1 << rng.below(8);
+            }
+            let mut whole = vec![0; whole_len];
+            let done = codec.decompress_filtered(id, (&stored, Form::Apart), &mut whole, None);
+            right_count += usize::from(done.is_ok());
+            for _ in 0..3 {
+                let start = rng.below(whole_len as u64) as usize;
+                let len = (1 + rng.below(4 * PAGE as u64) as usize).min(whole_len - start);
+                let mut part = vec![0xee; len];
+                let src = (&stored[..], Form::Apart);
+                let found = codec.decompress_filtered_part(id, src, &mut part, start, whole_len);
+                if done.is_ok() {
+                    assert!(found.is_ok() && part == whole[start..start + len], "round {round}");
+                }
+                let range = start..start + 1;
+                let apart = codec.decompress_apart(id, &stored, &range, whole_len, |at, page| {
+                    let same = whole.get(at..at + page.len()) == Some(page);
+                    assert!(done.is_err() || same, "round {round}");
+                });
+                assert!(done.is_err() || apart.is_ok(), "round {round}: {apart:?}");
+            }
+        }
+        assert!((100..3000).contains(&right_count), "{right_count}");
     }
 }
