@@ -5,8 +5,8 @@
 //!   stays as it is.
 //! * A new file gets its name once its front is written. It replaces another file by renaming only,
 //!   so whoever uses the old one goes on with it undisturbed: nothing is ever truncated.
-//! * It is not used by a process that may not have files of its length: writing to it would end that
-//!   process.
+//! * It is not used by a process that may not have files of its length: writing to it would end
+//!   that process.
 //! * Nothing is synced: what a loss of power leaves behind, its reader has to verify.
 //! * A forked child shares only the descriptor, which has no position that is used and no locks
 //!   that matter to anybody.
