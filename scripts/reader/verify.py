@@ -76,7 +76,7 @@ class Verifier:
         self.count(OF_NODES, 1, pointer.len, pointer.stored_len, self.allocated(pointer))
 
     def count_pointer(self, tree, pointer):
-        values = 1, pointer.len, pointer.stored_len, self.allocated(pointer)
+        values = 1, pointer.len, *(self.share(pointer, n) for n in (pointer.stored_len, self.allocated(pointer)))
         if tree in (DICTIONARIES, INDEX):
             return self.count(OF_NODES, *values)
         self.count(FIRST_CODEC + pointer.codec if pointer.kind == EXTENT else IN_POINTERS, *values)
@@ -85,6 +85,13 @@ class Verifier:
         if pointer.filter in (PAGE_FILTER, PAGES_APART):
             before = pointer.stored_len * 256 // (256 - pointer.gain)
             self.count(FILTERED, 1, pointer.len, before, pointer.stored_len)
+
+    def share(self, pointer, count):
+        """Returns how many of the stored bytes of its extent a pointer accounts for."""
+        is_part = (pointer.part_offset, pointer.len) != (0, pointer.extent_len)
+        if pointer.kind != EXTENT or pointer.filter == DELTA or not is_part:
+            return count
+        return -(-count * pointer.len // pointer.extent_len)
 
     def dead(self, key, value):
         freed, sector, birth, _ = struct.unpack(">4Q", key)
@@ -127,14 +134,16 @@ class Verifier:
         """Checks the refs tree: the number of pointers to an extent, and the hash of its content."""
         entries = dict(self.live.entries(REFS))
         for key, value in entries.items():
-            count, kind, reserved, birth, length, stored_len = struct.unpack_from("<IB3sQII", value)
+            count, kind, parts, reserved, birth, length, stored_len = struct.unpack_from("<IBB2sQII", value)
             sector = u64be(key)
             need(is_zero(reserved) and self.pointers[sector] == count, f"sector {sector} has {count} references noted")
             sectors = -(-stored_len // self.pool.sector)
             need(self.lengths[sector] == sectors, "the length of a shared extent is wrong")
             values = length, stored_len, sectors * self.pool.sector
             self.count(COUNTED, 1, *values)
-            self.count(SHARED, count - 1, *((count - 1) * value for value in values))
+            need(parts == 0 or parts == 1 and kind == 0, "a segment has a hash, or a mark is unknown")
+            further = 0 if parts else count - 1
+            self.count(SHARED, further, *(further * value for value in values))
             need(kind in HASHES or kind == 0 and len(value) == 24, "a kind of hash is unknown")
             if kind:
                 pointer = Pointer(value[56:])

@@ -6,6 +6,7 @@ mod files;
 mod find;
 mod import;
 mod mount;
+mod optimize;
 mod parse;
 mod programs;
 mod properties;
@@ -25,6 +26,7 @@ pub use self::files::*;
 pub use self::find::*;
 pub use self::import::*;
 pub use self::mount::*;
+pub use self::optimize::*;
 pub use self::parse::{parse, wrong_usage};
 pub use self::programs::*;
 pub use self::properties::*;
@@ -250,6 +252,8 @@ pub enum Command {
     Fold(FoldArgs),
     /// Compress stored data again, with another algorithm, level or record size
     Repack(RepackArgs),
+    /// Put near-copies and small files together, so that a family takes little more than one of it
+    Optimize(OptimizeArgs),
     /// Run SQL on the database in a pool
     Sql(SqlArgs),
     /// Mount a pool as a file system

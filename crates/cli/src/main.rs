@@ -61,6 +61,7 @@ fn expand_single(command: &mut Command) -> Result<(), Failure> {
         Command::Stats(args) => (&mut args.path, "show"),
         Command::Unpack(args) if args.rewind.txg.is_none() => (&mut args.pool, "unpack"),
         Command::Repack(args) => (&mut args.pool, "repack"),
+        Command::Optimize(args) => (&mut args.pool, "optimize"),
         Command::Clone(args) => (&mut args.source, "clone"),
         _ => return Ok(()),
     };
@@ -110,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Inherit(args) => commands::properties::inherit(&args),
         Command::Fold(args) => commands::fold::run(&args),
         Command::Repack(args) => commands::repack::run(&args),
+        Command::Optimize(args) => commands::optimize::run(&args),
         Command::Sql(args) => commands::sql::run(&args),
         Command::Mount(args) => commands::mount::mount(&args),
         Command::Umount(args) => commands::mount::umount(&args),

@@ -90,6 +90,7 @@ fn a_pool_without_write_permission_is_read_only() {
         &["fold", "a.db.hpk"],
         &["compact", "a.db.hpk"],
         &["repack", "--compression", "lz4", "a.db.hpk"],
+        &["optimize", "a.db.hpk"],
         &["check", "--repair", "a.db.hpk"],
         &["rewind", "a.db.hpk", "1"],
     ] {

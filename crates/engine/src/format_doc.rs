@@ -174,6 +174,7 @@ fn refs_are_as_documented() {
     let refs = Refs {
         count: 3,
         birth: Txg(17),
+        has_parts: false,
         len: 1000,
         stored_len: 777,
         content: Some((hash, pointer())),
@@ -183,6 +184,7 @@ fn refs_are_as_documented() {
     let expected = HashMap::from([
         ("count", 3u32.to_le_bytes().to_vec()),
         ("hash_kind", vec![2]),
+        ("parts", vec![0]),
         ("birth", 17u64.to_le_bytes().to_vec()),
         ("len", 1000u32.to_le_bytes().to_vec()),
         ("stored_len", 777u32.to_le_bytes().to_vec()),
@@ -239,13 +241,14 @@ fn stream_is_as_documented() {
         kind: Kind::Directory,
         has_special: true,
         has_apart: true,
+        has_segments: true,
         name: b"name".to_vec(),
     };
     let u64_bytes = |n: u64| n.to_le_bytes().to_vec();
     let expected = HashMap::from([
         ("magic", b"hpkstrm\n".to_vec()),
         ("version", vec![2, 0, 0, 0]),
-        ("features", vec![3, 0, 0, 0]),
+        ("features", vec![7, 0, 0, 0]),
         ("id", vec![3; 16]),
         ("base_id", vec![4; 16]),
         ("guid", GUID.to_vec()),

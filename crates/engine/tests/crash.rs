@@ -126,6 +126,7 @@ fn assert_everything_occurred(sums: &[(u64, Tally)]) {
     assert!(total.lives > 0 && total.fallbacks > 0 && total.after_lies > 0, "{total:?}");
     assert!(total.flips_found > 0, "{total:?}");
     let work = total.work;
+    assert!(work.segmented > 0, "{work:?}");
     assert!(work.rewritten > 0 && work.deltas > 0 && work.resumed > 0, "{work:?}");
     assert!(work.shared > 0, "{work:?}");
 }

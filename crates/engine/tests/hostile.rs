@@ -270,6 +270,7 @@ fn refs_entry(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
         birth: Txg(number(rng)),
         len: rng.pick(&[content.len, len]),
         stored_len: rng.pick(&[content.stored_len, stored_len]),
+        has_parts: false,
         content: Some((hash, content)).filter(|_| rng.one_in(2)),
     };
     (sector.to_be_bytes().to_vec(), refs.encode())

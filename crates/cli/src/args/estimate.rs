@@ -93,7 +93,7 @@ pub struct EstimateArgs {
     pub work: super::WorkArgs,
 }
 
-fn parse_compression(text: &str) -> Result<Compression, String> {
+pub(super) fn parse_compression(text: &str) -> Result<Compression, String> {
     text.parse().map_err(|error: hardpack_engine::codec::ParseCompressionError| error.to_string())
 }
 
@@ -111,7 +111,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a number with a unit.
-fn size_of(text: &str) -> Option<u64> {
+pub(super) fn size_of(text: &str) -> Option<u64> {
     let unit = "KMGTP".find(text.chars().next_back()?.to_ascii_uppercase())?;
     let number: f64 = text[..text.len() - 1].parse().ok()?;
     let size = number * 1024_f64.powi(unit as i32 + 1);

@@ -72,7 +72,7 @@ fn compact(args: &CompactArgs) -> Result<(), Reason> {
 }
 
 /// Takes steps until nothing is left to do.
-fn work(compaction: &mut Compaction, progress: &mut Progress) -> Result<(), Reason> {
+pub fn work(compaction: &mut Compaction, progress: &mut Progress) -> Result<(), Reason> {
     let mut last_step = Instant::now();
     loop {
         signals::check()?;

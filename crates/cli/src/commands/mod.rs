@@ -15,6 +15,7 @@ pub mod ls;
 pub mod manuals;
 pub mod mount;
 pub mod names;
+pub mod optimize;
 pub mod pack;
 pub mod properties;
 pub mod put;

@@ -187,7 +187,7 @@ fn harmless_job(random: &mut Random) -> Job {
     let target = *random.of(&DATABASES);
     let copying =
         |text: String, copy: &str| Job { copies: Some((copy.into(), target)), ..job(&text) };
-    match random.below(11) {
+    match random.below(12) {
         0 => job("check -q p.hpk"),
         1 => job("compact -q p.hpk"),
         2 => job("fold -q p.hpk"),
@@ -197,6 +197,7 @@ fn harmless_job(random: &mut Random) -> Job {
         6 => copying("snapshot p.hpk@new".into(), &format!("p.hpk@new/{target}")),
         7 | 8 => copying(format!("clone p.hpk/{target} p.hpk/copy.db"), "p.hpk/copy.db"),
         9 => job("put -q -T in p.hpk/in"),
+        10 => job("optimize -q p.hpk"),
         _ => job(&format!("set compression=lz4 p.hpk/{target}")),
     }
 }

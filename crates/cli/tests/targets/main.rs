@@ -63,6 +63,7 @@ const COMMANDS: &[&str] = &[
     "inherit compression T",
     "fold -q T",
     "repack -q --compression lz4 T",
+    "optimize -q --compression lz4 T",
     "sql T/d.db 'SELECT count(*) FROM t'",
     "codecs",
 ];

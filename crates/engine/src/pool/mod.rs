@@ -13,7 +13,7 @@
 //! | bring in many files | [`Pool::import`] with an [`Import`] |
 //! | snapshots | [`Pool::create_snapshot`], [`Pool::open_snapshot`], [`Pool::rollback`] |
 //! | another pool | [`Pool::send`], [`Pool::receive`] |
-//! | space | [`Pool::stats`], [`Pool::usage`], [`Pool::compact`], [`Pool::fold`] |
+//! | space | [`Pool::stats`], [`Pool::usage`], [`Pool::compact`], [`Pool::fold`], [`Pool::optimize`] |
 //! | damage | [`Pool::check`], [`Pool::repair`], [`Salvage`] |
 //!
 //! Where to start reading the source:
@@ -35,6 +35,7 @@ mod group;
 mod import;
 mod maintain;
 mod namespace;
+mod optimize;
 mod salvage;
 mod snapshots;
 mod stream;
@@ -72,6 +73,7 @@ pub use self::namespace::props::{
     Concurrency, Dedup, FilterChoice, Property, PropertySource, RECORD_LEN_RANGE, Settings,
 };
 pub use self::namespace::usage::{Usage, UsageBelow};
+pub use self::optimize::{Optimization, OptimizeReport, OptimizeStage, SegmentGoal};
 pub use self::salvage::{
     Fate, FoundBy, PART_LEN, Part, Salvage, SalvageDirectory, SalvageFile, Stretch,
 };

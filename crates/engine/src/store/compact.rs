@@ -6,13 +6,15 @@
 //!
 //! A moved extent keeps its stored bytes, and its pointer keeps everything but the place and the
 //! birth: the bytes are verified against their unchanged checksum, and not recompressed. Tree nodes
-//! in the way are rewritten, like any changed node. Some extents stay where they are: those with
-//! several pointers, since the others would have to be found; those that a snapshot holds, or may
-//! hold; and damaged ones. The dedup entry of a moved extent moves with it.
+//! in the way are rewritten, like any changed node. Some extents stay where they are: those that a
+//! snapshot holds, or may hold; and damaged ones. Those with several pointers are moved separately
+//! (see `compact_shared.rs`). The dedup entry of a moved extent moves with it.
 //!
 //! The old place is freed as by any other change, so that readers of older states, and recovery
 //! after a loss of power, find it untouched until the move is durable. If a step fails, the
 //! previous state remains.
+
+use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 use crate::store::format::dead::parse_dead;
@@ -50,11 +52,15 @@ impl Cursor {
         Cursor { index: usize::from(TreeId::Space.number()), key: Vec::new() }
     }
 
-    fn tree(&self) -> Option<TreeId> {
+    pub(in crate::store) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    pub(in crate::store) fn tree(&self) -> Option<TreeId> {
         TreeId::ALL.get(self.index).copied()
     }
 
-    fn behind(self, path: Option<&Path>) -> Cursor {
+    pub(in crate::store) fn behind(self, path: Option<&Path>) -> Cursor {
         match path.and_then(|path| path.next.clone()) {
             Some(key) => Cursor { key, ..self },
             None => Cursor { index: self.index + 1, key: Vec::new() },
@@ -63,11 +69,11 @@ impl Cursor {
 }
 
 /// An entry whose extent is in the way.
-struct Movable {
+pub(in crate::store) struct Movable {
     tree: TreeId,
-    key: Vec<u8>,
+    pub(in crate::store) key: Vec<u8>,
     pointer: Pointer,
-    run: Run,
+    pub(in crate::store) run: Run,
 }
 
 /// The result of one step.
@@ -97,6 +103,9 @@ impl Moved {
 pub struct Found {
     /// Sectors of movable extents and nodes that are in the way.
     pub sectors: u64,
+    /// Extents that several pointers share. They are moved separately, if all of their pointers are
+    /// found.
+    pub shared: HashSet<Run>,
     /// The end of the last extent or node that is in the way but has to stay.
     pub stuck_end: Sector,
     /// Where the walk continues, or the first leaf with something to move; `None` after the last
@@ -150,7 +159,7 @@ impl Store {
                 found.sectors += nodes.map(|(_, run)| run.sectors).sum::<u64>();
                 for one in movable(aim, tree, path, &at.key, held, self.ashift())? {
                     match self.is_shared(state, one.run.start)? {
-                        true => found.stuck_end = found.stuck_end.max(one.run.end()),
+                        true => drop(found.shared.insert(one.run)),
                         false => found.sectors += one.run.sectors,
                     }
                 }
@@ -170,7 +179,7 @@ impl Store {
         Ok(found)
     }
 
-    fn is_shared(&self, state: &State, sector: Sector) -> Result<bool> {
+    pub(in crate::store) fn is_shared(&self, state: &State, sector: Sector) -> Result<bool> {
         Ok(self.refs_in(state, sector)?.is_some_and(|refs| refs.count > 1))
     }
 
@@ -200,7 +209,7 @@ impl Store {
 
 /// Returns the newest birth that snapshots may hold in a tree; `newest` is the newest snapshot's
 /// txg.
-fn held_in(tree: TreeId, newest: Txg) -> Txg {
+pub(in crate::store) fn held_in(tree: TreeId, newest: Txg) -> Txg {
     if TreeId::OF_SNAPSHOTS.contains(&tree) { newest } else { Txg(0) }
 }
 
@@ -220,7 +229,7 @@ fn in_the_way<'p>(
 
 /// Returns the entries of a leaf, starting at `from`, whose extents are in the way and that no
 /// snapshot holds.
-fn movable(
+pub(in crate::store) fn movable(
     aim: &Aim,
     tree: TreeId,
     path: &Path,

@@ -18,6 +18,7 @@
 mod buffer;
 pub mod cache;
 pub mod compact;
+pub mod compact_shared;
 pub mod dictionaries;
 mod durability;
 mod extent;

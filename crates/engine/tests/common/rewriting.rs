@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hardpack_engine::Error;
 use hardpack_engine::Txg;
-use hardpack_engine::pool::{File, Fold, Pool, Property, Settings, StepLimits};
+use hardpack_engine::codec::Compression;
+use hardpack_engine::pool::{File, Fold, Pool, Property, SegmentGoal, Settings, StepLimits};
 use hardpack_engine::store::Patience;
 use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
@@ -61,7 +62,10 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
     };
     let which = rng.pick(&[Fold::Due, Fold::All]);
     let cold = pool.state().txg();
-    let kind = rng.below(4);
+    let kind = rng.below(5);
+    if kind == 4 {
+        return some_segments(pool, device, rng);
+    }
     let mut repack = None;
     if kind >= 2 {
         // A repack that another process left unfinished, possibly by a crash, is continued.
@@ -104,5 +108,29 @@ pub fn some_steps(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result
         }
         next = step.next;
     }
+    Ok(())
+}
+
+/// Puts records into segments, in some steps.
+fn some_segments(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<(), String> {
+    let goal = SegmentGoal {
+        compression: rng.pick(&[Compression::Lz4, Compression::Zstd(1)]),
+        len: rng.pick(&[20_000, 100_000]),
+        again: rng.one_in(2),
+    };
+    let file = pool.only_file().map_err(text)?.file;
+    let mut optimization = pool.optimize(file, goal).map_err(text)?;
+    let mut left = rng.pick(&[2, 4, u64::MAX]);
+    while left > 0 && optimization.step().map_err(text)? {
+        left -= 1;
+        if rng.one_in(3) {
+            pool.store().make_durable().map_err(text)?;
+        }
+    }
+    let report = optimization.report();
+    if !report.damaged.is_empty() {
+        return Err(format!("nothing is damaged, but: {report:?}"));
+    }
+    device.measure(|sums| sums.segmented += report.records);
     Ok(())
 }

@@ -259,6 +259,8 @@ pub struct Measured {
     pub compacted: u64,
     /// The number of rewritten records.
     pub rewritten: u64,
+    /// The number of records that were put into segments.
+    pub segmented: u64,
     /// The number of deltas that existed when records were rewritten.
     pub deltas: u64,
     /// The number of repacks that continued where another stopped.
@@ -272,6 +274,7 @@ impl Measured {
     pub fn add(&mut self, other: &Measured) {
         self.compacted += other.compacted;
         self.rewritten += other.rewritten;
+        self.segmented += other.segmented;
         self.deltas += other.deltas;
         self.resumed += other.resumed;
         self.shared += other.shared;

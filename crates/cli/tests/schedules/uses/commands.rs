@@ -147,6 +147,7 @@ pub const CASES: &[Case] = &[
     case("fold POOL"),
     case("repack DB"),
     case("repack --clear-unused DB"),
+    case("optimize POOL"),
     case("compact POOL"),
     case("sql DB 'select count(*) from a'"),
     changes(

@@ -13,12 +13,13 @@
 //! between. So other bytes count as a problem only if the stored bytes, which share a sector with
 //! them, were still intact afterwards.
 
+use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use super::doubts::Doubt;
 use super::report::CheckReport;
 use crate::error::Error;
-use crate::store::format::pointer::Pointer;
+use crate::store::format::pointer::{ExtentKey, Pointer};
 use crate::store::{State, Store};
 use crate::units::Txg;
 
@@ -39,6 +40,8 @@ pub(super) struct Padding<'a> {
     /// Everything written up to this txg is durable.
     durable: Txg,
     problems: Mutex<Vec<Spoiled>>,
+    /// Segments that are intact. Each has thousands of pointers.
+    segments: Mutex<HashSet<ExtentKey>>,
 }
 
 impl<'a> Padding<'a> {
@@ -49,7 +52,20 @@ impl<'a> Padding<'a> {
             true => superblock.txg,
             false => superblock.durable_txg,
         };
-        Padding { store, durable, problems: Mutex::default() }
+        Padding { store, durable, problems: Mutex::default(), segments: Mutex::default() }
+    }
+
+    /// Whether the extent of a pointer is a segment that was found to be intact.
+    pub fn is_known_segment(&self, pointer: &Pointer) -> bool {
+        let known = || self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        pointer.is_part() && pointer.extent_key().is_some_and(|key| known().contains(&key))
+    }
+
+    /// Takes note that the extent of a pointer is intact.
+    pub fn note_segment(&self, pointer: &Pointer) {
+        if let Some(key) = pointer.extent_key().filter(|_| pointer.is_part()) {
+            self.segments.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        }
     }
 
     /// Checks the padding of an extent whose stored bytes are intact.

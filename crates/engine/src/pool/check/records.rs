@@ -51,8 +51,14 @@ pub(super) fn verify_batch(
 ) -> Result<()> {
     let verified = parallel(batch.len(), threads.min(batch.len()), |index| {
         let (_, _, pointer) = &batch[index];
+        if padding.is_known_segment(pointer) {
+            return Ok(None);
+        }
         match verify(padding.store, pointer) {
-            Ok(()) => padding.check(pointer),
+            Ok(()) => {
+                padding.check(pointer);
+                padding.note_segment(pointer);
+            }
             Err(error @ Error::Internal(_)) => return Err(error),
             Err(error) => return Ok(Some(error)),
         }
@@ -61,7 +67,7 @@ pub(super) fn verify_batch(
     let others = batch.iter().filter(|(file, ..)| file.is_none()).count() as u64;
     report.nodes += others;
     report.records += batch.len() as u64 - others;
-    report.bytes += batch.iter().map(|(_, _, pointer)| u64::from(pointer.stored_len)).sum::<u64>();
+    report.bytes += batch.iter().map(|(_, _, pointer)| pointer.stored_share()).sum::<u64>();
     for ((file, offset, pointer), error) in batch.iter().zip(verified) {
         let Some(error) = error else { continue };
         let end = offset + u64::from(pointer.len);

@@ -12,9 +12,11 @@
 //!           lie some of the longest extents higher
 //! ```
 //!
+//! Each pass moves extents with several pointers first, as far as it knows all their pointers.
+//!
 //! Each step is one transaction of bounded size on the newest state; others read and write freely
-//! in between. Memory is independent of the pool's size: a cursor, no lists. Space that a step
-//! vacates counts as free only once the step is durable, so each step first makes the previous one
+//! in between. Memory is bounded whatever the pool's size: a cursor, and the places of a million
+//! pointers to shared extents. Space that a step vacates counts as free only once the step is durable, so each step first makes the previous one
 //! durable.
 //!
 //! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents.
@@ -26,11 +28,13 @@
 //! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
 //! power loss within one, leaves an intact pool.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
+use crate::store::compact_shared::SharedExtents;
 use crate::store::{Durability, Patience, State, Txn};
 use crate::units::{Ashift, Sector};
 
@@ -72,7 +76,7 @@ pub struct CompactEstimate {
     /// The part of it in use.
     pub used_bytes: u64,
     /// About how much shorter the pool would get. It cannot end before the last extent that
-    /// snapshots hold or several files share, since those are not moved.
+    /// snapshots hold, since those are not moved.
     pub gain_bytes: u64,
     /// About how many bytes would have to be moved; more if holes are small.
     pub move_bytes: u64,
@@ -113,6 +117,17 @@ enum Stage {
         /// Commits left before the stage ends in any case.
         left: u64,
     },
+    /// Pointers to shared extents are looked for, before a pass.
+    Gather {
+        purpose: Purpose,
+        aim: Aim,
+        cursor: Cursor,
+    },
+    /// Those extents are moved.
+    Share {
+        purpose: Purpose,
+        aim: Aim,
+    },
     Pass {
         purpose: Purpose,
         aim: Aim,
@@ -139,6 +154,8 @@ pub struct Compaction {
     emptied: Aim,
     passes_left: u32,
     trims_left: u32,
+    /// The extents to move before all others of a pass.
+    shared: SharedExtents,
 }
 
 impl Pool {
@@ -157,6 +174,7 @@ impl Pool {
             emptied: Aim::ANYWHERE,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
+            shared: SharedExtents::default(),
         };
         compaction.note(&state);
         compaction.report.before_bytes = compaction.report.after_bytes;
@@ -180,13 +198,16 @@ impl Pool {
         }
         let aim = tail_from(goal, goal);
         let (mut stuck_end, mut cursor) = (goal, Some(Cursor::default()));
+        let mut shared = HashSet::new();
         while let Some(at) = cursor {
             let found = store
                 .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
             estimate.move_bytes += found.sectors << ashift;
+            shared.extend(found.shared);
             stuck_end = stuck_end.max(found.stuck_end);
             cursor = found.next;
         }
+        estimate.move_bytes += shared.iter().map(|run| run.sectors << ashift).sum::<u64>();
         estimate.gain_bytes = state.superblock.end.0.saturating_sub(stuck_end.0) << ashift;
         if estimate.gain_bytes == 0 {
             estimate.move_bytes = 0;
@@ -238,6 +259,8 @@ impl Compaction {
         match self.stage.clone() {
             Stage::Plan => self.plan()?,
             Stage::Settle { quiet, left } => self.settle(quiet, left)?,
+            Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor)?,
+            Stage::Share { purpose, aim } => self.share(purpose, aim)?,
             Stage::Pass { purpose, aim, cursor } => self.pass(purpose, aim, cursor)?,
             Stage::Done => {}
         }
@@ -316,7 +339,8 @@ impl Compaction {
 
     fn begin_pass(&mut self, purpose: Purpose, aim: Aim) {
         self.pass_began = self.pool.state().superblock.end;
-        self.stage = Stage::Pass { purpose, aim, cursor: Cursor::default() };
+        self.shared = SharedExtents::default();
+        self.stage = Stage::Gather { purpose, aim, cursor: Cursor::default() };
     }
 
     fn begin_settling(&mut self, state: &State) {
@@ -363,6 +387,39 @@ impl Compaction {
             }
         }
         Ok(())
+    }
+
+    /// Looks for pointers to shared extents, in the next part of the trees.
+    fn gather(&mut self, purpose: Purpose, aim: Aim, cursor: &Cursor) -> Result<()> {
+        let store = self.pool.store();
+        let shared = std::mem::take(&mut self.shared);
+        let (next, shared) = store.with_state(|state| {
+            let mut found = shared.clone();
+            let next = store.find_shared(state, &aim, cursor, SEARCH_LEAVES, &mut found)?;
+            Ok((next, found))
+        })?;
+        self.shared = shared;
+        self.stage = match next {
+            Some(cursor) => Stage::Gather { purpose, aim, cursor },
+            None => Stage::Share { purpose, aim },
+        };
+        self.longest = self.longest.max(self.shared.longest());
+        Ok(())
+    }
+
+    /// Moves some of the shared extents that were found.
+    fn share(&mut self, purpose: Purpose, aim: Aim) -> Result<()> {
+        if self.shared.is_empty() {
+            self.stage = Stage::Pass { purpose, aim, cursor: Cursor::default() };
+            return Ok(());
+        }
+        let mut shared = std::mem::take(&mut self.shared);
+        let moved = self.transact(aim, |txn| {
+            let sectors = txn.relocate_shared(&mut shared)?;
+            Ok(Moved { sectors, ..Moved::default() })
+        });
+        self.shared = shared;
+        moved.map(drop)
     }
 
     /// Commits just to drop the free space at the end. The nodes of the free-space trees, which

@@ -135,7 +135,7 @@ fn is_done(record: &FileExtent, goal: &Settings, is_database: bool) -> bool {
 }
 
 /// Whether a file begins like a SQLite database. If its front is damaged, the answer is no.
-fn is_database(pool: &Pool, file: FileId) -> Result<bool> {
+pub(in crate::pool) fn is_database(pool: &Pool, file: FileId) -> Result<bool> {
     let front = pool.read(|source: &mut Committed<'_>| {
         let len = entries::attributes(source, file)?.len.min(DATABASE_FRONT_LEN);
         let mut front = vec![0; len as usize];

@@ -125,7 +125,7 @@ pub(in crate::pool) struct Region {
 impl Region {
     fn stored_len(&self) -> u64 {
         let extents = self.records.iter().chain(&self.patches);
-        extents.map(|extent| u64::from(extent.pointer.stored_len)).sum()
+        extents.map(|extent| extent.pointer.stored_share()).sum()
     }
 
     /// Whether nobody changed the region: rewritten data has another birth or another place.

@@ -71,9 +71,10 @@ impl Pool {
             below.logical += len;
             self.each_file_extent(file, &mut |pointer| {
                 let run = pointer.run(ashift);
-                let stored = run.map_or(u64::from(pointer.stored_len), |run| run.sectors << ashift);
+                let stored =
+                    run.map_or(pointer.stored_share(), |_| pointer.allocated_share(ashift));
                 below.stored += stored;
-                if run.is_none_or(|run| extents.insert(run.start)) {
+                if run.is_none_or(|run| extents.insert((run.start, pointer.part_offset))) {
                     below.stored_once += stored;
                 }
             })?;
@@ -134,8 +135,8 @@ impl Pool {
             for tree in [TreeId::Map, TreeId::Patches] {
                 let extents = file_extents_in(source, tree, file, 0, u64::MAX, ABOUT_COUNT_MAX)?;
                 let Some(last) = extents.last() else { break };
-                let sectors = extents.iter().filter_map(|extent| extent.pointer.run(ashift));
-                let found = sectors.map(|run| run.sectors << ashift).sum::<u64>();
+                let shares = extents.iter().map(|extent| extent.pointer.allocated_share(ashift));
+                let found = shares.sum::<u64>();
                 let end = last.slot_end();
                 allocated += match extents.len() == ABOUT_COUNT_MAX && end < len {
                     true => (u128::from(found) * u128::from(len) / u128::from(end.max(1))) as u64,
@@ -155,8 +156,8 @@ impl Pool {
         self.each_file_extent(file, &mut |pointer| {
             usage.records += 1;
             usage.logical += u64::from(pointer.len);
-            usage.stored += u64::from(pointer.stored_len);
-            usage.allocated += pointer.run(ashift).map_or(0, |run| run.sectors << ashift);
+            usage.stored += pointer.stored_share();
+            usage.allocated += pointer.allocated_share(ashift);
         })?;
         Ok(usage)
     }

@@ -225,6 +225,9 @@ impl Apply {
         if let Some(hash) = hash {
             txn.add_content(&placed, hash)?;
         }
+        if placed.is_part() {
+            txn.count_parts(&placed, 1)?;
+        }
         insert(txn, file, at, &placed)
     }
 
@@ -299,14 +302,21 @@ impl Apply {
         let value = txn.get(of.tree, &key)?.ok_or_else(missing)?;
         let (_, first) = parse_file_extent(of.tree, &key, &value)?;
         let like = &first.pointer;
+        let part = |pointer: &Pointer| (pointer.len, pointer.part_offset);
         // Nothing rewrites the earlier record before the end; but it must be what the sender sent,
         // or what was found to be equal.
         let dictionary = self.number(txn, pointer.dictionary)?;
         let sent = Pointer { span_log2: like.span_log2, dictionary, ..pointer.clone() };
+        // Parts of one segment may differ in what they are of it.
+        let is_part = like.is_part() && sent.is_part();
+        let (len, part_offset) = if is_part { part(like) } else { part(&sent) };
         let is_same = match like.place {
-            Place::Extent { .. } if travelling(like) == sent => true,
+            Place::Extent { .. }
+                if travelling(like) == Pointer { len, part_offset, ..sent.clone() } =>
+            {
+                true
+            }
             Place::Extent { sector, .. } => {
-                let part = |pointer: &Pointer| (pointer.len, pointer.part_offset);
                 let is_found = txn.refs(sector)?.is_some_and(|refs| refs.content.is_some());
                 is_found && part(like) == part(&sent) && !sent.is_delta() && at.tree == TreeId::Map
             }
@@ -317,7 +327,8 @@ impl Apply {
                 "expected the record that it shares to be as it says, found another",
             ));
         }
-        let copy = Pointer { span_log2: pointer.span_log2, ..like.clone() };
+        let (len, part_offset) = part(&sent);
+        let copy = Pointer { span_log2: pointer.span_log2, len, part_offset, ..like.clone() };
         check_place(txn, file, at, &copy)?;
         let copy = txn.share(&copy)?.ok_or_else(|| {
             Error::Invalid("a record has too many references to count another one".into())

@@ -23,8 +23,10 @@ pub(crate) const STREAM_VERSION: u32 = 2;
 const FEATURE_SPECIAL: u32 = 1;
 /// The feature of streams in which records may have pages apart.
 const FEATURE_APART: u32 = 1 << 1;
+/// The feature of streams in which records may be parts of segments.
+const FEATURE_SEGMENTS: u32 = 1 << 2;
 /// The features that this version can receive.
-const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART;
+const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -60,6 +62,8 @@ pub(crate) struct Header {
     pub has_special: bool,
     /// Whether records may have pages apart (see `codec/apart.rs`).
     pub has_apart: bool,
+    /// Whether records may be parts of segments.
+    pub has_segments: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -72,7 +76,8 @@ impl Header {
         f.u32(STREAM_VERSION);
         let special = if self.has_special { FEATURE_SPECIAL } else { 0 };
         let apart = if self.has_apart { FEATURE_APART } else { 0 };
-        f.u32(special | apart);
+        let segments = if self.has_segments { FEATURE_SEGMENTS } else { 0 };
+        f.u32(special | apart | segments);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -121,6 +126,7 @@ impl Header {
             kind,
             has_special: features & FEATURE_SPECIAL != 0,
             has_apart: features & FEATURE_APART != 0,
+            has_segments: features & FEATURE_SEGMENTS != 0,
             name: name.into(),
         })
     }

@@ -34,7 +34,7 @@ use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::{
-    FEATURE_PAGES_APART, FEATURE_SHARED, FEATURE_SPECIAL_FILES,
+    FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SPECIAL_FILES,
 };
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
@@ -227,6 +227,7 @@ impl<'a> Sender<'a> {
             kind: attributes.kind,
             has_special: self.has_special,
             has_apart: self.live.state().superblock.incompat & FEATURE_PAGES_APART != 0,
+            has_segments: self.live.state().superblock.incompat & FEATURE_SEGMENTS != 0,
             name: plan.name.to_vec(),
         };
         let is_of_this =
@@ -481,7 +482,11 @@ impl<'a> Sender<'a> {
         }
         let is_counted =
             self.live.read(|source| Ok(source.get(TreeId::Refs, &space_key(sector))?.is_some()))?;
-        let content = (sector, pointer.len, pointer.part_offset);
+        let content = match pointer.is_part() {
+            // A segment is sent once, with the first of its parts.
+            true => (sector, u32::MAX, 0),
+            false => (sector, pointer.len, pointer.part_offset),
+        };
         Ok(if is_counted { self.sent.note(content, self.next, at) } else { None })
     }
 }

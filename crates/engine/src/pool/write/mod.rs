@@ -187,7 +187,7 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
 /// Whether the patches of a record have outgrown their share of it.
 pub(super) fn is_fold_due(record: &FileExtent, patches: &[FileExtent], ashift: Ashift) -> bool {
     let patched: u64 = patches.iter().map(|patch| patch_cost(&patch.pointer, ashift)).sum();
-    patched * PATCHED_PART_MIN > u64::from(record.pointer.stored_len).max(UNIT_LEN)
+    patched * PATCHED_PART_MIN > record.pointer.stored_share().max(UNIT_LEN)
 }
 
 fn patch_cost(pointer: &Pointer, ashift: Ashift) -> u64 {

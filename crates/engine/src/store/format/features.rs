@@ -10,7 +10,8 @@
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PAGE_FILTER,
     FEATURE_PAGES_APART, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS,
-    FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
+    FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS,
+    FEATURE_SPECIAL_FILES,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -39,7 +40,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 13] = [
+const KNOWN: [(Set, u64, &str); 14] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -53,6 +54,7 @@ const KNOWN: [(Set, u64, &str); 13] = [
     (Set::Incompat, FEATURE_READER_SLOTS, "reader-slots"),
     (Set::Incompat, FEATURE_SPECIAL_FILES, "special-files"),
     (Set::Incompat, FEATURE_PAGES_APART, "pages-apart"),
+    (Set::Incompat, FEATURE_SEGMENTS, "segments"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -150,6 +150,32 @@ impl Pointer {
         }
     }
 
+    /// Whether other pointers stand for the rest of the extent: it is a *segment*.
+    pub fn is_part(&self) -> bool {
+        matches!(self.place, Place::Extent { .. })
+            && !self.is_delta()
+            && (self.part_offset, self.len) != (0, self.extent_len)
+    }
+
+    /// Returns how many of the stored bytes this pointer accounts for: all of them, or of a segment
+    /// as large a share as its part is.
+    pub fn stored_share(&self) -> u64 {
+        self.share_of(u64::from(self.stored_len))
+    }
+
+    /// Returns how many bytes of the pool this pointer accounts for, as in
+    /// [`Pointer::stored_share`]; 0 without an extent.
+    pub fn allocated_share(&self, ashift: Ashift) -> u64 {
+        self.share_of(self.run(ashift).map_or(0, |run| run.sectors << ashift))
+    }
+
+    fn share_of(&self, bytes: u64) -> u64 {
+        match self.is_part() {
+            true => (bytes * u64::from(self.len)).div_ceil(u64::from(self.extent_len).max(1)),
+            false => bytes,
+        }
+    }
+
     /// Returns what identifies the extent in a process's caches. A sector may be reused, but never
     /// for bytes with the same checksum and a different meaning.
     pub fn extent_key(&self) -> Option<ExtentKey> {

@@ -1,8 +1,8 @@
 //! Entries of the refs tree, and the hashes of content in them.
 //!
 //! ```text
-//! sector u64 BE   -> count u32, hash kind u8, 3 zero bytes, birth u64, len u32, stored len u32;
-//!                    with a hash also: hash of the content, 32 bytes, pointer
+//! sector u64 BE   -> count u32, hash kind u8, parts u8, 2 zero bytes, birth u64, len u32,
+//!                    stored len u32; with a hash also: hash of the content, 32 bytes, pointer
 //! ```
 
 use std::fmt;
@@ -97,7 +97,9 @@ pub struct Refs {
     pub count: u32,
     /// The txg that wrote its bytes.
     pub birth: Txg,
-    /// The number of bytes behind each pointer.
+    /// Whether it is a segment: each pointer stands for a part of it.
+    pub has_parts: bool,
+    /// The number of bytes behind each pointer; of a segment, all of its bytes.
     pub len: u32,
     /// The number of stored bytes.
     pub stored_len: u32,
@@ -112,7 +114,8 @@ impl Refs {
         let mut f = FieldWriter(&mut out);
         f.u32(self.count);
         f.u8(self.content.as_ref().map_or(0, |(hash, _)| hash.kind as u8));
-        f.zeros(3);
+        f.u8(u8::from(self.has_parts));
+        f.zeros(2);
         f.u64(self.birth.0);
         f.u32(self.len);
         f.u32(self.stored_len);
@@ -128,7 +131,8 @@ impl Refs {
         let mut f = FieldReader(value);
         let count = f.u32().filter(|count| *count > 0)?;
         let kind = f.u8()?;
-        f.zeros(3)?;
+        let parts = f.u8()?;
+        f.zeros(2)?;
         let birth = Txg(f.u64()?);
         let (len, stored_len) = (f.u32()?, f.u32()?);
         let content = match kind {
@@ -139,13 +143,17 @@ impl Refs {
                 Some((ContentHash { kind, hash }, Pointer::decode(f.0)?))
             }
         };
-        Some(Refs { count, birth, len, stored_len, content })
+        let has_parts = parts == 1 && content.is_none();
+        (has_parts || parts == 0).then_some(())?;
+        Some(Refs { count, birth, has_parts, len, stored_len, content })
     }
 
     /// Creates an entry with one reference to the extent of a pointer.
     pub(in crate::store) fn one(pointer: &Pointer) -> Refs {
-        let Pointer { birth, len, stored_len, .. } = *pointer;
-        Refs { count: 1, birth, len, stored_len, content: None }
+        let Pointer { birth, len, extent_len, stored_len, .. } = *pointer;
+        let has_parts = pointer.is_part();
+        let len = if has_parts { extent_len } else { len };
+        Refs { count: 1, birth, has_parts, len, stored_len, content: None }
     }
 
     /// Returns the pointer to the content if the extent at `sector` holds content with this hash.

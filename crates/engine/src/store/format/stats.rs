@@ -95,11 +95,10 @@ pub struct PoolStats {
 
 impl CodecStats {
     fn apply(&mut self, pointer: &Pointer, ashift: Ashift, add: bool) {
-        let allocated = pointer.run(ashift).map_or(0, |run| run.sectors << ashift);
         step(&mut self.records, 1, add);
         step(&mut self.logical, u64::from(pointer.len), add);
-        step(&mut self.stored, u64::from(pointer.stored_len), add);
-        step(&mut self.allocated, allocated, add);
+        step(&mut self.stored, pointer.stored_share(), add);
+        step(&mut self.allocated, pointer.allocated_share(ashift), add);
     }
 
     /// Counts `count` references to an extent.
@@ -167,7 +166,9 @@ impl PoolStats {
 
     /// Counts an entry of the refs tree that was added (`add`) or removed.
     pub fn count_refs(&mut self, refs: &Refs, ashift: Ashift, add: bool) {
-        self.shared.apply_refs(refs, u64::from(refs.count).saturating_sub(1), ashift, add);
+        // The count of a segment does not tell which of its parts have several pointers.
+        let further = if refs.has_parts { 0 } else { u64::from(refs.count).saturating_sub(1) };
+        self.shared.apply_refs(refs, further, ashift, add);
         self.counted.apply_refs(refs, 1, ashift, add);
     }
 

@@ -88,6 +88,8 @@ pub const FEATURE_SPECIAL_FILES: u64 = 1 << 11;
 /// Some pages of filtered records can be decoded alone (see
 /// [`crate::store::format::pointer::Filter`]).
 pub const FEATURE_PAGES_APART: u64 = 1 << 12;
+/// Several records may be parts of one extent, a segment.
+pub const FEATURE_SEGMENTS: u64 = 1 << 13;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -101,7 +103,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PINNED_READERS
     | FEATURE_READER_SLOTS
     | FEATURE_SPECIAL_FILES
-    | FEATURE_PAGES_APART;
+    | FEATURE_PAGES_APART
+    | FEATURE_SEGMENTS;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

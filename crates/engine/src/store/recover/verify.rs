@@ -50,6 +50,11 @@ pub(in crate::store) fn for_each_new(
 ) -> Result<()> {
     let older = superblock.durable_txg;
     let (mut given_up, mut made) = (HashSet::new(), Vec::new());
+    // A segment has thousands of pointers.
+    let mut segments = HashSet::new();
+    let mut is_first = |pointer: &Pointer| {
+        !pointer.is_part() || segments.insert(pointer.run(store.ashift()).map(|run| run.start))
+    };
     for tree in TreeId::ALL {
         let Some(root) = &superblock.roots[tree] else { continue };
         walk_tree(store, tree, root, older, &mut |met| match met {
@@ -57,7 +62,8 @@ pub(in crate::store) fn for_each_new(
             Met::Node(_, pointer) => visit(true, pointer),
             Met::Entry(tree, _, value) if TreeId::OF_POINTERS.contains(&tree) => {
                 let pointer = data_pointer(value)?;
-                if pointer.birth > older { visit(false, &pointer) } else { Ok(()) }
+                let is_new = pointer.birth > older && is_first(&pointer);
+                if is_new { visit(false, &pointer) } else { Ok(()) }
             }
             Met::Entry(TreeId::Dead, key, value) => {
                 let dead = parse_dead(key, value).ok().filter(|dead| dead.birth > older);
@@ -85,7 +91,8 @@ pub(in crate::store) fn for_each_new(
             Met::Node(_, pointer) => visit(true, pointer),
             Met::Entry(tree, _, value) if TreeId::OF_POINTERS.contains(&tree) => {
                 let pointer = data_pointer(value)?;
-                if is_left(&pointer) { visit(false, &pointer) } else { Ok(()) }
+                let is_new = is_left(&pointer) && is_first(&pointer);
+                if is_new { visit(false, &pointer) } else { Ok(()) }
             }
             Met::Entry(..) => Ok(()),
         })?;

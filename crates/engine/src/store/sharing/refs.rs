@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{ContentHash, Refs, parse_refs};
 use crate::store::format::space::space_key;
-use crate::store::format::superblock::FEATURE_SHARED;
+use crate::store::format::superblock::{FEATURE_SEGMENTS, FEATURE_SHARED};
 use crate::store::format::trees::TreeId;
 use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
@@ -45,6 +45,9 @@ impl Txn {
     /// Sets the entry of an extent.
     pub fn set_refs(&mut self, sector: Sector, refs: &Refs) -> Result<()> {
         self.core.incompat |= FEATURE_SHARED;
+        if refs.has_parts {
+            self.core.incompat |= FEATURE_SEGMENTS;
+        }
         let old = self.insert(TreeId::Refs, &space_key(sector), &refs.encode())?;
         self.note_refs(old.as_deref(), Some(refs));
         Ok(())
@@ -79,9 +82,19 @@ impl Txn {
         }
     }
 
-    /// Moves the content entry of an extent with one pointer to its new place, to which this
-    /// transaction has copied its bytes. The old extent still has to be freed.
+    /// Makes an extent that this transaction stored a segment with `count` parts, to which the
+    /// caller has made the pointers. `part` is one of them.
+    pub fn count_parts(&mut self, part: &Pointer, count: u32) -> Result<()> {
+        let Place::Extent { sector, .. } = part.place else { return Ok(()) };
+        self.set_refs(sector, &Refs { count, ..Refs::one(part) })
+    }
+
+    /// Moves the entry of an extent with one pointer to its new place, to which this transaction
+    /// has copied its bytes. The old extent still has to be freed.
     pub(in crate::store) fn move_content(&mut self, from: Sector, to: &Pointer) -> Result<()> {
+        if to.is_part() {
+            return self.count_parts(to, 1);
+        }
         let Some((hash, _)) = self.refs(from)?.and_then(|refs| refs.content) else {
             return Ok(());
         };
@@ -96,7 +109,10 @@ impl Txn {
         let Some(run) = pointer.run(self.core.ashift()) else { return Ok(Some(copy)) };
         let refs = self.refs(run.start)?.unwrap_or_else(|| Refs::one(pointer));
         let Some(count) = refs.count.checked_add(1) else { return Ok(None) };
-        self.core.shared_len += u64::from(pointer.stored_len);
+        // Of a segment, one pointer is verified for all.
+        if !pointer.is_part() || self.core.shared_segments.insert(run.start) {
+            self.core.shared_len += u64::from(pointer.stored_len);
+        }
         self.set_refs(run.start, &Refs { count, ..refs })?;
         Ok(Some(copy))
     }

@@ -15,6 +15,7 @@ pub(in crate::store) mod provision;
 pub mod roots;
 pub(super) mod write_buffer;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,7 +37,7 @@ use super::{State, Store};
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::store::txn::holds::{DEAD_NODES_MAX, Holds};
-use crate::units::{Ashift, FileId, Run, Txg};
+use crate::units::{Ashift, FileId, Run, Sector, Txg};
 
 /// The maximum number of changed tree nodes kept in memory before a transaction writes them.
 const DIRTY_NODES_MAX: usize = 4096;
@@ -79,7 +80,9 @@ pub(super) struct TxnCore {
     /// Tree nodes that only snapshots reach from this transaction on, with their births.
     pub(super) dead_nodes: Vec<(Run, Txg)>,
     /// Bytes of extents that got another pointer: the next open may have to verify them again.
-    pub(super) shared_len: u64,
+    pub(in crate::store) shared_len: u64,
+    /// The segments among them.
+    pub(in crate::store) shared_segments: HashSet<Sector>,
     pub(super) stats: PoolStats,
     pub(super) checksum: ChecksumKind,
     pub(super) next_file_id: u64,
@@ -120,6 +123,7 @@ impl Txn {
             holds: Holds::default(),
             dead_nodes: Vec::new(),
             shared_len: 0,
+            shared_segments: HashSet::new(),
             stats: superblock.stats,
             checksum,
             next_file_id: superblock.next_file_id,

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{RECORD, add_files, records};
-use crate::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
+use super::{RECORD, add_files};
+use crate::codec::Compression;
+use crate::pool::{Fold, Pool, Property, ROOT, SegmentGoal, Settings, StepLimits};
 use crate::store::{Durability, Patience};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
@@ -26,6 +27,8 @@ struct Happened {
     caught_up: u64,
     run_hits: u64,
     patches: u64,
+    in_segments: u64,
+    overtaken: u64,
 }
 
 struct Model {
@@ -115,7 +118,7 @@ impl Model {
     fn change_property(&mut self) {
         let pool = self.pool();
         let owner = if self.rng.one_in(3) { ROOT } else { self.rng.pick(&self.files) };
-        let (property, text) = match self.rng.below(6) {
+        let (property, text) = match self.rng.below(7) {
             0..=2 => (Property::Dedup, self.rng.pick(&["off", "on", "on", "verify"])),
             3 => (Property::DedupHash, self.rng.pick(&["blake3", "blake3", "sha256"])),
             4 => (Property::Compression, self.rng.pick(&["off", "lz4", "zstd", "gzip-1"])),
@@ -132,7 +135,7 @@ impl Model {
             ..StepLimits::default()
         };
         let mut rewritten = 0;
-        match self.rng.below(4) {
+        match self.rng.below(6) {
             0 => rewritten += pool.fold(Fold::All, &limits, &mut |_| true).unwrap().rewritten,
             1 => {
                 let step = pool.sink_step(file, pool.state().txg(), 0, &limits).unwrap();
@@ -152,14 +155,40 @@ impl Model {
                     }
                 }
             }
+            3 | 4 => self.optimize(&pool, file),
             _ => {
-                let before: Vec<_> = records(&pool, file);
+                // Otherwise there is rarely enough to gain.
+                for n in 0..2 {
+                    let emptied = pool.file(self.files[n]).unwrap();
+                    emptied.set_len(0).unwrap();
+                    emptied.commit(Durability::Durable).unwrap();
+                    self.bytes[n].clear();
+                }
                 let mut compaction = pool.compact();
                 while compaction.step().unwrap() {}
-                self.happened.moved += u64::from(records(&pool, file) != before);
+                self.happened.moved += compaction.report().moved_bytes;
             }
         }
         self.happened.rewritten += rewritten;
+    }
+
+    /// Puts records of all files, or of one, into segments, while somebody writes.
+    fn optimize(&mut self, pool: &Pool, file: FileId) {
+        let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
+        let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
+        let again = self.rng.one_in(2);
+        let file = if self.rng.one_in(2) { ROOT } else { file };
+        let mut optimization =
+            pool.optimize(file, SegmentGoal { compression, len, again }).unwrap();
+        while optimization.step().unwrap() {
+            if self.rng.one_in(4) {
+                self.write();
+            }
+        }
+        let report = optimization.report();
+        assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
+        self.happened.in_segments += report.records;
+        self.happened.overtaken += report.overtaken;
     }
 
     fn change_index(&mut self) {
@@ -243,8 +272,11 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         sum.caught_up += happened.caught_up;
         sum.run_hits += happened.run_hits;
         sum.patches += happened.patches;
+        sum.in_segments += happened.in_segments;
+        sum.overtaken += happened.overtaken;
     }
     println!("{sum:?}");
     assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 0, "{sum:?}");
+    assert!(sum.in_segments > 100 && sum.overtaken > 0, "{sum:?}");
     assert!(sum.caught_up > 100 && sum.run_hits > 3 && sum.patches > 100, "{sum:?}");
 }

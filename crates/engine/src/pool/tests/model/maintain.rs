@@ -2,8 +2,9 @@
 //! folding, repacking and sinking, whose steps must not change the content of a file.
 
 use super::{Pair, places};
+use crate::codec::Compression;
 use crate::error::Result;
-use crate::pool::{Fold, Property, Repack, Settings, Step, StepLimits};
+use crate::pool::{Fold, Property, Repack, SegmentGoal, Settings, Step, StepLimits};
 use crate::store::Patience;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
@@ -22,6 +23,7 @@ pub(super) struct Maintained {
     repacks_finished: u64,
     repacks_resumed: u64,
     sunk: u64,
+    in_segments: u64,
     beside_changes: u64,
 }
 
@@ -43,6 +45,7 @@ impl Maintained {
         self.repacks_finished += other.repacks_finished;
         self.repacks_resumed += other.repacks_resumed;
         self.sunk += other.sunk;
+        self.in_segments += other.in_segments;
         self.beside_changes += other.beside_changes;
     }
 
@@ -53,7 +56,7 @@ impl Maintained {
         assert!(self.whole_patches > 100, "{self:?}");
         assert!(self.folded > 20 && self.repacked > 100 && self.sunk > 20, "{self:?}");
         assert!(self.repacks_finished > 10 && self.repacks_resumed > 10, "{self:?}");
-        assert!(self.beside_changes > 20, "{self:?}");
+        assert!(self.beside_changes > 20 && self.in_segments > 100, "{self:?}");
     }
 }
 
@@ -83,7 +86,10 @@ impl Pair {
 
     /// Takes some steps of one kind of rewriting, with uncommitted changes in between.
     pub(super) fn maintain(&mut self) {
-        let kind = self.rng.below(6);
+        let kind = self.rng.below(7);
+        if kind == 6 {
+            return self.optimize();
+        }
         let which = self.rng.pick(&[Fold::Due, Fold::All]);
         let file = self.file.id();
         let cold = self.pool.state().txg();
@@ -135,6 +141,34 @@ impl Pair {
                 "{}: patches are left",
                 self.label
             );
+        }
+    }
+
+    /// Takes some steps of putting records into segments, with uncommitted changes in between.
+    fn optimize(&mut self) {
+        let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
+        let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
+        let again = self.rng.one_in(2);
+        let goal = SegmentGoal { compression, len, again };
+        let mut optimization = self.pool.optimize(self.file.id(), goal).unwrap();
+        loop {
+            if self.rng.one_in(8) {
+                return;
+            }
+            if self.rng.one_in(8) {
+                self.write();
+            }
+            let before = optimization.report().records;
+            let is_more = optimization.step();
+            let report = optimization.report();
+            let (rewritten, damaged) = (report.records - before, report.damaged.len());
+            let is_more = is_more.unwrap_or_else(|error| panic!("{}: {error}", self.label));
+            assert_eq!(damaged, 0, "{}", self.label);
+            self.accept(Ok(Step { rewritten, ..Step::default() }));
+            self.maintained.in_segments += rewritten;
+            if !is_more {
+                return;
+            }
         }
     }
 

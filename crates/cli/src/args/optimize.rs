@@ -1,0 +1,60 @@
+//! The flags of `optimize`.
+
+use clap::Args as ClapArgs;
+use hardpack_engine::codec::Compression;
+
+use super::address;
+use super::estimate::{parse_compression, size_of};
+use crate::address::Address;
+
+const OPTIMIZE_HELP: &str = "\
+Finds files, and records of files, that are equal or resemble each other, whatever their names and \
+wherever they lie below POOL[/PATH], and compresses them together in segments: a release of a \
+program next to the ones before it, a small file next to its neighbours. Every file stays where it \
+is, live, and can be read and written as before. Reading a file decodes the segments that it has \
+parts of, once for as long as they stay in the cache; with smaller segments reading at random is faster and \
+the pool larger.
+
+Programs can go on reading and writing meanwhile. What has been put into segments stays there if the \
+command is interrupted, and the same command goes on with the rest. Databases are left to \
+'hardpack repack'. Data that snapshots hold is left as it is, since its space would not become free. \
+At the end the pool is shortened, as by 'hardpack compact'.
+
+Examples:
+  hardpack optimize releases.hpk
+  hardpack optimize --segment 1M --compression zstd-12 archive.hpk/old
+  hardpack optimize --again releases.hpk     after new releases were added";
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = OPTIMIZE_HELP)]
+pub struct OptimizeArgs {
+    /// The pool, or a directory or file in it
+    #[arg(value_name = "POOL[/PATH]", value_parser = address())]
+    pub pool: Address,
+    /// The algorithm and level
+    #[arg(long, value_name = "NAME", default_value = "zstd-19", value_parser = parse_segment_compression)]
+    pub compression: Compression,
+    /// The length of segments before compression, 256K to 16M
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_segment)]
+    pub segment: u32,
+    /// Put what is in segments already into new ones, together with everything else
+    #[arg(long)]
+    pub again: bool,
+    /// Do not shorten the pool at the end
+    #[arg(long)]
+    pub keep_length: bool,
+    #[command(flatten)]
+    pub work: super::WorkArgs,
+}
+
+fn parse_segment_compression(text: &str) -> Result<Compression, String> {
+    match parse_compression(text)? {
+        Compression::Off => Err("segments are always compressed".into()),
+        compression => Ok(compression),
+    }
+}
+
+fn parse_segment(text: &str) -> Result<u32, String> {
+    let len = size_of(text).filter(|len| (256 << 10..=16 << 20).contains(len));
+    len.map(|len| len as u32).ok_or_else(|| "expected a size from 256K to 16M, such as 4M".into())
+}

@@ -1,0 +1,176 @@
+//! `hardpack optimize`: puts near-copies and small files together into segments, then shortens the
+//! pool.
+//!
+//! Each segment is a commit of its own (see the engine's `pool/optimize/`), so an interrupted
+//! optimization leaves a whole pool, and the same command goes on with the rest.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use hardpack_engine::Error;
+use hardpack_engine::pool::{Optimization, OptimizeReport, OptimizeStage, Pool, SegmentGoal};
+use serde_json::json;
+
+use super::compact;
+use crate::address::Opened;
+use crate::args::OptimizeArgs;
+use crate::failure::{Cannot, Code, Failure, Reason};
+use crate::output::{self, bytes, count};
+use crate::progress::Progress;
+use crate::signals;
+
+/// How long to retry while other processes hold the pool.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What an interrupted optimization leaves.
+const LEFT_BEHIND: &str = "the pool is whole; run the command again to go on with the rest";
+
+pub fn run(args: &OptimizeArgs) -> Result<ExitCode, Failure> {
+    signals::catch(LEFT_BEHIND);
+    let report = optimize(args).cannot("optimize", &args.pool)?;
+    Ok(ExitCode::from(if report.damaged.is_empty() { 0 } else { Code::Data as u8 }))
+}
+
+fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
+    let began = Instant::now();
+    let opened = args.pool.open_writable(args.work.threads)?;
+    let pool = &opened.pool;
+    let before = pool_len(pool);
+    let goal = SegmentGoal { compression: args.compression, len: args.segment, again: args.again };
+    let mut optimization = pool.optimize(opened.file_or_entry()?.file, goal)?;
+    let done = work(args, &opened, &mut optimization);
+    let report = optimization.report().clone();
+    // No later commit follows that would make the last one durable.
+    let done = done.and(pool.store().make_durable().map_err(Reason::from));
+    let done = done.and_then(|()| match args.keep_length || report.segments == 0 {
+        true => Ok(()),
+        false => shorten(args, pool),
+    });
+    done.map_err(|reason| match reason.hint {
+        Some(_) => reason,
+        None => reason.hint(LEFT_BEHIND),
+    })?;
+    let after = pool_len(pool);
+    pool.close()?;
+    report_on(args, &report, (before, after), began)?;
+    Ok(report)
+}
+
+fn pool_len(pool: &Pool) -> u64 {
+    let store = pool.store();
+    pool.state().superblock.end.0 << store.ashift()
+}
+
+/// Takes steps until nothing is left to do.
+fn work(
+    args: &OptimizeArgs,
+    opened: &Opened,
+    optimization: &mut Optimization,
+) -> Result<(), Reason> {
+    let (mut last_step, mut shown) = (Instant::now(), None);
+    let mut progress: Option<Progress> = None;
+    loop {
+        signals::check()?;
+        match optimization.step() {
+            Ok(is_more) => {
+                last_step = Instant::now();
+                let (stage, report) = (optimization.stage(), optimization.report());
+                if shown != Some(stage) {
+                    progress.take().into_iter().for_each(Progress::finish);
+                    progress = is_more.then(|| bar(args, stage, report));
+                    shown = Some(stage);
+                }
+                if let Some(progress) = &mut progress {
+                    progress.at(match stage {
+                        OptimizeStage::Survey => report.surveyed_len,
+                        _ => report.done_len,
+                    });
+                    progress.set_ratio(opened.pool.state().stats().compress_ratio());
+                }
+                if !is_more {
+                    return Ok(());
+                }
+            }
+            Err(Error::Busy) if last_step.elapsed() < PATIENCE => {}
+            Err(Error::Busy) => {
+                let text = "another process has been writing to it all the time";
+                return Err(Reason::new(Code::InUse, text));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn bar(args: &OptimizeArgs, stage: OptimizeStage, report: &OptimizeReport) -> Progress {
+    let (label, total) = match stage {
+        OptimizeStage::Survey => ("looking for near-copies".into(), report.file_len),
+        _ => (format!("compressing with {}", args.compression), report.planned_len),
+    };
+    Progress::new(label, total, args.work.quiet)
+}
+
+/// Moves what is left at the end of the pool into the space that has become free.
+fn shorten(args: &OptimizeArgs, pool: &Pool) -> Result<(), Reason> {
+    let total = pool.compact_estimate()?.move_bytes;
+    let mut progress = Progress::new("shortening the pool".into(), total, args.work.quiet);
+    compact::work(&mut pool.compact(), &mut progress)?;
+    progress.finish();
+    Ok(())
+}
+
+fn report_on(
+    args: &OptimizeArgs,
+    report: &OptimizeReport,
+    (before, after): (u64, u64),
+    began: Instant,
+) -> Result<(), Reason> {
+    let seconds = began.elapsed().as_secs_f64();
+    for (_, start, end, reason) in &report.damaged {
+        output::tell(format_args!(
+            "hardpack: bytes {start} to {end} were left unchanged: {reason}"
+        ));
+    }
+    if args.work.json {
+        return output::print_json(&json!({
+            "pool": args.pool.given().to_string_lossy(),
+            "pool_before": before,
+            "pool_after": after,
+            "records": report.records,
+            "segments": report.segments,
+            "allocated_before": report.allocated_before,
+            "allocated_after": report.allocated_after,
+            "segment_bytes": report.segment_len,
+            "held_bytes": report.held_len,
+            "database_bytes": report.database_len,
+            "overtaken": report.overtaken,
+            "damaged": report.damaged.len(),
+            "seconds": (seconds * 1000.0).round() / 1000.0,
+        }));
+    }
+    if args.work.quiet {
+        return Ok(());
+    }
+    let text = match report.segments {
+        0 => "nothing to gain".to_string(),
+        _ => format!(
+            "{} records in {} segments, {} became {}; the pool was {} long and is now {}, in \
+             {seconds:.1} s",
+            count(report.records, false),
+            count(report.segments, false),
+            bytes(report.allocated_before, false),
+            bytes(report.allocated_after, false),
+            bytes(before, false),
+            bytes(after, false),
+        ),
+    };
+    output::print_line(format_args!("{}: {text}", args.pool))?;
+    let left = [
+        (report.held_len, "held by snapshots: destroy them, then run the command again"),
+        (report.database_len, "databases, which 'hardpack repack' compresses better"),
+        (report.segment_len, "in segments already; '--again' puts everything into new ones"),
+    ];
+    for (len, reason) in left.into_iter().filter(|(len, _)| *len > 0) {
+        let len = bytes(len, false);
+        output::print_line(format_args!("  left as it was: {len} {reason}"))?;
+    }
+    Ok(())
+}

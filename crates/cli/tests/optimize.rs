@@ -1,0 +1,247 @@
+//! `optimize` puts near-copies and small files together, while they are in use, and keeps their
+//! content.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::*;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Versions of a program, and the files of each.
+const VERSION_COUNT: usize = 4;
+const FILE_COUNT: usize = 60;
+
+/// Returns text that compresses to about a third, and differs for each seed.
+fn text_of(seed: usize, len: usize) -> String {
+    let mut number = seed as u64 + 1;
+    let mut text = String::new();
+    while text.len() < len {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        text += &format!("let value_{:x} = call({});\n", number >> 44, number >> 52);
+    }
+    text
+}
+
+/// Makes a tree of versions that differ in a few lines, and a pool with it and a database.
+fn family() -> (TempDir, PathBuf, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let tree = directory.path().join("releases");
+    for version in 0..VERSION_COUNT {
+        let at = tree.join(format!("v{version}"));
+        fs::create_dir_all(&at).unwrap();
+        for number in 0..FILE_COUNT {
+            let mut text = text_of(number, 2000 + 300 * number);
+            if number % 3 == 0 {
+                text.insert_str(1000, &format!("// version {version}\n"));
+            }
+            fs::write(at.join(format!("f{number}.js")), text).unwrap();
+        }
+    }
+    let pool = directory.path().join("releases.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).arg(&tree).arg(&pool).assert().success();
+    let database = directory.path().join("a.db");
+    rusqlite::Connection::open(&database)
+        .unwrap()
+        .execute_batch(
+            "CREATE TABLE t(a INTEGER PRIMARY KEY, b);
+             WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM c WHERE i < 3000)
+             INSERT INTO t(b) SELECT hex(randomblob(30)) FROM c",
+        )
+        .unwrap();
+    hardpack().args(["put", "-q"]).arg(&database).arg(&pool).assert().success();
+    (directory, tree, pool)
+}
+
+fn len(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().len()
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("no {name} in {value}"))
+}
+
+/// Asserts that the pool is whole and holds the tree.
+fn assert_holds(pool: &Path, tree: &Path) {
+    hardpack().args(["check", "-q"]).arg(pool).assert().success();
+    let out = TempDir::new().unwrap();
+    hardpack()
+        .args(["extract", "-q"])
+        .arg(pool.join("releases"))
+        .arg(out.path())
+        .assert()
+        .success();
+    let differs =
+        Command::new("diff").arg("-r").arg(tree).arg(out.path().join("releases")).output();
+    let differs = differs.unwrap();
+    assert!(differs.status.success(), "{}", String::from_utf8_lossy(&differs.stdout));
+}
+
+#[test]
+fn a_family_becomes_small_and_stays_live() {
+    let (_directory, tree, pool) = family();
+    let before = len(&pool);
+    let report = json_of(hardpack().args(["optimize", "-q", "--json"]).arg(&pool));
+    assert_eq!(number(&report, "records"), (VERSION_COUNT * FILE_COUNT) as u64, "{report}");
+    assert_eq!(
+        (number(&report, "pool_before"), number(&report, "pool_after")),
+        (before, len(&pool))
+    );
+    assert!(
+        number(&report, "allocated_after") * 5 < number(&report, "allocated_before"),
+        "{report}"
+    );
+    assert_eq!(number(&report, "database_bytes"), len(&pool.with_file_name("a.db")));
+    assert!(len(&pool) * 2 < before, "{before} before, {} after", len(&pool));
+    assert_holds(&pool, &tree);
+
+    // What a file takes is its share.
+    let usage = json_of(hardpack().args(["stat", "--json"]).arg(pool.join("releases/v1/f7.js")));
+    assert!(number(&usage, "allocated") < 4100, "{usage}");
+
+    // Live: files are replaced and removed, and come back in later runs.
+    fs::write(tree.join("v2/f7.js"), text_of(999, 5000)).unwrap();
+    hardpack()
+        .args(["put", "-qf"])
+        .arg(tree.join("v2/f7.js"))
+        .arg(pool.join("releases/v2"))
+        .assert()
+        .success();
+    fs::remove_file(tree.join("v0/f0.js")).unwrap();
+    hardpack().arg("rm").arg(pool.join("releases/v0/f0.js")).assert().success();
+    assert_holds(&pool, &tree);
+    let again = stdout_of(hardpack().arg("optimize").arg(&pool));
+    assert!(again.contains("in segments already; '--again'"), "{again}");
+    let report = json_of(hardpack().args(["optimize", "-q", "--json", "--again"]).arg(&pool));
+    assert_eq!(number(&report, "records"), (VERSION_COUNT * FILE_COUNT) as u64 - 1, "{report}");
+    assert_holds(&pool, &tree);
+}
+
+#[test]
+fn part_of_a_pool_is_optimized_as_asked() {
+    let (_directory, tree, pool) = family();
+    let args = ["optimize", "-q", "--json", "--segment", "256K", "--compression", "lz4"];
+    let report = json_of(hardpack().args(args).arg("--keep-length").arg(pool.join("releases/v3")));
+    assert_eq!(number(&report, "records"), FILE_COUNT as u64, "{report}");
+    assert!(number(&report, "segments") > 1, "{report}");
+    assert_holds(&pool, &tree);
+    let one =
+        json_of(hardpack().args(["optimize", "-q", "--json"]).arg(pool.join("releases/v0/f9.js")));
+    assert_eq!(number(&one, "segments"), 1, "{one}");
+    assert_holds(&pool, &tree);
+}
+
+#[test]
+fn what_snapshots_hold_is_said() {
+    let (_directory, tree, pool) = family();
+    hardpack().arg("snapshot").arg(with_ending(&pool, "@held")).assert().success();
+    let text = stdout_of(hardpack().arg("optimize").arg(&pool));
+    assert!(
+        text.contains(": nothing to gain\n") && text.contains(" held by snapshots: "),
+        "{text}"
+    );
+    hardpack().arg("destroy").arg(with_ending(&pool, "@held")).assert().success();
+    let text = stdout_of(hardpack().arg("optimize").arg(&pool));
+    assert!(text.contains(" records in 1 segments, "), "{text}");
+    assert_holds(&pool, &tree);
+}
+
+#[test]
+fn it_can_be_killed_at_any_time() {
+    let (_directory, tree, pool) = family();
+    let fresh = fs::read(&pool).unwrap();
+    for round in 0..12 {
+        fs::write(&pool, &fresh).unwrap();
+        let mut child = Command::new(assert_cmd::cargo::cargo_bin!("hardpack"))
+            .args(["optimize", "-q", "--segment", "256K", "--compression", "zstd-3"])
+            .arg(&pool)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(5 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_holds(&pool, &tree);
+        hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
+        assert_holds(&pool, &tree);
+    }
+}
+
+#[test]
+fn databases_beside_it_go_on() {
+    let (_directory, tree, pool) = family();
+    let database = pool.join("a.db");
+    let writing = std::sync::atomic::AtomicBool::new(true);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let db = open_in_pool(&database);
+            let mut count = 0;
+            while writing.load(std::sync::atomic::Ordering::Relaxed) {
+                db.execute("INSERT INTO t(b) VALUES ('beside')", []).unwrap();
+                count += 1;
+            }
+            count
+        });
+        for _ in 0..3 {
+            hardpack().args(["optimize", "-q", "--again"]).arg(&pool).assert().success();
+        }
+        writing.store(false, std::sync::atomic::Ordering::Relaxed);
+        writer.join().unwrap()
+    });
+    let db = open_in_pool(&database);
+    let count: i64 =
+        db.query_row("SELECT count(*) FROM t WHERE b = 'beside'", [], |row| row.get(0)).unwrap();
+    assert_eq!(count, written);
+    drop(db);
+    assert_holds(&pool, &tree);
+}
+
+#[test]
+fn a_stream_of_an_optimized_pool_is_as_small() {
+    let (directory, tree, pool) = family();
+    hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
+    hardpack().arg("snapshot").arg(with_ending(&pool, "@now")).assert().success();
+    let stream = directory.path().join("stream");
+    let sent = hardpack().arg("send").arg(with_ending(&pool, "@now")).output().unwrap();
+    assert!(sent.status.success());
+    fs::write(&stream, &sent.stdout).unwrap();
+    assert!(len(&stream) < len(&pool), "{} of {}", len(&stream), len(&pool));
+    let other = directory.path().join("other.hpk");
+    hardpack().arg("create").arg(&other).assert().success();
+    let mut receive = hardpack();
+    receive.args(["receive", "-q"]).arg(other.join("copy")).write_stdin(sent.stdout);
+    receive.assert().success();
+    hardpack().args(["check", "-q"]).arg(&other).assert().success();
+    let out = TempDir::new().unwrap();
+    let copied = other.join("copy/releases");
+    hardpack().args(["extract", "-q"]).arg(copied).arg(out.path()).assert().success();
+    let same = Command::new("diff").arg("-r").arg(&tree).arg(out.path().join("releases")).status();
+    assert!(same.unwrap().success());
+    assert!(len(&other) < len(&pool) * 3 / 2, "{} of {}", len(&other), len(&pool));
+}
+
+#[test]
+fn wrong_usage_is_said() {
+    let (_directory, path) = directory_with("plain", b"no pool");
+    let failed = hardpack().arg("optimize").arg(&path).assert().code(4);
+    let stderr = String::from_utf8_lossy(&failed.get_output().stderr).into_owned();
+    assert!(stderr.starts_with("hardpack: cannot optimize '"), "{stderr}");
+    for wrong in [
+        &["--segment", "100K"][..],
+        &["--segment", "32M"],
+        &["--segment", "4"],
+        &["--compression", "off"],
+        &["--compression", "zstd-99"],
+    ] {
+        hardpack().arg("optimize").args(wrong).arg(&path).assert().code(2);
+    }
+    let (_directory, _tree, pool) = family();
+    hardpack().arg("optimize").arg(pool.join("missing")).assert().code(3);
+    hardpack().arg("snapshot").arg(with_ending(&pool, "@now")).assert().success();
+    hardpack().arg("optimize").arg(with_ending(&pool, "@now")).assert().failure();
+}

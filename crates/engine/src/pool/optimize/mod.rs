@@ -1,0 +1,239 @@
+//! Optimizing: stores near-copies, and small files, together in *segments*.
+//!
+//! A record that is compressed alone knows nothing of the one that it nearly repeats. A segment is
+//! one extent of some megabytes that holds the bytes of many records, of any files, each of which
+//! has a pointer to its part of it. Reading one decodes the segment, once.
+//!
+//! ```text
+//! count     how much of each segment is still in use
+//! survey    read every record: which are equal, and which resemble each other
+//! plan      families together, in the order of the paths in which each was first met
+//! store     read again, compress on all cores; in a transaction for each segment, exchange the
+//!           pointers of all records that nobody changed in the meantime
+//! ```
+//!
+//! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
+//! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
+//! Left alone are databases, which have a better form of their own; what snapshots hold, which
+//! would not go away; what fits into its pointer; and records that a segment would not make
+//! smaller.
+//!
+//! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about a hundred bytes each, and two segments
+//! for each thread. More pieces are optimized in several passes.
+
+mod sketch;
+mod store;
+mod survey;
+
+use std::collections::{HashMap, HashSet};
+
+use self::survey::Survey;
+use crate::codec::Compression;
+use crate::error::{Error, Result};
+use crate::pool::Pool;
+use crate::pool::extents::file_extents_in;
+use crate::pool::namespace::entries::{Kind, ROOT};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::trees::TreeId;
+use crate::units::{FileId, Sector};
+
+/// The pieces of one pass.
+const PIECE_COUNT_MAX: usize = 2 << 20;
+/// How many bytes are surveyed in one step.
+const SURVEY_STEP_LEN: u64 = 16 << 20;
+/// How many records are looked up at a time.
+const LOOK_COUNT: usize = 256;
+/// Segments of which less than this share is in use, in percent, are made anew.
+const USED_PERCENT_MIN: u64 = 75;
+
+/// What segments should be like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentGoal {
+    /// How they are compressed.
+    pub compression: Compression,
+    /// How many bytes one holds, at most, unless a single record is longer; at most 16 MiB.
+    pub len: u32,
+    /// Whether records that are in a segment already are put into new ones.
+    pub again: bool,
+}
+
+impl Default for SegmentGoal {
+    /// 4 MiB with zstd-19; what is in segments stays there.
+    fn default() -> SegmentGoal {
+        SegmentGoal { compression: Compression::Zstd(19), len: 4 << 20, again: false }
+    }
+}
+
+/// What an optimization has done so far.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct OptimizeReport {
+    /// Bytes of the files, holes included.
+    pub file_len: u64,
+    /// How many of them were examined.
+    pub surveyed_len: u64,
+    /// Bytes of the records chosen for segments, equal ones once.
+    pub planned_len: u64,
+    /// How many of them were compressed.
+    pub done_len: u64,
+    /// New segments.
+    pub segments: u64,
+    /// The records in them.
+    pub records: u64,
+    /// The space that these records took before, in bytes.
+    pub allocated_before: u64,
+    /// The space that they take now, in bytes.
+    pub allocated_after: u64,
+    /// Bytes of records that were in segments already.
+    pub segment_len: u64,
+    /// Bytes of records that snapshots hold.
+    pub held_len: u64,
+    /// Bytes of databases.
+    pub database_len: u64,
+    /// Records that were changed meanwhile.
+    pub overtaken: u64,
+    /// Unreadable ranges of files, each with the reason.
+    pub damaged: Vec<(FileId, u64, u64, String)>,
+}
+
+/// What an optimization is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum OptimizeStage {
+    /// It looks at what there is.
+    Survey,
+    /// It makes segments.
+    Store,
+    /// It has ended.
+    Done,
+}
+
+/// An optimization in progress.
+#[derive(Debug)]
+pub struct Optimization {
+    pool: Pool,
+    goal: SegmentGoal,
+    checksum: ChecksumKind,
+    /// The files, in the order of their paths, with the hash of their names.
+    files: Vec<(FileId, u64)>,
+    stage: OptimizeStage,
+    survey: Survey,
+    /// The pieces of each segment still to make.
+    plan: std::vec::IntoIter<Vec<u32>>,
+    report: OptimizeReport,
+}
+
+impl Pool {
+    /// Begins to put a file, or all files below a directory, into segments. Nothing is changed
+    /// before the first [`Optimization::step`].
+    pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimization> {
+        self.refresh()?;
+        let (files, file_len) = self.files_in_order(file)?;
+        let wasted = match file == ROOT && !goal.again {
+            true => self.wasteful_segments(&files)?,
+            false => HashSet::new(),
+        };
+        Ok(Optimization {
+            pool: self.clone(),
+            goal,
+            checksum: self.settings(file)?.checksum,
+            files,
+            stage: OptimizeStage::Survey,
+            survey: Survey::new(wasted),
+            plan: Vec::new().into_iter(),
+            report: OptimizeReport { file_len, ..OptimizeReport::default() },
+        })
+    }
+
+    fn files_in_order(&self, top: FileId) -> Result<(Vec<(FileId, u64)>, u64)> {
+        let attributes = self.attributes(top)?;
+        if attributes.kind != Kind::Directory {
+            return Ok((vec![(top, sketch::name_hash(&[], 0))], attributes.len));
+        }
+        let (mut files, mut seen, mut len) = (Vec::new(), HashSet::new(), 0);
+        self.walk(top, &mut |path, entry, attributes| {
+            let is_new = attributes.link_count < 2 || seen.insert(entry.file);
+            if entry.kind == Kind::File && is_new {
+                // The versions of a program differ in the directory at the top.
+                let names: Vec<&[u8]> = path.rsplit(|byte| *byte == b'/').take(2).collect();
+                files.push((entry.file, sketch::name_hash(&names, 0)));
+                len += attributes.len;
+            }
+            Ok(true)
+        })?;
+        Ok((files, len))
+    }
+
+    /// Returns the segments that are mostly unused, by their first sectors.
+    fn wasteful_segments(&self, files: &[(FileId, u64)]) -> Result<HashSet<Sector>> {
+        let mut used: HashMap<Sector, (u64, u64)> = HashMap::new();
+        let mut parts = HashSet::new();
+        for (file, _) in files {
+            let mut from = 0;
+            loop {
+                let found = self.read(|source| {
+                    file_extents_in(source, TreeId::Map, *file, from, u64::MAX, LOOK_COUNT)
+                })?;
+                for pointer in found.iter().map(|extent| &extent.pointer) {
+                    let Some(run) = pointer.run(self.store().ashift()) else { continue };
+                    if pointer.is_part() && parts.insert((run.start, pointer.part_offset)) {
+                        let (used, _) =
+                            used.entry(run.start).or_insert((0, pointer.extent_len.into()));
+                        *used += u64::from(pointer.len);
+                    }
+                }
+                match found.last() {
+                    Some(last) if found.len() == LOOK_COUNT => from = last.start + 1,
+                    _ => break,
+                }
+            }
+        }
+        let is_wasteful =
+            |(used, len): &(u64, u64)| used.saturating_mul(100) < len * USED_PERCENT_MIN;
+        Ok(used.into_iter().filter(|(_, it)| is_wasteful(it)).map(|(sector, _)| sector).collect())
+    }
+}
+
+impl Optimization {
+    /// Does a bounded amount of work, and returns whether there is more to do. After
+    /// [`Error::Busy`], when others hold the pool for long, it can be called again.
+    pub fn step(&mut self) -> Result<bool> {
+        if (self.pool.options().is_stopped)() {
+            return Err(Error::Stopped);
+        }
+        self.pool.refresh()?;
+        match self.stage {
+            OptimizeStage::Survey => {
+                if !self.survey_step()? {
+                    self.begin_storing();
+                }
+            }
+            OptimizeStage::Store => {
+                if !self.store_step()? {
+                    let has_more = self.survey.is_before_end(&self.files);
+                    self.survey.begin_pass();
+                    self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Done };
+                }
+            }
+            OptimizeStage::Done => {}
+        }
+        Ok(self.stage != OptimizeStage::Done)
+    }
+
+    /// What it is doing.
+    pub fn stage(&self) -> OptimizeStage {
+        self.stage
+    }
+
+    /// What it has done so far.
+    pub fn report(&self) -> &OptimizeReport {
+        &self.report
+    }
+
+    fn begin_storing(&mut self) {
+        let segments = self.survey.segments(self.goal.len);
+        self.report.planned_len += self.survey.unique_len();
+        self.plan = segments.into_iter();
+        self.stage = OptimizeStage::Store;
+    }
+}

@@ -1,0 +1,308 @@
+//! Looks at all records: which are equal, and which resemble each other.
+
+use std::collections::{HashMap, HashSet};
+
+use super::sketch::{Families, Sketch, name_hash};
+use super::{LOOK_COUNT, Optimization, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal};
+use crate::error::Result;
+use crate::pool::extents::{FileExtent, file_extents_in, read_range};
+use crate::pool::maintain::repack::is_database;
+use crate::pool::write::jobs::parallel;
+use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::refs::HashKind;
+use crate::store::trees::TreeId;
+use crate::units::{FileId, Sector, Txg};
+
+/// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
+/// are exchanged.
+const SEGMENT_PIECES_MAX: usize = 4096;
+
+/// The first bytes of a BLAKE3 hash: enough to tell any two pieces of a pool apart.
+pub(super) type Content = [u8; 16];
+
+/// A record that may become part of a segment.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub file: FileId,
+    pub start: u64,
+    pub span_log2: u8,
+    pub len: u32,
+    pub content: Content,
+}
+
+/// What is known so far. Pieces are numbered as they are met.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    pieces: Vec<Piece>,
+    /// For each piece that is equal to an earlier one, its number and that of the first.
+    equal: HashMap<u32, Vec<u32>>,
+    by_content: HashMap<Content, u32>,
+    /// The piece met first at a place of the pool, and at an offset there.
+    by_place: HashMap<(Sector, u32), u32>,
+    families: Families,
+    /// The pieces of each family, without equal ones.
+    members: Vec<Vec<u32>>,
+    unique_len: u64,
+    /// The file that comes next, and where in it.
+    at: (usize, u64),
+    /// The segments to be made anew.
+    wasted: HashSet<Sector>,
+}
+
+/// A record to read.
+struct Candidate {
+    record: FileExtent,
+    file: FileId,
+    name: u64,
+    file_len: u64,
+    /// Whether it has patches: then its place does not tell what it holds.
+    is_patched: bool,
+}
+
+impl Survey {
+    pub fn new(wasted: HashSet<Sector>) -> Survey {
+        Survey { wasted, ..Survey::default() }
+    }
+
+    pub fn piece(&self, number: u32) -> &Piece {
+        &self.pieces[number as usize]
+    }
+
+    /// Returns the pieces that are equal to one that was met before them.
+    pub fn equal_to(&self, number: u32) -> &[u32] {
+        self.equal.get(&number).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether any of these records is part of a segment that is mostly unused, and goes away with
+    /// its last part.
+    pub fn is_wasted(&self, records: &[FileExtent]) -> bool {
+        records.iter().any(|record| match record.pointer.place {
+            Place::Extent { sector, .. } => {
+                record.pointer.is_part() && self.wasted.contains(&sector)
+            }
+            _ => false,
+        })
+    }
+
+    /// Returns the length of all pieces, equal ones once.
+    pub fn unique_len(&self) -> u64 {
+        self.unique_len
+    }
+
+    pub fn is_before_end(&self, files: &[(FileId, u64)]) -> bool {
+        self.at.0 < files.len()
+    }
+
+    /// Forgets all pieces, and goes on where it is.
+    pub fn begin_pass(&mut self) {
+        let wasted = std::mem::take(&mut self.wasted);
+        *self = Survey { at: self.at, wasted, ..Survey::default() };
+    }
+
+    /// Distributes the pieces to segments of about `len` bytes.
+    pub fn segments(&mut self, len: u32) -> Vec<Vec<u32>> {
+        let (mut segments, mut segment, mut segment_len) = (Vec::new(), Vec::new(), 0);
+        for number in std::mem::take(&mut self.members).into_iter().flatten() {
+            let piece_len = self.pieces[number as usize].len;
+            let is_full = segment_len + u64::from(piece_len) > u64::from(len)
+                || segment.len() == SEGMENT_PIECES_MAX;
+            if is_full && !segment.is_empty() {
+                segments.push(std::mem::take(&mut segment));
+                segment_len = 0;
+            }
+            segment.push(number);
+            segment_len += u64::from(piece_len);
+        }
+        if !segment.is_empty() {
+            segments.push(segment);
+        }
+        // Nothing more is looked up in this pass.
+        self.by_content = HashMap::new();
+        self.by_place = HashMap::new();
+        self.families = Families::default();
+        segments
+    }
+
+    /// Takes note of a piece.
+    fn add(&mut self, piece: Piece, name: u64, sketch: Option<&Sketch>) -> u32 {
+        let number = self.pieces.len() as u32;
+        match self.by_content.get(&piece.content) {
+            Some(first) => self.equal.entry(*first).or_default().push(number),
+            None => {
+                self.by_content.insert(piece.content, number);
+                let family = self.families.find(sketch, name_hash(&[], name ^ piece.start));
+                if family as usize == self.members.len() {
+                    self.members.push(Vec::new());
+                }
+                self.members[family as usize].push(number);
+                self.unique_len += u64::from(piece.len);
+            }
+        }
+        self.pieces.push(piece);
+        number
+    }
+
+    /// Takes note of a piece whose bytes are those of an earlier one.
+    fn add_equal(&mut self, candidate: &Candidate, first: u32) {
+        let content = self.pieces[first as usize].content;
+        self.add(candidate.piece(content), candidate.name, None);
+    }
+}
+
+impl Candidate {
+    fn place(&self) -> Option<(Sector, u32)> {
+        let pointer = &self.record.pointer;
+        match pointer.place {
+            Place::Extent { sector, .. } if !self.is_patched => Some((sector, pointer.part_offset)),
+            _ => None,
+        }
+    }
+
+    fn len(&self) -> u32 {
+        let end = self.record.slot_end().min(self.file_len);
+        end.saturating_sub(self.record.start) as u32
+    }
+
+    fn piece(&self, content: Content) -> Piece {
+        Piece {
+            file: self.file,
+            start: self.record.start,
+            span_log2: self.record.pointer.span_log2,
+            len: self.len(),
+            content,
+        }
+    }
+}
+
+/// Identifies the bytes of a piece.
+pub(super) fn content_of(bytes: &[u8]) -> Content {
+    let mut content = Content::default();
+    content.copy_from_slice(&HashKind::Blake3.of(bytes).hash[..16]);
+    content
+}
+
+/// Whether a record may become part of a segment, whatever it holds.
+fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, wasted: &HashSet<Sector>) -> bool {
+    match pointer.place {
+        Place::Extent { sector, .. } => {
+            !pointer.is_filtered() && (!pointer.is_part() || goal.again || wasted.contains(&sector))
+        }
+        _ => false,
+    }
+}
+
+impl Optimization {
+    /// Looks at the next records. Returns false when there are no more, or enough for one pass.
+    pub(super) fn survey_step(&mut self) -> Result<bool> {
+        let candidates = self.gather()?;
+        let threads = self.pool.options().threads.min(candidates.len());
+        let (pool, by_place) = (&self.pool, &self.survey.by_place);
+        let is_known = |candidate: &Candidate| {
+            candidate.place().is_some_and(|place| by_place.contains_key(&place))
+        };
+        let looked = parallel(candidates.len(), threads, |index| {
+            let candidate = &candidates[index];
+            if is_known(candidate) {
+                return Ok(Ok(None));
+            }
+            let read = pool.read(|source| {
+                let mut bytes = vec![0; candidate.len() as usize];
+                read_range(source, candidate.file, &mut bytes, candidate.record.start)?;
+                Ok(bytes)
+            });
+            match read {
+                Err(error) if error.is_corruption() => Ok(Err(error.to_string())),
+                read => read.map(|bytes| Ok(Some((content_of(&bytes), Sketch::of(&bytes))))),
+            }
+        })?;
+        for (candidate, found) in candidates.iter().zip(looked) {
+            match found {
+                Ok(Some((content, sketch))) => {
+                    let piece = candidate.piece(content);
+                    let number = self.survey.add(piece, candidate.name, sketch.as_ref());
+                    if let Some(place) = candidate.place() {
+                        self.survey.by_place.entry(place).or_insert(number);
+                    }
+                }
+                Ok(None) => {
+                    let first = candidate.place().and_then(|at| self.survey.by_place.get(&at));
+                    if let Some(first) = first.copied() {
+                        self.survey.add_equal(candidate, first);
+                    }
+                }
+                Err(reason) => {
+                    let (start, end) = (candidate.record.start, candidate.record.slot_end());
+                    self.report.damaged.push((candidate.file, start, end, reason));
+                }
+            }
+        }
+        Ok(self.survey.is_before_end(&self.files) && self.survey.pieces.len() < PIECE_COUNT_MAX)
+    }
+
+    /// Finds the next records to read.
+    fn gather(&mut self) -> Result<Vec<Candidate>> {
+        let (mut candidates, mut len) = (Vec::new(), 0);
+        let held = self.newest_snapshot()?;
+        while len < SURVEY_STEP_LEN
+            && let Some((file, name)) = self.files.get(self.survey.at.0).copied()
+        {
+            let found = self.records_of(file, self.survey.at.1)?;
+            let Some((records, patches, file_len)) = found else {
+                self.survey.at = (self.survey.at.0 + 1, 0);
+                continue;
+            };
+            for record in records {
+                self.survey.at.1 = record.start + 1;
+                let is_patched =
+                    patches.iter().any(|start| (record.start..record.slot_end()).contains(start));
+                let candidate = Candidate { record, file, name, file_len, is_patched };
+                let candidate_len = u64::from(candidate.len());
+                let pointer = &candidate.record.pointer;
+                self.report.surveyed_len += candidate_len;
+                if !is_wanted(pointer, &self.goal, &self.survey.wasted) {
+                    let is_in_segment = pointer.is_part();
+                    self.report.segment_len += if is_in_segment { candidate_len } else { 0 };
+                } else if pointer.birth <= held {
+                    self.report.held_len += candidate_len;
+                } else if candidate_len > 0 {
+                    len += candidate_len;
+                    candidates.push(candidate);
+                }
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Returns the next records of a file, where patches begin over them, and the length of the
+    /// file; nothing at its end, or if it is not to be looked at.
+    #[expect(clippy::type_complexity, reason = "three things that belong together only here")]
+    fn records_of(
+        &mut self,
+        file: FileId,
+        from: u64,
+    ) -> Result<Option<(Vec<FileExtent>, Vec<u64>, u64)>> {
+        let is_gone =
+            |error: &crate::error::Error| matches!(error, crate::error::Error::NotFound { .. });
+        let len = match self.pool.attributes(file) {
+            Err(error) if is_gone(&error) => return Ok(None),
+            attributes => attributes?.len,
+        };
+        if from == 0 && len > 0 && is_database(&self.pool, file)? {
+            self.report.database_len += len;
+            self.report.surveyed_len += len;
+            return Ok(None);
+        }
+        let (records, patches) = self.pool.read(|source| {
+            let records = file_extents_in(source, TreeId::Map, file, from, u64::MAX, LOOK_COUNT)?;
+            let end = records.last().map_or(from, FileExtent::slot_end);
+            let patches = file_extents_in(source, TreeId::Patches, file, from, end, usize::MAX)?;
+            Ok((records, patches))
+        })?;
+        let patches = patches.iter().map(|patch| patch.start).collect();
+        Ok((!records.is_empty()).then_some((records, patches, len)))
+    }
+
+    fn newest_snapshot(&self) -> Result<Txg> {
+        self.pool.read(|source| Ok(source.store.holders(&source.state)?.newest()))
+    }
+}

@@ -1,0 +1,178 @@
+//! Moves extents that several pointers share.
+//!
+//! There is no map from places to pointers, so a walk over all records and patches collects those
+//! that lead to shared extents in the way. An extent is moved only if the walk has met all of its
+//! pointers and none has changed since: otherwise it stays where it is. Pointers that snapshots
+//! hold cannot change, so their extents stay as well.
+
+use std::collections::BTreeMap;
+
+use super::compact::{Cursor, held_in, movable};
+use super::{Owner, State, Store, Txn};
+use crate::error::Result;
+use crate::store::format::pointer::{Place, Pointer, pointer_in};
+use crate::store::format::refs::Refs;
+use crate::store::format::trees::TreeId;
+use crate::store::space::aim::Aim;
+use crate::units::{Run, Sector, Txg};
+
+/// How many pointers are remembered, at most, each in about a hundred bytes.
+const POINTER_COUNT_MAX: usize = 1 << 20;
+/// One step moves about this many bytes, or a single longer extent.
+const STEP_LEN_MAX: u64 = 8 << 20;
+/// One step changes about this many pointers, or those of a single extent.
+const STEP_POINTERS_MAX: usize = 4096;
+
+/// The entry of a pointer.
+type Entry = (TreeId, Vec<u8>);
+
+/// Extents with several pointers that are in the way, and their pointers.
+#[derive(Clone, Debug, Default)]
+pub struct SharedExtents {
+    extents: BTreeMap<Sector, (u64, Vec<Entry>)>,
+    pointer_count: usize,
+}
+
+impl SharedExtents {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// Returns the length of the longest, in sectors.
+    pub fn longest(&self) -> u64 {
+        self.extents.values().map(|(sectors, _)| *sectors).max().unwrap_or(0)
+    }
+
+    fn add(&mut self, run: Run, entry: Entry) {
+        let is_full = self.pointer_count >= POINTER_COUNT_MAX;
+        if is_full && !self.extents.contains_key(&run.start) {
+            return;
+        }
+        self.pointer_count += 1;
+        self.extents.entry(run.start).or_insert((run.sectors, Vec::new())).1.push(entry);
+    }
+}
+
+impl Store {
+    /// Collects shared extents in the way from up to `leaf_count` leaves. Returns where the walk
+    /// continues.
+    pub fn find_shared(
+        &self,
+        state: &State,
+        aim: &Aim,
+        cursor: &Cursor,
+        leaf_count: usize,
+        found: &mut SharedExtents,
+    ) -> Result<Option<Cursor>> {
+        let newest = self.holders(state)?.newest();
+        if state.trees[TreeId::Refs].is_empty() {
+            return Ok(None);
+        }
+        let mut at = cursor.clone();
+        for _ in 0..leaf_count {
+            let Some(tree) = at.tree() else { return Ok(None) };
+            if !matches!(tree, TreeId::Map | TreeId::Patches) {
+                at = at.behind(None);
+                continue;
+            }
+            let path = state.trees[tree].path_to(&mut &*self, at.key())?;
+            if let Some(path) = &path {
+                let held = held_in(tree, newest);
+                for one in movable(aim, tree, path, at.key(), held, self.ashift())? {
+                    if self.is_shared(state, one.run.start)? {
+                        found.add(one.run, (tree, one.key));
+                    }
+                }
+            }
+            at = at.behind(path.as_ref());
+        }
+        Ok(at.tree().map(|_| at))
+    }
+}
+
+impl Txn {
+    /// Moves some of the extents, the last ones first, and takes them out of the list. Returns how
+    /// many sectors were moved.
+    pub fn relocate_shared(&mut self, shared: &mut SharedExtents) -> Result<u64> {
+        let ashift = self.store().ashift();
+        let (mut moved, mut looked_at, mut pointers) = (0, 0, 0);
+        while looked_at << ashift < STEP_LEN_MAX
+            && pointers < STEP_POINTERS_MAX
+            && let Some((sector, (sectors, entries))) = shared.extents.pop_last()
+        {
+            looked_at += sectors;
+            pointers += entries.len();
+            if self.move_shared(Run { start: sector, sectors }, &entries)? {
+                moved += sectors;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn move_shared(&mut self, run: Run, entries: &[Entry]) -> Result<bool> {
+        let Some(refs) = self.refs(run.start)? else { return Ok(false) };
+        if refs.count as usize != entries.len() {
+            return Ok(false);
+        }
+        let newest = self.core.holds.holders.newest();
+        let mut pointers = Vec::with_capacity(entries.len());
+        for (tree, key) in entries {
+            let Some(value) = self.get(*tree, key)? else { return Ok(false) };
+            let pointer = pointer_in(*tree, key, &value)?;
+            if pointer.run(self.core.ashift()) != Some(run) || pointer.birth <= newest {
+                return Ok(false);
+            }
+            pointers.push(pointer);
+        }
+        let Some(first) = pointers.first() else { return Ok(false) };
+        let stored = match self.read_stored(first) {
+            Err(error) if error.is_corruption() => return Ok(false),
+            read => read?,
+        };
+        self.provision_runs(run.sectors, run.sectors)?;
+        let sector = match self.core.space.take_from_window(run.sectors) {
+            Some(sector) => sector,
+            None if self.core.space.aim.is_some_and(|aim| aim.append) => {
+                self.core.space.allocate(run.sectors)
+            }
+            None => return Ok(false),
+        };
+        let ashift = self.core.ashift();
+        self.core.changed = true;
+        self.core.out.push(sector.0 << ashift, &stored, (run.sectors << ashift) as usize);
+        if self.core.out.is_full() {
+            let store = std::sync::Arc::clone(self.store());
+            self.core.out.flush(&store)?;
+        }
+        for ((tree, key), old) in entries.iter().zip(&pointers) {
+            self.insert(*tree, key, &moved_to(old, sector, self.txg()).to_bytes())?;
+        }
+        self.move_refs(&refs, run.start, sector)?;
+        for old in &pointers {
+            self.free(old, Owner::Nobody)?;
+        }
+        Ok(true)
+    }
+
+    /// Makes the entry of the refs tree for the new place.
+    fn move_refs(&mut self, refs: &Refs, from: Sector, to: Sector) -> Result<()> {
+        let txg = self.txg();
+        let content = refs.content.as_ref();
+        let content = content.map(|(hash, pointer)| (*hash, moved_to(pointer, to, txg)));
+        self.forget_content(from)?;
+        self.set_refs(to, &Refs { birth: txg, content: content.clone(), ..refs.clone() })?;
+        match content {
+            Some((hash, _)) => self.note_content(&hash, to),
+            None => Ok(()),
+        }
+    }
+}
+
+fn moved_to(pointer: &Pointer, to: Sector, txg: Txg) -> Pointer {
+    let mut pointer = Pointer { birth: txg, ..pointer.clone() };
+    if let Place::Extent { sector, .. } = &mut pointer.place {
+        *sector = to;
+    }
+    pointer
+}

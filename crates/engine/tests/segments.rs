@@ -1,0 +1,475 @@
+//! Segments: near-copies and small files that share an extent. What becomes of them when files are
+//! changed, removed, kept by snapshots, sent, moved or damaged. And a pool with segments that must
+//! be readable for ever (see `golden.rs`).
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Rng, create_options, options, problems, read_all};
+use hardpack_engine::codec::Compression;
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{
+    Attributes, File, Kind, OptimizeReport, Options, Pool, Property, ROOT, ReceiveOptions,
+    SegmentGoal, SendPlan,
+};
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::format::pointer::data_pointer;
+use hardpack_engine::store::superblock::FEATURE_SEGMENTS;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
+use hardpack_engine::{FileId, Txg};
+
+const GOAL: SegmentGoal =
+    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
+/// Versions of a program, the files of each, and the length of one.
+const VERSION_COUNT: usize = 4;
+const FILE_COUNT: usize = 12;
+const FILE_LEN: usize = 40_000;
+
+struct Family {
+    device: Arc<MemoryDevice>,
+    pool: Pool,
+    files: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Returns the path and the content of each file: noise, so that only near-copies make it shorter.
+fn near_copies() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut rng = Rng(23);
+    let originals: Vec<Vec<u8>> = (0..FILE_COUNT).map(|_| rng.noise(FILE_LEN)).collect();
+    let mut files = Vec::new();
+    for version in 0..VERSION_COUNT {
+        for (number, original) in originals.iter().enumerate() {
+            let mut bytes = original.clone();
+            for _ in 0..version {
+                let at = rng.below(bytes.len() as u64) as usize;
+                let new = rng.noise(20);
+                bytes.splice(at..at, new);
+            }
+            files.push((format!("v{version}/f{number}").into_bytes(), bytes));
+        }
+    }
+    files
+}
+
+fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let device = Arc::new(MemoryDevice::default());
+    let pool = Pool::create(
+        device.clone() as Arc<dyn Device>,
+        &create_options(9, properties),
+        options(8 << 20),
+    );
+    (device, pool.unwrap())
+}
+
+fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
+    let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file
+}
+
+impl Family {
+    fn new(properties: &[(Property, &str)]) -> Family {
+        let (device, pool) = empty_pool(properties);
+        let files = near_copies();
+        pool.edit(0, |edit| {
+            for version in 0..VERSION_COUNT {
+                let like = Attributes::new(Kind::Directory, ROOT);
+                edit.create(ROOT, format!("v{version}").as_bytes(), &like)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        for (path, bytes) in &files {
+            put(&pool, path, bytes);
+        }
+        Family { device, pool, files }
+    }
+
+    /// A family in segments.
+    fn optimized() -> Family {
+        let family = Family::new(&[]);
+        optimize(&family.pool, GOAL);
+        family
+    }
+
+    fn file(&self, index: usize) -> Arc<File> {
+        file_at(&self.pool, &self.files[index].0)
+    }
+
+    fn assert_all(&self) {
+        assert_holds(&self.pool, &self.files);
+    }
+
+    fn used(&self) -> u64 {
+        self.pool.store().make_durable().unwrap();
+        let ashift = self.pool.store().ashift();
+        self.pool.state().used_sectors(ashift) << ashift
+    }
+}
+
+fn file_at(pool: &Pool, path: &[u8]) -> Arc<File> {
+    pool.file(pool.resolve(path).unwrap().file).unwrap()
+}
+
+fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
+    for (path, bytes) in files {
+        let found = read_all(&file_at(pool, path)).unwrap();
+        assert!(found == *bytes, "{}", String::from_utf8_lossy(path));
+    }
+    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+}
+
+fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
+    let mut optimization = pool.optimize(ROOT, goal).unwrap();
+    while optimization.step().unwrap() {}
+    optimization.report().clone()
+}
+
+fn compact(pool: &Pool) -> u64 {
+    let mut compaction = pool.compact();
+    while compaction.step().unwrap() {}
+    compaction.report().after_bytes
+}
+
+#[test]
+fn a_family_takes_little_more_than_one_of_it() {
+    let family = Family::new(&[]);
+    let before = family.used();
+    assert_eq!(family.pool.state().superblock.incompat & FEATURE_SEGMENTS, 0);
+    let report = optimize(&family.pool, GOAL);
+    assert_eq!(report.records as usize, family.files.len());
+    assert_eq!((report.overtaken, report.damaged.len()), (0, 0));
+    assert!(report.segments > 1, "{report:?}");
+    let one = (FILE_COUNT * FILE_LEN) as u64;
+    assert!(report.allocated_after < one * 11 / 10, "{report:?}");
+    assert!(family.used() < before * 11 / 10 / VERSION_COUNT as u64 + 50_000, "{report:?}");
+    assert_ne!(family.pool.state().superblock.incompat & FEATURE_SEGMENTS, 0);
+    family.assert_all();
+    let again = optimize(&family.pool, GOAL);
+    assert_eq!((again.segments, again.segment_len), (0, report.surveyed_len));
+    // And from the beginning.
+    let reopened = Pool::open(Arc::new(MemoryDevice::new(family.device.image())), options(1 << 20));
+    assert_holds(&reopened.unwrap(), &family.files);
+}
+
+#[test]
+fn equal_files_become_one_part() {
+    let (_, pool) = empty_pool(&[]);
+    let bytes = Rng(1).text(30_000);
+    let files: Vec<_> = (0..40).map(|n| (format!("f{n}").into_bytes(), bytes.clone())).collect();
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    let report = optimize(&pool, GOAL);
+    assert_eq!((report.records, report.segments), (40, 1));
+    assert_eq!(report.planned_len, 30_000);
+    assert!(report.allocated_after < 30_000, "{report:?}");
+    assert_holds(&pool, &files);
+}
+
+#[test]
+fn a_part_can_be_changed_and_the_others_stay() {
+    let mut family = Family::optimized();
+    let mut rng = Rng(5);
+    for round in 0..60 {
+        let index = rng.below(family.files.len() as u64) as usize;
+        let file = family.file(index);
+        let bytes = &mut family.files[index].1;
+        if round % 5 == 4 {
+            let len = rng.below(bytes.len() as u64 + 1);
+            file.set_len(len).unwrap();
+            bytes.truncate(len as usize);
+        } else {
+            let at = rng.below(bytes.len() as u64 + 1) as usize;
+            let len = rng.pick(&[3, 100, 5000, 50_000]);
+            let new = rng.noise(len);
+            file.write_at(&new, at as u64).unwrap();
+            bytes.resize(bytes.len().max(at + new.len()), 0);
+            bytes[at..at + new.len()].copy_from_slice(&new);
+        }
+        file.commit(Durability::Durable).unwrap();
+    }
+    family.assert_all();
+    let goal = SegmentGoal { again: true, ..GOAL };
+    optimize(&family.pool, goal);
+    family.assert_all();
+}
+
+#[test]
+fn a_segment_is_freed_with_its_last_part() {
+    let family = Family::optimized();
+    let all = family.used();
+    let (gone, left) = family.files.split_at(family.files.len() / 2);
+    for (path, _) in gone {
+        family.pool.remove_at(path, 0).unwrap();
+    }
+    assert_holds(&family.pool, left);
+    // Every segment has parts in use still: there is as much waste as there can be.
+    assert!(family.used() > all * 9 / 10);
+    for (path, _) in left {
+        family.pool.remove_at(path, 0).unwrap();
+    }
+    assert_eq!(problems(&family.pool).unwrap(), Vec::<String>::new());
+    let stats = *family.pool.state().stats();
+    assert_eq!((stats.data(), stats.counted, stats.shared), Default::default());
+    assert!(family.used() < 60_000, "{}", family.used());
+}
+
+#[test]
+fn what_files_leave_in_segments_is_taken_back() {
+    let family = Family::new(&[]);
+    // Files that have little in common: with half of them goes half of each segment.
+    let bytes: Vec<_> = (0..60).map(|n| Rng(n).text(20_000)).collect();
+    let files: Vec<_> =
+        bytes.into_iter().enumerate().map(|(n, b)| (format!("t{n}").into_bytes(), b)).collect();
+    files.iter().for_each(|(path, bytes)| drop(put(&family.pool, path, bytes)));
+    optimize(&family.pool, GOAL);
+    for (path, _) in files.iter().step_by(2) {
+        family.pool.remove_at(path, 0).unwrap();
+    }
+    let before = family.used();
+    let report = optimize(&family.pool, GOAL);
+    assert!(report.records >= 20, "{report:?}");
+    assert!(family.used() + 100_000 < before, "{} of {before}", family.used());
+    let left: Vec<_> = files.iter().skip(1).step_by(2).cloned().collect();
+    assert_holds(&family.pool, &left);
+    family.assert_all();
+}
+
+#[test]
+fn what_a_snapshot_holds_is_left_alone() {
+    let family = Family::new(&[]);
+    family.pool.create_snapshot(ROOT, b"held", 0).unwrap();
+    let report = optimize(&family.pool, GOAL);
+    assert_eq!((report.segments, report.held_len), (0, report.surveyed_len));
+    family.pool.destroy_snapshot(ROOT, b"held").unwrap();
+    let report = optimize(&family.pool, GOAL);
+    assert_eq!(report.records as usize, family.files.len());
+    // Parts of segments, held by a snapshot and given up one by one.
+    family.pool.create_snapshot(ROOT, b"parts", 0).unwrap();
+    for (path, _) in &family.files {
+        family.pool.remove_at(path, 0).unwrap();
+    }
+    assert_eq!(problems(&family.pool).unwrap(), Vec::<String>::new());
+    let snapshot = family.pool.open_snapshot(ROOT, b"parts").unwrap();
+    for (path, bytes) in &family.files {
+        assert!(read_all(&file_at(&snapshot, path)).unwrap() == *bytes);
+    }
+    family.pool.rollback(ROOT, b"parts").unwrap();
+    family.assert_all();
+    family.pool.destroy_snapshot(ROOT, b"parts").unwrap();
+    family.assert_all();
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_keeps_its_new_content() {
+    let mut family = Family::new(&[]);
+    let mut optimization = family.pool.optimize(ROOT, GOAL).unwrap();
+    let mut step = 0;
+    loop {
+        let index = 7 * step % family.files.len();
+        let file = family.file(index);
+        let new = Rng(step as u64).noise(9000);
+        file.write_at(&new, 100).unwrap();
+        file.commit(Durability::Visible).unwrap();
+        family.files[index].1[100..9100].copy_from_slice(&new);
+        step += 1;
+        if !optimization.step().unwrap() {
+            break;
+        }
+    }
+    let report = optimization.report();
+    assert!(report.overtaken > 0, "{report:?}");
+    assert!(report.records > 0 && (report.records as usize) < family.files.len(), "{report:?}");
+    family.assert_all();
+}
+
+fn stream_of(pool: &Pool, name: &[u8], base: Option<&[u8]>) -> Vec<u8> {
+    let base = base.map(|base| pool.open_snapshot(ROOT, base).unwrap());
+    let plan = SendPlan {
+        snapshot: &pool.open_snapshot(ROOT, name).unwrap(),
+        base: base.as_ref(),
+        scope: ROOT,
+        name,
+        created_ns: 0,
+        resume: None,
+    };
+    let mut stream = Vec::new();
+    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    stream
+}
+
+/// Each segment travels once, and arrives as one.
+#[test]
+fn a_stream_has_each_segment_once() {
+    let family = Family::optimized();
+    family.pool.create_snapshot(ROOT, b"one", 0).unwrap();
+    let stream = stream_of(&family.pool, b"one", None);
+    assert_eq!(stream[12] & 4, 4, "the stream says that it has segments");
+    assert!((stream.len() as u64) < family.used() * 12 / 10, "{} bytes", stream.len());
+    let (_, target) = empty_pool(&[]);
+    let receiving = ReceiveOptions::default();
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    let there: Vec<_> = family
+        .files
+        .iter()
+        .map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone()))
+        .collect();
+    assert_holds(&target, &there);
+    let (here, arrived) = (family.pool.state(), target.state());
+    assert_eq!(arrived.stats().counted, here.stats().counted);
+    assert_eq!(arrived.stats().codecs, here.stats().codecs);
+    // Made into segments anew, all of it is sent again, once.
+    optimize(&family.pool, SegmentGoal { again: true, compression: Compression::Lz4, ..GOAL });
+    family.pool.create_snapshot(ROOT, b"two", 0).unwrap();
+    let stream = stream_of(&family.pool, b"two", Some(b"one"));
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    assert_holds(&target, &there);
+}
+
+#[test]
+fn segments_and_shared_records_move_when_a_pool_is_compacted() {
+    let family = Family::new(&[(Property::Dedup, "on")]);
+    let spare = Rng(77).noise(3 << 20);
+    let filler = put(&family.pool, b"filler", &spare);
+    // Equal records behind the filler, which share an extent and can be found by content.
+    let copies: Vec<_> =
+        (0..3).map(|n| (format!("copy{n}").into_bytes(), Rng(99).noise(200_000))).collect();
+    copies.iter().for_each(|(path, bytes)| drop(put(&family.pool, path, bytes)));
+    optimize(&family.pool, GOAL);
+    let shared = family.pool.state().stats().shared.records;
+    let copied = optimize_only(&family.pool, b"copy0");
+    assert_eq!(copied, 0, "equal records are stored once already");
+    filler.set_len(0).unwrap();
+    filler.commit(Durability::Durable).unwrap();
+    let used = family.used();
+    let len = compact(&family.pool);
+    assert!(len < used + (300 << 10), "{used} bytes are in use, and the pool has {len}");
+    family.assert_all();
+    assert_holds(&family.pool, &copies);
+    assert_eq!(family.pool.state().stats().shared.records, shared);
+    // What was moved is still found by its content.
+    put(&family.pool, b"copy3", &copies[0].1);
+    assert!(family.used() < used + 20_000);
+    assert_holds(&family.pool, &copies);
+}
+
+/// Optimizes one file and returns how many of its records were put into segments.
+fn optimize_only(pool: &Pool, path: &[u8]) -> u64 {
+    let mut optimization = pool.optimize(pool.resolve(path).unwrap().file, GOAL).unwrap();
+    while optimization.step().unwrap() {}
+    optimization.report().records
+}
+
+/// Returns where the segment with the first record lies.
+fn first_segment(pool: &Pool) -> u64 {
+    let state = pool.state();
+    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
+    let mut places = Vec::new();
+    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met {
+            places.push(pool.store().offset_of(&data_pointer(value)?));
+        }
+        Ok(())
+    })
+    .unwrap();
+    places[0]
+}
+
+#[test]
+fn damage_in_a_segment_hurts_its_files_and_no_others() {
+    let family = Family::optimized();
+    family.pool.close().unwrap();
+    let mut image = family.device.image();
+    image[first_segment(&family.pool) as usize + 100] ^= 1;
+    let pool = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)).unwrap();
+    let (mut lost, mut whole) = (0, 0);
+    for (path, bytes) in &family.files {
+        match read_all(&file_at(&pool, path)) {
+            Ok(found) => {
+                assert!(found == *bytes);
+                whole += 1;
+            }
+            Err(error) => {
+                assert!(error.is_corruption(), "{error}");
+                lost += 1;
+            }
+        }
+    }
+    assert!(lost > 0 && whole > 0, "{lost} lost, {whole} whole");
+    assert_eq!(problems(&pool).unwrap().len(), lost);
+    // What cannot be read is left as it is.
+    let report = optimize(&pool, SegmentGoal { again: true, ..GOAL });
+    assert_eq!(report.damaged.len(), lost);
+    assert_eq!(problems(&pool).unwrap().len(), lost);
+}
+
+#[test]
+fn databases_and_what_fits_into_a_pointer_are_left_alone() {
+    let (_, pool) = empty_pool(&[]);
+    let mut database = Rng(3).table(200_000);
+    database[..16].copy_from_slice(b"SQLite format 3\0");
+    database[16..18].copy_from_slice(&4096u16.to_be_bytes());
+    put(&pool, b"a.db", &database);
+    put(&pool, b"tiny", b"a few bytes");
+    put(&pool, b"empty", b"");
+    let report = optimize(&pool, GOAL);
+    assert_eq!((report.segments, report.database_len), (0, 200_000));
+    assert!(read_all(&file_at(&pool, b"a.db")).unwrap() == database);
+}
+
+/// A segment that is read for a page at a time, from the end to the front and by two threads.
+#[test]
+fn pages_of_parts_are_read_at_random() {
+    let family = Family::optimized();
+    let image = family.device.image();
+    let small = Options { threads: 1, ..Options::new(64 << 10) };
+    for options in [small, options(1 << 20)] {
+        let device = Arc::new(MemoryDevice::new(image.clone()));
+        let pool = Pool::open(device, options).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..2 {
+                let (pool, files) = (&pool, &family.files);
+                scope.spawn(move || {
+                    let mut rng = Rng(seed);
+                    for _ in 0..300 {
+                        let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
+                        let at = rng.below(bytes.len() as u64) as usize;
+                        let mut page = vec![0; 4096.min(bytes.len() - at)];
+                        let n = file_at(pool, path).read_at(&mut page, at as u64).unwrap();
+                        assert!(n == page.len() && page == bytes[at..at + n]);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn the_golden_pool_with_segments_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-segments.hpk");
+    let files: Vec<_> = (0..9)
+        .map(|n| {
+            let mut bytes = Rng(41).text(3000 + 100 * (n / 3));
+            bytes.extend(Rng(n as u64 % 4).text(600));
+            (format!("f{n}").into_bytes(), bytes)
+        })
+        .collect();
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (device, pool) = empty_pool(&[]);
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        optimize(&pool, GOAL);
+        pool.close().unwrap();
+        std::fs::write(&path, device.image()).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    assert_ne!(pool.state().superblock.incompat & FEATURE_SEGMENTS, 0);
+    assert_holds(&pool, &files);
+    let file: FileId = pool.resolve(b"f0").unwrap().file;
+    let usage = pool.usage(file).unwrap();
+    assert!(usage.stored > 0 && usage.stored < 3600, "{usage:?}");
+    pool.remove_at(b"f0", 0).unwrap();
+    assert_holds(&pool, &files[1..]);
+}
