@@ -13,7 +13,8 @@
 //! | bring in many files | [`Pool::import`] with an [`Import`] |
 //! | snapshots | [`Pool::create_snapshot`], [`Pool::open_snapshot`], [`Pool::rollback`] |
 //! | another pool | [`Pool::send`], [`Pool::receive`] |
-//! | space | [`Pool::stats`], [`Pool::usage`], [`Pool::compact`], [`Pool::fold`], [`Pool::optimize`] |
+//! | space | [`Pool::stats`], [`Pool::usage`], [`Pool::fold`], [`Pool::compact`] |
+//! | near-copies | [`Pool::optimize`] with a [`SegmentGoal`] |
 //! | damage | [`Pool::check`], [`Pool::repair`], [`Salvage`] |
 //!
 //! Where to start reading the source:

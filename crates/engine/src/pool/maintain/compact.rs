@@ -16,8 +16,8 @@
 //!
 //! Each step is one transaction of bounded size on the newest state; others read and write freely
 //! in between. Memory is bounded whatever the pool's size: a cursor, and the places of a million
-//! pointers to shared extents. Space that a step vacates counts as free only once the step is durable, so each step first makes the previous one
-//! durable.
+//! pointers to shared extents. Space that a step vacates counts as free only once the step is
+//! durable, so each step first makes the previous one durable.
 //!
 //! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents.
 //! If a pool holds a few extents of a megabyte and little else, concurrent writes may split the
