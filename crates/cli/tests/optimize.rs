@@ -107,7 +107,7 @@ fn a_family_becomes_small_and_stays_live() {
     // Live: files are replaced and removed, and come back in later runs.
     fs::write(tree.join("v2/f7.js"), text_of(999, 5000)).unwrap();
     hardpack()
-        .args(["put", "-qf"])
+        .args(["put", "-q"])
         .arg(tree.join("v2/f7.js"))
         .arg(pool.join("releases/v2"))
         .assert()
