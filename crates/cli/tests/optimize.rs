@@ -117,8 +117,26 @@ fn a_family_becomes_small_and_stays_live() {
     assert_holds(&pool, &tree);
     let again = stdout_of(hardpack().arg("optimize").arg(&pool));
     assert!(again.contains("in segments already; '--again'"), "{again}");
+
+    // A new version finds the earlier ones.
+    let small = len(&pool);
+    fs::create_dir(tree.join("v9")).unwrap();
+    for number in 0..FILE_COUNT {
+        let name = format!("f{number}.js");
+        let text = fs::read_to_string(tree.join("v3").join(&name)).unwrap();
+        fs::write(tree.join("v9").join(&name), format!("// version 9\n{text}")).unwrap();
+    }
+    let releases = pool.join("releases");
+    hardpack().args(["put", "-q"]).arg(tree.join("v9")).arg(&releases).assert().success();
+    let grown = len(&pool);
     let report = json_of(hardpack().args(["optimize", "-q", "--json", "--again"]).arg(&pool));
-    assert_eq!(number(&report, "records"), (VERSION_COUNT * FILE_COUNT) as u64 - 1, "{report}");
+    assert_eq!(
+        number(&report, "records"),
+        ((VERSION_COUNT + 1) * FILE_COUNT) as u64 - 1,
+        "{report}"
+    );
+    let now = len(&pool);
+    assert!(now < small + (grown - small) / 4, "{small}, then {grown}, now {now}");
     assert_holds(&pool, &tree);
 }
 
