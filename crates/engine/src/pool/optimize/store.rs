@@ -161,6 +161,8 @@ impl Optimization {
         // What was freed before can then be used.
         store.make_durable()?;
         let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
+        // It changes many nodes, which should be packed well.
+        txn.note_bulk();
         let ashift = store.ashift();
         let sectors = sectors_for(segment.stored.len() as u32, ashift);
         txn.provision(std::iter::once(sectors))?;
