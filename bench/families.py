@@ -79,7 +79,7 @@ def pools(args, family, work):
 def others(family, work):
     path = os.path.join(work, "other")
     if seven := shutil.which("7zz") or shutil.which("7z"):
-        yield "7-Zip", path + ".7z", timed([seven, "a", "-mx=9", "-bd", path + ".7z", family])
+        yield "7-Zip", path + ".7z", timed([seven, "a", "-mx=9", "-bd", "-snl", path + ".7z", family])
     if shutil.which("mksquashfs"):
         flags = ["-comp", "zstd", "-Xcompression-level", "19", "-b", "1M", "-no-progress"]
         yield "squashfs", path + ".sqfs", timed(["mksquashfs", family, path + ".sqfs", *flags])

@@ -17,7 +17,8 @@ use crate::units::{FileId, Sector, Txg};
 /// are exchanged.
 const SEGMENT_PIECES_MAX: usize = 4096;
 
-/// The first bytes of a BLAKE3 hash: enough to tell any two pieces of a pool apart.
+/// The first bytes of a BLAKE3 hash. Pieces that agree in them are compared before they share
+/// anything.
 pub(super) type Content = [u8; 16];
 
 /// A record that may become part of a segment.
