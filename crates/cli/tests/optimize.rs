@@ -141,7 +141,7 @@ fn a_family_becomes_small_and_stays_live() {
 }
 
 #[test]
-fn part_of_a_pool_is_optimized_as_asked() {
+fn part_of_a_pool_is_optimised_as_asked() {
     let (_directory, tree, pool) = family();
     let args = ["optimize", "-q", "--json", "--segment", "256K", "--compression", "zstd-9"];
     let report = json_of(hardpack().args(args).arg("--keep-length").arg(pool.join("releases/v3")));
@@ -220,7 +220,7 @@ fn databases_beside_it_go_on() {
 }
 
 #[test]
-fn a_stream_of_an_optimized_pool_is_as_small() {
+fn a_stream_of_an_optimised_pool_is_as_small() {
     let (directory, tree, pool) = family();
     hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
     hardpack().arg("snapshot").arg(with_ending(&pool, "@now")).assert().success();

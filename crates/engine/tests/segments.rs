@@ -89,7 +89,7 @@ impl Family {
     }
 
     /// A family in segments.
-    fn optimized() -> Family {
+    fn optimised() -> Family {
         let family = Family::new(&[]);
         optimize(&family.pool, GOAL);
         family
@@ -123,9 +123,9 @@ fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
 }
 
 fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
-    let mut optimization = pool.optimize(ROOT, goal).unwrap();
-    while optimization.step().unwrap() {}
-    optimization.report().clone()
+    let mut optimisation = pool.optimize(ROOT, goal).unwrap();
+    while optimisation.step().unwrap() {}
+    optimisation.report().clone()
 }
 
 fn compact(pool: &Pool) -> u64 {
@@ -170,7 +170,7 @@ fn equal_files_become_one_part() {
 
 #[test]
 fn a_part_can_be_changed_and_the_others_stay() {
-    let mut family = Family::optimized();
+    let mut family = Family::optimised();
     let mut rng = Rng(5);
     for round in 0..60 {
         let index = rng.below(family.files.len() as u64) as usize;
@@ -198,7 +198,7 @@ fn a_part_can_be_changed_and_the_others_stay() {
 
 #[test]
 fn a_segment_is_freed_with_its_last_part() {
-    let family = Family::optimized();
+    let family = Family::optimised();
     let all = family.used();
     let (gone, left) = family.files.split_at(family.files.len() / 2);
     for (path, _) in gone {
@@ -265,7 +265,7 @@ fn what_a_snapshot_holds_is_left_alone() {
 #[test]
 fn a_file_that_changes_meanwhile_keeps_its_new_content() {
     let mut family = Family::new(&[]);
-    let mut optimization = family.pool.optimize(ROOT, GOAL).unwrap();
+    let mut optimisation = family.pool.optimize(ROOT, GOAL).unwrap();
     let mut step = 0;
     loop {
         let index = 7 * step % family.files.len();
@@ -275,11 +275,11 @@ fn a_file_that_changes_meanwhile_keeps_its_new_content() {
         file.commit(Durability::Visible).unwrap();
         family.files[index].1[100..9100].copy_from_slice(&new);
         step += 1;
-        if !optimization.step().unwrap() {
+        if !optimisation.step().unwrap() {
             break;
         }
     }
-    let report = optimization.report();
+    let report = optimisation.report();
     assert!(report.overtaken > 0, "{report:?}");
     assert!(report.records > 0 && (report.records as usize) < family.files.len(), "{report:?}");
     family.assert_all();
@@ -303,7 +303,7 @@ fn stream_of(pool: &Pool, name: &[u8], base: Option<&[u8]>) -> Vec<u8> {
 /// Each segment travels once, and arrives as one.
 #[test]
 fn a_stream_has_each_segment_once() {
-    let family = Family::optimized();
+    let family = Family::optimised();
     family.pool.create_snapshot(ROOT, b"one", 0).unwrap();
     let stream = stream_of(&family.pool, b"one", None);
     assert_eq!(stream[12] & 4, 4, "the stream says that it has segments");
@@ -355,11 +355,11 @@ fn segments_and_shared_records_move_when_a_pool_is_compacted() {
     assert_holds(&family.pool, &copies);
 }
 
-/// Optimizes one file and returns how many of its records were put into segments.
+/// Optimises one file and returns how many of its records were put into segments.
 fn optimize_only(pool: &Pool, path: &[u8]) -> u64 {
-    let mut optimization = pool.optimize(pool.resolve(path).unwrap().file, GOAL).unwrap();
-    while optimization.step().unwrap() {}
-    optimization.report().records
+    let mut optimisation = pool.optimize(pool.resolve(path).unwrap().file, GOAL).unwrap();
+    while optimisation.step().unwrap() {}
+    optimisation.report().records
 }
 
 /// Returns where the segment with the first record lies.
@@ -379,7 +379,7 @@ fn first_segment(pool: &Pool) -> u64 {
 
 #[test]
 fn damage_in_a_segment_hurts_its_files_and_no_others() {
-    let family = Family::optimized();
+    let family = Family::optimised();
     family.pool.close().unwrap();
     let mut image = family.device.image();
     image[first_segment(&family.pool) as usize + 100] ^= 1;
@@ -422,7 +422,7 @@ fn databases_and_what_fits_into_a_pointer_are_left_alone() {
 /// A segment that is read for a page at a time, from the end to the front and by two threads.
 #[test]
 fn pages_of_parts_are_read_at_random() {
-    let family = Family::optimized();
+    let family = Family::optimised();
     let image = family.device.image();
     let small = Options { threads: 1, ..Options::new(64 << 10) };
     for options in [small, options(1 << 20)] {

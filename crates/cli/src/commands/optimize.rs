@@ -2,13 +2,13 @@
 //! pool.
 //!
 //! Each segment is a commit of its own (see the engine's `pool/optimize/`), so an interrupted
-//! optimization leaves a whole pool, and the same command goes on with the rest.
+//! optimisation leaves a whole pool, and the same command goes on with the rest.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack_engine::Error;
-use hardpack_engine::pool::{Optimization, OptimizeReport, OptimizeStage, Pool, SegmentGoal};
+use hardpack_engine::pool::{Optimisation, OptimizeReport, OptimizeStage, Pool, SegmentGoal};
 use serde_json::json;
 
 use super::compact;
@@ -21,7 +21,7 @@ use crate::signals;
 
 /// How long to retry while other processes hold the pool.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What an interrupted optimization leaves.
+/// What an interrupted optimisation leaves.
 const LEFT_BEHIND: &str = "the pool is whole; run the command again to go on with the rest";
 
 pub fn run(args: &OptimizeArgs) -> Result<ExitCode, Failure> {
@@ -36,9 +36,9 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let pool = &opened.pool;
     let before = pool_len(pool);
     let goal = SegmentGoal { compression: args.compression, len: args.segment, again: args.again };
-    let mut optimization = pool.optimize(opened.file_or_entry()?.file, goal)?;
-    let done = work(args, &opened, &mut optimization);
-    let report = optimization.report().clone();
+    let mut optimisation = pool.optimize(opened.file_or_entry()?.file, goal)?;
+    let done = work(args, &opened, &mut optimisation);
+    let report = optimisation.report().clone();
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
     let done = done.and_then(|()| match args.keep_length || report.segments == 0 {
@@ -64,16 +64,16 @@ fn pool_len(pool: &Pool) -> u64 {
 fn work(
     args: &OptimizeArgs,
     opened: &Opened,
-    optimization: &mut Optimization,
+    optimisation: &mut Optimisation,
 ) -> Result<(), Reason> {
     let (mut last_step, mut shown) = (Instant::now(), None);
     let mut progress: Option<Progress> = None;
     loop {
         signals::check()?;
-        match optimization.step() {
+        match optimisation.step() {
             Ok(is_more) => {
                 last_step = Instant::now();
-                let (stage, report) = (optimization.stage(), optimization.report());
+                let (stage, report) = (optimisation.stage(), optimisation.report());
                 if shown != Some(stage) {
                     progress.take().into_iter().for_each(Progress::finish);
                     progress = is_more.then(|| bar(args, stage, report));

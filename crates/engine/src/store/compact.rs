@@ -14,7 +14,7 @@
 //! after a loss of power, find it untouched until the move is durable. If a step fails, the
 //! previous state remains.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use crate::error::{Error, Result};
 use crate::store::format::dead::parse_dead;
@@ -105,7 +105,7 @@ pub struct Found {
     pub sectors: u64,
     /// Extents that several pointers share. They are moved separately, if all of their pointers are
     /// found.
-    pub shared: HashSet<Run>,
+    pub shared: BTreeSet<Run>,
     /// The end of the last extent or node that is in the way but has to stay.
     pub stuck_end: Sector,
     /// Where the walk continues, or the first leaf with something to move; `None` after the last

@@ -119,15 +119,15 @@ fn some_segments(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<
         again: rng.one_in(2),
     };
     let file = pool.only_file().map_err(text)?.file;
-    let mut optimization = pool.optimize(file, goal).map_err(text)?;
+    let mut optimisation = pool.optimize(file, goal).map_err(text)?;
     let mut left = rng.pick(&[2, 4, u64::MAX]);
-    while left > 0 && optimization.step().map_err(text)? {
+    while left > 0 && optimisation.step().map_err(text)? {
         left -= 1;
         if rng.one_in(3) {
             pool.store().make_durable().map_err(text)?;
         }
     }
-    let report = optimization.report();
+    let report = optimisation.report();
     if !report.damaged.is_empty() {
         return Err(format!("nothing is damaged, but: {report:?}"));
     }

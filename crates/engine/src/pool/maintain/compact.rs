@@ -28,7 +28,7 @@
 //! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
 //! power loss within one, leaves an intact pool.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -198,7 +198,7 @@ impl Pool {
         }
         let aim = tail_from(goal, goal);
         let (mut stuck_end, mut cursor) = (goal, Some(Cursor::default()));
-        let mut shared = HashSet::new();
+        let mut shared = BTreeSet::new();
         while let Some(at) = cursor {
             let found = store
                 .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;

@@ -1,4 +1,4 @@
-//! Optimizing: stores near-copies, and small files, together in *segments*.
+//! Optimising: stores near-copies, and small files, together in *segments*.
 //!
 //! A record that is compressed alone knows nothing of the one that it nearly repeats. A segment is
 //! one extent of some megabytes that holds the bytes of many records, of any files, each of which
@@ -19,7 +19,7 @@
 //! smaller.
 //!
 //! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about a hundred bytes each, and two segments
-//! for each thread. More pieces are optimized in several passes.
+//! for each thread. More pieces are optimised in several passes.
 
 mod sketch;
 mod store;
@@ -64,7 +64,7 @@ impl Default for SegmentGoal {
     }
 }
 
-/// What an optimization has done so far.
+/// What an optimisation has done so far.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OptimizeReport {
@@ -96,7 +96,7 @@ pub struct OptimizeReport {
     pub damaged: Vec<(FileId, u64, u64, String)>,
 }
 
-/// What an optimization is doing.
+/// What an optimisation is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum OptimizeStage {
@@ -108,9 +108,9 @@ pub enum OptimizeStage {
     Done,
 }
 
-/// An optimization in progress.
+/// An optimisation in progress.
 #[derive(Debug)]
-pub struct Optimization {
+pub struct Optimisation {
     pool: Pool,
     goal: SegmentGoal,
     checksum: ChecksumKind,
@@ -125,15 +125,15 @@ pub struct Optimization {
 
 impl Pool {
     /// Begins to put a file, or all files below a directory, into segments. Nothing is changed
-    /// before the first [`Optimization::step`].
-    pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimization> {
+    /// before the first [`Optimisation::step`].
+    pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimisation> {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
         let wasted = match file == ROOT && !goal.again {
             true => self.wasteful_segments(&files)?,
             false => HashSet::new(),
         };
-        Ok(Optimization {
+        Ok(Optimisation {
             pool: self.clone(),
             goal,
             checksum: self.settings(file)?.checksum,
@@ -194,7 +194,7 @@ impl Pool {
     }
 }
 
-impl Optimization {
+impl Optimisation {
     /// Does a bounded amount of work, and returns whether there is more to do. After
     /// [`Error::Busy`], when others hold the pool for long, it can be called again.
     pub fn step(&mut self) -> Result<bool> {

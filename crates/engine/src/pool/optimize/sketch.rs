@@ -6,7 +6,7 @@
 //! most of their content probably share most features. Three features together make a
 //! *super-feature*. Pieces that have any super-feature in common are similar.
 //!
-//! Source: Shilane et al., "WAN Optimized Replication of Backup Datasets Using Stream-Informed
+//! Source: Shilane et al., "WAN Optimised Replication of Backup Datasets Using Stream-Informed
 //! Delta Compression" (super-features); Zou et al., "Odess: Speeding up Resemblance Detection for
 //! Redundancy Elimination by Fast Content-Defined Sampling" (the sampling).
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::Optimization;
+use super::Optimisation;
 use super::survey::{Piece, content_of};
 use crate::codec::{self, Encoded, Policy};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl Slot {
     }
 }
 
-impl Optimization {
+impl Optimisation {
     /// Makes the next segments, one for each thread. Returns false when there are no more.
     pub(super) fn store_step(&mut self) -> Result<bool> {
         let threads = self.pool.options().threads.max(1);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::sketch::{Families, Sketch, name_hash};
-use super::{LOOK_COUNT, Optimization, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal};
+use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal};
 use crate::error::Result;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
@@ -192,7 +192,7 @@ fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, wasted: &HashSet<Sector>) ->
     }
 }
 
-impl Optimization {
+impl Optimisation {
     /// Looks at the next records. Returns false when there are no more, or enough for one pass.
     pub(super) fn survey_step(&mut self) -> Result<bool> {
         let candidates = self.gather()?;
@@ -304,6 +304,6 @@ impl Optimization {
     }
 
     fn newest_snapshot(&self) -> Result<Txg> {
-        self.pool.read(|source| Ok(source.store.holders(&source.state)?.newest()))
+        self.pool.read(|source| Ok(source.store.holders(source.state)?.newest()))
     }
 }

@@ -178,14 +178,14 @@ impl Model {
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(2);
         let file = if self.rng.one_in(2) { ROOT } else { file };
-        let mut optimization =
+        let mut optimisation =
             pool.optimize(file, SegmentGoal { compression, len, again }).unwrap();
-        while optimization.step().unwrap() {
+        while optimisation.step().unwrap() {
             if self.rng.one_in(4) {
                 self.write();
             }
         }
-        let report = optimization.report();
+        let report = optimisation.report();
         assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
         self.happened.in_segments += report.records;
         self.happened.overtaken += report.overtaken;

@@ -150,7 +150,7 @@ impl Pair {
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(2);
         let goal = SegmentGoal { compression, len, again };
-        let mut optimization = self.pool.optimize(self.file.id(), goal).unwrap();
+        let mut optimisation = self.pool.optimize(self.file.id(), goal).unwrap();
         loop {
             if self.rng.one_in(8) {
                 return;
@@ -158,9 +158,9 @@ impl Pair {
             if self.rng.one_in(8) {
                 self.write();
             }
-            let before = optimization.report().records;
-            let is_more = optimization.step();
-            let report = optimization.report();
+            let before = optimisation.report().records;
+            let is_more = optimisation.step();
+            let report = optimisation.report();
             let (rewritten, damaged) = (report.records - before, report.damaged.len());
             let is_more = is_more.unwrap_or_else(|error| panic!("{}: {error}", self.label));
             assert_eq!(damaged, 0, "{}", self.label);
