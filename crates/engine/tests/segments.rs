@@ -11,8 +11,8 @@ use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
-    Attributes, File, Kind, OptimizeReport, Options, Pool, Property, ROOT, ReceiveOptions,
-    SegmentGoal, SendPlan,
+    Attributes, File, Kind, OptimizeReport, OptimizeStage, Options, Pool, Property, ROOT,
+    ReceiveOptions, SegmentGoal, SendPlan,
 };
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::data_pointer;
@@ -472,4 +472,85 @@ fn the_golden_pool_with_segments_is_read() {
     assert!(usage.stored > 0 && usage.stored < 3600, "{usage:?}");
     pool.remove_at(b"f0", 0).unwrap();
     assert_holds(&pool, &files[1..]);
+}
+
+/// What is appended while segments are made, to a slot that has room for it.
+#[test]
+fn what_is_appended_meanwhile_is_kept() {
+    for (old_len, new_len) in [(3000, 3900), (3000, 9000), (40_000, 45_000), (40_000, 100_000)] {
+        let (_, pool) = empty_pool(&[]);
+        let mut files: Vec<_> =
+            (0..20).map(|n| (format!("f{n}").into_bytes(), Rng(n % 3).text(old_len))).collect();
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        let mut optimization = pool.optimize(ROOT, GOAL).unwrap();
+        while optimization.stage() == OptimizeStage::Survey {
+            assert!(optimization.step().unwrap());
+        }
+        for (path, bytes) in files.iter_mut().step_by(3) {
+            let file = file_at(&pool, path);
+            let new = Rng(old_len as u64).text(new_len - old_len);
+            file.write_at(&new, old_len as u64).unwrap();
+            file.commit(Durability::Visible).unwrap();
+            bytes.extend(new);
+        }
+        while optimization.step().unwrap() {}
+        assert!(optimization.report().overtaken > 0);
+        assert_holds(&pool, &files);
+    }
+}
+
+/// Files that share a record, of which some end behind it.
+#[test]
+fn clones_of_other_lengths_keep_their_ends() {
+    for is_longer_first in [false, true] {
+        let (_, pool) = empty_pool(&[]);
+        let mut files = vec![(b"m".to_vec(), Rng(1).noise(17 << 20))];
+        // What one step of the survey reads: those behind it are known by their places.
+        put(&pool, b"m", &files[0].1);
+        for n in 0..20u64 {
+            let bytes = Rng(n).text(3000);
+            let mut extended = bytes.clone();
+            extended.resize(3900, 0);
+            let (a, z) = (format!("a{n:02}").into_bytes(), format!("z{n:02}").into_bytes());
+            let original = put(&pool, &a, &bytes);
+            pool.clone_file(original.id(), ROOT, &z, 0).unwrap();
+            let (longer, shorter) = if is_longer_first { (a, z) } else { (z, a) };
+            let file = file_at(&pool, &longer);
+            file.set_len(3900).unwrap();
+            file.commit(Durability::Durable).unwrap();
+            files.extend([(longer, extended), (shorter, bytes)]);
+        }
+        let report = optimize(&pool, SegmentGoal { len: 100_000, ..GOAL });
+        assert_eq!(report.records, 40, "{report:?}");
+        assert_holds(&pool, &files);
+    }
+}
+
+/// A record of zeros whose file goes away meanwhile.
+#[test]
+fn nothing_is_left_of_a_file_that_is_removed_meanwhile() {
+    let (_, pool) = empty_pool(&[]);
+    let files: Vec<_> =
+        (0..20).map(|n| (format!("f{n:02}").into_bytes(), Rng(n % 3).text(30_000))).collect();
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    for at in (0..28_000).step_by(4096) {
+        let file = file_at(&pool, b"f00");
+        file.write_at(&[0; 4096][..4096.min(30_000 - at)], at as u64).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    let file = file_at(&pool, b"f00");
+    file.write_at(&[0; 1328], 28_672).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    assert!(read_all(&file).unwrap() == vec![0; 30_000]);
+    assert!(pool.usage(file.id()).unwrap().records > 0);
+    drop(file);
+    let mut optimization = pool.optimize(ROOT, GOAL).unwrap();
+    while optimization.stage() == OptimizeStage::Survey {
+        assert!(optimization.step().unwrap());
+    }
+    pool.remove_at(b"f00", 0).unwrap();
+    pool.remove_at(b"f01", 0).unwrap();
+    while optimization.step().unwrap() {}
+    assert!(optimization.report().overtaken > 1);
+    assert_holds(&pool, &files[2..]);
 }

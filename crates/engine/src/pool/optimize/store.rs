@@ -12,6 +12,7 @@ use crate::pool::extents::source::Source;
 use crate::pool::extents::{
     FileExtent, file_extent_key, file_extents_in, patches_over, read_range,
 };
+use crate::pool::namespace::entries;
 use crate::pool::write::jobs::parallel;
 use crate::store::format::pointer::{Filter, Pointer, sectors_for};
 use crate::store::trees::TreeId;
@@ -49,13 +50,21 @@ struct Segment {
     allocated: u64,
 }
 
-fn slot_of(source: &mut impl Source, piece: &Piece) -> Result<Slot> {
+/// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or
+/// the piece is not all of the slot that the file has, as after bytes were appended.
+fn slot_of(source: &mut impl Source, piece: &Piece) -> Result<Option<Slot>> {
     let (file, start) = (piece.file, piece.start);
     let end = start + (1 << piece.span_log2);
-    Ok(Slot {
-        records: file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?,
-        patches: patches_over(source, file, start, end)?,
-    })
+    let file_len = match entries::attributes(source, file) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        attributes => attributes?.len,
+    };
+    let records = file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?;
+    let [record] = &records[..] else { return Ok(None) };
+    let is_same = (record.start, record.slot_end()) == (start, end)
+        && file_len.min(end) == start + u64::from(piece.len);
+    let patches = if is_same { patches_over(source, file, start, end)? } else { Vec::new() };
+    Ok(is_same.then_some(Slot { records, patches }))
 }
 
 impl Slot {
@@ -111,13 +120,14 @@ impl Optimisation {
             for equal in self.survey.equal_to(*number) {
                 let piece = self.survey.piece(*equal).clone();
                 let slot = self.pool.read(|source| slot_of(source, &piece))?;
-                let slot = match slot.is_same_record(&parts[first].slot) {
-                    true => Some(slot),
+                let slot = match slot {
+                    Some(slot) if slot.is_same_record(&parts[first].slot) => Some(slot),
                     // The hash was cut short: it finds equal pieces, and does not prove them.
-                    false => {
+                    Some(_) => {
                         let found = self.read(&piece)?;
                         found.filter(|(_, bytes)| *bytes == piece_bytes).map(|(slot, _)| slot)
                     }
+                    None => None,
                 };
                 parts.extend(slot.map(|slot| Part { piece, slot, offset }));
             }
@@ -148,14 +158,14 @@ impl Optimisation {
     /// Reads a piece, if it is still what it was.
     fn read(&self, piece: &Piece) -> Result<Option<(Slot, Vec<u8>)>> {
         let read = self.pool.read(|source| {
-            let slot = slot_of(source, piece)?;
+            let Some(slot) = slot_of(source, piece)? else { return Ok(None) };
             let mut bytes = vec![0; piece.len as usize];
             read_range(source, piece.file, &mut bytes, piece.start)?;
-            Ok((slot, bytes))
+            Ok(Some((slot, bytes)))
         });
         match read {
             Err(error) if error.is_corruption() => Ok(None),
-            read => Ok(Some(read?).filter(|(_, bytes)| content_of(bytes) == piece.content)),
+            read => Ok(read?.filter(|(_, bytes)| content_of(bytes) == piece.content)),
         }
     }
 
@@ -174,7 +184,7 @@ impl Optimisation {
             txn.store_extent(&segment.stored, segment.encoding, segment.len, self.checksum)?;
         let (mut placed, mut count) = (None, 0u32);
         for part in &segment.parts {
-            if slot_of(&mut txn, &part.piece)? == part.slot {
+            if slot_of(&mut txn, &part.piece)?.is_some_and(|slot| slot == part.slot) {
                 placed = Some(put(&mut txn, part, &whole)?);
                 count += 1;
             } else {

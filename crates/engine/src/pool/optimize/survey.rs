@@ -21,6 +21,10 @@ const SEGMENT_PIECES_MAX: usize = 4096;
 /// anything.
 pub(super) type Content = [u8; 16];
 
+/// Where a piece lies: a place of the pool, the offset there, the length of the record, and that of
+/// the piece. A piece is longer than its record if its file was extended.
+type At = (Sector, u32, u32, u32);
+
 /// A record that may become part of a segment.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
@@ -38,8 +42,8 @@ pub(super) struct Survey {
     /// For each piece that is equal to an earlier one, its number and that of the first.
     equal: HashMap<u32, Vec<u32>>,
     by_content: HashMap<Content, u32>,
-    /// The piece met first at a place of the pool, and at an offset there.
-    by_place: HashMap<(Sector, u32), u32>,
+    /// The piece met first at a place.
+    by_place: HashMap<At, u32>,
     families: Families,
     /// The pieces of each family, without equal ones.
     members: Vec<Vec<u32>>,
@@ -151,10 +155,12 @@ impl Survey {
 }
 
 impl Candidate {
-    fn place(&self) -> Option<(Sector, u32)> {
+    fn place(&self) -> Option<At> {
         let pointer = &self.record.pointer;
         match pointer.place {
-            Place::Extent { sector, .. } if !self.is_patched => Some((sector, pointer.part_offset)),
+            Place::Extent { sector, .. } if !self.is_patched => {
+                Some((sector, pointer.part_offset, pointer.len, self.len()))
+            }
             _ => None,
         }
     }
