@@ -554,3 +554,85 @@ fn nothing_is_left_of_a_file_that_is_removed_meanwhile() {
     assert!(optimization.report().overtaken > 1);
     assert_holds(&pool, &files[2..]);
 }
+
+/// A pool where equal records are shared receives what it has partly.
+#[test]
+fn a_pool_with_some_of_the_content_receives_segments() {
+    let family = Family::optimized();
+    family.pool.create_snapshot(ROOT, b"one", 0).unwrap();
+    let (_, target) = empty_pool(&[(Property::Dedup, "on")]);
+    for (n, (_, bytes)) in family.files.iter().enumerate() {
+        put(&target, format!("own{n}").as_bytes(), bytes);
+    }
+    let receiving = ReceiveOptions::default();
+    let stream = stream_of(&family.pool, b"one", None);
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    let there: Vec<_> = family
+        .files
+        .iter()
+        .map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone()))
+        .collect();
+    assert_holds(&target, &there);
+    // Clone some parts, change others, remove others; incremental.
+    let pool = &family.pool;
+    let mut files = family.files.clone();
+    for n in [3usize, 17, 30] {
+        let original = family.file(n);
+        let name = format!("clone{n}").into_bytes();
+        pool.clone_file(original.id(), ROOT, &name, 0).unwrap();
+        files.push((name, family.files[n].1.clone()));
+    }
+    for n in [4usize, 18] {
+        let file = family.file(n);
+        file.write_at(b"changed", 5000).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        files[n].1[5000..5007].copy_from_slice(b"changed");
+    }
+    pool.remove_at(&files[6].0, 0).unwrap();
+    files.remove(6);
+    pool.create_snapshot(ROOT, b"two", 0).unwrap();
+    let stream = stream_of(pool, b"two", Some(b"one"));
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    let there: Vec<_> =
+        files.iter().map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone())).collect();
+    assert_holds(&target, &there);
+    pool.destroy_snapshot(ROOT, b"one").unwrap();
+    pool.destroy_snapshot(ROOT, b"two").unwrap();
+    optimize(pool, SegmentGoal { again: true, ..GOAL });
+    compact(pool);
+    assert_holds(pool, &files);
+    optimize(&target, SegmentGoal { again: true, ..GOAL });
+    compact(&target);
+    assert_holds(&target, &there);
+}
+
+/// Power is lost: the superblock of the last commit is there, and some of its segment is not.
+#[test]
+fn a_torn_segment_is_found_when_the_pool_is_opened() {
+    let family = Family::new(&[]);
+    family.pool.store().make_durable().unwrap();
+    let mut optimization = family.pool.optimize(ROOT, GOAL).unwrap();
+    while optimization.report().segments == 0 {
+        assert!(optimization.step().unwrap());
+    }
+    let mut image = family.device.image();
+    let torn = first_segment(&family.pool) as usize + 4096;
+    image[torn..torn + 4096].fill(0);
+    let pool = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)).unwrap();
+    assert!(pool.state().txg() < family.pool.state().txg());
+    assert_holds(&pool, &family.files);
+}
+
+/// Longer than an extent can be.
+#[test]
+fn a_goal_that_is_too_long_is_cut() {
+    let (_, pool) = empty_pool(&[]);
+    let bytes = Rng(8).text(100_000);
+    let files: Vec<_> = (0..200u32)
+        .map(|n| (format!("f{n}").into_bytes(), [&n.to_be_bytes(), &bytes[..]].concat()))
+        .collect();
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    let report = optimize(&pool, SegmentGoal { len: u32::MAX, ..GOAL });
+    assert_eq!((report.segments, report.records), (2, 200));
+    assert_holds(&pool, &files);
+}

@@ -44,6 +44,13 @@ impl SharedExtents {
         self.extents.values().map(|(sectors, _)| *sectors).max().unwrap_or(0)
     }
 
+    /// Adds what another part of the walk has found.
+    pub fn append(&mut self, found: SharedExtents) {
+        for (start, (sectors, entries)) in found.extents {
+            entries.into_iter().for_each(|entry| self.add(Run { start, sectors }, entry));
+        }
+    }
+
     fn add(&mut self, run: Run, entry: Entry) {
         let is_full = self.pointer_count >= POINTER_COUNT_MAX;
         if is_full && !self.extents.contains_key(&run.start) {

@@ -392,13 +392,12 @@ impl Compaction {
     /// Looks for pointers to shared extents, in the next part of the trees.
     fn gather(&mut self, purpose: Purpose, aim: Aim, cursor: &Cursor) -> Result<()> {
         let store = self.pool.store();
-        let shared = std::mem::take(&mut self.shared);
-        let (next, shared) = store.with_state(|state| {
-            let mut found = shared.clone();
+        let (next, found) = store.with_state(|state| {
+            let mut found = SharedExtents::default();
             let next = store.find_shared(state, &aim, cursor, SEARCH_LEAVES, &mut found)?;
             Ok((next, found))
         })?;
-        self.shared = shared;
+        self.shared.append(found);
         self.stage = match next {
             Some(cursor) => Stage::Gather { purpose, aim, cursor },
             None => Stage::Share { purpose, aim },

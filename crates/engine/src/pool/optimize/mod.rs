@@ -34,6 +34,7 @@ use crate::pool::Pool;
 use crate::pool::extents::file_extents_in;
 use crate::pool::namespace::entries::{Kind, ROOT};
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::EXTENT_LEN_MAX;
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector};
 
@@ -51,7 +52,7 @@ const USED_PERCENT_MIN: u64 = 75;
 pub struct SegmentGoal {
     /// How they are compressed.
     pub compression: Compression,
-    /// How many bytes one holds, at most, unless a single record is longer; at most 16 MiB.
+    /// How many bytes one holds, at most, unless a single record is longer; 16 MiB if it is more.
     pub len: u32,
     /// Whether records that are in a segment already are put into new ones.
     pub again: bool,
@@ -231,7 +232,7 @@ impl Optimisation {
     }
 
     fn begin_storing(&mut self) {
-        let segments = self.survey.segments(self.goal.len);
+        let segments = self.survey.segments(self.goal.len.min(EXTENT_LEN_MAX));
         self.report.planned_len += self.survey.unique_len();
         self.plan = segments.into_iter();
         self.stage = OptimizeStage::Store;

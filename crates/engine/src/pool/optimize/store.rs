@@ -87,16 +87,19 @@ impl Optimisation {
     /// Makes the next segments, one for each thread. Returns false when there are no more.
     pub(super) fn store_step(&mut self) -> Result<bool> {
         let threads = self.pool.options().threads.max(1);
-        let planned: Vec<Vec<u32>> = self.plan.by_ref().take(threads).collect();
+        let planned = self.plan.as_slice();
+        let planned = &planned[..planned.len().min(threads)];
         if planned.is_empty() {
             return Ok(false);
         }
         let segments = parallel(planned.len(), threads, |index| self.prepare(&planned[index]))?;
-        for (numbers, (segment, overtaken)) in planned.iter().zip(segments) {
-            self.report.overtaken += overtaken;
+        for (segment, overtaken) in segments {
             if let Some(segment) = segment {
                 self.exchange(&segment)?;
             }
+            // Not before: a step that found the pool busy is repeated.
+            let numbers = self.plan.next().unwrap_or_default();
+            self.report.overtaken += overtaken;
             let lens = numbers.iter().map(|number| u64::from(self.survey.piece(*number).len));
             self.report.done_len += lens.sum::<u64>();
         }
