@@ -482,9 +482,9 @@ fn what_is_appended_meanwhile_is_kept() {
         let mut files: Vec<_> =
             (0..20).map(|n| (format!("f{n}").into_bytes(), Rng(n % 3).text(old_len))).collect();
         files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-        let mut optimization = pool.optimize(ROOT, GOAL).unwrap();
-        while optimization.stage() == OptimizeStage::Survey {
-            assert!(optimization.step().unwrap());
+        let mut optimisation = pool.optimize(ROOT, GOAL).unwrap();
+        while optimisation.stage() == OptimizeStage::Survey {
+            assert!(optimisation.step().unwrap());
         }
         for (path, bytes) in files.iter_mut().step_by(3) {
             let file = file_at(&pool, path);
@@ -493,8 +493,8 @@ fn what_is_appended_meanwhile_is_kept() {
             file.commit(Durability::Visible).unwrap();
             bytes.extend(new);
         }
-        while optimization.step().unwrap() {}
-        assert!(optimization.report().overtaken > 0);
+        while optimisation.step().unwrap() {}
+        assert!(optimisation.report().overtaken > 0);
         assert_holds(&pool, &files);
     }
 }
@@ -544,21 +544,21 @@ fn nothing_is_left_of_a_file_that_is_removed_meanwhile() {
     assert!(read_all(&file).unwrap() == vec![0; 30_000]);
     assert!(pool.usage(file.id()).unwrap().records > 0);
     drop(file);
-    let mut optimization = pool.optimize(ROOT, GOAL).unwrap();
-    while optimization.stage() == OptimizeStage::Survey {
-        assert!(optimization.step().unwrap());
+    let mut optimisation = pool.optimize(ROOT, GOAL).unwrap();
+    while optimisation.stage() == OptimizeStage::Survey {
+        assert!(optimisation.step().unwrap());
     }
     pool.remove_at(b"f00", 0).unwrap();
     pool.remove_at(b"f01", 0).unwrap();
-    while optimization.step().unwrap() {}
-    assert!(optimization.report().overtaken > 1);
+    while optimisation.step().unwrap() {}
+    assert!(optimisation.report().overtaken > 1);
     assert_holds(&pool, &files[2..]);
 }
 
 /// A pool where equal records are shared receives what it has partly.
 #[test]
 fn a_pool_with_some_of_the_content_receives_segments() {
-    let family = Family::optimized();
+    let family = Family::optimised();
     family.pool.create_snapshot(ROOT, b"one", 0).unwrap();
     let (_, target) = empty_pool(&[(Property::Dedup, "on")]);
     for (n, (_, bytes)) in family.files.iter().enumerate() {
@@ -611,9 +611,9 @@ fn a_pool_with_some_of_the_content_receives_segments() {
 fn a_torn_segment_is_found_when_the_pool_is_opened() {
     let family = Family::new(&[]);
     family.pool.store().make_durable().unwrap();
-    let mut optimization = family.pool.optimize(ROOT, GOAL).unwrap();
-    while optimization.report().segments == 0 {
-        assert!(optimization.step().unwrap());
+    let mut optimisation = family.pool.optimize(ROOT, GOAL).unwrap();
+    while optimisation.report().segments == 0 {
+        assert!(optimisation.step().unwrap());
     }
     let mut image = family.device.image();
     let torn = first_segment(&family.pool) as usize + 4096;

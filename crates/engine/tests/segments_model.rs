@@ -1,4 +1,4 @@
-//! Optimizing and compacting, some of each at a time, while files are written, extended, cut,
+//! Optimising and compacting, some of each at a time, while files are written, extended, cut,
 //! removed, cloned, kept by snapshots and rolled back. Whatever the order, each file holds what was
 //! written to it, and the pool is sound.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Compaction, Optimization, Pool, Property, ROOT, SegmentGoal};
+use hardpack_engine::pool::{Compaction, Optimisation, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 
 const FILE_COUNT: u64 = 24;
@@ -32,7 +32,7 @@ struct Model {
     pool: Pool,
     files: Files,
     snapshots: BTreeMap<String, Files>,
-    optimizations: Vec<Optimization>,
+    optimisations: Vec<Optimisation>,
     compactions: Vec<Compaction>,
     next_snapshot: u64,
     happened: Happened,
@@ -58,7 +58,7 @@ impl Model {
             pool: pool.unwrap(),
             files: Files::new(),
             snapshots: BTreeMap::new(),
-            optimizations: Vec::new(),
+            optimisations: Vec::new(),
             compactions: Vec::new(),
             next_snapshot: 0,
             happened: Happened::default(),
@@ -103,7 +103,7 @@ impl Model {
             10 => self.rename(),
             11 if self.rng.one_in(2) => self.snapshot(),
             12 => self.end_snapshot(),
-            13 if self.optimizations.len() < 2 => self.begin_optimizing(),
+            13 if self.optimisations.len() < 2 => self.begin_optimising(),
             14 if self.compactions.len() < 2 && self.rng.one_in(2) => {
                 self.compactions.push(self.pool.compact());
             }
@@ -220,7 +220,7 @@ impl Model {
         }
     }
 
-    fn begin_optimizing(&mut self) {
+    fn begin_optimising(&mut self) {
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(3);
@@ -229,18 +229,18 @@ impl Model {
             Some(name) if self.rng.one_in(6) => self.pool.resolve(name.as_bytes()).unwrap().file,
             _ => ROOT,
         };
-        self.optimizations.push(self.pool.optimize(top, goal).unwrap());
+        self.optimisations.push(self.pool.optimize(top, goal).unwrap());
     }
 
     fn step(&mut self) {
         for _ in 0..1 + self.rng.below(3) {
-            if !self.optimizations.is_empty() && self.rng.one_in(2) {
-                let index = self.rng.below(self.optimizations.len() as u64) as usize;
-                let is_more = self.optimizations[index]
+            if !self.optimisations.is_empty() && self.rng.one_in(2) {
+                let index = self.rng.below(self.optimisations.len() as u64) as usize;
+                let is_more = self.optimisations[index]
                     .step()
                     .unwrap_or_else(|error| panic!("{}: {error}", self.label));
                 if !is_more {
-                    let report = self.optimizations.swap_remove(index).report().clone();
+                    let report = self.optimisations.swap_remove(index).report().clone();
                     assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
                     self.happened.records += report.records;
                     self.happened.overtaken += report.overtaken;
@@ -259,7 +259,7 @@ impl Model {
     }
 
     fn reopen(&mut self) {
-        self.optimizations.clear();
+        self.optimisations.clear();
         self.compactions.clear();
         let image = self.device.image();
         self.device = Arc::new(MemoryDevice::new(image));
