@@ -22,4 +22,7 @@ for crate in page-filter engine; do
         exit 1
     fi
 done
+# Cargo unpacks what one package needs of the other into its own home, once for each version, and never looks whether that
+# has changed since.
+rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/hardpack-{page-filter,engine}-[0-9]*
 cargo package --quiet "${packages[@]}" --allow-dirty --locked --offline
