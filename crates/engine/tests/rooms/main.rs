@@ -36,6 +36,7 @@ const ROOMS: [(&str, &[&str]); 2] = [
             "namespace",
             "write",
             "maintain",
+            "optimize",
             "snapshots",
             "import",
             "stream",
