@@ -108,7 +108,11 @@ impl Pool {
     }
 
     /// Calls `visit` with the pointer of every record and patch of a file.
-    fn each_file_extent(&self, file: FileId, visit: &mut dyn FnMut(&Pointer)) -> Result<()> {
+    pub(in crate::pool) fn each_file_extent(
+        &self,
+        file: FileId,
+        visit: &mut dyn FnMut(&Pointer),
+    ) -> Result<()> {
         for tree in [TreeId::Map, TreeId::Patches] {
             let mut from = file_extent_key(file, 0).to_vec();
             let to = file_extent_key(FileId(file.0 + 1), 0);

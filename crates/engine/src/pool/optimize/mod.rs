@@ -31,11 +31,9 @@ use self::survey::Survey;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::file_extents_in;
 use crate::pool::namespace::entries::{Kind, ROOT};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::EXTENT_LEN_MAX;
-use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector};
 
 /// The pieces of one pass.
@@ -170,24 +168,13 @@ impl Pool {
         let mut used: HashMap<Sector, (u64, u64)> = HashMap::new();
         let mut parts = HashSet::new();
         for (file, _) in files {
-            let mut from = 0;
-            loop {
-                let found = self.read(|source| {
-                    file_extents_in(source, TreeId::Map, *file, from, u64::MAX, LOOK_COUNT)
-                })?;
-                for pointer in found.iter().map(|extent| &extent.pointer) {
-                    let Some(run) = pointer.run(self.store().ashift()) else { continue };
-                    if pointer.is_part() && parts.insert((run.start, pointer.part_offset)) {
-                        let (used, _) =
-                            used.entry(run.start).or_insert((0, pointer.extent_len.into()));
-                        *used += u64::from(pointer.len);
-                    }
+            self.each_file_extent(*file, &mut |pointer| {
+                let Some(run) = pointer.run(self.store().ashift()) else { return };
+                if pointer.is_part() && parts.insert((run.start, pointer.part_offset)) {
+                    let (used, _) = used.entry(run.start).or_insert((0, pointer.extent_len.into()));
+                    *used += u64::from(pointer.len);
                 }
-                match found.last() {
-                    Some(last) if found.len() == LOOK_COUNT => from = last.start + 1,
-                    _ => break,
-                }
-            }
+            })?;
         }
         let is_wasteful =
             |(used, len): &(u64, u64)| used.saturating_mul(100) < len * USED_PERCENT_MIN;
