@@ -7,7 +7,7 @@
 //! ```text
 //! count     how much of each segment is still in use
 //! survey    read every record: which are equal, and which resemble each other
-//! plan      families together, in the order of the paths in which each was first met
+//! arrange   fill each segment with what resembles what is in it (`arrange.rs`)
 //! store     read again, compress on all cores; in a transaction for each segment, exchange the
 //!           pointers of all records that nobody changed in the meantime
 //! ```
@@ -18,9 +18,10 @@
 //! would not go away; what fits into its pointer; and records that a segment would not make
 //! smaller.
 //!
-//! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about a hundred bytes each, and two segments
-//! for each thread. More pieces are optimised in several passes.
+//! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about four hundred bytes each, and two
+//! segments for each thread. More pieces are optimised in several passes.
 
+mod arrange;
 mod sketch;
 mod store;
 mod survey;
@@ -37,7 +38,7 @@ use crate::store::format::pointer::EXTENT_LEN_MAX;
 use crate::units::{FileId, Sector};
 
 /// The pieces of one pass.
-const PIECE_COUNT_MAX: usize = 2 << 20;
+const PIECE_COUNT_MAX: usize = 1 << 20;
 /// How many bytes are surveyed in one step.
 const SURVEY_STEP_LEN: u64 = 16 << 20;
 /// How many records are looked up at a time.

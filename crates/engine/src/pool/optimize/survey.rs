@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::sketch::{Families, Sketch, name_hash};
+use super::arrange::{Item, arrange};
+use super::sketch::{Sketch, name_hash};
 use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal};
 use crate::error::Result;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -44,9 +45,8 @@ pub(super) struct Survey {
     by_content: HashMap<Content, u32>,
     /// The piece met first at a place.
     by_place: HashMap<At, u32>,
-    families: Families,
-    /// The pieces of each family, without equal ones.
-    members: Vec<Vec<u32>>,
+    /// What is to be arranged: all pieces but equal ones.
+    items: Vec<Item>,
     unique_len: u64,
     /// The file that comes next, and where in it.
     at: (usize, u64),
@@ -106,40 +106,22 @@ impl Survey {
 
     /// Distributes the pieces to segments of about `len` bytes.
     pub fn segments(&mut self, len: u32) -> Vec<Vec<u32>> {
-        let (mut segments, mut segment, mut segment_len) = (Vec::new(), Vec::new(), 0);
-        for number in std::mem::take(&mut self.members).into_iter().flatten() {
-            let piece_len = self.pieces[number as usize].len;
-            let is_full = segment_len + u64::from(piece_len) > u64::from(len)
-                || segment.len() == SEGMENT_PIECES_MAX;
-            if is_full && !segment.is_empty() {
-                segments.push(std::mem::take(&mut segment));
-                segment_len = 0;
-            }
-            segment.push(number);
-            segment_len += u64::from(piece_len);
-        }
-        if !segment.is_empty() {
-            segments.push(segment);
-        }
+        let items = std::mem::take(&mut self.items);
         // Nothing more is looked up in this pass.
         self.by_content = HashMap::new();
         self.by_place = HashMap::new();
-        self.families = Families::default();
-        segments
+        arrange(&items, len.into(), SEGMENT_PIECES_MAX)
     }
 
     /// Takes note of a piece.
-    fn add(&mut self, piece: Piece, name: u64, sketch: Option<&Sketch>) -> u32 {
+    fn add(&mut self, piece: Piece, name: u64, sketch: Sketch) -> u32 {
         let number = self.pieces.len() as u32;
         match self.by_content.get(&piece.content) {
             Some(first) => self.equal.entry(*first).or_default().push(number),
             None => {
                 self.by_content.insert(piece.content, number);
-                let family = self.families.find(sketch, name_hash(&[], name ^ piece.start));
-                if family as usize == self.members.len() {
-                    self.members.push(Vec::new());
-                }
-                self.members[family as usize].push(number);
+                let name = name_hash(&[], name ^ piece.start);
+                self.items.push(Item { number, len: piece.len, name, sketch });
                 self.unique_len += u64::from(piece.len);
             }
         }
@@ -150,7 +132,7 @@ impl Survey {
     /// Takes note of a piece whose bytes are those of an earlier one.
     fn add_equal(&mut self, candidate: &Candidate, first: u32) {
         let content = self.pieces[first as usize].content;
-        self.add(candidate.piece(content), candidate.name, None);
+        self.add(candidate.piece(content), candidate.name, Sketch::default());
     }
 }
 
@@ -226,7 +208,7 @@ impl Optimisation {
             match found {
                 Ok(Some((content, sketch))) => {
                     let piece = candidate.piece(content);
-                    let number = self.survey.add(piece, candidate.name, sketch.as_ref());
+                    let number = self.survey.add(piece, candidate.name, sketch);
                     if let Some(place) = candidate.place() {
                         self.survey.by_place.entry(place).or_insert(number);
                     }
