@@ -260,7 +260,9 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason>
 /// it knows of the directory, so this asks for something that only the server knows.
 fn has_died(directory: &Path) -> bool {
     let mut number = [0; 16];
-    rustix::fs::getxattr(directory, SERVER_XATTR, &mut number) == Err(Errno::NOTCONN)
+    let answer = rustix::fs::getxattr(directory, SERVER_XATTR, &mut number);
+    // Whoever has asked already when the server dies gets the second one.
+    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Whether a pool is mounted on a directory.

@@ -1,6 +1,7 @@
 //! The pool file fails below a mount, or its server does not answer.
 
 use std::fs::{self, File};
+use std::process::Stdio;
 
 use super::*;
 
@@ -88,6 +89,27 @@ fn a_pool_file_that_is_cut_short_below_a_mount() {
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
 }
 
+/// Stops a server, and waits until all of its threads have stopped: they do so one by one, and the
+/// first calls may still be answered.
+fn stop(server: rustix::process::Pid) {
+    rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
+    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
+    let is_stopped = |thread: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    while !fs::read_dir(&threads).unwrap().all(is_stopped) {
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a thread of a process waits for a server. The process need not be there.
+fn waits_for_server(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten();
+    let waits_at = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan"));
+    threads.flatten().any(|thread| waits_at(thread).is_ok_and(|it| it == "request_wait_answer"))
+}
+
 /// `umount` does not wait for ever for a server that is stopped.
 #[test]
 fn a_server_that_is_stopped_is_told() {
@@ -98,26 +120,49 @@ fn a_server_that_is_stopped_is_told() {
     write(&mount.at("f"), b"f");
     File::open(mount.at("f")).unwrap().sync_all().unwrap();
     let server = mount.server();
-    let signal = |signal| rustix::process::kill_process(server, signal).unwrap();
-    signal(rustix::process::Signal::STOP);
-    // Its threads stop one by one, and the first calls may still be answered.
-    let threads = format!("/proc/{}/task", server.as_raw_nonzero());
-    let is_stopped = |thread: std::io::Result<fs::DirEntry>| {
-        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
-    };
-    while !fs::read_dir(&threads).unwrap().all(is_stopped) {
-        std::thread::yield_now();
-    }
+    stop(server);
     let said = stderr_of(hardpack().arg("umount").arg(&mount.point), 3);
     assert!(said.contains("its server does not answer") && said.contains("kill"), "{said}");
     hardpack().args(["umount", "--lazy"]).arg(&mount.point).assert().success();
     assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
-    signal(rustix::process::Signal::CONT);
+    rustix::process::kill_process(server, rustix::process::Signal::CONT).unwrap();
     mount.again(&[]);
     assert_eq!(read(&mount.at("f")), b"f");
     mount.unmount();
     mount.check();
+}
+
+/// The server dies while a command waits for its answer.
+#[test]
+fn a_mount_that_dies_while_it_is_asked_is_removed_or_replaced() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let commands: [&[&str]; 2] = [&["mount", "--replace"], &["umount"]];
+    for arguments in commands {
+        let server = mount.server();
+        stop(server);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hardpack"));
+        command.args(arguments);
+        if arguments[0] == "mount" {
+            command.arg(&mount.pool);
+        }
+        let child = command.arg(&mount.point).stderr(Stdio::piped()).spawn().unwrap();
+        // A kernel that does not tell where threads wait may order this the other way round.
+        for _ in 0..200 {
+            if waits_for_server(child.id()) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+        let done = child.wait_with_output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+    mount.again(&[]);
+    mount.unmount();
 }
 
 /// For a second, the kernel shows what it knows of the directory of a server that has died.
