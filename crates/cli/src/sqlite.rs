@@ -70,6 +70,14 @@ pub fn open_pool(path: &Path, read_only: bool, timeout: Duration) -> rusqlite::R
     open_pool_at(path, read_only, None, timeout)
 }
 
+/// What to say of a path for which [`is_too_long`] holds.
+pub const TOO_LONG: &str = "SQLite opens no path longer than 504 bytes";
+
+/// Whether a path is longer than SQLite allows: 512 bytes, with the ending of a journal.
+pub fn is_too_long(path: &Path) -> bool {
+    std::path::absolute(path).is_ok_and(|path| path.as_os_str().len() > 504)
+}
+
 /// Opens the database in a pool, as it was at a state if one is given.
 pub fn open_pool_at(
     path: &Path,

@@ -178,6 +178,66 @@ fn taking(home: &Home, pool: &Path, name: &str) -> Vec<(Vec<String>, Vec<PathBuf
     ]
 }
 
+/// Databases that are moved, removed or replaced after `check` has found them, and one that stays
+/// locked, keep it from nothing else.
+#[test]
+fn others_change_names_while_databases_are_checked() {
+    let (directory, plain) = directory_with("text", b"no database");
+    let pool = directory.path().join("p.hpk");
+    let names = ["a.db", "gone.db", "moved.db", "other.db"];
+    for name in names {
+        let db = directory.path().join(name);
+        make_database(&db, 4096, 10);
+        hardpack().args(["put", "-q"]).args([&db, &pool]).assert().success();
+    }
+    let mut user = Session::open(&pool.join("a.db"));
+    user.run("PRAGMA locking_mode = EXCLUSIVE; INSERT INTO t(b) VALUES ('x')");
+    let mut check = std::process::Command::new(assert_cmd::cargo::cargo_bin!("hardpack"));
+    let check = check.arg("check").arg(&pool).stdout(std::process::Stdio::piped());
+    let check = check.stderr(std::process::Stdio::null()).spawn().unwrap();
+    // It has found all of them when it waits for the first one.
+    let is_waiting = format!("(process {})", check.id());
+    loop {
+        let said = stderr_of(hardpack().args(["rm", "-q"]).arg(pool.join("a.db")), 5);
+        if said.contains(&is_waiting) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    hardpack().args(["rm", "-q"]).arg(pool.join("gone.db")).assert().success();
+    hardpack().arg("mv").args([pool.join("moved.db"), pool.join("new.db")]).assert().success();
+    hardpack().args(["put", "-q"]).args([&plain, &pool.join("other.db")]).assert().success();
+    let done = check.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(5), "{said}");
+    assert!(said.contains("integrity_check: a.db: not checked: database is locked"), "{said}");
+    assert!(said.contains("no problems in what could be checked"), "{said}");
+    assert_eq!(said.matches("not checked").count(), 1, "{said}");
+    user.close();
+    let said = stdout_of(hardpack().arg("check").arg(&pool));
+    assert!(said.contains("integrity_check of 2 databases: ok"), "{said}");
+}
+
+/// SQLite opens no long paths, commands do.
+#[test]
+fn a_database_whose_path_is_too_long_for_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let (plain, pool) = (directory.path().join("x.db"), directory.path().join("p.hpk"));
+    make_database(&plain, 4096, 10);
+    let long = pool.join("a".repeat(250)).join("b".repeat(250)).join("x.db");
+    for target in [&pool.join("x.db"), &long] {
+        hardpack().args(["put", "-q"]).args([&plain, target]).assert().success();
+    }
+    let said = stdout_of(hardpack().arg("check").arg(&pool));
+    assert!(said.contains("x.db: not checked: SQLite opens no path longer than"), "{said}");
+    assert!(said.contains("integrity_check: ok"), "{said}");
+    let said = stderr_of(hardpack().arg("sql").arg(&long).arg("SELECT 1"), 3);
+    assert!(said.contains("SQLite opens no path longer than") && said.contains("hint: "), "{said}");
+    hardpack().arg("mv").args([&long, &pool.join("y.db")]).assert().success();
+    let said = stdout_of(hardpack().arg("check").arg(&pool));
+    assert!(said.contains("integrity_check of 2 databases: ok"), "{said}");
+}
+
 #[test]
 fn a_database_that_is_open_is_not_taken_away() {
     for name in ["d/first.db", "d/second.db"] {

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use hardpack::owners::{self, OwnedPages, Owners};
-use hardpack_engine::FileId;
 use hardpack_engine::pool::{CheckReport, Kind, Pool, Problem, ROOT, RepairReport};
 use hardpack_engine::store::Patience;
+use hardpack_engine::{Error, FileId};
 use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
@@ -21,6 +21,8 @@ use crate::{contents, pool_file, signals, sqlite, text, users};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of SQLite's steps between two checks for signals.
 const STEPS_PER_LOOK: i32 = 10_000;
+/// The number of names under which a database is looked for that others move.
+const NAMES_MAX: usize = 5;
 /// The smallest page size of a database, in bytes.
 const PAGE_LEN_MIN: u64 = 512;
 
@@ -59,8 +61,10 @@ struct Findings {
     integrity: Vec<(Vec<u8>, String)>,
     /// The databases that `integrity_check` cannot run on here, and why.
     foreign: Vec<(Vec<u8>, String)>,
-    /// The databases that somebody keeps everybody else from using, and why.
-    in_use: Vec<(Vec<u8>, String)>,
+    /// The databases that SQLite cannot open or lock, and why.
+    out_of_reach: Vec<(Vec<u8>, String)>,
+    /// Some of these may be checked later.
+    is_locked: bool,
 }
 
 /// What SQLite has to say about a database.
@@ -69,8 +73,12 @@ enum Verdict {
     Checked(Vec<String>),
     /// It needs something that only its program brings along.
     Foreign(String),
-    /// Somebody keeps everybody else from using it, for this reason.
-    InUse(String),
+    /// SQLite cannot open it under this name, or somebody keeps everybody else from using it.
+    OutOfReach(String),
+    /// Somebody held a lock for longer than this waits.
+    Locked(String),
+    /// It was removed meanwhile.
+    Gone,
 }
 
 /// How SQLite begins to say that a database needs a function, a collation, a module or a tokenizer
@@ -119,17 +127,35 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     let databases = if is_wanted { find_databases(args, &pool)? } else { Vec::new() };
     // Closed before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
-    let (mut integrity, mut foreign, mut in_use) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut integrity, mut foreign, mut out_of_reach) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut checked, mut is_locked) = (0, false);
     for database in &databases {
         let name = || database.name.clone();
-        match check_integrity(args, database)? {
-            Verdict::Checked(lines) => integrity.extend(lines.into_iter().map(|it| (name(), it))),
+        match check_where_it_is(args, database)? {
+            Verdict::Checked(lines) => {
+                checked += 1;
+                integrity.extend(lines.into_iter().map(|it| (name(), it)));
+            }
             Verdict::Foreign(why) => foreign.push((name(), why)),
-            Verdict::InUse(why) => in_use.push((name(), why)),
+            Verdict::OutOfReach(why) => out_of_reach.push((name(), why)),
+            Verdict::Locked(why) => {
+                is_locked = true;
+                out_of_reach.push((name(), why));
+            }
+            Verdict::Gone => {}
         }
     }
-    let databases = databases.len() - foreign.len() - in_use.len();
-    Ok(Findings { repaired, report, names, hurt_pages, databases, integrity, foreign, in_use })
+    Ok(Findings {
+        repaired,
+        report,
+        names,
+        hurt_pages,
+        databases: checked,
+        integrity,
+        foreign,
+        out_of_reach,
+        is_locked,
+    })
 }
 
 fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason> {
@@ -147,19 +173,24 @@ fn find_databases(args: &CheckArgs, pool: &Pool) -> Result<Vec<Database>, Reason
         let may_be = entry.kind == Kind::File
             && attributes.len >= PAGE_LEN_MIN
             && attributes.len.is_multiple_of(PAGE_LEN_MIN);
-        if may_be && seen.insert(entry.file) {
-            let mut head = [0; sqlite::MAGIC.len()];
-            pool.file(entry.file)?.read_at(&mut head, 0)?;
-            if head == *sqlite::MAGIC {
-                let name = path.to_vec();
-                let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
-                let path = contents::database_path(&args.pool, path);
-                found.push(Database { name, path, file: entry.file, has_log });
-            }
+        if may_be && seen.insert(entry.file) && is_database(pool, entry.file)? {
+            let name = path.to_vec();
+            let has_log = contents::has_sidecar(&args.pool, pool, entry.file)?;
+            let path = contents::database_path(&args.pool, path);
+            found.push(Database { name, path, file: entry.file, has_log });
         }
         Ok(true)
     })?;
     Ok(found)
+}
+
+/// Whether a file is still there, and a database.
+fn is_database(pool: &Pool, file: FileId) -> Result<bool, Error> {
+    let mut head = [0; sqlite::MAGIC.len()];
+    match pool.file(file).and_then(|file| file.read_at(&mut head, 0)) {
+        Err(Error::NotFound { .. }) => Ok(false),
+        read => read.map(|_| head == *sqlite::MAGIC),
+    }
 }
 
 /// Finds the damaged pages, and their owners, in each file that appears to be a database.
@@ -205,18 +236,58 @@ fn check_pool(
     Ok((report, names))
 }
 
-fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Verdict, Reason> {
+/// Checks a database under the name that it has now: others may have moved, removed or replaced it
+/// since it was found.
+fn check_where_it_is(args: &CheckArgs, database: &Database) -> Result<Verdict, Reason> {
+    let mut path = database.path.clone();
+    for _ in 0..NAMES_MAX {
+        let reason = match check_integrity(args, database, &path) {
+            Err(reason) if matches!(reason.code, Code::Cannot | Code::NotAPool) => reason,
+            Err(reason) if reason.code == Code::InUse => return Ok(Verdict::Locked(reason.text)),
+            done => return done,
+        };
+        match path_now(args, database.file)? {
+            None => return Ok(Verdict::Gone),
+            Some(now) if now != path => path = now,
+            Some(_) if reason.code == Code::NotAPool => {
+                return Ok(Verdict::Checked(vec![reason.text]));
+            }
+            Some(_) if sqlite::is_too_long(&path) => {
+                return Ok(Verdict::OutOfReach(sqlite::TOO_LONG.into()));
+            }
+            Some(_) => return Err(reason),
+        }
+    }
+    Ok(Verdict::Locked("it is moved all the time".into()))
+}
+
+/// Returns the path by which SQLite opens a file now, if it is still a database.
+fn path_now(args: &CheckArgs, file: FileId) -> Result<Option<PathBuf>, Reason> {
+    let pool = pool_file::open_state(&args.pool, None, args.work.threads)?;
+    if !is_database(&pool, file)? {
+        return Ok(None);
+    }
+    if pool.only_file().is_ok_and(|only| only.file == file) {
+        return Ok(Some(args.pool.clone()));
+    }
+    match pool.path_of(file) {
+        Ok(path) => Ok(Some(contents::database_path(&args.pool, &path))),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn check_integrity(args: &CheckArgs, database: &Database, path: &Path) -> Result<Verdict, Reason> {
     let _spinner = Spinner::new("integrity_check", args.work.quiet);
     // A log is neither recovered nor moved into the pool, if SQLite can do without. Where there is
     // none, a connection that may write changes nothing, and removes the empty files that SQLite
     // makes next to a database in write-ahead log mode; one that only reads would leave them.
     let ways = if database.has_log { [true, false] } else { [false, true] };
     let had_memory = contents::shared_memory(&args.pool, database.file).exists();
-    let lines =
-        integrity_lines(&database.path, ways[0]).or_else(|error| match sqlite_code(&error) {
-            Code::Cannot => integrity_lines(&database.path, ways[1]),
-            _ => Err(error),
-        });
+    let lines = integrity_lines(path, ways[0]).or_else(|error| match sqlite_code(&error) {
+        Code::Cannot => integrity_lines(path, ways[1]),
+        _ => Err(error),
+    });
     if !had_memory {
         // A connection that only reads leaves it. If it stays, the next user takes it over.
         let _ = users::remove_unused_memory(&args.pool, database.file);
@@ -224,12 +295,12 @@ fn check_integrity(args: &CheckArgs, database: &Database) -> Result<Verdict, Rea
     match lines {
         Ok(lines) if lines == ["ok"] => Ok(Verdict::Checked(Vec::new())),
         Ok(lines) => Ok(Verdict::Checked(lines)),
-        Err(error) if matches!(sqlite_code(&error), Code::Data | Code::NotAPool) => {
+        Err(error) if sqlite_code(&error) == Code::Data => {
             Ok(Verdict::Checked(vec![Reason::from(error).text]))
         }
         Err(error) => {
             if let Some(why) = hardpack::mounts::take_refusal() {
-                return Ok(Verdict::InUse(why));
+                return Ok(Verdict::OutOfReach(why));
             }
             let reason = Reason::from(error);
             match FOREIGN.iter().any(|what| reason.text.starts_with(what)) {
@@ -256,7 +327,10 @@ fn integrity_lines(path: &Path, read_only: bool) -> rusqlite::Result<Vec<String>
 
 impl Findings {
     fn is_clean(&self) -> bool {
-        self.report.is_clean() && self.report.overtaken.is_empty() && self.integrity.is_empty()
+        self.report.is_clean()
+            && self.report.overtaken.is_empty()
+            && self.integrity.is_empty()
+            && !self.is_locked
     }
 
     fn problem_count(&self) -> usize {
@@ -313,7 +387,7 @@ impl Findings {
                 "integrity_check: {name}only its own program can run it: {why}\n"
             ));
         }
-        for (name, why) in self.in_use.iter().filter(|_| !args.work.quiet) {
+        for (name, why) in self.out_of_reach.iter().filter(|_| !args.work.quiet || self.is_locked) {
             let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
             let why = text::line(why);
             text.push_str(&format!("integrity_check: {name}not checked: {why}\n"));
@@ -386,7 +460,7 @@ impl Findings {
             "hurt_pages": self.hurt_pages.iter().map(pages_json).collect::<Value>(),
             "databases": self.databases,
             "integrity_check": (self.databases > 0).then(|| Self::lines(&self.integrity)),
-            "integrity_unchecked": Self::lines(self.foreign.iter().chain(&self.in_use)),
+            "integrity_unchecked": Self::lines(self.foreign.iter().chain(&self.out_of_reach)),
         })
     }
 }

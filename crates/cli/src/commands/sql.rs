@@ -154,7 +154,12 @@ fn database(what: &Address) -> Result<(PathBuf, Option<CutShort>), Reason> {
         Err(reason) if !what.is_whole() || reason.code == Code::Data => return Err(reason),
         Err(_) => {}
     }
-    Ok((what.given().into(), cut))
+    let path = PathBuf::from(what.given());
+    if sqlite::is_too_long(&path) {
+        return Err(Reason::new(Code::Cannot, sqlite::TOO_LONG)
+            .hint("'hardpack mv' gives it a shorter name, 'hardpack unpack' writes it elsewhere"));
+    }
+    Ok((path, cut))
 }
 
 /// Replaces this process with the stock shell, with Hardpack loaded and the pool open. Returns `Ok`
