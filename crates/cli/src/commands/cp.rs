@@ -81,7 +81,7 @@ fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), R
         Some(_) => users.finish(pool)?,
         None => users.tell_cleared(),
     }
-    tell_log_of(&source, &entry)?;
+    tell_left_behind(&source.pool, entry.file, &|_| false);
     Ok(pool.close()?)
 }
 
@@ -101,16 +101,6 @@ pub fn clone_to(
     };
     let done = pool.clone_with_names(source, directory, name, now_ns(), &mut change);
     done.map(drop).map_err(|error| refused.unwrap_or_else(|| error.into()))
-}
-
-/// Tells the user if the source of a copy has a log in the pool.
-fn tell_log_of(source: &Opened, entry: &DirEntry) -> Result<(), Reason> {
-    if entry.kind == Kind::File
-        && let Ok((directory, name)) = source.parent()
-    {
-        tell_left_behind(&source.pool, directory, name)?;
-    }
-    Ok(())
 }
 
 /// Finds the source; a directory only with `-r`.
@@ -200,7 +190,7 @@ fn copy_across(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Resul
         Some(_) => users.finish(pool)?,
         None => users.tell_cleared(),
     }
-    tell_log_of(&source, &entry)?;
+    tell_left_behind(&source.pool, entry.file, &|_| false);
     Ok(pool.close()?)
 }
 

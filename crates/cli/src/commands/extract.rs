@@ -26,6 +26,7 @@ use crate::args::ExtractArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output;
 use crate::summary::{Account, ExtractSummary, told};
+use crate::users::tell_left_behind;
 use crate::{globs, leftovers, signals, tarball, text};
 
 /// What an interrupted extract leaves.
@@ -44,6 +45,7 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
     let (mut is_new, mut made) = (false, PathBuf::new());
     if args.tar {
         tarball::extract(args, &sources, &dest, &account)?;
+        tell_logs_of(&sources);
     } else {
         let cannot = |reason: Reason| reason.cannot("extract to", text::path(&dest));
         // Nothing is made for sources that are not there.
@@ -61,6 +63,7 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
             extract(args, source, &top, name.as_deref(), &account).cannot("extract", source)?;
         }
         top.sync().map_err(|error| cannot(error.into()))?;
+        tell_logs_of(&sources);
     }
     let done = account.into_summary();
     if is_new && done.failed > 0 {
@@ -77,6 +80,21 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
         _ if done.is_damaged => ExitCode::from(Code::Data as u8),
         _ => ExitCode::from(Code::Cannot as u8),
     })
+}
+
+/// Tells the user which of the files have a log in the pool that was not given as well.
+fn tell_logs_of(sources: &[Address]) {
+    let open = |source| {
+        // Whatever has gone meanwhile was told.
+        let opened = Address::open(source, Some(1)).ok()?;
+        let file = opened.link_entry().ok()?.file;
+        Some((&source.pool, opened, file))
+    };
+    let given: Vec<_> = sources.iter().filter_map(open).collect();
+    for (pool, opened, file) in &given {
+        let is_given = |log| given.iter().any(|(other, _, file)| other == pool && *file == log);
+        tell_left_behind(&opened.pool, *file, &is_given);
+    }
 }
 
 /// Returns the directory to extract into, and the new name if a single file gets one.

@@ -337,11 +337,7 @@ fn make_clone(args: &CloneArgs) -> Result<(), Reason> {
         }
     };
     users.tell_cleared();
-    if names.attributes(file)?.kind == Kind::File {
-        for (directory, name) in names.names_of(file)? {
-            tell_left_behind(&names, directory, &name)?;
-        }
-    }
+    tell_left_behind(&names, file, &|_| false);
     Ok(pool.close()?)
 }
 

@@ -14,6 +14,7 @@ use crate::args::{CatArgs, DuArgs, StatArgs};
 use crate::contents;
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
+use crate::users::tell_left_behind;
 use crate::{globs, text};
 
 pub fn stat(args: &StatArgs) -> Result<ExitCode, Failure> {
@@ -239,5 +240,7 @@ fn write_out(address: &Address) -> Result<(), Reason> {
     let mut sink = contents::as_bytes(|bytes| stdout.write_all(bytes).map_err(Reason::stdout));
     contents::read(&opened, entry.file, &path, &mut begin, &mut sink)?;
     drop(sink);
-    stdout.flush().map_err(Reason::stdout)
+    stdout.flush().map_err(Reason::stdout)?;
+    tell_left_behind(&opened.pool, entry.file, &|_| false);
+    Ok(())
 }

@@ -29,6 +29,7 @@ use crate::pool_file::Digest;
 use crate::progress::Progress;
 use crate::publish::{self, Unfinished};
 use crate::snapshot::read_full;
+use crate::users::tell_left_behind;
 use crate::{signals, text};
 
 /// Runs of zeros of this length become holes.
@@ -49,6 +50,7 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     let output = match &args.output {
         Some(output) if output.as_os_str() == "-" => {
             write_out(args, &holding).map_err(cannot)?;
+            tell_log_of(&holding);
             return Ok(ExitCode::SUCCESS);
         }
         Some(output) if is_directory(output) => {
@@ -60,6 +62,7 @@ pub fn run(args: &UnpackArgs) -> Result<ExitCode, Failure> {
     leftovers::tell(publish::directory_of(&output));
     refuse_output(args, &input, &output).cannot("create", text::path(&output))?;
     let len = unpack(args, &input, &output, &holding).map_err(cannot)?;
+    tell_log_of(&holding);
     report(args, &output, len, began).cannot("report on", text::path(&output))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -106,6 +109,11 @@ fn describe(args: &UnpackArgs) -> Result<Holding, Reason> {
     let attributes = opened.pool.attributes(entry.file)?;
     let path = opened.pool.path_of(entry.file)?;
     Ok(Holding { opened, file: entry.file, name: entry.name, path, attributes })
+}
+
+/// Tells the user if the file has a log in the pool, which is not unpacked.
+fn tell_log_of(holding: &Holding) {
+    tell_left_behind(&holding.opened.pool, holding.file, &|_| false);
 }
 
 /// The file's own name, if it can be the name of a file here.

@@ -20,6 +20,7 @@ use crate::{output, text};
 
 /// The endings of the names.
 const ENDINGS: [&[u8]; 3] = [b"-wal", b"-journal", b"-shm"];
+const JOURNAL_ENDING: &[u8] = b"-journal";
 /// The ending of shared memory, which means nothing without the log.
 const MEMORY_ENDING: &[u8] = b"-shm";
 
@@ -61,15 +62,34 @@ pub fn behind_databases(given: Vec<Address>) -> (Vec<Address>, usize) {
     (all, count)
 }
 
-/// Tells the user that a copy lacks what is in the log of its source.
-pub fn tell_left_behind(source: &Pool, directory: FileId, name: &[u8]) -> Result<(), Error> {
-    for log in logs_beside(source, name, &mut |name| source.lookup_in(directory, name))? {
-        output::tell(format_args!(
-            "note: '{}' beside it in the pool holds changes that were not copied",
-            text::escaped(&log.name)
-        ));
+/// Tells the user that a copy lacks what is in the log of its source, or may have a part of a
+/// transaction that the journal of its source undoes. `is_copied` says which files the command
+/// copies as well.
+pub fn tell_left_behind(source: &Pool, file: FileId, is_copied: &dyn Fn(FileId) -> bool) {
+    // The copy is made. What went away or cannot be read since then is nothing to fail for.
+    for log in logs_of(source, file).unwrap_or_default() {
+        let what = match log.name.ends_with(JOURNAL_ENDING) {
+            _ if is_copied(log.file) => continue,
+            true => {
+                "undoes a transaction that the copy may have in part: \
+                 open the database in a mount once, then copy it again"
+            }
+            false => "holds changes that were not copied",
+        };
+        let log = text::escaped(&log.name);
+        output::tell(format_args!("note: '{log}' beside it in the pool {what}"));
     }
-    Ok(())
+}
+
+/// Returns the logs and journals that lie beside a file in the pool, under any of its names.
+fn logs_of(pool: &Pool, file: FileId) -> Result<Vec<DirEntry>, Error> {
+    let mut found = Vec::new();
+    if pool.attributes(file)?.kind == Kind::File {
+        for (directory, name) in pool.names_of(file)? {
+            found.extend(logs_beside(pool, &name, &mut |name| pool.lookup_in(directory, name))?);
+        }
+    }
+    Ok(found)
 }
 
 impl Users {

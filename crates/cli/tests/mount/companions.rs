@@ -234,6 +234,44 @@ fn a_log_goes_where_its_database_goes() {
     world.end();
 }
 
+/// What leaves the pool without its log or journal lacks changes, or is in the middle of one.
+#[test]
+fn a_copy_out_of_the_pool_without_its_log_is_told() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let out = world.mount.directory.path().join("out");
+    for (mode, ending, told) in [
+        ("wal", "-wal", "'wal-wal' beside it in the pool holds changes that were not copied"),
+        ("delete", "-journal", "'delete-journal' beside it in the pool undoes a transaction"),
+    ] {
+        let left = world.left(mode, mode);
+        for (arguments, takes_output) in
+            [(&["unpack", "-q"][..], true), (&["extract", "-q"], true), (&["cat"], false)]
+        {
+            let paths = if takes_output { vec![&*left, &*out] } else { vec![&*left] };
+            let said = done(arguments, &paths);
+            assert!(said.contains(told), "{arguments:?}: {said}");
+            let _ = fs::remove_file(&out);
+        }
+        let tar = done(&["extract", "-q", "--tar"], &[&left, &out]);
+        assert!(tar.contains(told), "{tar}");
+        fs::remove_file(&out).unwrap();
+        // Nothing is missing from these.
+        let log = with_ending(&left, ending);
+        fs::create_dir(&out).unwrap();
+        assert_eq!(done(&["extract", "-q"], &[&left, &log, &out]), "");
+        fs::remove_dir_all(&out).unwrap();
+        assert_eq!(done(&["extract", "-q"], &[&world.mount.pool, &out]), "");
+        fs::remove_dir_all(&out).unwrap();
+        expect_rows(&world.mount, mode, if mode == "wal" { WRITTEN } else { OLD });
+        assert_eq!(done(&["unpack", "-q"], &[&left, &out]), "");
+        fs::remove_file(&out).unwrap();
+    }
+    world.end();
+}
+
 /// A tree or a stream may bring databases together with their logs.
 #[test]
 fn a_log_that_comes_with_its_database_stays() {
