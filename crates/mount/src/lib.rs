@@ -165,6 +165,10 @@ pub struct MountOptions {
     pub fail_mode: FailMode,
     /// How long the kernel may answer from what it knows about names and attributes.
     pub attribute_ttl: Duration,
+    /// The upper 16 bits of the inode numbers of files, until others change them. A mount that
+    /// takes the place of a dead one needs others than that had: programs, such as SQLite, compare
+    /// the number of what they have open with that of what its name leads to.
+    pub inode_generation: u16,
 }
 
 impl fmt::Debug for MountOptions {
@@ -203,6 +207,7 @@ impl MountOptions {
             commit_interval: Duration::from_secs(5),
             fail_mode: FailMode::default(),
             attribute_ttl: Duration::from_secs(1),
+            inode_generation: 0,
         }
     }
 
@@ -265,9 +270,10 @@ pub fn mount(
     options: MountOptions,
 ) -> Result<io::Result<Mounted>> {
     let (config, ttl) = (options.config(), options.attribute_ttl);
+    let generation = options.inode_generation;
     let tree = Arc::new(Tree::new(pool, root, marks, options)?);
     let messenger = Arc::default();
-    let filesystem = PoolFilesystem::new(Arc::clone(&tree), Arc::clone(&messenger));
+    let filesystem = PoolFilesystem::new(Arc::clone(&tree), Arc::clone(&messenger), generation);
     let begun = begin(filesystem, &messenger, directory, &config, ttl, tree.locks());
     Ok(begun)
 }

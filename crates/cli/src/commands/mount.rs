@@ -76,7 +76,7 @@ fn start(args: &MountArgs) -> Result<ExitCode, Reason> {
 fn serve(args: &MountArgs) -> Result<(), Reason> {
     let signals = sys::block_ending_signals()?;
     let wanted = Wanted::from(args)?;
-    let directory = prepare_directory(&args.directory, args.replace)?;
+    let (directory, has_replaced) = prepare_directory(&args.directory, args.replace)?;
     let mut opened = args.pool.open(None)?;
     if opened.live().is_some() && !wanted.read_only {
         opened = args.pool.open_writable(None)?;
@@ -87,7 +87,10 @@ fn serve(args: &MountArgs) -> Result<(), Reason> {
             .hint("mount the pool, or a directory in it"));
     }
     let is_read_only = wanted.read_only || opened.live().is_none();
-    let options = wanted.options(&args.pool.pool, is_read_only, args.threads)?;
+    let mut options = wanted.options(&args.pool.pool, is_read_only, args.threads)?;
+    if has_replaced {
+        options.inode_generation = any_generation()?;
+    }
     let marks: Arc<dyn Marks> = match is_read_only {
         true => Arc::new(NoMarks),
         false => Arc::new(OpenMarks {
@@ -230,10 +233,21 @@ fn numeric(option: &str, number: &str) -> Result<u32, Reason> {
     number.parse().map_err(|_| wrong())
 }
 
-/// Returns the full path of the directory to mount on.
-fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason> {
+/// Returns a generation of inode numbers that a dead mount is unlikely to have had. A mount that
+/// replaces nothing has 0.
+fn any_generation() -> Result<u16, Reason> {
+    let mut random = [0; 2];
+    getrandom::fill(&mut random)
+        .map_err(|error| Reason::new(Code::Cannot, format!("no random numbers: {error}")))?;
+    // Programs may take the numbers for signed ones.
+    Ok((u16::from_le_bytes(random) >> 1).max(1))
+}
+
+/// Returns the full path of the directory to mount on, and whether a dead mount was removed.
+fn prepare_directory(directory: &Path, replace: bool) -> Result<(PathBuf, bool), Reason> {
     let shown = text::path(directory);
-    if has_died(directory) {
+    let has_died = has_died(directory);
+    if has_died {
         if !replace {
             let text = format!("a mount on '{shown}' has died and is still there");
             return Err(Reason::new(Code::Cannot, text)
@@ -253,7 +267,7 @@ fn prepare_directory(directory: &Path, replace: bool) -> Result<PathBuf, Reason>
         let text = format!("a pool is mounted on '{shown}' already");
         return Err(Reason::new(Code::InUse, text).hint("'hardpack umount' removes it"));
     }
-    Ok(directory)
+    Ok((directory, has_died))
 }
 
 /// Whether the server of what is mounted on a directory has died. The kernel may go on to show what

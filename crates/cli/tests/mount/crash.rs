@@ -3,6 +3,8 @@
 use std::fs::{self, File};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rusqlite::Connection;
+
 use super::*;
 
 /// What was synced is there, what was not is absent or older, and the pool is whole.
@@ -57,6 +59,39 @@ fn what_was_synced_survives_the_server() {
         mount.unmount();
         mount.check();
     }
+}
+
+/// A program goes on with the database that it has open in a dead mount, of which the kernel still
+/// knows the pages. Its journal, which it makes by name, must not come into the mount that has
+/// taken the place: what others have written there since would be undone by it.
+#[test]
+fn a_program_of_a_dead_mount_leaves_the_next_one_alone() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    let path = mount.at("a.db");
+    make_database(&path, 4096, 100);
+    let stale = Connection::open(&path).unwrap();
+    let sum = "SELECT sum(length(b)) FROM t";
+    // It makes its journal when it first changes a page.
+    stale.execute_batch("PRAGMA cache_size = 1; BEGIN IMMEDIATE").unwrap();
+    stale.query_row(sum, [], |_| Ok(())).unwrap();
+    mount.kill();
+    mount.again(&["--replace"]);
+    let fresh = Connection::open(&path).unwrap();
+    fresh.execute_batch("UPDATE t SET b = 'new'; INSERT INTO t(b) VALUES ('newest')").unwrap();
+    drop(fresh);
+    assert!(stale.execute_batch("UPDATE t SET b = 'stale'").is_err());
+    drop(stale);
+    assert!(!mount.at("a.db-journal").exists());
+    let fresh = Connection::open(&path).unwrap();
+    assert_eq!(fresh.query_row(sum, [], |row| row.get::<_, u32>(0)).unwrap(), 306);
+    let verdict: String = fresh.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(verdict, "ok");
+    drop(fresh);
+    mount.unmount();
+    mount.check();
 }
 
 /// A rename over another file brings its content along, also if the kernel still holds it.

@@ -108,12 +108,17 @@ fn owner_of(request: &Request) -> FileOwner {
 }
 
 impl PoolFilesystem {
-    pub fn new(tree: Arc<Tree>, messenger: Arc<OnceLock<Messenger>>) -> PoolFilesystem {
+    /// Files begin with this generation: see `known.rs`.
+    pub fn new(
+        tree: Arc<Tree>,
+        messenger: Arc<OnceLock<Messenger>>,
+        generation: u16,
+    ) -> PoolFilesystem {
         PoolFilesystem {
             tree,
             listings: Listings::default(),
             snapshots: Snapshots::default(),
-            known: Arc::default(),
+            known: Arc::new(Known::with_generation(generation)),
             messenger,
             told_names: Arc::default(),
             can_expire: false,

@@ -7,6 +7,10 @@
 //! open for writing, as two inodes of one file would not see each other's bytes; and, if the length
 //! is the same, until nobody has it open at all, as they would not see each other's locks.
 //!
+//! Where a mount takes the place of a dead one, files begin with another generation as well. A
+//! program that has one open in the dead mount finds the new one under its name, and SQLite, which
+//! compares inode numbers, would take it for the same: it would make its journal there.
+//!
 //! ```text
 //! another process commits ──► epoch of the mount
 //! look-up: the epoch is another one, and so are length or times ──► new generation
@@ -49,6 +53,8 @@ pub fn first_generation(number: INodeNo) -> INodeNo {
 #[derive(Default)]
 pub struct Known {
     state: Mutex<State>,
+    /// The generation with which files begin.
+    begin: u16,
     /// See [`Known::believe_server`].
     believes_server: AtomicBool,
 }
@@ -150,8 +156,8 @@ pub enum Opened {
 }
 
 impl Remembered {
-    fn new(seen: Seen) -> Remembered {
-        Remembered { count: 0, generation: 0, open_count: 0, writer_count: 0, seen, is_ours: false }
+    fn new(generation: u16, seen: Seen) -> Remembered {
+        Remembered { count: 0, generation, open_count: 0, writer_count: 0, seen, is_ours: false }
     }
 
     fn is_sure(&self) -> bool {
@@ -181,6 +187,11 @@ impl Remembered {
 }
 
 impl Known {
+    /// Files begin with this generation.
+    pub fn with_generation(begin: u16) -> Known {
+        Known { begin, ..Known::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,7 +210,7 @@ impl Known {
     /// Notes that the kernel is told about a file, and returns its present number.
     pub fn tell(&self, first: INodeNo, now: Seen, caller: Caller) -> INodeNo {
         let State { files, refusals } = &mut *self.state();
-        let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
+        let remembered = files.entry(first).or_insert_with(|| Remembered::new(self.begin, now));
         remembered.count += 1;
         refusals.note_look_up(first, caller);
         let is_outdated = remembered.is_outdated(now) && self.trusts_itself();
@@ -218,7 +229,7 @@ impl Known {
     /// Returns the present number of a file.
     pub fn number(&self, first: INodeNo) -> INodeNo {
         let generation =
-            self.state().files.get(&first).map_or(0, |remembered| remembered.generation);
+            self.state().files.get(&first).map_or(self.begin, |remembered| remembered.generation);
         numbered(first, generation)
     }
 
@@ -227,7 +238,7 @@ impl Known {
     pub fn open(&self, number: INodeNo, now: Seen, writes: bool, caller: Caller) -> Opened {
         let (first, generation) = generation_of(number);
         let State { files, refusals } = &mut *self.state();
-        let remembered = files.entry(first).or_insert_with(|| Remembered::new(now));
+        let remembered = files.entry(first).or_insert_with(|| Remembered::new(self.begin, now));
         let is_retry = refusals.take(first, caller);
         let is_older = remembered.generation != generation;
         let is_outdated = remembered.is_outdated(now);

@@ -36,6 +36,21 @@ fn a_file_keeps_its_number_until_others_change_it() {
 }
 
 #[test]
+fn a_mount_may_begin_with_another_generation() {
+    let known = Known::with_generation(7);
+    let first = known.number(FILE);
+    assert_ne!(first, FILE);
+    assert_eq!(first_generation(first), FILE);
+    assert_eq!(known.tell(FILE, old(1, 0), ME), first);
+    assert_eq!(open_for_reading(&known, first, old(1, 0)), Opened::Known);
+    assert_eq!(open_for_reading(&known, FILE, old(1, 0)), Opened::Refused);
+    // What the kernel has forgotten begins anew.
+    assert_ne!(known.tell(FILE, old(2, 1), OTHER), first);
+    known.forget(first, 2);
+    assert_eq!(known.number(FILE), first);
+}
+
+#[test]
 fn what_cannot_be_told_apart_counts_as_changed() {
     let known = Known::default();
     known.tell(FILE, old(1, 0), ME);
