@@ -273,3 +273,39 @@ fn the_first_file_of_a_pool_is_created_too() {
     drop((one, two));
     common::assert_pool_is_clean(&pool);
 }
+
+/// Somebody renames the directory, or the database that this process has open under the name, after
+/// a connection has opened the path of a file that does not exist yet. No disk is at fault.
+#[test]
+fn a_path_that_changes_before_the_file_is_created() {
+    use hardpack_engine::pool::{Attributes, Kind, ROOT};
+    let lone = Lone::new();
+    let pool = common::engine(&lone.pool());
+    let like = Attributes::new(Kind::Directory, ROOT);
+    let directory = pool.edit(1, |edit| edit.create(ROOT, b"d", &like)).unwrap();
+    let rename = |from, to| pool.edit(1, |edit| edit.rename(from, to)).unwrap();
+    let refuse = |db: &rusqlite::Connection| {
+        let refused = db.execute_batch("begin immediate; create table t(a); commit");
+        assert_eq!(code_of(refused), Some(ErrorCode::CannotOpen));
+        if !db.is_autocommit() {
+            run(db, "rollback");
+        }
+    };
+    let waiting = open(&lone.at("/d/x"));
+    rename((ROOT, b"d"), (ROOT, b"e"));
+    refuse(&waiting);
+    rename((ROOT, b"e"), (ROOT, b"d"));
+    run(&waiting, "create table t(a); insert into t values('made')");
+    drop(waiting);
+
+    let (waiting, moved) = (open(&lone.at("/d/y")), open(&lone.at("/d/y")));
+    run(&moved, "create table t(a)");
+    rename((directory, b"y"), (directory, b"z"));
+    refuse(&waiting);
+    drop((waiting, moved, pool));
+    run(&open(&lone.at("/d/y")), "create table t(a); insert into t values('made')");
+    for name in ["/d/x", "/d/y"] {
+        assert_eq!(value::<String>(&open(&lone.at(name)), "select a from t"), "made");
+    }
+    lone.assert_whole();
+}

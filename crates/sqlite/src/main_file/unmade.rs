@@ -168,7 +168,7 @@ impl MainFile {
         match unmade.claim() {
             Ok(true) => {}
             Ok(false) => return SQLITE_BUSY,
-            Err(error) => return self.code(&error, SQLITE_IOERR_LOCK),
+            Err(error) => return self.code_of_making(&error),
         }
         if !is_exclusive && !has_others {
             return SQLITE_OK;
@@ -182,6 +182,16 @@ impl MainFile {
                 code
             }
         }
+    }
+
+    /// Returns the code for an error of creating the file. If its directory has gone, or the
+    /// process has another database of this name open, it is that of an open that comes now.
+    fn code_of_making(&self, error: &Error) -> c_int {
+        let is_about_name = matches!(
+            error,
+            Error::NotFound { .. } | Error::NotADirectory { .. } | Error::Invalid(_)
+        );
+        self.code(error, if is_about_name { SQLITE_CANTOPEN } else { SQLITE_IOERR_LOCK })
     }
 
     /// Creates the file, with the locks that this connection has.
@@ -201,14 +211,14 @@ impl MainFile {
             Ok(made) => made,
             // Somebody else has created it since the transaction began.
             Err(Error::Exists { .. } | Error::Busy) => return Err(SQLITE_BUSY),
-            Err(error) => return Err(self.code(&error, SQLITE_IOERR_LOCK)),
+            Err(error) => return Err(self.code_of_making(&error)),
         };
         let pool_path = unmade.pool_path.clone();
         let used = unmade.use_again().and_then(|pool| {
             let name = self.note_name(companions_of(&pool_path, id, 0))?;
             Ok((pool.pool().file(id)?, pool, name))
         });
-        let (file, pool, name) = used.map_err(|error| self.code(&error, SQLITE_IOERR_LOCK))?;
+        let (file, pool, name) = used.map_err(|error| self.code_of_making(&error))?;
         self.use_host_part(part);
         self.owner = id;
         self.generation = (Txg(0), 0);
