@@ -245,7 +245,24 @@ impl Mounted {
     /// # Errors
     /// The error that ended the service, if it was one.
     pub fn join(self) -> io::Result<()> {
-        self.session.join()
+        let (ended, end) = std::sync::mpsc::channel();
+        let wait = move || {
+            // All of it, or the rest would be dropped where this closure is made.
+            let session = self.session;
+            let BackgroundSession { guard, .. } = session;
+            let done = guard.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
+            let is_unmounted = done.is_ok();
+            let _ = ended.send(done);
+            // What is left of the session unmounts whatever is mounted on the directory when it is
+            // dropped. After a lazy unmount that is somebody else's mount.
+            if is_unmounted {
+                loop {
+                    std::thread::park();
+                }
+            }
+        };
+        std::thread::Builder::new().name("session".into()).spawn(wait)?;
+        end.recv().map_err(io::Error::other)?
     }
 
     /// Unmounts the file system, and waits until everything is durable.

@@ -165,6 +165,30 @@ fn a_mount_that_dies_while_it_is_asked_is_removed_or_replaced() {
     mount.unmount();
 }
 
+/// A server that ends late, as programs use the mount after a lazy unmount, leaves alone what was
+/// mounted on the directory meanwhile.
+#[test]
+fn a_mount_outlives_the_server_before_it() {
+    if !can_mount() {
+        return;
+    }
+    let mount = Mount::new();
+    write(&mount.at("f"), b"f");
+    let used = File::open(mount.at("f")).unwrap();
+    let server = mount.server();
+    let end = rustix::process::PidfdFlags::empty();
+    let end = rustix::process::pidfd_open(server, end).unwrap();
+    hardpack().args(["umount", "--lazy"]).arg(&mount.point).assert().success();
+    mount.again(&[]);
+    assert_ne!(mount.server(), server);
+    drop(used);
+    let mut waiting = [rustix::event::PollFd::new(&end, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut waiting, None).unwrap();
+    assert_eq!(read(&mount.at("f")), b"f");
+    mount.unmount();
+    mount.check();
+}
+
 /// For a second, the kernel shows what it knows of the directory of a server that has died.
 #[test]
 fn a_mount_that_has_just_died_is_replaced() {
