@@ -243,6 +243,37 @@ fn a_stream_of_an_optimised_pool_is_as_small() {
     assert!(len(&other) < len(&pool) * 3 / 2, "{} of {}", len(&other), len(&pool));
 }
 
+/// Each file that a damaged segment has parts of is named.
+#[test]
+fn damage_is_told_and_passed_by() {
+    let (_directory, _tree, pool) = family();
+    hardpack().args(["optimize", "-q", "--segment", "256K"]).arg(&pool).assert().success();
+    let image = fs::read(&pool).unwrap();
+    let damaged = (4096..image.len()).step_by(8192).find(|at| {
+        let mut image = image.clone();
+        image[*at] ^= 1;
+        fs::write(&pool, image).unwrap();
+        let check = hardpack().arg("check").arg(&pool).output().unwrap();
+        String::from_utf8_lossy(&check.stdout).contains("releases/")
+    });
+    assert!(damaged.is_some(), "no damage of a file was found");
+    let output = hardpack().args(["optimize", "-q", "--again"]).arg(&pool).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    for line in told.lines() {
+        let (front, reason) = line.split_once(" were left unchanged: ").unwrap();
+        let (name, end) = front.split_once(", bytes 0 to ").unwrap();
+        let name = name.strip_prefix("hardpack: ").unwrap();
+        let sent = hardpack().arg("cat").arg(pool.join(name)).output().unwrap();
+        assert!(!sent.status.success(), "{name} can be read");
+        let shown = stdout_of(hardpack().args(["stat", "--json"]).arg(pool.join(name)));
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["len"].to_string(), end, "{shown}");
+        assert!(reason.starts_with("corrupt extent at byte "), "{reason}");
+    }
+    assert!(told.lines().count() > 1, "{told}");
+}
+
 #[test]
 fn wrong_usage_is_said() {
     let (_directory, path) = directory_with("plain", b"no pool");

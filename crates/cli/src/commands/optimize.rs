@@ -17,7 +17,7 @@ use crate::args::OptimizeArgs;
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::output::{self, bytes, count};
 use crate::progress::Progress;
-use crate::signals;
+use crate::{signals, text};
 
 /// How long to retry while other processes hold the pool.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,6 +50,7 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
         None => reason.hint(LEFT_BEHIND),
     })?;
     let after = pool_len(pool);
+    report_damage(pool, &report);
     pool.close()?;
     report_on(args, &report, (before, after), began)?;
     Ok(report)
@@ -117,6 +118,18 @@ fn shorten(args: &OptimizeArgs, pool: &Pool) -> Result<(), Reason> {
     Ok(())
 }
 
+/// Reports on stderr what could not be read and was left unchanged.
+fn report_damage(pool: &Pool, report: &OptimizeReport) {
+    for (file, start, end, reason) in &report.damaged {
+        // A file that has been removed meanwhile has no name.
+        let name = pool.path_of(*file).unwrap_or_else(|_| format!("file {}", file.0).into_bytes());
+        output::tell(format_args!(
+            "hardpack: {}, bytes {start} to {end} were left unchanged: {reason}",
+            text::escaped(&name),
+        ));
+    }
+}
+
 fn report_on(
     args: &OptimizeArgs,
     report: &OptimizeReport,
@@ -124,11 +137,6 @@ fn report_on(
     began: Instant,
 ) -> Result<(), Reason> {
     let seconds = began.elapsed().as_secs_f64();
-    for (_, start, end, reason) in &report.damaged {
-        output::tell(format_args!(
-            "hardpack: bytes {start} to {end} were left unchanged: {reason}"
-        ));
-    }
     if args.work.json {
         return output::print_json(&json!({
             "pool": args.pool.given().to_string_lossy(),

@@ -220,7 +220,8 @@ impl Optimisation {
                     }
                 }
                 Err(reason) => {
-                    let (start, end) = (candidate.record.start, candidate.record.slot_end());
+                    let start = candidate.record.start;
+                    let end = start + u64::from(candidate.len());
                     self.report.damaged.push((candidate.file, start, end, reason));
                 }
             }
