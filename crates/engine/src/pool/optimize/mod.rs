@@ -14,9 +14,9 @@
 //!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
-//! Left alone are databases, which have a better form of their own; what snapshots hold, which
-//! would not go away; what fits into its pointer; and records that a segment would not make
-//! smaller.
+//! Left alone are databases, which have a better form of their own; what snapshots, or files that
+//! do not take part, hold as well, which would not go away; what fits into its pointer; and records
+//! that a segment would not make smaller.
 //!
 //! Memory is bounded by [`PIECE_COUNT_MAX`] pieces of about four hundred bytes each, and two
 //! segments for each thread. More pieces are optimised in several passes.
@@ -26,12 +26,13 @@ mod sketch;
 mod store;
 mod survey;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use self::survey::Survey;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
+use crate::pool::extents::source::Source;
 use crate::pool::namespace::entries::{Kind, ROOT};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::EXTENT_LEN_MAX;
@@ -129,9 +130,9 @@ impl Pool {
     pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimisation> {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
-        let wasted = match file == ROOT && !goal.again {
-            true => self.wasteful_segments(&files)?,
-            false => HashSet::new(),
+        let made = match file == ROOT {
+            true => self.segments_made(&files, goal.again)?,
+            false => SegmentsMade::default(),
         };
         Ok(Optimisation {
             pool: self.clone(),
@@ -139,7 +140,7 @@ impl Pool {
             checksum: self.settings(file)?.checksum,
             files,
             stage: OptimizeStage::Survey,
-            survey: Survey::new(wasted),
+            survey: Survey::new(made),
             plan: Vec::new().into_iter(),
             report: OptimizeReport { file_len, ..OptimizeReport::default() },
         })
@@ -164,23 +165,54 @@ impl Pool {
         Ok((files, len))
     }
 
-    /// Returns the segments that are mostly unused, by their first sectors.
-    fn wasteful_segments(&self, files: &[(FileId, u64)]) -> Result<HashSet<Sector>> {
-        let mut used: HashMap<Sector, (u64, u64)> = HashMap::new();
+    /// Sorts the segments that there are by how much of each is in use.
+    fn segments_made(&self, files: &[(FileId, u64)], again: bool) -> Result<SegmentsMade> {
+        #[derive(Default)]
+        struct Use {
+            pointers: u32,
+            used: u64,
+            len: u64,
+        }
+        let ashift = self.store().ashift();
+        let mut found: BTreeMap<Sector, Use> = BTreeMap::new();
         let mut parts = HashSet::new();
         for (file, _) in files {
             self.each_file_extent(*file, &mut |pointer| {
-                let Some(run) = pointer.run(self.store().ashift()) else { return };
-                if pointer.is_part() && parts.insert((run.start, pointer.part_offset)) {
-                    let (used, _) = used.entry(run.start).or_insert((0, pointer.extent_len.into()));
-                    *used += u64::from(pointer.len);
+                let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
+                let of = found.entry(run.start).or_default();
+                of.pointers += 1;
+                of.len = pointer.extent_len.into();
+                if parts.insert((run.start, pointer.part_offset)) {
+                    of.used += u64::from(pointer.len);
                 }
             })?;
         }
-        let is_wasteful =
-            |(used, len): &(u64, u64)| used.saturating_mul(100) < len * USED_PERCENT_MIN;
-        Ok(used.into_iter().filter(|(_, it)| is_wasteful(it)).map(|(sector, _)| sector).collect())
+        let mut made = SegmentsMade::default();
+        for (sector, of) in found {
+            let is_wasteful = of.used.saturating_mul(100) < of.len * USED_PERCENT_MIN;
+            if !again && !is_wasteful {
+                continue;
+            }
+            let refs = self.read(|source| source.refs(sector))?;
+            // Others are held by snapshots: it would stay.
+            let has_all = refs.is_none_or(|refs| refs.count <= of.pointers);
+            if !has_all {
+                made.kept.insert(sector);
+            } else if is_wasteful {
+                made.wasteful.insert(sector);
+            }
+        }
+        Ok(made)
     }
+}
+
+/// What there is to know of the segments that exist before an optimisation of the whole pool.
+#[derive(Debug, Default)]
+struct SegmentsMade {
+    /// Those that are mostly unused, and go away with the parts that files have.
+    wasteful: HashSet<Sector>,
+    /// Those that would stay, since snapshots hold parts of them.
+    kept: HashSet<Sector>,
 }
 
 impl Optimisation {

@@ -1,6 +1,6 @@
 //! Makes segments: reads their pieces again, compresses them, and exchanges the pointers.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use super::Optimisation;
@@ -16,8 +16,8 @@ use crate::pool::namespace::entries;
 use crate::pool::write::jobs::parallel;
 use crate::store::format::pointer::{Filter, Pointer, sectors_for};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Encoding, Patience, Txn};
-use crate::units::Ashift;
+use crate::store::{Durability, Encoding, Owner, Patience, Txn};
+use crate::units::{Ashift, FileId, Sector};
 
 /// How long to wait for other transactions.
 const STEP_WAIT: Duration = Duration::from_secs(10);
@@ -46,8 +46,6 @@ struct Segment {
     len: u32,
     stored: Vec<u8>,
     encoding: Encoding,
-    /// The space that its records take now, in bytes.
-    allocated: u64,
 }
 
 /// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or
@@ -142,20 +140,33 @@ impl Optimisation {
 
     fn compress(&self, parts: Vec<Part>, bytes: &[u8]) -> Result<Option<Segment>> {
         let ashift = self.pool.store().ashift();
-        let allocated = allocated(&parts, ashift);
         let policy = Policy { sector: ashift.sector_len(), min_savings: 0, embed_limit: 0 };
         let (mut stored, compression) = (Vec::new(), self.goal.compression);
         let encoded = codec::with_codec(|codec| {
             codec.encode_with(compression, bytes, &policy, &mut stored, None)
         });
         let (how, _) = encoded.map_err(|error| Error::encoding("segment", error))?;
-        let Encoded::Compressed { codec, level } = how else { return Ok(None) };
-        let encoding = Encoding { codec, level, filter: Filter::None, gain: 0, dictionary: 0 };
-        let after = sectors_for(stored.len() as u32, ashift) << ashift;
-        let is_wasted = parts.iter().any(|part| self.survey.is_wasted(&part.slot.records));
-        let pays = is_wasted || after + allocated / GAIN_PART_MIN < allocated;
         let len = bytes.len() as u32;
-        Ok(pays.then_some(Segment { parts, len, stored, encoding, allocated }))
+        let encoding = match how {
+            Encoded::Compressed { codec, level } => {
+                Encoding { codec, level, filter: Filter::None, gain: 0, dictionary: 0 }
+            }
+            _ => return Ok(None),
+        };
+        let segment = Segment { parts, len, stored, encoding };
+        let all: Vec<&Part> = segment.parts.iter().collect();
+        let pays = self.pool.read(|source| self.pays(source, &segment, &all))?;
+        Ok(pays.then_some(segment))
+    }
+
+    /// Whether a segment with these of its parts makes the pool shorter.
+    fn pays(&self, source: &mut impl Source, segment: &Segment, parts: &[&Part]) -> Result<bool> {
+        if parts.iter().any(|part| self.survey.is_wasted(&part.slot.records)) {
+            return Ok(true);
+        }
+        let ashift = self.pool.store().ashift();
+        let allocated = allocated(source, parts, ashift)?;
+        Ok(segment.allocated(ashift) + allocated / GAIN_PART_MIN < allocated)
     }
 
     /// Reads a piece, if it is still what it was.
@@ -181,52 +192,111 @@ impl Optimisation {
         // It changes many nodes, which should be packed well.
         txn.note_bulk();
         let ashift = store.ashift();
-        let sectors = sectors_for(segment.stored.len() as u32, ashift);
-        txn.provision(std::iter::once(sectors))?;
-        let whole =
-            txn.store_extent(&segment.stored, segment.encoding, segment.len, self.checksum)?;
-        let (mut placed, mut count) = (None, 0u32);
-        for part in &segment.parts {
-            if slot_of(&mut txn, &part.piece)?.is_some_and(|slot| slot == part.slot) {
-                placed = Some(put(&mut txn, part, &whole)?);
-                count += 1;
-            } else {
-                self.report.overtaken += 1;
-            }
-        }
+        let parts = self.unchanged(&mut txn, &segment.parts)?;
         // Without a record, nothing is committed.
-        let Some(placed) = placed else { return Ok(()) };
+        let Some(first) = parts.first() else { return Ok(()) };
+        let allocated = allocated(&mut txn, &parts, ashift)?;
+        if parts.len() < segment.parts.len() && !self.pays(&mut txn, segment, &parts)? {
+            return Ok(());
+        }
+        txn.provision(std::iter::once(segment.allocated(ashift) >> ashift))?;
+        let checksum = self.checksum;
+        let whole = txn.store_extent(&segment.stored, segment.encoding, segment.len, checksum)?;
+        let placed = first.pointer(&whole);
+        for part in &parts {
+            put(&mut txn, part, &whole)?;
+        }
+        let count = parts.len() as u32;
         if placed.is_part() || count > 1 {
             txn.count_parts(&placed, count)?;
         }
         txn.commit(Durability::Visible)?;
         self.report.segments += 1;
         self.report.records += u64::from(count);
-        self.report.allocated_before += segment.allocated;
-        self.report.allocated_after += sectors << ashift;
+        self.report.allocated_before += allocated;
+        self.report.allocated_after += segment.allocated(ashift);
         Ok(())
+    }
+
+    /// Returns the parts whose slots are what they were, and that no snapshot holds, each once.
+    fn unchanged<'s>(&mut self, txn: &mut Txn, parts: &'s [Part]) -> Result<Vec<&'s Part>> {
+        let mut unchanged = Vec::with_capacity(parts.len());
+        // A file that was renamed while files were looked for may have been found twice.
+        let mut slots: HashSet<(FileId, u64)> = HashSet::new();
+        for part in parts {
+            let piece = &part.piece;
+            let is_same = slot_of(txn, piece)?.is_some_and(|slot| slot == part.slot);
+            if !is_same || !slots.insert((piece.file, piece.start)) {
+                self.report.overtaken += 1;
+            } else if part.is_held(txn)? {
+                // A snapshot was taken in the meantime.
+                self.report.held_len += u64::from(piece.len);
+            } else {
+                unchanged.push(part);
+            }
+        }
+        Ok(unchanged)
+    }
+}
+
+impl Part {
+    fn pointers(&self) -> impl Iterator<Item = &Pointer> {
+        self.slot.records.iter().chain(&self.slot.patches).map(|extent| &extent.pointer)
+    }
+
+    fn is_held(&self, txn: &mut Txn) -> Result<bool> {
+        let owner = Owner::File(self.piece.file);
+        let mut births = self.slot.records.iter().map(|record| record.pointer.birth);
+        births.try_fold(false, |held, birth| Ok(held || txn.is_held(birth, owner)?))
+    }
+
+    /// Returns its pointer to the segment.
+    fn pointer(&self, whole: &Pointer) -> Pointer {
+        let Piece { span_log2, len, .. } = self.piece;
+        Pointer { len, part_offset: self.offset, span_log2, ..whole.clone() }
+    }
+}
+
+impl Segment {
+    /// The space that it takes, in bytes.
+    fn allocated(&self, ashift: Ashift) -> u64 {
+        sectors_for(self.stored.len() as u32, ashift) << ashift
     }
 }
 
 /// Replaces what is in the slot of a part with a pointer to it.
-fn put(txn: &mut Txn, part: &Part, whole: &Pointer) -> Result<Pointer> {
-    let Piece { file, start, span_log2, len, .. } = part.piece;
+fn put(txn: &mut Txn, part: &Part, whole: &Pointer) -> Result<()> {
+    let Piece { file, start, span_log2, .. } = part.piece;
     let end = start + (1 << span_log2);
     for tree in [TreeId::Patches, TreeId::Map] {
         remove_file_extents(txn, tree, file, start, end)?;
     }
-    let pointer = Pointer { len, part_offset: part.offset, span_log2, ..whole.clone() };
+    let pointer = part.pointer(whole);
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(&pointer, ashift, false, true);
-    txn.insert(TreeId::Map, &file_extent_key(file, start), &pointer.to_bytes())?;
-    Ok(pointer)
+    txn.insert(TreeId::Map, &file_extent_key(file, start), &pointer.to_bytes()).map(drop)
 }
 
-/// Returns the space that records take, those that share an extent once.
-fn allocated(parts: &[Part], ashift: Ashift) -> u64 {
+/// Returns the space that is free when these parts no longer have their records. A record that
+/// others share stays; of a segment, what they have of it may go with the rest.
+fn allocated(source: &mut impl Source, parts: &[&Part], ashift: Ashift) -> Result<u64> {
+    let mut sum = 0;
     let mut seen = HashSet::new();
-    let extents = parts.iter().flat_map(|part| part.slot.records.iter().chain(&part.slot.patches));
-    let pointers = extents.map(|extent| &extent.pointer);
-    let once = pointers.filter(|pointer| seen.insert((pointer.extent_key(), pointer.part_offset)));
-    once.map(|pointer| pointer.allocated_share(ashift)).sum()
+    let mut shared: BTreeMap<Sector, (u32, u64)> = BTreeMap::new();
+    for pointer in parts.iter().flat_map(|part| part.pointers()) {
+        let share = pointer.allocated_share(ashift);
+        match pointer.run(ashift) {
+            None => {}
+            Some(run) if pointer.is_part() => {
+                let is_first = seen.insert((run.start, pointer.part_offset));
+                sum += if is_first { share } else { 0 };
+            }
+            Some(run) => shared.entry(run.start).or_insert((0, share)).0 += 1,
+        }
+    }
+    for (sector, (count, len)) in shared {
+        let is_all = source.refs(sector)?.is_none_or(|refs| refs.count <= count);
+        sum += if is_all { len } else { 0 };
+    }
+    Ok(sum)
 }

@@ -1,16 +1,19 @@
 //! Looks at all records: which are equal, and which resemble each other.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
 use super::sketch::{Sketch, name_hash};
-use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal};
+use super::{
+    LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal, SegmentsMade,
+};
 use crate::error::Result;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
 use crate::pool::write::jobs::parallel;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::HashKind;
+use crate::store::holds::Holds;
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
 
@@ -50,8 +53,8 @@ pub(super) struct Survey {
     unique_len: u64,
     /// The file that comes next, and where in it.
     at: (usize, u64),
-    /// The segments to be made anew.
-    wasted: HashSet<Sector>,
+    /// The segments that there were at the beginning.
+    made: SegmentsMade,
 }
 
 /// A record to read.
@@ -65,8 +68,8 @@ struct Candidate {
 }
 
 impl Survey {
-    pub fn new(wasted: HashSet<Sector>) -> Survey {
-        Survey { wasted, ..Survey::default() }
+    pub fn new(made: SegmentsMade) -> Survey {
+        Survey { made, ..Survey::default() }
     }
 
     pub fn piece(&self, number: u32) -> &Piece {
@@ -83,7 +86,7 @@ impl Survey {
     pub fn is_wasted(&self, records: &[FileExtent]) -> bool {
         records.iter().any(|record| match record.pointer.place {
             Place::Extent { sector, .. } => {
-                record.pointer.is_part() && self.wasted.contains(&sector)
+                record.pointer.is_part() && self.made.wasteful.contains(&sector)
             }
             _ => false,
         })
@@ -100,8 +103,8 @@ impl Survey {
 
     /// Forgets all pieces, and goes on where it is.
     pub fn begin_pass(&mut self) {
-        let wasted = std::mem::take(&mut self.wasted);
-        *self = Survey { at: self.at, wasted, ..Survey::default() };
+        let made = std::mem::take(&mut self.made);
+        *self = Survey { at: self.at, made, ..Survey::default() };
     }
 
     /// Distributes the pieces to segments of about `len` bytes.
@@ -171,11 +174,20 @@ pub(super) fn content_of(bytes: &[u8]) -> Content {
 }
 
 /// Whether a record may become part of a segment, whatever it holds.
-fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, wasted: &HashSet<Sector>) -> bool {
+fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, made: &SegmentsMade) -> bool {
     match pointer.place {
         Place::Extent { sector, .. } => {
-            !pointer.is_filtered() && (!pointer.is_part() || goal.again || wasted.contains(&sector))
+            !pointer.is_filtered()
+                && (!pointer.is_part() || goal.again || made.wasteful.contains(&sector))
         }
+        _ => false,
+    }
+}
+
+/// Whether a record is a part of a segment that snapshots hold.
+fn is_kept(pointer: &Pointer, made: &SegmentsMade) -> bool {
+    match pointer.place {
+        Place::Extent { sector, .. } => pointer.is_part() && made.kept.contains(&sector),
         _ => false,
     }
 }
@@ -232,7 +244,6 @@ impl Optimisation {
     /// Finds the next records to read.
     fn gather(&mut self) -> Result<Vec<Candidate>> {
         let (mut candidates, mut len) = (Vec::new(), 0);
-        let held = self.newest_snapshot()?;
         while len < SURVEY_STEP_LEN
             && let Some((file, name)) = self.files.get(self.survey.at.0).copied()
         {
@@ -241,7 +252,8 @@ impl Optimisation {
                 self.survey.at = (self.survey.at.0 + 1, 0);
                 continue;
             };
-            for record in records {
+            let held = self.held_by_snapshots(file, &records)?;
+            for (record, is_held) in records.into_iter().zip(held) {
                 self.survey.at.1 = record.start + 1;
                 let is_patched =
                     patches.iter().any(|start| (record.start..record.slot_end()).contains(start));
@@ -249,10 +261,10 @@ impl Optimisation {
                 let candidate_len = u64::from(candidate.len());
                 let pointer = &candidate.record.pointer;
                 self.report.surveyed_len += candidate_len;
-                if !is_wanted(pointer, &self.goal, &self.survey.wasted) {
+                if !is_wanted(pointer, &self.goal, &self.survey.made) {
                     let is_in_segment = pointer.is_part();
                     self.report.segment_len += if is_in_segment { candidate_len } else { 0 };
-                } else if pointer.birth <= held {
+                } else if is_held || is_kept(pointer, &self.survey.made) {
                     self.report.held_len += candidate_len;
                 } else if candidate_len > 0 {
                     len += candidate_len;
@@ -292,7 +304,13 @@ impl Optimisation {
         Ok((!records.is_empty()).then_some((records, patches, len)))
     }
 
-    fn newest_snapshot(&self) -> Result<Txg> {
-        self.pool.read(|source| Ok(source.store.holders(source.state)?.newest()))
+    /// Returns which of these records snapshots hold, so that their space would not become free.
+    fn held_by_snapshots(&self, file: FileId, records: &[FileExtent]) -> Result<Vec<bool>> {
+        self.pool.read(|source| {
+            let next = Txg(source.state.txg().0 + 1);
+            let mut holds = Holds::new(source.store.holders(source.state)?);
+            let births = records.iter().map(|record| record.pointer.birth);
+            births.map(|birth| holds.is_held(source.store, birth, next, Some(file))).collect()
+        })
     }
 }

@@ -284,7 +284,7 @@ impl Txn {
     }
 
     /// Whether a snapshot holds a reference that is being given up.
-    pub(in crate::store) fn is_held(&mut self, birth: Txg, owner: Owner) -> Result<bool> {
+    pub(crate) fn is_held(&mut self, birth: Txg, owner: Owner) -> Result<bool> {
         let core = &mut self.core;
         if birth > core.holds.holders.newest() {
             return Ok(false);

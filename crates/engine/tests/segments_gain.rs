@@ -1,0 +1,132 @@
+//! What optimising gains: what would stay in spite of it is left alone, and what files have left in
+//! segments is taken back.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Rng, create_options, options, problems, read_all};
+use hardpack_engine::codec::Compression;
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{
+    File, OptimizeReport, OptimizeStage, Pool, Property, ROOT, SegmentGoal,
+};
+use hardpack_engine::store::Durability;
+
+const GOAL: SegmentGoal =
+    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
+
+fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let device = Arc::new(MemoryDevice::default());
+    let pool = Pool::create(
+        device.clone() as Arc<dyn Device>,
+        &create_options(9, properties),
+        options(8 << 20),
+    );
+    (device, pool.unwrap())
+}
+
+fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
+    let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file
+}
+
+fn file_at(pool: &Pool, path: &[u8]) -> Arc<File> {
+    pool.file(pool.resolve(path).unwrap().file).unwrap()
+}
+
+fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
+    for (path, bytes) in files {
+        let found = read_all(&file_at(pool, path)).unwrap();
+        assert!(found == *bytes, "{}", String::from_utf8_lossy(path));
+    }
+    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
+}
+
+fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
+    let mut optimisation = pool.optimize(ROOT, goal).unwrap();
+    while optimisation.step().unwrap() {}
+    optimisation.report().clone()
+}
+
+fn used(pool: &Pool) -> u64 {
+    pool.store().make_durable().unwrap();
+    let ashift = pool.store().ashift();
+    pool.state().used_sectors(ashift) << ashift
+}
+
+/// Returns pairs of near-copies, of which each is half as long when it is compressed.
+fn texts(count: u64, len: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let text = |n: u64| -> Vec<u8> { Rng(n).noise(len).iter().map(|b| b'A' + b % 16).collect() };
+    let copy = |n: u64| [&[b'A' + n as u8 % 2][..], &text(n / 2)].concat();
+    (0..count).map(|n| (format!("t{n:02}").into_bytes(), copy(n))).collect()
+}
+
+/// A snapshot that is made after the survey holds what would be put into segments.
+#[test]
+fn what_a_snapshot_holds_meanwhile_is_left_alone() {
+    let (_, pool) = empty_pool(&[]);
+    let files = texts(20, 60_000);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    let mut optimisation = pool.optimize(ROOT, GOAL).unwrap();
+    while optimisation.stage() == OptimizeStage::Survey {
+        assert!(optimisation.step().unwrap());
+    }
+    pool.create_snapshot(ROOT, b"held", 0).unwrap();
+    let before = used(&pool);
+    while optimisation.step().unwrap() {}
+    assert!(used(&pool) < before + 10_000, "{} of {before}", used(&pool));
+    assert_holds(&pool, &files);
+}
+
+/// Clones of what a snapshot has, and of what is elsewhere.
+#[test]
+fn what_others_share_is_left_alone() {
+    let (_, pool) = empty_pool(&[]);
+    let files = texts(20, 60_000);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    pool.create_snapshot(ROOT, b"held", 0).unwrap();
+    for (path, _) in &files {
+        let file = pool.resolve(path).unwrap().file;
+        pool.clone_file(file, ROOT, &[b"c", &path[..]].concat(), 0).unwrap();
+    }
+    let before = used(&pool);
+    let report = optimize(&pool, GOAL);
+    assert_eq!(report.records, 0, "{report:?}");
+    assert!(used(&pool) < before + 10_000, "{} of {before}", used(&pool));
+    assert_holds(&pool, &files);
+}
+
+/// A snapshot of one directory holds nothing of another.
+#[test]
+fn what_a_snapshot_of_another_file_holds_does_not_matter() {
+    let (_, pool) = empty_pool(&[]);
+    let files = texts(20, 60_000);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    pool.create_snapshot(pool.resolve(b"t00").unwrap().file, b"held", 0).unwrap();
+    let report = optimize(&pool, GOAL);
+    assert_eq!((report.held_len, report.records), (60_001, 19), "{report:?}");
+    assert_holds(&pool, &files);
+}
+
+/// A clone of a part, whose segment a snapshot holds.
+#[test]
+fn parts_of_segments_that_snapshots_hold_stay_there() {
+    for again in [false, true] {
+        let (_, pool) = empty_pool(&[]);
+        let files = texts(20, 60_000);
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        assert_eq!(optimize(&pool, GOAL).records, 20);
+        pool.create_snapshot(ROOT, b"held", 0).unwrap();
+        pool.clone_file(pool.resolve(b"t03").unwrap().file, ROOT, b"clone", 0).unwrap();
+        files.iter().for_each(|(path, _)| pool.remove_at(path, 0).unwrap());
+        let report = optimize(&pool, SegmentGoal { again, ..GOAL });
+        assert_eq!(report.records, 0, "{report:?}");
+        assert_eq!(report.held_len, if again { 60_001 } else { 0 });
+        pool.destroy_snapshot(ROOT, b"held").unwrap();
+        assert_eq!(optimize(&pool, SegmentGoal { again, ..GOAL }).records, 1);
+        assert_holds(&pool, &[(b"clone".to_vec(), files[3].1.clone())]);
+    }
+}
