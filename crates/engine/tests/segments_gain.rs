@@ -6,12 +6,17 @@ mod common;
 use std::sync::Arc;
 
 use common::{Rng, create_options, options, problems, read_all};
+use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
     File, OptimizeReport, OptimizeStage, Pool, Property, ROOT, SegmentGoal,
 };
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::format::checksum::ChecksumKind;
+use hardpack_engine::store::format::pointer::{Place, data_pointer};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 
 const GOAL: SegmentGoal =
     SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
@@ -96,6 +101,39 @@ fn what_others_share_is_left_alone() {
     let report = optimize(&pool, GOAL);
     assert_eq!(report.records, 0, "{report:?}");
     assert!(used(&pool) < before + 10_000, "{} of {before}", used(&pool));
+    assert_holds(&pool, &files);
+}
+
+/// Returns the kinds of checksum of all records.
+fn checksums(pool: &Pool) -> Vec<ChecksumKind> {
+    let state = pool.state();
+    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
+    let mut kinds = Vec::new();
+    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met
+            && let Place::Extent { checksum_kind, .. } = data_pointer(value)?.place
+        {
+            kinds.push(checksum_kind);
+        }
+        Ok(())
+    })
+    .unwrap();
+    kinds
+}
+
+/// A directory may ask for a stronger checksum than the pool.
+#[test]
+fn checksums_are_those_that_files_ask_for() {
+    let (_, pool) = empty_pool(&[]);
+    let files = texts(20, 60_000);
+    for (path, bytes) in &files {
+        let file = put(&pool, path, b"");
+        pool.set_property(file.id(), Property::Checksum, "blake3").unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    assert_eq!(optimize(&pool, GOAL).records, 20);
+    assert_eq!(checksums(&pool), [ChecksumKind::Blake3; 20]);
     assert_holds(&pool, &files);
 }
 

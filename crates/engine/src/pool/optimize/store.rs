@@ -14,7 +14,8 @@ use crate::pool::extents::{
 };
 use crate::pool::namespace::entries;
 use crate::pool::write::jobs::parallel;
-use crate::store::format::pointer::{Filter, Pointer, sectors_for};
+use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Encoding, Owner, Patience, Txn};
 use crate::units::{Ashift, FileId, Sector};
@@ -200,7 +201,7 @@ impl Optimisation {
             return Ok(());
         }
         txn.provision(std::iter::once(segment.allocated(ashift) >> ashift))?;
-        let checksum = self.checksum;
+        let checksum = segment.checksum(self.checksum);
         let whole = txn.store_extent(&segment.stored, segment.encoding, segment.len, checksum)?;
         let placed = first.pointer(&whole);
         for part in &parts {
@@ -261,6 +262,15 @@ impl Segment {
     /// The space that it takes, in bytes.
     fn allocated(&self, ashift: Ashift) -> u64 {
         sectors_for(self.stored.len() as u32, ashift) << ashift
+    }
+
+    /// Returns the strongest of a checksum and those that its records have.
+    fn checksum(&self, least: ChecksumKind) -> ChecksumKind {
+        let kinds = self.parts.iter().flat_map(Part::pointers).filter_map(|p| match p.place {
+            Place::Extent { checksum_kind, .. } => Some(checksum_kind),
+            _ => None,
+        });
+        kinds.chain([least]).max_by_key(|kind| *kind as u8).unwrap_or(least)
     }
 }
 
