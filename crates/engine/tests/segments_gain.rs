@@ -69,6 +69,30 @@ fn texts(count: u64, len: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     (0..count).map(|n| (format!("t{n:02}").into_bytes(), copy(n))).collect()
 }
 
+/// Near-copies of noise, of which one is left: alone, it cannot be compressed.
+#[test]
+fn noise_that_is_left_of_a_family_is_taken_out_of_its_segment() {
+    let (_, pool) = empty_pool(&[]);
+    let mut files = Vec::new();
+    for n in 0..20 {
+        let original = Rng(n).noise(40_000);
+        for version in 0..2u8 {
+            let mut bytes = original.clone();
+            bytes[20_000] = version;
+            files.push((format!("f{n}-{version}").into_bytes(), bytes));
+        }
+    }
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    assert_eq!(optimize(&pool, GOAL).records, 40);
+    for (path, _) in &files[1..] {
+        pool.remove_at(path, 0).unwrap();
+    }
+    let before = used(&pool);
+    let report = optimize(&pool, GOAL);
+    assert!(used(&pool) < before / 2, "{} of {before}: {report:?}", used(&pool));
+    assert_holds(&pool, &files[..1]);
+}
+
 /// A snapshot that is made after the survey holds what would be put into segments.
 #[test]
 fn what_a_snapshot_holds_meanwhile_is_left_alone() {

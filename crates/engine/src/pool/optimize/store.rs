@@ -135,16 +135,16 @@ impl Optimisation {
             }
         }
         let overtaken = (count - parts.len()) as u64;
-        let segment = if bytes.is_empty() { None } else { self.compress(parts, &bytes)? };
+        let segment = if bytes.is_empty() { None } else { self.compress(parts, bytes)? };
         Ok((segment, overtaken))
     }
 
-    fn compress(&self, parts: Vec<Part>, bytes: &[u8]) -> Result<Option<Segment>> {
+    fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>) -> Result<Option<Segment>> {
         let ashift = self.pool.store().ashift();
         let policy = Policy { sector: ashift.sector_len(), min_savings: 0, embed_limit: 0 };
         let (mut stored, compression) = (Vec::new(), self.goal.compression);
         let encoded = codec::with_codec(|codec| {
-            codec.encode_with(compression, bytes, &policy, &mut stored, None)
+            codec.encode_with(compression, &bytes, &policy, &mut stored, None)
         });
         let (how, _) = encoded.map_err(|error| Error::encoding("segment", error))?;
         let len = bytes.len() as u32;
@@ -152,7 +152,12 @@ impl Optimisation {
             Encoded::Compressed { codec, level } => {
                 Encoding { codec, level, filter: Filter::None, gain: 0, dictionary: 0 }
             }
-            _ => return Ok(None),
+            // What is left of near-copies may not be compressible, and leaves its segment as it is.
+            Encoded::Raw => {
+                stored = bytes;
+                Encoding::RAW
+            }
+            Encoded::Hole | Encoded::Embedded { .. } => return Ok(None),
         };
         let segment = Segment { parts, len, stored, encoding };
         let all: Vec<&Part> = segment.parts.iter().collect();
