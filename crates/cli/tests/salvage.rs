@@ -5,8 +5,14 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use common::{add_rows, assert_same, hardpack, make_database, names_beside, pack};
+use hardpack_engine::Txg;
+use hardpack_engine::device::MemoryDevice;
+use hardpack_engine::pool::{Options, Pool};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 use rusqlite::Connection;
 use serde_json::Value;
 
@@ -224,4 +230,60 @@ fn all_names_and_empty_directories_come_out() {
     hardpack().args(["salvage", "-q"]).arg(&pool).arg(&out).assert().code(3);
     hardpack().args(["salvage", "-q", "--force"]).arg(&pool).arg(&out).assert().success();
     assert!(number("one") == number("three"));
+}
+
+/// Where the names above it are lost, a directory seems to lie where another file does.
+#[test]
+fn a_file_and_a_directory_with_one_path_both_come_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let tree = directory.path().join("tree");
+    fs::create_dir_all(tree.join("d/x")).unwrap();
+    fs::write(tree.join("d/x/y"), "below").unwrap();
+    fs::write(tree.join("x"), "above").unwrap();
+    // Names that fill several nodes, before and behind that of the directory.
+    for number in 0..14u64 {
+        let digest = |letter: char| {
+            let numbers =
+                (1..15).map(|n: u64| (n + 99 * number).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            numbers.fold(letter.to_string(), |name, number| name + &format!("{number:016x}"))
+        };
+        fs::write(tree.join(digest('a')), "").unwrap();
+        fs::write(tree.join(digest('m')), "").unwrap();
+    }
+    let path = directory.path().join("p.hpk");
+    hardpack().arg("create").arg(&path).assert().success();
+    let names = fs::read_dir(&tree).unwrap().map(|entry| entry.unwrap().path());
+    hardpack().args(["put", "-q"]).args(names).arg(&path).assert().success();
+    let image = fs::read(&path).unwrap();
+    let mut nodes = Vec::new();
+    {
+        let device = Arc::new(MemoryDevice::new(image.clone()));
+        let pool = Pool::open(device, Options::new(1 << 20)).unwrap();
+        let state = pool.state();
+        let root = state.superblock.roots[TreeId::Names].as_ref().unwrap();
+        walk_tree(pool.store(), TreeId::Names, root, Txg(0), &mut |met| {
+            if let Met::Node(_, pointer) = met {
+                nodes.push(pool.store().offset_of(pointer) as usize);
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    assert!(nodes.len() > 3, "{nodes:?}");
+    let mut met = 0;
+    for (number, node) in nodes.iter().enumerate() {
+        damage(&path, |bytes| {
+            bytes.clone_from(&image);
+            bytes[*node..node + 512].fill(0);
+        });
+        let out = directory.path().join(format!("out{number}"));
+        fs::create_dir(&out).unwrap();
+        let done =
+            hardpack().args(["salvage", "--json", "-q"]).arg(&path).arg(&out).output().unwrap();
+        assert!(matches!(done.status.code(), Some(0 | 1)), "{done:?}");
+        let text = String::from_utf8_lossy(&done.stdout);
+        // The file that was moved out of the way has its number behind its name.
+        met += usize::from(out.join("x").is_dir() && text.contains("/x-"));
+    }
+    assert!(met > 0, "no two paths have met");
 }

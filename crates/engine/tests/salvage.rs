@@ -6,14 +6,17 @@ mod common;
 use std::sync::Arc;
 
 use common::live::newest_superblock;
-use common::{Rng, create, only_file, options};
+use common::{Rng, create, create_options, only_file, options};
 use hardpack_engine::Txg;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Fate, Fold, FoundBy, PART_LEN, Pool, Property, Salvage, StepLimits};
+use hardpack_engine::pool::{
+    Attributes, Fate, Fold, FoundBy, Kind, PART_LEN, Pool, Property, ROOT, Salvage, StepLimits,
+};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::{
     BLOCK_LEN, EXTENTS_OFFSET, RING_OFFSET, SLOT_COUNT, slot_offset,
 };
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 
 /// The granularity of fates, in bytes.
@@ -336,4 +339,51 @@ fn a_pool_of_version_1_without_superblocks_is_a_guess() {
         }
     }
     assert!(found > truth.len() / 2, "{found} of {} bytes", truth.len());
+}
+
+/// What an entry says of a directory or a link counts where their attributes are lost.
+#[test]
+fn directories_and_links_without_attributes_are_no_files() {
+    let device = Arc::new(MemoryDevice::default());
+    let pool =
+        Pool::create(device.clone() as Arc<dyn Device>, &create_options(9, &[]), options(1 << 20))
+            .unwrap();
+    // Everything in one commit: there are no older nodes to take what is lost from.
+    pool.edit(0, |edit| {
+        for number in 0..40 {
+            let like = |kind| Attributes::new(kind, ROOT);
+            let name = |what: &str| format!("{what}{number:02}").into_bytes();
+            let directory = edit.create(ROOT, &name("d"), &like(Kind::Directory))?;
+            edit.symlink(directory, &name("l"), b"target", &like(Kind::Symlink))?;
+            for file in b'0'..=b'9' {
+                edit.create(directory, &[b'f', file], &like(Kind::File))?;
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    pool.close().unwrap();
+    let (image, state) = (device.image(), pool.state());
+    let root = state.superblock.roots[TreeId::Names].as_ref().unwrap();
+    let mut nodes = Vec::new();
+    walk_tree(pool.store(), TreeId::Names, root, Txg(0), &mut |met| {
+        if let Met::Node(_, pointer) = met {
+            nodes.push(pool.store().offset_of(pointer) as usize);
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert!(nodes.len() > 3, "{nodes:?}");
+    let (mut directories, mut links) = (0, 0);
+    for node in &nodes[1..] {
+        let salvage = open(zero(&image, *node, node + 512)).unwrap();
+        for file in salvage.files().iter().filter(|file| !file.path.is_empty()) {
+            let letter = file.path.last().unwrap()[0];
+            assert_ne!(letter, b'd', "a directory became a file: {file:?}");
+            assert_eq!(letter == b'l', file.attributes.kind == Kind::Symlink, "{file:?}");
+            links += usize::from(file.known_len.is_some() && file.target.is_some());
+        }
+        directories += salvage.directories().len();
+    }
+    assert!(links > 0 && directories > 0, "{links} links, {directories} directories");
 }

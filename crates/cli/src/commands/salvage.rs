@@ -140,11 +140,13 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
     let has_directories = salvage.directories().iter().any(|directory| !directory.path.is_empty());
     let is_directory =
         args.output.is_dir() || files.len() != 1 || has_directories || !is_single(&files[0]);
+    // Where names above are lost, a directory and a file may get the same path.
+    let above = directories_of(salvage);
     let mut taken = HashSet::new();
     let mut place = |path: &[Vec<u8>], file: &SalvageFile| {
         let id = file.id;
         let mut path = path_of(path, id);
-        if !taken.insert(path.clone()) {
+        if above.contains(&path) || !taken.insert(path.clone()) {
             let last = path.pop().unwrap_or_default();
             path.push([&last[..], format!("-{}", id.0).as_bytes()].concat());
         }
@@ -185,6 +187,22 @@ fn places(args: &SalvageArgs, input: &Path, salvage: &Salvage) -> Result<Vec<Pla
         make_directories(&args.output, &path)?;
     }
     Ok(places)
+}
+
+/// Returns the paths of all directories below the output directory.
+fn directories_of(salvage: &Salvage) -> HashSet<Vec<Vec<u8>>> {
+    let mut directories = HashSet::new();
+    for file in salvage.files() {
+        for path in [&file.path].into_iter().chain(&file.other_paths) {
+            let path = path_of(path, file.id);
+            directories.extend((1..path.len()).map(|len| path[..len].to_vec()));
+        }
+    }
+    for directory in salvage.directories().iter().filter(|directory| !directory.path.is_empty()) {
+        let path = path_of(&directory.path, directory.id);
+        directories.extend((1..=path.len()).map(|len| path[..len].to_vec()));
+    }
+    directories
 }
 
 /// The path of a file below the output directory. The names come from the pool, which may come from

@@ -189,8 +189,11 @@ impl Salvage {
         let mut places: Places = BTreeMap::new();
         for (key, (value, is_current)) in &names {
             if let Some((directory, entry)) = entries::parse_entry_of(key, value) {
-                let name = &mut files.entry(entry.file).or_default().name;
-                name.get_or_insert_with(|| entry.display_name().into());
+                let told = files.entry(entry.file).or_default();
+                told.name.get_or_insert_with(|| entry.display_name().into());
+                told.kind.get_or_insert(entry.kind);
+                // Whatever has names in it is one.
+                files.entry(directory).or_default().kind = Some(Kind::Directory);
                 places.entry(entry.file).or_default().push((directory, entry.name));
             } else if let Some(link) = entries::parse_target_of(key) {
                 // The parts come in order.
@@ -205,9 +208,10 @@ impl Salvage {
                 files.entry(*file).or_default();
             }
         }
-        for (id, Told { name, attributes, target }) in files {
+        for (id, Told { name, kind, attributes, target }) in files {
             let end = ends.get(&id).copied().unwrap_or(0);
-            let nothing = Attributes { len: end, ..Attributes::new(Kind::File, ROOT) };
+            let kind = kind.unwrap_or(Kind::File);
+            let nothing = Attributes { len: end, ..Attributes::new(kind, ROOT) };
             let (mut attributes, is_current) = attributes.unwrap_or((nothing, false));
             let mut paths = paths_of(&places, id);
             let is_led_to = paths.iter().all(|(_, is_from_root)| *is_from_root);
@@ -265,6 +269,8 @@ fn paths_of(places: &Places, file: FileId) -> Vec<(Vec<Vec<u8>>, bool)> {
 #[derive(Default)]
 struct Told {
     name: Option<String>,
+    /// What a name says that it is.
+    kind: Option<Kind>,
     target: Option<Vec<u8>>,
     /// The attributes, and whether they belong to the state.
     attributes: Option<(Attributes, bool)>,
