@@ -1,17 +1,17 @@
 //! Finds out which pieces of data resemble each other, without comparing any two of them.
 //!
 //! A rolling hash passes over the bytes. Some of its values are sampled: where content is the same,
-//! the same values are sampled, wherever in a piece it lies. The *sketch* of a piece is the smallest
-//! of them, after they were mixed. Of two pieces that have most of their content in common, most of
-//! the sketch is the same; of two that have a part in common, such as records of a file into which
-//! something was inserted, a part.
+//! the same values are sampled, wherever in a piece it lies. The *sketch* of a piece is the
+//! smallest of them, after they were mixed. If two pieces have most of their content in common,
+//! most of the sketch is the same; if they have a part in common, such as records of a file into
+//! which something was inserted, a part.
 //!
 //! Considered and rejected: super-features, of which two pieces share one or none. They find copies
 //! with few changes only, and segments ended up a quarter larger.
 //!
 //! Source: Broder, "On the Resemblance and Containment of Documents" (the smallest values); Zou et
-//! al., "Odess: Speeding up Resemblance Detection for Redundancy Elimination by Fast Content-Defined
-//! Sampling" (the sampling).
+//! al., "Odess: Speeding up Resemblance Detection for Redundancy Elimination by Fast
+//! Content-Defined Sampling" (the sampling).
 
 /// How many values a sketch has, at most.
 const VALUE_COUNT: usize = 12;
