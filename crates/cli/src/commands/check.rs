@@ -40,6 +40,11 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         output::print(findings.text(args, seconds))
     };
     done.cannot("report on", text::path(&args.pool))?;
+    if findings.problem_count() == 0
+        && let Some(why) = findings.locked.clone()
+    {
+        return Err(Reason::new(Code::InUse, why)).cannot("check", text::path(&args.pool));
+    }
     Ok(ExitCode::from(match findings.problem_count() {
         0 if findings.is_clean() => 0,
         // No problems were found, but not everything could be checked.
@@ -63,8 +68,8 @@ struct Findings {
     foreign: Vec<(Vec<u8>, String)>,
     /// The databases that SQLite cannot open or lock, and why.
     out_of_reach: Vec<(Vec<u8>, String)>,
-    /// Some of these may be checked later.
-    is_locked: bool,
+    /// Why one of these can be checked later.
+    locked: Option<String>,
 }
 
 /// What SQLite has to say about a database.
@@ -128,7 +133,7 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
     // Closed before SQLite takes locks on the file: closing a descriptor would drop them.
     drop(pool);
     let (mut integrity, mut foreign, mut out_of_reach) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut checked, mut is_locked) = (0, false);
+    let (mut checked, mut locked) = (0, None);
     for database in &databases {
         let name = || database.name.clone();
         match check_where_it_is(args, database)? {
@@ -139,7 +144,7 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
             Verdict::Foreign(why) => foreign.push((name(), why)),
             Verdict::OutOfReach(why) => out_of_reach.push((name(), why)),
             Verdict::Locked(why) => {
-                is_locked = true;
+                locked.get_or_insert_with(|| why.clone());
                 out_of_reach.push((name(), why));
             }
             Verdict::Gone => {}
@@ -154,7 +159,7 @@ fn check(args: &CheckArgs) -> Result<Findings, Reason> {
         integrity,
         foreign,
         out_of_reach,
-        is_locked,
+        locked,
     })
 }
 
@@ -330,7 +335,7 @@ impl Findings {
         self.report.is_clean()
             && self.report.overtaken.is_empty()
             && self.integrity.is_empty()
-            && !self.is_locked
+            && self.locked.is_none()
     }
 
     fn problem_count(&self) -> usize {
@@ -387,7 +392,9 @@ impl Findings {
                 "integrity_check: {name}only its own program can run it: {why}\n"
             ));
         }
-        for (name, why) in self.out_of_reach.iter().filter(|_| !args.work.quiet || self.is_locked) {
+        for (name, why) in
+            self.out_of_reach.iter().filter(|_| !args.work.quiet || self.locked.is_some())
+        {
             let name = if name.is_empty() { String::new() } else { text::escaped(name) + ": " };
             let why = text::line(why);
             text.push_str(&format!("integrity_check: {name}not checked: {why}\n"));
