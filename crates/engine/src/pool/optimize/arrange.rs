@@ -174,8 +174,13 @@ fn sharers<T: Ord + Copy>(sorted: &[(T, u32)], of: T, is_placed: &[bool]) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use super::super::sketch::tests::noise;
     use super::*;
+
+    /// Bytes that resemble no others.
+    fn noise(seed: u64, len: usize) -> Vec<u8> {
+        let hash = |at: u64| twox_hash::XxHash3_64::oneshot_with_seed(seed, &at.to_le_bytes());
+        (0..len as u64 / 8).flat_map(|at| hash(at).to_le_bytes()).collect()
+    }
 
     /// Items of 64 KiB, each of the content and name given.
     fn items(contents: &[(Vec<u8>, u64)]) -> Vec<Item> {

@@ -88,10 +88,10 @@ pub(super) fn name_hash(parts: &[&[u8]], offset: u64) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
-    pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    fn noise(seed: u64, len: usize) -> Vec<u8> {
         (0..len as u64).map(|at| mix((seed << 32 | at).wrapping_mul(STEP)) as u8).collect()
     }
 
