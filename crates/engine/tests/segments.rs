@@ -7,12 +7,13 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::segments::{GOAL, assert_holds, file_at, optimize, put, used};
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
-    Attributes, File, Kind, OptimizeReport, OptimizeStage, Options, Pool, Property, ROOT,
-    ReceiveOptions, SegmentGoal, SendPlan,
+    Attributes, File, Kind, OptimizeStage, Options, Pool, Property, ROOT, ReceiveOptions,
+    SegmentGoal, SendPlan,
 };
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::data_pointer;
@@ -21,8 +22,6 @@ use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::{FileId, Txg};
 
-const GOAL: SegmentGoal =
-    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
 /// Versions of a program, the files of each, and the length of one.
 const VERSION_COUNT: usize = 4;
 const FILE_COUNT: usize = 12;
@@ -63,13 +62,6 @@ fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
     (device, pool.unwrap())
 }
 
-fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
-    let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
-    file.write_at(bytes, 0).unwrap();
-    file.commit(Durability::Durable).unwrap();
-    file
-}
-
 impl Family {
     fn new(properties: &[(Property, &str)]) -> Family {
         let (device, pool) = empty_pool(properties);
@@ -104,28 +96,8 @@ impl Family {
     }
 
     fn used(&self) -> u64 {
-        self.pool.store().make_durable().unwrap();
-        let ashift = self.pool.store().ashift();
-        self.pool.state().used_sectors(ashift) << ashift
+        used(&self.pool)
     }
-}
-
-fn file_at(pool: &Pool, path: &[u8]) -> Arc<File> {
-    pool.file(pool.resolve(path).unwrap().file).unwrap()
-}
-
-fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
-    for (path, bytes) in files {
-        let found = read_all(&file_at(pool, path)).unwrap();
-        assert!(found == *bytes, "{}", String::from_utf8_lossy(path));
-    }
-    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
-}
-
-fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
-    let mut optimisation = pool.optimize(ROOT, goal).unwrap();
-    while optimisation.step().unwrap() {}
-    optimisation.report().clone()
 }
 
 fn compact(pool: &Pool) -> u64 {

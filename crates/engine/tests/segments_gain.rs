@@ -5,21 +5,16 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Rng, create_options, options, problems, read_all};
+use common::segments::{GOAL, assert_holds, optimize, put, used};
+use common::{Rng, create_options, options};
 use hardpack_engine::Txg;
-use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{
-    File, OptimizeReport, OptimizeStage, Pool, Property, ROOT, SegmentGoal,
-};
+use hardpack_engine::pool::{OptimizeStage, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::checksum::ChecksumKind;
 use hardpack_engine::store::format::pointer::{Place, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
-
-const GOAL: SegmentGoal =
-    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
 
 fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
     let device = Arc::new(MemoryDevice::default());
@@ -29,37 +24,6 @@ fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
         options(8 << 20),
     );
     (device, pool.unwrap())
-}
-
-fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
-    let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
-    file.write_at(bytes, 0).unwrap();
-    file.commit(Durability::Durable).unwrap();
-    file
-}
-
-fn file_at(pool: &Pool, path: &[u8]) -> Arc<File> {
-    pool.file(pool.resolve(path).unwrap().file).unwrap()
-}
-
-fn assert_holds(pool: &Pool, files: &[(Vec<u8>, Vec<u8>)]) {
-    for (path, bytes) in files {
-        let found = read_all(&file_at(pool, path)).unwrap();
-        assert!(found == *bytes, "{}", String::from_utf8_lossy(path));
-    }
-    assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
-}
-
-fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
-    let mut optimisation = pool.optimize(ROOT, goal).unwrap();
-    while optimisation.step().unwrap() {}
-    optimisation.report().clone()
-}
-
-fn used(pool: &Pool) -> u64 {
-    pool.store().make_durable().unwrap();
-    let ashift = pool.store().ashift();
-    pool.state().used_sectors(ashift) << ashift
 }
 
 /// Returns pairs of near-copies, of which each is half as long when it is compressed.

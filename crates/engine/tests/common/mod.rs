@@ -12,6 +12,7 @@ pub mod replay;
 pub mod rewriting;
 pub mod scheduled;
 pub mod scheduler;
+pub mod segments;
 pub mod shapes;
 pub mod sim_device;
 pub mod snapshotting;
