@@ -45,7 +45,6 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
     let (mut is_new, mut made) = (false, PathBuf::new());
     if args.tar {
         tarball::extract(args, &sources, &dest, &account)?;
-        tell_logs_of(&sources);
     } else {
         let cannot = |reason: Reason| reason.cannot("extract to", text::path(&dest));
         // Nothing is made for sources that are not there.
@@ -63,8 +62,8 @@ pub fn run(args: &ExtractArgs) -> Result<ExitCode, Failure> {
             extract(args, source, &top, name.as_deref(), &account).cannot("extract", source)?;
         }
         top.sync().map_err(|error| cannot(error.into()))?;
-        tell_logs_of(&sources);
     }
+    tell_logs_of(&sources);
     let done = account.into_summary();
     if is_new && done.failed > 0 {
         // An error means that something came into it after all.
