@@ -32,7 +32,8 @@ RESERVED, RESERVED_LEN = 1 << 30, 64 << 10
 NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, INDEX = range(11)
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
-    snapshot-ids pinned-readers reader-slots special-files pages-apart segments""".split()
+    snapshot-ids pinned-readers reader-slots special-files pages-apart segments
+    parts-by-content""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART = 1, 2, 3
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}

@@ -133,7 +133,11 @@ class Verifier:
     def references(self):
         """Checks the refs tree: the number of pointers to an extent, and the hash of its content."""
         entries = dict(self.live.entries(REFS))
+        segment = None
         for key, value in entries.items():
+            if len(key) == 16:
+                self.part(segment, key, value)
+                continue
             count, kind, parts, reserved, birth, length, stored_len = struct.unpack_from("<IBB2sQII", value)
             sector = u64be(key)
             need(is_zero(reserved) and self.pointers[sector] == count, f"sector {sector} has {count} references noted")
@@ -141,16 +145,26 @@ class Verifier:
             need(self.lengths[sector] == sectors, "the length of a shared extent is wrong")
             values = length, stored_len, sectors * self.pool.sector
             self.count(COUNTED, 1, *values)
-            need(parts == 0 or parts == 1 and kind == 0, "a segment has a hash, or a mark is unknown")
+            need(parts == 0 or parts in (1, 2) and kind == 0, "a segment has a hash, or a mark is unknown")
+            segment = (sector, self.live.extent(Pointer(value[24:]))) if parts == 2 else None
             further = 0 if parts else count - 1
             self.count(SHARED, further, *(further * value for value in values))
-            need(kind in HASHES or kind == 0 and len(value) == 24, "a kind of hash is unknown")
+            need(kind in HASHES or parts == 2 or len(value) == 24, "a kind of hash is unknown")
             if kind:
                 pointer = Pointer(value[56:])
                 need(pointer.sector == sector and pointer.birth >= birth, "a hash belongs to another extent")
                 need(HASHES[kind](self.live.extent(pointer)) == value[24:56], "the hash of an extent is wrong")
         for sector, count in self.pointers.items():
             need(count == 1 or struct.pack(">Q", sector) in entries, f"sector {sector} is shared but not counted")
+
+    def part(self, segment, key, value):
+        """Checks an entry by which bytes of a segment can be found."""
+        offset, length, kind, reserved = struct.unpack_from("<IIB3s", value)
+        need(len(value) == 36 and is_zero(reserved) and kind in HASHES, "the entry of a part is malformed")
+        need(segment and segment[0] == u64be(key), "a part belongs to no segment")
+        content = segment[1][offset : offset + length]
+        need(length == len(content) > 0, "a part is not inside its segment")
+        need(HASHES[kind](content) == key[8:] + value[12:], "the hash of a part is wrong")
 
     def space(self):
         """Checks that each sector up to the end is used once, or free once."""

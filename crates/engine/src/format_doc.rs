@@ -9,7 +9,10 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::dead::DEAD_KEY_LEN;
 use crate::store::format::node::Node;
 use crate::store::format::pointer::{POINTER_HEADER_LEN, Place, Pointer};
-use crate::store::format::refs::{CONTENT_HASH_LEN, ContentHash, HashKind, Refs};
+use crate::store::format::refs::{
+    CONTENT_HASH_LEN, ContentHash, HashKind, PartContent, Refs, RefsEntry, parse_refs_entry,
+    part_key,
+};
 use crate::store::format::snapshot::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::store::format::stats::{CodecStats, PoolStats};
 use crate::store::format::superblock::{
@@ -178,6 +181,7 @@ fn refs_are_as_documented() {
         len: 1000,
         stored_len: 777,
         content: Some((hash, pointer())),
+        whole: None,
     };
     let encoded = refs.encode();
     let (front, content) = encoded.split_at(24);
@@ -191,7 +195,42 @@ fn refs_are_as_documented() {
     ]);
     compare("refs", front, expected);
     assert_eq!(content, [&[7; CONTENT_HASH_LEN][..], &pointer().to_bytes()].concat());
-    assert_eq!(Refs::decode(&encoded), Some(refs));
+    assert_eq!(Refs::decode(&encoded), Some(refs.clone()));
+
+    let segment = Refs { has_parts: true, content: None, whole: Some(pointer()), ..refs };
+    let encoded = segment.encode();
+    assert_eq!((encoded[4], encoded[5], &encoded[24..]), (0, 2, &pointer().to_bytes()[..]));
+    assert_eq!(Refs::decode(&encoded), Some(segment));
+    let mut with_hash = encoded.clone();
+    with_hash[4] = 1;
+    assert_eq!(Refs::decode(&with_hash), None);
+}
+
+#[test]
+fn parts_by_content_are_as_documented() {
+    let mut hash = [9; CONTENT_HASH_LEN];
+    hash[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    let hash = ContentHash { kind: HashKind::Blake3, hash };
+    let part = PartContent { offset: 4321, len: 777, hash };
+    let expected = HashMap::from([
+        ("offset", 4321u32.to_le_bytes().to_vec()),
+        ("len", 777u32.to_le_bytes().to_vec()),
+        ("hash_kind", vec![1]),
+        ("hash", vec![9; 24]),
+    ]);
+    let (key, value) = (part_key(Sector(81), &hash), part.encode());
+    compare("refs_part", &value, expected);
+    assert_eq!(key, [0, 0, 0, 0, 0, 0, 0, 81, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let parsed = parse_refs_entry(&key, &value).unwrap();
+    assert_eq!(parsed, RefsEntry::Part(Sector(81), part));
+    for (key, value) in [
+        (&key[..], &value[..35]),
+        (&key[..15], &value[..]),
+        (&key[..], &[&value[..], &[0]].concat()[..]),
+        (&key[..8], &value[..]),
+    ] {
+        assert!(parse_refs_entry(key, value).is_err());
+    }
 }
 
 #[test]

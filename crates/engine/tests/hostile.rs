@@ -13,7 +13,7 @@ use common::{GUID, Rng, create, only_file, options, read_all};
 use hardpack_engine::device::Device;
 use hardpack_engine::pool::{Fold, Pool, Property, ROOT, Settings, StepLimits};
 use hardpack_engine::store::checksum::ChecksumKind;
-use hardpack_engine::store::format::refs::{ContentHash, HashKind, Refs};
+use hardpack_engine::store::format::refs::{ContentHash, HashKind, PartContent, Refs, part_key};
 use hardpack_engine::store::node::Node;
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Inline, Place, Pointer};
 use hardpack_engine::store::superblock::slot_offset;
@@ -271,9 +271,18 @@ fn refs_entry(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
         len: rng.pick(&[content.len, len]),
         stored_len: rng.pick(&[content.stored_len, stored_len]),
         has_parts: false,
-        content: Some((hash, content)).filter(|_| rng.one_in(2)),
+        content: Some((hash, content.clone())).filter(|_| rng.one_in(2)),
+        whole: None,
     };
-    (sector.to_be_bytes().to_vec(), refs.encode())
+    let offset = rng.pick(&[0, 1, any as u32]);
+    let part = PartContent { offset, len: rng.pick(&[content.len, 1, 0, len]), hash };
+    let segment = Refs { has_parts: true, content: None, whole: Some(content), ..refs.clone() };
+    let key = sector.to_be_bytes().to_vec();
+    match rng.below(4) {
+        0 => (part_key(Sector(sector), &hash).to_vec(), part.encode()),
+        1 => (key, segment.encode()),
+        _ => (key, refs.encode()),
+    }
 }
 
 #[test]

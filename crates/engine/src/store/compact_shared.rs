@@ -155,23 +155,25 @@ impl Txn {
         for ((tree, key), old) in entries.iter().zip(&pointers) {
             self.insert(*tree, key, &moved_to(old, sector, self.txg()).to_bytes())?;
         }
-        self.move_refs(&refs, run.start, sector)?;
+        self.move_refs(&refs, run.start, &moved_to(first, sector, self.txg()))?;
         for old in &pointers {
             self.free(old, Owner::Nobody)?;
         }
         Ok(true)
     }
 
-    /// Makes the entry of the refs tree for the new place.
-    fn move_refs(&mut self, refs: &Refs, from: Sector, to: Sector) -> Result<()> {
-        let txg = self.txg();
+    /// Makes the entry of the refs tree for the new place, to which `pointer` leads.
+    fn move_refs(&mut self, refs: &Refs, from: Sector, pointer: &Pointer) -> Result<()> {
+        let Place::Extent { sector: to, .. } = pointer.place else { return Ok(()) };
+        let birth = self.txg();
         let content = refs.content.as_ref();
-        let content = content.map(|(hash, pointer)| (*hash, moved_to(pointer, to, txg)));
+        let content = content.map(|(hash, pointer)| (*hash, moved_to(pointer, to, birth)));
         self.forget_content(from)?;
-        self.set_refs(to, &Refs { birth: txg, content: content.clone(), ..refs.clone() })?;
+        let moved = Refs { birth, content: content.clone(), whole: None, ..refs.clone() };
+        self.set_refs(to, &moved)?;
         match content {
             Some((hash, _)) => self.note_content(&hash, to),
-            None => Ok(()),
+            None => self.copy_part_contents(from, pointer),
         }
     }
 }

@@ -34,7 +34,7 @@ use super::{Options, Pool};
 use crate::error::{Error, Result};
 use crate::store::format::dead::parse_dead;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::refs::parse_refs;
+use crate::store::format::refs::{RefsEntry, parse_refs_entry};
 use crate::store::format::stats::PoolStats;
 use crate::store::space::account::SpaceAccount;
 use crate::store::tree::walk::{Bounds, Met, walk_where};
@@ -156,7 +156,7 @@ fn check_state(
                         report.add(None, None, error);
                     }
                     if tree == TreeId::Refs
-                        && let Ok((_, refs)) = parse_refs(key, value)
+                        && let Ok(RefsEntry::Extent(_, refs)) = parse_refs_entry(key, value)
                     {
                         counted.count_refs(&refs, store.ashift(), true);
                     }

@@ -13,9 +13,11 @@ use crate::pool::extents::{
     FileExtent, file_extent_key, file_extents_in, patches_over, read_range,
 };
 use crate::pool::namespace::entries;
+use crate::pool::namespace::props::Dedup;
 use crate::pool::write::jobs::parallel;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
+use crate::store::format::refs::{ContentHash, PartContent};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Encoding, Owner, Patience, Txn};
 use crate::units::{Ashift, FileId, Sector};
@@ -38,6 +40,8 @@ struct Part {
     slot: Slot,
     /// Where its bytes begin in the segment.
     offset: u32,
+    /// By what others are to find it.
+    content: Option<ContentHash>,
 }
 
 /// A segment that is ready to be stored.
@@ -118,7 +122,9 @@ impl Optimisation {
             let offset = bytes.len() as u32;
             bytes.extend_from_slice(&piece_bytes);
             let first = parts.len();
-            parts.push(Part { piece: self.survey.piece(*number).clone(), slot, offset });
+            let piece = self.survey.piece(*number).clone();
+            let mut content = self.content_hash(piece.file, &piece_bytes)?;
+            parts.push(Part { piece, slot, offset, content: None });
             for equal in self.survey.equal_to(*number) {
                 let piece = self.survey.piece(*equal).clone();
                 let slot = self.pool.read(|source| slot_of(source, &piece))?;
@@ -131,12 +137,26 @@ impl Optimisation {
                     }
                     None => None,
                 };
-                parts.extend(slot.map(|slot| Part { piece, slot, offset }));
+                let Some(slot) = slot else { continue };
+                if content.is_none() {
+                    content = self.content_hash(piece.file, &piece_bytes)?;
+                }
+                parts.push(Part { piece, slot, offset, content: None });
             }
+            parts[first..].iter_mut().for_each(|part| part.content = content);
         }
         let overtaken = (count - parts.len()) as u64;
         let segment = if bytes.is_empty() { None } else { self.compress(parts, bytes)? };
         Ok((segment, overtaken))
+    }
+
+    /// Returns the hash by which records equal to one of a file are to be found, if they are.
+    fn content_hash(&self, file: FileId, bytes: &[u8]) -> Result<Option<ContentHash>> {
+        let settings = match self.pool.settings(file) {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            settings => settings?,
+        };
+        Ok((settings.dedup != Dedup::Off).then(|| settings.dedup_hash.of(bytes)))
     }
 
     fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>) -> Result<Option<Segment>> {
@@ -213,8 +233,17 @@ impl Optimisation {
             put(&mut txn, part, &whole)?;
         }
         let count = parts.len() as u32;
+        let contents: Vec<PartContent> = parts.iter().filter_map(|part| part.found()).collect();
+        if !placed.is_part()
+            && let [PartContent { hash, .. }, ..] = contents[..]
+        {
+            txn.add_content(&placed, hash)?;
+        }
         if placed.is_part() || count > 1 {
             txn.count_parts(&placed, count)?;
+        }
+        if placed.is_part() {
+            txn.add_part_contents(&placed, &contents)?;
         }
         txn.commit(Durability::Visible)?;
         self.report.segments += 1;
@@ -254,6 +283,11 @@ impl Part {
         let owner = Owner::File(self.piece.file);
         let mut births = self.slot.records.iter().map(|record| record.pointer.birth);
         births.try_fold(false, |held, birth| Ok(held || txn.is_held(birth, owner)?))
+    }
+
+    /// Returns by what it is to be found.
+    fn found(&self) -> Option<PartContent> {
+        self.content.map(|hash| PartContent { offset: self.offset, len: self.piece.len, hash })
     }
 
     /// Returns its pointer to the segment.

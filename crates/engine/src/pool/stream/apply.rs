@@ -310,15 +310,20 @@ impl Apply {
         // Parts of one segment may differ in what they are of it.
         let is_part = like.is_part() && sent.is_part();
         let (len, part_offset) = if is_part { part(like) } else { part(&sent) };
+        let mut is_in_segment = false;
         let is_same = match like.place {
             Place::Extent { .. }
                 if travelling(like) == Pointer { len, part_offset, ..sent.clone() } =>
             {
                 true
             }
-            Place::Extent { sector, .. } => {
-                let is_found = txn.refs(sector)?.is_some_and(|refs| refs.content.is_some());
-                is_found && part(like) == part(&sent) && !sent.is_delta() && at.tree == TreeId::Map
+            Place::Extent { sector, .. } if !sent.is_delta() && at.tree == TreeId::Map => {
+                let refs = txn.refs(sector)?;
+                // In a segment of this pool it may be anywhere.
+                is_in_segment = refs.as_ref().is_some_and(|refs| refs.whole.is_some())
+                    && (like.len, sent.part_offset, sent.len) == (sent.len, 0, sent.extent_len);
+                let is_found = refs.is_some_and(|refs| refs.content.is_some());
+                is_in_segment || is_found && part(like) == part(&sent)
             }
             _ => false,
         };
@@ -327,7 +332,7 @@ impl Apply {
                 "expected the record that it shares to be as it says, found another",
             ));
         }
-        let (len, part_offset) = part(&sent);
+        let (len, part_offset) = if is_in_segment { part(like) } else { part(&sent) };
         let copy = Pointer { span_log2: pointer.span_log2, len, part_offset, ..like.clone() };
         check_place(txn, file, at, &copy)?;
         let copy = txn.share(&copy)?.ok_or_else(|| {

@@ -25,7 +25,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{ContentHash, HashKind};
 use crate::store::trees::TreeId;
-use crate::store::{Encoding, Txn};
+use crate::store::{Encoding, Txn, refs};
 use crate::units::Sector;
 
 /// Where the bytes of a job may already be stored.
@@ -155,7 +155,7 @@ fn content_at(
     sector: Sector,
     hash: &ContentHash,
 ) -> Result<Option<Pointer>> {
-    Ok(source.refs(sector)?.and_then(|refs| refs.content_of(sector, hash).cloned()))
+    refs::content_at(&mut |key| source.get(TreeId::Refs, key), sector, hash)
 }
 
 /// Returns the record that a job replaces, if it has the same slot.
@@ -202,7 +202,7 @@ pub(in crate::pool) fn share(
         }
     }
     if let Some(old) = overwritten(txn, target, job)?.map(|old| old.pointer)
-        && (&old.place, old.len) == (&found.place, found.len)
+        && (&old.place, old.part_offset, old.len) == (&found.place, found.part_offset, found.len)
     {
         return Ok(Shared::Unchanged(old));
     }

@@ -23,7 +23,7 @@ pub fn parse_space_entry(tree: TreeId, key: &[u8], value: &[u8]) -> Result<()> {
     match tree {
         TreeId::Space => space::space_entry(key, value).map(drop),
         TreeId::Freed => space::freed_entry(key, value).map(drop),
-        TreeId::Refs => refs::parse_refs(key, value).map(drop),
+        TreeId::Refs => refs::parse_refs_entry(key, value).map(drop),
         TreeId::Dead => dead::parse_dead(key, value).map(drop),
         TreeId::Snapshots => snapshot::parse_snapshot(key, value).map(drop),
         _ => Ok(()),

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! sector u64 BE   -> count u32, hash kind u8, parts u8, 2 zero bytes, birth u64, len u32,
-//!                    stored len u32; with a hash also: hash of the content, 32 bytes, pointer
+//!                    stored len u32; with a hash also: hash of the content, 32 bytes, pointer;
+//!                    if parts can be found by their content: pointer to the whole segment
+//! sector u64 BE, front of the hash u64 BE
+//!                 -> offset u32, len u32, hash kind u8, 3 zero bytes, rest of the hash, 24 bytes
 //! ```
 
 use std::fmt;
@@ -18,6 +21,11 @@ use crate::units::{Sector, Txg};
 
 /// The length of a content hash, in bytes.
 pub const CONTENT_HASH_LEN: usize = 32;
+/// The length of the part of a hash that the index, and keys of parts, use.
+const FRONT_LEN: usize = 8;
+/// The value of `parts` for a segment, and for one of which parts can be found by their content.
+const PARTS: u8 = 1;
+const PARTS_BY_CONTENT: u8 = 2;
 
 /// The function that made a content hash. The discriminants are the numbers on disk. All are
 /// cryptographic: with others, equal hashes would not imply equal content.
@@ -84,8 +92,8 @@ pub struct ContentHash {
 impl ContentHash {
     /// Returns the part of the hash that the index uses.
     pub(in crate::store) fn prefix(&self) -> u64 {
-        let mut first = [0; 8];
-        first.copy_from_slice(&self.hash[..8]);
+        let mut first = [0; FRONT_LEN];
+        first.copy_from_slice(&self.hash[..FRONT_LEN]);
         u64::from_be_bytes(first)
     }
 }
@@ -105,6 +113,28 @@ pub struct Refs {
     pub stored_len: u32,
     /// The hash of the content, and a pointer to all of it.
     pub content: Option<(ContentHash, Pointer)>,
+    /// A pointer to all of a segment of which parts can be found by their content.
+    pub whole: Option<Pointer>,
+}
+
+/// The entry of a part of a segment that can be found by its content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartContent {
+    /// Where its bytes begin in the segment.
+    pub offset: u32,
+    /// How many there are.
+    pub len: u32,
+    /// Their hash.
+    pub hash: ContentHash,
+}
+
+/// An entry of the tree, and the sector that it belongs to.
+#[derive(Clone, PartialEq, Debug)]
+pub enum RefsEntry {
+    /// That of an extent.
+    Extent(Sector, Refs),
+    /// That of a part of a segment. The entry of the segment comes before it.
+    Part(Sector, PartContent),
 }
 
 impl Refs {
@@ -114,7 +144,11 @@ impl Refs {
         let mut f = FieldWriter(&mut out);
         f.u32(self.count);
         f.u8(self.content.as_ref().map_or(0, |(hash, _)| hash.kind as u8));
-        f.u8(u8::from(self.has_parts));
+        f.u8(match (self.has_parts, &self.whole) {
+            (false, _) => 0,
+            (true, None) => PARTS,
+            (true, Some(_)) => PARTS_BY_CONTENT,
+        });
         f.zeros(2);
         f.u64(self.birth.0);
         f.u32(self.len);
@@ -122,6 +156,8 @@ impl Refs {
         if let Some((hash, pointer)) = &self.content {
             f.bytes(&hash.hash);
             pointer.encode(f.0);
+        } else if let Some(whole) = &self.whole {
+            whole.encode(f.0);
         }
         out
     }
@@ -135,17 +171,17 @@ impl Refs {
         f.zeros(2)?;
         let birth = Txg(f.u64()?);
         let (len, stored_len) = (f.u32()?, f.u32()?);
-        let content = match kind {
-            0 => f.0.is_empty().then_some(None)?,
-            kind => {
+        let (content, whole) = match (kind, parts) {
+            (0, 0 | PARTS) => f.0.is_empty().then_some((None, None))?,
+            (0, PARTS_BY_CONTENT) => (None, Some(Pointer::decode(f.0)?)),
+            (kind, 0) => {
                 let kind = HashKind::from_stored(kind)?;
                 let hash = f.bytes(CONTENT_HASH_LEN)?.try_into().ok()?;
-                Some((ContentHash { kind, hash }, Pointer::decode(f.0)?))
+                (Some((ContentHash { kind, hash }, Pointer::decode(f.0)?)), None)
             }
+            _ => return None,
         };
-        let has_parts = parts == 1 && content.is_none();
-        (has_parts || parts == 0).then_some(())?;
-        Some(Refs { count, birth, has_parts, len, stored_len, content })
+        Some(Refs { count, birth, has_parts: parts != 0, len, stored_len, content, whole })
     }
 
     /// Creates an entry with one reference to the extent of a pointer.
@@ -153,13 +189,59 @@ impl Refs {
         let Pointer { birth, len, extent_len, stored_len, .. } = *pointer;
         let has_parts = pointer.is_part();
         let len = if has_parts { extent_len } else { len };
-        Refs { count: 1, birth, has_parts, len, stored_len, content: None }
+        Refs { count: 1, birth, has_parts, len, stored_len, content: None, whole: None }
     }
 
     /// Returns the pointer to the content if the extent at `sector` holds content with this hash.
     pub fn content_of(&self, sector: Sector, hash: &ContentHash) -> Option<&Pointer> {
         let (found, pointer) = self.content.as_ref()?;
         (found == hash && is_content_of(sector, pointer)).then_some(pointer)
+    }
+
+    /// Returns the pointer to a part of the segment at `sector`, if that has such a part.
+    pub fn pointer_to(&self, sector: Sector, part: &PartContent) -> Option<Pointer> {
+        let whole = self.whole.as_ref().filter(|whole| is_content_of(sector, whole))?;
+        let end = u64::from(part.offset) + u64::from(part.len);
+        let is_inside = part.len > 0 && end <= u64::from(whole.extent_len);
+        is_inside.then(|| Pointer { part_offset: part.offset, len: part.len, ..whole.clone() })
+    }
+}
+
+/// Returns the key of the part with this content of the segment at a sector.
+pub fn part_key(sector: Sector, hash: &ContentHash) -> [u8; 16] {
+    key_of_part(sector, hash.prefix())
+}
+
+/// Returns the key of a part by the front of its hash.
+pub(in crate::store) fn key_of_part(sector: Sector, front: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&sector.0.to_be_bytes());
+    key[8..].copy_from_slice(&front.to_be_bytes());
+    key
+}
+
+impl PartContent {
+    /// Encodes the value of the entry.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(36);
+        let mut f = FieldWriter(&mut out);
+        f.u32(self.offset);
+        f.u32(self.len);
+        f.u8(self.hash.kind as u8);
+        f.zeros(3);
+        f.bytes(&self.hash.hash[FRONT_LEN..]);
+        out
+    }
+
+    fn decode(front: [u8; FRONT_LEN], value: &[u8]) -> Option<PartContent> {
+        let mut f = FieldReader(value);
+        let (offset, len) = (f.u32()?, f.u32()?);
+        let kind = HashKind::from_stored(f.u8()?)?;
+        f.zeros(3)?;
+        let mut hash = [0; CONTENT_HASH_LEN];
+        hash[..FRONT_LEN].copy_from_slice(&front);
+        hash[FRONT_LEN..].copy_from_slice(f.bytes(CONTENT_HASH_LEN - FRONT_LEN)?);
+        f.0.is_empty().then_some(PartContent { offset, len, hash: ContentHash { kind, hash } })
     }
 }
 
@@ -170,12 +252,13 @@ fn is_content_of(sector: Sector, pointer: &Pointer) -> bool {
         && (pointer.part_offset, pointer.len) == (0, pointer.extent_len)
 }
 
-/// Parses an entry of the tree.
+/// Parses the entry of an extent.
 pub fn parse_refs(key: &[u8], value: &[u8]) -> Result<(Sector, Refs)> {
     let sector = key.try_into().map(u64::from_be_bytes).ok();
     let parsed = sector.map(Sector).zip(Refs::decode(value));
     let is_sound = |(sector, refs): &(Sector, Refs)| {
-        refs.content.as_ref().is_none_or(|(_, pointer)| {
+        let pointers = refs.content.iter().map(|(_, pointer)| pointer).chain(&refs.whole);
+        pointers.into_iter().all(|pointer| {
             is_content_of(*sector, pointer)
                 && (pointer.len, pointer.stored_len) == (refs.len, refs.stored_len)
         })
@@ -185,6 +268,21 @@ pub fn parse_refs(key: &[u8], value: &[u8]) -> Result<(Sector, Refs)> {
             "expected a count of references and the content they share, found {}",
             Found(value)
         );
+        Error::corrupt("entry", TreeId::Refs.location_of(key), what)
+    })
+}
+
+/// Parses any entry of the tree.
+pub fn parse_refs_entry(key: &[u8], value: &[u8]) -> Result<RefsEntry> {
+    let Some((sector, front)) = key.split_first_chunk::<8>().filter(|(_, rest)| !rest.is_empty())
+    else {
+        return parse_refs(key, value).map(|(sector, refs)| RefsEntry::Extent(sector, refs));
+    };
+    let front = front.try_into().ok();
+    let part = front.and_then(|front| PartContent::decode(front, value));
+    let part = part.map(|part| RefsEntry::Part(Sector(u64::from_be_bytes(*sector)), part));
+    part.ok_or_else(|| {
+        let what = format!("expected the content of a part of a segment, found {}", Found(value));
         Error::corrupt("entry", TreeId::Refs.location_of(key), what)
     })
 }

@@ -90,6 +90,8 @@ pub const FEATURE_SPECIAL_FILES: u64 = 1 << 11;
 pub const FEATURE_PAGES_APART: u64 = 1 << 12;
 /// Several records may be parts of one extent, a segment.
 pub const FEATURE_SEGMENTS: u64 = 1 << 13;
+/// Parts of segments may be found by their content.
+pub const FEATURE_PARTS_BY_CONTENT: u64 = 1 << 14;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -104,7 +106,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_READER_SLOTS
     | FEATURE_SPECIAL_FILES
     | FEATURE_PAGES_APART
-    | FEATURE_SEGMENTS;
+    | FEATURE_SEGMENTS
+    | FEATURE_PARTS_BY_CONTENT;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

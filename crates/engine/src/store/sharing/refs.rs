@@ -5,15 +5,20 @@
 //! has a birth of its own (see [`Pointer::birth`]), from which snapshots tell whether it existed
 //! when they were made. References that a snapshot keeps are counted for as long as it does.
 //!
-//! With a hash, the extent can be found by content. The counts are the truth; the index that looks
+//! With a hash, the extent can be found by content, and so can the parts of a segment that have
+//! entries of their own behind that of the segment. The counts are the truth; the index that looks
 //! them up by hash (see [`crate::store::sharing::index`]) is a hint that may be lost and rebuilt
 //! from here.
 
 use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
-use crate::store::format::refs::{ContentHash, Refs, parse_refs};
+use crate::store::format::refs::{
+    ContentHash, PartContent, Refs, RefsEntry, parse_refs, parse_refs_entry, part_key,
+};
 use crate::store::format::space::space_key;
-use crate::store::format::superblock::{FEATURE_SEGMENTS, FEATURE_SHARED};
+use crate::store::format::superblock::{
+    FEATURE_PARTS_BY_CONTENT, FEATURE_SEGMENTS, FEATURE_SHARED,
+};
 use crate::store::format::trees::TreeId;
 use crate::store::txn::{Owner, Txn};
 use crate::store::{State, Store};
@@ -29,6 +34,27 @@ impl Store {
         let value = tree.get(&mut &*self, &key)?;
         value.map(|value| parse_refs(&key, &value).map(|(_, refs)| refs)).transpose()
     }
+}
+
+/// Returns the pointer to content with this hash at a sector, to a part of a segment if the content
+/// is one. `get` returns the value of a key of the refs tree.
+pub fn content_at(
+    get: &mut dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>>,
+    sector: Sector,
+    hash: &ContentHash,
+) -> Result<Option<Pointer>> {
+    let key = space_key(sector);
+    let Some(value) = get(&key)? else { return Ok(None) };
+    let (_, refs) = parse_refs(&key, &value)?;
+    if refs.whole.is_none() {
+        return Ok(refs.content_of(sector, hash).cloned());
+    }
+    let key = part_key(sector, hash);
+    let Some(value) = get(&key)? else { return Ok(None) };
+    Ok(match parse_refs_entry(&key, &value)? {
+        RefsEntry::Part(_, part) if part.hash == *hash => refs.pointer_to(sector, &part),
+        _ => None,
+    })
 }
 
 impl Txn {
@@ -47,6 +73,9 @@ impl Txn {
         self.core.incompat |= FEATURE_SHARED;
         if refs.has_parts {
             self.core.incompat |= FEATURE_SEGMENTS;
+        }
+        if refs.whole.is_some() {
+            self.core.incompat |= FEATURE_PARTS_BY_CONTENT;
         }
         let old = self.insert(TreeId::Refs, &space_key(sector), &refs.encode())?;
         self.note_refs(old.as_deref(), Some(refs));
@@ -86,20 +115,74 @@ impl Txn {
     /// caller has made the pointers. `part` is one of them.
     pub fn count_parts(&mut self, part: &Pointer, count: u32) -> Result<()> {
         let Place::Extent { sector, .. } = part.place else { return Ok(()) };
-        self.set_refs(sector, &Refs { count, ..Refs::one(part) })
+        let refs = self.refs(sector)?.unwrap_or_else(|| Refs::one(part));
+        self.set_refs(sector, &Refs { count, ..refs })
+    }
+
+    /// Makes parts of a segment findable by their content. Of parts with the same front of their
+    /// hashes, only the first is.
+    pub fn add_part_contents(&mut self, part: &Pointer, contents: &[PartContent]) -> Result<()> {
+        let Place::Extent { sector, .. } = part.place else { return Ok(()) };
+        if contents.is_empty() {
+            return Ok(());
+        }
+        let Some(refs) = self.refs(sector)? else {
+            return Err(Error::internal("a segment has no entry for its references"));
+        };
+        let (len, part_offset) = (part.extent_len, 0);
+        let whole = Pointer { len, part_offset, span_log2: 0, ..part.clone() };
+        self.set_refs(sector, &Refs { whole: Some(whole), ..refs })?;
+        for content in contents {
+            let key = part_key(sector, &content.hash);
+            if self.get(TreeId::Refs, &key)?.is_none() {
+                self.insert(TreeId::Refs, &key, &content.encode())?;
+                self.note_content(&content.hash, sector)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the parts that can be found by their content, of the segment at a sector.
+    fn part_contents(&mut self, sector: Sector) -> Result<Vec<PartContent>> {
+        let (from, to) = (space_key(sector), space_key(Sector(sector.0 + 1)));
+        let entries = self.range(TreeId::Refs, &from, &to, usize::MAX)?;
+        let parsed = entries.iter().map(|(key, value)| parse_refs_entry(key, value));
+        let parts = parsed.filter_map(|entry| match entry {
+            Ok(RefsEntry::Part(_, part)) => Some(Ok(part)),
+            Ok(RefsEntry::Extent(..)) => None,
+            Err(error) => Some(Err(error)),
+        });
+        parts.collect()
     }
 
     /// Moves the entry of an extent with one pointer to its new place, to which this transaction
     /// has copied its bytes. The old extent still has to be freed.
     pub(in crate::store) fn move_content(&mut self, from: Sector, to: &Pointer) -> Result<()> {
         if to.is_part() {
-            return self.count_parts(to, 1);
+            self.count_parts(to, 1)?;
+            return self.copy_part_contents(from, to);
         }
         let Some((hash, _)) = self.refs(from)?.and_then(|refs| refs.content) else {
             return Ok(());
         };
         self.forget_content(from)?;
         self.add_content(to, hash)
+    }
+
+    /// Makes the parts of a segment findable at the place to which it is moved; `part` is one of
+    /// them there.
+    pub(in crate::store) fn copy_part_contents(
+        &mut self,
+        from: Sector,
+        part: &Pointer,
+    ) -> Result<()> {
+        match self.refs(from)? {
+            Some(Refs { whole: Some(_), .. }) => {
+                let contents = self.part_contents(from)?;
+                self.add_part_contents(part, &contents)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Creates another pointer to the extent of a pointer that is live or kept by a snapshot.
@@ -137,6 +220,11 @@ impl Txn {
                 self.set_refs(run.start, &Refs { count: refs.count - 1, ..refs })
             }
             Some(refs) => {
+                if refs.whole.is_some() {
+                    for part in self.part_contents(run.start)? {
+                        self.remove(TreeId::Refs, &part_key(run.start, &part.hash))?;
+                    }
+                }
                 let old = self.remove(TreeId::Refs, &space_key(run.start))?;
                 self.note_refs(old.as_deref(), None);
                 self.free_extent(run, refs.birth)

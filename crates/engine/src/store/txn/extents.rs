@@ -51,9 +51,11 @@ impl Txn {
         })
     }
 
-    /// Puts the bytes of an extent of this transaction into the cache.
+    /// Puts the bytes of an extent of this transaction into the cache. Those of a part of a segment
+    /// are not all of its extent, and are left out.
     pub fn cache(&self, pointer: &Pointer, bytes: Vec<u8>) {
-        if let Some(key) = pointer.extent_key().filter(|_| self.may_cache(pointer)) {
+        let may_cache = self.may_cache(pointer) && !pointer.is_part();
+        if let Some(key) = pointer.extent_key().filter(|_| may_cache) {
             self.core.store.put_cached(key, bytes);
         }
     }

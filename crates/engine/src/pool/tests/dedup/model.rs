@@ -8,15 +8,21 @@ use std::sync::Arc;
 use super::{RECORD, add_files};
 use crate::codec::Compression;
 use crate::pool::{Fold, Pool, Property, ROOT, SegmentGoal, Settings, StepLimits};
+use crate::store::format::pointer::Pointer;
+use crate::store::format::refs::{RefsEntry, parse_refs_entry};
+use crate::store::tree::walk::{Met, walk_tree};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, create_options, first_difference, options, problems, read_all};
-use crate::units::FileId;
+use crate::units::{FileId, Txg};
 
 const FILE_COUNT: usize = 4;
 const SLOT_COUNT: u64 = 12;
 const ALPHABET_LEN: usize = 9;
+/// With less free space, a compaction finds nothing to do.
+const FILLER_LEN: usize = 1 << 20;
 
 /// Counts what happened, to prove that the test exercised everything.
 #[derive(Debug, Default)]
@@ -28,6 +34,7 @@ struct Happened {
     run_hits: u64,
     patches: u64,
     in_segments: u64,
+    found_in_segments: u64,
     overtaken: u64,
 }
 
@@ -35,6 +42,7 @@ struct Model {
     sim: Arc<SimDevice>,
     pools: Vec<Pool>,
     files: Vec<FileId>,
+    filler: FileId,
     bytes: Vec<Vec<u8>>,
     alphabet: Vec<Vec<u8>>,
     rng: Rng,
@@ -53,14 +61,15 @@ impl Model {
         sim.set_fault(Some(Box::new(Guard::default())));
         let create = create_options(9, &[(Property::RecordSize, "16K"), (Property::Dedup, "on")]);
         let pool = Pool::create(sim.handle(), &create, options(1 << 20)).unwrap();
-        let files = add_files(&pool, FILE_COUNT);
+        let mut files = add_files(&pool, FILE_COUNT + 1);
+        let filler = files.pop().unwrap();
         let pools = vec![pool, open(&sim, rng.pick(&[30_000, 1 << 20]))];
         let mut alphabet: Vec<_> = (0..ALPHABET_LEN - 3).map(|_| rng.text(RECORD)).collect();
         alphabet.push(rng.noise(RECORD));
         alphabet.push(vec![0; RECORD]);
         alphabet.push(vec![3; RECORD]);
         let (bytes, happened) = (vec![Vec::new(); FILE_COUNT], Happened::default());
-        Model { sim, pools, files, bytes, alphabet, rng, label: String::new(), happened }
+        Model { sim, pools, files, filler, bytes, alphabet, rng, label: String::new(), happened }
     }
 
     /// Returns one of the processes, after it has seen the other's changes.
@@ -112,7 +121,38 @@ impl Model {
             self.bytes[n].resize(len, 0);
         }
         let durability = self.rng.pick(&[Durability::Durable, Durability::Visible]);
+        let parts = self.parts_of(&pool, n);
         file.commit(durability).unwrap();
+        self.happened.found_in_segments += self.parts_of(&pool, n).saturating_sub(parts);
+    }
+
+    /// Returns how many records of a file are parts of segments.
+    fn parts_of(&self, pool: &Pool, n: usize) -> u64 {
+        let mut parts = 0;
+        let count = &mut |pointer: &Pointer| parts += u64::from(pointer.is_part());
+        pool.each_file_extent(self.files[n], count).unwrap();
+        parts
+    }
+
+    /// Whether every part of a segment that can be found by its content has that content.
+    fn assert_parts(&self, pool: &Pool) {
+        let state = pool.state();
+        let Some(root) = &state.superblock.roots[TreeId::Refs] else { return };
+        let mut segment = None;
+        walk_tree(pool.store(), TreeId::Refs, root, Txg(0), &mut |met| {
+            let Met::Entry(_, key, value) = met else { return Ok(()) };
+            match parse_refs_entry(key, value)? {
+                RefsEntry::Extent(_, refs) => segment = Some(refs),
+                RefsEntry::Part(sector, part) => {
+                    let refs = segment.as_ref().expect("the entry of the segment comes first");
+                    let pointer = refs.pointer_to(sector, &part).expect("it is inside");
+                    let found = pool.store().read(&pointer)?;
+                    assert_eq!(part.hash.kind.of(found.as_slice()), part.hash, "{}", self.label);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 
     fn change_property(&mut self) {
@@ -135,7 +175,7 @@ impl Model {
             ..StepLimits::default()
         };
         let mut rewritten = 0;
-        match self.rng.below(6) {
+        match self.rng.below(8) {
             0 => rewritten += pool.fold(Fold::All, &limits, &mut |_| true).unwrap().rewritten,
             1 => {
                 let step = pool.sink_step(file, pool.state().txg(), 0, &limits).unwrap();
@@ -157,19 +197,23 @@ impl Model {
             }
             3 | 4 => self.optimize(&pool, file),
             _ => {
-                // Otherwise there is rarely enough to gain.
-                for n in 0..2 {
-                    let emptied = pool.file(self.files[n]).unwrap();
-                    emptied.set_len(0).unwrap();
-                    emptied.commit(Durability::Durable).unwrap();
-                    self.bytes[n].clear();
-                }
+                // What came behind it has somewhere to go.
+                self.set_filler(&pool, 0);
                 let mut compaction = pool.compact();
                 while compaction.step().unwrap() {}
+                self.set_filler(&pool, FILLER_LEN);
                 self.happened.moved += compaction.report().moved_bytes;
             }
         }
         self.happened.rewritten += rewritten;
+    }
+
+    /// Gives the file that is only there to take room another length.
+    fn set_filler(&mut self, pool: &Pool, len: usize) {
+        let filler = pool.file(self.filler).unwrap();
+        filler.set_len(0).unwrap();
+        filler.write_at(&self.rng.noise(len), 0).unwrap();
+        filler.commit(Durability::Durable).unwrap();
     }
 
     /// Puts records of all files, or of one, into segments, while somebody writes.
@@ -227,6 +271,7 @@ impl Model {
         }
         let pool = &self.pools[0];
         assert_eq!(problems(pool).unwrap(), Vec::<String>::new(), "{}", self.label);
+        self.assert_parts(pool);
         let stats = *pool.state().stats();
         self.happened.shared += stats.shared.records;
         self.happened.patches += stats.patches.records;
@@ -257,7 +302,7 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         model.note_index(1);
         // Once all files are empty, nothing is counted as shared any more.
         let pool = model.pool();
-        for file in &model.files {
+        for file in model.files.iter().chain([&model.filler]) {
             let file = pool.file(*file).unwrap();
             file.set_len(0).unwrap();
             file.commit(Durability::Durable).unwrap();
@@ -273,10 +318,12 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         sum.run_hits += happened.run_hits;
         sum.patches += happened.patches;
         sum.in_segments += happened.in_segments;
+        sum.found_in_segments += happened.found_in_segments;
         sum.overtaken += happened.overtaken;
     }
     println!("{sum:?}");
-    assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 0, "{sum:?}");
+    assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 1000, "{sum:?}");
     assert!(sum.in_segments > 100 && sum.overtaken > 0, "{sum:?}");
+    assert!(sum.found_in_segments > 50, "{sum:?}");
     assert!(sum.caught_up > 100 && sum.run_hits > 3 && sum.patches > 100, "{sum:?}");
 }

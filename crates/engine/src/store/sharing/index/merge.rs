@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use super::runs::{Cursor, Header, PART_COUNT, Run, filter_memory};
 use super::table::Entry;
-use super::{CLOSE_COUNT_MIN, Index};
+use super::{CLOSE_COUNT_MIN, Index, findable};
 use crate::error::Result;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::refs::parse_refs;
+use crate::store::format::refs::{key_of_part, parse_refs, parse_refs_entry};
 use crate::store::format::space::space_key;
+use crate::store::format::superblock::FEATURE_PARTS_BY_CONTENT;
 use crate::store::format::trees::TreeId;
 use crate::store::txn::Txn;
 use crate::store::{Durability, Patience, Store};
@@ -60,6 +61,7 @@ impl Index {
         self.runs.iter().map(|run| run.header.into).find(|into| *into != 0)
     }
 
+    /// Whether most of the entries are stale, where `counted` is how many are not, at most.
     fn is_stale(&self, counted: u64) -> bool {
         self.entries() > counted.saturating_mul(2).saturating_add(STALE_COUNT_MIN)
     }
@@ -133,7 +135,11 @@ impl Txn {
 
     fn merge_some(&mut self, index: &mut Index, mut budget: usize) -> Result<()> {
         while budget > 0 {
-            let prune = index.is_stale(self.core.stats.counted.records);
+            let stats = &self.core.stats;
+            // How many parts of segments can be found is not counted; each has a pointer to it.
+            let has_parts = self.core.incompat & FEATURE_PARTS_BY_CONTENT != 0;
+            let parts = if has_parts { stats.data().records } else { 0 };
+            let prune = index.is_stale(stats.counted.records.saturating_add(parts));
             if index.merging_into().is_none() {
                 let chosen = match prune {
                     true => index.runs.iter().map(|run| run.number).collect(),
@@ -240,6 +246,9 @@ impl Txn {
     /// Whether the refs tree still has content with this front at this sector.
     fn is_current(&mut self, (prefix, sector): Entry) -> Result<bool> {
         let key = space_key(Sector(sector));
+        if self.get(TreeId::Refs, &key_of_part(Sector(sector), prefix))?.is_some() {
+            return Ok(true);
+        }
         let Some(value) = self.get(TreeId::Refs, &key)? else { return Ok(false) };
         let content = parse_refs(&key, &value).ok().and_then(|(_, refs)| refs.content);
         Ok(content.is_some_and(|(hash, _)| hash.prefix() == prefix))
@@ -374,8 +383,7 @@ impl Store {
                 is_whole = found.len() < SCAN_COUNT;
                 count += found.len();
                 for (key, value) in found {
-                    let (sector, refs) = parse_refs(&key, &value)?;
-                    if let Some((hash, _)) = refs.content {
+                    if let Some((hash, sector)) = findable(parse_refs_entry(&key, &value)?) {
                         txn.note_content(&hash, sector)?;
                     }
                     from = key;

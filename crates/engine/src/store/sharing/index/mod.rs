@@ -41,7 +41,7 @@ use self::runs::Run;
 use self::table::{Nearby, Table};
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::refs::{ContentHash, Refs, parse_refs};
+use crate::store::format::refs::{ContentHash, Refs, RefsEntry, parse_refs_entry, part_key};
 use crate::store::format::space::space_key;
 use crate::store::format::trees::TreeId;
 use crate::store::tree::walk::{Met, walk_tree};
@@ -154,6 +154,14 @@ impl Default for Index {
     }
 }
 
+/// Returns the content that an entry of the refs tree makes findable, and its sector.
+fn findable(entry: RefsEntry) -> Option<(ContentHash, Sector)> {
+    match entry {
+        RefsEntry::Extent(sector, refs) => refs.content.map(|(hash, _)| (hash, sector)),
+        RefsEntry::Part(sector, part) => Some((part.hash, sector)),
+    }
+}
+
 /// Returns the largest power of two that is not greater than `slots`.
 fn power_below(slots: u64) -> usize {
     1 << slots.max(1).ilog2()
@@ -259,16 +267,30 @@ impl Index {
             return Ok(false);
         };
         let refs = Refs::decode(entry.value());
-        let Some(pointer) = refs.as_ref().and_then(|refs| refs.content_of(sector, hash)) else {
+        let (mut pointer, mut entry) = (None, entry);
+        if let Some(refs) = refs {
+            pointer = refs.content_of(sector, hash).cloned();
+            let key = part_key(sector, hash);
+            if refs.whole.is_some()
+                && let Some(found) = reader.floor(TreeId::Refs, &key)?
+                && found.key() == key
+                && let Ok(RefsEntry::Part(_, part)) = parse_refs_entry(&key, found.value())
+                && part.hash == *hash
+            {
+                pointer = refs.pointer_to(sector, &part);
+                entry = found;
+            }
+        }
+        let Some(pointer) = pointer else {
             self.counts.stale += 1;
             return Ok(false);
         };
-        let is_accepted = accept(sector, pointer);
+        let is_accepted = accept(sector, &pointer);
         if is_accepted && look_around {
             let slots = self.nearby_slots();
             for (key, value) in entry.leaf_entries() {
-                if let Ok((sector, Refs { content: Some((hash, _)), .. })) = parse_refs(key, value)
-                {
+                let found = parse_refs_entry(key, value).ok().and_then(findable);
+                if let Some((hash, sector)) = found {
                     self.nearby.insert(hash.prefix(), sector, slots);
                 }
             }
@@ -451,8 +473,8 @@ impl Txn {
                     // Damaged parts stay unknown, and their content is stored again.
                     return Ok(());
                 };
-                let Ok((sector, refs)) = parse_refs(key, value) else { return Ok(()) };
-                let Some((hash, _)) = refs.content else { return Ok(()) };
+                let found = parse_refs_entry(key, value).ok().and_then(findable);
+                let Some((hash, sector)) = found else { return Ok(()) };
                 if index.table.is_full(index.table_slots()) {
                     self.flush_table(index)?;
                 }

@@ -1,0 +1,340 @@
+//! Records equal to one that is in a segment share it, as they share any other extent.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::segments::{GOAL, assert_holds, file_at, optimize, put, used};
+use common::{Rng, create_options, options, problems};
+use hardpack_engine::codec::Compression;
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{
+    Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan,
+};
+use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
+use hardpack_engine::store::format::refs::{
+    HashKind, PartContent, RefsEntry, parse_refs_entry, part_key,
+};
+use hardpack_engine::store::superblock::FEATURE_PARTS_BY_CONTENT;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
+use hardpack_engine::store::{Durability, Patience};
+use hardpack_engine::{Sector, Txg};
+
+type Files = Vec<(Vec<u8>, Vec<u8>)>;
+
+const FILE_COUNT: usize = 10;
+const FILE_LEN: usize = 40_000;
+/// What names, pointers and trees of one more copy of all files take, at most.
+const COPY_LEN_MAX: u64 = 48 << 10;
+
+fn open(device: &Arc<MemoryDevice>) -> Pool {
+    Pool::open(device.clone() as Arc<dyn Device>, options(8 << 20)).unwrap()
+}
+
+fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let device = Arc::new(MemoryDevice::default());
+    let pool = Pool::create(
+        device.clone() as Arc<dyn Device>,
+        &create_options(9, properties),
+        options(8 << 20),
+    );
+    (device, pool.unwrap())
+}
+
+/// Returns paths in a directory and contents: noise, of which each differs a little from another.
+fn family(directory: &str) -> Files {
+    let mut rng = Rng(77);
+    let original = rng.noise(FILE_LEN);
+    let files = (0..FILE_COUNT).map(|number| {
+        let mut bytes = original.clone();
+        let new = rng.noise(400 + number);
+        let at = rng.below(FILE_LEN as u64 - 500) as usize;
+        bytes[at..at + new.len()].copy_from_slice(&new);
+        (format!("{directory}/f{number}").into_bytes(), bytes)
+    });
+    files.collect()
+}
+
+fn add(pool: &Pool, directory: &str) -> Files {
+    pool.edit(0, |edit| {
+        let like = Attributes::new(Kind::Directory, ROOT);
+        edit.create(ROOT, directory.as_bytes(), &like).map(drop)
+    })
+    .unwrap();
+    let files = family(directory);
+    files.iter().for_each(|(path, bytes)| drop(put(pool, path, bytes)));
+    files
+}
+
+fn remove(pool: &Pool, files: &Files) {
+    files.iter().for_each(|(path, _)| pool.remove_at(path, 0).unwrap());
+}
+
+/// Returns the pointers of all records.
+fn pointers(pool: &Pool) -> Vec<Pointer> {
+    let (state, mut found) = (pool.state(), Vec::new());
+    if let Some(root) = &state.superblock.roots[TreeId::Map] {
+        walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+            if let Met::Entry(_, _, value) = met {
+                found.push(data_pointer(value)?);
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    found
+}
+
+/// Returns the entries of the refs tree.
+fn refs_entries(pool: &Pool) -> Vec<RefsEntry> {
+    let (state, mut found) = (pool.state(), Vec::new());
+    if let Some(root) = &state.superblock.roots[TreeId::Refs] {
+        walk_tree(pool.store(), TreeId::Refs, root, Txg(0), &mut |met| {
+            if let Met::Entry(_, key, value) = met {
+                found.push(parse_refs_entry(key, value)?);
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    found
+}
+
+fn part_count(pool: &Pool) -> usize {
+    refs_entries(pool).iter().filter(|entry| matches!(entry, RefsEntry::Part(..))).count()
+}
+
+/// Adds a copy of the family, of which only names and pointers are new.
+fn add_copy(pool: &Pool, directory: &str) -> Files {
+    let before = used(pool);
+    let files = add(pool, directory);
+    let grown = used(pool).saturating_sub(before);
+    assert!(grown < COPY_LEN_MAX, "{directory}: {grown} bytes more");
+    assert!(pointers(pool).iter().all(Pointer::is_part), "{directory}");
+    files
+}
+
+fn with_segments(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool, Files) {
+    let (device, pool) = empty_pool(properties);
+    let files = add(&pool, "first");
+    let report = optimize(&pool, GOAL);
+    assert_eq!((report.segments, report.records), (1, FILE_COUNT as u64));
+    (device, pool, files)
+}
+
+#[test]
+fn what_is_in_segments_is_found_again() {
+    for dedup in ["on", "verify"] {
+        for hash in ["blake3", "sha256"] {
+            let properties = [(Property::Dedup, dedup), (Property::DedupHash, hash)];
+            let (device, pool, mut files) = with_segments(&properties);
+            assert_ne!(pool.state().superblock.incompat & FEATURE_PARTS_BY_CONTENT, 0);
+            assert_eq!(part_count(&pool), FILE_COUNT);
+            files.extend(add_copy(&pool, "second"));
+            pool.close().unwrap();
+            let pool = open(&device);
+            files.extend(add_copy(&pool, "third"));
+            pool.rebuild_index(Patience::None, &mut |_| true).unwrap();
+            files.extend(add_copy(&pool, "fourth"));
+            pool.drop_index(Patience::None).unwrap();
+            files.extend(add_copy(&pool, "fifth"));
+            pool.prune_index(Patience::None, &mut |_| true).unwrap();
+            files.extend(add_copy(&pool, "sixth"));
+            assert_holds(&pool, &files);
+            // Those that came later need those that came first as little as any.
+            let rest = files.split_off(FILE_COUNT);
+            remove(&pool, &files);
+            assert_holds(&pool, &rest);
+            let rest: Files = rest.into_iter().chain(add_copy(&pool, "seventh")).collect();
+            assert_holds(&pool, &rest);
+            remove(&pool, &rest);
+            assert_eq!(refs_entries(&pool), []);
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
+fn without_dedup_nothing_is_noted() {
+    let (_, pool, files) = with_segments(&[]);
+    assert_eq!(pool.state().superblock.incompat & FEATURE_PARTS_BY_CONTENT, 0);
+    assert_eq!(part_count(&pool), 0);
+    assert_holds(&pool, &files);
+}
+
+#[test]
+fn a_file_without_dedup_in_the_same_segment_is_left_out() {
+    let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+    let files = add(&pool, "first");
+    let first = file_at(&pool, &files[0].0);
+    pool.set_property(first.id(), Property::Dedup, "off").unwrap();
+    optimize(&pool, GOAL);
+    assert_eq!(part_count(&pool), FILE_COUNT - 1);
+    let before = used(&pool);
+    let second = add(&pool, "second");
+    let grown = used(&pool) - before;
+    assert!((FILE_LEN as u64..FILE_LEN as u64 + COPY_LEN_MAX).contains(&grown), "{grown}");
+    assert_holds(&pool, &[files, second].concat());
+}
+
+#[test]
+fn one_record_or_equal_ones_alone_in_a_segment_are_found() {
+    for copies in 1..3 {
+        let (_, pool) = empty_pool(&[]);
+        let bytes = Rng(5).text(30_000);
+        let mut files: Files =
+            (0..copies).map(|n| (format!("f{n}").into_bytes(), bytes.clone())).collect();
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        pool.set_property(ROOT, Property::Dedup, "on").unwrap();
+        let report = optimize(&pool, SegmentGoal { compression: Compression::Zstd(12), ..GOAL });
+        assert_eq!((report.segments, report.records), (1, copies));
+        let before = used(&pool);
+        files.push((b"again".to_vec(), bytes.clone()));
+        put(&pool, b"again", &bytes);
+        assert!(used(&pool) - before < 4096);
+        assert_holds(&pool, &files);
+    }
+}
+
+#[test]
+fn what_is_written_again_stays_where_it_is() {
+    let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    let before = pointers(&pool);
+    for (path, bytes) in &files {
+        let file = file_at(&pool, path);
+        file.write_at(bytes, 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
+    assert_eq!(pointers(&pool), before);
+    assert_holds(&pool, &files);
+}
+
+#[test]
+fn segments_are_found_where_they_were_moved_to() {
+    // One with many pointers, and one of whose pointers a single one is left.
+    for kept in [FILE_COUNT, 1] {
+        let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+        put(&pool, b"filler", &Rng(8).noise(2_000_000));
+        let mut files = add(&pool, "first");
+        let mut optimisation = pool.optimize(pool.resolve(b"first").unwrap().file, GOAL).unwrap();
+        while optimisation.step().unwrap() {}
+        pool.remove_at(b"filler", 0).unwrap();
+        remove(&pool, &files.split_off(kept));
+        let before: Vec<_> = pointers(&pool).into_iter().map(|pointer| pointer.place).collect();
+        let mut compaction = pool.compact();
+        while compaction.step().unwrap() {}
+        assert!(pointers(&pool).iter().all(|pointer| !before.contains(&pointer.place)));
+        files.extend(add_copy(&pool, "second"));
+        assert_holds(&pool, &files);
+        remove(&pool, &files);
+        assert_eq!(refs_entries(&pool), []);
+    }
+}
+
+#[test]
+fn a_segment_that_only_a_snapshot_holds_is_found() {
+    let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    pool.create_snapshot(ROOT, b"kept", 0).unwrap();
+    remove(&pool, &files);
+    let second = add_copy(&pool, "second");
+    pool.destroy_snapshot(ROOT, b"kept").unwrap();
+    assert_holds(&pool, &second);
+    remove(&pool, &second);
+    assert_eq!(refs_entries(&pool), []);
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_stream_finds_what_is_in_segments() {
+    let (_, source) = empty_pool(&[(Property::Dedup, "on")]);
+    let mut sent = add(&source, "second");
+    sent.extend(add(&source, "third"));
+    source.create_snapshot(ROOT, b"now", 0).unwrap();
+    let mut stream = Vec::new();
+    let plan = SendPlan {
+        snapshot: &source.open_snapshot(ROOT, b"now").unwrap(),
+        base: None,
+        scope: ROOT,
+        name: b"now",
+        created_ns: 0,
+        resume: None,
+    };
+    source.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    let before = used(&pool);
+    let receiving = ReceiveOptions::default();
+    pool.receive(ROOT, b"received", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    assert!(used(&pool) - before < 2 * COPY_LEN_MAX);
+    assert!(pointers(&pool).iter().all(Pointer::is_part));
+    let received =
+        sent.into_iter().map(|(path, bytes)| ([b"received/", &path[..]].concat(), bytes));
+    assert_holds(&pool, &files.into_iter().chain(received).collect::<Files>());
+}
+
+#[test]
+fn entries_of_parts_that_make_no_sense_are_reported() {
+    let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    let len = refs_entries(&pool).iter().find_map(|entry| match entry {
+        RefsEntry::Extent(sector, refs) => Some((*sector, refs.len)),
+        RefsEntry::Part(..) => None,
+    });
+    let (sector, len) = len.unwrap();
+    let hash = HashKind::Blake3.of(b"anything");
+    let in_segment = |offset, len| (sector, PartContent { offset, len, hash });
+    for (sector, part) in [
+        in_segment(len, 1),
+        in_segment(0, len + 1),
+        in_segment(u32::MAX, u32::MAX),
+        in_segment(5, 0),
+        (Sector(sector.0 + 1), PartContent { offset: 0, len: 1, hash }),
+        (Sector(81), PartContent { offset: 0, len: 1, hash }),
+    ] {
+        let mut txn = pool.store().begin(Default::default()).unwrap();
+        let key = part_key(sector, &hash);
+        txn.insert(TreeId::Refs, &key, &part.encode()).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        assert_ne!(problems(&pool).unwrap(), Vec::<String>::new(), "{sector:?} {part:?}");
+        // It leads nowhere, and nothing fails because of it.
+        put(
+            &pool,
+            b"any",
+            b"anything at all, so long as it is longer than a pointer can hold; "
+                .repeat(9)
+                .as_slice(),
+        );
+        pool.remove_at(b"any", 0).unwrap();
+        let mut txn = pool.store().begin(Default::default()).unwrap();
+        txn.remove(TreeId::Refs, &key).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        assert_holds(&pool, &files);
+    }
+}
+
+#[test]
+fn the_golden_pool_with_parts_by_content_is_read() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-parts-by-content.hpk");
+    let files: Files = (0..6)
+        .map(|n| {
+            let mut bytes = Rng(43).text(3000 + 100 * (n / 3));
+            bytes.extend(Rng(n as u64 % 4).text(600));
+            (format!("f{n}").into_bytes(), bytes)
+        })
+        .collect();
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (device, pool) = empty_pool(&[(Property::Dedup, "on")]);
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        optimize(&pool, GOAL);
+        pool.close().unwrap();
+        std::fs::write(&path, device.image()).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    assert_ne!(pool.state().superblock.incompat & FEATURE_PARTS_BY_CONTENT, 0);
+    assert_holds(&pool, &files);
+    assert!(part_count(&pool) > 3);
+    put(&pool, b"again", &files[2].1);
+    assert!(pointers(&pool).iter().all(Pointer::is_part));
+    assert_holds(&pool, &files);
+}
