@@ -1,14 +1,20 @@
 //! Reads the content of a file in a pool, as of one moment.
 //!
 //! A database in use, which has a log or journal next to the pool, is read through SQLite in one
-//! transaction. Otherwise the pool holds everything and is read directly. If the file is written
-//! meanwhile, it is read again.
+//! transaction. Otherwise the pool holds everything and is read directly:
+//!
+//! * Where readers hold states, from one that is held: nobody waits.
+//! * Elsewhere a database in a rollback mode is read under SQLite's shared lock, as any program
+//!   would read it.
+//! * If neither is possible, or it is no database, and the file is written meanwhile, it is read
+//!   again.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hardpack_engine::pool::Pool;
+use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId};
 
 use crate::address::{Opened, join, os_path};
@@ -19,6 +25,10 @@ use crate::sqlite;
 
 /// How often to try again if the file changes while it is read.
 pub const TRIES_MAX: usize = 5;
+/// How often to hold another state if a log may have been removed just before.
+const HOLD_TRIES_MAX: usize = 1000;
+/// How long to wait for SQLite's shared lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The file of a pool whose log and journal are named after the pool itself.
 pub const FIRST_FILE: FileId = FileId(2);
@@ -212,30 +222,117 @@ pub fn read(
     begin: &mut Begin<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<(), Reason> {
+    let live = opened.live();
+    let through_sqlite = |pool: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>| {
+        read_database(&database_of(opened, pool, path), begin, sink)
+    };
+    if let Some(pool) = live
+        && let Some(held) = hold(opened, pool, file)?
+    {
+        let read = match &held {
+            Held::State(held, _pin) => read_once(held, file, false, begin, sink)?,
+            Held::HasLog => return through_sqlite(pool, begin, sink),
+        };
+        // Otherwise it was held for longer than the pool allows.
+        return if read { Ok(()) } else { Err(changing()) };
+    }
     for _ in 0..TRIES_MAX {
-        if let Some(pool) = opened.live()
-            && pool_file::is_database(&*opened.pool.file(file)?)?
+        let kind = kind_of(&opened.pool, file)?;
+        let mut lock = None;
+        if let Some(pool) = live
+            && kind != FileKind::Other
         {
-            if has_sidecar(pool, &opened.pool, file)? {
-                return read_database(&database_of(opened, pool, path), begin, sink);
+            if kind == FileKind::Rollback {
+                // What is in a hot journal is rolled back then.
+                lock = lock_database(&database_of(opened, pool, path));
             }
-            // A state from before the log was removed may lack its content.
-            if opened.pool.refresh()? {
+            if has_sidecar(pool, &opened.pool, file)? {
+                drop(lock);
+                return through_sqlite(pool, begin, sink);
+            }
+            // A state from before the log was removed, or the lock was taken, may lack something.
+            if opened.pool.refresh()? && lock.is_none() {
                 continue;
             }
         }
-        if read_once(&opened.pool, file, begin, sink)? {
+        if read_once(&opened.pool, file, lock.is_some(), begin, sink)? {
             return Ok(());
         }
     }
-    Err(Reason::new(Code::InUse, "it keeps changing while it is read"))
+    Err(changing())
 }
 
-/// Reads a file. Returns `false` if the reads did not see one state, because space was reused
-/// meanwhile.
+fn changing() -> Reason {
+    Reason::new(Code::InUse, "it keeps changing while it is read").hint(
+        "with 'hardpack set concurrency=snapshot', files are read as of one moment while others write",
+    )
+}
+
+/// A file that does not change while it is read.
+enum Held {
+    /// The state in which it is.
+    State(Pool, Pin),
+    /// It is a database with a log or journal, which SQLite must read.
+    HasLog,
+}
+
+/// Holds the newest state of a pool whose readers do that, where the file system has locks.
+fn hold(opened: &Opened, path: &Path, file: FileId) -> Result<Option<Held>, Reason> {
+    for _ in 0..HOLD_TRIES_MAX {
+        let Ok(Some((pool, pin))) = opened.pool.hold_newest() else { return Ok(None) };
+        if !pool_file::is_database(&*pool.file(file)?)? {
+            return Ok(Some(Held::State(pool, pin)));
+        }
+        if has_sidecar(path, &pool, file)? {
+            return Ok(Some(Held::HasLog));
+        }
+        // A state from before the log was removed may lack its content.
+        opened.pool.refresh()?;
+        if opened.pool.state().txg() == pool.state().txg() {
+            return Ok(Some(Held::State(pool, pin)));
+        }
+    }
+    Ok(None)
+}
+
+/// What a file of a pool is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileKind {
+    /// A database in a rollback mode.
+    Rollback,
+    /// A database in write-ahead log mode, or of a kind to come.
+    Wal,
+    /// No database.
+    Other,
+}
+
+fn kind_of(pool: &Pool, file: FileId) -> Result<FileKind, Reason> {
+    let file = pool.file(file)?;
+    if !pool_file::is_database(&file)? {
+        return Ok(FileKind::Other);
+    }
+    let mut versions = [0; 2];
+    let n = file.read_at(&mut versions, sqlite::VERSIONS_OFFSET)?;
+    let is_rollback = n == versions.len() && versions == [1, 1];
+    Ok(if is_rollback { FileKind::Rollback } else { FileKind::Wal })
+}
+
+/// Takes SQLite's shared lock on a database, which keeps others from committing to it. `None` if
+/// that is not possible: somebody has it for himself, or it is not really a database.
+fn lock_database(path: &Path) -> Option<rusqlite::Connection> {
+    let db = sqlite::open_pool(path, true, LOCK_TIMEOUT).ok()?;
+    sqlite::begin_read(&db).ok()?;
+    // Otherwise the lock keeps out nobody.
+    let is_rollback = sqlite::is_wal(&db).is_ok_and(|is_wal| !is_wal);
+    is_rollback.then_some(db)
+}
+
+/// Reads a file. Returns `false` if the reads may not have seen one state, because space was reused
+/// meanwhile, unless the file `is_locked`: then others may only change other files.
 fn read_once(
     pool: &Pool,
     id: FileId,
+    is_locked: bool,
     begin: &mut Begin<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<bool, Reason> {
@@ -256,7 +353,7 @@ fn read_once(
         let threads = pool.options().threads;
         read_range(&file, (start, end), threads, &mut |bytes| sink(Piece::Bytes(bytes)))
     });
-    if pool.state().txg() != txg {
+    if pool.state().txg() != txg && !is_locked {
         return Ok(false);
     }
     read.map(|()| true)

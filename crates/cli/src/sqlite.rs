@@ -18,6 +18,8 @@ use crate::sys;
 
 /// The first bytes of a database.
 pub const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// Where the header of a database has the versions of its format, both 1 in the rollback modes.
+pub const VERSIONS_OFFSET: u64 = 18;
 /// How long to wait before asking again for a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// How long to wait before asking again for a checkpoint.

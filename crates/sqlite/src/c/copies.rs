@@ -225,6 +225,9 @@ fn unpack_bytes(
     stop: &mut Stop<'_>,
 ) -> Result<(), Failure> {
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(output)?;
+    // Where readers hold states, nobody changes what is read.
+    let held = pool.hold_newest()?;
+    let pool = held.as_ref().map_or(pool, |(held, _pin)| held);
     let file = pool.file(entry.file)?;
     let mut buf = vec![0; CHUNK_LEN];
     for _ in 0..TRIES_MAX {

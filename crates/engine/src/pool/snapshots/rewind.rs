@@ -43,6 +43,14 @@ impl Pool {
         Ok(Some((Pool::with_store(store, self.options().clone()), pin)))
     }
 
+    /// Opens the newest state for reading, and holds it as long as the pin lives. Returns `None` if
+    /// readers of this pool hold no states, so that others may reuse the space of this one.
+    pub fn hold_newest(&self) -> Result<Option<(Pool, Pin)>> {
+        let Some(pin) = self.store().pin_if_shown()? else { return Ok(None) };
+        let store = self.store().open_held(&pin);
+        Ok(Some((Pool::with_store(store, self.options().clone()), pin)))
+    }
+
     fn pinned(&self, txg: Txg) -> Result<Pool> {
         Pool::open_at(Arc::clone(self.store().device()), self.options().clone(), txg)
     }
