@@ -4,9 +4,8 @@
 //! transaction. Otherwise the pool holds everything and is read directly:
 //!
 //! * Where readers hold states, from one that is held: nobody waits.
-//! * Elsewhere a database in a rollback mode is read under SQLite's shared lock, as any program
-//!   would read it.
-//! * If neither is possible, or it is no database, and the file is written meanwhile, it is read
+//! * Elsewhere it is read again if it is written meanwhile; a database in a rollback mode under
+//!   SQLite's shared lock then, as any program would read it, or at once if reading cannot start
 //!   again.
 
 use std::os::unix::ffi::OsStrExt;
@@ -196,6 +195,15 @@ pub fn database_path(pool: &Path, path: &[u8]) -> PathBuf {
 /// Called with the length of the content, each time before reading starts at the beginning.
 pub type Begin<'b> = dyn FnMut(u64) -> Result<(), Reason> + 'b;
 
+/// Whether reading may start at the beginning again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restart {
+    /// A first attempt keeps nobody waiting.
+    Possible,
+    /// The output cannot be taken back, so the first attempt should succeed.
+    Impossible,
+}
+
 /// A `Begin` for output that cannot be taken back: it refuses to start over.
 pub fn once() -> impl FnMut(u64) -> Result<(), Reason> {
     let mut is_begun = false;
@@ -219,6 +227,7 @@ pub fn read(
     opened: &Opened,
     file: FileId,
     path: &[u8],
+    restart: Restart,
     begin: &mut Begin<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<(), Reason> {
@@ -236,13 +245,14 @@ pub fn read(
         // Otherwise it was held for longer than the pool allows.
         return if read { Ok(()) } else { Err(changing()) };
     }
-    for _ in 0..TRIES_MAX {
+    for attempt in 0..TRIES_MAX {
         let kind = kind_of(&opened.pool, file)?;
         let mut lock = None;
         if let Some(pool) = live
             && kind != FileKind::Other
         {
-            if kind == FileKind::Rollback {
+            let may_fail = attempt == 0 && restart == Restart::Possible;
+            if kind == FileKind::Rollback && !may_fail {
                 // What is in a hot journal is rolled back then.
                 lock = lock_database(&database_of(opened, pool, path));
             }

@@ -36,9 +36,9 @@ Each file is written next to its destination and renamed when it is complete. No
 through a symbolic link below DEST. Owners are set for root, or with --owner. Existing files are \
 replaced only with --force or --update.
 
-Each file is read as of one moment, however many programs write to it: a database in a rollback \
-mode under SQLite's shared lock, so that its writers wait, and nobody waits in a pool that has had \
-'concurrency=snapshot'. The same holds for 'cat' and 'unpack'.
+Each file is read as of one moment, however many programs write to it. Nobody waits for that in a \
+pool that has had 'concurrency=snapshot'; elsewhere the writers of a database may wait while it is \
+read. The same holds for 'cat' and 'unpack'.
 
 Examples:
   hardpack extract archive.hpk photos        the contents of the pool, to photos

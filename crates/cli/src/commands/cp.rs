@@ -13,9 +13,10 @@ use super::names::{hold_last_name, named, now_ns, own};
 use super::snapshots::{Settling, settle_databases};
 use crate::address::{Address, Opened, join};
 use crate::args::CpArgs;
+use crate::contents::{self, Restart};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::users::{Users, behind_databases, tell_left_behind};
-use crate::{contents, globs, pool_file, signals};
+use crate::{globs, pool_file, signals};
 
 /// The permission bits without those that change whose rights a program has.
 const PLAIN_MODE: u32 = 0o1777;
@@ -268,7 +269,14 @@ impl Transfer<'_> {
             signals::check()?;
             Ok(import.write(bytes)?)
         });
-        let done = contents::read(self.source, entry.file, path, &mut begin, &mut sink);
+        let done = contents::read(
+            self.source,
+            entry.file,
+            path,
+            Restart::Impossible,
+            &mut begin,
+            &mut sink,
+        );
         drop(sink);
         match done {
             Ok(()) => import.end_file()?,

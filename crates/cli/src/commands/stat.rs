@@ -11,7 +11,7 @@ use serde_json::json;
 use super::ls::json_of;
 use crate::address::{Address, Opened, join};
 use crate::args::{CatArgs, DuArgs, StatArgs};
-use crate::contents;
+use crate::contents::{self, Restart};
 use crate::failure::{Cannot, Failure, Reason};
 use crate::output::{self, Out, bytes, json_ratio, quotient, ratio};
 use crate::users::tell_left_behind;
@@ -238,7 +238,7 @@ fn write_out(address: &Address) -> Result<(), Reason> {
     let mut stdout = std::io::stdout().lock();
     let mut begin = contents::once();
     let mut sink = contents::as_bytes(|bytes| stdout.write_all(bytes).map_err(Reason::stdout));
-    contents::read(&opened, entry.file, &path, &mut begin, &mut sink)?;
+    contents::read(&opened, entry.file, &path, Restart::Impossible, &mut begin, &mut sink)?;
     drop(sink);
     stdout.flush().map_err(Reason::stdout)?;
     tell_left_behind(&opened.pool, entry.file, &|_| false);

@@ -21,7 +21,7 @@ use hardpack_engine::pool::Attributes;
 
 use crate::address::Opened;
 use crate::args::{UnpackArgs, wrong_usage};
-use crate::contents::{self, Piece};
+use crate::contents::{self, Piece, Restart};
 use crate::failure::{Cannot, Code, Failure, Reason, io_text};
 use crate::leftovers;
 use crate::output::{self, bytes};
@@ -88,7 +88,14 @@ fn write_out(args: &UnpackArgs, holding: &Holding) -> Result<(), Reason> {
         signals::check()?;
         out.write_all(bytes).map_err(Reason::stdout)
     });
-    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut sink)?;
+    contents::read(
+        &holding.opened,
+        holding.file,
+        &holding.path,
+        Restart::Impossible,
+        &mut begin,
+        &mut sink,
+    )?;
     drop(sink);
     out.flush().map_err(Reason::stdout)
 }
@@ -173,13 +180,20 @@ fn write(args: &UnpackArgs, holding: &Holding, path: &Path) -> Result<Written, R
     let mut progress = Progress::new(format!("unpacking {name}"), attributes.len, args.work.quiet);
     let writer = RefCell::new(Writer::create(path)?);
     let mut begin = |len| writer.borrow_mut().begin(len);
-    contents::read(&holding.opened, holding.file, &holding.path, &mut begin, &mut |piece| {
-        signals::check()?;
-        let mut writer = writer.borrow_mut();
-        writer.put(piece)?;
-        progress.at(writer.len());
-        Ok(())
-    })?;
+    contents::read(
+        &holding.opened,
+        holding.file,
+        &holding.path,
+        Restart::Possible,
+        &mut begin,
+        &mut |piece| {
+            signals::check()?;
+            let mut writer = writer.borrow_mut();
+            writer.put(piece)?;
+            progress.at(writer.len());
+            Ok(())
+        },
+    )?;
     progress.finish();
     let written = writer.into_inner().finish()?;
     verify(args, path, &written)?;

@@ -9,7 +9,7 @@ use tar::{EntryType, Header};
 
 use crate::address::{Address, Opened, join};
 use crate::args::ExtractArgs;
-use crate::contents;
+use crate::contents::{self, Restart};
 use crate::failure::{Code, Reason};
 use crate::signals;
 use crate::summary::Account;
@@ -279,7 +279,7 @@ fn add_content<'h, W: Write>(
         done += bytes.len() as u64;
         writer.borrow_mut().write(bytes)
     });
-    contents::read(opened, entry.file, path, &mut begin, &mut sink)?;
+    contents::read(opened, entry.file, path, Restart::Impossible, &mut begin, &mut sink)?;
     drop(sink);
     if done != len.get() {
         return Err(Reason::new(Code::InUse, "it became shorter while it was read"));

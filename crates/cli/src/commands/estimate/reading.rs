@@ -16,7 +16,7 @@ use super::scan::{Feed, Scan, WINDOW_LEN, Window};
 use super::walk::{Account, Walk};
 use crate::address::{Address, Opened};
 use crate::commands::put::readers::open;
-use crate::contents::{self, Piece};
+use crate::contents::{self, Piece, Restart};
 use crate::failure::{Cannot, Code, Failure, Reason};
 use crate::signals;
 use crate::snapshot::read_full;
@@ -174,23 +174,25 @@ impl Reading<'_> {
             return self.some(number, len, &|bytes, offset| Ok(file.read_at(bytes, offset)?));
         }
         let mut feed = Feed::new(self.scan, self.windows, 0, 0);
+        // An estimate should keep no writer waiting: it rather fails.
         let (mut is_begun, mut read) = (contents::once(), 0);
-        let done = contents::read(opened, id, path, &mut is_begun, &mut |piece| {
-            signals::check()?;
-            let len = match piece {
-                Piece::Bytes(bytes) => {
-                    feed.bytes(bytes)?;
-                    bytes.len() as u64
-                }
-                Piece::Hole(len) => {
-                    feed.hole(len)?;
-                    len
-                }
-            };
-            read += len;
-            self.account.read(0, 0, len);
-            Ok(())
-        });
+        let done =
+            contents::read(opened, id, path, Restart::Possible, &mut is_begun, &mut |piece| {
+                signals::check()?;
+                let len = match piece {
+                    Piece::Bytes(bytes) => {
+                        feed.bytes(bytes)?;
+                        bytes.len() as u64
+                    }
+                    Piece::Hole(len) => {
+                        feed.hole(len)?;
+                        len
+                    }
+                };
+                read += len;
+                self.account.read(0, 0, len);
+                Ok(())
+            });
         self.end(feed, read, done)
     }
 

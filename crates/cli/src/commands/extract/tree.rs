@@ -13,7 +13,7 @@ use super::place::{Place, is_directory, is_file, is_same_file, is_same_special, 
 use crate::address::{Opened, join};
 use crate::args::ExtractArgs;
 use crate::commands::unpack::Writer;
-use crate::contents;
+use crate::contents::{self, Restart};
 use crate::failure::{Code, Reason};
 use crate::pool_file::is_database;
 use crate::sqlite::LOG_ENDINGS;
@@ -307,10 +307,17 @@ impl<'t> Tree<'t> {
         let beside = task.place.beside()?;
         let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
         let mut begin = |len| writer.borrow_mut().begin(len);
-        contents::read(self.opened, task.file, &task.path, &mut begin, &mut |piece| {
-            signals::check()?;
-            writer.borrow_mut().put(piece)
-        })?;
+        contents::read(
+            self.opened,
+            task.file,
+            &task.path,
+            Restart::Possible,
+            &mut begin,
+            &mut |piece| {
+                signals::check()?;
+                writer.borrow_mut().put(piece)
+            },
+        )?;
         let len = writer.into_inner().finish()?.len;
         let xattrs = self.opened.pool.xattrs(task.file)?;
         let lost = beside.describe(&task.attributes, &xattrs, self.set_owner)?;
