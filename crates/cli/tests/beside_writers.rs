@@ -14,19 +14,21 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 const ROWS: u32 = 3000;
-/// Several times what a pipe holds.
-const ROW_LEN: u32 = 1000;
+/// The length of a row where all of them are read in a moment, and where a pipe, and what a command
+/// reads ahead, hold a small part of them.
+const SHORT: u32 = 1000;
+const LONG: u32 = 10_000;
 
 /// Makes a pool with a database of rows that sum up to 0. Unless `concurrency` is set, which value
 /// it may have, readers of the pool hold no states.
-fn home(concurrency: &str) -> (TempDir, PathBuf) {
+fn home(concurrency: &str, row_len: u32) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     let db = Connection::open(at.join("plain")).unwrap();
     db.execute_batch(&format!(
         "CREATE TABLE t(id INTEGER PRIMARY KEY, v INT, b BLOB);
          WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})
-         INSERT INTO t SELECT i, 0, randomblob({ROW_LEN}) FROM n;"
+         INSERT INTO t SELECT i, 0, randomblob({row_len}) FROM n;"
     ))
     .unwrap();
     drop(db);
@@ -44,8 +46,8 @@ fn change(db: &Connection, number: u32) -> rusqlite::Result<()> {
     let (one, other) = (1 + number * 7 % ROWS, 1 + number * 13 % ROWS);
     db.execute_batch(&format!(
         "BEGIN IMMEDIATE;
-         UPDATE t SET v = v + 1, b = randomblob({ROW_LEN}) WHERE id = {one};
-         UPDATE t SET v = v - 1, b = randomblob({ROW_LEN}) WHERE id = {other};
+         UPDATE t SET v = v + 1, b = randomblob({SHORT}) WHERE id = {one};
+         UPDATE t SET v = v - 1, b = randomblob({SHORT}) WHERE id = {other};
          COMMIT"
     ))
     .inspect_err(|_| drop(db.execute_batch("ROLLBACK")))
@@ -80,13 +82,14 @@ fn end_reading((mut reading, mut bytes): (Child, Vec<u8>), to: &Path) {
 
 #[test]
 fn a_state_that_is_read_stays_while_others_write() {
-    let (directory, database) = home("snapshot");
+    let (directory, database) = home("snapshot", LONG);
     let at = directory.path();
     let before = fs::read(at.join("plain")).unwrap();
     let db = open_in_pool(&database);
     let reading = begin_reading(at, &["cat", "p.hpk/plain"]);
-    for number in 0..2 * ROWS {
-        change(&db, number).unwrap();
+    // Soon all space of the first state would be used again.
+    for _ in 0..4 {
+        db.execute_batch(&format!("UPDATE t SET b = randomblob({LONG})")).unwrap();
     }
     end_reading(reading, &at.join("out"));
     assert!(fs::read(at.join("out")).unwrap() == before);
@@ -94,7 +97,7 @@ fn a_state_that_is_read_stays_while_others_write() {
 
 #[test]
 fn a_database_that_is_read_keeps_writers_waiting_where_sqlite_does() {
-    let (directory, database) = home("inherit");
+    let (directory, database) = home("inherit", LONG);
     let at = directory.path();
     let before = fs::read(at.join("plain")).unwrap();
     let db = open_in_pool(&database);
@@ -116,7 +119,7 @@ fn every_command_reads_one_moment_of_what_is_written_all_the_time() {
         ("inherit", "wal"),
         ("snapshot", "wal"),
     ] {
-        let (directory, database) = home(concurrency);
+        let (directory, database) = home(concurrency, SHORT);
         let at = directory.path();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
