@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::live::Guard;
-use common::sim_device::SimDevice;
+use common::sim_device::{Fault, SimDevice};
 use common::{Rng, create, create_options, only_file, options, problems, read_all};
 use hardpack_engine::Error;
 use hardpack_engine::device::{Device, FileDevice};
@@ -151,6 +152,48 @@ fn a_long_hole_is_filled_without_detours() {
         estimate.move_bytes.abs_diff(report.moved_bytes) < 256 << 10,
         "{estimate:?} {report:?}"
     );
+}
+
+/// A medium that ends here.
+#[derive(Debug)]
+struct Full(u64);
+
+impl Fault for Full {
+    fn write(&mut self, _: &[u8], offset: u64, bytes: &[u8]) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        if offset + bytes.len() as u64 > self.0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(vec![(offset, bytes.to_vec())])
+    }
+}
+
+/// The last record fits into no hole below the goal, and the medium has no room for a stretch: the
+/// record is moved as low as it fits, which makes room for the stretch.
+#[test]
+fn a_pool_on_a_full_medium_becomes_short() {
+    for room in [0, 64 << 10] {
+        let sim = SimDevice::new(Vec::new());
+        let device: Arc<dyn Device> = sim.clone();
+        let properties = [(Property::RecordSize, "1M"), (Property::Compression, "off")];
+        let pool = create(&device, &properties, 32 << 20);
+        let mut model = Model { file: only_file(&pool).unwrap(), bytes: Vec::new(), rng: Rng(3) };
+        for (at, len) in [(0, 600 << 10), (0, 2 << 20), (3 << 20, 4 << 20), (2 << 20, 1 << 20)] {
+            let noise = model.rng.noise(len);
+            model.write(at, &noise);
+            model.file.commit(Durability::Durable).unwrap();
+        }
+        model.file.set_len(3 << 20).unwrap();
+        model.bytes.truncate(3 << 20);
+        model.file.commit(Durability::Durable).unwrap();
+        let limit = device.len().unwrap() + room;
+        sim.set_fault(Some(Box::new(Full(limit))));
+        let report = compact(&pool, &mut || {
+            model.assert_same("between steps");
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+        });
+        assert!(report.before_bytes > 7 << 20, "{report:?}");
+        assert_short(&pool, &format!("{room} bytes of room, {report:?}"));
+    }
 }
 
 /// Extents of a snapshot stay in place, and so does the end of the pool.

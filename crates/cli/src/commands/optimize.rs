@@ -39,6 +39,11 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let mut optimisation = pool.optimize(opened.file_or_entry()?.file, goal)?;
     let done = work(args, &opened, &mut optimisation);
     let report = optimisation.report().clone();
+    let is_cut_off = done.as_ref().is_err_and(|reason| reason.code == Code::Cannot);
+    if is_cut_off && !args.keep_length && report.segments > 0 {
+        // The first segments make a pool longer. On a full disk, the next run needs that room.
+        let _ = shorten(args, pool);
+    }
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
     let done = done.and_then(|()| match args.keep_length || report.segments == 0 {

@@ -20,6 +20,9 @@
 //! durable, so each step first makes the previous one durable.
 //!
 //! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents.
+//! If the medium has no room for that, what went past the end returns, and the tail is moved as low
+//! as it fits; if that makes room, the stretch is emptied after all.
+//!
 //! If a pool holds a few extents of a megabyte and little else, concurrent writes may split the
 //! stretch that was emptied for them. These extents then stay where they are, and the pool may
 //! remain up to half as long again as its contents.
@@ -31,7 +34,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
@@ -152,6 +155,8 @@ pub struct Compaction {
     longest: u64,
     /// The stretch that was emptied last. Everything below its end was emptied once.
     emptied: Aim,
+    /// The stretch that the medium had no room for, and the end of the pool before it was tried.
+    no_room: Option<(Sector, Sector)>,
     passes_left: u32,
     trims_left: u32,
     /// The extents to move before all others of a pass.
@@ -172,6 +177,7 @@ impl Pool {
             end_before: Sector(0),
             longest: 0,
             emptied: Aim::ANYWHERE,
+            no_room: None,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
             shared: SharedExtents::default(),
@@ -249,20 +255,23 @@ fn tail_from(from: Sector, below: Sector) -> Aim {
 
 impl Compaction {
     /// Does a bounded amount of work in at most one transaction, and returns whether there is more
-    /// to do. After [`crate::Error::Busy`], when others hold the pool for long, it can be called
-    /// again.
+    /// to do. After [`Error::Busy`], when others hold the pool for long, it can be called again.
     pub fn step(&mut self) -> Result<bool> {
         let store = self.pool.store();
         store.refresh()?;
         // This costs nothing if the state is already durable.
         store.make_durable()?;
-        match self.stage.clone() {
-            Stage::Plan => self.plan()?,
-            Stage::Settle { quiet, left } => self.settle(quiet, left)?,
-            Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor)?,
-            Stage::Share { purpose, aim } => self.share(purpose, aim)?,
-            Stage::Pass { purpose, aim, cursor } => self.pass(purpose, aim, cursor)?,
-            Stage::Done => {}
+        let done = match self.stage.clone() {
+            Stage::Plan => self.plan(),
+            Stage::Settle { quiet, left } => self.settle(quiet, left),
+            Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor),
+            Stage::Share { purpose, aim } => self.share(purpose, aim),
+            Stage::Pass { purpose, aim, cursor } => self.pass(purpose, aim, cursor),
+            Stage::Done => Ok(()),
+        };
+        match done {
+            Err(Error::NoSpace) if self.is_evacuating() => self.stop_evacuating(),
+            done => done?,
         }
         self.note(&self.pool.state());
         let is_done = matches!(self.stage, Stage::Done);
@@ -320,10 +329,36 @@ impl Compaction {
                 }
                 None => self.trim(goal, end),
             },
-            Some((Purpose::Trim, _)) => self.trim(goal, end),
+            Some((Purpose::Trim, _)) => {
+                self.trim(goal, end);
+                if let (Stage::Done, Some((from, before))) = (&self.stage, self.no_room)
+                    && helped(before)
+                {
+                    // There is room now that the pool is shorter.
+                    (self.no_room, self.trims_left) = (None, TRIM_COUNT);
+                    self.emptied.to = from;
+                    self.begin_pass(Purpose::Fill, tail_from(goal, goal));
+                }
+            }
             _ => self.begin_pass(Purpose::Fill, tail_from(goal, goal)),
         }
         Ok(())
+    }
+
+    fn is_evacuating(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Share { purpose: Purpose::Evacuate, .. }
+                | Stage::Pass { purpose: Purpose::Evacuate, .. }
+        )
+    }
+
+    /// Ends a pass for which the medium has no room. What it moved past the end returns next. Until
+    /// then nodes may lie in the stretch: elsewhere there may be no room for them either.
+    fn stop_evacuating(&mut self) {
+        self.no_room = Some((self.emptied.from, self.end_before));
+        self.last = Some((Purpose::Evacuate, self.pass_began));
+        self.begin_settling(&self.pool.state());
     }
 
     fn trim(&mut self, goal: Sector, end: Sector) {
@@ -351,6 +386,9 @@ impl Compaction {
 
     /// Returns the next stretch worth emptying.
     fn next_stretch(&self, state: &State) -> Result<Option<(Sector, Sector)>> {
+        if self.no_room.is_some() {
+            return Ok(None);
+        }
         let store = self.pool.store();
         let ashift = store.ashift();
         let limit = goal(state, ashift);
@@ -453,7 +491,9 @@ impl Compaction {
     fn settling_aim(&self, state: &State) -> Aim {
         let goal = goal(state, self.pool.store().ashift());
         match self.last {
-            Some((Purpose::Evacuate, _)) => Aim { below: goal, ..self.emptied },
+            Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {
+                Aim { below: goal, ..self.emptied }
+            }
             _ => tail_from(goal, goal),
         }
     }
