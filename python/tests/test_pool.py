@@ -124,6 +124,35 @@ def test_exclusive_creation(pool):
     assert pool.read_bytes("late") == b"earlier"
 
 
+def test_one_of_many_creates_a_file(pool):
+    """Whatever they find before, only one finds the name free when it makes it."""
+    for length in [10, 3_000_000]:
+        for number in range(6):
+            name = f"only-{length}-{number}"
+            outcomes = []
+            files = [pool.open(name, "xb") for _ in range(4)]
+            ready = threading.Barrier(len(files))
+
+            def create(who, file, length=length, outcomes=outcomes, ready=ready):
+                file.write(bytes([who]) * length)
+                ready.wait()
+                try:
+                    file.close()
+                    outcomes.append(who)
+                except FileExistsError:
+                    pass
+
+            threads = [
+                threading.Thread(target=create, args=(who, file)) for who, file in enumerate(files)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(outcomes) == 1
+            assert pool.read_bytes(name) == bytes(outcomes) * length
+
+
 def test_modes_that_a_pool_does_not_have(pool):
     for mode in ["a", "r+", "rw", "", "rbt", "rr"]:
         with pytest.raises(hardpack.UsageError):

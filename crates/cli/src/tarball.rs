@@ -46,6 +46,7 @@ pub fn put(args: &PutArgs, sources: &[OsString], address: &Address) -> Result<Pu
         label: "putting",
         is_quiet: args.work.quiet,
         is_verbose: args.verbose,
+        is_exclusive: args.exclusive,
         owner: None,
         seen: None,
     };

@@ -75,6 +75,11 @@ pub fn mount_marks(file: FileId) -> impl Iterator<Item = u64> {
     [open_mark(file)].into_iter().chain(of_first)
 }
 
+/// The error for a name that an import was to make.
+pub fn name_exists() -> Reason {
+    Reason::new(Code::Cannot, "it exists already")
+}
+
 impl Users {
     pub fn of(path: &Path) -> Result<Users, Reason> {
         let device = FileDevice::open(path)?;
@@ -114,12 +119,28 @@ impl Users {
         import.change_with_names(|edit, directory, name| {
             self.note_brought(directory, name);
             let in_the_way = self.try_clear(pool, edit, (directory, name))?;
-            Ok(in_the_way.map(|(file, reason)| {
-                let why = reason.text.clone();
-                self.refused.borrow_mut().insert(file.0, reason);
-                (file, why)
-            }))
+            Ok(in_the_way.map(|(file, reason)| self.note_refused(file, reason)))
         });
+    }
+
+    /// Like [`Users::guard`], for an import that replaces nothing. A name is looked up in the
+    /// transaction that makes it, so of several imports at once, one makes it.
+    pub fn guard_new<'p>(&'p self, pool: &'p Pool, import: &mut Import<'p>) {
+        import.ask_before_replacing(|file| Err(self.note_refused(file, name_exists()).1));
+        import.change_with_names(|edit, directory, name| {
+            if let Some(old) = edit.lookup(directory, name)? {
+                return Ok(Some(self.note_refused(old.file, name_exists())));
+            }
+            self.note_brought(directory, name);
+            let in_the_way = self.try_clear(pool, edit, (directory, name))?;
+            Ok(in_the_way.map(|(file, reason)| self.note_refused(file, reason)))
+        });
+    }
+
+    fn note_refused(&self, file: FileId, reason: Reason) -> (FileId, String) {
+        let why = reason.text.clone();
+        self.refused.borrow_mut().insert(file.0, reason);
+        (file, why)
     }
 
     /// Why an import refused a path.

@@ -255,7 +255,8 @@ class Pool(Mapping[str, PoolPath]):
 
         A new file is kept aside until it is closed. Then it appears in the pool, complete and
         durable, with missing directories above it. If the `with` block is left by an exception,
-        nothing changes. `x` refuses to replace a file.
+        nothing changes. `x` refuses to replace a file: of several processes that create one at
+        the same time, one succeeds.
         """
         kind = mode.replace("b", "").replace("t", "")
         is_text = "b" not in mode
@@ -283,9 +284,7 @@ class Pool(Mapping[str, PoolPath]):
             raise ExistsError(f"cannot create '{name}': it exists already")
 
         def store(content: IO[bytes], length: int) -> None:
-            if kind == "x" and PoolPath(self, name).exists():
-                raise ExistsError(f"cannot create '{name}': it exists already")
-            self._put_stream([(name, content, length)])
+            self._put_stream([(name, content, length)], exclusive=kind == "x")
 
         return file(name, store, mode)
 
@@ -332,6 +331,7 @@ class Pool(Mapping[str, PoolPath]):
         self,
         items: Iterable[tuple[str, IO[bytes], int]],
         progress: Optional[ProgressCallback] = None,
+        exclusive: bool = False,
     ) -> int:
         count, done = 0, 0
         pool = self._outer("", may_be_root=True)
@@ -346,7 +346,8 @@ class Pool(Mapping[str, PoolPath]):
                     if progress is not None:
                         progress(Progress(f"putting {name}", done, None, count))
 
-        _command.run(["put", "--quiet", "--tar", "--", "-", pool], feed=feed)
+        flags = ["--exclusive"] if exclusive else []
+        _command.run(["put", "--quiet", "--tar", *flags, "--", "-", pool], feed=feed)
         return count
 
     # Changes.

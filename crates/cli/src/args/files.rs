@@ -80,6 +80,9 @@ pub struct PutArgs {
     /// Store SQLite databases like any other file, and their logs and journals as files too
     #[arg(long)]
     pub raw: bool,
+    /// With --tar: refuse entries, other than directories, whose names exist already
+    #[arg(long, hide = true, requires = "tar")]
+    pub exclusive: bool,
     /// Print the name of each stored or removed file to standard output
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,

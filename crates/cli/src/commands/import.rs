@@ -176,6 +176,7 @@ impl Source {
             label: "importing",
             is_quiet: args.work.quiet,
             is_verbose: args.verbose,
+            is_exclusive: false,
             // Those formats have no owners, or none that mean anything elsewhere.
             owner: matches!(format, Format::Zip | Format::SevenZip).then(own),
             seen: Some(&seen),

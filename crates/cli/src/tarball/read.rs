@@ -18,7 +18,7 @@ use crate::pool_file::Digest;
 use crate::progress::FilesProgress;
 use crate::seen::Seen;
 use crate::summary::PutSummary;
-use crate::users::Users;
+use crate::users::{Users, name_exists};
 use crate::{output, signals, text};
 
 const CHUNK_LEN: usize = 1 << 20;
@@ -34,6 +34,8 @@ pub struct Manner<'p> {
     pub is_quiet: bool,
     /// Whether to print the path of each entry.
     pub is_verbose: bool,
+    /// Whether to refuse what has a name that exists already.
+    pub is_exclusive: bool,
     /// The owner of everything; `None` for those of the entries.
     pub owner: Option<FileOwner>,
     /// Takes note of what was read, so that it can be compared.
@@ -85,7 +87,10 @@ pub fn put_entries(
 ) -> Result<(), Reason> {
     let progress = FilesProgress::new(manner.label, manner.is_quiet);
     let mut import = pool.import(now_ns());
-    users.guard(pool, &mut import);
+    match manner.is_exclusive {
+        true => users.guard_new(pool, &mut import),
+        false => users.guard(pool, &mut import),
+    }
     let depth = depth_of(&pool.path_of(top)?);
     let mut putter = EntryPutter {
         manner,
@@ -272,7 +277,12 @@ impl EntryPutter<'_> {
     /// Takes exclusive hold of the existing file of this name, until the command ends. Returns
     /// false if another process has it open as a database, which is reported.
     fn hold(&mut self, path: &[u8], parent: FileId, name: &[u8]) -> Result<bool, Reason> {
-        let old = self.pool.lookup_in(parent, name)?.filter(|old| old.kind == Kind::File);
+        let old = self.pool.lookup_in(parent, name)?;
+        if self.manner.is_exclusive && old.is_some() {
+            self.failed(path, &name_exists());
+            return Ok(false);
+        }
+        let old = old.filter(|old| old.kind == Kind::File);
         match old.map_or(Ok(()), |old| self.users.hold(self.pool, old.file)) {
             Err(reason) if reason.code == Code::InUse => {
                 self.failed(path, &reason);
