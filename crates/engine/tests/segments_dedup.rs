@@ -338,3 +338,25 @@ fn the_golden_pool_with_parts_by_content_is_read() {
     assert!(pointers(&pool).iter().all(Pointer::is_part));
     assert_holds(&pool, &files);
 }
+
+#[test]
+fn what_a_snapshot_or_another_directory_holds_stays_where_it_is() {
+    // A copy shares the segments of what a snapshot has, or of what does not take part.
+    for has_snapshot in [true, false] {
+        let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+        let mut files = add(&pool, "first");
+        optimize(&pool, SegmentGoal { len: 100_000, ..GOAL });
+        if has_snapshot {
+            pool.create_snapshot(ROOT, b"kept", 0).unwrap();
+        }
+        files.extend(add_copy(&pool, "second"));
+        let (before, places) = (used(&pool), pointers(&pool));
+        let top = if has_snapshot { ROOT } else { pool.resolve(b"second").unwrap().file };
+        // Longer segments would be smaller, but the others would not go away.
+        let mut optimisation = pool.optimize(top, SegmentGoal { again: true, ..GOAL }).unwrap();
+        while optimisation.step().unwrap() {}
+        assert!(used(&pool) <= before, "{has_snapshot}: {} after {before}", used(&pool));
+        assert_eq!(pointers(&pool), places, "{has_snapshot}");
+        assert_holds(&pool, &files);
+    }
+}

@@ -33,10 +33,10 @@ use crate::codec::Compression;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
 use crate::pool::extents::source::Source;
-use crate::pool::namespace::entries::{Kind, ROOT};
+use crate::pool::namespace::entries::Kind;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::EXTENT_LEN_MAX;
-use crate::units::{FileId, Sector};
+use crate::units::{FileId, Sector, Txg};
 
 /// The pieces of one pass.
 const PIECE_COUNT_MAX: usize = 1 << 20;
@@ -87,7 +87,7 @@ pub struct OptimizeReport {
     pub allocated_after: u64,
     /// Bytes of records that were in segments already.
     pub segment_len: u64,
-    /// Bytes of records that snapshots hold.
+    /// Bytes of records that snapshots hold, or whose segments files that do not take part share.
     pub held_len: u64,
     /// Bytes of databases.
     pub database_len: u64,
@@ -130,10 +130,7 @@ impl Pool {
     pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimisation> {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
-        let made = match file == ROOT {
-            true => self.segments_made(&files, goal.again)?,
-            false => SegmentsMade::default(),
-        };
+        let made = self.segments_made(&files, goal.again)?;
         Ok(Optimisation {
             pool: self.clone(),
             goal,
@@ -177,15 +174,23 @@ impl Pool {
         let mut found: BTreeMap<Sector, Use> = BTreeMap::new();
         let mut parts = HashSet::new();
         for (file, _) in files {
+            let mut births: BTreeMap<(Txg, Sector), u32> = BTreeMap::new();
             self.each_file_extent(*file, &mut |pointer| {
                 let Some(run) = pointer.run(ashift).filter(|_| pointer.is_part()) else { return };
                 let of = found.entry(run.start).or_default();
-                of.pointers += 1;
                 of.len = pointer.extent_len.into();
                 if parts.insert((run.start, pointer.part_offset)) {
                     of.used += u64::from(pointer.len);
                 }
+                *births.entry((pointer.birth, run.start)).or_default() += 1;
             })?;
+            let held = self.held_by_snapshots_of(*file, births.keys().map(|(birth, _)| *birth))?;
+            for (((_, sector), count), is_held) in births.into_iter().zip(held) {
+                // What a snapshot holds cannot be exchanged, unlike what shares it since.
+                if !is_held && let Some(of) = found.get_mut(&sector) {
+                    of.pointers = of.pointers.saturating_add(count);
+                }
+            }
         }
         let mut made = SegmentsMade::default();
         for (sector, of) in found {
@@ -194,7 +199,7 @@ impl Pool {
                 continue;
             }
             let refs = self.read(|source| source.refs(sector))?;
-            // Others are held by snapshots: it would stay.
+            // Others belong to snapshots, or to files that do not take part: it would stay.
             let has_all = refs.is_none_or(|refs| refs.count <= of.pointers);
             if !has_all {
                 made.kept.insert(sector);
@@ -206,12 +211,12 @@ impl Pool {
     }
 }
 
-/// What there is to know of the segments that exist before an optimisation of the whole pool.
+/// What there is to know of the segments that exist before an optimisation.
 #[derive(Debug, Default)]
 struct SegmentsMade {
     /// Those that are mostly unused, and go away with the parts that files have.
     wasteful: HashSet<Sector>,
-    /// Those that would stay, since snapshots hold parts of them.
+    /// Those that would stay, since snapshots, or files that do not take part, have parts of them.
     kept: HashSet<Sector>,
 }
 

@@ -8,6 +8,7 @@ use super::{
     LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal, SegmentsMade,
 };
 use crate::error::Result;
+use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
 use crate::pool::write::jobs::parallel;
@@ -184,7 +185,7 @@ fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, made: &SegmentsMade) -> bool
     }
 }
 
-/// Whether a record is a part of a segment that snapshots hold.
+/// Whether a record is a part of a segment that snapshots, or files that do not take part, hold.
 fn is_kept(pointer: &Pointer, made: &SegmentsMade) -> bool {
     match pointer.place {
         Place::Extent { sector, .. } => pointer.is_part() && made.kept.contains(&sector),
@@ -252,7 +253,8 @@ impl Optimisation {
                 self.survey.at = (self.survey.at.0 + 1, 0);
                 continue;
             };
-            let held = self.held_by_snapshots(file, &records)?;
+            let births = records.iter().map(|record| record.pointer.birth);
+            let held = self.pool.held_by_snapshots_of(file, births)?;
             for (record, is_held) in records.into_iter().zip(held) {
                 self.survey.at.1 = record.start + 1;
                 let is_patched =
@@ -303,14 +305,21 @@ impl Optimisation {
         let patches = patches.iter().map(|patch| patch.start).collect();
         Ok((!records.is_empty()).then_some((records, patches, len)))
     }
+}
 
-    /// Returns which of these records snapshots hold, so that their space would not become free.
-    fn held_by_snapshots(&self, file: FileId, records: &[FileExtent]) -> Result<Vec<bool>> {
-        self.pool.read(|source| {
+impl Pool {
+    /// Returns which records of a file snapshots hold, by their births, so that their space would
+    /// not become free.
+    pub(super) fn held_by_snapshots_of(
+        &self,
+        file: FileId,
+        births: impl Iterator<Item = Txg> + Clone,
+    ) -> Result<Vec<bool>> {
+        self.read(|source| {
             let next = Txg(source.state.txg().0 + 1);
             let mut holds = Holds::new(source.store.holders(source.state)?);
-            let births = records.iter().map(|record| record.pointer.birth);
-            births.map(|birth| holds.is_held(source.store, birth, next, Some(file))).collect()
+            let held = |birth| holds.is_held(source.store, birth, next, Some(file));
+            births.clone().map(held).collect()
         })
     }
 }
