@@ -360,3 +360,18 @@ fn what_a_snapshot_or_another_directory_holds_stays_where_it_is() {
         assert_holds(&pool, &files);
     }
 }
+
+#[test]
+fn what_snapshots_have_of_segments_is_not_counted_as_shared() {
+    let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
+    pool.create_snapshot(ROOT, b"kept", 0).unwrap();
+    let second = add_copy(&pool, "second");
+    remove(&pool, &files);
+    // Their segment counts once, whoever has its parts.
+    assert_eq!(pool.state().stats().shared, Default::default());
+    let held = pool.held_by_snapshots().unwrap();
+    assert_eq!((held.only, held.shared), (held.only.min(COPY_LEN_MAX), 0));
+    remove(&pool, &second);
+    let held = pool.held_by_snapshots().unwrap();
+    assert!(held.only > FILE_LEN as u64 && held.shared == 0, "{held:?}");
+}

@@ -137,7 +137,7 @@ impl Store {
         })?;
         let mut bytes = tally.unshared;
         for (sector, (count, sectors)) in tally.shared {
-            if self.reference_count(state, sector)? == Some(count) {
+            if self.entry_of(state, sector)?.is_some_and(|refs| refs.count == count) {
                 bytes = u64::saturating_add(bytes, sectors << self.ashift());
             }
         }
@@ -151,9 +151,14 @@ impl Store {
         let mut held = Held { only: tally.unshared, ..Held::default() };
         for (sector, (count, sectors)) in tally.shared {
             let (bytes, mut beyond) = (sectors << self.ashift(), u64::from(count));
-            if self.reference_count(state, sector)? == Some(count) {
+            let refs = self.entry_of(state, sector)?;
+            if refs.as_ref().is_some_and(|refs| refs.count == count) {
                 held.only = held.only.saturating_add(bytes);
                 beyond -= 1;
+            }
+            if refs.is_some_and(|refs| refs.has_parts) {
+                // Further references to a segment are not counted.
+                continue;
             }
             held.shared = held.shared.saturating_add(bytes.saturating_mul(beyond));
         }
@@ -196,10 +201,10 @@ impl Store {
         }
     }
 
-    /// Returns the number of references to the shared extent at a sector, if it can be read.
-    fn reference_count(&self, state: &State, sector: Sector) -> Result<Option<u32>> {
+    /// Returns the entry of the shared extent at a sector, if it can be read.
+    fn entry_of(&self, state: &State, sector: Sector) -> Result<Option<Refs>> {
         let value = state.trees[TreeId::Refs].get(&mut &*self, &space_key(sector))?;
-        Ok(value.and_then(|value| Refs::decode(&value)).map(|refs| refs.count))
+        Ok(value.and_then(|value| Refs::decode(&value)))
     }
 
     /// Whether a state has this snapshot and it is not being destroyed.
