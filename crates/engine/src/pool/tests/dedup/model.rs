@@ -1,13 +1,16 @@
 //! Files made of few different records, beside their expected content. They are written, truncated,
-//! folded, repacked, moved, reopened and written by two processes. Deduplication changes from file
-//! to file, and the index is dropped, pruned and rebuilt in between. After every step nothing is
-//! lost, and every reference is counted.
+//! folded, repacked, moved, reopened and written by two processes, cloned, and rolled back to
+//! snapshots. Deduplication changes from file to file, and the index is dropped, pruned and rebuilt
+//! in between. Another pool, whose records are in segments too, receives it. After every step nothing
+//! is lost, and every reference is counted.
 
 use std::sync::Arc;
 
 use super::{RECORD, add_files};
 use crate::codec::Compression;
-use crate::pool::{Fold, Pool, Property, ROOT, SegmentGoal, Settings, StepLimits};
+use crate::pool::{
+    Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings, StepLimits,
+};
 use crate::store::format::pointer::Pointer;
 use crate::store::format::refs::{RefsEntry, parse_refs_entry};
 use crate::store::tree::walk::{Met, walk_tree};
@@ -23,6 +26,8 @@ const SLOT_COUNT: u64 = 12;
 const ALPHABET_LEN: usize = 9;
 /// With less free space, a compaction finds nothing to do.
 const FILLER_LEN: usize = 1 << 20;
+const SNAPSHOTS_MAX: usize = 3;
+const CLONES_MAX: usize = 2;
 
 /// Counts what happened, to prove that the test exercised everything.
 #[derive(Debug, Default)]
@@ -36,6 +41,21 @@ struct Happened {
     in_segments: u64,
     found_in_segments: u64,
     overtaken: u64,
+    rolled_back: u64,
+    cloned: u64,
+    received: u64,
+    received_changes: u64,
+    received_parts: u64,
+}
+
+/// A file with a name, and its content.
+type Clone = (Vec<u8>, FileId, Vec<u8>);
+
+/// A snapshot, and what there was.
+struct Snapshot {
+    name: Vec<u8>,
+    bytes: Vec<Vec<u8>>,
+    clones: Vec<Clone>,
 }
 
 struct Model {
@@ -44,6 +64,12 @@ struct Model {
     files: Vec<FileId>,
     filler: FileId,
     bytes: Vec<Vec<u8>>,
+    clones: Vec<Clone>,
+    snapshots: Vec<Snapshot>,
+    /// How many names were given.
+    names: u64,
+    /// The pool that receives, and the last snapshot that it has.
+    mirror: Option<(Pool, Vec<u8>)>,
     alphabet: Vec<Vec<u8>>,
     rng: Rng,
     label: String,
@@ -69,7 +95,21 @@ impl Model {
         alphabet.push(vec![0; RECORD]);
         alphabet.push(vec![3; RECORD]);
         let (bytes, happened) = (vec![Vec::new(); FILE_COUNT], Happened::default());
-        Model { sim, pools, files, filler, bytes, alphabet, rng, label: String::new(), happened }
+        Model {
+            sim,
+            pools,
+            files,
+            filler,
+            bytes,
+            clones: Vec::new(),
+            snapshots: Vec::new(),
+            names: 0,
+            mirror: None,
+            alphabet,
+            rng,
+            label: String::new(),
+            happened,
+        }
     }
 
     /// Returns one of the processes, after it has seen the other's changes.
@@ -175,7 +215,7 @@ impl Model {
             ..StepLimits::default()
         };
         let mut rewritten = 0;
-        match self.rng.below(8) {
+        match self.rng.below(9) {
             0 => rewritten += pool.fold(Fold::All, &limits, &mut |_| true).unwrap().rewritten,
             1 => {
                 let step = pool.sink_step(file, pool.state().txg(), 0, &limits).unwrap();
@@ -195,7 +235,7 @@ impl Model {
                     }
                 }
             }
-            3 | 4 => self.optimize(&pool, file),
+            3..=5 => self.optimize(&pool, file),
             _ => {
                 // What came behind it has somewhere to go.
                 self.set_filler(&pool, 0);
@@ -218,6 +258,11 @@ impl Model {
 
     /// Puts records of all files, or of one, into segments, while somebody writes.
     fn optimize(&mut self, pool: &Pool, file: FileId) {
+        while !self.snapshots.is_empty() && !self.rng.one_in(4) {
+            // What snapshots hold stays as it is.
+            self.destroy_snapshot();
+        }
+        pool.refresh().unwrap();
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(2);
@@ -233,6 +278,148 @@ impl Model {
         assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
         self.happened.in_segments += report.records;
         self.happened.overtaken += report.overtaken;
+    }
+
+    fn new_name(&mut self) -> Vec<u8> {
+        self.names += 1;
+        format!("n{}", self.names).into_bytes()
+    }
+
+    fn take_snapshot(&mut self) -> Vec<u8> {
+        let (pool, name) = (self.pool(), self.new_name());
+        while self.snapshots.len() >= SNAPSHOTS_MAX
+            || !self.snapshots.is_empty() && self.rng.one_in(3)
+        {
+            self.destroy_snapshot();
+        }
+        pool.refresh().unwrap();
+        pool.create_snapshot(ROOT, &name, 0).unwrap();
+        let (bytes, clones) = (self.bytes.clone(), self.clones.clone());
+        self.snapshots.push(Snapshot { name: name.clone(), bytes, clones });
+        name
+    }
+
+    fn destroy_snapshot(&mut self) {
+        if self.snapshots.is_empty() {
+            return;
+        }
+        let index = self.rng.below(self.snapshots.len() as u64) as usize;
+        let snapshot = self.snapshots.remove(index);
+        self.pool().destroy_snapshot(ROOT, &snapshot.name).unwrap();
+    }
+
+    fn roll_back(&mut self) {
+        let pool = self.pool();
+        if self.snapshots.is_empty() {
+            return;
+        }
+        let index = self.rng.below(self.snapshots.len() as u64) as usize;
+        let snapshot = &self.snapshots[index];
+        pool.rollback(ROOT, &snapshot.name).unwrap();
+        (self.bytes, self.clones) = (snapshot.bytes.clone(), snapshot.clones.clone());
+        self.happened.rolled_back += 1;
+    }
+
+    /// Clones a file as it is or was.
+    fn clone(&mut self) {
+        let (pool, name) = (self.pool(), self.new_name());
+        if self.clones.len() >= CLONES_MAX {
+            let index = self.rng.below(CLONES_MAX as u64) as usize;
+            let (name, ..) = self.clones.remove(index);
+            pool.remove_at(&name, 0).unwrap();
+        }
+        let n = self.rng.below(FILE_COUNT as u64) as usize;
+        let index = self.rng.below(SNAPSHOTS_MAX as u64) as usize;
+        let (file, bytes) = match self.snapshots.get(index) {
+            Some(snapshot) => {
+                let from = (ROOT, &snapshot.name[..]);
+                let file = pool.clone_from_snapshot(from, self.files[n], ROOT, &name, 0);
+                (file.unwrap(), snapshot.bytes[n].clone())
+            }
+            None => {
+                let file = pool.clone_file(self.files[n], ROOT, &name, 0).unwrap();
+                (file, self.bytes[n].clone())
+            }
+        };
+        self.clones.push((name, file, bytes));
+        self.happened.cloned += 1;
+    }
+
+    /// Lets another pool receive all of this one, or what has changed since the last time.
+    fn send(&mut self) {
+        let name = self.take_snapshot();
+        let source = self.pool();
+        let mut base = None;
+        if let Some((_, name)) = &self.mirror {
+            let is_there = self.snapshots.iter().any(|snapshot| snapshot.name == *name);
+            base = is_there.then(|| source.open_snapshot(ROOT, name).unwrap());
+        }
+        if base.is_none() {
+            let dedup = self.rng.pick(&["on", "on", "verify", "off"]);
+            let create =
+                create_options(9, &[(Property::RecordSize, "16K"), (Property::Dedup, dedup)]);
+            let sim = SimDevice::new(Vec::new());
+            let pool = Pool::create(sim.handle(), &create, options(1 << 20)).unwrap();
+            for (n, letter) in self.alphabet.iter().enumerate() {
+                pool.create_file_at(format!("letter {n}").as_bytes(), 0, 0).unwrap();
+                let file = pool.file(pool.resolve(format!("letter {n}").as_bytes()).unwrap().file);
+                let file = file.unwrap();
+                file.write_at(letter, 0).unwrap();
+                file.commit(Durability::Durable).unwrap();
+            }
+            self.optimize_mirror(&pool);
+            self.mirror = Some((pool, Vec::new()));
+        }
+        let plan = SendPlan {
+            snapshot: &source.open_snapshot(ROOT, &name).unwrap(),
+            base: base.as_ref(),
+            scope: ROOT,
+            name: &name,
+            created_ns: 0,
+            resume: None,
+        };
+        let mut stream = Vec::new();
+        source.send(&plan, &mut stream, &mut |_| {}).unwrap();
+        let (pool, last) = self.mirror.take().unwrap();
+        let batch_len = self.rng.pick(&[0, 1, 50_000]);
+        let receiving = ReceiveOptions { force: true, batch_len, ..ReceiveOptions::default() };
+        if let Err(error) = pool.receive(ROOT, b"m", &mut &stream[..], &receiving, &mut |_| {}) {
+            panic!("{}: {error}", self.label);
+        }
+        self.happened.received += 1;
+        self.happened.received_changes += u64::from(base.is_some());
+        if !last.is_empty() && self.rng.one_in(2) {
+            let top = pool.resolve(b"m").unwrap().file;
+            pool.destroy_snapshot(top, &last).unwrap();
+        }
+        if self.rng.one_in(2) {
+            self.optimize_mirror(&pool);
+        }
+        let top = pool.resolve(b"m").unwrap().file;
+        let (listed, mut parts) = (source.list().unwrap(), 0);
+        let all = self.files.iter().zip(&self.bytes);
+        let all = all.chain(self.clones.iter().map(|(_, file, bytes)| (file, bytes)));
+        for (file, bytes) in all {
+            let entry = listed.iter().find(|entry| entry.file == *file).unwrap();
+            let path = [b"m/", &entry.name[..]].concat();
+            let found = pool.file(pool.resolve(&path).unwrap().file).unwrap();
+            let count = &mut |pointer: &Pointer| parts += u64::from(pointer.is_part());
+            pool.each_file_extent(found.id(), count).unwrap();
+            let found = read_all(&found).unwrap();
+            assert!(found == *bytes, "{}: {file:?} of the mirror", self.label);
+        }
+        pool.open_snapshot(top, &name).unwrap();
+        self.happened.received_parts += parts;
+        assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{}: mirror", self.label);
+        self.assert_parts(&pool);
+        self.mirror = Some((pool, name));
+    }
+
+    fn optimize_mirror(&mut self, pool: &Pool) {
+        let again = self.rng.one_in(2);
+        let goal = SegmentGoal { compression: Compression::Zstd(1), len: 100_000, again };
+        let mut optimisation = pool.optimize(ROOT, goal).unwrap();
+        while optimisation.step().unwrap() {}
     }
 
     fn change_index(&mut self) {
@@ -263,10 +450,19 @@ impl Model {
     fn assert_all(&mut self) {
         for pool in self.pools.clone() {
             pool.refresh().unwrap();
-            for (file, bytes) in self.files.iter().zip(&self.bytes) {
+            let clones = self.clones.iter().map(|(_, file, bytes)| (file, bytes));
+            for (file, bytes) in self.files.iter().zip(&self.bytes).chain(clones) {
                 let found = read_all(&pool.file(*file).unwrap()).unwrap();
                 let difference = || first_difference(&found, bytes);
                 assert!(found == *bytes, "{}: {file:?}: {}", self.label, difference());
+            }
+        }
+        for snapshot in &self.snapshots {
+            let pool = self.pools[0].open_snapshot(ROOT, &snapshot.name).unwrap();
+            for (file, bytes) in self.files.iter().zip(&snapshot.bytes) {
+                let found = read_all(&pool.file(*file).unwrap()).unwrap();
+                let difference = || first_difference(&found, bytes);
+                assert!(found == *bytes, "{}: old {file:?}: {}", self.label, difference());
             }
         }
         let pool = &self.pools[0];
@@ -278,12 +474,17 @@ impl Model {
     }
 
     fn step(&mut self) {
-        match self.rng.below(20) {
+        match self.rng.below(26) {
             0..=11 => self.write(),
             12 | 13 => self.change_property(),
             14 | 15 => self.maintain(),
             16 | 17 => self.change_index(),
-            _ => self.reopen(),
+            18 | 19 => self.reopen(),
+            20 => drop(self.take_snapshot()),
+            21 | 22 => self.destroy_snapshot(),
+            23 => self.roll_back(),
+            24 => self.clone(),
+            _ => self.send(),
         }
         self.assert_all();
     }
@@ -292,7 +493,7 @@ impl Model {
 #[test]
 fn files_of_equal_records_are_vectors_of_bytes() {
     let mut sum = Happened::default();
-    for seed in 0..10 {
+    for seed in 0..14 {
         let mut model = Model::new(seed);
         for step in 0..120 {
             model.label = format!("seed {seed}, step {step}");
@@ -301,7 +502,13 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         model.note_index(0);
         model.note_index(1);
         // Once all files are empty, nothing is counted as shared any more.
+        while !model.snapshots.is_empty() {
+            model.destroy_snapshot();
+        }
         let pool = model.pool();
+        for (name, ..) in model.clones.drain(..) {
+            pool.remove_at(&name, 0).unwrap();
+        }
         for file in model.files.iter().chain([&model.filler]) {
             let file = pool.file(*file).unwrap();
             file.set_len(0).unwrap();
@@ -320,10 +527,17 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         sum.in_segments += happened.in_segments;
         sum.found_in_segments += happened.found_in_segments;
         sum.overtaken += happened.overtaken;
+        sum.rolled_back += happened.rolled_back;
+        sum.cloned += happened.cloned;
+        sum.received += happened.received;
+        sum.received_changes += happened.received_changes;
+        sum.received_parts += happened.received_parts;
     }
     println!("{sum:?}");
     assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 1000, "{sum:?}");
     assert!(sum.in_segments > 100 && sum.overtaken > 0, "{sum:?}");
-    assert!(sum.found_in_segments > 50, "{sum:?}");
+    assert!(sum.found_in_segments > 30, "{sum:?}");
+    assert!(sum.rolled_back > 10 && sum.cloned > 10 && sum.received > 10, "{sum:?}");
+    assert!(sum.received_changes > 3 && sum.received_parts > 50, "{sum:?}");
     assert!(sum.caught_up > 100 && sum.run_hits > 3 && sum.patches > 100, "{sum:?}");
 }
