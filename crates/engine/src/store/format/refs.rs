@@ -130,6 +130,7 @@ pub struct PartContent {
 
 /// An entry of the tree, and the sector that it belongs to.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one is there at a time, and soon gone")]
 pub enum RefsEntry {
     /// That of an extent.
     Extent(Sector, Refs),

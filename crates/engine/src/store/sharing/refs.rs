@@ -36,10 +36,13 @@ impl Store {
     }
 }
 
+/// Returns the value of a key of the refs tree.
+pub type Get<'a> = dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>> + 'a;
+
 /// Returns the pointer to content with this hash at a sector, to a part of a segment if the content
-/// is one. `get` returns the value of a key of the refs tree.
+/// is one.
 pub fn content_at(
-    get: &mut dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>>,
+    get: &mut Get<'_>,
     sector: Sector,
     hash: &ContentHash,
 ) -> Result<Option<Pointer>> {

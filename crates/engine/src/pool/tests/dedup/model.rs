@@ -49,13 +49,13 @@ struct Happened {
 }
 
 /// A file with a name, and its content.
-type Clone = (Vec<u8>, FileId, Vec<u8>);
+type Named = (Vec<u8>, FileId, Vec<u8>);
 
 /// A snapshot, and what there was.
 struct Snapshot {
     name: Vec<u8>,
     bytes: Vec<Vec<u8>>,
-    clones: Vec<Clone>,
+    clones: Vec<Named>,
 }
 
 struct Model {
@@ -64,7 +64,7 @@ struct Model {
     files: Vec<FileId>,
     filler: FileId,
     bytes: Vec<Vec<u8>>,
-    clones: Vec<Clone>,
+    clones: Vec<Named>,
     snapshots: Vec<Snapshot>,
     /// How many names were given.
     names: u64,
