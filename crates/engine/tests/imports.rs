@@ -362,3 +362,62 @@ fn an_import_beside_commits_survives_loss_of_power() {
         assert!(durable > 10, "the other process committed {durable} times");
     }
 }
+
+/// Several imports make the same directories at the same time. Each adds its own files to them,
+/// whoever was first.
+#[test]
+fn a_directory_that_others_make_meanwhile_is_shared() {
+    let device = SimDevice::new(Vec::new());
+    let dynamic: Arc<dyn Device> = device.clone();
+    create(&dynamic, &[], 32 << 20);
+    let pool = Pool::open(dynamic, options(32 << 20)).unwrap();
+    let directory = Attributes { mode: 0o755, ..Attributes::new(Kind::Directory, ROOT) };
+    let mut rng = Rng(3);
+    let (short, long) = (rng.text(5000), rng.text(6 * MIB));
+    let mut imports: Vec<_> = (0..3)
+        .map(|number| {
+            let mut import = pool.import(1);
+            let top = import.directory(ROOT, b"top", &directory, &[]).unwrap();
+            let below = import.directory_above(top, b"below", &directory).unwrap();
+            let name = |what: &str| format!("{what}{number}").into_bytes();
+            import.file(below, &name("short"), &like(), &[], short.clone()).unwrap();
+            import.symlink(below, &name("link"), &like(), b"short").unwrap();
+            import.hard_link((below, &name("short")), top, &name("hard")).unwrap();
+            // It is open when the others make their directories.
+            import.begin_file(below, &name("long"), &like(), &[]).unwrap();
+            import.write(&long[..5 * MIB]).unwrap();
+            (import, top, below)
+        })
+        .collect();
+    for (import, ..) in imports.iter_mut().rev() {
+        import.flush().unwrap();
+    }
+    for (number, (mut import, top, below)) in imports.into_iter().enumerate() {
+        import.write(&long[5 * MIB..]).unwrap();
+        import.end_file().unwrap();
+        // By the ids that the directories were to have.
+        let name = |what: &str| format!("{what}{number}").into_bytes();
+        import.file(below, &name("late"), &like(), &[], short.clone()).unwrap();
+        let deep = import.directory(below, b"deep", &directory, &[]).unwrap();
+        import.file(deep, &name("deep"), &like(), &[], short.clone()).unwrap();
+        import.file(top, &name("high"), &like(), &[], short.clone()).unwrap();
+        let report = import.finish().unwrap();
+        assert_eq!(report.refused, []);
+    }
+    for number in 0..3 {
+        for (path, content) in [
+            ("top/below/short", &short),
+            ("top/hard", &short),
+            ("top/below/long", &long),
+            ("top/below/late", &short),
+            ("top/below/deep/deep", &short),
+            ("top/high", &short),
+        ] {
+            let path = format!("{path}{number}");
+            let found = pool.resolve(path.as_bytes()).expect(&path).file;
+            assert!(read_all(&pool.file(found).unwrap()).unwrap() == *content, "{path}");
+        }
+        assert!(pool.resolve_link(format!("top/below/link{number}").as_bytes()).is_ok());
+    }
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+}

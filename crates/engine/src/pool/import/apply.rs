@@ -24,7 +24,8 @@ impl Import<'_> {
         batch: &mut Batch<'_>,
     ) -> Result<()> {
         let mut contents = Vec::new();
-        for Ready { item, content } in items {
+        for Ready { mut item, content } in items {
+            item.map_directories(|directory| self.actual(directory));
             match self.apply_item(txn, &item, content.as_ref()) {
                 // These errors occur before anything is changed.
                 Err(
@@ -119,19 +120,23 @@ impl Import<'_> {
         match item {
             Item::Directory { file, at, is_given } => {
                 let edit = &mut Edit::new(txn, 0);
-                let is_new = match edit.lookup(at.parent, &at.name)?.map(|there| there.kind) {
-                    None => true,
-                    Some(Kind::Directory) => false,
+                let there = edit.lookup(at.parent, &at.name)?;
+                let directory = match &there {
+                    None => *file,
+                    Some(there) if there.kind == Kind::Directory => there.file,
                     Some(_) => {
                         let name = String::from_utf8_lossy(&at.name).into_owned();
                         return Err(Error::NotADirectory { name });
                     }
                 };
-                if is_new {
+                if there.is_none() {
                     edit.create_as(*file, at.parent, &at.name, &at.attributes)?;
                 }
-                if is_new || *is_given {
-                    describe(edit, *file, at, None, now_ns)?;
+                if there.is_none() || *is_given {
+                    describe(edit, directory, at, None, now_ns)?;
+                }
+                if directory != *file {
+                    self.made_by_others.insert(*file, directory);
                 }
                 self.report.directories += u64::from(*is_given);
             }

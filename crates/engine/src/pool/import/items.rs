@@ -60,6 +60,24 @@ impl Item {
         }
     }
 
+    /// Replaces the directories that it names.
+    pub fn map_directories(&mut self, actual: impl Fn(FileId) -> FileId) {
+        let parent = match self {
+            Item::Directory { at, .. }
+            | Item::File { at, .. }
+            | Item::Symlink { at, .. }
+            | Item::Special { at }
+            | Item::End { at, .. } => &mut at.parent,
+            Item::HardLink { existing, parent, .. } => {
+                existing.0 = actual(existing.0);
+                parent
+            }
+            Item::Begin { parent, .. } => parent,
+            Item::Part { .. } => return,
+        };
+        *parent = actual(*parent);
+    }
+
     /// Returns the length of its extended attributes, in bytes.
     pub fn xattrs_len(&self) -> usize {
         match self {

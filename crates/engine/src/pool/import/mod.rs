@@ -23,7 +23,8 @@
 //! else must change with a name, only the host knows, too ([`Import::change_with_names`]).
 //!
 //! Ids for new directories are reserved many at a time, so that later items can refer to a
-//! directory before it is committed.
+//! directory before it is committed. If somebody else has made that directory by then, what was
+//! meant for the new one goes there.
 
 mod apply;
 mod items;
@@ -109,6 +110,9 @@ pub struct Import<'p> {
     directories: HashMap<(FileId, Vec<u8>), FileId>,
     /// The parents of directories that exist only in this batch.
     new_parents: HashMap<FileId, FileId>,
+    /// Directories that others had made by the time of the commit, by the file ids that they would
+    /// have had.
+    made_by_others: HashMap<FileId, FileId>,
     /// Directories that could not be created, by the file id that they would have had: their paths,
     /// and the reason.
     refused: HashMap<FileId, (Vec<u8>, String)>,
@@ -143,6 +147,7 @@ impl Pool {
             ids: 0..0,
             directories: HashMap::new(),
             new_parents: HashMap::new(),
+            made_by_others: HashMap::new(),
             refused: HashMap::new(),
             settings: HashMap::new(),
             history: Arc::default(),
@@ -230,9 +235,10 @@ impl Import<'_> {
         is_given: bool,
     ) -> Result<FileId> {
         entries::check_name(name)?;
+        let parent = self.actual(parent);
         let key = (parent, name.to_vec());
         let known = match self.directories.get(&key) {
-            Some(file) => Some(*file),
+            Some(file) => Some(self.actual(*file)),
             // Everything in a directory that exists only in this batch is new as well.
             None if self.new_parents.contains_key(&parent) => None,
             None => match self.pool.lookup_in(parent, name)? {
@@ -330,6 +336,7 @@ impl Import<'_> {
         xattrs: &[Xattr],
     ) -> Result<()> {
         entries::check_name(name)?;
+        let parent = self.actual(parent);
         let old = match self.new_parents.contains_key(&parent) {
             true => None,
             false => self.pool.lookup_in(parent, name)?,
@@ -504,6 +511,11 @@ impl Import<'_> {
     /// Returns the results so far.
     pub fn report(&self) -> &ImportReport {
         &self.report
+    }
+
+    /// Returns the directory that a new one turned out to be.
+    fn actual(&self, directory: FileId) -> FileId {
+        self.made_by_others.get(&directory).copied().unwrap_or(directory)
     }
 
     fn add(&mut self, item: Item, len: usize) -> Result<()> {

@@ -13,7 +13,7 @@
 use crate::error::{Error, Result};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::refs::{
-    ContentHash, PartContent, Refs, RefsEntry, parse_refs, parse_refs_entry, part_key,
+    ContentHash, PartContent, Refs, RefsEntry, key_of_part, parse_refs, parse_refs_entry, part_key,
 };
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::{
@@ -132,6 +132,14 @@ impl Txn {
         let Some(refs) = self.refs(sector)? else {
             return Err(Error::internal("a segment has no entry for its references"));
         };
+        if refs.whole.is_none() {
+            // Only damage leaves entries of an earlier segment here; the new one would make them
+            // count.
+            let (from, to) = (key_of_part(sector, 0), space_key(Sector(sector.0 + 1)));
+            for (key, _) in self.range(TreeId::Refs, &from, &to, usize::MAX)? {
+                self.remove(TreeId::Refs, &key)?;
+            }
+        }
         let (len, part_offset) = (part.extent_len, 0);
         let whole = Pointer { len, part_offset, span_log2: 0, ..part.clone() };
         self.set_refs(sector, &Refs { whole: Some(whole), ..refs })?;
