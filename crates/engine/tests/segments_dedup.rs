@@ -312,6 +312,32 @@ fn entries_of_parts_that_make_no_sense_are_reported() {
     }
 }
 
+/// Entries without a segment, which only damage leaves, do not become those of a new one.
+#[test]
+fn a_new_segment_has_no_parts_of_an_earlier_one() {
+    let (_, pool) = empty_pool(&[(Property::Dedup, "on")]);
+    let files = add(&pool, "first");
+    let hash = HashKind::Blake3.of(&files[0].1);
+    let end = pool.state().superblock.end.0;
+    let orphan = PartContent { offset: 1, len: FILE_LEN as u32, hash };
+    let mut txn = pool.store().begin(Default::default()).unwrap();
+    for sector in (80..2 * end).map(Sector) {
+        txn.insert(TreeId::Refs, &part_key(sector, &hash), &orphan.encode()).unwrap();
+    }
+    txn.commit(Durability::Durable).unwrap();
+    optimize(&pool, GOAL);
+    let entries = refs_entries(&pool);
+    let segment = entries.iter().find_map(|entry| match entry {
+        RefsEntry::Extent(sector, refs) if refs.whole.is_some() => Some(*sector),
+        _ => None,
+    });
+    let segment = segment.expect("a segment");
+    let of_segment = |entry: &&RefsEntry| matches!(entry, RefsEntry::Part(at, _) if *at == segment);
+    let parts: Vec<_> = entries.iter().filter(of_segment).collect();
+    assert_eq!(parts.len(), FILE_COUNT);
+    assert!(!parts.contains(&&RefsEntry::Part(segment, orphan)));
+}
+
 #[test]
 fn the_golden_pool_with_parts_by_content_is_read() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-parts-by-content.hpk");

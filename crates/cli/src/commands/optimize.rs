@@ -176,8 +176,12 @@ fn report_on(
         ),
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
+    let held = match args.pool.is_whole() {
+        true => "held by snapshots: destroy them, then run the command again",
+        false => "held by snapshots, or in segments that files elsewhere share",
+    };
     let left = [
-        (report.held_len, "held by snapshots: destroy them, then run the command again"),
+        (report.held_len, held),
         (report.database_len, "databases, which 'hardpack repack' compresses better"),
         (report.segment_len, "in segments already; '--again' puts everything into new ones"),
     ];
