@@ -246,9 +246,9 @@ pub fn read(
         return if read { Ok(()) } else { Err(changing()) };
     }
     for attempt in 0..TRIES_MAX {
-        let kind = kind_of(&opened.pool, file)?;
         let mut lock = None;
         if let Some(pool) = live
+            && let kind = kind_of(&opened.pool, file)?
             && kind != FileKind::Other
         {
             let may_fail = attempt == 0 && restart == Restart::Possible;

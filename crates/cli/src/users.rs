@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use hardpack::open_mark;
 use hardpack_engine::device::{Device, FILLING_MARK, FileDevice};
-use hardpack_engine::pool::{DirEntry, Import, Kind, Pool, ROOT, Refused};
+use hardpack_engine::pool::{DirEntry, Edit, Import, Kind, Pool, ROOT, Refused};
 use hardpack_engine::{Error, FileId, Txg};
 use rusqlite::Connection;
 
@@ -116,11 +116,7 @@ impl Users {
                 why
             })
         });
-        import.change_with_names(|edit, directory, name| {
-            self.note_brought(directory, name);
-            let in_the_way = self.try_clear(pool, edit, (directory, name))?;
-            Ok(in_the_way.map(|(file, reason)| self.note_refused(file, reason)))
-        });
+        import.change_with_names(|edit, directory, name| self.bring(pool, edit, directory, name));
     }
 
     /// Like [`Users::guard`], for an import that replaces nothing. A name is looked up in the
@@ -131,10 +127,21 @@ impl Users {
             if let Some(old) = edit.lookup(directory, name)? {
                 return Ok(Some(self.note_refused(old.file, name_exists())));
             }
-            self.note_brought(directory, name);
-            let in_the_way = self.try_clear(pool, edit, (directory, name))?;
-            Ok(in_the_way.map(|(file, reason)| self.note_refused(file, reason)))
+            self.bring(pool, edit, directory, name)
         });
+    }
+
+    /// Makes room for what an import brings. Returns the file that stands in the way, and why.
+    fn bring(
+        &self,
+        pool: &Pool,
+        edit: &mut Edit<'_>,
+        directory: FileId,
+        name: &[u8],
+    ) -> Result<Option<(FileId, String)>, Error> {
+        self.note_brought(directory, name);
+        let in_the_way = self.try_clear(pool, edit, (directory, name))?;
+        Ok(in_the_way.map(|(file, reason)| self.note_refused(file, reason)))
     }
 
     fn note_refused(&self, file: FileId, reason: Reason) -> (FileId, String) {

@@ -4,13 +4,12 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use common::segments::{GOAL, assert_holds, file_at, optimize, put, used};
-use common::{Rng, create_options, options, problems, read_all};
+use common::segments::{GOAL, assert_holds, empty_pool, file_at, golden, optimize, put, used};
+use common::{Rng, options, problems, read_all};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
     Attributes, File, Kind, OptimizeStage, Options, Pool, Property, ROOT, ReceiveOptions,
     SegmentGoal, SendPlan,
@@ -50,16 +49,6 @@ fn near_copies() -> Vec<(Vec<u8>, Vec<u8>)> {
         }
     }
     files
-}
-
-fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
-    let device = Arc::new(MemoryDevice::default());
-    let pool = Pool::create(
-        device.clone() as Arc<dyn Device>,
-        &create_options(9, properties),
-        options(8 << 20),
-    );
-    (device, pool.unwrap())
 }
 
 impl Family {
@@ -420,23 +409,7 @@ fn pages_of_parts_are_read_at_random() {
 
 #[test]
 fn the_golden_pool_with_segments_is_read() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-segments.hpk");
-    let files: Vec<_> = (0..9)
-        .map(|n| {
-            let mut bytes = Rng(41).text(3000 + 100 * (n / 3));
-            bytes.extend(Rng(n as u64 % 4).text(600));
-            (format!("f{n}").into_bytes(), bytes)
-        })
-        .collect();
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
-        let (device, pool) = empty_pool(&[]);
-        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-        optimize(&pool, GOAL);
-        pool.close().unwrap();
-        std::fs::write(&path, device.image()).unwrap();
-    }
-    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
-    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let (pool, files) = golden("v2-segments.hpk", &[], 41, 9);
     assert_ne!(pool.state().superblock.incompat & FEATURE_SEGMENTS, 0);
     assert_holds(&pool, &files);
     let file: FileId = pool.resolve(b"f0").unwrap().file;

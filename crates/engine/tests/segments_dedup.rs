@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use common::segments::{GOAL, assert_holds, file_at, optimize, put, used};
-use common::{Rng, create_options, options, problems};
+use common::segments::{
+    Files, GOAL, assert_holds, empty_pool, file_at, golden, optimize, put, used,
+};
+use common::{Rng, options, problems};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
@@ -22,8 +23,6 @@ use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
 use hardpack_engine::{Sector, Txg};
 
-type Files = Vec<(Vec<u8>, Vec<u8>)>;
-
 const FILE_COUNT: usize = 10;
 const FILE_LEN: usize = 40_000;
 /// What names, pointers and trees of one more copy of all files take, at most.
@@ -31,16 +30,6 @@ const COPY_LEN_MAX: u64 = 48 << 10;
 
 fn open(device: &Arc<MemoryDevice>) -> Pool {
     Pool::open(device.clone() as Arc<dyn Device>, options(8 << 20)).unwrap()
-}
-
-fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
-    let device = Arc::new(MemoryDevice::default());
-    let pool = Pool::create(
-        device.clone() as Arc<dyn Device>,
-        &create_options(9, properties),
-        options(8 << 20),
-    );
-    (device, pool.unwrap())
 }
 
 /// Returns paths in a directory and contents: noise, of which each differs a little from another.
@@ -340,23 +329,8 @@ fn a_new_segment_has_no_parts_of_an_earlier_one() {
 
 #[test]
 fn the_golden_pool_with_parts_by_content_is_read() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-parts-by-content.hpk");
-    let files: Files = (0..6)
-        .map(|n| {
-            let mut bytes = Rng(43).text(3000 + 100 * (n / 3));
-            bytes.extend(Rng(n as u64 % 4).text(600));
-            (format!("f{n}").into_bytes(), bytes)
-        })
-        .collect();
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
-        let (device, pool) = empty_pool(&[(Property::Dedup, "on")]);
-        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-        optimize(&pool, GOAL);
-        pool.close().unwrap();
-        std::fs::write(&path, device.image()).unwrap();
-    }
-    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
-    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let properties = [(Property::Dedup, "on")];
+    let (pool, files) = golden("v2-parts-by-content.hpk", &properties, 43, 6);
     assert_ne!(pool.state().superblock.incompat & FEATURE_PARTS_BY_CONTENT, 0);
     assert_holds(&pool, &files);
     assert!(part_count(&pool) > 3);

@@ -3,28 +3,15 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::segments::{GOAL, assert_holds, optimize, put, used};
-use common::{Rng, create_options, options};
+use common::Rng;
+use common::segments::{GOAL, assert_holds, empty_pool, optimize, put, used};
 use hardpack_engine::Txg;
-use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{OptimizeStage, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::checksum::ChecksumKind;
 use hardpack_engine::store::format::pointer::{Place, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
-
-fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
-    let device = Arc::new(MemoryDevice::default());
-    let pool = Pool::create(
-        device.clone() as Arc<dyn Device>,
-        &create_options(9, properties),
-        options(8 << 20),
-    );
-    (device, pool.unwrap())
-}
 
 /// Returns pairs of near-copies, of which each is half as long when it is compressed.
 fn texts(count: u64, len: usize) -> Vec<(Vec<u8>, Vec<u8>)> {

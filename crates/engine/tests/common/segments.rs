@@ -1,16 +1,32 @@
 //! Pools whose files are optimised.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hardpack_engine::codec::Compression;
-use hardpack_engine::pool::{File, OptimizeReport, Pool, ROOT, SegmentGoal};
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{File, OptimizeReport, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 
-use super::{problems, read_all};
+use super::{Rng, create_options, options, problems, read_all};
+
+/// Paths and contents.
+pub type Files = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Fast, and short enough for several segments.
 pub const GOAL: SegmentGoal =
     SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
+
+/// Makes a pool with sectors of 512 bytes.
+pub fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let device = Arc::new(MemoryDevice::default());
+    let pool = Pool::create(
+        device.clone() as Arc<dyn Device>,
+        &create_options(9, properties),
+        options(8 << 20),
+    );
+    (device, pool.unwrap())
+}
 
 pub fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
     let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
@@ -41,4 +57,32 @@ pub fn used(pool: &Pool) -> u64 {
     pool.store().make_durable().unwrap();
     let ashift = pool.store().ashift();
     pool.state().used_sectors(ashift) << ashift
+}
+
+/// Opens a golden pool with near-copies in segments, and returns its files, which `seed` makes. See
+/// `golden.rs` for how a missing pool is written.
+pub fn golden(
+    name: &str,
+    properties: &[(Property, &str)],
+    seed: u64,
+    count: usize,
+) -> (Pool, Files) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let files: Vec<_> = (0..count)
+        .map(|n| {
+            let mut bytes = Rng(seed).text(3000 + 100 * (n / 3));
+            bytes.extend(Rng(n as u64 % 4).text(600));
+            (format!("f{n}").into_bytes(), bytes)
+        })
+        .collect();
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (device, pool) = empty_pool(properties);
+        files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+        optimize(&pool, GOAL);
+        pool.close().unwrap();
+        std::fs::write(&path, device.image()).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    (pool, files)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::error::{Error, Location, Result};
 use crate::store::format::dead::Dead;
 use crate::store::format::pointer::Pointer;
-use crate::store::format::refs::{PartContent, RefsEntry, parse_refs_entry};
+use crate::store::format::refs::{PartContent, Refs, RefsEntry, parse_refs_entry};
 use crate::store::format::space::{freed_entry, reserved_run, space_entry};
 use crate::store::format::superblock::EXTENTS_OFFSET;
 use crate::store::format::trees::TreeId;
@@ -24,8 +24,8 @@ pub struct SpaceAccount {
     dead: HashMap<Run, u64>,
     free: Vec<Run>,
     refs: HashMap<u64, u32>,
-    /// The last segment met of which parts can be found by their content, and its length.
-    segment: Option<(Sector, u32)>,
+    /// The last extent met that has an entry.
+    counted: Option<(Sector, Refs)>,
     found: (u64, u64, u64),
 }
 
@@ -49,7 +49,7 @@ impl SpaceAccount {
             dead: HashMap::new(),
             free: superblock.windows.clone(),
             refs: HashMap::new(),
-            segment: None,
+            counted: None,
             found: (0, 0, 0),
         }
     }
@@ -83,7 +83,7 @@ impl SpaceAccount {
             TreeId::Refs => match parse_refs_entry(key, value)? {
                 RefsEntry::Extent(sector, refs) => {
                     self.refs.insert(sector.0, refs.count);
-                    self.segment = refs.whole.map(|whole| (sector, whole.extent_len));
+                    self.counted = Some((sector, refs));
                 }
                 RefsEntry::Part(sector, part) => self.check_part(key, sector, &part)?,
             },
@@ -94,11 +94,13 @@ impl SpaceAccount {
 
     /// Checks the entry of a part of a segment, which comes behind that of the segment.
     fn check_part(&self, key: &[u8], sector: Sector, part: &PartContent) -> Result<()> {
-        let end = u64::from(part.offset) + u64::from(part.len);
-        let is_inside = |(segment, len): (Sector, u32)| segment == sector && end <= len.into();
-        if part.len > 0 && self.segment.is_some_and(is_inside) {
+        let has_part = |(segment, refs): &(Sector, Refs)| {
+            *segment == sector && refs.pointer_to(sector, part).is_some()
+        };
+        if self.counted.as_ref().is_some_and(has_part) {
             return Ok(());
         }
+        let end = u64::from(part.offset) + u64::from(part.len);
         let what = format!(
             "expected a part of a segment, found bytes {} to {end} of an extent that has no such \
              part",
