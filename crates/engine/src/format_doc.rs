@@ -281,6 +281,7 @@ fn stream_is_as_documented() {
         has_special: true,
         has_apart: true,
         has_segments: true,
+        has_chunks: true,
         name: b"name".to_vec(),
     };
     let u64_bytes = |n: u64| n.to_le_bytes().to_vec();

@@ -1,9 +1,11 @@
 //! The extent map of a file: its records, and the patches over them.
 //!
 //! Both trees are keyed by file and byte offset. A record owns a slot of `2^span_log2` bytes of the
-//! file, aligned to its own length, and slots never overlap. A record may hold fewer bytes than its
-//! slot; the rest reads as zeros. Ranges without a record are holes. Patches never overlap each
-//! other, lie within the slot of a record, and override it.
+//! file, aligned to its own length. A record may hold fewer bytes than its slot; the rest reads as
+//! zeros. A *chunk* is a record without such a slot: it begins at any byte and covers just the
+//! bytes that it holds. Slots and chunks never overlap. Ranges without a record are holes. Patches
+//! never overlap each other, lie within the slot of a record, and override it; over chunks there
+//! are none (see [`crate::pool::write::chunks`]).
 
 pub(in crate::pool) mod delta;
 pub(in crate::pool) mod readahead;
@@ -32,14 +34,19 @@ pub(super) struct FileExtent {
 }
 
 impl FileExtent {
-    /// Returns the end of a record's slot.
+    /// Returns the end of a record's slot, or of a chunk.
     pub fn slot_end(&self) -> u64 {
-        self.start.saturating_add(1 << self.pointer.span_log2)
+        self.start.saturating_add(self.span())
     }
 
-    /// Returns the length of a record's slot.
+    /// Returns the length of a record's slot, or of a chunk.
     pub fn span(&self) -> u64 {
-        1 << self.pointer.span_log2
+        self.pointer.span()
+    }
+
+    /// Whether a record is a chunk.
+    pub fn is_chunk(&self) -> bool {
+        self.pointer.span_log2 == 0
     }
 
     /// Returns the end of the bytes it holds.
@@ -64,8 +71,9 @@ pub(super) fn parse_file_extent(
 ) -> Result<(FileId, FileExtent)> {
     let (file, start) = parse_file_extent_key(tree, key)?;
     let pointer = pointer_in(tree, key, value)?;
-    let (len, span) = (u64::from(pointer.len), 1 << pointer.span_log2);
+    let (len, span) = (u64::from(pointer.len), pointer.span());
     let in_place = match tree {
+        TreeId::Map if pointer.span_log2 == 0 => true,
         TreeId::Map => span >= UNIT_LEN && start % span == 0 && len <= span,
         _ => start % UNIT_LEN == 0,
     };
@@ -73,8 +81,8 @@ pub(super) fn parse_file_extent(
     let in_place = in_place && (tree != TreeId::Map || !pointer.is_delta());
     if !in_place || len == 0 || start > FILE_LEN_MAX {
         let detail = format!(
-            "expected a record that begins at a multiple of its span, or a patch at one of \
-             {UNIT_LEN}, found {len} bytes with a span of {span}"
+            "expected a chunk, a record that begins at a multiple of its span, or a patch at one \
+             of {UNIT_LEN}, found {len} bytes with a span of {span}"
         );
         let what = if tree == TreeId::Map { "record" } else { "patch" };
         return Err(Error::corrupt(
@@ -162,6 +170,29 @@ pub(super) fn has_record_in(
 ) -> Result<bool> {
     let last = file_extent_at_or_before(source, TreeId::Map, file, end - 1)?;
     Ok(last.is_some_and(|record| record.start >= start))
+}
+
+/// Whether a chunk has any byte of the range.
+pub(super) fn has_chunk_in(
+    source: &mut impl Source,
+    file: FileId,
+    start: u64,
+    end: u64,
+) -> Result<bool> {
+    if record_at(source, file, start)?.is_some_and(|record| record.is_chunk()) {
+        return Ok(true);
+    }
+    let mut from = start;
+    loop {
+        let some = file_extents_in(source, TreeId::Map, file, from, end, RANGE_COUNT)?;
+        if some.iter().any(FileExtent::is_chunk) {
+            return Ok(true);
+        }
+        match some.last() {
+            Some(last) if some.len() == RANGE_COUNT => from = last.start + 1,
+            _ => return Ok(false),
+        }
+    }
 }
 
 /// How many records are read at a time when only their places matter.

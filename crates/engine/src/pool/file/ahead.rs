@@ -375,7 +375,7 @@ impl File {
         if let Some(cut) = pending.cut.take() {
             write::cut_file(txn, target, cut)?;
         }
-        drafted.attach(txn, &mut pending.units)?;
+        drafted.attach(txn, target, &mut pending.units)?;
         let attributes = entries::attributes(txn, file)?;
         Edit::new(txn, 0).remove_file(file, &attributes)
     }

@@ -6,11 +6,10 @@ use std::collections::HashMap;
 use super::prepare::{Content, Ready};
 use super::{Import, Item, Place, Refused};
 use crate::error::{Error, Result};
-use crate::pool::extents::file_extents_in;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::removal::{give_up, remove_file_extents};
+use crate::pool::extents::{FileExtent, file_extent_key, file_extents_in};
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
-use crate::pool::namespace::props::Settings;
 use crate::pool::write::batch::Batch;
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -24,6 +23,7 @@ impl Import<'_> {
         batch: &mut Batch<'_>,
     ) -> Result<()> {
         let mut contents = Vec::new();
+        self.replaced.clear();
         for Ready { mut item, content } in items {
             item.map_directories(|directory| self.actual(directory));
             match self.apply_item(txn, &item, content.as_ref()) {
@@ -39,7 +39,11 @@ impl Import<'_> {
                 file => contents.extend(file?.zip(content)),
             }
         }
-        store(txn, contents, batch)
+        store(txn, contents, batch)?;
+        for (file, pointer, is_patch) in self.replaced.drain(..) {
+            give_up(txn, &pointer, file, is_patch)?;
+        }
+        Ok(())
     }
 
     /// Returns the path of a directory that was removed, as far as this import knows it.
@@ -210,13 +214,34 @@ impl Import<'_> {
             if entries::attributes(txn, old.file)?.link_count == 1 {
                 self.ask_about(txn, old.file)?;
                 self.change_with(txn, at.parent, &at.name)?;
-                prepare_slots(txn, old.file, &content.settings, content.len)?;
+                self.prepare_slots(txn, old.file, content)?;
                 entries::renew_generation(txn, old.file, content.hash)?;
                 return Ok(old.file);
             }
         }
         self.make_room(txn, at.parent, &at.name)?;
         Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)
+    }
+
+    /// Keeps only old records whose slots the new ones take exactly. With chunks there are none, but
+    /// the new content may share the old one's extents, so these are freed later.
+    fn prepare_slots(&mut self, txn: &mut Txn, file: FileId, content: &Content) -> Result<()> {
+        let span = u64::from(content.settings.record_len);
+        let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
+        if !content.is_chunked && !old.iter().any(|record| record.is_chunk()) {
+            let is_same = old.iter().all(|record| record.span() == span);
+            let keep = if is_same { content.len.div_ceil(span) * span } else { 0 };
+            remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
+            return remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX);
+        }
+        let patches = file_extents_in(txn, TreeId::Patches, file, 0, u64::MAX, usize::MAX)?;
+        for (tree, extents) in [(TreeId::Map, old), (TreeId::Patches, patches)] {
+            for FileExtent { start, pointer } in extents {
+                txn.remove(tree, &file_extent_key(file, start))?;
+                self.replaced.push((file, pointer, tree == TreeId::Patches));
+            }
+        }
+        Ok(())
     }
 
     /// Removes the file that has the name of a new one, and what goes with the name. Refuses
@@ -277,16 +302,6 @@ fn store(txn: &mut Txn, contents: Vec<(FileId, Content)>, batch: &mut Batch<'_>)
         jobs.extend(content.jobs);
     }
     batch.store(txn, jobs.into_iter())
-}
-
-/// Keeps only old records whose slots the new ones take exactly.
-fn prepare_slots(txn: &mut Txn, file: FileId, settings: &Settings, len: u64) -> Result<()> {
-    let span = u64::from(settings.record_len);
-    let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
-    let is_same = old.iter().all(|record| record.slot_end() - record.start == span);
-    let keep = if is_same { len.div_ceil(span) * span } else { 0 };
-    remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
-    remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX)
 }
 
 /// Copies the properties set on a replaced file to its successor.

@@ -38,6 +38,8 @@ pub(super) enum Item {
         settings: Settings,
         offset: u64,
         bytes: Vec<u8>,
+        /// The lengths of the chunks; none if it is cut into slots.
+        chunks: Vec<usize>,
     },
     End {
         file: FileId,
@@ -123,6 +125,8 @@ pub(super) struct Open {
     pub file: Option<FileId>,
     /// The bytes queued so far.
     pub len: u64,
+    /// Whether it is cut into chunks; known once a part of it was queued.
+    pub is_chunked: bool,
     pub buffer: Vec<u8>,
     /// How many bytes are buffered before it is known that the file is long, and then for each
     /// part.

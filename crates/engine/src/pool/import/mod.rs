@@ -42,10 +42,12 @@ use super::namespace::nameless;
 use super::namespace::props::Settings;
 use super::write::batch::Batch;
 use super::write::bulk;
+use super::write::chunks;
 use super::write::history::History;
 use super::write::syncing::Syncing;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
+use crate::store::format::pointer::Pointer;
 use crate::store::{Durability, Filling, Patience};
 use crate::units::FileId;
 
@@ -127,6 +129,9 @@ pub struct Import<'p> {
     filling: Option<Filling>,
     ask: Option<Box<Ask<'p>>>,
     with_name: Option<Box<WithName<'p>>>,
+    /// What files had that others replace in the same transaction, to be freed once the new content
+    /// is stored: it may share some of it.
+    replaced: Vec<(FileId, Pointer, bool)>,
     /// The file that may not be replaced by the item being applied, and why.
     kept: Option<(FileId, String)>,
     report: ImportReport,
@@ -157,6 +162,7 @@ impl Pool {
             filling: None,
             ask: None,
             with_name: None,
+            replaced: Vec::new(),
             kept: None,
             report: ImportReport::default(),
         }
@@ -348,6 +354,7 @@ impl Import<'_> {
             settings,
             file: None,
             len: 0,
+            is_chunked: false,
             buffer: Vec::new(),
             whole_len_max: WHOLE_LEN_MAX.max(settings.record_len as usize),
             part_len: PART_LEN.max(settings.record_len as usize),
@@ -369,14 +376,15 @@ impl Import<'_> {
             open.buffer.extend_from_slice(&bytes[..n]);
             bytes = &bytes[n..];
             if open.buffer.len() == len_max && !bytes.is_empty() {
-                self.push_parts()?;
+                self.push_parts(false)?;
             }
         }
         Ok(())
     }
 
-    /// Queues the gathered content of the open file.
-    fn push_parts(&mut self) -> Result<()> {
+    /// Queues the gathered content of the open file. Unless that is its `end`, what may become part
+    /// of a longer chunk stays.
+    fn push_parts(&mut self, end: bool) -> Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let (parent, settings) = (open.at.parent, open.settings);
         let file = match open.file {
@@ -388,18 +396,36 @@ impl Import<'_> {
                 }
                 let file = self.new_id()?;
                 self.add(Item::Begin { file, parent }, 0)?;
+                open.is_chunked = chunks::are_wanted(&settings, &open.buffer);
                 file
             }
         };
         open.file = Some(file);
         let mut bytes = std::mem::take(&mut open.buffer);
+        let mut lens = match open.is_chunked {
+            true => chunks::cut(&settings, &bytes, end).into_iter().peekable(),
+            false => Vec::new().into_iter().peekable(),
+        };
         while !bytes.is_empty() {
-            let rest = bytes.split_off(bytes.len().min(open.part_len));
-            let (offset, len) = (open.len, bytes.len());
+            let mut len = 0;
+            let mut chunks = Vec::new();
+            while let Some(chunk) = lens.next_if(|chunk| len == 0 || len + chunk <= open.part_len) {
+                len += chunk;
+                chunks.push(chunk);
+            }
+            if !open.is_chunked {
+                len = bytes.len().min(open.part_len);
+            }
+            if len == 0 {
+                break;
+            }
+            let rest = bytes.split_off(len);
+            let offset = open.len;
             open.len += len as u64;
-            self.add(Item::Part { file, settings, offset, bytes }, len)?;
+            self.add(Item::Part { file, settings, offset, bytes, chunks }, len)?;
             bytes = rest;
         }
+        open.buffer = bytes;
         self.open = Some(open);
         Ok(())
     }
@@ -407,7 +433,7 @@ impl Import<'_> {
     /// Ends the file, which then gets its name.
     pub fn end_file(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.file.is_some() && !open.buffer.is_empty()) {
-            self.push_parts()?;
+            self.push_parts(true)?;
         }
         let Some(open) = self.open.take() else {
             return Err(Error::Invalid("no file was begun; call begin_file first".into()));

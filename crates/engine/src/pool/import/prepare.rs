@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::pool::ROOT;
 use crate::pool::namespace::entries::Kind;
 use crate::pool::namespace::props::Settings;
+use crate::pool::write::chunks;
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::units::FileId;
 
@@ -29,6 +30,8 @@ pub(super) struct Content {
     pub hash: u64,
     /// Whether this is all of the file.
     pub is_whole: bool,
+    /// Whether the jobs are chunks.
+    pub is_chunked: bool,
 }
 
 /// An item that is ready to be applied.
@@ -61,23 +64,33 @@ impl Import<'_> {
             let content = match &mut item {
                 Item::File { at, content } => {
                     let (file, settings) = self.foresee(at)?;
-                    Some((file, settings, 0, std::mem::take(content)))
+                    let bytes = std::mem::take(content);
+                    let lens = match chunks::are_wanted(&settings, &bytes) {
+                        true => chunks::cut(&settings, &bytes, true),
+                        false => Vec::new(),
+                    };
+                    Some((file, settings, 0, bytes, lens))
                 }
-                Item::Part { file, settings, offset, bytes } => {
-                    Some((*file, *settings, *offset, std::mem::take(bytes)))
+                Item::Part { file, settings, offset, bytes, chunks } => {
+                    let (bytes, lens) = (std::mem::take(bytes), std::mem::take(chunks));
+                    Some((*file, *settings, *offset, bytes, lens))
                 }
                 _ => None,
             };
             let is_whole = matches!(item, Item::File { .. });
-            let content = content.map(|(file, settings, offset, bytes)| {
+            let content = content.map(|(file, settings, offset, bytes, lens)| {
                 let (len, hash) = (bytes.len() as u64, XxHash3_64::oneshot(&bytes));
                 let target = split.targets.len();
                 split.targets.push(self.target(file, settings));
                 let first = split.jobs.len();
-                let jobs = Job::records(offset, bytes, settings.record_len as usize);
+                let is_chunked = !lens.is_empty();
+                let jobs = match is_chunked {
+                    true => Job::chunks(offset, &bytes, &lens),
+                    false => Job::records(offset, bytes, settings.record_len as usize),
+                };
                 split.jobs.extend(jobs.into_iter().map(|job| (target, job)));
                 let jobs = first..split.jobs.len();
-                Content { jobs, settings, len, hash, is_whole }
+                Content { jobs, settings, len, hash, is_whole, is_chunked }
             });
             split.items.push(Ready { item, content });
         }

@@ -129,7 +129,7 @@ fn is_done(record: &FileExtent, goal: &Settings, is_database: bool) -> bool {
         FilterChoice::None => !pointer.is_filtered(),
         _ => pointer.is_filtered() || !is_database || compression == Compression::Off,
     };
-    record.slot_end() - record.start == u64::from(goal.record_len)
+    (record.is_chunk() || record.span() == u64::from(goal.record_len))
         && (is_so_encoded && is_so_filtered
             || is_raw && matches!(pointer.place, Place::Embedded(_)))
 }

@@ -18,7 +18,9 @@ use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::{Committed, Source};
-use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range, record_at};
+use crate::pool::extents::{
+    FileExtent, file_extents_in, has_chunk_in, patches_over, read_range, record_at,
+};
 use crate::pool::maintain::repack::Estimate;
 use crate::pool::namespace::entries;
 use crate::pool::write::batch::Batch;
@@ -118,6 +120,8 @@ pub(in crate::pool) struct Rewrite<'a> {
 pub(in crate::pool) struct Region {
     pub start: u64,
     pub end: u64,
+    /// The length of the slots that the new records get, or of the chunk.
+    pub record_len: u64,
     pub records: Vec<FileExtent>,
     pub patches: Vec<FileExtent>,
 }
@@ -126,6 +130,11 @@ impl Region {
     fn stored_len(&self) -> u64 {
         let extents = self.records.iter().chain(&self.patches);
         extents.map(|extent| extent.pointer.stored_share()).sum()
+    }
+
+    /// Whether it is a chunk, which stays one.
+    fn is_chunk(&self) -> bool {
+        matches!(&self.records[..], [one] if one.is_chunk())
     }
 
     /// Whether nobody changed the region: rewritten data has another birth or another place.
@@ -195,7 +204,7 @@ impl<'a> Rewrite<'a> {
         for (region, (count, len)) in readable.iter().zip(counts) {
             let range = at..at + count;
             at = range.end;
-            if self.find_region(&mut txn, region.start, region.end)?.is_same(region) {
+            if self.find_region(&mut txn, region)?.is_same(region) {
                 step.rewritten += 1;
                 step.rewritten_len += len;
                 step.stored_before += region.stored_len();
@@ -219,7 +228,7 @@ impl<'a> Rewrite<'a> {
     ) -> Result<u64> {
         let span = region.end - region.start;
         let keeps_slot = range.len() == 1
-            && self.record_len.is_none_or(|len| len == span)
+            && region.record_len == span
             && matches!(&region.records[..], [one] if one.slot_end() - one.start == span);
         let before = txn.stats_mut().data().stored;
         let file = self.target.file;
@@ -300,13 +309,11 @@ impl<'a> Rewrite<'a> {
                     {
                         return Ok((regions, Some(record.start)));
                     }
-                    let span = self.record_len.unwrap_or(0).max(record.slot_end() - record.start);
-                    let start = record.start / span * span;
-                    let region = self.find_region(source, start, start + span)?;
+                    let region = self.region_around(source, &record)?;
                     looked_at += region.records.len();
                     at = region.end;
                     if (self.want)(&region.records, &region.patches) {
-                        gathered_len += span;
+                        gathered_len += region.end - region.start;
                         regions.push(region);
                     }
                 }
@@ -333,11 +340,30 @@ impl<'a> Rewrite<'a> {
         }
     }
 
-    fn find_region(&self, source: &mut impl Source, start: u64, end: u64) -> Result<Region> {
-        let file = self.target.file;
+    /// Returns the region that a record is rewritten with: the slot of the new records, unless a
+    /// chunk has a part of that.
+    fn region_around(&self, source: &mut impl Source, record: &FileExtent) -> Result<Region> {
+        let (own, file) = (record.span(), self.target.file);
+        let span = self.record_len.unwrap_or(0).max(own);
+        let start = record.start / span * span;
+        let is_alone =
+            record.is_chunk() || span > own && has_chunk_in(source, file, start, start + span)?;
+        let (start, span) = if is_alone { (record.start, own) } else { (start, span) };
+        let record_len = match self.record_len {
+            Some(len) if !record.is_chunk() => len.min(span),
+            _ => span,
+        };
+        let place =
+            Region { start, end: start + span, record_len, records: vec![], patches: vec![] };
+        self.find_region(source, &place)
+    }
+
+    /// Returns what is in a region now.
+    fn find_region(&self, source: &mut impl Source, place: &Region) -> Result<Region> {
+        let (file, start, end) = (self.target.file, place.start, place.end);
         let records = file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?;
         let patches = patches_over(source, file, start, end)?;
-        Ok(Region { start, end, records, patches })
+        Ok(Region { records, patches, ..*place })
     }
 
     /// Composes the new records of a region. The bytes read may be newer than its file extents.
@@ -354,9 +380,10 @@ impl<'a> Rewrite<'a> {
         if let Some(clear) = self.clear {
             clear(region.start, &mut bytes);
         }
-        let span = self.record_len.unwrap_or(region.end - region.start);
+        let span = region.record_len;
         // A region without bytes has a record to replace all the same.
         let jobs = match bytes.is_empty() {
+            _ if region.is_chunk() => vec![Job::chunk(region.start, bytes)],
             true => vec![Job::record(region.start, bytes, span.trailing_zeros() as u8)],
             false => Job::records(region.start, bytes, span as usize),
         };

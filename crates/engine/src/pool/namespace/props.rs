@@ -55,6 +55,8 @@ pub enum Property {
     Dedup,
     /// The hash by which equal records are found.
     DedupHash,
+    /// Where files that are imported are cut into records.
+    Chunking,
     /// The memory that the search for equal records may take; only for the whole pool.
     DedupMemory,
     /// Whether readers of a database in a rollback mode keep a writer from committing.
@@ -142,6 +144,32 @@ impl Dedup {
     }
 }
 
+/// Where files that are imported are cut into records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Chunking {
+    /// At multiples of the record size.
+    #[default]
+    Fixed,
+    /// Where the content says so; the record size is the longest chunk.
+    Cdc,
+    /// Where the content says so if equal records are shared, except in files that programs change
+    /// in place, as databases and disk images are.
+    Auto,
+}
+
+impl Chunking {
+    const ALL: [Chunking; 3] = [Chunking::Fixed, Chunking::Cdc, Chunking::Auto];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Chunking::Fixed => "fixed",
+            Chunking::Cdc => "cdc",
+            Chunking::Auto => "auto",
+        }
+    }
+}
+
 /// Whether readers of a database in a rollback mode keep a writer from committing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -166,7 +194,7 @@ impl Concurrency {
 
 impl Property {
     /// Every property.
-    pub const ALL: [Property; 13] = [
+    pub const ALL: [Property; 14] = [
         Property::Compression,
         Property::RecordSize,
         Property::Checksum,
@@ -177,6 +205,7 @@ impl Property {
         Property::ClearUnused,
         Property::Dedup,
         Property::DedupHash,
+        Property::Chunking,
         Property::DedupMemory,
         Property::Concurrency,
         Property::ReaderPinMax,
@@ -195,6 +224,7 @@ impl Property {
             Property::ClearUnused => "clear-unused",
             Property::Dedup => "dedup",
             Property::DedupHash => "dedup-hash",
+            Property::Chunking => "chunking",
             Property::DedupMemory => "dedup-memory",
             Property::Concurrency => "concurrency",
             Property::ReaderPinMax => "reader-pin-max",
@@ -217,6 +247,7 @@ impl Property {
             Property::ClearUnused => "on, off",
             Property::Dedup => "off, on, verify",
             Property::DedupHash => "blake3, sha256",
+            Property::Chunking => "fixed, cdc, auto",
             Property::DedupMemory => "bytes, such as 64M, from 1M to 2G; of the pool only",
             Property::Concurrency => "sqlite, snapshot",
             Property::ReaderPinMax => {
@@ -295,6 +326,8 @@ pub struct Settings {
     pub dedup: Dedup,
     /// The hash by which equal records are found.
     pub dedup_hash: HashKind,
+    /// Where files that are imported are cut into records.
+    pub chunking: Chunking,
     /// The memory that the search for equal records may take, in bytes.
     pub dedup_memory: u32,
     /// Whether readers of a database keep a writer from committing.
@@ -317,6 +350,7 @@ impl Default for Settings {
             clear_unused: false,
             dedup: Dedup::Off,
             dedup_hash: HashKind::Blake3,
+            chunking: Chunking::default(),
             dedup_memory: DEDUP_MEMORY_DEFAULT,
             concurrency: Concurrency::default(),
             reader_pin_max: None,
@@ -370,6 +404,12 @@ impl Settings {
                 })?;
             }
             Property::DedupHash => self.dedup_hash = text.parse()?,
+            Property::Chunking => {
+                let found = Chunking::ALL.into_iter().find(|choice| choice.name() == text);
+                self.chunking = found.ok_or_else(|| {
+                    Error::Invalid(format!("'{text}' is not one of fixed, cdc, auto"))
+                })?;
+            }
             Property::DedupMemory => {
                 let len = parse_len(&text).filter(|len| DEDUP_MEMORY_RANGE.contains(len));
                 self.dedup_memory = len.ok_or_else(|| {
@@ -411,6 +451,7 @@ impl Settings {
             Property::ClearUnused => if self.clear_unused { "on" } else { "off" }.into(),
             Property::Dedup => self.dedup.name().into(),
             Property::DedupHash => self.dedup_hash.to_string(),
+            Property::Chunking => self.chunking.name().into(),
             Property::DedupMemory => len_text(self.dedup_memory),
             Property::Concurrency => self.concurrency.name().into(),
             Property::ReaderPinMax => {

@@ -57,7 +57,7 @@ struct Segment {
 /// the piece is not all of the slot that the file has, as after bytes were appended.
 fn slot_of(source: &mut impl Source, piece: &Piece) -> Result<Option<Slot>> {
     let (file, start) = (piece.file, piece.start);
-    let end = start + (1 << piece.span_log2);
+    let end = start + piece.span();
     let file_len = match entries::attributes(source, file) {
         Err(Error::NotFound { .. }) => return Ok(None),
         attributes => attributes?.len,
@@ -315,8 +315,8 @@ impl Segment {
 
 /// Replaces what is in the slot of a part with a pointer to it.
 fn put(txn: &mut Txn, part: &Part, whole: &Pointer) -> Result<()> {
-    let Piece { file, start, span_log2, .. } = part.piece;
-    let end = start + (1 << span_log2);
+    let Piece { file, start, .. } = part.piece;
+    let end = start + part.piece.span();
     for tree in [TreeId::Patches, TreeId::Map] {
         remove_file_extents(txn, tree, file, start, end)?;
     }

@@ -40,6 +40,16 @@ pub(super) struct Piece {
     pub content: Content,
 }
 
+impl Piece {
+    /// Returns how many bytes of the file the record covers.
+    pub fn span(&self) -> u64 {
+        match self.span_log2 {
+            0 => u64::from(self.len),
+            log2 => 1 << log2,
+        }
+    }
+}
+
 /// What is known so far. Pieces are numbered as they are met.
 #[derive(Debug, Default)]
 pub(super) struct Survey {

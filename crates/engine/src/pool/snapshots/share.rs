@@ -4,7 +4,8 @@
 //! A record begins at a multiple of its slot, in every file. So a range can be shared where both
 //! ends lie between slots, of the source and of the target, and where the distance between the two
 //! places is a multiple of the longest slot. The end of the source may lie within a slot if the
-//! target has nothing behind it. What is left at both ends is for the caller to copy.
+//! target has nothing behind it. What is left at both ends is for the caller to copy. Files with
+//! chunks are shared only as a whole.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use super::restore::{EXTENT_COUNT, Origin, bring_dictionary, share};
 use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{UNIT_LEN, file_extent_key, file_extents_in, record_at};
+use crate::pool::extents::{UNIT_LEN, file_extent_key, file_extents_in, has_chunk_in, record_at};
 use crate::pool::namespace::entries::{self, Attributes};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -76,6 +77,12 @@ fn shareable(txn: &mut Txn, origin: &Origin, span: &Span) -> Result<Range<u64>> 
     let is_same = matches!(origin, Origin::Live) && span.from == span.to;
     if is_same && range.start < target.end && target.start < range.end {
         return Ok(nothing);
+    }
+    if has_chunk_in(&mut origin.read(txn), span.from, range.start, range.end)?
+        || has_chunk_in(txn, span.to, target.start, target.end)?
+    {
+        let is_all = (range.start, target.start) == (0, 0) && range.end == from_len;
+        return Ok(if is_all && target.end >= to_len { range } else { nothing });
     }
     let theirs = longest_slot(&mut origin.read(txn), span.from, &range)?;
     let slot = theirs.max(longest_slot(txn, span.to, &target)?);

@@ -440,8 +440,16 @@ fn is_slot_free(txn: &mut Txn, file: FileId, extent: &FileExtent) -> Result<bool
     Ok(record_at(txn, file, start)?.is_none() && !has_record_in(txn, file, start, end)?)
 }
 
+/// Notes that the pool has chunks if this is one.
+pub(super) fn note_chunk(txn: &mut Txn, tree: TreeId, pointer: &Pointer) {
+    if tree == TreeId::Map && pointer.span_log2 == 0 {
+        txn.note_chunks();
+    }
+}
+
 /// Inserts a pointer into its tree.
 fn insert(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result<()> {
+    note_chunk(txn, at.tree, pointer);
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(pointer, ashift, at.tree == TreeId::Patches, true);
     txn.insert(at.tree, &file_extent_key(file, at.offset), &pointer.to_bytes()).map(drop)

@@ -25,8 +25,10 @@ const FEATURE_SPECIAL: u32 = 1;
 const FEATURE_APART: u32 = 1 << 1;
 /// The feature of streams in which records may be parts of segments.
 const FEATURE_SEGMENTS: u32 = 1 << 2;
+/// The feature of streams in which records may be chunks.
+const FEATURE_CHUNKS: u32 = 1 << 3;
 /// The features that this version can receive.
-const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS;
+const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS | FEATURE_CHUNKS;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -64,6 +66,8 @@ pub(crate) struct Header {
     pub has_apart: bool,
     /// Whether records may be parts of segments.
     pub has_segments: bool,
+    /// Whether records may be chunks.
+    pub has_chunks: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -77,7 +81,8 @@ impl Header {
         let special = if self.has_special { FEATURE_SPECIAL } else { 0 };
         let apart = if self.has_apart { FEATURE_APART } else { 0 };
         let segments = if self.has_segments { FEATURE_SEGMENTS } else { 0 };
-        f.u32(special | apart | segments);
+        let chunks = if self.has_chunks { FEATURE_CHUNKS } else { 0 };
+        f.u32(special | apart | segments | chunks);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -127,6 +132,7 @@ impl Header {
             has_special: features & FEATURE_SPECIAL != 0,
             has_apart: features & FEATURE_APART != 0,
             has_segments: features & FEATURE_SEGMENTS != 0,
+            has_chunks: features & FEATURE_CHUNKS != 0,
             name: name.into(),
         })
     }

@@ -27,10 +27,11 @@ use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{
-    FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, has_record_in,
-    next_record_start, patches_over, read_range, record_at,
+    FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, has_chunk_in,
+    has_record_in, next_record_start, patches_over, read_range, record_at,
 };
 use crate::pool::write::batch::store_batch;
+use crate::pool::write::chunks::make_slots;
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
@@ -124,12 +125,14 @@ impl Drafted {
         parts: &mut Vec<Part>,
     ) -> Result<u64> {
         let own = record_at(source, self.file, offset)?;
-        let own = own.filter(|own| self.cut.is_none_or(|cut| own.start < cut));
+        let own = own.filter(|own| self.cut.is_none_or(|cut| own.start < cut) && !own.is_chunk());
         let span = own.as_ref().map_or(0, FileExtent::span).max(self.record_len);
         let start = offset / span * span;
         let end = (start + span).min(self.len);
         let is_whole = self.is_covered(source, units, start, end)?
-            || which == Ahead::All && is_most(units, start, end);
+            || which == Ahead::All
+                && (is_most(units, start, end)
+                    || has_chunk_in(source, self.file, start, start + span)?);
         if is_whole {
             let mut bytes = vec![0; end.saturating_sub(start) as usize];
             self.compose(source, units, &mut bytes, start)?;
@@ -322,15 +325,16 @@ impl Drafted {
         })
     }
 
-    /// Moves everything in the draft to the file. What does not fit is added to `units`, unless
-    /// they hold something newer.
-    pub fn attach(&self, txn: &mut Txn, units: &mut Units) -> Result<()> {
+    /// Moves everything in the draft to the file, which `target` is. What does not fit is added to
+    /// `units`, unless they hold something newer.
+    pub fn attach(&self, txn: &mut Txn, target: &WriteTarget, units: &mut Units) -> Result<()> {
         let Some(draft) = self.draft else { return Ok(()) };
         for tree in [TreeId::Map, TreeId::Patches] {
             let mut from = Some(0);
             while let Some(start) = from {
                 let some = file_extents_in(txn, tree, draft, start, u64::MAX, MOVE_COUNT)?;
                 for extent in &some {
+                    make_slots(txn, target, (extent.start, extent.slot_end()))?;
                     match tree {
                         TreeId::Map => self.attach_record(txn, draft, extent, units)?,
                         _ => self.attach_patch(txn, draft, extent, units)?,

@@ -133,9 +133,11 @@ pub(in crate::pool) fn encode(
         },
         dictionary: dictionary.map(|(number, dictionary)| (*number, &**dictionary)),
     };
-    // A delta is not a page, and patches must be cheap unless the user says otherwise.
-    let may_filter =
-        job.delta.is_none() && (job.span_log2.is_some() || settings.filter == FilterChoice::Sqlite);
+    // A delta is not a page, a chunk begins within one, and patches must be cheap unless the user
+    // says otherwise.
+    let may_filter = job.delta.is_none()
+        && !job.is_chunk()
+        && (job.span_log2.is_some() || settings.filter == FilterChoice::Sqlite);
     let ways = if may_filter { streak.ways(settings, compression) } else { Ways::Plain };
     let encoded = codec::with_codec(|codec| attempt.run(codec, ways))
         .map_err(|error| Error::encoding("record", error))?;

@@ -66,7 +66,7 @@ impl WriteTarget {
 pub(in crate::pool) struct Job {
     pub start: u64,
     pub bytes: Vec<u8>,
-    /// `Some` for a record: the binary logarithm of its slot. `None` for a patch.
+    /// `Some` for a record: the binary logarithm of its slot, or 0 for a chunk. `None` for a patch.
     pub span_log2: Option<u8>,
     /// The differences between a patch and the record below it, if they are short.
     pub delta: Option<Vec<u8>>,
@@ -79,6 +79,27 @@ impl Job {
     /// Creates a job for a whole record in a slot of `2^span_log2` bytes.
     pub fn record(start: u64, bytes: Vec<u8>, span_log2: u8) -> Job {
         Job { start, bytes, span_log2: Some(span_log2), delta: None, is_counted: false }
+    }
+
+    /// Creates a job for a chunk: a record that covers just its own bytes.
+    pub fn chunk(start: u64, bytes: Vec<u8>) -> Job {
+        Job::record(start, bytes, 0)
+    }
+
+    /// Splits content at `start` of a file into chunks of these lengths.
+    pub fn chunks(start: u64, bytes: &[u8], lens: &[usize]) -> Vec<Job> {
+        let mut at = 0;
+        let chunk = |len: &usize| {
+            let from = at;
+            at += len;
+            Job::chunk(start + from as u64, bytes[from..at].to_vec())
+        };
+        lens.iter().map(chunk).collect()
+    }
+
+    /// Whether it stands for a chunk.
+    pub fn is_chunk(&self) -> bool {
+        self.span_log2 == Some(0)
     }
 
     /// Splits content at `start` of a file into whole records of `span` bytes, a power of two; the
@@ -105,9 +126,12 @@ impl Job {
         Job { is_counted, ..self }
     }
 
-    /// Returns the end of the record's slot, or of the patch.
+    /// Returns the end of the record's slot, or of the chunk or patch.
     pub fn slot_end(&self) -> u64 {
-        let span = self.span_log2.map_or(self.bytes.len() as u64, |log2| 1 << log2);
+        let span = match self.span_log2 {
+            None | Some(0) => self.bytes.len() as u64,
+            Some(log2) => 1 << log2,
+        };
         self.start + span
     }
 
@@ -178,6 +202,9 @@ pub(in crate::pool) fn put_job(
     }
     pointer.len = job.bytes.len() as u32;
     pointer.span_log2 = job.span_log2.unwrap_or(0);
+    if job.is_chunk() {
+        txn.note_chunks();
+    }
     let ashift = txn.store().ashift();
     txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
     txn.insert(tree, &file_extent_key(file, job.start), &pointer.to_bytes())?;

@@ -16,6 +16,7 @@
 pub(in crate::pool) mod adapt;
 pub(in crate::pool) mod batch;
 pub(in crate::pool) mod bulk;
+pub(in crate::pool) mod chunks;
 pub(in crate::pool) mod dedup;
 pub(in crate::pool) mod dictionaries;
 pub(in crate::pool) mod draft;
@@ -151,6 +152,7 @@ pub(super) fn cut_file(txn: &mut Txn, target: &WriteTarget, cut: u64) -> Result<
 /// Takes the changes of the slot around `offset` and plans how to store them.
 fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
     let file = changes.target.file;
+    chunks::make_slots(txn, &changes.target, (offset, offset + 1))?;
     let record = record_at(txn, file, offset)?;
     let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
     let end = (start + span).min(changes.len);

@@ -132,8 +132,8 @@ pub struct Pointer {
     pub extent_len: u32,
     /// The offset in the decompressed extent at which the `len` bytes begin.
     pub part_offset: u32,
-    /// The size of a record's slot: `2^span_log2` bytes of the file belong to it. 0 where this has
-    /// no meaning.
+    /// The size of a record's slot: `2^span_log2` bytes of the file belong to it. 0 for chunks,
+    /// which have no slot, and where this has no meaning.
     pub span_log2: u8,
     /// The number of the codec's dictionary; 0 for none.
     pub dictionary: u32,
@@ -147,6 +147,14 @@ impl Pointer {
                 Some(Run { start: sector, sectors: sectors_for(self.stored_len, ashift) })
             }
             _ => None,
+        }
+    }
+
+    /// Returns how many bytes of its file a record covers: those of its slot, or its own.
+    pub fn span(&self) -> u64 {
+        match self.span_log2 {
+            0 => u64::from(self.len),
+            log2 => 1 << log2,
         }
     }
 

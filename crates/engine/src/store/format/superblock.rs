@@ -92,6 +92,9 @@ pub const FEATURE_PAGES_APART: u64 = 1 << 12;
 pub const FEATURE_SEGMENTS: u64 = 1 << 13;
 /// Parts of segments may be found by their content.
 pub const FEATURE_PARTS_BY_CONTENT: u64 = 1 << 14;
+/// Some records are chunks: they begin anywhere in their file and cover just the bytes that they
+/// hold.
+pub const FEATURE_CHUNKS: u64 = 1 << 15;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -107,7 +110,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_SPECIAL_FILES
     | FEATURE_PAGES_APART
     | FEATURE_SEGMENTS
-    | FEATURE_PARTS_BY_CONTENT;
+    | FEATURE_PARTS_BY_CONTENT
+    | FEATURE_CHUNKS;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

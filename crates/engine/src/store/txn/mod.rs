@@ -25,8 +25,8 @@ use super::format::node::Node;
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
-    FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS,
-    FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
+    FEATURE_CHUNKS, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS,
+    FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
 };
 use super::format::trees::{PerTree, TreeId};
 use super::space::Space;
@@ -206,6 +206,16 @@ impl Txn {
     /// Notes that there may be special files.
     pub fn note_special_files(&mut self) {
         self.core.incompat |= FEATURE_SPECIAL_FILES;
+    }
+
+    /// Notes that there may be chunks.
+    pub fn note_chunks(&mut self) {
+        self.core.incompat |= FEATURE_CHUNKS;
+    }
+
+    /// Whether there may be chunks.
+    pub fn has_chunks(&self) -> bool {
+        self.core.incompat & FEATURE_CHUNKS != 0
     }
 
     /// Makes the commit cut the file where the pool ends then.

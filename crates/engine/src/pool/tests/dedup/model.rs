@@ -1,5 +1,5 @@
 //! Files made of few different records, beside their expected content. They are written, truncated,
-//! folded, repacked, moved, reopened and written by two processes, cloned, and rolled back to
+//! imported in slots or in chunks, copied in part, folded, repacked, moved, reopened and written by two processes, cloned, and rolled back to
 //! snapshots. Deduplication changes from file to file, and the index is dropped, pruned and rebuilt
 //! in between. Another pool, whose records are in segments too, receives it. After every step
 //! nothing is lost, and every reference is counted.
@@ -8,9 +8,13 @@ use std::sync::Arc;
 
 use super::{RECORD, add_files};
 use crate::codec::Compression;
+use crate::pool::snapshots::restore::Origin;
+use crate::pool::snapshots::share::{Span, share_range};
 use crate::pool::{
-    Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings, StepLimits,
+    Attributes, Fold, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings,
+    StepLimits,
 };
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::refs::{RefsEntry, parse_refs_entry};
 use crate::store::tree::walk::{Met, walk_tree};
@@ -46,6 +50,8 @@ struct Happened {
     received: u64,
     received_changes: u64,
     received_parts: u64,
+    chunks: u64,
+    copied: u64,
 }
 
 /// A file with a name, and its content.
@@ -166,6 +172,65 @@ impl Model {
         self.happened.found_in_segments += self.parts_of(&pool, n).saturating_sub(parts);
     }
 
+    /// Replaces a file by an import of its content, of which some has moved.
+    fn import(&mut self) {
+        let (pool, n) = (self.pool(), self.rng.below(FILE_COUNT as u64) as usize);
+        let listed = pool.list().unwrap();
+        let entry = listed.iter().find(|entry| entry.file == self.files[n]).unwrap();
+        let mut bytes = self.bytes[self.rng.below(FILE_COUNT as u64) as usize].clone();
+        let (from, to) = (self.rng.below(bytes.len() as u64 + 1), 1 + self.rng.below(100));
+        match self.rng.below(4) {
+            0 => drop(bytes.drain(from as usize..(from + to).min(bytes.len() as u64) as usize)),
+            1 => bytes.extend_from_slice(&self.alphabet[self.rng.below(6) as usize]),
+            _ => {
+                let new = self.rng.text(to as usize);
+                bytes.splice(from as usize..from as usize, new);
+            }
+        }
+        let mut import = pool.import(0);
+        let like = Attributes::new(Kind::File, ROOT);
+        import.file(ROOT, &entry.name, &like, &[], bytes.clone()).unwrap();
+        assert_eq!(import.finish().unwrap().refused, []);
+        self.happened.chunks += self.chunks_of(&pool, n);
+        self.bytes[n] = bytes;
+    }
+
+    fn chunks_of(&self, pool: &Pool, n: usize) -> u64 {
+        let mut chunks = 0;
+        let count = &mut |pointer: &Pointer| chunks += u64::from(pointer.span_log2 == 0);
+        pool.each_file_extent(self.files[n], count).unwrap();
+        chunks
+    }
+
+    /// Copies a range of a file to another, or another place, by sharing what can be shared.
+    fn copy(&mut self) {
+        let pool = self.pool();
+        let from = self.rng.below(FILE_COUNT as u64) as usize;
+        let to = self.rng.below(FILE_COUNT as u64) as usize;
+        let len = self.bytes[from].len() as u64;
+        let (range, to_offset) = match self.rng.below(3) {
+            0 => (0..len, 0),
+            1 => (0..len, RECORD as u64 * self.rng.below(4)),
+            _ => {
+                let start = self.rng.below(len + 1);
+                let start = self.rng.pick(&[start, start / RECORD as u64 * RECORD as u64]);
+                (start..start + self.rng.below(len - start + 1), self.rng.below(70_000))
+            }
+        };
+        let span = Span { from: self.files[from], range, to: self.files[to], to_offset };
+        let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+        let part = share_range(&mut txn, &Origin::Live, &span, 0).unwrap();
+        txn.commit(Durability::Visible).unwrap();
+        if !part.is_empty() {
+            let at = (span.to_offset + part.start - span.range.start) as usize;
+            let new = self.bytes[from][part.start as usize..part.end as usize].to_vec();
+            let bytes = &mut self.bytes[to];
+            bytes.resize(bytes.len().max(at + new.len()), 0);
+            bytes[at..at + new.len()].copy_from_slice(&new);
+            self.happened.copied += 1;
+        }
+    }
+
     /// Returns how many records of a file are parts of segments.
     fn parts_of(&self, pool: &Pool, n: usize) -> u64 {
         let mut parts = 0;
@@ -198,10 +263,11 @@ impl Model {
     fn change_property(&mut self) {
         let pool = self.pool();
         let owner = if self.rng.one_in(3) { ROOT } else { self.rng.pick(&self.files) };
-        let (property, text) = match self.rng.below(7) {
+        let (property, text) = match self.rng.below(10) {
             0..=2 => (Property::Dedup, self.rng.pick(&["off", "on", "on", "verify"])),
             3 => (Property::DedupHash, self.rng.pick(&["blake3", "blake3", "sha256"])),
-            4 => (Property::Compression, self.rng.pick(&["off", "lz4", "zstd", "gzip-1"])),
+            4..=6 => (Property::Chunking, self.rng.pick(&["fixed", "cdc", "cdc", "auto"])),
+            7 => (Property::Compression, self.rng.pick(&["off", "lz4", "zstd", "gzip-1"])),
             _ => (Property::Checksum, self.rng.pick(&["xxh3", "blake3"])),
         };
         pool.set_property(owner, property, text).unwrap();
@@ -474,8 +540,9 @@ impl Model {
     }
 
     fn step(&mut self) {
-        match self.rng.below(26) {
-            0..=11 => self.write(),
+        match self.rng.below(32) {
+            0..=9 => self.write(),
+            10 | 11 => self.copy(),
             12 | 13 => self.change_property(),
             14 | 15 => self.maintain(),
             16 | 17 => self.change_index(),
@@ -484,7 +551,8 @@ impl Model {
             21 | 22 => self.destroy_snapshot(),
             23 => self.roll_back(),
             24 => self.clone(),
-            _ => self.send(),
+            25 => self.send(),
+            _ => self.import(),
         }
         self.assert_all();
     }
@@ -532,6 +600,8 @@ fn files_of_equal_records_are_vectors_of_bytes() {
         sum.received += happened.received;
         sum.received_changes += happened.received_changes;
         sum.received_parts += happened.received_parts;
+        sum.chunks += happened.chunks;
+        sum.copied += happened.copied;
     }
     println!("{sum:?}");
     assert!(sum.shared > 1000 && sum.rewritten > 100 && sum.moved > 1000, "{sum:?}");
@@ -539,5 +609,6 @@ fn files_of_equal_records_are_vectors_of_bytes() {
     assert!(sum.found_in_segments > 30, "{sum:?}");
     assert!(sum.rolled_back > 10 && sum.cloned > 10 && sum.received > 10, "{sum:?}");
     assert!(sum.received_changes > 3 && sum.received_parts > 50, "{sum:?}");
+    assert!(sum.chunks > 1000 && sum.copied > 30, "{sum:?}");
     assert!(sum.caught_up > 100 && sum.run_hits > 3 && sum.patches > 100, "{sum:?}");
 }
