@@ -33,7 +33,7 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content""".split()
+    parts-by-content chunks""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART = 1, 2, 3
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
@@ -292,18 +292,20 @@ class State:
         """Yields the records or patches of all files: (file, offset) and pointer."""
         for key, value in self.entries(tree):
             file, offset, pointer = u64be(key), u64be(key, 8), Pointer(value)
-            span = 1 << pointer.span_log2
+            span = 1 << pointer.span_log2 if pointer.span_log2 else pointer.len
             need(len(key) == 16 and pointer.len > 0, "a record is malformed")
             if tree == MAP:
-                need(pointer.filter != DELTA and offset % span == 0, "a record is not in its slot")
-                need(pointer.len <= span and span >= PAGE_LEN, "a record is longer than its slot")
+                need(pointer.filter != DELTA, "a record is a delta")
+                if pointer.span_log2:
+                    need(offset % span == 0, "a record is not in its slot")
+                    need(pointer.len <= span and span >= PAGE_LEN, "a record is longer than its slot")
             yield file, offset, pointer
 
     def read(self, wanted, length):
         """Yields the runs of a file that are not zeros: offset and bytes."""
         patches = [(at, pointer) for file, at, pointer in self.by_file(PATCHES).get(wanted, [])]
         for _, at, pointer in self.by_file(MAP).get(wanted, []):
-            slot = bytearray(1 << pointer.span_log2)
+            slot = bytearray(1 << pointer.span_log2 if pointer.span_log2 else pointer.len)
             slot[: pointer.len] = self.content(pointer)
             while patches and patches[0][0] < at + len(slot):
                 start, patch = patches.pop(0)

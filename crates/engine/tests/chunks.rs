@@ -335,7 +335,7 @@ fn the_golden_pool_with_chunks_is_read() {
     let files = [(b"a".to_vec(), first), (b"b".to_vec(), bytes)];
     if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
         let (device, pool) = empty_pool(&CDC);
-        files.iter().for_each(|(name, bytes)| drop(import(&pool, name, bytes)));
+        files.iter().for_each(|(name, bytes)| _ = import(&pool, name, bytes));
         pool.close().unwrap();
         std::fs::write(&path, device.image()).unwrap();
     }

@@ -69,7 +69,7 @@ fn counts_are_those_of_a_model() {
         });
         assert_eq!(rows.collect::<BTreeMap<_, _>>(), histogram, "{name}");
     }
-    for name in ["~16K", "~64K"] {
+    for name in ["~16K", "~32K"] {
         let chunks = blocks(&estimated, name);
         let all =
             number(&chunks["logical_bytes"]["value"]) + number(&chunks["zero_bytes"]["value"]);

@@ -80,7 +80,7 @@ fn the_text_is_as_documented() {
         "BLOCKS  ",
         "ZSTD-3+DEDUP",
         "IN OPENZFS",
-        "\n~64K ",
+        "\n~32K ",
         "References in blocks of 16K with zstd-3",
         "bucket             allocated                        referenced",
         "refcnt   blocks   LSIZE   PSIZE   DSIZE   blocks   LSIZE   PSIZE   DSIZE",

@@ -87,6 +87,7 @@ pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 pub use self::write::adapt::{Choice, Clock};
+pub use self::write::chunks::cut as cut_chunks;
 use crate::device::{Device, FileDevice};
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;

@@ -49,6 +49,8 @@ pub struct Shape {
     pub snapshot_one_in: u64,
     /// Records are often equal, and then stored once; the dedup index comes and goes.
     pub dedup: bool,
+    /// One commit in this many is an import that replaces the file, cut into chunks; 0 for none.
+    pub import_one_in: u64,
     /// Changes longer than one of these are written ahead of the commit.
     pub dirty_lens: &'static [usize],
     /// The choices for `compression`.
@@ -80,6 +82,7 @@ pub const SMALL: Shape = Shape {
     rewrite_one_in: 0,
     snapshot_one_in: 0,
     dedup: false,
+    import_one_in: 0,
     dirty_lens: &[30_000, 32 << 20],
     compressions: COMPRESSIONS,
     fault_one_in: 0,
@@ -117,7 +120,7 @@ const FAULTY: Shape = Shape {
 };
 
 /// All workloads.
-pub const WORKLOADS: [Shape; 22] = [
+pub const WORKLOADS: [Shape; 24] = [
     SMALL,
     Shape { name: "every commit durable", file_len: 200_000, durable_one_in: 1, ..SMALL },
     Shape {
@@ -217,6 +220,24 @@ pub const WORKLOADS: [Shape; 22] = [
     Shape { name: "disk full, then room again", faults: &[Kind::NoSpace], ..FAULTY },
     Shape { name: "short reads, flipped bits", faults: BAD_READS, process_count: 3, ..FAULTY },
     Shape { name: "failed and lying syncs", faults: &[Kind::SyncError, Kind::Lie], ..FAULTY },
+    Shape {
+        name: "imports in chunks",
+        dedup: true,
+        import_one_in: 3,
+        rewrite_one_in: 6,
+        compact_one_in: 12,
+        snapshot_one_in: 6,
+        file_len: 100_000,
+        ..REWRITES
+    },
+    Shape {
+        name: "imports in chunks, errors",
+        dedup: true,
+        import_one_in: 3,
+        faults: &[Kind::ReadError, Kind::WriteError, Kind::NoSpace, Kind::SyncError],
+        file_len: 100_000,
+        ..FAULTY
+    },
 ];
 
 /// Only failing syncs: for the tests of the simulator.

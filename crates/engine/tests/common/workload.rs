@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hardpack_engine::Error;
-use hardpack_engine::pool::{File, Pool, Property, ROOT};
+use hardpack_engine::pool::{Attributes, File, Kind as FileKind, Pool, Property, ROOT};
 use hardpack_engine::store::{Durability, Patience};
 
 use super::faults::{Faults, Kind};
@@ -105,6 +105,21 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
+/// Replaces the file of a process's pool, durably.
+fn import(process: &Process, bytes: &[u8]) -> hardpack_engine::Result<()> {
+    process.pool.refresh()?;
+    let listed = process.pool.list()?;
+    let entry = listed.into_iter().find(|entry| entry.file == process.file.id());
+    let name = entry.ok_or_else(|| Error::Invalid("the file is gone".into()))?.name;
+    let mut import = process.pool.import(0);
+    let like = Attributes::new(FileKind::File, ROOT);
+    import.file(ROOT, &name, &like, &[], bytes.to_vec())?;
+    match import.finish()?.refused.pop() {
+        Some(refused) => Err(Error::Invalid(refused.why)),
+        None => Ok(()),
+    }
+}
+
 /// A workload in progress.
 pub struct Run<'a> {
     device: &'a Arc<SimDevice>,
@@ -146,11 +161,18 @@ impl<'a> Run<'a> {
         if self.shape.dedup {
             let process = &self.processes[0];
             process.pool.set_property(ROOT, Property::Dedup, "on").map_err(text)?;
+            if self.shape.import_one_in > 0 {
+                process.pool.set_property(ROOT, Property::Chunking, "cdc").map_err(text)?;
+            }
             self.note_durable(0)?;
         }
         for _ in 0..self.shape.commit_count {
             let index = self.choose();
-            self.commit(index)?;
+            let imports = self.shape.import_one_in;
+            match imports > 0 && self.rng.one_in(imports) {
+                true => self.import(index)?,
+                false => self.commit(index)?,
+            }
             if self.shape.dedup {
                 self.deduplicate()?;
             }
@@ -292,6 +314,34 @@ impl<'a> Run<'a> {
             Ok(()) => Ok(()),
             Err(_) if self.is_excused(before, index) => self.after_failure(index, None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the file by an import of it, in which most bytes have moved.
+    fn import(&mut self, index: usize) -> Result<(), String> {
+        let before = self.faults.total();
+        let mut next = self.bytes.clone();
+        let at = self.rng.below(next.len() as u64 + 1) as usize;
+        let new = match self.rng.one_in(3) && next.len() as u64 <= self.shape.file_len {
+            true => repeated(&mut self.rng),
+            false => Vec::new(),
+        };
+        let len = 1 + self.rng.below(200) as usize;
+        next.splice(at..at, [self.rng.text(len), new].concat());
+        let version = self.versions.add(&next);
+        self.device.note(STARTED | version);
+        self.arm();
+        let done = import(&self.processes[index], &next);
+        self.disarm();
+        match done {
+            Ok(()) => {
+                (self.bytes, self.version) = (next, version);
+                self.note_durable(index)
+            }
+            Err(_) if self.is_excused(before, index) => {
+                self.after_failure(index, Some((version, next)))
+            }
+            Err(error) => Err(text(error)),
         }
     }
 

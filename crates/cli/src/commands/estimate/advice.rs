@@ -77,17 +77,28 @@ fn is_default(row: &Row) -> bool {
     row.cut == Cut::Fixed(RECORD_LEN_DEFAULT)
 }
 
+/// Whether a command could store data in such blocks: only what is put into a pool is cut into
+/// chunks.
+fn is_possible(report: &Report<'_>, row: &Row) -> bool {
+    match row.cut {
+        Cut::Fixed(len) => len >= RECORD_LEN_MIN,
+        Cut::Chunks(_) => report.named.iter().all(|named| matches!(named, Named::Path(_))),
+    }
+}
+
 /// Returns the recommendation.
 pub fn of<'r>(report: &'r Report<'_>) -> Option<Advice<'r>> {
     let compressions = &report.args.compression;
     let fastest = compressions.iter().map(|one| slowness(*one)).min()?;
     let rows = report.rows.iter();
-    let possible = rows.filter(|row| matches!(row.cut, Cut::Fixed(len) if len >= RECORD_LEN_MIN));
+    let possible = rows.filter(|row| is_possible(report, row));
     let default = report.rows.iter().find(|row| is_default(row))?;
     let plain_total = |column| total(default, column, false);
     let all = possible.flat_map(|row| {
         compressions.iter().enumerate().flat_map(move |(column, compression)| {
-            [false, true].map(|dedup| {
+            // Without deduplication, chunks only cost.
+            let is_cut = matches!(row.cut, Cut::Chunks(_));
+            [false, true].into_iter().filter(move |dedup| *dedup || !is_cut).map(move |dedup| {
                 let index_len = row.figures.distinct.value * INDEX_ENTRY_LEN * f64::from(dedup);
                 let (compression, total) = (*compression, total(row, column, dedup));
                 let plain_total = plain_total(column);
@@ -108,8 +119,9 @@ impl Advice<'_> {
     /// The properties that differ from the defaults.
     fn settings(&self) -> Vec<(&'static str, String)> {
         let mut settings = Vec::new();
-        if !is_default(self.row) {
-            settings.push(("recordsize", self.row.name.to_owned()));
+        let (.., record_len) = self.row.cut.lengths();
+        if record_len != RECORD_LEN_DEFAULT {
+            settings.push(("recordsize", self.record_size()));
         }
         if self.compression != COMPRESSION_DEFAULT {
             settings.push(("compression", self.compression.to_string()));
@@ -117,7 +129,18 @@ impl Advice<'_> {
         if self.dedup {
             settings.push(("dedup", "on".to_owned()));
         }
+        if matches!(self.row.cut, Cut::Chunks(_)) {
+            settings.push(("chunking", "auto".to_owned()));
+        }
         settings
+    }
+
+    /// The record size, as a user would type it.
+    fn record_size(&self) -> String {
+        match self.row.cut {
+            Cut::Fixed(_) => self.row.name.to_owned(),
+            Cut::Chunks(_) => format!("{}K", self.row.cut.lengths().2 >> 10),
+        }
     }
 
     /// Why, in a few words.
@@ -150,7 +173,7 @@ impl Advice<'_> {
         let paths: Vec<&Path> = paths.collect();
         if let Some(first) = paths.first() {
             let flags = settings.iter().map(|(property, value)| match *property {
-                "dedup" => format!(" -o {property}={value}"),
+                "dedup" | "chunking" => format!(" -o {property}={value}"),
                 _ => format!(" --{property} {value}"),
             });
             let sources: String = paths.iter().map(|path| format!(" {}", quoted(path))).collect();
@@ -174,17 +197,20 @@ impl Advice<'_> {
     }
 }
 
-/// Says what content-defined chunks would save beyond the recommendation.
+/// Says what content-defined chunks would save beyond the recommendation, where that is for pools:
+/// what is in a pool keeps its records.
 pub fn note_on_chunks(report: &Report<'_>, advice: &Advice<'_>) -> Option<String> {
     let column = report.args.compression.iter().position(|one| *one == advice.compression)?;
     let chunks = report.rows.iter().filter(|row| matches!(row.cut, Cut::Chunks(_)));
     let best = chunks
         .map(|row| (total(row, column, true), row.name))
         .min_by(|one, other| one.0.total_cmp(&other.0))?;
-    (best.0 < advice.total * (1.0 - CHUNKS_GAIN_MIN)).then(|| {
+    let is_cut = matches!(advice.row.cut, Cut::Chunks(_));
+    (!is_cut && best.0 < advice.total * (1.0 - CHUNKS_GAIN_MIN)).then(|| {
         let size = bytes(best.0 as u64, report.args.exact);
         format!(
-            "content-defined chunks of {} would take {size}; this version does not store them",
+            "content-defined chunks of {} would take {size}: 'hardpack put -o chunking=auto -o \
+             dedup=on' stores files so",
             best.1
         )
     })

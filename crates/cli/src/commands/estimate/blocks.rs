@@ -6,22 +6,23 @@
 
 use std::ops::Range;
 
-use fastcdc::v2020::FastCDC;
+use hardpack_engine::pool::cut_chunks;
 
 /// How a kind of block is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// Blocks of this length, in bytes.
     Fixed(usize),
-    /// Chunks of about this length on average; each is a quarter to four times as long.
+    /// Chunks of about this length on average, as `chunking=cdc` cuts them: each is a quarter to four
+    /// times as long.
     Chunks(usize),
 }
 
 /// The fixed lengths, in ascending order; each is a multiple of the one before.
 const FIXED: [usize; 6] = [2 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20];
 pub const FIXED_COUNT: usize = FIXED.len();
-/// The lengths of chunks that FastCDC aims at.
-const CHUNKS: [usize; 2] = [16 << 10, 64 << 10];
+/// The usual lengths of chunks: those with records of 64K, and of 128K, the default.
+const CHUNKS: [usize; 2] = [16 << 10, 32 << 10];
 pub const CHUNKS_COUNT: usize = CHUNKS.len();
 pub const COUNT: usize = FIXED_COUNT + CHUNKS_COUNT;
 
@@ -34,7 +35,7 @@ pub const KINDS: [(&str, Cut); COUNT] = [
     ("128K", Cut::Fixed(FIXED[4])),
     ("1M", Cut::Fixed(FIXED[5])),
     ("~16K", Cut::Chunks(CHUNKS[0])),
-    ("~64K", Cut::Chunks(CHUNKS[1])),
+    ("~32K", Cut::Chunks(CHUNKS[1])),
 ];
 
 /// The longest fixed block. Windows are multiples of it.
@@ -124,16 +125,11 @@ pub fn cut(
     end: bool,
     chunks: &mut Vec<Range<usize>>,
 ) -> usize {
-    let (min, mean, max) = Cut::Chunks(CHUNKS[kind]).lengths();
-    let chunker = FastCDC::new(bytes, min, mean, max);
+    let (.., longest) = Cut::Chunks(CHUNKS[kind]).lengths();
     let mut from = start;
-    while from < bytes.len() {
-        let (_, to) = chunker.cut(from, bytes.len() - from);
-        if to == bytes.len() && !end && to - from < max {
-            break;
-        }
-        chunks.push(from..to);
-        from = to;
+    for len in cut_chunks(longest, &bytes[start..], end) {
+        chunks.push(from..from + len);
+        from += len;
     }
     from
 }

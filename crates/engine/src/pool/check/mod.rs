@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use self::doubts::Doubt;
 use self::held::Held;
 use self::padding::Padding;
-use self::records::{BATCH_COUNT, Record, parse_record, verify_batch};
+use self::records::{BATCH_COUNT, Overlaps, Record, parse_record, verify_batch};
 pub use self::report::{CheckReport, Problem};
 use super::check::names::check_names;
 use super::extents::parse_file_extent_key;
@@ -101,6 +101,7 @@ fn check_state(
     };
     let mut batch: Vec<Record> = Vec::new();
     let mut hurt = HurtRanges::default();
+    let mut overlaps = Overlaps::default();
     let mut counted = PoolStats::default();
     for tree in TreeId::ALL {
         let Some(root) = &state.superblock.roots[tree] else { continue };
@@ -128,6 +129,12 @@ fn check_state(
                     match parse_record(tree, key, value) {
                         Ok(record) => {
                             space.add_used(&record.2);
+                            if let (Some(error), Some(file)) =
+                                (overlaps.note(tree, &record), record.0)
+                            {
+                                let end = record.1.saturating_add(u64::from(record.2.len));
+                                report.add(Some(file), Some((record.1, end)), error);
+                            }
                             batch.push(record);
                             if batch.len() >= BATCH_COUNT {
                                 verify_batch(&padding, &mut batch, threads, &mut report)?;

@@ -33,6 +33,27 @@ pub(super) fn parse_record(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Rec
     Ok((None, u64::from(tree.number()), pointer_in(tree, key, value)?))
 }
 
+/// Finds records that overlap each other, and patches that do: they are met in order.
+#[derive(Default)]
+pub(super) struct Overlaps {
+    /// The end of the one before.
+    last: Option<(TreeId, FileId, u64)>,
+}
+
+impl Overlaps {
+    /// Takes note of the next record, and returns what is wrong with its place.
+    pub fn note(&mut self, tree: TreeId, (file, start, pointer): &Record) -> Option<Error> {
+        let file = (*file)?;
+        let len = if tree == TreeId::Map { pointer.span() } else { u64::from(pointer.len) };
+        let before = self.last.replace((tree, file, start.saturating_add(len)));
+        let (.., end) =
+            before.filter(|last| (last.0, last.1) == (tree, file) && last.2 > *start)?;
+        let what = if tree == TreeId::Map { "record" } else { "patch" };
+        let detail = format!("expected it behind the one before, which ends at byte {end}");
+        Some(Error::corrupt(what, Location::Range(file, *start..end), detail))
+    }
+}
+
 /// Reads, verifies and decompresses one record or patch.
 fn verify(store: &Store, pointer: &Pointer) -> Result<()> {
     let bytes = store.read_uncached(pointer)?;

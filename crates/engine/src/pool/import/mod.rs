@@ -403,7 +403,7 @@ impl Import<'_> {
         open.file = Some(file);
         let mut bytes = std::mem::take(&mut open.buffer);
         let mut lens = match open.is_chunked {
-            true => chunks::cut(&settings, &bytes, end).into_iter().peekable(),
+            true => chunks::cut(settings.record_len as usize, &bytes, end).into_iter().peekable(),
             false => Vec::new().into_iter().peekable(),
         };
         while !bytes.is_empty() {

@@ -66,7 +66,7 @@ impl Import<'_> {
                     let (file, settings) = self.foresee(at)?;
                     let bytes = std::mem::take(content);
                     let lens = match chunks::are_wanted(&settings, &bytes) {
-                        true => chunks::cut(&settings, &bytes, true),
+                        true => chunks::cut(settings.record_len as usize, &bytes, true),
                         false => Vec::new(),
                     };
                     Some((file, settings, 0, bytes, lens))

@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::device::{Device, MemoryDevice};
 use crate::pool::extents::file_extents_in;
 use crate::pool::extents::source::Committed;
+use crate::pool::write::batch::store_batch;
+use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::{File, Pool, Property, ROOT};
 use crate::store::Durability;
+use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
 use crate::test_common::meanwhile::{Meanwhile, Moment};
@@ -151,4 +154,26 @@ fn write_some_at_each_read(
         }
         write_some_at_each_read(&again, &file, &reads, rounds);
     });
+}
+
+#[test]
+fn records_that_overlap_are_reported() {
+    let len = 16 << 10;
+    // A chunk at the end of a slot, and two chunks; a chunk that begins where a slot ends is right.
+    for (cut_off, is_wrong) in [(1, true), (5000, true), (0, false)] {
+        let (_, pool, file) = fixture();
+        let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+        let target = WriteTarget::new(file.id(), pool.settings(file.id()).unwrap(), pool.options());
+        let end = 40 * len - cut_off;
+        let bytes = Rng(9).noise(9000);
+        store_batch(&mut txn, &target, vec![Job::chunk(end, bytes[..6000].to_vec())]).unwrap();
+        store_batch(&mut txn, &target, vec![Job::chunk(end + 6000, bytes)]).unwrap();
+        txn.commit(Durability::Durable).unwrap();
+        let report = pool.check(&mut |_| {}).unwrap();
+        let found: Vec<_> = report.problems.iter().map(|it| (it.file, it.range)).collect();
+        match is_wrong {
+            true => assert_eq!(found, [(Some(file.id()), Some((end, end + 6000)))]),
+            false => assert_eq!(found, []),
+        }
+    }
 }

@@ -69,10 +69,12 @@ fn is_changed_in_place(front: &[u8]) -> bool {
         || has(BOOT_SIGNATURE) && !has(ISO_9660)
 }
 
-/// Cuts bytes into chunks, and returns their lengths. Unless the bytes `end` the file, a chunk that
-/// reaches their end is left, as more bytes may belong to it.
-pub(in crate::pool) fn cut(settings: &Settings, bytes: &[u8], end: bool) -> Vec<usize> {
-    let longest = settings.record_len as usize;
+/// Cuts bytes into chunks of at most `longest` bytes, a possible record size, and returns their
+/// lengths. Unless the bytes `end` the file, a chunk that reaches their end is left, as more bytes
+/// may belong to it.
+///
+/// With FastCDC; chunks have a quarter of that length on average, and at least a sixteenth.
+pub fn cut(longest: usize, bytes: &[u8], end: bool) -> Vec<usize> {
     let (least, usual) = (longest / LEAST_PART, longest / USUAL_PART);
     let chunker = FastCDC::new(bytes, least, usual, longest);
     let (mut lens, mut from) = (Vec::new(), 0);
