@@ -14,17 +14,21 @@ fn pools_take_what_was_estimated() {
     let at = directory.path();
     make_tree(&at.join("tree"));
     let estimated = estimate(at, &["--compression", "lz4,zstd-3,gzip-6,off", "tree"]);
-    for recordsize in ["4K", "16K", "128K", "1M"] {
+    let fixed = ["4K", "16K", "128K", "1M"].map(|size| (size, "chunking=fixed", size));
+    let chunks = [("~16K", "chunking=cdc", "64K"), ("~32K", "chunking=cdc", "128K")];
+    for (name, chunking, recordsize) in fixed.into_iter().chain(chunks) {
         for compression in ["lz4", "zstd-3", "gzip-6", "off"] {
             let pool = at.join("pool.hpk");
             let _ = fs::remove_file(&pool);
             let mut put = hardpack();
             put.current_dir(at).args(["put", "-q", "-o", "dedup=on", "--recordsize", recordsize]);
-            put.args(["--compression", compression, "tree", "pool.hpk"]).assert().success();
+            put.args(["-o", chunking, "--compression", compression, "tree", "pool.hpk"])
+                .assert()
+                .success();
             let stats = json_of(hardpack().arg("stats").arg("--json").arg(&pool));
-            let kind = blocks(&estimated, recordsize);
+            let kind = blocks(&estimated, name);
             let expected = stored(kind, compression);
-            let what = format!("{recordsize} {compression}");
+            let what = format!("{name} {compression}");
             // The pool counts bytes that are stored in pointers, which take no sectors.
             let embedded = 8192.0;
             for field in ["stored_bytes", "stored_once_bytes"] {
@@ -72,6 +76,36 @@ fn the_recommended_command_takes_what_is_promised() {
     let shell = std::process::Command::new("sh").current_dir(at).args(["-c", &ran]).output();
     let done = shell.unwrap();
     assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn content_that_moves_is_recommended_to_be_cut_into_chunks() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::create_dir(at.join("dumps")).unwrap();
+    let mut dump = super::random_bytes(3_000_000, 6);
+    for day in 0..4 {
+        dump.splice(..0, super::text(777, day));
+        fs::write(at.join(format!("dumps/{day}")), &dump).unwrap();
+    }
+    let estimated = estimate(at, &["dumps"]);
+    let advice = &estimated["recommendation"];
+    assert_eq!((&advice["chunking"], &advice["dedup"]), (&"auto".into(), &true.into()));
+    let command = advice["command"].as_str().unwrap();
+    assert!(command.contains(" -o dedup=on -o chunking=auto "), "{command}");
+    let arguments = command.strip_prefix("hardpack ").unwrap().split(' ');
+    hardpack().current_dir(at).args(arguments).arg("-q").assert().success();
+    let real = fs::metadata(at.join("dumps.hpk")).unwrap().len() as f64;
+    let promised = number(&advice["bytes"]);
+    assert!((real - promised).abs() < 0.03 * real + 100_000.0, "{promised} {real}");
+    assert!(real < 4_000_000.0, "{real}");
+    // What is in a pool keeps its records, so another command would help.
+    hardpack().current_dir(at).args(["put", "-q", "dumps", "fixed.hpk"]).assert().success();
+    let of_pool = estimate(at, &["fixed.hpk"]);
+    assert_eq!(of_pool["recommendation"]["chunking"], "fixed");
+    let shown = hardpack().current_dir(at).args(["estimate", "fixed.hpk"]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("'hardpack put -o chunking=auto -o dedup=on'"), "{shown}");
 }
 
 #[test]

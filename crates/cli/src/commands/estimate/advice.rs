@@ -129,17 +129,25 @@ impl Advice<'_> {
         if self.dedup {
             settings.push(("dedup", "on".to_owned()));
         }
-        if matches!(self.row.cut, Cut::Chunks(_)) {
-            settings.push(("chunking", "auto".to_owned()));
+        if self.chunking() != "fixed" {
+            settings.push(("chunking", self.chunking().to_owned()));
         }
         settings
     }
 
     /// The record size, as a user would type it.
-    fn record_size(&self) -> String {
+    pub fn record_size(&self) -> String {
         match self.row.cut {
             Cut::Fixed(_) => self.row.name.to_owned(),
             Cut::Chunks(_) => format!("{}K", self.row.cut.lengths().2 >> 10),
+        }
+    }
+
+    /// How files are to be cut.
+    pub fn chunking(&self) -> &'static str {
+        match self.row.cut {
+            Cut::Fixed(_) => "fixed",
+            Cut::Chunks(_) => "auto",
         }
     }
 

@@ -77,7 +77,8 @@ pub fn of(report: &Report<'_>) -> Value {
     let paths = paths.map(|path| named(json!({}), "path", path.as_encoded_bytes()));
     let advice = advice::of(report).map(|advice| {
         json!({
-            "recordsize": advice.row.name,
+            "recordsize": advice.record_size(),
+            "chunking": advice.chunking(),
             "compression": advice.compression.to_string(),
             "dedup": advice.dedup,
             "bytes": whole(advice.total),
