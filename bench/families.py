@@ -5,8 +5,9 @@ usage: families.py [--segment SIZE,...] [--work DIR] [--cli PATH] [--json] DIR..
 
 Each DIR is a family: releases of a program, trees of sources, images. It is stored
 
-* with 'hardpack put', with the defaults and with dedup=on, and with 128 KiB records, dedup=on and gzip-9;
-* the pool with dedup=on after 'hardpack optimize', for each --segment;
+* with 'hardpack put', with the defaults, with dedup=on, with dedup=on and chunking=auto, and with 128 KiB records,
+  dedup=on and gzip-9;
+* the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment;
 * with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB) and borg (zstd-9), as far as they are installed.
 
 Prints the bytes of each result, in percent of the files, as a multiple of 7-Zip's, and the processor and elapsed time in
@@ -63,17 +64,18 @@ def pools(args, family, work):
     kinds = {
         "put": [],
         "put, dedup": ["dedup=on"],
+        "put, chunks": ["dedup=on", "chunking=auto"],
         "put, dedup, gzip-9": ["dedup=on", "compression=gzip-9"],
     }
     for number, (kind, options) in enumerate(kinds.items()):
         pool = os.path.join(work, "%d.hpk" % number)
         flags = [part for option in options for part in ("-o", option)]
         yield kind, pool, timed([cli, "create", *flags, pool], [cli, "put", "-q", family, pool])
-    source = os.path.join(work, "1.hpk")
     for size in args.segment.split(","):
-        pool = os.path.join(work, "%s.hpk" % size)
-        shutil.copyfile(source, pool)
-        yield "optimize " + size, pool, timed([cli, "optimize", "-q", "--segment", size, pool])
+        for what, source in (("", "1.hpk"), ("chunks ", "2.hpk")):
+            pool = os.path.join(work, "%s%s.hpk" % (what.strip(), size))
+            shutil.copyfile(os.path.join(work, source), pool)
+            yield "optimize %s%s" % (what, size), pool, timed([cli, "optimize", "-q", "--segment", size, pool])
 
 
 def others(family, work):

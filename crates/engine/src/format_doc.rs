@@ -288,7 +288,7 @@ fn stream_is_as_documented() {
     let expected = HashMap::from([
         ("magic", b"hpkstrm\n".to_vec()),
         ("version", vec![2, 0, 0, 0]),
-        ("features", vec![7, 0, 0, 0]),
+        ("features", vec![15, 0, 0, 0]),
         ("id", vec![3; 16]),
         ("base_id", vec![4; 16]),
         ("guid", GUID.to_vec()),

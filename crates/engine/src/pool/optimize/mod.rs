@@ -12,6 +12,10 @@
 //!           pointers of all records that nobody changed in the meantime
 //! ```
 //!
+//! With [`SegmentGoal::again`], records leave old segments only where a new one takes less than
+//! their share of these. What is left of an old one then takes all of its space. So segments that
+//! are mostly unused by then are made anew in the end, whatever that takes.
+//!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
 //! Left alone are databases, which have a better form of their own; what snapshots, or files that
@@ -119,6 +123,8 @@ pub struct Optimisation {
     files: Vec<(FileId, u64)>,
     stage: OptimizeStage,
     survey: Survey,
+    /// Whether only what is left of old segments is still looked for.
+    is_clearing: bool,
     /// The pieces of each segment still to make.
     plan: std::vec::IntoIter<Vec<u32>>,
     report: OptimizeReport,
@@ -138,6 +144,7 @@ impl Pool {
             files,
             stage: OptimizeStage::Survey,
             survey: Survey::new(made),
+            is_clearing: false,
             plan: Vec::new().into_iter(),
             report: OptimizeReport { file_len, ..OptimizeReport::default() },
         })
@@ -236,14 +243,28 @@ impl Optimisation {
             }
             OptimizeStage::Store => {
                 if !self.store_step()? {
-                    let has_more = self.survey.is_before_end(&self.files);
+                    let mut has_more = self.survey.is_before_end(&self.files);
                     self.survey.begin_pass();
+                    if !has_more && self.goal.again {
+                        has_more = self.begin_clearing()?;
+                    }
                     self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Done };
                 }
             }
             OptimizeStage::Done => {}
         }
         Ok(self.stage != OptimizeStage::Done)
+    }
+
+    /// Begins to make segments anew of which little is in use since their records were put into
+    /// others. Returns false if there are none.
+    fn begin_clearing(&mut self) -> Result<bool> {
+        let made = self.pool.segments_made(&self.files, false)?;
+        let is_needed = !made.wasteful.is_empty();
+        self.goal.again = false;
+        self.is_clearing = true;
+        self.survey = Survey::new(made);
+        Ok(is_needed)
     }
 
     /// What it is doing.

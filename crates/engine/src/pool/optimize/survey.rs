@@ -4,9 +4,7 @@ use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
 use super::sketch::{Sketch, name_hash};
-use super::{
-    LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentGoal, SegmentsMade,
-};
+use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -184,17 +182,6 @@ pub(super) fn content_of(bytes: &[u8]) -> Content {
     content
 }
 
-/// Whether a record may become part of a segment, whatever it holds.
-fn is_wanted(pointer: &Pointer, goal: &SegmentGoal, made: &SegmentsMade) -> bool {
-    match pointer.place {
-        Place::Extent { sector, .. } => {
-            !pointer.is_filtered()
-                && (!pointer.is_part() || goal.again || made.wasteful.contains(&sector))
-        }
-        _ => false,
-    }
-}
-
 /// Whether a record is a part of a segment that snapshots, or files that do not take part, hold.
 fn is_kept(pointer: &Pointer, made: &SegmentsMade) -> bool {
     match pointer.place {
@@ -245,11 +232,23 @@ impl Optimisation {
                 Err(reason) => {
                     let start = candidate.record.start;
                     let end = start + u64::from(candidate.len());
-                    self.report.damaged.push((candidate.file, start, end, reason));
+                    if !self.is_clearing {
+                        self.report.damaged.push((candidate.file, start, end, reason));
+                    }
                 }
             }
         }
         Ok(self.survey.is_before_end(&self.files) && self.survey.pieces.len() < PIECE_COUNT_MAX)
+    }
+
+    /// Whether a record may become part of a segment, whatever it holds.
+    fn is_wanted(&self, pointer: &Pointer) -> bool {
+        let Place::Extent { sector, .. } = pointer.place else { return false };
+        let is_wanted = match pointer.is_part() {
+            true => self.goal.again || self.survey.made.wasteful.contains(&sector),
+            false => !self.is_clearing,
+        };
+        is_wanted && !pointer.is_filtered()
     }
 
     /// Finds the next records to read.
@@ -272,12 +271,14 @@ impl Optimisation {
                 let candidate = Candidate { record, file, name, file_len, is_patched };
                 let candidate_len = u64::from(candidate.len());
                 let pointer = &candidate.record.pointer;
-                self.report.surveyed_len += candidate_len;
-                if !is_wanted(pointer, &self.goal, &self.survey.made) {
+                // Everything was counted before.
+                let counted_len = if self.is_clearing { 0 } else { candidate_len };
+                self.report.surveyed_len += counted_len;
+                if !self.is_wanted(pointer) {
                     let is_in_segment = pointer.is_part();
-                    self.report.segment_len += if is_in_segment { candidate_len } else { 0 };
+                    self.report.segment_len += if is_in_segment { counted_len } else { 0 };
                 } else if is_held || is_kept(pointer, &self.survey.made) {
-                    self.report.held_len += candidate_len;
+                    self.report.held_len += counted_len;
                 } else if candidate_len > 0 {
                     len += candidate_len;
                     candidates.push(candidate);
@@ -302,8 +303,9 @@ impl Optimisation {
             attributes => attributes?.len,
         };
         if from == 0 && len > 0 && is_database(&self.pool, file)? {
-            self.report.database_len += len;
-            self.report.surveyed_len += len;
+            let counted_len = if self.is_clearing { 0 } else { len };
+            self.report.database_len += counted_len;
+            self.report.surveyed_len += counted_len;
             return Ok(None);
         }
         let (records, patches) = self.pool.read(|source| {
