@@ -246,7 +246,12 @@ impl Store {
 
     /// Returns the bytes behind a pointer, bypassing the cache.
     pub fn read_uncached(&self, pointer: &Pointer) -> Result<ExtentBytes> {
-        self.part_of(pointer, self.decompress(None, pointer)?)
+        self.read_uncached_of(None, pointer)
+    }
+
+    /// Like [`Store::read_uncached`], for a pointer of a state that may not be the newest.
+    pub fn read_uncached_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
+        self.part_of(pointer, self.decompress(of, pointer)?)
     }
 
     fn part_of(&self, pointer: &Pointer, extent: Bytes) -> Result<ExtentBytes> {

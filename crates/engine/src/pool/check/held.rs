@@ -201,6 +201,7 @@ impl<'a> Held<'a> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let snapshot = self.snapshots[index].clone();
+        let state = snapshot.state();
         match self.store.find_snapshot(self.state, snapshot.scope.file, &snapshot.name) {
             Ok(Some(named)) if named.number == snapshot.number => {}
             Ok(_) => report.add(None, None, "it cannot be found by its name"),
@@ -241,7 +242,7 @@ impl<'a> Held<'a> {
                             batch.push(record);
                         }
                         if batch.len() >= BATCH_COUNT {
-                            verify_batch(padding, &mut batch, threads, report)?;
+                            verify_batch(padding, &state, &mut batch, threads, report)?;
                             progress(report.bytes);
                         }
                     }
@@ -250,7 +251,7 @@ impl<'a> Held<'a> {
             })?;
             report.bytes += bytes;
         }
-        verify_batch(padding, &mut batch, threads, report)?;
+        verify_batch(padding, &state, &mut batch, threads, report)?;
         progress(report.bytes);
         Ok(())
     }

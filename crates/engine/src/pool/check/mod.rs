@@ -137,7 +137,7 @@ fn check_state(
                             }
                             batch.push(record);
                             if batch.len() >= BATCH_COUNT {
-                                verify_batch(&padding, &mut batch, threads, &mut report)?;
+                                verify_batch(&padding, state, &mut batch, threads, &mut report)?;
                                 progress(report.bytes);
                                 if (options.is_stopped)() {
                                     return Err(Error::Stopped);
@@ -172,7 +172,7 @@ fn check_state(
             Ok(())
         })?;
     }
-    verify_batch(&padding, &mut batch, threads, &mut report)?;
+    verify_batch(&padding, state, &mut batch, threads, &mut report)?;
     progress(report.bytes);
     if let Some(held) = &mut held {
         held.check(&padding, threads, &mut report, progress)?;

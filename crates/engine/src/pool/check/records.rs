@@ -6,11 +6,11 @@ use super::report::CheckReport;
 use crate::error::{Error, Location, Result};
 use crate::pool::extents::{NO_DELTA, delta, parse_file_extent};
 use crate::pool::write::jobs::parallel;
-use crate::store::Store;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::format::pointer::{Pointer, pointer_in};
 use crate::store::sharing::index::parse_index_key;
 use crate::store::trees::TreeId;
+use crate::store::{State, Store};
 use crate::units::FileId;
 
 /// How many records are verified at a time.
@@ -55,17 +55,19 @@ impl Overlaps {
 }
 
 /// Reads, verifies and decompresses one record or patch.
-fn verify(store: &Store, pointer: &Pointer) -> Result<()> {
-    let bytes = store.read_uncached(pointer)?;
+fn verify(store: &Store, state: &State, pointer: &Pointer) -> Result<()> {
+    let bytes = store.read_uncached_of(Some(state), pointer)?;
     if pointer.is_delta() && !delta::is_sound(bytes.as_slice(), pointer.len as usize) {
         return Err(Error::corrupt("patch", store.location_of(pointer), NO_DELTA));
     }
     Ok(())
 }
 
-/// Reads, verifies and decompresses records on all cores.
+/// Reads, verifies and decompresses records of a state on all cores. The newest state may have
+/// dropped a dictionary that they need.
 pub(super) fn verify_batch(
     padding: &Padding<'_>,
+    state: &State,
     batch: &mut Vec<Record>,
     threads: usize,
     report: &mut CheckReport,
@@ -75,7 +77,7 @@ pub(super) fn verify_batch(
         if padding.is_known_segment(pointer) {
             return Ok(None);
         }
-        match verify(padding.store, pointer) {
+        match verify(padding.store, state, pointer) {
             Ok(()) => {
                 padding.check(pointer);
                 padding.note_segment(pointer);

@@ -10,12 +10,12 @@ use crate::pool::extents::source::Committed;
 use crate::pool::write::batch::store_batch;
 use crate::pool::write::jobs::{Job, WriteTarget};
 use crate::pool::{File, Pool, Property, ROOT};
-use crate::store::Durability;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
+use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
-use crate::test_common::{Rng, create, only_file, options};
+use crate::test_common::{Rng, create, only_file, options, problems};
 
 /// More reads than a check of these pools needs.
 const READ_COUNT_MAX: usize = 5_000;
@@ -112,6 +112,44 @@ fn what_snapshots_have_is_no_damage_where_the_pool_itself_was_overtaken() {
     let report = checked.check(&mut |_| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.problems);
     assert!(!report.overtaken.is_empty(), "nothing was overtaken");
+}
+
+/// A dictionary goes with the last file that needs it; what a snapshot keeps still needs it.
+#[test]
+fn a_dictionary_that_only_a_snapshot_has_is_found_there() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = create(&device, &[(Property::RecordSize, "4K")], 32 << 20);
+    let file = only_file(&pool).unwrap();
+    let all = words(2100 * 4096);
+    file.write_at(&all, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let settings = pool.settings(file.id()).unwrap();
+    assert!(pool.train_dictionary(file.id(), &settings, true, Patience::Endless).unwrap());
+    file.set_len(0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    file.write_at(&all[..64 * 4096], 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.create_snapshot(ROOT, b"then", 1).unwrap();
+    pool.edit(2, |edit| edit.unlink(ROOT, b"main")).unwrap();
+    pool.remove_unused_dictionaries(Patience::None).unwrap();
+    pool.close().unwrap();
+    drop(file);
+    drop(pool);
+    let fresh = Pool::open(device, options(1 << 20)).unwrap();
+    assert!(fresh.state().superblock.roots[TreeId::Dictionaries].is_none(), "one is left");
+    assert_eq!(problems(&fresh).unwrap(), Vec::<String>::new());
+}
+
+/// Returns text of few words, each too long to be predicted from what is before it in a page.
+fn words(len: usize) -> Vec<u8> {
+    let mut rng = Rng(11);
+    let known: Vec<u64> = (0..512).map(|_| rng.next()).collect();
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        bytes.extend(format!("{:016x}.", rng.pick(&known)).into_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 #[test]
