@@ -154,18 +154,86 @@ fn digest_at(
     if attributes.modified_ns != modified_ns {
         return Ok(Found::Changed);
     }
-    let file = pool.file(entry.file)?;
     let mut digest = Digest::default();
-    read_all(&file, attributes.len, pool.options().threads, &mut |bytes| {
-        digest.update(bytes);
-        progress(bytes.len() as u64)
-    })?;
+    let read = pool.file(entry.file).map_err(Reason::from).and_then(|file| {
+        read_all(&file, attributes.len, pool.options().threads, &mut |bytes| {
+            digest.update(bytes);
+            progress(bytes.len() as u64)
+        })
+    });
+    // What was read may be of several states, if others write meanwhile.
+    pool.refresh()?;
+    let now = match pool.attributes(entry.file) {
+        Err(Error::NotFound { .. }) => return Ok(Found::Nothing),
+        now => now?,
+    };
+    if now.modified_ns != modified_ns {
+        return Ok(Found::Changed);
+    }
+    read?;
     Ok(Found::Content(digest.len(), digest.hash()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hardpack_engine::FileId;
+    use hardpack_engine::device::{Device, MemoryDevice};
+    use hardpack_engine::pool::{CreateOptions, ROOT};
+    use hardpack_engine::store::Durability;
+
     use super::*;
+    use crate::pool_file::options;
+
+    /// A program opens a file as soon as it is there, and changes it while it is compared.
+    #[test]
+    fn what_others_change_or_remove_while_it_is_read_is_no_damage() {
+        type Change = fn(&Pool, FileId);
+        let changes: [(Change, fn(&Found) -> bool); 4] = [
+            (|_, _| {}, |found| matches!(found, Found::Content(..))),
+            (|pool, id| write(pool, id, 39 << 20), |found| matches!(found, Found::Changed)),
+            (
+                |pool, id| {
+                    pool.file(id).unwrap().set_len(5).unwrap();
+                    write(pool, id, 0);
+                },
+                |found| matches!(found, Found::Changed),
+            ),
+            (
+                |pool, _| pool.edit(2, |edit| edit.unlink(ROOT, b"main")).unwrap(),
+                |found| matches!(found, Found::Nothing),
+            ),
+        ];
+        for (index, (change, is_expected)) in changes.into_iter().enumerate() {
+            let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+            let create =
+                CreateOptions { file_name: Some("main".into()), ..CreateOptions::new([1; 16]) };
+            let other = Pool::create(Arc::clone(&device), &create, options(Some(1))).unwrap();
+            let id = other.only_file().unwrap().file;
+            write(&other, id, 0);
+            write(&other, id, 39 << 20);
+            other.set_attributes(id, 0o644, 7).unwrap();
+            let pool = Pool::open(device, options(Some(1))).unwrap();
+            let mut changed = false;
+            let found = digest_at(&pool, b"main", 7, &mut |_| {
+                if !std::mem::replace(&mut changed, true) {
+                    change(&other, id);
+                    // As a read does that meets space which others have used again.
+                    pool.refresh().unwrap();
+                }
+                Ok(())
+            });
+            assert!(found.is_ok_and(|found| is_expected(&found)), "change {index}");
+        }
+    }
+
+    /// Writes to a file, which gives it another time.
+    fn write(pool: &Pool, id: FileId, offset: u64) {
+        let file = pool.file(id).unwrap();
+        file.write_at(b"some bytes", offset).unwrap();
+        file.commit(Durability::Durable).unwrap();
+    }
 
     #[test]
     fn the_last_note_of_a_path_holds() {

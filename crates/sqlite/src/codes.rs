@@ -22,7 +22,7 @@ pub fn code(error: &Error, io: c_int, path: &Path) -> c_int {
         Error::CutShort(CutShort { needed: Some(_), .. }) => SQLITE_READONLY,
         Error::CutShort(_) => SQLITE_CORRUPT,
         Error::Busy => SQLITE_BUSY,
-        Error::Io { .. } | Error::FailStop | Error::Invalid(_) => io,
+        Error::Io { .. } | Error::FailStop | Error::Overwritten | Error::Invalid(_) => io,
         // A defect of ours, or a thread of ours that panicked: the file itself may be sound.
         Error::Internal(_) => {
             if is_io(io) {

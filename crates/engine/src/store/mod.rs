@@ -135,9 +135,13 @@ struct Origin {
 }
 
 impl Store {
-    /// Explains a failed read of the newest state: if the store is pinned to a snapshot that was
-    /// destroyed meanwhile, that is the error, whatever the read itself reported.
+    /// Explains a failed read of the newest state: if another pool was written over this one, or
+    /// the store is pinned to a snapshot that was destroyed meanwhile, that is the error, whatever
+    /// the read itself reported.
     fn explain(&self, error: Error) -> Error {
+        if self.is_overwritten().unwrap_or(false) {
+            return Error::Overwritten;
+        }
         let Some(Origin { store, number, name }) = &self.origin else { return error };
         let name = || String::from_utf8_lossy(name).into_owned();
         let is_there = store.adopt_newest().and_then(|_| {

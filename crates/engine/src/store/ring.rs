@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::format::superblock::{
-    BLOCK_LEN, HINT_OFFSET, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, slot_offset,
+    BLOCK_LEN, HINT_OFFSET, Header, RING_OFFSET, SLOT_COUNT, Superblock, TXG_OFFSET, slot_offset,
 };
 use super::state::{SLOT_MARK_LEN, SlotMark, Slots, State};
 use super::{Store, txn};
@@ -68,7 +68,8 @@ impl Store {
     /// Like [`Store::refresh`], for a transaction: looks at the whole ring, and stops if that holds
     /// a newer state which [`Store::refresh`] does not notice. A failed sync has then lost the
     /// superblock that it looks for and not those behind it, and what this process has read since
-    /// is outdated.
+    /// is outdated. It also stops if the state of this process is gone though it was durable: a
+    /// copy that was written over the pool may have its numbers, so the whole superblock counts.
     pub(in crate::store) fn refresh_fully(&self) -> Result<()> {
         let current = self.state();
         let ring = self.read_blocks()?;
@@ -76,16 +77,41 @@ impl Store {
             let mark = &ring.0[slot * BLOCK_LEN + TXG_OFFSET as usize..][..SLOT_MARK_LEN];
             *mark == current.slots[slot].encode()
         };
-        if (0..current.slots.len()).all(is_known) {
+        let block = &ring.0[current.slot as usize * BLOCK_LEN..][..BLOCK_LEN];
+        let stands =
+            Superblock::decode(block, &self.header.guid).as_ref() == Some(&*current.superblock);
+        if stands && (0..current.slots.len()).all(is_known) {
             return Ok(());
         }
         let next = current.superblock.next_slot.filter(|_| self.header.version >= 2);
         let is_noticed = next.is_none_or(|slot| !is_known(slot as usize));
-        if self.adopt_newest_of(ring)? && !is_noticed {
+        let is_newer = self.adopt_newest_of(ring)?;
+        if is_newer && !is_noticed {
             self.fail_stop.store(true, Ordering::Release);
             return Err(Error::FailStop);
         }
+        if !stands && !is_newer && self.is_overwritten()? {
+            return Err(Error::Overwritten);
+        }
         Ok(())
+    }
+
+    /// Whether the newest state that this process knows is gone though it was durable. One that was
+    /// not may also have been lost by a sync that failed.
+    pub(in crate::store) fn is_overwritten(&self) -> Result<bool> {
+        let state = self.state();
+        let is_of_ring = !self.is_pinned && state.txg() > Txg(0);
+        Ok(is_of_ring && state.durable >= state.txg() && !self.stands(&state)?)
+    }
+
+    /// Explains a ring without a superblock of this pool.
+    fn no_superblock_left(&self) -> Result<Error> {
+        let mut block = vec![0; BLOCK_LEN];
+        self.device.read_at(&mut block, 0).map_err(|error| Error::io("read", error))?;
+        Ok(match Header::decode(&block) {
+            Ok(header) if header.guid != self.header.guid => Error::Overwritten,
+            _ => no_superblock(),
+        })
     }
 
     /// Whether the device holds `bytes`, at most [`SLOT_MARK_LEN`] of them, at `offset`.
@@ -105,7 +131,7 @@ impl Store {
     }
 
     fn adopt_newest_of(&self, ring: Blocks) -> Result<bool> {
-        let Some(newest) = self.read_newest(ring)? else { return Err(no_superblock()) };
+        let Some(newest) = self.read_newest(ring)? else { return Err(self.no_superblock_left()?) };
         // The caller need not be inside the writer gate, so this process may have published a newer
         // state since the ring was read.
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);

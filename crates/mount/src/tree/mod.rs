@@ -293,7 +293,7 @@ impl Tree {
 
     /// Notes an error, if it has cost changes of names and attributes, or ends all changes.
     fn note_error(&self, error: &Error) {
-        let is_failure = matches!(error, Error::Io { .. } | Error::FailStop);
+        let is_failure = matches!(error, Error::Io { .. } | Error::FailStop | Error::Overwritten);
         if is_failure
             && self.fail_mode == FailMode::Stop
             && !self.is_stopped.swap(true, Ordering::AcqRel)
