@@ -205,11 +205,11 @@ pub enum Error {
     /// later commit may report success.
     #[error("an earlier write to the medium failed; close the pool and open it again")]
     FailStop,
-    /// Somebody has written another pool, or an older copy of this one, over the file. What this
-    /// process knows of it belongs to what is gone, so nothing may be written.
+    /// The state that this process knows is gone, and there is no newer one: somebody has written
+    /// another pool or an older copy over the file, or a sync has lost it. Nothing may be written.
     #[error(
-        "another pool or an older copy was written over its file while it was open; close the pool \
-         and open it again"
+        "another pool or an older copy was written over its file while it was open, or a sync has \
+         failed; close the pool and open it again"
     )]
     Overwritten,
 }

@@ -90,18 +90,22 @@ impl Store {
             self.fail_stop.store(true, Ordering::Release);
             return Err(Error::FailStop);
         }
-        if !stands && !is_newer && self.is_overwritten()? {
-            return Err(Error::Overwritten);
+        if stands || is_newer {
+            return Ok(());
         }
-        Ok(())
+        let state = self.state();
+        // One that was not durable may have been lost by a failed sync: see `refuse_if_gone`.
+        match state.durable >= state.txg() && self.is_overwritten()? {
+            true => Err(Error::Overwritten),
+            false => Ok(()),
+        }
     }
 
-    /// Whether the newest state that this process knows is gone though it was durable. One that was
-    /// not may also have been lost by a sync that failed.
+    /// Whether the newest state that this process knows is gone.
     pub(in crate::store) fn is_overwritten(&self) -> Result<bool> {
         let state = self.state();
         let is_of_ring = !self.is_pinned && state.txg() > Txg(0);
-        Ok(is_of_ring && state.durable >= state.txg() && !self.stands(&state)?)
+        Ok(is_of_ring && !self.stands(&state)?)
     }
 
     /// Explains a ring without a superblock of this pool.

@@ -102,8 +102,6 @@ fn a_read_that_finds_other_bytes_says_why() {
     for seed in 0..6 {
         write(&file, seed, 100 + seed).unwrap();
     }
-    // A state that is not known to be durable may also have been lost by a sync that failed.
-    pool.store().seal().unwrap();
     // It has nothing in its cache.
     let reader = Pool::open(memory.clone(), options(0)).unwrap();
     let reading = only_file(&reader).unwrap();
