@@ -69,6 +69,49 @@ fn a_pool_file_that_fails_is_told() {
     }
 }
 
+/// Whoever writes after the pool file was removed or replaced is told; nobody would find it again.
+/// What replaced it stays as it is.
+#[test]
+fn a_pool_file_that_is_removed_or_replaced_is_told() {
+    if !can_mount() {
+        return;
+    }
+    for is_replaced in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = directory.path().join("p.hpk");
+        let another = directory.path().join("another.hpk");
+        for path in [&pool, &another] {
+            hardpack().arg("create").arg(path).assert().success();
+        }
+        let mount = Mount::of_with(directory, pool.clone(), &[]);
+        write(&mount.at("kept"), b"kept");
+        File::open(mount.at("kept")).unwrap().sync_all().unwrap();
+        // It is the same pool under another name.
+        let renamed = pool.with_file_name("renamed.hpk");
+        fs::rename(&pool, &renamed).unwrap();
+        write(&mount.at("kept too"), b"kept too");
+        File::open(mount.at("kept too")).unwrap().sync_all().unwrap();
+        let open = File::create(mount.at("open")).unwrap();
+        let before = fs::read(&another).unwrap();
+        match is_replaced {
+            true => fs::rename(&another, &renamed).unwrap(),
+            false => fs::remove_file(&renamed).unwrap(),
+        }
+        std::io::Write::write_all(&mut &open, b"lost").unwrap();
+        assert_eq!(number(open.sync_all()), Some(libc::ESTALE));
+        assert_eq!(number(fs::create_dir(mount.at("new"))), Some(libc::ESTALE));
+        assert_eq!(number(fs::rename(mount.at("kept"), mount.at("new"))), Some(libc::ESTALE));
+        assert_eq!(read(&mount.at("kept")), b"kept");
+        assert_eq!(read(&mount.at("kept too")), b"kept too");
+        drop(open);
+        let _ = hardpack().arg("umount").arg(&mount.point).output().unwrap();
+        assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+        if is_replaced {
+            assert!(fs::read(&renamed).unwrap() == before);
+        }
+    }
+}
+
 /// A pool file that was cut short is read as far as it goes; the rest is an error, not a crash.
 #[test]
 fn a_pool_file_that_is_cut_short_below_a_mount() {

@@ -405,6 +405,10 @@ impl Device for FileDevice {
         self.read_only
     }
 
+    fn is_nameless(&self) -> bool {
+        sys::link_count_of(&self.file) == Some(0)
+    }
+
     fn lock_writer(&self) -> io::Result<()> {
         sys::ofd_lock(&self.file, WRITER_LOCK_OFFSET, 1, sys::Lock::Wait).map(drop)
     }

@@ -164,6 +164,10 @@ pub trait Device: Send + Sync + Debug {
     fn prefetch(&self, _offset: u64, _len: u64) {}
     /// Whether writes are refused.
     fn is_read_only(&self) -> bool;
+    /// Whether it has no name any more: what is written to it is gone when it is closed.
+    fn is_nameless(&self) -> bool {
+        false
+    }
     /// Waits for the pool's writer lock, which excludes writers of other processes.
     fn lock_writer(&self) -> io::Result<()>;
     /// Takes the pool's writer lock if it is free, and returns whether it did. Where no other

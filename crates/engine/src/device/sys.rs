@@ -173,6 +173,21 @@ pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
     Ok(Identity { device, inode, is_file: metadata.is_file() })
 }
 
+/// Returns how many names an open file has, if the system tells. It asks for nothing else, as
+/// [`identity_of`] does.
+pub(super) fn link_count_of(file: &File) -> Option<u32> {
+    // SAFETY: `statx` is a plain structure of integers, for which all zeros is a valid value.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_SYNC_AS_STAT;
+    // SAFETY: the name is empty and ends with a zero byte, and both pointers are valid during the
+    // call.
+    let done = unsafe {
+        let (name, found) = (c"".as_ptr(), &raw mut found);
+        libc::syscall(libc::SYS_statx, file.as_raw_fd(), name, flags, libc::STATX_NLINK, found)
+    };
+    (done == 0 && found.stx_mask & libc::STATX_NLINK != 0).then_some(found.stx_nlink)
+}
+
 /// The bytes of a file that its users map to wait for each other.
 const SHARED_LEN: usize = 4096;
 

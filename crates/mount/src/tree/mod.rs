@@ -73,6 +73,8 @@ pub struct Tree {
     /// txg.
     snapshot: Option<(FileId, Vec<u8>, Txg)>,
     pub attribute_ttl: Duration,
+    /// Whether the file of the pool had a name, as it has on most file systems.
+    had_name: bool,
 }
 
 /// Changes of names and attributes that were lost after their programs were told of success.
@@ -95,6 +97,11 @@ impl Lost {
             number => Errno::from_i32(number),
         }
     }
+}
+
+/// The error for a pool whose file is gone.
+fn gone() -> Error {
+    Error::Io { action: "write", source: std::io::Error::from_raw_os_error(Errno::ESTALE.into()) }
 }
 
 impl Tree {
@@ -130,6 +137,7 @@ impl Tree {
             only: BTreeMap::new(),
             snapshot: None,
             attribute_ttl: options.attribute_ttl,
+            had_name: !pool.store().device().is_nameless(),
             pool,
         })
     }
@@ -164,6 +172,7 @@ impl Tree {
             commit_interval: self.commit_interval,
             only,
             attribute_ttl: self.attribute_ttl,
+            had_name: self.had_name,
             snapshot: Some(snapshot),
             pool,
         }
@@ -274,13 +283,15 @@ impl Tree {
 
     fn commit(&self, files: &[Arc<File>], durability: Durability) -> Result<()> {
         let done = match self.is_stopped.load(Ordering::Acquire) {
-            false => self.group.commit(files, durability),
             true => {
-                // What has joined meanwhile must not keep others from committing.
-                self.group.abandon();
-                files.iter().for_each(|file| self.group.discard(file));
+                self.drop_changes(files);
                 Err(Error::FailStop)
             }
+            false if self.is_gone() => match self.drop_changes(files) {
+                true => Err(gone()),
+                false => Ok(()),
+            },
+            false => self.group.commit(files, durability),
         };
         if let Err(error) = &done {
             self.open.note_lost(files, errno(error));
@@ -289,6 +300,21 @@ impl Tree {
         }
         self.open.sweep();
         done
+    }
+
+    /// Whether somebody has removed the file of the pool, or renamed another one over it. What is
+    /// written to it would be gone when it is unmounted.
+    fn is_gone(&self) -> bool {
+        self.had_name && self.pool.store().device().is_nameless()
+    }
+
+    /// Drops all changes, for those that have joined must not keep others from committing. Returns
+    /// whether there were any.
+    fn drop_changes(&self, files: &[Arc<File>]) -> bool {
+        let (had_changes, losses) = (files.iter().any(|file| file.is_dirty()), self.group.losses());
+        self.group.abandon();
+        files.iter().for_each(|file| self.group.discard(file));
+        had_changes || self.group.losses() != losses
     }
 
     /// Notes an error, if it has cost changes of names and attributes, or ends all changes.

@@ -62,6 +62,9 @@ impl Tree {
         change: impl FnOnce(&mut Edit<'_>) -> Result<R>,
     ) -> Answer<R> {
         self.refuse_read_only()?;
+        if self.is_gone() {
+            return Err(Errno::ESTALE.into());
+        }
         let done = self.group.edit(now_ns, change).inspect_err(|error| self.note_error(error))?;
         self.flusher.note_joined(None);
         Ok(done)
