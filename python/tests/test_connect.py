@@ -39,6 +39,8 @@ def test_settings_of_a_new_pool(work):
     )
     settings = hardpack.Pool("x.hpk").properties()
     assert (settings["compression"], settings["min-savings"]) == ("zstd-9", "20%")
+    hardpack.connect("y.hpk", settings={"dedup": True}).execute("CREATE TABLE t(a)")
+    assert hardpack.Pool("y.hpk").properties()["dedup"] == "on"
 
 
 def test_reading_only(work):

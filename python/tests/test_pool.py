@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -202,7 +203,7 @@ def test_a_database_with_a_log(pool):
         assert file.read(15) == b"SQLite format 3"
     with pytest.raises(hardpack.InUseError, match="open as a database|has it open"):
         pool.remove("app.db")
-    with pytest.raises(hardpack.HardpackError):
+    with pytest.raises(hardpack.InUseError):
         pool.write_bytes("app.db", b"not while it is open")
     assert db.execute("SELECT a FROM t").fetchall() == [("in the log",)]
     db.close()
@@ -367,6 +368,15 @@ def test_links(pool):
         pool.readlink("tree/file")
 
 
+def test_patterns_that_mean_nothing(pool):
+    with pytest.raises(hardpack.UsageError, match="bad character range"):
+        list(pool.glob("[z-a]"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pool.write_bytes("&", b"")
+        assert [str(path) for path in pool.glob("[|&&~~]")] == ["&"]
+
+
 def test_patterns(pool):
     def of(pattern, below=""):
         return [str(path) for path in pool.glob(pattern, below=below)]
@@ -459,6 +469,60 @@ def test_a_source_that_breaks(pool):
     assert "second" not in pool
 
 
+def test_sources_of_another_kind(pool):
+    """Nothing is stored in their place: not a file of that name, nor what has come so far."""
+    open("text", "w").close()
+    for wrong in ["text", None, 3, [1], io.BytesIO(b"x")]:
+        with pytest.raises(TypeError, match="bytes-like"):
+            pool.write_bytes("new", wrong)
+
+    class Later:
+        def __init__(self):
+            self.pieces = [b"some", None]
+
+        def read(self, _size):
+            return self.pieces.pop(0)
+
+    with pytest.raises(BlockingIOError, match="'new'"):
+        pool.write_all([("new", Later())])
+    assert "new" not in pool
+
+
+def test_a_command_that_is_stopped_leaves_no_thread(pool, monkeypatch):
+    """A thread that reads what another one closes may read the next file of that number."""
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    def items():
+        yield "one", b"1"
+        raise ZeroDivisionError
+
+    for _ in range(60):
+        with pytest.raises(ZeroDivisionError):
+            pool.write_all(items())
+        assert [thread.name for thread in threading.enumerate() if thread.name == "hardpack"] == []
+    assert raised == []
+
+
+def test_a_database_that_is_open_is_not_replaced(pool):
+    pool.write_bytes("first.db", b"")
+    db = hardpack.connect(pool / "app.db", isolation_level=None)
+    db.execute("CREATE TABLE t(a)")
+    open("new", "wb").close()
+    for change in [
+        lambda: pool.write_bytes("app.db", b""),
+        lambda: pool.open("app.db", "wb").close(),
+        lambda: pool.put("new", "app.db"),
+        lambda: pool.copy("a.txt", "app.db"),
+        lambda: pool.rename("a.txt", "app.db"),
+        lambda: pool.remove("app.db"),
+    ]:
+        with pytest.raises(hardpack.InUseError, match="has it open"):
+            change()
+    db.execute("INSERT INTO t VALUES (1)")
+    db.close()
+
+
 def test_a_database_that_is_open_is_not_read_beside_sqlite(pool):
     db = sqlite3.connect("live.db", isolation_level=None)
     db.execute("CREATE TABLE t(a)")
@@ -504,6 +568,21 @@ def test_snapshots(pool):
         pool.at("monday")
 
 
+def test_names_that_no_snapshot_has(pool):
+    pool.snapshot("monday")
+    for name in ["", "a/b", "@", "a\0b"]:
+        for use in [pool.snapshot, pool.at, pool.rollback, pool.destroy_snapshot]:
+            with pytest.raises(hardpack.UsageError, match="name"):
+                use(name)
+    with pytest.raises(hardpack.UsageError, match="'@'"):
+        pool.snapshot("a@b")
+    for use in [pool.snapshot, pool.at, pool.rollback, pool.destroy_snapshot]:
+        # Of `at(None)`, somebody would write to the pool instead of reading a snapshot.
+        with pytest.raises(TypeError, match="str"):
+            use(None)
+    assert [found.name for found in pool.snapshots()] == ["monday"]
+
+
 def test_properties(pool):
     pool.set_properties("dir", compression="lz4", min_savings="25%", dedup=True)
     found = pool.properties("dir")
@@ -512,6 +591,18 @@ def test_properties(pool):
         pool.set_properties(compression="best")
     with pytest.raises(hardpack.UsageError):
         pool.set_properties()
+
+
+def test_paths_that_end_early_in_c(pool):
+    for use in [
+        lambda: Pool("p.hpk\0x"),
+        lambda: Pool.create("q.hpk\0x"),
+        lambda: hardpack.info("p.hpk\0x"),
+        lambda: pool.put("p.hpk\0x", "y"),
+        lambda: pool.extract("a.txt", "out\0x"),
+    ]:
+        with pytest.raises(hardpack.UsageError, match="NUL"):
+            use()
 
 
 def test_pools_that_do_not_open(work):
@@ -535,8 +626,13 @@ def test_closing(pool):
     with pool:
         file = pool.open("a.txt")
     assert file.read() == b"first"
-    with pytest.raises(ValueError, match="closed"):
-        pool.read_bytes("a.txt")
+    for use in [
+        lambda: pool.read_bytes("a.txt"),
+        lambda: pool.extract("a.txt", "out"),
+        lambda: pool.snapshots(),
+    ]:
+        with pytest.raises(ValueError, match="closed"):
+            use()
 
 
 def test_a_pool_that_is_replaced(pool):

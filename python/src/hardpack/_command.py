@@ -42,6 +42,8 @@ _MISSING = re.compile(
 # Names, which may say anything.
 _QUOTED = re.compile(r"'.*?'(?!\w)")
 _EXISTS = re.compile(r"exists already|File exists|already exists")
+# What it says of a file that it leaves out for that reason; the others are stored.
+_IN_USE = re.compile(r"(has|have) it open|part of it is still in a log or journal")
 
 
 class Progress(NamedTuple):
@@ -124,6 +126,10 @@ def run(
         _stop(process, isinstance(error, KeyboardInterrupt))
         raise
     finally:
+        if process.poll() is not None:
+            # Whoever closes what another thread reads may take the next file of that number away.
+            for thread in readers:
+                thread.join()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None and process.poll() is not None:
                 _close(stream)
@@ -207,6 +213,8 @@ def _raise(code: int, messages: list[str]) -> NoReturn:
         kind, number = errors.NotFoundError, errno.ENOENT
     elif code == 3 and _EXISTS.search(reason):
         kind, number = errors.ExistsError, errno.EEXIST
+    elif code == 3 and _IN_USE.search(reason):
+        kind = errors.InUseError
     raised = kind(text or f"the command failed with exit code {code}", hint=hint)
     if isinstance(raised, OSError):
         raised.errno = number

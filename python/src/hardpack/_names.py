@@ -30,6 +30,25 @@ def normal(path: PathLike) -> str:
     return "/".join(parts)
 
 
+def os_path(path: Union[PathLike, "os.PathLike[bytes]"]) -> str:
+    """Returns a path of the system as text."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        # What is written in C would see a shorter path.
+        raise UsageError(f"{text!r}: a path cannot contain a NUL")
+    return text
+
+
+def snapshot(name: str) -> str:
+    """Returns the name of a snapshot, or `NAME@TXG`."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a snapshot is a str, not {type(name).__name__}")
+    if not name.split("@")[0] or "/" in name or "\0" in name:
+        text = "the name of a snapshot is not empty and contains no '/', '@' or NUL"
+        raise UsageError(f"{name!r}: {text}")
+    return name
+
+
 def literal(path: str) -> str:
     """Protects the wildcards of an existing path from the command line.
 
@@ -51,7 +70,10 @@ def pattern(glob: str) -> Pattern[str]:
             out += "(?:.+)" if is_last else "(?:[^/]+/)*"
         else:
             out += _name(part) + ("" if is_last else "/")
-    return re.compile(out + r"\Z", re.DOTALL)
+    try:
+        return re.compile(out + r"\Z", re.DOTALL)
+    except re.error as error:
+        raise UsageError(f"the pattern {glob!r} cannot be used: {error.msg}") from None
 
 
 def _name(part: str) -> str:
@@ -65,7 +87,8 @@ def _name(part: str) -> str:
         elif char == "?":
             out += "[^/]"
         elif char == "[" and end > 0:
-            inside = part[at:end].replace("\\", "\\\\").replace("[", "\\[")
+            # Escaped are also those characters that a later version of `re` may take for operators.
+            inside = re.sub(r"([\\[&~|])", r"\\\1", part[at:end])
             if inside.startswith("!"):
                 inside = "^" + inside[1:]
             elif inside.startswith("^"):

@@ -60,7 +60,7 @@ class Pool(Mapping[str, PoolPath]):
     """
 
     def __init__(self, path: OsPath, *, snapshot: Optional[str] = None) -> None:
-        self.path = os.path.abspath(os.fsdecode(path))
+        self.path = os.path.abspath(_names.os_path(path))
         self.snapshot_name = snapshot
         self._lock, self._process = threading.Lock(), os.getpid()
         self._opened: Optional[Reader] = None
@@ -70,7 +70,8 @@ class Pool(Mapping[str, PoolPath]):
     @classmethod
     def create(cls, path: OsPath, **properties: object) -> Pool:
         """Makes an empty pool and opens it; `properties` such as `compression="zstd-9"`."""
-        command = ["create", *properties_of(properties), "--", os.path.abspath(os.fsdecode(path))]
+        place = os.path.abspath(_names.os_path(path))
+        command = ["create", *properties_of(properties), "--", place]
         _command.run(command)
         return cls(path)
 
@@ -309,6 +310,9 @@ class Pool(Mapping[str, PoolPath]):
 
     def write_bytes(self, path: _names.PathLike, data: Union[bytes, bytearray, memoryview]) -> None:
         """Stores a file with this content, durably. Replaces one of that name."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            # `write_all` would take a `str` for the path of a file.
+            raise TypeError(f"a bytes-like object is required, not {type(data).__name__}")
         self.write_all([(path, data)])
 
     def write_all(
@@ -374,7 +378,7 @@ class Pool(Mapping[str, PoolPath]):
         command += ["--raw"] if raw else []
         command += [] if threads is None else ["-j", str(threads)]
         dest = self._outer(path, exists=False, may_be_root=True)
-        command += ["--", os.path.abspath(os.fsdecode(source)), dest]
+        command += ["--", os.path.abspath(_names.os_path(source)), dest]
         report: dict[str, Any] = _command.run(command, progress=progress).json()
         return report
 
@@ -393,12 +397,13 @@ class Pool(Mapping[str, PoolPath]):
         `force` replaces existing files, `update` only those that differ in length or time.
         Returns a report, with counts by name.
         """
+        self._reader()
         text = self._literal(_names.normal(path))
         source = f"{self.address}/{text}" if text else self.address
         command = ["extract", "--json", "-T"]
         command += [flag for flag, on in [("-f", force), ("-u", update)] if on]
         command += [] if threads is None else ["-j", str(threads)]
-        command += ["--", source, os.path.abspath(os.fsdecode(dest))]
+        command += ["--", source, os.path.abspath(_names.os_path(dest))]
         report: dict[str, Any] = _command.run(command, progress=progress).json()
         return report
 
@@ -447,16 +452,20 @@ class Pool(Mapping[str, PoolPath]):
     # Snapshots and properties.
 
     def _snapshot(self, path: _names.PathLike, name: str) -> str:
-        return f"{self._outer(path, exists=False, may_be_root=True)}@{name}"
+        place = self._outer(path, exists=False, may_be_root=True)
+        return f"{place}@{_names.snapshot(name)}"
 
     def snapshot(self, name: str, path: _names.PathLike = "") -> None:
         """Takes a snapshot of the pool, or of a directory or file in it."""
+        if "@" in _names.snapshot(name):
+            raise UsageError(f"{name!r}: the name of a new snapshot contains no '@'")
         if path:
             self._attributes(path, True)
         _command.run(["snapshot", "--", self._snapshot(path, name)])
 
     def snapshots(self) -> list[Snapshot]:
         """Returns all snapshots in the pool, the oldest first."""
+        self._reader()
         found = []
         for row in _command.run(["list", "--json", "--quick", "--", self.path]).json():
             address = (
@@ -483,7 +492,7 @@ class Pool(Mapping[str, PoolPath]):
     def at(self, snapshot: str) -> Pool:
         """Returns the pool as a snapshot of all of it has it."""
         self._refuse_snapshot()
-        return Pool(self.path, snapshot=snapshot)
+        return Pool(self.path, snapshot=_names.snapshot(snapshot))
 
     def rollback(self, name: str, path: _names.PathLike = "") -> None:
         """Rolls the pool, or a directory or file in it, back to a snapshot of it.
@@ -544,6 +553,9 @@ def _copied(name: str, content: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int
     with _files.spool() as copy:
         while piece := content.read(_COPY_LEN):
             copy.write(piece)
+        if piece is None:
+            # It may go on later, so what came so far is not all.
+            raise BlockingIOError(f"cannot read what is to be '{name}': it has no data yet")
         length = copy.tell()
         copy.seek(0)
         yield name, copy, length

@@ -300,7 +300,8 @@ def uri_of(
     if at is not None:
         parameters["at"] = at
     for name, value in (settings or {}).items():
-        parameters["hardpack_" + name.replace("-", "_")] = str(value)
+        text = ("off", "on")[value] if isinstance(value, bool) else str(value)
+        parameters["hardpack_" + name.replace("-", "_")] = text
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
     # An absolute path needs an empty authority, or one that begins with two slashes would be one.
     prefix = "file://" if raw.startswith(b"/") else "file:"

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from . import _command
+from . import _command, _names
 from ._command import ProgressCallback
 from ._errors import UsageError
 from ._pool import OsPath, properties_of
 
 
 def _path(path: OsPath) -> str:
-    return os.path.abspath(os.fsdecode(getattr(path, "address", path)))
+    return os.path.abspath(_names.os_path(getattr(path, "address", path)))
 
 
 def _threads(count: Optional[int]) -> list[str]:
