@@ -153,6 +153,31 @@ def test_a_copy_that_is_loaded_already_is_used(python, work):
     assert "is not of version 0.0.9, as this package is" in said
 
 
+def test_a_copy_that_was_replaced_is_not_joined_by_another(python, work):
+    """As when the package is installed again while a program runs that uses it."""
+    shutil.copy(hardpack.path_of_library(), work / "libhardpack.so")
+    python(
+        """
+        import os, shutil, sqlite3, sys, hardpack
+        pool = hardpack.Pool.create("x.hpk")
+        shutil.copy("libhardpack.so", "new")
+        os.rename("new", "libhardpack.so")
+        try:
+            hardpack.connect("x.hpk/a.db")
+            # Without extensions, the functions of the loaded copy are used.
+            assert not hasattr(sqlite3.Connection, "enable_load_extension")
+        except hardpack.NotSupported as error:
+            assert "was removed or replaced" in str(error) and error.hint
+        with open("/proc/self/maps") as maps:
+            loaded = [line for line in maps if "libhardpack.so" in line]
+        names = {line.split(maxsplit=5)[-1] for line in loaded}
+        assert len(names) == 1, names
+        assert list(pool) == []
+        """,
+        HARDPACK_LIBRARY=str(work / "libhardpack.so"),
+    )
+
+
 def test_beside_hardpack_run(work):
     """What is preloaded and the package use the same copy, whichever comes first."""
     for first in ["sqlite3.connect('x.hpk')", "hardpack.Pool('x.hpk')", "hardpack.register()"]:

@@ -37,6 +37,8 @@ _ABI = 2
 _LIBRARY = "libhardpack.so"
 # Names another copy, for the command as well.
 _VARIABLE = "HARDPACK_LIBRARY"
+# What the system shows behind the name of a file that has none any more.
+_DELETED = " (deleted)"
 _NATIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_native")
 
 FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, CHAR_DEVICE, BLOCK_DEVICE = 1, 2, 3, 4, 5, 6, 7
@@ -135,7 +137,18 @@ def _loaded() -> Optional[str]:
             paths = [line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if _LIBRARY in line]
     except OSError:
         return None
-    return next((path for path in paths if os.path.basename(path) == _LIBRARY), None)
+    for path in paths:
+        name = path[: -len(_DELETED)] if path.endswith(_DELETED) else path
+        if os.path.basename(name) != _LIBRARY:
+            continue
+        if name != path and not os.path.exists(path):
+            raise errors.NotSupported(
+                f"'{name}' was removed or replaced since this process loaded it, and a process "
+                "can use one copy",
+                hint="start the program again",
+            )
+        return path
+    return None
 
 
 def path_of_command() -> str:

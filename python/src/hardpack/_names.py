@@ -30,7 +30,7 @@ def normal(path: PathLike) -> str:
     return "/".join(parts)
 
 
-def os_path(path: Union[PathLike, "os.PathLike[bytes]"]) -> str:
+def os_path(path: Union[PathLike, os.PathLike[bytes]]) -> str:
     """Returns a path of the system as text."""
     text = os.fsdecode(path)
     if "\0" in text:
