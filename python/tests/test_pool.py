@@ -1,6 +1,7 @@
 """A pool as a mapping of names to files."""
 
 import ctypes
+import errno
 import gc
 import io
 import os
@@ -102,6 +103,33 @@ def test_an_exception_stores_nothing(pool, mode):
     abandoned.write("half" if mode == "w" else b"half")
     del abandoned
     assert pool.read_bytes("a.txt") == b"first"
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_write_that_fails_stores_nothing(pool, monkeypatch, is_text):
+    """Text that is closed writes the rest of it, and is closed even if that fails."""
+    real = hardpack._files.spool
+
+    class Full(io.BytesIO):
+        def write(self, data):
+            if bytes(data) == b"last":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(hardpack._files, "spool", Full)
+    file = pool.open("new", "w" if is_text else "wb")
+    file.write("first" if is_text else b"first")
+    file.flush()
+    if is_text:
+        file.write("last")
+    else:
+        with pytest.raises(OSError, match="No space"):
+            file.write(b"last")
+    with pytest.raises(hardpack.CannotError, match="cannot store 'new': a write failed.*No space"):
+        file.close()
+    assert file.closed
+    monkeypatch.setattr(hardpack._files, "spool", real)
+    assert "new" not in pool
 
 
 @pytest.mark.parametrize("length", [3, 100, 20 << 20])

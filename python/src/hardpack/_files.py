@@ -8,6 +8,7 @@ import tempfile
 from types import TracebackType
 from typing import IO, Any, Callable, Optional
 
+from ._errors import CannotError
 from ._library import FileReader
 
 # How many bytes are read from the pool at a time: a record by default.
@@ -92,6 +93,8 @@ class NewFile(io.BufferedIOBase):
         self.mode = mode
         self._store = store
         self._spool = spool()
+        # Why it lacks something that was written.
+        self._failure: Optional[BaseException] = None
 
     def _open(self) -> IO[bytes]:
         if self.closed:
@@ -109,7 +112,12 @@ class NewFile(io.BufferedIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._open().write(view)
+        spooled = self._open()
+        try:
+            spooled.write(view)
+        except BaseException as error:
+            self._failure = error
+            raise
         return len(view)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -149,6 +157,11 @@ class NewFile(io.BufferedIOBase):
             self.discard()
 
     def _keep(self) -> None:
+        if self._failure is not None:
+            # Text is closed even if the last of it could not be written.
+            raise CannotError(
+                f"cannot store '{self.name}': a write failed: {self._failure}"
+            ) from self._failure
         self._spool.seek(0, os.SEEK_END)
         length = self._spool.tell()
         self._spool.seek(0)
