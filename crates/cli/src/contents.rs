@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hardpack_engine::pool::Pool;
+use hardpack_engine::pool::{Kind, Pool};
 use hardpack_engine::store::Pin;
 use hardpack_engine::{Error, FileId};
 
@@ -24,6 +24,8 @@ use crate::sqlite;
 
 /// How often to try again if the file changes while it is read.
 pub const TRIES_MAX: usize = 5;
+/// How often to go on with the file that has taken the place of one.
+pub const REPLACED_TRIES_MAX: usize = 1000;
 /// How often to hold another state if a log may have been removed just before.
 const HOLD_TRIES_MAX: usize = 1000;
 /// How long to wait for SQLite's shared lock.
@@ -54,6 +56,8 @@ pub enum Piece<'p> {
 /// Takes the pieces of the content, in order.
 pub type Sink<'s> = dyn FnMut(Piece<'_>) -> Result<(), Reason> + 's;
 
+/// Files up to this length are read before anything is written.
+const SHORT_LEN_MAX: u64 = 1 << 20;
 /// Shorter holes are read like any other bytes.
 const HOLE_LEN_MIN: u64 = 64 << 20;
 /// The most zeros written to an output that cannot have holes. A pool of some kilobytes may claim
@@ -222,8 +226,50 @@ fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Res
     sqlite::each_page(&db, &mut |page| sink(Piece::Bytes(page)))
 }
 
-/// Reads a file, whose path in the pool is `path`.
+/// Reads a file, whose path in the pool is `path`. If somebody puts another file in its place
+/// before it is read, as programs do that write a new one and rename it, that is read.
 pub fn read(
+    opened: &Opened,
+    mut file: FileId,
+    path: &[u8],
+    restart: Restart,
+    begin: &mut Begin<'_>,
+    sink: &mut Sink<'_>,
+) -> Result<(), Reason> {
+    for _ in 0..REPLACED_TRIES_MAX {
+        let mut is_begun = false;
+        let mut noted = |len| {
+            is_begun = true;
+            begin(len)
+        };
+        let read = read_file(opened, file, path, restart, &mut noted, sink);
+        let may_restart = !is_begun || restart == Restart::Possible;
+        if read.is_err()
+            && may_restart
+            && let Some(other) = successor(opened, file, path)?
+        {
+            file = other;
+            continue;
+        }
+        return read;
+    }
+    Err(changing())
+}
+
+/// Returns the file that has the path of one that is gone, if there is one.
+pub fn successor(opened: &Opened, gone: FileId, path: &[u8]) -> Result<Option<FileId>, Reason> {
+    if opened.live().is_none() {
+        return Ok(None);
+    }
+    opened.pool.refresh()?;
+    if !matches!(opened.pool.attributes(gone), Err(Error::NotFound { .. })) {
+        return Ok(None);
+    }
+    let entry = opened.pool.resolve(path).ok();
+    Ok(entry.filter(|entry| entry.kind == Kind::File).map(|entry| entry.file))
+}
+
+fn read_file(
     opened: &Opened,
     file: FileId,
     path: &[u8],
@@ -272,7 +318,8 @@ pub fn read(
     Err(changing())
 }
 
-fn changing() -> Reason {
+/// The error for a file that changes all the time.
+pub fn changing() -> Reason {
     Reason::new(Code::InUse, "it keeps changing while it is read").hint(
         "with 'hardpack set concurrency=snapshot', files are read as of one moment while others write",
     )
@@ -349,6 +396,19 @@ fn read_once(
     let txg = pool.state().txg();
     let file = pool.file(id)?;
     let (mut ranges, len) = file.covered_ranges(HOLE_LEN_MIN)?;
+    if len <= SHORT_LEN_MAX {
+        // Output that cannot be taken back begins when all of it is known.
+        let mut bytes = vec![0; len as usize];
+        let read = file.read_at(&mut bytes, 0);
+        if pool.state().txg() != txg && !is_locked {
+            return Ok(false);
+        }
+        if read? < bytes.len() {
+            return Err(Reason::new(Code::InUse, "it became shorter while it was read"));
+        }
+        begin(len)?;
+        return sink(Piece::Bytes(&bytes)).map(|()| true);
+    }
     begin(len)?;
     // Between two ranges is a hole, and there may be one after the last.
     ranges.push((len, len));

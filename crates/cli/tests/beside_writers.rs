@@ -7,9 +7,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
+use hardpack_engine::device::FileDevice;
+use hardpack_engine::pool::{Attributes, Kind, Options, Pool};
+use hardpack_engine::store::Durability;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
@@ -159,4 +163,56 @@ fn every_command_reads_one_moment_of_what_is_written_all_the_time() {
             done.unwrap();
         });
     }
+}
+
+/// A program writes a new file again and again and renames it over the last one. There is a file of
+/// that name all the time, so everybody finds one, and all of it.
+#[test]
+fn a_file_that_others_replace_all_the_time_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    succeeds(at, &["create", "p.hpk"]);
+    succeeds(at, &["mkdir", "p.hpk/d"]);
+    let whole = |number: u8| vec![b'a' + number % 26; 3000];
+    let device = Arc::new(FileDevice::open(&at.join("p.hpk")).unwrap());
+    let pool = Pool::open(device, Options::new(1 << 20)).unwrap();
+    let above = pool.resolve(b"d").unwrap().file;
+    let replace = |number: u8| {
+        let like = Attributes::new(Kind::File, above);
+        let new = pool.edit(1, |edit| edit.create(above, b"new", &like)).unwrap();
+        let file = pool.file(new).unwrap();
+        file.write_at(&whole(number), 0).unwrap();
+        file.commit(Durability::Durable).unwrap();
+        pool.edit(2, |edit| edit.rename((above, b"new"), (above, b"it"))).unwrap();
+    };
+    replace(0);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0..=u8::MAX).cycle() {
+                if is_done.load(Ordering::Relaxed) {
+                    return;
+                }
+                replace(number);
+            }
+        });
+        let done = std::panic::catch_unwind(|| {
+            for round in 0..40 {
+                for arguments in [
+                    &["cat", "p.hpk/d/it"][..],
+                    &["unpack", "-q", "-f", "p.hpk/d/it", "out"],
+                    &["extract", "-q", "-f", "-T", "p.hpk/d/it", "out"],
+                ] {
+                    let mut read = succeeds(at, arguments).into_bytes();
+                    if arguments.last() == Some(&"out") {
+                        read = fs::read(at.join("out")).unwrap();
+                    }
+                    let is_whole = (0..26).any(|number| read == whole(number));
+                    assert!(is_whole, "{arguments:?}, round {round}: {} bytes", read.len());
+                }
+            }
+        });
+        is_done.store(true, Ordering::Relaxed);
+        done.unwrap();
+    });
 }

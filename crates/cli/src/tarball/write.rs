@@ -213,7 +213,22 @@ fn add_one<W: Write>(
     account: &Account,
 ) -> Result<(), Reason> {
     let pool = &opened.pool;
-    let xattrs = pool.xattrs(entry.file)?;
+    let (mut file, mut attributes) = (entry.file, attributes.clone());
+    let xattrs = loop {
+        let found = pool.xattrs(file);
+        if found.is_err()
+            && entry.kind == Kind::File
+            && let Some(other) = contents::successor(opened, file, path)?
+            && let Ok(now) = pool.attributes(other)
+        {
+            (file, attributes) = (other, now);
+            continue;
+        }
+        break found?;
+    };
+    let mut entry = entry.clone();
+    entry.file = file;
+    let (entry, attributes) = (&entry, &attributes);
     let head =
         |path, kind, len, target| Head { path, kind, attributes, len, target, xattrs: &xattrs };
     let first_name = match entry.kind {

@@ -298,8 +298,29 @@ impl<'t> Tree<'t> {
     /// Writes a file under a temporary name and renames it. Returns its length, or `None` if it is
     /// up to date already.
     fn try_write(&self, task: &Task) -> Result<Option<u64>, Reason> {
+        let (mut file, mut attributes) = (task.file, task.attributes.clone());
+        for _ in 0..contents::REPLACED_TRIES_MAX {
+            let done = self.write_file(task, file, &attributes);
+            if done.is_err()
+                && let Some(other) = contents::successor(self.opened, file, &task.path)?
+            {
+                file = other;
+                attributes = self.opened.pool.attributes(other).unwrap_or(attributes);
+                continue;
+            }
+            return done;
+        }
+        Err(contents::changing())
+    }
+
+    fn write_file(
+        &self,
+        task: &Task,
+        file: FileId,
+        attributes: &Attributes,
+    ) -> Result<Option<u64>, Reason> {
         let there = task.place.stat(&task.name)?;
-        if self.args.update && there.is_some_and(|stat| is_same_file(&stat, &task.attributes)) {
+        if self.args.update && there.is_some_and(|stat| is_same_file(&stat, attributes)) {
             return Ok(None);
         }
         self.may_replace(&task.place, &task.name, Kind::File)?;
@@ -307,9 +328,10 @@ impl<'t> Tree<'t> {
         let beside = task.place.beside()?;
         let writer = RefCell::new(Writer::over(beside.file.try_clone()?));
         let mut begin = |len| writer.borrow_mut().begin(len);
+        let xattrs = self.opened.pool.xattrs(file)?;
         contents::read(
             self.opened,
-            task.file,
+            file,
             &task.path,
             Restart::Possible,
             &mut begin,
@@ -319,8 +341,7 @@ impl<'t> Tree<'t> {
             },
         )?;
         let len = writer.into_inner().finish()?.len;
-        let xattrs = self.opened.pool.xattrs(task.file)?;
-        let lost = beside.describe(&task.attributes, &xattrs, self.set_owner)?;
+        let lost = beside.describe(attributes, &xattrs, self.set_owner)?;
         self.account.note(|done| done.xattrs_lost += lost);
         beside.publish(&task.name, self.replaces())?;
         Ok(Some(len))
