@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -670,6 +671,24 @@ def test_a_pool_that_is_replaced(pool):
     assert pool.read_bytes("a.txt") == b"first"
     os.rename("other.hpk", "p.hpk")
     assert pool.read_bytes("a.txt") == b"of another pool"
+
+
+def test_a_pool_that_is_overwritten(pool):
+    """As a restore with `cp` does, which keeps the file."""
+    shutil.copy("p.hpk", "then.hpk")
+    other = Pool.create("other.hpk")
+    other.write_bytes("a.txt", b"of another pool")
+    other.close()
+    for source, expected in [("other.hpk", b"of another pool"), ("then.hpk", b"first")]:
+        before = os.stat("p.hpk").st_ino
+        with open("p.hpk", "r+b") as file:
+            file.write(open(source, "rb").read())
+            file.truncate()
+        assert os.stat("p.hpk").st_ino == before
+        assert pool.read_bytes("a.txt") == expected
+        pool.write_bytes("new", b"stored")
+        assert pool.read_bytes("new") == b"stored"
+        assert hardpack.check("p.hpk")["ok"]
 
 
 def test_damage(pool):

@@ -115,6 +115,8 @@ class Pool(Mapping[str, PoolPath]):
             opened = self._opened
             # Another file may have the name by now, and a fork leaves what was open behind.
             if opened is None or not opened.is_ours or not opened.is_current():
+                # What is open here is shared with what is opened, so it goes first.
+                self._opened = opened = None
                 self._opened = opened = Reader(self.path)
             return opened
 

@@ -102,7 +102,8 @@ impl Store {
     }
 
     /// Whether the newest state that this process knows is gone.
-    pub(in crate::store) fn is_overwritten(&self) -> Result<bool> {
+    #[doc(hidden)]
+    pub fn is_overwritten(&self) -> Result<bool> {
         let state = self.state();
         let is_of_ring = !self.is_pinned && state.txg() > Txg(0);
         Ok(is_of_ring && !self.stands(&state)?)

@@ -91,9 +91,11 @@ impl PoolReader {
         Ok(PoolReader { opened, path })
     }
 
-    /// Whether the pool is still the file at the path by which it was opened.
+    /// Whether the pool is still the file at the path by which it was opened, and nobody has written
+    /// another pool over it.
     pub fn is_current(&self) -> bool {
-        self.opened.is_at(&self.path)
+        let is_overwritten = || self.opened.pool().store().is_overwritten().unwrap_or(false);
+        self.opened.is_at(&self.path) && !is_overwritten()
     }
 
     /// Returns the attributes of what `path` leads to. `follows` says whether a symbolic link in
