@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn what_others_change_or_remove_while_it_is_read_is_no_damage() {
         type Change = fn(&Pool, FileId);
-        let changes: [(Change, fn(&Found) -> bool); 4] = [
+        type IsExpected = fn(&Found) -> bool;
+        let changes: [(Change, IsExpected); 4] = [
             (|_, _| {}, |found| matches!(found, Found::Content(..))),
             (|pool, id| write(pool, id, 39 << 20), |found| matches!(found, Found::Changed)),
             (

@@ -69,7 +69,7 @@ fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), R
     if let Some(old) = &place.old {
         hold_last_name(&users, pool, old)?;
     }
-    let clone = CloneSource {
+    let mut clone = CloneSource {
         snapshot: found.as_ref().map(|found| (found.scope, &found.name[..])),
         file: entry.file,
         new_owner: (!args.is_preserving()).then(own),
@@ -77,12 +77,26 @@ fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), R
         replaced: place.old.as_ref().map(|old| old.file),
         keeps_replaced: place.old.as_ref().is_some_and(|old| !users.holds(old.file)),
     };
-    clone_to(pool, &users, &clone, (place.directory, &place.name))?;
+    loop {
+        let done = clone_to(pool, &users, &clone, (place.directory, &place.name));
+        if done.is_err()
+            && entry.kind == Kind::File
+            && let Some(other) = contents::successor(&source, clone.file, &from.path)?
+            && clone.replaced != Some(other)
+        {
+            // Somebody has put another file in its place.
+            signals::check()?;
+            clone.file = other;
+            continue;
+        }
+        done?;
+        break;
+    }
     match place.old {
         Some(_) => users.finish(pool)?,
         None => users.tell_cleared(),
     }
-    tell_left_behind(&source.pool, entry.file, &|_| false);
+    tell_left_behind(&source.pool, clone.file, &|_| false);
     Ok(pool.close()?)
 }
 

@@ -213,7 +213,7 @@ fn add_one<W: Write>(
     account: &Account,
 ) -> Result<(), Reason> {
     let pool = &opened.pool;
-    let (mut file, mut attributes) = (entry.file, attributes.clone());
+    let (mut file, mut attributes) = (entry.file, *attributes);
     let xattrs = loop {
         let found = pool.xattrs(file);
         if found.is_err()

@@ -298,7 +298,7 @@ impl<'t> Tree<'t> {
     /// Writes a file under a temporary name and renames it. Returns its length, or `None` if it is
     /// up to date already.
     fn try_write(&self, task: &Task) -> Result<Option<u64>, Reason> {
-        let (mut file, mut attributes) = (task.file, task.attributes.clone());
+        let (mut file, mut attributes) = (task.file, task.attributes);
         for _ in 0..contents::REPLACED_TRIES_MAX {
             let done = self.write_file(task, file, &attributes);
             if done.is_err()
