@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use common::Rng;
 use common::segments::{GOAL, assert_holds, empty_pool, optimize, put, used};
 use hardpack_engine::Txg;
@@ -141,5 +143,61 @@ fn parts_of_segments_that_snapshots_hold_stay_there() {
         pool.destroy_snapshot(ROOT, b"held").unwrap();
         assert_eq!(optimize(&pool, SegmentGoal { again, ..GOAL }).records, 1);
         assert_holds(&pool, &[(b"clone".to_vec(), files[3].1.clone())]);
+    }
+}
+
+/// How much of each segment is in use, in percent.
+fn use_of_segments(pool: &Pool) -> Vec<u64> {
+    let (state, mut parts) = (pool.state(), BTreeSet::new());
+    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
+    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met {
+            let pointer = data_pointer(value)?;
+            if let (Place::Extent { sector, .. }, true) = (&pointer.place, pointer.is_part()) {
+                parts.insert((sector.0, pointer.part_offset, pointer.len, pointer.extent_len));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    let mut segments: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for (sector, _, len, extent_len) in parts {
+        let of = segments.entry(sector).or_default();
+        *of = (of.0 + u64::from(len), extent_len.into());
+    }
+    segments.values().map(|(used, len)| used * 100 / len).collect()
+}
+
+/// New files draw records out of the segments that old ones are in. What is left of those must not
+/// take the space of all that was in them.
+#[test]
+fn putting_everything_into_segments_again_leaves_no_remains() {
+    let goal = SegmentGoal { len: 150_000, ..GOAL };
+    for seed in 0..4 {
+        let (_, pool) = empty_pool(&[(Property::Dedup, "on"), (Property::RecordSize, "16K")]);
+        let mut rng = Rng(seed);
+        let originals: Vec<Vec<u8>> = (0..12).map(|n| Rng(100 + n).text(30_000)).collect();
+        let mut files = Vec::new();
+        for generation in 0..4 {
+            for n in 0..25 {
+                let mut bytes = originals[rng.below(12) as usize].clone();
+                for _ in 0..rng.below(4) {
+                    let at = rng.below(bytes.len() as u64) as usize;
+                    bytes.splice(at..at, rng.text(300));
+                }
+                let path = format!("g{generation} {n:02}").into_bytes();
+                put(&pool, &path, &bytes);
+                files.push((path, bytes));
+            }
+            optimize(&pool, goal);
+        }
+        let before = used(&pool);
+        let report = optimize(&pool, SegmentGoal { again: true, ..goal });
+        assert!(report.surveyed_len <= report.file_len, "{report:?}");
+        let after = used(&pool);
+        assert!(after <= before, "seed {seed}: {before} became {after}");
+        let use_of = use_of_segments(&pool);
+        assert!(use_of.iter().all(|percent| *percent >= 75), "seed {seed}: {use_of:?}");
+        assert_holds(&pool, &files);
     }
 }
