@@ -5,28 +5,18 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::chunks::{import, is_chunk, records};
 use common::segments::{Files, GOAL, assert_holds, empty_pool, file_at, optimize, used};
 use common::{Rng, options, problems, read_all};
+use hardpack_engine::FileId;
 use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT, Settings, StepLimits};
-use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::superblock::FEATURE_CHUNKS;
-use hardpack_engine::store::tree::walk::{Met, walk_tree};
-use hardpack_engine::store::trees::TreeId;
 use hardpack_engine::store::{Durability, Patience};
-use hardpack_engine::{FileId, Txg};
 
 const RECORD: usize = 16 << 10;
 const CDC: [(Property, &str); 3] =
     [(Property::Chunking, "cdc"), (Property::Dedup, "on"), (Property::RecordSize, "16K")];
-
-/// Imports a file whose content is given at once.
-fn import(pool: &Pool, name: &[u8], bytes: &[u8]) -> FileId {
-    let mut import = pool.import(0);
-    import.file(ROOT, name, &Attributes::new(Kind::File, ROOT), &[], bytes.to_vec()).unwrap();
-    assert_eq!(import.finish().unwrap().refused, []);
-    pool.resolve(name).unwrap().file
-}
 
 /// Imports a file whose content comes in pieces of about `piece` bytes.
 fn stream(pool: &Pool, name: &[u8], bytes: &[u8], piece: usize, rng: &mut Rng) -> FileId {
@@ -41,26 +31,6 @@ fn stream(pool: &Pool, name: &[u8], bytes: &[u8], piece: usize, rng: &mut Rng) -
     import.end_file().unwrap();
     assert_eq!(import.finish().unwrap().refused, []);
     pool.resolve(name).unwrap().file
-}
-
-/// Returns the offsets and pointers of a file's records.
-fn records(pool: &Pool, file: FileId) -> Vec<(u64, Pointer)> {
-    let (state, mut found) = (pool.state(), Vec::new());
-    let Some(root) = &state.superblock.roots[TreeId::Map] else { return found };
-    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
-        if let Met::Entry(_, key, value) = met
-            && key[..8] == file.0.to_be_bytes()
-        {
-            found.push((u64::from_be_bytes(key[8..].try_into().unwrap()), data_pointer(value)?));
-        }
-        Ok(())
-    })
-    .unwrap();
-    found
-}
-
-fn is_chunk(pointer: &Pointer) -> bool {
-    pointer.span_log2 == 0
 }
 
 fn has_feature(pool: &Pool) -> bool {

@@ -2,6 +2,7 @@
 //! and small helpers. The unit tests include this as `crate::test_common`.
 #![allow(dead_code, reason = "each suite uses its own part")]
 
+pub mod chunks;
 pub mod faults;
 pub mod handle;
 pub mod limits;

@@ -1,18 +1,20 @@
 //! Assembles one part of a salvaged file from records and patches, with a fate for every byte.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::super::extents::{FileExtent, UNIT_LEN, file_extent_key, parse_file_extent};
-use super::{Salvage, SalvageFile};
+use super::{FoundBy, Salvage, SalvageFile};
 use crate::error::{Error, Result};
 use crate::pool::extents::delta;
 use crate::store::ExtentBytes;
 use crate::store::format::pointer::{EXTENT_LEN_MAX, Pointer};
+use crate::store::format::superblock::FEATURE_CHUNKS;
 use crate::store::tree::walk::{Bounds, Within, entries_within};
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Txg};
 
-/// Files are read in parts of this length: no slot of a record spans two.
+/// Files are read in parts of this length: no slot of a record spans two, and no chunk three.
 pub const PART_LEN: u64 = EXTENT_LEN_MAX as u64;
 
 /// What became of a range of bytes.
@@ -47,48 +49,69 @@ pub struct Part {
     pub stretches: Vec<Stretch>,
 }
 
-/// The bytes of a part, with a fate for each unit.
+/// The bytes of a part, with their fates.
 struct Canvas {
     start: u64,
     bytes: Vec<u8>,
-    fates: Vec<Fate>,
+    /// The fates by the indices at which they begin; each holds up to the next. Chunks begin and
+    /// end at any byte.
+    fates: BTreeMap<usize, Fate>,
 }
 
 impl Canvas {
     fn new(start: u64, len: usize, fate: Fate) -> Canvas {
-        let units = len.div_ceil(UNIT_LEN as usize);
-        Canvas { start, bytes: vec![0; len], fates: vec![fate; units] }
+        Canvas { start, bytes: vec![0; len], fates: BTreeMap::from([(0, fate)]) }
     }
 
-    /// Returns the index of a byte of the file, clamped to the end.
+    /// Returns the index of a byte of the file, clamped to the part.
     fn index(&self, at: u64) -> usize {
-        (at - self.start).min(self.bytes.len() as u64) as usize
+        at.saturating_sub(self.start).min(self.bytes.len() as u64) as usize
     }
 
     fn end(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
 
-    /// Returns the units that a range touches. Slots and patches begin at a unit boundary, and end
-    /// at one or with the file.
-    fn units(&self, start: u64, end: u64) -> std::ops::Range<usize> {
-        let (start, end) = (start.max(self.start), end.min(self.end()));
-        if start >= end {
-            return 0..0;
-        }
-        let first = ((start - self.start) / UNIT_LEN) as usize;
-        first..((end - self.start).div_ceil(UNIT_LEN)) as usize
+    /// Returns the fate of the byte with this index, and those of all behind it in a range.
+    fn fates_in(&self, range: &Range<usize>) -> impl Iterator<Item = Fate> {
+        let first = self.fates.range(..=range.start).next_back();
+        let more = self.fates.range(range.start + 1..range.end.max(range.start + 1));
+        first.into_iter().chain(more).map(|(_, fate)| *fate)
     }
 
     fn paint(&mut self, start: u64, end: u64, fate: Fate) {
-        let units = self.units(start, end);
-        self.fates[units].fill(fate);
+        let (from, to) = (self.index(start), self.index(end));
+        if from >= to {
+            return;
+        }
+        let after = self.fates_in(&(to..to)).next();
+        let hidden: Vec<usize> = self.fates.range(from..to).map(|(at, _)| *at).collect();
+        hidden.iter().for_each(|at| _ = self.fates.remove(at));
+        self.fates.insert(from, fate);
+        if let Some(after) = after.filter(|_| to < self.bytes.len()) {
+            self.fates.entry(to).or_insert(after);
+        }
+    }
+
+    /// Makes what is right in a range older: it is from this txg.
+    fn age(&mut self, start: u64, end: u64, birth: Txg) {
+        let (from, to) = (self.index(start), self.index(end));
+        let mut at = from;
+        while at < to {
+            let next = self.fates.range(at + 1..).next().map_or(to, |(next, _)| to.min(*next));
+            if self.fates_in(&(at..at)).next() == Some(Fate::Right) {
+                let begin = self.start;
+                self.paint(begin + at as u64, begin + next as u64, Fate::Older(birth));
+            }
+            at = next;
+        }
     }
 
     /// Copies bytes to `start`, as far as they fit.
     fn put(&mut self, start: u64, bytes: &[u8]) {
-        let at = self.index(start);
-        let n = bytes.len().min(self.bytes.len().saturating_sub(at));
+        let before = self.start.saturating_sub(start).min(bytes.len() as u64) as usize;
+        let (at, bytes) = (self.index(start), &bytes[before..]);
+        let n = bytes.len().min(self.bytes.len() - at);
         self.bytes[at..at + n].copy_from_slice(&bytes[..n]);
     }
 
@@ -100,14 +123,19 @@ impl Canvas {
     fn finish(self) -> Part {
         let end = self.end();
         let mut stretches: Vec<Stretch> = Vec::new();
-        let starts = (self.start..end).step_by(UNIT_LEN as usize);
-        for (start, fate) in starts.zip(self.fates) {
-            let unit_end = (start + UNIT_LEN).min(end);
+        for (at, fate) in self.fates {
             match stretches.last_mut() {
-                Some(last) if last.fate == fate => last.end = unit_end,
-                _ => stretches.push(Stretch { start, end: unit_end, fate }),
+                Some(last) if last.fate == fate => {}
+                last => {
+                    let start = self.start + at as u64;
+                    if let Some(last) = last {
+                        last.end = start;
+                    }
+                    stretches.push(Stretch { start, end, fate });
+                }
             }
         }
+        stretches.retain(|stretch| stretch.start < stretch.end);
         Part { bytes: self.bytes, stretches }
     }
 }
@@ -150,7 +178,7 @@ impl Salvage {
         self.paint_patches(&mut canvas, &map, &patches)?;
         if !self.is_certain() {
             let older = Fate::Older(self.state().txg());
-            let right = canvas.fates.iter_mut().filter(|fate| **fate == Fate::Right);
+            let right = canvas.fates.values_mut().filter(|fate| **fate == Fate::Right);
             right.for_each(|fate| *fate = older);
         }
         Ok(canvas.finish())
@@ -200,8 +228,19 @@ impl Salvage {
         starts.into_iter().filter(|start| *start < len).collect()
     }
 
-    fn file_extents(&self, tree: TreeId, file: &SalvageFile, start: u64) -> FileExtents {
-        let end = start + PART_LEN;
+    /// Whether the pool may have chunks. Only superblocks tell.
+    fn may_have_chunks(&self) -> bool {
+        let has_feature = self.state().superblock.incompat & FEATURE_CHUNKS != 0;
+        has_feature || self.found_by != FoundBy::Superblock
+    }
+
+    fn file_extents(&self, tree: TreeId, file: &SalvageFile, part: u64) -> FileExtents {
+        let end = part + PART_LEN;
+        // A chunk may begin before the part.
+        let start = match tree == TreeId::Map && self.may_have_chunks() {
+            true => part.saturating_sub(PART_LEN),
+            false => part,
+        };
         let from = file_extent_key(file.id, start).to_vec();
         let wanted = Bounds { from, to: Some(file_extent_key(file.id, end).to_vec()) };
         let state = self.state();
@@ -238,13 +277,15 @@ impl Salvage {
             }
         }
         extents.current.sort_by_key(|extent| extent.start);
+        extents.older.retain(|extent| extent.slot_end() > part);
         extents
     }
 
     fn paint_records(&self, canvas: &mut Canvas, map: &FileExtents) -> Result<()> {
         for (from, to) in &map.lost {
             // The last lost record may reach to the start of the next known one.
-            canvas.paint(*from, map.next_start(*to).unwrap_or(u64::MAX), Fate::Lost);
+            let end = map.next_start(*to).unwrap_or(u64::MAX);
+            canvas.paint(*from, end.min(to.saturating_add(PART_LEN)), Fate::Lost);
         }
         let mut taken: Vec<(u64, u64)> =
             map.current.iter().map(|extent| (extent.start, extent.slot_end())).collect();
@@ -259,7 +300,9 @@ impl Salvage {
                 taken.push((start, end));
             }
         }
-        for extent in &map.current {
+        // Those before the part only end what was lost.
+        let part = canvas.start;
+        for extent in map.current.iter().filter(|extent| extent.slot_end() > part) {
             canvas.paint(extent.start, extent.slot_end(), Fate::Right);
             match self.try_read(&extent.pointer)? {
                 Some(bytes) => canvas.put(extent.start, bytes.as_slice()),
@@ -275,31 +318,33 @@ impl Salvage {
         map: &FileExtents,
         patches: &FileExtents,
     ) -> Result<()> {
-        let mut is_patched = vec![false; canvas.fates.len()];
+        let mut patched: Vec<(u64, u64)> = Vec::new();
         for patch in &patches.current {
             if !self.is_certain() && is_outdated(patch, map) {
                 continue;
             }
             let (start, end) = (patch.start, patch.end());
-            let units = canvas.units(start, end);
             let fate = self.put_patch(canvas, patch)?;
             if fate == Fate::Lost {
                 canvas.clear(start, end);
             }
-            is_patched[units.clone()].fill(true);
-            canvas.fates[units].fill(fate);
+            patched.push((start, end.next_multiple_of(UNIT_LEN)));
+            canvas.paint(start, end, fate);
         }
         // The rest of a lost range may have had patches.
         for (from, to) in &patches.lost {
-            for record in map.current.iter().filter(|r| r.start < *to && r.slot_end() > *from) {
+            let slots = map.current.iter().filter(|record| !record.is_chunk());
+            for record in slots.filter(|r| r.start < *to && r.slot_end() > *from) {
                 let mut end = record.slot_end();
                 if end > *to {
                     end = end.min(patches.next_start(*to).unwrap_or(end));
                 }
-                for unit in canvas.units(record.start.max(*from), end) {
-                    if !is_patched[unit] && canvas.fates[unit] == Fate::Right {
-                        canvas.fates[unit] = Fate::Older(record.pointer.birth);
-                    }
+                let from = record.start.max(*from);
+                let mut at = from;
+                let over = patched.iter().filter(|patch| patch.1 > from && patch.0 < end);
+                for (start, stop) in over.copied().chain([(end, end)]) {
+                    canvas.age(at, start, record.pointer.birth);
+                    at = at.max(stop);
                 }
             }
         }
@@ -314,11 +359,10 @@ impl Salvage {
             return Ok(Fate::Right);
         }
         // A delta is useless without the exact record that it was made for.
-        let units = canvas.units(patch.start, patch.end());
-        if canvas.fates[units].iter().any(|fate| *fate != Fate::Right) {
+        let at = canvas.index(patch.start);
+        if canvas.fates_in(&(at..canvas.index(patch.end()))).any(|fate| fate != Fate::Right) {
             return Ok(Fate::Lost);
         }
-        let at = canvas.index(patch.start);
         let n = (patch.pointer.len as usize).min(canvas.bytes.len().saturating_sub(at));
         let part = &mut canvas.bytes[at..at + n];
         let applied = delta::apply(bytes.as_slice(), patch.pointer.len as usize, part, 0);
