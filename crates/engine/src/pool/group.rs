@@ -436,6 +436,9 @@ impl Source for Seen<'_> {
     fn is_empty(&self, tree: TreeId) -> bool {
         either!(self, it => it.is_empty(tree))
     }
+    fn may_have_chunks(&self) -> bool {
+        either!(self, it => it.may_have_chunks())
+    }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         either!(self, it => it.read(pointer))
     }

@@ -179,6 +179,9 @@ pub(super) fn has_chunk_in(
     start: u64,
     end: u64,
 ) -> Result<bool> {
+    if !source.may_have_chunks() {
+        return Ok(false);
+    }
     if record_at(source, file, start)?.is_some_and(|record| record.is_chunk()) {
         return Ok(true);
     }

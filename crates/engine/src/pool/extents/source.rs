@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::error::Result;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::refs::{ContentHash, Refs};
+use crate::store::format::superblock::FEATURE_CHUNKS;
 use crate::store::format::trees::TreeId;
 use crate::store::sharing::index::Accept;
 use crate::store::tree::{Entry, EntryRef};
@@ -17,6 +18,8 @@ pub(in crate::pool) trait Source {
     fn range(&mut self, tree: TreeId, from: &[u8], to: &[u8], limit: usize) -> Result<Vec<Entry>>;
     fn get(&mut self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>>;
     fn is_empty(&self, tree: TreeId) -> bool;
+    /// Whether any record may be a chunk.
+    fn may_have_chunks(&self) -> bool;
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes>;
     /// Looks for content that can be shared (see [`crate::store::sharing::index`]).
     fn find_content(
@@ -66,6 +69,11 @@ impl Source for Committed<'_> {
     fn is_empty(&self, tree: TreeId) -> bool {
         self.state.trees[tree].is_empty()
     }
+    fn may_have_chunks(&self) -> bool {
+        // The state of a snapshot does not tell; a feature stays.
+        (self.state.superblock.incompat | self.store.state().superblock.incompat) & FEATURE_CHUNKS
+            != 0
+    }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         self.store.read_of(Some(self.state), pointer)
     }
@@ -105,6 +113,9 @@ impl Source for Txn {
     }
     fn is_empty(&self, tree: TreeId) -> bool {
         Txn::is_empty(self, tree)
+    }
+    fn may_have_chunks(&self) -> bool {
+        self.has_chunks()
     }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         Txn::read(self, pointer)

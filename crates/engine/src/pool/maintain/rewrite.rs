@@ -358,10 +358,16 @@ impl<'a> Rewrite<'a> {
         self.find_region(source, &place)
     }
 
-    /// Returns what is in a region now.
+    /// Returns what is in a region now, and a chunk that reaches into it: there may be one after a
+    /// rollback.
     fn find_region(&self, source: &mut impl Source, place: &Region) -> Result<Region> {
         let (file, start, end) = (self.target.file, place.start, place.end);
-        let records = file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?;
+        let before = match source.may_have_chunks() {
+            true => record_at(source, file, start)?.filter(|record| record.start < start),
+            false => None,
+        };
+        let mut records: Vec<FileExtent> = before.into_iter().collect();
+        records.extend(file_extents_in(source, TreeId::Map, file, start, end, usize::MAX)?);
         let patches = patches_over(source, file, start, end)?;
         Ok(Region { records, patches, ..*place })
     }

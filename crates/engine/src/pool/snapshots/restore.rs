@@ -87,6 +87,12 @@ impl Source for Reader<'_> {
             Reader::Kept(kept) => kept.is_empty(tree),
         }
     }
+    fn may_have_chunks(&self) -> bool {
+        match self {
+            Reader::Live(txn) => Source::may_have_chunks(*txn),
+            Reader::Kept(kept) => kept.may_have_chunks(),
+        }
+    }
     fn read(&mut self, pointer: &Pointer) -> Result<ExtentBytes> {
         match self {
             Reader::Live(txn) => Source::read(*txn, pointer),

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Fixture, assert_as_wanted, finish_repack, settings, steps_of};
 use crate::device::{Device, FileDevice, MemoryDevice};
-use crate::pool::{File, Fold, Pool, Property, Step, StepLimits};
+use crate::pool::{Attributes, File, Fold, Kind, Pool, Property, ROOT, Step, StepLimits};
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
@@ -254,4 +255,50 @@ fn writers_and_rewriters_at_once() {
         assert!(read_all(&only_file(pool).unwrap()).unwrap() == bytes);
         assert_eq!(problems(pool).unwrap(), Vec::<String>::new());
     }
+}
+
+/// A snapshot is restored whose region has the same records, and a chunk that reaches into it.
+#[test]
+fn a_chunk_that_reaches_into_a_region_appears_meanwhile() {
+    const BORDER: u64 = 128 << 10;
+    let below: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let properties = [(Property::Chunking, "cdc"), (Property::RecordSize, "64K")];
+    let bytes = Rng(13).text(200_000);
+    let fixture = Fixture::on(Arc::clone(&below), 13, &properties, Vec::new());
+    let (pool, id) = (&fixture.pool, fixture.file.id());
+    let mut import = pool.import(0);
+    import.file(ROOT, b"main", &Attributes::new(Kind::File, ROOT), &[], bytes.clone()).unwrap();
+    assert_eq!(import.finish().unwrap().refused, []);
+    let chunks = fixture.file_extents(TreeId::Map);
+    let over = chunks.iter().rfind(|chunk| chunk.start < BORDER).unwrap();
+    let (start, end) = (over.start / 4096 * 4096, over.slot_end() / 4096 * 4096);
+    assert!(over.is_chunk() && end > BORDER + 4096, "{over:?}");
+    // Behind that chunk there is only one record in the region, a slot.
+    pool.set_property(id, Property::RecordSize, "4K").unwrap();
+    let file = pool.file(id).unwrap();
+    file.write_at(&vec![0; (250_000 - end) as usize], end).unwrap();
+    file.write_at(&Rng(14).noise(4096), 60 * 4096).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    pool.create_snapshot(ROOT, b"with", 1).unwrap();
+    let expected = read_all(&file).unwrap();
+    file.write_at(&vec![0; (end - start) as usize], start).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let inside = fixture.file_extents(TreeId::Map);
+    let inside: Vec<_> = inside.iter().filter(|record| record.slot_end() > BORDER).collect();
+    assert_eq!(inside.len(), 1);
+    let between = Meanwhile::on(Arc::clone(&below));
+    let other = Pool::open(between.clone(), options(32 << 20)).unwrap();
+    let mut repack = other
+        .begin_repack(id, settings(&[(Property::RecordSize, "128K")]), Patience::None)
+        .unwrap();
+    repack.position = BORDER;
+    let writer = pool.clone();
+    between.at(Moment::Lock, move || {
+        writer.refresh().unwrap();
+        writer.rollback(ROOT, b"with").unwrap();
+    });
+    let step = other.repack_step(&mut repack, &steps_of(1 << 20), None).unwrap();
+    assert_eq!((step.overtaken, step.rewritten), (1, 0));
+    assert!(read_all(&other.file(id).unwrap()).unwrap() == expected);
+    assert_eq!(problems(&other).unwrap(), Vec::<String>::new());
 }
