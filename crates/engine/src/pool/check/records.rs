@@ -36,7 +36,7 @@ pub(super) fn parse_record(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Rec
 /// Finds records that overlap each other, and patches that do: they are met in order.
 #[derive(Default)]
 pub(super) struct Overlaps {
-    /// The end of the one before.
+    /// The end of those before.
     last: Option<(TreeId, FileId, u64)>,
 }
 
@@ -45,11 +45,12 @@ impl Overlaps {
     pub fn note(&mut self, tree: TreeId, (file, start, pointer): &Record) -> Option<Error> {
         let file = (*file)?;
         let len = if tree == TreeId::Map { pointer.span() } else { u64::from(pointer.len) };
-        let before = self.last.replace((tree, file, start.saturating_add(len)));
-        let (.., end) =
-            before.filter(|last| (last.0, last.1) == (tree, file) && last.2 > *start)?;
+        let before = self.last.filter(|last| (last.0, last.1) == (tree, file));
+        let before = before.map_or(0, |last| last.2);
+        self.last = Some((tree, file, start.saturating_add(len).max(before)));
+        let end = Some(before).filter(|end| *end > *start)?;
         let what = if tree == TreeId::Map { "record" } else { "patch" };
-        let detail = format!("expected it behind the one before, which ends at byte {end}");
+        let detail = format!("expected it behind those before, which end at byte {end}");
         Some(Error::corrupt(what, Location::Range(file, *start..end), detail))
     }
 }

@@ -215,3 +215,19 @@ fn records_that_overlap_are_reported() {
         }
     }
 }
+
+/// Every record within a longer one is reported, not only the first.
+#[test]
+fn all_that_overlaps_one_record_is_reported() {
+    let (_, pool, file) = fixture();
+    let mut txn = pool.store().begin(ChecksumKind::Xxh3).unwrap();
+    let target = WriteTarget::new(file.id(), pool.settings(file.id()).unwrap(), pool.options());
+    for at in [100, 9000] {
+        let chunk = Job::chunk(at, Rng(at).noise(1000));
+        store_batch(&mut txn, &target, vec![chunk]).unwrap();
+    }
+    txn.commit(Durability::Durable).unwrap();
+    let report = pool.check(&mut |_| {}).unwrap();
+    let found: Vec<_> = report.problems.iter().map(|it| it.range).collect();
+    assert_eq!(found, [Some((100, 1100)), Some((9000, 10_000))]);
+}
