@@ -122,3 +122,38 @@ fn nothing_is_recommended_that_saves_nothing() {
     assert_eq!(number(&kind["dedup_ratio"]["value"]), 1.0);
     assert_eq!(stored(kind, "zstd-3")["stored_bytes"]["value"], 3_000_320);
 }
+
+/// What `chunking=auto` does not cut counts in the rows of chunks as it is stored then.
+#[test]
+fn pools_with_chunks_take_what_was_estimated() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    for (tree, front, is_cut) in [("dumps", &b"text"[..], true), ("disks", b"QFI\xfb", false)] {
+        fs::create_dir(at.join(tree)).unwrap();
+        let bytes = super::text(3_000_000, 8);
+        for (name, moved) in [("a", 0), ("b", 777)] {
+            let file = [front, &super::text(4092 + moved, 9), &bytes].concat();
+            fs::write(at.join(tree).join(name), file).unwrap();
+        }
+        let estimated = estimate(at, &[tree]);
+        let command = estimated["recommendation"]["command"].as_str().unwrap();
+        assert_eq!(command.contains("chunking=auto"), is_cut, "{command}");
+        for (row, recordsize) in [("~16K", "64K"), ("~32K", "128K")] {
+            let pool = at.join("pool.hpk");
+            let _ = fs::remove_file(&pool);
+            let mut put = hardpack();
+            put.current_dir(at).args(["put", "-q", "-o", "dedup=on", "-o", "chunking=auto"]);
+            put.args(["--recordsize", recordsize, tree, "pool.hpk"]).assert().success();
+            let stats = json_of(hardpack().arg("stats").arg("--json").arg(&pool));
+            let expected = stored(blocks(&estimated, row), "zstd-3");
+            for field in ["stored_bytes", "stored_once_bytes"] {
+                let (real, figure) = (number(&stats[field]), number(&expected[field]["value"]));
+                let error = (figure - real).abs();
+                assert!(
+                    error <= real * TOLERANCE + 8192.0,
+                    "{tree} {row} {field}: {figure} {real}"
+                );
+            }
+        }
+    }
+}

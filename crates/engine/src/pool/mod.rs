@@ -87,7 +87,7 @@ pub use self::snapshots::{SnapshotInfo, SnapshotSpace};
 pub(crate) use self::stream::format as stream_format;
 pub use self::stream::{ReceiveOptions, ReceiveReport, ResumeToken, SendPlan, SendReport};
 pub use self::write::adapt::{Choice, Clock};
-pub use self::write::chunks::cut as cut_chunks;
+pub use self::write::chunks::{cut as cut_chunks, is_changed_in_place};
 use crate::device::{Device, FileDevice};
 use crate::error::{Error, Result};
 use crate::store::cache::Caches;

@@ -6,15 +6,15 @@
 
 use std::ops::Range;
 
-use hardpack_engine::pool::cut_chunks;
+use hardpack_engine::pool::{cut_chunks, is_changed_in_place};
 
 /// How a kind of block is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
     /// Blocks of this length, in bytes.
     Fixed(usize),
-    /// Chunks of about this length on average, as `chunking=cdc` cuts them: each is a quarter to four
-    /// times as long.
+    /// Chunks of about this length on average, as `chunking=auto` cuts them: each is a quarter to
+    /// four times as long. What it does not cut has records of the longest length.
     Chunks(usize),
 }
 
@@ -115,19 +115,32 @@ fn id_of(hash: &[u8; 32]) -> u64 {
     front.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
+/// Whether `chunking=auto` cuts a file that begins like this.
+pub fn is_cut(front: &[u8]) -> bool {
+    !is_changed_in_place(front)
+}
+
 /// Cuts chunks off the front of `bytes` from `start` on, and returns where the rest begins. Unless
 /// the bytes `end` the file, a chunk that reaches their end is left, as more bytes may belong to
-/// it.
+/// it. A file that is not cut (see [`is_cut`]) has records of the longest chunk's length.
 pub fn cut(
     kind: usize,
-    bytes: &[u8],
+    (bytes, is_cut): (&[u8], bool),
     start: usize,
     end: bool,
     chunks: &mut Vec<Range<usize>>,
 ) -> usize {
     let (.., longest) = Cut::Chunks(CHUNKS[kind]).lengths();
+    let rest = &bytes[start..];
+    let lens = match is_cut {
+        true => cut_chunks(longest, rest, end),
+        false => {
+            let whole = rest.chunks(longest).map(<[u8]>::len);
+            whole.filter(|len| *len == longest || end).collect()
+        }
+    };
     let mut from = start;
-    for len in cut_chunks(longest, &bytes[start..], end) {
+    for len in lens {
         chunks.push(from..from + len);
         from += len;
     }

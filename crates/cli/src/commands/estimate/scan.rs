@@ -39,6 +39,8 @@ pub struct Window {
     /// The number of the range that it belongs to, in a sample.
     range: u32,
     chunks: [Vec<Range<usize>>; CHUNKS_COUNT],
+    /// Whether these are chunks, and not records.
+    is_cut: bool,
 }
 
 /// How to count.
@@ -121,7 +123,9 @@ impl Scan {
         for (kind, chunks) in window.chunks.iter().enumerate() {
             let chunk = |range: &Range<usize>| blocks::chunk(&window.bytes, range.clone());
             let blocks = chunks.iter().map(chunk).collect();
-            self.add(FIXED_COUNT + kind, &window.bytes, blocks, None, window.range)?;
+            let place = window.offset - window.start as u64;
+            let place = (!window.is_cut).then_some(place);
+            self.add(FIXED_COUNT + kind, &window.bytes, blocks, place, window.range)?;
         }
         Ok(())
     }
@@ -204,13 +208,15 @@ pub struct Feed<'s> {
     offset: u64,
     /// Where the next chunk of each kind begins in `bytes`.
     next: [usize; CHUNKS_COUNT],
+    /// Whether the file is cut into chunks, as its front tells.
+    is_cut: bool,
 }
 
 impl<'s> Feed<'s> {
     /// Begins at `offset` of a file, a multiple of the length of windows.
     pub fn new(scan: &'s Scan, queue: &'s SyncSender<Window>, offset: u64, range: u32) -> Feed<'s> {
         let (bytes, next) = (scan.buffer(), [0; CHUNKS_COUNT]);
-        Feed { scan, queue, range, bytes, start: 0, offset, next }
+        Feed { scan, queue, range, bytes, start: 0, offset, next, is_cut: true }
     }
 
     pub fn bytes(&mut self, mut more: &[u8]) -> Result<(), Reason> {
@@ -278,9 +284,12 @@ impl<'s> Feed<'s> {
 
     fn send_cut(&mut self, is_end: bool) -> Result<(), Reason> {
         let mut chunks: [Vec<Range<usize>>; CHUNKS_COUNT] = Default::default();
+        if self.offset == 0 && self.start == 0 {
+            self.is_cut = blocks::is_cut(&self.bytes);
+        }
         if self.scan.has_chunks() {
             for (kind, (next, chunks)) in self.next.iter_mut().zip(&mut chunks).enumerate() {
-                *next = blocks::cut(kind, &self.bytes, *next, is_end, chunks);
+                *next = blocks::cut(kind, (&self.bytes, self.is_cut), *next, is_end, chunks);
             }
         } else {
             self.next.fill(self.bytes.len());
@@ -292,7 +301,8 @@ impl<'s> Feed<'s> {
         self.next.iter_mut().for_each(|next| *next -= keep_from);
         let start = std::mem::replace(&mut self.start, bytes.len());
         let bytes = std::mem::replace(&mut self.bytes, bytes);
-        let window = Window { bytes, start, offset: self.offset, range: self.range, chunks };
+        let Feed { offset, range, is_cut, .. } = *self;
+        let window = Window { bytes, start, offset, range, chunks, is_cut };
         let gone = |_| Reason::from(hardpack_engine::Error::Internal("no thread counts".into()));
         self.queue.send(window).map_err(gone)
     }

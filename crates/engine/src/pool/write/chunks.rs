@@ -61,8 +61,9 @@ pub(in crate::pool) fn are_wanted(settings: &Settings, front: &[u8]) -> bool {
     }
 }
 
-/// Whether a file that begins like this is one that programs change in place.
-fn is_changed_in_place(front: &[u8]) -> bool {
+/// Whether a file that begins like this is one that programs change in place: `chunking=auto` does
+/// not cut it.
+pub fn is_changed_in_place(front: &[u8]) -> bool {
     let has = |(at, signature): (usize, &[u8])| {
         front.get(at..).is_some_and(|rest| rest.starts_with(signature))
     };
