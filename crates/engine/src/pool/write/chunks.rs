@@ -13,8 +13,6 @@
 //! a file is changed, what chunks hold of it is stored as records in slots ([`make_slots`]), and
 //! patches, drafts and everything else that works with slots finds no chunk there.
 
-use std::ops::Range;
-
 use fastcdc::v2020::FastCDC;
 
 use super::batch::store_batch;
@@ -97,15 +95,12 @@ pub fn cut(longest: usize, bytes: &[u8], end: bool) -> Vec<usize> {
 pub(in crate::pool) fn make_slots(
     txn: &mut Txn,
     target: &WriteTarget,
-    Range { start, end }: Range<u64>,
+    (start, end): (u64, u64),
 ) -> Result<()> {
-    let (file, slot) = (target.file, u64::from(target.settings.record_len));
-    // Most changes are within a slot, and then the others around it need not be looked at.
-    match record_at(txn, file, start)? {
-        Some(record) if !record.is_chunk() && end <= record.slot_end() => return Ok(()),
-        Some(record) if record.is_chunk() => txn.note_chunks(),
-        _ => {}
+    if !txn.has_chunks() {
+        return Ok(());
     }
+    let (file, slot) = (target.file, u64::from(target.settings.record_len));
     let (start, end) = (start / slot * slot, end.div_ceil(slot).saturating_mul(slot));
     if !has_chunk_in(txn, file, start, end)? {
         return Ok(());

@@ -132,7 +132,7 @@ impl Drafted {
         let is_whole = self.is_covered(source, units, start, end)?
             || which == Ahead::All
                 && (is_most(units, start, end)
-                    || own.is_none() && has_chunk_in(source, self.file, start, start + span)?);
+                    || has_chunk_in(source, self.file, start, start + span)?);
         if is_whole {
             let mut bytes = vec![0; end.saturating_sub(start) as usize];
             self.compose(source, units, &mut bytes, start)?;
@@ -334,7 +334,7 @@ impl Drafted {
             while let Some(start) = from {
                 let some = file_extents_in(txn, tree, draft, start, u64::MAX, MOVE_COUNT)?;
                 for extent in &some {
-                    make_slots(txn, target, extent.start..extent.slot_end())?;
+                    make_slots(txn, target, (extent.start, extent.slot_end()))?;
                     match tree {
                         TreeId::Map => self.attach_record(txn, draft, extent, units)?,
                         _ => self.attach_patch(txn, draft, extent, units)?,

@@ -152,16 +152,14 @@ pub(super) fn cut_file(txn: &mut Txn, target: &WriteTarget, cut: u64) -> Result<
 /// Takes the changes of the slot around `offset` and plans how to store them.
 fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
     let file = changes.target.file;
-    let mut record = record_at(txn, file, offset)?;
+    let record = record_at(txn, file, offset)?;
     // Only a hostile pool has chunks without their feature.
-    if txn.has_chunks() || record.as_ref().is_some_and(FileExtent::is_chunk) {
-        let wanted = u64::from(changes.target.settings.record_len);
-        let slot = offset / wanted * wanted..offset / wanted * wanted + wanted;
-        let is_whole = is_covered(changes, slot.start, slot.end);
-        let range = if is_whole { slot } else { offset..offset + 1 };
-        chunks::make_slots(txn, &changes.target, range)?;
-        record = record_at(txn, file, offset)?;
+    if record.is_some_and(|record| record.is_chunk()) {
+        txn.note_chunks();
     }
+    // With the first change there: jobs that are planned but not stored must not meet new slots.
+    chunks::make_slots(txn, &changes.target, (offset, offset + 1))?;
+    let record = record_at(txn, file, offset)?;
     let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
     let end = (start + span).min(changes.len);
     let mut units = changes.units.split_off(&(start / UNIT_LEN));
@@ -218,13 +216,6 @@ fn overlay<'u>(
     }
 }
 
-/// Whether all bytes of a range that the file has then are changed.
-fn is_covered(changes: &Changes, start: u64, end: u64) -> bool {
-    let units = start / UNIT_LEN..end.min(changes.len).div_ceil(UNIT_LEN);
-    let count = units.end.saturating_sub(units.start);
-    count == 0 || changes.units.range(units).count() as u64 == count
-}
-
 /// Chooses the slot for a change at `offset`: the existing record's slot, or one of the current
 /// record size if that slot is completely overwritten or still empty.
 fn choose_slot(
@@ -236,7 +227,11 @@ fn choose_slot(
     let file = changes.target.file;
     let wanted = u64::from(changes.target.settings.record_len);
     let aligned = |span: u64| offset / span * span;
-    let is_covered = |start: u64, end: u64| is_covered(changes, start, end);
+    let is_covered = |start: u64, end: u64| {
+        let units = start / UNIT_LEN..end.min(changes.len).div_ceil(UNIT_LEN);
+        let count = units.end.saturating_sub(units.start);
+        count == 0 || changes.units.range(units).count() as u64 == count
+    };
     if let Some(record) = record {
         let (start, end) = (record.start, record.slot_end());
         if end - start > wanted && is_covered(start, end) {
