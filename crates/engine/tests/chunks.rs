@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::chunks::{import, is_chunk, records};
 use common::segments::{Files, GOAL, assert_holds, empty_pool, file_at, optimize, used};
-use common::{Rng, options, problems, read_all};
+use common::{Rng, create_options, env_number, first_difference, options, problems, read_all};
 use hardpack_engine::FileId;
-use hardpack_engine::device::MemoryDevice;
+use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT, Settings, StepLimits};
 use hardpack_engine::store::superblock::FEATURE_CHUNKS;
 use hardpack_engine::store::{Durability, Patience};
@@ -294,6 +294,83 @@ fn chunks_are_recompressed_optimised_and_moved_as_they_are() {
     assert!(compaction.report().moved_bytes > 0);
     assert_eq!(cuts(&pool), before);
     assert_holds(&pool, &files);
+}
+
+/// Records of several sizes beside chunks, changed in many places by each transaction.
+#[test]
+fn slots_of_all_sizes_lie_beside_chunks() {
+    let seeds = env_number("HARDPACK_CHUNK_SEEDS").unwrap_or(12);
+    let (mut chunks, mut slots) = (0, 0);
+    for seed in 0..seeds {
+        let mut rng = Rng(7000 + seed);
+        let sizes = ["4K", "8K", "32K", "128K", "512K"];
+        let ashift = rng.pick(&[9, 12]);
+        let mut properties = CDC.to_vec();
+        properties[1].1 = rng.pick(&["on", "off", "verify"]);
+        let device = Arc::new(MemoryDevice::default());
+        let dynamic: Arc<dyn Device> = device.clone();
+        let create = create_options(ashift, &properties);
+        let dirty_len = |rng: &mut Rng| rng.pick(&[30_000, 200_000, 8 << 20]);
+        let mut pool = Pool::create(dynamic, &create, options(dirty_len(&mut rng))).unwrap();
+        let mut bytes = rng.text(400_000);
+        let id = import(&pool, b"a", &bytes);
+        for step in 0..60 {
+            let label = format!("seed {seed}, step {step}");
+            let file = pool.file(id).unwrap();
+            match rng.below(10) {
+                0 => {
+                    let at = rng.below(bytes.len() as u64 + 1) as usize;
+                    bytes.splice(at..at, rng.text(100));
+                    let chunking = rng.pick(&["cdc", "cdc", "cdc", "fixed"]);
+                    pool.set_property(id, Property::Chunking, chunking).unwrap();
+                    assert_eq!(import(&pool, b"a", &bytes), id);
+                }
+                1 | 2 => pool.set_property(id, Property::RecordSize, rng.pick(&sizes)).unwrap(),
+                3 => {
+                    let mut goal = pool.settings(id).unwrap();
+                    goal.set(Property::RecordSize, rng.pick(&sizes)).unwrap();
+                    let mut repack = pool.begin_repack(id, goal, Patience::None).unwrap();
+                    let limits = StepLimits { rewrite_len_max: 60_000, ..StepLimits::default() };
+                    for _ in 0..1 + rng.below(8) {
+                        if pool.repack_step(&mut repack, &limits, None).unwrap().next.is_none() {
+                            break;
+                        }
+                    }
+                }
+                4 => {
+                    pool.close().unwrap();
+                    drop(file);
+                    pool = Pool::open(device.clone(), options(dirty_len(&mut rng))).unwrap();
+                    continue;
+                }
+                _ => {
+                    if rng.one_in(4) {
+                        let len = rng.below(700_000) as usize;
+                        file.set_len(len as u64).unwrap();
+                        bytes.resize(len, 0);
+                    }
+                    for _ in 0..rng.pick(&[1, 3, 20, 80]) {
+                        let at = rng.below(bytes.len() as u64 + 1) / 512 * 512;
+                        let len = rng.pick(&[1, 512, 4096, 4096, 20_000, 150_000]);
+                        let new = if rng.one_in(8) { vec![0; len] } else { rng.text(len) };
+                        file.write_at(&new, at).unwrap();
+                        let at = at as usize;
+                        bytes.resize(bytes.len().max(at + len), 0);
+                        bytes[at..at + len].copy_from_slice(&new);
+                    }
+                    assert!(read_all(&file).unwrap() == bytes, "{label}, not committed");
+                    file.commit(Durability::Durable).unwrap();
+                }
+            }
+            let found = records(&pool, id);
+            chunks += found.iter().filter(|(_, pointer)| is_chunk(pointer)).count();
+            slots += found.iter().filter(|(_, pointer)| !is_chunk(pointer)).count();
+            let found = read_all(&file_at(&pool, b"a")).unwrap();
+            assert!(found == bytes, "{label}: {}", first_difference(&found, &bytes));
+            assert_eq!(problems(&pool).unwrap(), Vec::<String>::new(), "{label}");
+        }
+    }
+    assert!(chunks > 1000 && slots > 1000, "{chunks} {slots}");
 }
 
 #[test]

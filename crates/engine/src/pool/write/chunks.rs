@@ -20,8 +20,9 @@ use super::jobs::{Job, WriteTarget};
 use crate::codec;
 use crate::error::Result;
 use crate::pool::extents::removal::remove_file_extents;
-use crate::pool::extents::{file_extents_in, has_chunk_in, read_range, record_at};
-use crate::pool::namespace::entries;
+use crate::pool::extents::{
+    FileExtent, file_extents_in, has_chunk_in, patches_over, read_range, record_at,
+};
 use crate::pool::namespace::props::{Chunking, Dedup, Settings};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -90,25 +91,30 @@ pub fn cut(longest: usize, bytes: &[u8], end: bool) -> Vec<usize> {
     lens
 }
 
-/// Stores what chunks hold in a range of a file as records in slots, so that it can be changed in
-/// place. What they hold before and behind the slots becomes chunks again.
+/// Returns the range of the slots that have a part of a range.
+pub(in crate::pool) fn slots_around(target: &WriteTarget, (start, end): (u64, u64)) -> (u64, u64) {
+    let slot = u64::from(target.settings.record_len);
+    (start / slot * slot, end.div_ceil(slot).saturating_mul(slot))
+}
+
+/// Makes sure that no chunk has a part of a range of a file, so that it can be changed in place:
+/// what chunks hold around it is stored as records in slots. What they hold before and behind these
+/// becomes chunks again.
 pub(in crate::pool) fn make_slots(
     txn: &mut Txn,
     target: &WriteTarget,
     (start, end): (u64, u64),
 ) -> Result<()> {
-    if !txn.has_chunks() {
-        return Ok(());
-    }
     let (file, slot) = (target.file, u64::from(target.settings.record_len));
-    let (start, end) = (start / slot * slot, end.div_ceil(slot).saturating_mul(slot));
     if !has_chunk_in(txn, file, start, end)? {
         return Ok(());
     }
+    let (start, end) = slots_around(target, (start, end));
     let first = record_at(txn, file, start)?.map_or(start, |record| record.start);
     let records = file_extents_in(txn, TreeId::Map, file, first, end, usize::MAX)?;
-    let held_end = records.iter().map(|record| record.slot_end()).fold(start, u64::max);
-    let held_end = held_end.min(entries::attributes(txn, file)?.len.max(first));
+    // The length of the file does not tell: the transaction may be about to change it.
+    let patches = patches_over(txn, file, first, end)?;
+    let held_end = records.iter().chain(&patches).map(FileExtent::end).fold(start, u64::max);
     let mut bytes = vec![0; (held_end - first) as usize];
     read_range(txn, file, &mut bytes, first)?;
     for tree in [TreeId::Patches, TreeId::Map] {

@@ -132,7 +132,7 @@ impl Drafted {
         let is_whole = self.is_covered(source, units, start, end)?
             || which == Ahead::All
                 && (is_most(units, start, end)
-                    || has_chunk_in(source, self.file, start, start + span)?);
+                    || own.is_none() && has_chunk_in(source, self.file, start, start + span)?);
         if is_whole {
             let mut bytes = vec![0; end.saturating_sub(start) as usize];
             self.compose(source, units, &mut bytes, start)?;

@@ -33,7 +33,8 @@ use super::extents::delta;
 use super::extents::removal::remove_file_extents;
 use super::extents::source::Source;
 use super::extents::{
-    FileExtent, UNIT_LEN, file_extents_in, has_record_in, patches_over, read_range, record_at,
+    FileExtent, UNIT_LEN, file_extents_in, has_chunk_in, has_record_in, patches_over, read_range,
+    record_at,
 };
 use super::write::batch::store_batch;
 use super::write::jobs::{Job, WriteTarget};
@@ -152,14 +153,11 @@ pub(super) fn cut_file(txn: &mut Txn, target: &WriteTarget, cut: u64) -> Result<
 /// Takes the changes of the slot around `offset` and plans how to store them.
 fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<Job>) -> Result<()> {
     let file = changes.target.file;
-    let record = record_at(txn, file, offset)?;
-    // Only a hostile pool has chunks without their feature.
-    if record.is_some_and(|record| record.is_chunk()) {
-        txn.note_chunks();
+    let mut record = record_at(txn, file, offset)?;
+    if record.as_ref().is_none_or(FileExtent::is_chunk) {
+        make_slots_around(txn, changes, offset, record.is_some(), jobs)?;
+        record = record_at(txn, file, offset)?;
     }
-    // With the first change there: jobs that are planned but not stored must not meet new slots.
-    chunks::make_slots(txn, &changes.target, (offset, offset + 1))?;
-    let record = record_at(txn, file, offset)?;
     let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
     let end = (start + span).min(changes.len);
     let mut units = changes.units.split_off(&(start / UNIT_LEN));
@@ -190,6 +188,29 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     overlay(&mut bytes, start, &units);
     jobs.push(Job::record(start, bytes, span.trailing_zeros() as u8));
     Ok(())
+}
+
+/// Makes slots around a change that meets a chunk or a hole, so that it meets no chunk.
+fn make_slots_around(
+    txn: &mut Txn,
+    changes: &mut Changes,
+    offset: u64,
+    is_chunk: bool,
+    jobs: &mut Vec<Job>,
+) -> Result<()> {
+    if is_chunk {
+        // Only a hostile pool has chunks without their feature.
+        txn.note_chunks();
+    }
+    let (start, end) = chunks::slots_around(&changes.target, (offset, offset + 1));
+    if !has_chunk_in(txn, changes.target.file, start, end)? {
+        return Ok(());
+    }
+    if jobs.last().is_some_and(|job| job.slot_end() > start) {
+        // They are for short slots of the range, which become part of a long one.
+        store_batch_adapted(txn, changes, std::mem::take(jobs))?;
+    }
+    chunks::make_slots(txn, &changes.target, (start, end))
 }
 
 /// Whether the patches of a record have outgrown their share of it.
@@ -239,8 +260,12 @@ fn choose_slot(
             remove_file_extents(txn, TreeId::Map, file, start, start + 1)?;
             return Ok((aligned(wanted), wanted));
         }
-        if end - start < wanted && is_covered(aligned(wanted), aligned(wanted) + wanted) {
-            return Ok((aligned(wanted), wanted));
+        let longer = aligned(wanted)..aligned(wanted) + wanted;
+        if end - start < wanted
+            && is_covered(longer.start, longer.end)
+            && !has_chunk_in(txn, file, longer.start, longer.end)?
+        {
+            return Ok((longer.start, wanted));
         }
         return Ok((start, end - start));
     }
