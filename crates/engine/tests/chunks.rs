@@ -11,6 +11,7 @@ use common::{Rng, create_options, env_number, first_difference, options, problem
 use hardpack_engine::FileId;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT, Settings, StepLimits};
+use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::superblock::FEATURE_CHUNKS;
 use hardpack_engine::store::{Durability, Patience};
 
@@ -294,6 +295,32 @@ fn chunks_are_recompressed_optimised_and_moved_as_they_are() {
     assert!(compaction.report().moved_bytes > 0);
     assert_eq!(cuts(&pool), before);
     assert_holds(&pool, &files);
+}
+
+/// All of a longer slot is overwritten, where a short one begins and a chunk reaches over the end.
+#[test]
+fn a_long_slot_takes_no_more_of_a_chunk_than_lies_in_it() {
+    let (_, pool) = empty_pool(&[CDC[0], (Property::RecordSize, "128K")]);
+    let mut bytes = Rng(10).text(600_000);
+    let id = import(&pool, b"a", &bytes);
+    let file = pool.file(id).unwrap();
+    let mut reached_over = 0;
+    for at in (64 << 10..512 << 10).step_by(64 << 10) {
+        for (size, len) in [("4K", 4096), ("64K", 64 << 10)] {
+            pool.set_property(id, Property::RecordSize, size).unwrap();
+            let end = at as u64 + len as u64;
+            let is_over = |(start, it): &(u64, Pointer)| {
+                is_chunk(it) && *start < end && start + it.span() > end
+            };
+            reached_over += records(&pool, id).iter().filter(|it| is_over(it)).count();
+            let new = Rng(at as u64).text(len);
+            file.write_at(&new, at as u64).unwrap();
+            file.commit(Durability::Durable).unwrap();
+            bytes[at..at + len].copy_from_slice(&new);
+            assert_holds(&pool, &[(b"a".to_vec(), bytes.clone())]);
+        }
+    }
+    assert!(reached_over > 5, "{reached_over}");
 }
 
 /// Records of several sizes beside chunks, changed in many places by each transaction.
