@@ -91,8 +91,8 @@ impl PoolReader {
         Ok(PoolReader { opened, path })
     }
 
-    /// Whether the pool is still the file at the path by which it was opened, and nobody has written
-    /// another pool over it.
+    /// Whether the pool is still the file at the path by which it was opened, and nobody has
+    /// written another pool over it.
     pub fn is_current(&self) -> bool {
         let is_overwritten = || self.opened.pool().store().is_overwritten().unwrap_or(false);
         self.opened.is_at(&self.path) && !is_overwritten()

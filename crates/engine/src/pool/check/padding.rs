@@ -9,8 +9,8 @@
 //! after them, if the device's sectors are smaller than the pool's; the next writer rewrites them
 //! (see `store/recover/reaffirm.rs`).
 //!
-//! Even there, an uncompressed extent may have other bytes behind it. Of two that are written to the
-//! same place one after the other, the longer may begin with the shorter: then a loss of power that
+//! Even there, an uncompressed extent may have other bytes behind it. Of two that are written to
+//! the same place one after the other, the longer may begin with the shorter: then a loss of power that
 //! keeps the sector of the longer one leaves the shorter one intact, in front of the rest of the
 //! longer one. That is no problem, and it is told from damage by being more than one flipped bit.
 //!

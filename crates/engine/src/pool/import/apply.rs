@@ -223,8 +223,8 @@ impl Import<'_> {
         Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)
     }
 
-    /// Keeps only old records whose slots the new ones take exactly. With chunks there are none, but
-    /// the new content may share the old one's extents, so these are freed later.
+    /// Keeps only old records whose slots the new ones take exactly. With chunks there are none,
+    /// but the new content may share the old one's extents, so these are freed later.
     fn prepare_slots(&mut self, txn: &mut Txn, file: FileId, content: &Content) -> Result<()> {
         let span = u64::from(content.settings.record_len);
         let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
