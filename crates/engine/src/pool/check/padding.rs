@@ -10,9 +10,10 @@
 //! (see `store/recover/reaffirm.rs`).
 //!
 //! Even there, an uncompressed extent may have other bytes behind it. Of two that are written to
-//! the same place one after the other, the longer may begin with the shorter: then a loss of power that
-//! keeps the sector of the longer one leaves the shorter one intact, in front of the rest of the
-//! longer one. That is no problem, and it is told from damage by being more than one flipped bit.
+//! the same place one after the other, the longer may begin with the shorter: then a loss of power
+//! that keeps the sector of the longer one leaves the shorter one intact, in front of the rest of
+//! the longer one. That is no problem, and it is told from damage by being more than one flipped
+//! bit.
 //!
 //! Invariant: the zeros are read after the stored bytes, and a writer may have reused the space in
 //! between. So other bytes count as a problem only if the stored bytes, which share a sector with

@@ -1,8 +1,8 @@
 //! Files made of few different records, beside their expected content. They are written, truncated,
 //! imported in slots or in chunks, copied in part, folded, repacked, moved, reopened and written by
-//! two processes, cloned, and rolled back to snapshots. Deduplication changes from file to file, and
-//! the index is dropped, pruned and rebuilt in between. Another pool, whose records are in segments too, receives it. After every step
-//! nothing is lost, and every reference is counted.
+//! two processes, cloned, and rolled back to snapshots. Deduplication changes from file to file,
+//! and the index is dropped, pruned and rebuilt in between. Another pool, whose records are in
+//! segments too, receives it. After every step nothing is lost, and every reference is counted.
 
 use std::sync::Arc;
 
