@@ -169,6 +169,10 @@ class Pointer:
         else:
             need(self.part_offset + self.len <= self.extent_len, "a pointer reaches beyond its extent")
 
+    def span(self):
+        """Returns how many bytes of its file a record covers: a chunk just its own."""
+        return 1 << self.span_log2 if self.span_log2 else self.len
+
     def run(self, pool):
         """Returns the first sector and the number of sectors; None if there is no extent."""
         return (self.sector, -(-self.stored_len // pool.sector)) if self.kind == EXTENT else None
@@ -292,7 +296,7 @@ class State:
         """Yields the records or patches of all files: (file, offset) and pointer."""
         for key, value in self.entries(tree):
             file, offset, pointer = u64be(key), u64be(key, 8), Pointer(value)
-            span = 1 << pointer.span_log2 if pointer.span_log2 else pointer.len
+            span = pointer.span()
             need(len(key) == 16 and pointer.len > 0, "a record is malformed")
             if tree == MAP:
                 need(pointer.filter != DELTA, "a record is a delta")
@@ -305,7 +309,7 @@ class State:
         """Yields the runs of a file that are not zeros: offset and bytes."""
         patches = [(at, pointer) for file, at, pointer in self.by_file(PATCHES).get(wanted, [])]
         for _, at, pointer in self.by_file(MAP).get(wanted, []):
-            slot = bytearray(1 << pointer.span_log2 if pointer.span_log2 else pointer.len)
+            slot = bytearray(pointer.span())
             slot[: pointer.len] = self.content(pointer)
             while patches and patches[0][0] < at + len(slot):
                 start, patch = patches.pop(0)

@@ -8,6 +8,7 @@
 //!   SQLite's shared lock then, as any program would read it, or at once if reading cannot start
 //!   again.
 
+use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::sqlite;
 /// How often to try again if the file changes while it is read.
 pub const TRIES_MAX: usize = 5;
 /// How often to go on with the file that has taken the place of one.
-pub const REPLACED_TRIES_MAX: usize = 1000;
+const REPLACED_TRIES_MAX: usize = 1000;
 /// How often to hold another state if a log may have been removed just before.
 const HOLD_TRIES_MAX: usize = 1000;
 /// How long to wait for SQLite's shared lock.
@@ -227,37 +228,51 @@ fn read_database(path: &Path, begin: &mut Begin<'_>, sink: &mut Sink<'_>) -> Res
 }
 
 /// Reads a file, whose path in the pool is `path`. If somebody puts another file in its place
-/// before it is read, as programs do that write a new one and rename it, that is read.
+/// before it is read, that is read.
 pub fn read(
     opened: &Opened,
-    mut file: FileId,
+    file: FileId,
     path: &[u8],
     restart: Restart,
     begin: &mut Begin<'_>,
     sink: &mut Sink<'_>,
 ) -> Result<(), Reason> {
+    let is_begun = Cell::new(false);
+    let mut noted = |len| {
+        is_begun.set(true);
+        begin(len)
+    };
+    let may_follow = |_| !is_begun.get() || restart == Restart::Possible;
+    following(opened, file, path, &may_follow, |file| {
+        read_file(opened, file, path, restart, &mut noted, sink)
+    })
+}
+
+/// Does something with a file, whose path in the pool is `path`. If that fails because somebody has
+/// put another file in its place, as programs do that write a new one and rename it, and it
+/// `may_follow`, the same is done with that.
+pub fn following<R>(
+    opened: &Opened,
+    mut file: FileId,
+    path: &[u8],
+    may_follow: &dyn Fn(FileId) -> bool,
+    mut attempt: impl FnMut(FileId) -> Result<R, Reason>,
+) -> Result<R, Reason> {
     for _ in 0..REPLACED_TRIES_MAX {
-        let mut is_begun = false;
-        let mut noted = |len| {
-            is_begun = true;
-            begin(len)
+        let error = match attempt(file) {
+            Err(error) => error,
+            done => return done,
         };
-        let read = read_file(opened, file, path, restart, &mut noted, sink);
-        let may_restart = !is_begun || restart == Restart::Possible;
-        if read.is_err()
-            && may_restart
-            && let Some(other) = successor(opened, file, path)?
-        {
-            file = other;
-            continue;
+        match successor(opened, file, path)?.filter(|other| may_follow(*other)) {
+            Some(other) => file = other,
+            None => return Err(error),
         }
-        return read;
     }
     Err(changing())
 }
 
 /// Returns the file that has the path of one that is gone, if there is one.
-pub fn successor(opened: &Opened, gone: FileId, path: &[u8]) -> Result<Option<FileId>, Reason> {
+fn successor(opened: &Opened, gone: FileId, path: &[u8]) -> Result<Option<FileId>, Reason> {
     if opened.live().is_none() {
         return Ok(None);
     }
@@ -318,8 +333,7 @@ fn read_file(
     Err(changing())
 }
 
-/// The error for a file that changes all the time.
-pub fn changing() -> Reason {
+fn changing() -> Reason {
     Reason::new(Code::InUse, "it keeps changing while it is read").hint(
         "with 'hardpack set concurrency=snapshot', files are read as of one moment while others write",
     )

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::live::newest_superblock;
-use common::{GUID, Rng, create, only_file, options, problems, read_all};
+use common::{GUID, Rng, create, only_file, options, problems, read_all, train};
 use hardpack_engine::device::{Device, FileDevice, MemoryDevice};
 use hardpack_engine::pool::{
     Fold, Pool, Property, ROOT, ReceiveOptions, ResumeToken, SendPlan, Settings, StepLimits,
@@ -367,12 +367,7 @@ fn write_dictionary() -> Vec<u8> {
     let pool = create(&dynamic, &[(Property::RecordSize, "4K")], 32 << 20);
     let file = only_file(&pool).unwrap();
     let all = dictionary_content(2100);
-    file.write_at(&all, 0).unwrap();
-    file.commit(Durability::Durable).unwrap();
-    let settings = pool.settings(file.id()).unwrap();
-    assert!(pool.train_dictionary(file.id(), &settings, true, Patience::Endless).unwrap());
-    file.set_len(0).unwrap();
-    file.commit(Durability::Durable).unwrap();
+    let settings = train(&pool, &file, &all);
     for (part, compression) in ["zstd-3", "lz4"].into_iter().enumerate() {
         pool.set_property(file.id(), Property::Compression, compression).unwrap();
         let half = LEFT_COUNT / 2 * 4096;

@@ -77,21 +77,13 @@ fn copy(args: &CpArgs, from: &Address, to: &Address, into: bool) -> Result<(), R
         replaced: place.old.as_ref().map(|old| old.file),
         keeps_replaced: place.old.as_ref().is_some_and(|old| !users.holds(old.file)),
     };
-    loop {
-        let done = clone_to(pool, &users, &clone, (place.directory, &place.name));
-        if done.is_err()
-            && entry.kind == Kind::File
-            && let Some(other) = contents::successor(&source, clone.file, &from.path)?
-            && clone.replaced != Some(other)
-        {
-            // Somebody has put another file in its place.
-            signals::check()?;
-            clone.file = other;
-            continue;
-        }
-        done?;
-        break;
-    }
+    let replaced = clone.replaced;
+    let may_follow = |other| entry.kind == Kind::File && replaced != Some(other);
+    contents::following(&source, entry.file, &from.path, &may_follow, |file| {
+        signals::check()?;
+        clone.file = file;
+        clone_to(pool, &users, &clone, (place.directory, &place.name))
+    })?;
     match place.old {
         Some(_) => users.finish(pool)?,
         None => users.tell_cleared(),

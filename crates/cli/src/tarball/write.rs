@@ -213,19 +213,15 @@ fn add_one<W: Write>(
     account: &Account,
 ) -> Result<(), Reason> {
     let pool = &opened.pool;
-    let (mut file, mut attributes) = (entry.file, *attributes);
-    let xattrs = loop {
-        let found = pool.xattrs(file);
-        if found.is_err()
-            && entry.kind == Kind::File
-            && let Some(other) = contents::successor(opened, file, path)?
-            && let Ok(now) = pool.attributes(other)
-        {
-            (file, attributes) = (other, now);
-            continue;
-        }
-        break found?;
-    };
+    let is_file = |_| entry.kind == Kind::File;
+    let found = contents::following(opened, entry.file, path, &is_file, |file| {
+        let attributes = match file == entry.file {
+            true => *attributes,
+            false => pool.attributes(file)?,
+        };
+        Ok((file, attributes, pool.xattrs(file)?))
+    });
+    let (file, attributes, xattrs) = found?;
     let mut entry = entry.clone();
     entry.file = file;
     let (entry, attributes) = (&entry, &attributes);

@@ -26,7 +26,8 @@ use std::time::Duration;
 
 use hardpack_engine::Ashift;
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property};
+use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property, Settings};
+use hardpack_engine::store::{Durability, Patience};
 
 /// A splitmix64 generator: the same seed gives the same numbers everywhere.
 #[derive(Clone, Debug)]
@@ -200,6 +201,17 @@ pub fn create(device: &Arc<dyn Device>, properties: &[(Property, &str)], dirty: 
 /// Returns the only file of a pool.
 pub fn only_file(pool: &Pool) -> hardpack_engine::Result<Arc<File>> {
     pool.file(pool.only_file()?.file)
+}
+
+/// Trains a dictionary for a file from this content, and empties the file again.
+pub fn train(pool: &Pool, file: &File, content: &[u8]) -> Settings {
+    file.write_at(content, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let settings = pool.settings(file.id()).unwrap();
+    assert!(pool.train_dictionary(file.id(), &settings, true, Patience::Endless).unwrap());
+    file.set_len(0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    settings
 }
 
 /// Reads all bytes of a file.

@@ -298,19 +298,13 @@ impl<'t> Tree<'t> {
     /// Writes a file under a temporary name and renames it. Returns its length, or `None` if it is
     /// up to date already.
     fn try_write(&self, task: &Task) -> Result<Option<u64>, Reason> {
-        let (mut file, mut attributes) = (task.file, task.attributes);
-        for _ in 0..contents::REPLACED_TRIES_MAX {
-            let done = self.write_file(task, file, &attributes);
-            if done.is_err()
-                && let Some(other) = contents::successor(self.opened, file, &task.path)?
-            {
-                file = other;
-                attributes = self.opened.pool.attributes(other).unwrap_or(attributes);
-                continue;
-            }
-            return done;
-        }
-        Err(contents::changing())
+        contents::following(self.opened, task.file, &task.path, &|_| true, |file| {
+            let attributes = match file == task.file {
+                true => task.attributes,
+                false => self.opened.pool.attributes(file)?,
+            };
+            self.write_file(task, file, &attributes)
+        })
     }
 
     fn write_file(

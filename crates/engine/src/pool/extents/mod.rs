@@ -7,9 +7,9 @@
 //! never overlap each other, lie within the slot of a record, and override it; over chunks there
 //! are none (see [`crate::pool::write::chunks`]).
 
+pub(in crate::pool) mod change;
 pub(in crate::pool) mod delta;
 pub(in crate::pool) mod readahead;
-pub(in crate::pool) mod removal;
 pub(in crate::pool) mod source;
 
 use super::extents::source::Source;
@@ -46,7 +46,7 @@ impl FileExtent {
 
     /// Whether a record is a chunk.
     pub fn is_chunk(&self) -> bool {
-        self.pointer.span_log2 == 0
+        self.pointer.is_chunk()
     }
 
     /// Returns the end of the bytes it holds.
@@ -73,7 +73,7 @@ pub(super) fn parse_file_extent(
     let pointer = pointer_in(tree, key, value)?;
     let (len, span) = (u64::from(pointer.len), pointer.span());
     let in_place = match tree {
-        TreeId::Map if pointer.span_log2 == 0 => true,
+        TreeId::Map if pointer.is_chunk() => true,
         TreeId::Map => span >= UNIT_LEN && start % span == 0 && len <= span,
         _ => start % UNIT_LEN == 0,
     };

@@ -6,14 +6,23 @@ use std::collections::HashMap;
 use super::prepare::{Content, Ready};
 use super::{Import, Item, Place, Refused};
 use crate::error::{Error, Result};
-use crate::pool::extents::removal::{give_up, remove_file_extents};
+use crate::pool::extents::change::{give_up, remove_file_extents};
 use crate::pool::extents::{FileExtent, file_extent_key, file_extents_in};
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
 use crate::pool::write::batch::Batch;
 use crate::store::Txn;
+use crate::store::format::pointer::Pointer;
 use crate::store::trees::TreeId;
 use crate::units::FileId;
+
+/// What a file had that is replaced. It is freed once the new content is stored, which may share
+/// it.
+struct Replaced {
+    file: FileId,
+    pointer: Pointer,
+    is_patch: bool,
+}
 
 impl Import<'_> {
     pub(super) fn apply(
@@ -22,11 +31,10 @@ impl Import<'_> {
         items: Vec<Ready>,
         batch: &mut Batch<'_>,
     ) -> Result<()> {
-        let mut contents = Vec::new();
-        self.replaced.clear();
+        let (mut contents, mut replaced) = (Vec::new(), Vec::new());
         for Ready { mut item, content } in items {
             item.map_directories(|directory| self.actual(directory));
-            match self.apply_item(txn, &item, content.as_ref()) {
+            match self.apply_item(txn, &item, content.as_ref(), &mut replaced) {
                 // These errors occur before anything is changed.
                 Err(
                     error @ (Error::NotFound { .. }
@@ -40,7 +48,7 @@ impl Import<'_> {
             }
         }
         store(txn, contents, batch)?;
-        for (file, pointer, is_patch) in self.replaced.drain(..) {
+        for Replaced { file, pointer, is_patch } in replaced {
             give_up(txn, &pointer, file, is_patch)?;
         }
         Ok(())
@@ -118,6 +126,7 @@ impl Import<'_> {
         txn: &mut Txn,
         item: &Item,
         content: Option<&Content>,
+        replaced: &mut Vec<Replaced>,
     ) -> Result<Option<FileId>> {
         let now_ns = self.now_ns;
         let len = content.map_or(0, |content| content.len);
@@ -148,7 +157,7 @@ impl Import<'_> {
                 let Some(content) = content else {
                     return Err(Error::internal("the content of a file was not prepared"));
                 };
-                let file = self.place_file(txn, at, content)?;
+                let file = self.place_file(txn, at, content, replaced)?;
                 describe(&mut Edit::new(txn, 0), file, at, Some(len), now_ns)?;
                 self.report.files += 1;
                 self.report.bytes += len;
@@ -205,7 +214,13 @@ impl Import<'_> {
 
     /// Returns the file for new content: the existing file, truncated, if it has no other name,
     /// otherwise a new one.
-    fn place_file(&mut self, txn: &mut Txn, at: &Place, content: &Content) -> Result<FileId> {
+    fn place_file(
+        &mut self,
+        txn: &mut Txn,
+        at: &Place,
+        content: &Content,
+        replaced: &mut Vec<Replaced>,
+    ) -> Result<FileId> {
         let old = entries::lookup(txn, at.parent, &at.name)?;
         if let Some(old) = old.filter(|old| old.kind == Kind::File) {
             if self.pool.files().get(&old.file).is_some_and(|file| file.is_dirty()) {
@@ -214,34 +229,13 @@ impl Import<'_> {
             if entries::attributes(txn, old.file)?.link_count == 1 {
                 self.ask_about(txn, old.file)?;
                 self.change_with(txn, at.parent, &at.name)?;
-                self.prepare_slots(txn, old.file, content)?;
+                prepare_slots(txn, old.file, content, replaced)?;
                 entries::renew_generation(txn, old.file, content.hash)?;
                 return Ok(old.file);
             }
         }
         self.make_room(txn, at.parent, &at.name)?;
         Edit::new(txn, 0).create(at.parent, &at.name, &at.attributes)
-    }
-
-    /// Keeps only old records whose slots the new ones take exactly. With chunks there are none,
-    /// but the new content may share the old one's extents, so these are freed later.
-    fn prepare_slots(&mut self, txn: &mut Txn, file: FileId, content: &Content) -> Result<()> {
-        let span = u64::from(content.settings.record_len);
-        let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
-        if !content.is_chunked && !old.iter().any(|record| record.is_chunk()) {
-            let is_same = old.iter().all(|record| record.span() == span);
-            let keep = if is_same { content.len.div_ceil(span) * span } else { 0 };
-            remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
-            return remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX);
-        }
-        let patches = file_extents_in(txn, TreeId::Patches, file, 0, u64::MAX, usize::MAX)?;
-        for (tree, extents) in [(TreeId::Map, old), (TreeId::Patches, patches)] {
-            for FileExtent { start, pointer } in extents {
-                txn.remove(tree, &file_extent_key(file, start))?;
-                self.replaced.push((file, pointer, tree == TreeId::Patches));
-            }
-        }
-        Ok(())
     }
 
     /// Removes the file that has the name of a new one, and what goes with the name. Refuses
@@ -302,6 +296,31 @@ fn store(txn: &mut Txn, contents: Vec<(FileId, Content)>, batch: &mut Batch<'_>)
         jobs.extend(content.jobs);
     }
     batch.store(txn, jobs.into_iter())
+}
+
+/// Keeps only old records whose slots the new ones take exactly. With chunks there are none.
+fn prepare_slots(
+    txn: &mut Txn,
+    file: FileId,
+    content: &Content,
+    replaced: &mut Vec<Replaced>,
+) -> Result<()> {
+    let span = u64::from(content.settings.record_len);
+    let old = file_extents_in(txn, TreeId::Map, file, 0, u64::MAX, usize::MAX)?;
+    if !content.is_chunked && !old.iter().any(FileExtent::is_chunk) {
+        let is_same = old.iter().all(|record| record.span() == span);
+        let keep = if is_same { content.len.div_ceil(span) * span } else { 0 };
+        remove_file_extents(txn, TreeId::Patches, file, keep, u64::MAX)?;
+        return remove_file_extents(txn, TreeId::Map, file, keep, u64::MAX);
+    }
+    let patches = file_extents_in(txn, TreeId::Patches, file, 0, u64::MAX, usize::MAX)?;
+    for (tree, extents) in [(TreeId::Map, old), (TreeId::Patches, patches)] {
+        for FileExtent { start, pointer } in extents {
+            txn.remove(tree, &file_extent_key(file, start))?;
+            replaced.push(Replaced { file, pointer, is_patch: tree == TreeId::Patches });
+        }
+    }
+    Ok(())
 }
 
 /// Copies the properties set on a replaced file to its successor.

@@ -47,7 +47,6 @@ use super::write::history::History;
 use super::write::syncing::Syncing;
 use super::{CHANGE_WAIT, Pool, ROOT};
 use crate::error::{Error, Result};
-use crate::store::format::pointer::Pointer;
 use crate::store::{Durability, Filling, Patience};
 use crate::units::FileId;
 
@@ -129,9 +128,6 @@ pub struct Import<'p> {
     filling: Option<Filling>,
     ask: Option<Box<Ask<'p>>>,
     with_name: Option<Box<WithName<'p>>>,
-    /// What files had that others replace in the same transaction, to be freed once the new content
-    /// is stored: it may share some of it.
-    replaced: Vec<(FileId, Pointer, bool)>,
     /// The file that may not be replaced by the item being applied, and why.
     kept: Option<(FileId, String)>,
     report: ImportReport,
@@ -162,7 +158,6 @@ impl Pool {
             filling: None,
             ask: None,
             with_name: None,
-            replaced: Vec::new(),
             kept: None,
             report: ImportReport::default(),
         }
@@ -402,22 +397,16 @@ impl Import<'_> {
         };
         open.file = Some(file);
         let mut bytes = std::mem::take(&mut open.buffer);
-        let mut lens = match open.is_chunked {
-            true => chunks::cut(settings.record_len as usize, &bytes, end).into_iter().peekable(),
-            false => Vec::new().into_iter().peekable(),
+        let lens = match open.is_chunked {
+            true => chunks::cut(settings.record_len as usize, &bytes, end),
+            false => bytes.chunks(open.part_len).map(<[u8]>::len).collect(),
         };
-        while !bytes.is_empty() {
-            let mut len = 0;
-            let mut chunks = Vec::new();
+        let mut lens = lens.into_iter().peekable();
+        while lens.peek().is_some() {
+            let (mut len, mut chunks) = (0, Vec::new());
             while let Some(chunk) = lens.next_if(|chunk| len == 0 || len + chunk <= open.part_len) {
                 len += chunk;
-                chunks.push(chunk);
-            }
-            if !open.is_chunked {
-                len = bytes.len().min(open.part_len);
-            }
-            if len == 0 {
-                break;
+                chunks.extend(open.is_chunked.then_some(chunk));
             }
             let rest = bytes.split_off(len);
             let offset = open.len;

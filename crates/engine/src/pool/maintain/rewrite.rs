@@ -16,7 +16,7 @@
 
 use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::remove_file_extents;
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{
     FileExtent, file_extents_in, has_chunk_in, patches_over, read_range, record_at,

@@ -11,7 +11,7 @@
 
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::remove_file_extents;
 use crate::pool::namespace::entries::{self, Attributes, DEPTH_MAX, DirEntry, Kind, ROOT, Xattr};
 use crate::pool::namespace::props::{Property, Settings};
 use crate::store::Txn;

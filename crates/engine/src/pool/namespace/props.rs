@@ -376,10 +376,7 @@ impl Settings {
                 self.min_savings = (parse_percent(&text, 90.0)? * 10.0).round() as u16;
             }
             Property::Filter => {
-                let found = FilterChoice::ALL.into_iter().find(|choice| choice.name() == text);
-                self.filter = found.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is not one of auto, sqlite, none"))
-                })?;
+                self.filter = one_of(FilterChoice::ALL, FilterChoice::name, property, &text)?;
             }
             Property::BackgroundCpu => {
                 self.background_cpu = parse_percent(&text, 100.0)?.round() as u8;
@@ -398,17 +395,11 @@ impl Settings {
                 };
             }
             Property::Dedup => {
-                let found = Dedup::ALL.into_iter().find(|dedup| dedup.name() == text);
-                self.dedup = found.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is not one of off, on, verify"))
-                })?;
+                self.dedup = one_of(Dedup::ALL, Dedup::name, property, &text)?;
             }
             Property::DedupHash => self.dedup_hash = text.parse()?,
             Property::Chunking => {
-                let found = Chunking::ALL.into_iter().find(|choice| choice.name() == text);
-                self.chunking = found.ok_or_else(|| {
-                    Error::Invalid(format!("'{text}' is not one of fixed, cdc, auto"))
-                })?;
+                self.chunking = one_of(Chunking::ALL, Chunking::name, property, &text)?;
             }
             Property::DedupMemory => {
                 let len = parse_len(&text).filter(|len| DEDUP_MEMORY_RANGE.contains(len));
@@ -459,6 +450,18 @@ impl Settings {
             }
         }
     }
+}
+
+/// Returns the choice of this name.
+fn one_of<T: Copy, const N: usize>(
+    all: [T; N],
+    name: impl Fn(T) -> &'static str,
+    property: Property,
+    text: &str,
+) -> Result<T> {
+    all.into_iter()
+        .find(|choice| name(*choice) == text)
+        .ok_or_else(|| Error::Invalid(format!("'{text}' is not one of {}", property.values())))
 }
 
 /// Formats a length with a unit if it is a multiple of one.

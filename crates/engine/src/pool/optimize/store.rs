@@ -7,11 +7,9 @@ use super::Optimisation;
 use super::survey::{Piece, content_of};
 use crate::codec::{self, Encoded, Policy};
 use crate::error::{Error, Result};
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{
-    FileExtent, file_extent_key, file_extents_in, patches_over, read_range,
-};
+use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range};
 use crate::pool::namespace::entries;
 use crate::pool::namespace::props::Dedup;
 use crate::pool::write::jobs::parallel;
@@ -321,9 +319,7 @@ fn put(txn: &mut Txn, part: &Part, whole: &Pointer) -> Result<()> {
         remove_file_extents(txn, tree, file, start, end)?;
     }
     let pointer = part.pointer(whole);
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(&pointer, ashift, false, true);
-    txn.insert(TreeId::Map, &file_extent_key(file, start), &pointer.to_bytes()).map(drop)
+    add_file_extent(txn, TreeId::Map, file, start, &pointer)
 }
 
 /// Returns the space that is free when these parts no longer have their records. A record that

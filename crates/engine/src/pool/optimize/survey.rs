@@ -10,7 +10,7 @@ use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
 use crate::pool::write::jobs::parallel;
-use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::pointer::{Place, Pointer, span_of};
 use crate::store::format::refs::HashKind;
 use crate::store::holds::Holds;
 use crate::store::trees::TreeId;
@@ -41,10 +41,7 @@ pub(super) struct Piece {
 impl Piece {
     /// Returns how many bytes of the file the record covers.
     pub fn span(&self) -> u64 {
-        match self.span_log2 {
-            0 => u64::from(self.len),
-            log2 => 1 << log2,
-        }
+        span_of(self.span_log2, self.len.into())
     }
 }
 
@@ -241,6 +238,12 @@ impl Optimisation {
         Ok(self.survey.is_before_end(&self.files) && self.survey.pieces.len() < PIECE_COUNT_MAX)
     }
 
+    /// Returns what counts of a length in the report: when the rest of old segments is looked for,
+    /// everything was counted before.
+    fn counted(&self, len: u64) -> u64 {
+        if self.is_clearing { 0 } else { len }
+    }
+
     /// Whether a record may become part of a segment, whatever it holds.
     fn is_wanted(&self, pointer: &Pointer) -> bool {
         let Place::Extent { sector, .. } = pointer.place else { return false };
@@ -271,8 +274,7 @@ impl Optimisation {
                 let candidate = Candidate { record, file, name, file_len, is_patched };
                 let candidate_len = u64::from(candidate.len());
                 let pointer = &candidate.record.pointer;
-                // Everything was counted before.
-                let counted_len = if self.is_clearing { 0 } else { candidate_len };
+                let counted_len = self.counted(candidate_len);
                 self.report.surveyed_len += counted_len;
                 if !self.is_wanted(pointer) {
                     let is_in_segment = pointer.is_part();
@@ -303,7 +305,7 @@ impl Optimisation {
             attributes => attributes?.len,
         };
         if from == 0 && len > 0 && is_database(&self.pool, file)? {
-            let counted_len = if self.is_clearing { 0 } else { len };
+            let counted_len = self.counted(len);
             self.report.database_len += counted_len;
             self.report.surveyed_len += counted_len;
             return Ok(None);

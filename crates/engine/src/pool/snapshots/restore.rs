@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pool::extents::removal::give_up;
+use crate::pool::extents::change::{add_file_extent, give_up};
 use crate::pool::extents::source::{Committed, Source};
 use crate::pool::extents::{FileExtent, file_extent_key, file_extents_in};
 use crate::pool::namespace::entries::{self, Attributes, Kind};
@@ -177,7 +177,6 @@ fn restore_file_extents(
     from: FileId,
     to: FileId,
 ) -> Result<bool> {
-    let ashift = txn.store().ashift();
     let limit = |extents: &[FileExtent]| match extents {
         [.., last] if extents.len() == EXTENT_COUNT => last.start + 1,
         _ => u64::MAX,
@@ -204,8 +203,7 @@ fn restore_file_extents(
                 is_changed = true;
                 bring_dictionary(txn, origin, extent.pointer.dictionary)?;
                 let pointer = share(txn, &extent.pointer)?;
-                txn.stats_mut().count_data(&pointer, ashift, tree == TreeId::Patches, true);
-                txn.insert(tree, &file_extent_key(to, extent.start), &pointer.to_bytes())?;
+                add_file_extent(txn, tree, to, extent.start, &pointer)?;
             }
         }
         if until == u64::MAX {

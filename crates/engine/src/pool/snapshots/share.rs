@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use super::restore::{EXTENT_COUNT, Origin, bring_dictionary, share};
 use crate::error::Result;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::source::Source;
-use crate::pool::extents::{UNIT_LEN, file_extent_key, file_extents_in, has_chunk_in, record_at};
+use crate::pool::extents::{FileExtent, UNIT_LEN, file_extents_in, record_at};
 use crate::pool::namespace::entries::{self, Attributes};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -78,14 +78,12 @@ fn shareable(txn: &mut Txn, origin: &Origin, span: &Span) -> Result<Range<u64>> 
     if is_same && range.start < target.end && target.start < range.end {
         return Ok(nothing);
     }
-    if has_chunk_in(&mut origin.read(txn), span.from, range.start, range.end)?
-        || has_chunk_in(txn, span.to, target.start, target.end)?
-    {
+    let theirs = longest_slot(&mut origin.read(txn), span.from, &range)?;
+    let Some((theirs, ours)) = theirs.zip(longest_slot(txn, span.to, &target)?) else {
         let is_all = (range.start, target.start) == (0, 0) && range.end == from_len;
         return Ok(if is_all && target.end >= to_len { range } else { nothing });
-    }
-    let theirs = longest_slot(&mut origin.read(txn), span.from, &range)?;
-    let slot = theirs.max(longest_slot(txn, span.to, &target)?);
+    };
+    let slot = theirs.max(ours);
     if range.start.abs_diff(target.start) % slot != 0 {
         return Ok(nothing);
     }
@@ -97,17 +95,19 @@ fn shareable(txn: &mut Txn, origin: &Origin, span: &Span) -> Result<Range<u64>> 
     Ok(if start < end { start..end } else { nothing })
 }
 
-/// Returns the length of the longest slot that has bytes in a range.
-fn longest_slot(source: &mut impl Source, file: FileId, range: &Range<u64>) -> Result<u64> {
-    let mut longest = record_at(source, file, range.start)?.map_or(UNIT_LEN, |it| it.span());
-    let mut at = range.start;
+/// Returns the length of the longest slot that has bytes in a range; nothing if a chunk has some.
+fn longest_slot(source: &mut impl Source, file: FileId, range: &Range<u64>) -> Result<Option<u64>> {
+    let mut longest = UNIT_LEN;
+    let mut some: Vec<FileExtent> = record_at(source, file, range.start)?.into_iter().collect();
+    let mut at = Some(range.start);
     loop {
-        let some = file_extents_in(source, TreeId::Map, file, at, range.end, EXTENT_COUNT)?;
-        longest = some.iter().map(|record| record.span()).fold(longest, u64::max);
-        match some.get(EXTENT_COUNT - 1) {
-            Some(last) => at = last.start + 1,
-            None => return Ok(longest),
+        if some.iter().any(FileExtent::is_chunk) {
+            return Ok(None);
         }
+        longest = some.iter().map(FileExtent::span).fold(longest, u64::max);
+        let Some(from) = at else { return Ok(Some(longest)) };
+        some = file_extents_in(source, TreeId::Map, file, from, range.end, EXTENT_COUNT)?;
+        at = some.get(EXTENT_COUNT - 1).map(|last| last.start + 1);
     }
 }
 
@@ -117,7 +117,6 @@ fn share_extents(
     span: &Span,
     (tree, part): (TreeId, &Range<u64>),
 ) -> Result<()> {
-    let ashift = txn.store().ashift();
     let mut at = part.start;
     loop {
         let mut reader = origin.read(txn);
@@ -125,9 +124,7 @@ fn share_extents(
         for extent in &some {
             bring_dictionary(txn, origin, extent.pointer.dictionary)?;
             let pointer = share(txn, &extent.pointer)?;
-            txn.stats_mut().count_data(&pointer, ashift, tree == TreeId::Patches, true);
-            let key = file_extent_key(span.to, span.target_of(extent.start));
-            txn.insert(tree, &key, &pointer.to_bytes())?;
+            add_file_extent(txn, tree, span.to, span.target_of(extent.start), &pointer)?;
         }
         match some.get(EXTENT_COUNT - 1) {
             Some(last) => at = last.start + 1,

@@ -13,6 +13,7 @@ use super::frame::Frame;
 use super::staging::Held;
 use crate::codec::{CodecId, Dictionary};
 use crate::error::{Error, Location, Result};
+use crate::pool::extents::change::add_file_extent;
 use crate::pool::extents::delta;
 use crate::pool::extents::{
     FileExtent, file_extent_key, has_record_in, parse_file_extent, patches_over, record_at,
@@ -219,7 +220,7 @@ impl Apply {
         let (known, hash) = self.find_known(txn, file, at, &pointer, stored)?;
         if let Some(known) = known {
             let pointer = Pointer { span_log2: pointer.span_log2, ..known };
-            return insert(txn, file, at, &pointer);
+            return add_file_extent(txn, at.tree, file, at.offset, &pointer);
         }
         let placed = store_as_sent(txn, pointer, stored)?;
         if let Some(hash) = hash {
@@ -228,7 +229,7 @@ impl Apply {
         if placed.is_part() {
             txn.count_parts(&placed, 1)?;
         }
-        insert(txn, file, at, &placed)
+        add_file_extent(txn, at.tree, file, at.offset, &placed)
     }
 
     /// Gives a record that is stored already to its file.
@@ -338,7 +339,7 @@ impl Apply {
         let copy = txn.share(&copy)?.ok_or_else(|| {
             Error::Invalid("a record has too many references to count another one".into())
         })?;
-        insert(txn, file, at, &copy)
+        add_file_extent(txn, at.tree, file, at.offset, &copy)
     }
 }
 
@@ -438,21 +439,6 @@ fn check_place(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result
 fn is_slot_free(txn: &mut Txn, file: FileId, extent: &FileExtent) -> Result<bool> {
     let (start, end) = (extent.start, extent.slot_end());
     Ok(record_at(txn, file, start)?.is_none() && !has_record_in(txn, file, start, end)?)
-}
-
-/// Notes that the pool has chunks if this is one.
-pub(super) fn note_chunk(txn: &mut Txn, tree: TreeId, pointer: &Pointer) {
-    if tree == TreeId::Map && pointer.span_log2 == 0 {
-        txn.note_chunks();
-    }
-}
-
-/// Inserts a pointer into its tree.
-fn insert(txn: &mut Txn, file: FileId, at: At, pointer: &Pointer) -> Result<()> {
-    note_chunk(txn, at.tree, pointer);
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(pointer, ashift, at.tree == TreeId::Patches, true);
-    txn.insert(at.tree, &file_extent_key(file, at.offset), &pointer.to_bytes()).map(drop)
 }
 
 fn set_property(txn: &mut Txn, file: FileId, name: &[u8], value: Option<Vec<u8>>) -> Result<()> {

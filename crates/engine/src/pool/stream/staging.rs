@@ -14,12 +14,13 @@
 //! Maintenance may rewrite a staged record meanwhile. What is no longer as it was sent is read from
 //! the collected frames after all, since later frames may refer to it.
 
-use super::apply::{check_content, decode, note_chunk, store_as_sent};
+use super::apply::{check_content, decode, store_as_sent};
 use super::body::{At, Body, travelling};
 use super::frame::{Frame, FrameReader};
 use super::update::Spool;
 use crate::error::{Error, Location, Result};
 use crate::pool::Pool;
+use crate::pool::extents::change::add_file_extent;
 use crate::pool::extents::{UNIT_LEN, file_extent_key};
 use crate::pool::namespace::edit::Edit;
 use crate::pool::namespace::entries::{self, Attributes, Kind};
@@ -136,7 +137,7 @@ impl Staging {
 
     /// Returns the next place in the staging file for a record.
     fn place(&mut self, pointer: &Pointer) -> u64 {
-        let align = if pointer.span_log2 == 0 { UNIT_LEN } else { pointer.span() };
+        let align = if pointer.is_chunk() { UNIT_LEN } else { pointer.span() };
         let offset = self.len.next_multiple_of(align);
         self.len = offset + pointer.span();
         offset
@@ -170,10 +171,7 @@ impl Staging {
         entries::set_len(&mut txn, file, self.len)?;
         for Record { sent, stored, offset, .. } in batch {
             let pointer = store_as_sent(&mut txn, sent, &stored)?;
-            let ashift = txn.store().ashift();
-            txn.stats_mut().count_data(&pointer, ashift, false, true);
-            note_chunk(&mut txn, TreeId::Map, &pointer);
-            txn.insert(TreeId::Map, &file_extent_key(file, offset), &pointer.to_bytes())?;
+            add_file_extent(&mut txn, TreeId::Map, file, offset, &pointer)?;
         }
         Ok(txn)
     }

@@ -11,7 +11,7 @@ use super::body::{At, Body};
 use super::staging::Held;
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use crate::pool::extents::removal::give_up;
+use crate::pool::extents::change::give_up;
 use crate::pool::extents::{file_extent_key, parse_file_extent, patches_over, read_range};
 use crate::pool::namespace::api::is_below;
 use crate::pool::namespace::edit::Edit;

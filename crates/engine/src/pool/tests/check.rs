@@ -15,7 +15,7 @@ use crate::store::format::pointer::Place;
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
 use crate::test_common::meanwhile::{Meanwhile, Moment};
-use crate::test_common::{Rng, create, only_file, options, problems};
+use crate::test_common::{Rng, create, only_file, options, problems, train};
 
 /// More reads than a check of these pools needs.
 const READ_COUNT_MAX: usize = 5_000;
@@ -121,12 +121,7 @@ fn a_dictionary_that_only_a_snapshot_has_is_found_there() {
     let pool = create(&device, &[(Property::RecordSize, "4K")], 32 << 20);
     let file = only_file(&pool).unwrap();
     let all = words(2100 * 4096);
-    file.write_at(&all, 0).unwrap();
-    file.commit(Durability::Durable).unwrap();
-    let settings = pool.settings(file.id()).unwrap();
-    assert!(pool.train_dictionary(file.id(), &settings, true, Patience::Endless).unwrap());
-    file.set_len(0).unwrap();
-    file.commit(Durability::Durable).unwrap();
+    train(&pool, &file, &all);
     file.write_at(&all[..64 * 4096], 0).unwrap();
     file.commit(Durability::Durable).unwrap();
     pool.create_snapshot(ROOT, b"then", 1).unwrap();

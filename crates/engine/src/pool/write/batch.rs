@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::remove_file_extents;
 use crate::pool::extents::source::Committed;
 use crate::pool::namespace::props::Dedup;
 use crate::pool::write::dedup::{self, Known, Plan, Shared};

@@ -19,10 +19,8 @@ use super::batch::store_batch;
 use super::jobs::{Job, WriteTarget};
 use crate::codec;
 use crate::error::Result;
-use crate::pool::extents::removal::remove_file_extents;
-use crate::pool::extents::{
-    FileExtent, file_extents_in, has_chunk_in, patches_over, read_range, record_at,
-};
+use crate::pool::extents::change::remove_file_extents;
+use crate::pool::extents::{FileExtent, file_extents_in, patches_over, read_range, record_at};
 use crate::pool::namespace::props::{Chunking, Dedup, Settings};
 use crate::store::Txn;
 use crate::store::trees::TreeId;
@@ -97,18 +95,14 @@ pub(in crate::pool) fn slots_around(target: &WriteTarget, (start, end): (u64, u6
     (start / slot * slot, end.div_ceil(slot).saturating_mul(slot))
 }
 
-/// Makes sure that no chunk has a part of a range of a file, so that it can be changed in place:
-/// what chunks hold around it is stored as records in slots. What they hold before and behind these
-/// becomes chunks again.
+/// Stores what chunks hold around a range of a file as records in slots, so that it can be changed
+/// in place. What they hold before and behind these becomes chunks again.
 pub(in crate::pool) fn make_slots(
     txn: &mut Txn,
     target: &WriteTarget,
     (start, end): (u64, u64),
 ) -> Result<()> {
     let (file, slot) = (target.file, u64::from(target.settings.record_len));
-    if !has_chunk_in(txn, file, start, end)? {
-        return Ok(());
-    }
     let (start, end) = slots_around(target, (start, end));
     let first = record_at(txn, file, start)?.map_or(start, |record| record.start);
     let records = file_extents_in(txn, TreeId::Map, file, first, end, usize::MAX)?;

@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use super::{CHANGED_PART_MIN, Page, cut_file, differences, is_fold_due, overlay, plan_patches};
 use crate::error::Result;
-use crate::pool::extents::removal::remove_file_extents;
+use crate::pool::extents::change::remove_file_extents;
 use crate::pool::extents::source::Source;
 use crate::pool::extents::{
     FileExtent, UNIT_LEN, apply_patch, file_extent_key, file_extents_in, has_chunk_in,
@@ -334,7 +334,10 @@ impl Drafted {
             while let Some(start) = from {
                 let some = file_extents_in(txn, tree, draft, start, u64::MAX, MOVE_COUNT)?;
                 for extent in &some {
-                    make_slots(txn, target, (extent.start, extent.slot_end()))?;
+                    let (start, end) = (extent.start, extent.slot_end());
+                    if has_chunk_in(txn, self.file, start, end)? {
+                        make_slots(txn, target, (start, end))?;
+                    }
                     match tree {
                         TreeId::Map => self.attach_record(txn, draft, extent, units)?,
                         _ => self.attach_patch(txn, draft, extent, units)?,

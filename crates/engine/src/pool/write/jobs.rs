@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex};
 use crate::codec::{Dictionary, Encoded};
 use crate::error::{Error, Result};
 use crate::pool::Options;
-use crate::pool::extents::removal::remove_file_extents;
-use crate::pool::extents::{file_extent_key, record_at};
+use crate::pool::extents::change::{add_file_extent, remove_file_extents};
+use crate::pool::extents::record_at;
 use crate::pool::namespace::props::Settings;
 use crate::pool::write::adapt::Adapt;
 use crate::pool::write::encode::EncodedJob;
 use crate::pool::write::history::History;
-use crate::store::format::pointer::{Place, Pointer};
+use crate::store::format::pointer::{Place, Pointer, span_of};
 use crate::store::trees::TreeId;
 use crate::store::{Encoding, Txn};
 use crate::system;
@@ -128,11 +128,8 @@ impl Job {
 
     /// Returns the end of the record's slot, or of the chunk or patch.
     pub fn slot_end(&self) -> u64 {
-        let span = match self.span_log2 {
-            None | Some(0) => self.bytes.len() as u64,
-            Some(log2) => 1 << log2,
-        };
-        self.start + span
+        // A patch covers just its bytes, as a chunk does.
+        self.start + span_of(self.span_log2.unwrap_or(0), self.bytes.len() as u64)
     }
 
     /// Returns the bytes to encode: the delta if there is one, otherwise the bytes themselves.
@@ -202,12 +199,7 @@ pub(in crate::pool) fn put_job(
     }
     pointer.len = job.bytes.len() as u32;
     pointer.span_log2 = job.span_log2.unwrap_or(0);
-    if job.is_chunk() {
-        txn.note_chunks();
-    }
-    let ashift = txn.store().ashift();
-    txn.stats_mut().count_data(&pointer, ashift, is_patch, true);
-    txn.insert(tree, &file_extent_key(file, job.start), &pointer.to_bytes())?;
+    add_file_extent(txn, tree, file, job.start, &pointer)?;
     if was_cached {
         let bytes = job.delta.take().unwrap_or_else(|| std::mem::take(&mut job.bytes));
         txn.cache(&pointer, bytes);

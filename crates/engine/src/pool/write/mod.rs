@@ -29,8 +29,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::extents::change::remove_file_extents;
 use super::extents::delta;
-use super::extents::removal::remove_file_extents;
 use super::extents::source::Source;
 use super::extents::{
     FileExtent, UNIT_LEN, file_extents_in, has_chunk_in, has_record_in, patches_over, read_range,
@@ -155,8 +155,13 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     let file = changes.target.file;
     let mut record = record_at(txn, file, offset)?;
     if record.as_ref().is_none_or(FileExtent::is_chunk) {
-        make_slots_around(txn, changes, offset, record.is_some(), jobs)?;
-        record = record_at(txn, file, offset)?;
+        if record.is_some() {
+            // Only a hostile pool has chunks without their feature.
+            txn.note_chunks();
+        }
+        if make_slots_around(txn, changes, offset, jobs)? {
+            record = record_at(txn, file, offset)?;
+        }
     }
     let (start, span) = choose_slot(txn, changes, offset, record.as_ref())?;
     let end = (start + span).min(changes.len);
@@ -190,27 +195,23 @@ fn plan_slot(txn: &mut Txn, changes: &mut Changes, offset: u64, jobs: &mut Vec<J
     Ok(())
 }
 
-/// Makes slots around a change that meets a chunk or a hole, so that it meets no chunk.
+/// Makes slots around a change that meets a chunk or a hole, if a chunk has a part of its slot.
+/// Returns whether it did.
 fn make_slots_around(
     txn: &mut Txn,
     changes: &mut Changes,
     offset: u64,
-    is_chunk: bool,
     jobs: &mut Vec<Job>,
-) -> Result<()> {
-    if is_chunk {
-        // Only a hostile pool has chunks without their feature.
-        txn.note_chunks();
-    }
+) -> Result<bool> {
     let (start, end) = chunks::slots_around(&changes.target, (offset, offset + 1));
     if !has_chunk_in(txn, changes.target.file, start, end)? {
-        return Ok(());
+        return Ok(false);
     }
     if jobs.last().is_some_and(|job| job.slot_end() > start) {
         // They are for short slots of the range, which become part of a long one.
         store_batch_adapted(txn, changes, std::mem::take(jobs))?;
     }
-    chunks::make_slots(txn, &changes.target, (start, end))
+    chunks::make_slots(txn, &changes.target, (start, end)).map(|()| true)
 }
 
 /// Whether the patches of a record have outgrown their share of it.

@@ -106,6 +106,15 @@ impl Filter {
     }
 }
 
+/// Returns how many bytes of its file a record of `len` bytes covers: `2^span_log2`, or if that is
+/// 0 just those that it holds.
+pub fn span_of(span_log2: u8, len: u64) -> u64 {
+    match span_log2 {
+        0 => len,
+        log2 => 1 << log2,
+    }
+}
+
 /// Refers to the bytes of a record, a patch or a tree node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pointer {
@@ -152,10 +161,12 @@ impl Pointer {
 
     /// Returns how many bytes of its file a record covers: those of its slot, or its own.
     pub fn span(&self) -> u64 {
-        match self.span_log2 {
-            0 => u64::from(self.len),
-            log2 => 1 << log2,
-        }
+        span_of(self.span_log2, self.len.into())
+    }
+
+    /// Whether a record is a chunk, which has no slot.
+    pub fn is_chunk(&self) -> bool {
+        self.span_log2 == 0
     }
 
     /// Whether other pointers stand for the rest of the extent: it is a *segment*.

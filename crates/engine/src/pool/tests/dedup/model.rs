@@ -11,8 +11,7 @@ use crate::codec::Compression;
 use crate::pool::snapshots::restore::Origin;
 use crate::pool::snapshots::share::{Span, share_range};
 use crate::pool::{
-    Attributes, Fold, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings,
-    StepLimits,
+    Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings, StepLimits,
 };
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
@@ -20,6 +19,7 @@ use crate::store::format::refs::{RefsEntry, parse_refs_entry};
 use crate::store::tree::walk::{Met, walk_tree};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
+use crate::test_common::chunks::import;
 use crate::test_common::live::Guard;
 use crate::test_common::sim_device::SimDevice;
 use crate::test_common::{Rng, create_options, first_difference, options, problems, read_all};
@@ -187,17 +187,14 @@ impl Model {
                 bytes.splice(from as usize..from as usize, new);
             }
         }
-        let mut import = pool.import(0);
-        let like = Attributes::new(Kind::File, ROOT);
-        import.file(ROOT, &entry.name, &like, &[], bytes.clone()).unwrap();
-        assert_eq!(import.finish().unwrap().refused, []);
+        import(&pool, &entry.name, &bytes);
         self.happened.chunks += self.chunks_of(&pool, n);
         self.bytes[n] = bytes;
     }
 
     fn chunks_of(&self, pool: &Pool, n: usize) -> u64 {
         let mut chunks = 0;
-        let count = &mut |pointer: &Pointer| chunks += u64::from(pointer.span_log2 == 0);
+        let count = &mut |pointer: &Pointer| chunks += u64::from(pointer.is_chunk());
         pool.each_file_extent(self.files[n], count).unwrap();
         chunks
     }

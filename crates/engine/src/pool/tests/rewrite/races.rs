@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Fixture, assert_as_wanted, finish_repack, settings, steps_of};
 use crate::device::{Device, FileDevice, MemoryDevice};
-use crate::pool::{Attributes, File, Fold, Kind, Pool, Property, ROOT, Step, StepLimits};
+use crate::pool::{File, Fold, Pool, Property, ROOT, Step, StepLimits};
 use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience};
+use crate::test_common::chunks::import;
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::{Rng, create, first_difference, only_file, options, problems, read_all};
 use crate::units::Txg;
@@ -266,9 +267,7 @@ fn a_chunk_that_reaches_into_a_region_appears_meanwhile() {
     let bytes = Rng(13).text(200_000);
     let fixture = Fixture::on(Arc::clone(&below), 13, &properties, Vec::new());
     let (pool, id) = (&fixture.pool, fixture.file.id());
-    let mut import = pool.import(0);
-    import.file(ROOT, b"main", &Attributes::new(Kind::File, ROOT), &[], bytes.clone()).unwrap();
-    assert_eq!(import.finish().unwrap().refused, []);
+    import(pool, b"main", &bytes);
     let chunks = fixture.file_extents(TreeId::Map);
     let over = chunks.iter().rfind(|chunk| chunk.start < BORDER).unwrap();
     let (start, end) = (over.start / 4096 * 4096, over.slot_end() / 4096 * 4096);

@@ -1,4 +1,4 @@
-//! Removes records and patches from a file and frees their space.
+//! Adds records and patches to a file and removes them, with what is counted and freed with each.
 
 use super::{file_extent_key, file_extents_in};
 use crate::error::Result;
@@ -9,6 +9,22 @@ use crate::units::FileId;
 
 /// How many map entries are read at a time when many are removed.
 const REMOVE_COUNT: usize = 256;
+
+/// Adds a record or patch to a file, where none is, and to the statistics.
+pub(in crate::pool) fn add_file_extent(
+    txn: &mut Txn,
+    tree: TreeId,
+    file: FileId,
+    start: u64,
+    pointer: &Pointer,
+) -> Result<()> {
+    let (ashift, is_patch) = (txn.store().ashift(), tree == TreeId::Patches);
+    if !is_patch && pointer.is_chunk() {
+        txn.note_chunks();
+    }
+    txn.stats_mut().count_data(pointer, ashift, is_patch, true);
+    txn.insert(tree, &file_extent_key(file, start), &pointer.to_bytes()).map(drop)
+}
 
 /// Removes every file extent that starts in the range, and frees its stored bytes.
 pub(in crate::pool) fn remove_file_extents(
