@@ -33,7 +33,7 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks""".split()
+    parts-by-content chunks passing-superblocks""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
 DELTA, PAGE_FILTER, PAGES_APART = 1, 2, 3
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
@@ -208,7 +208,7 @@ class Superblock:
         need(is_zero(block[4062:4080]), "reserved bytes of a superblock are not zero")
         need(all(tree < 11 for tree in self.roots), "a root belongs to an unknown tree")
         need(self.durable <= self.txg < 1 << 62 and self.next_file_id < 1 << 62, "a number is too large")
-        need(self.flags < 4 and self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
+        need(self.flags < 8 and self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
         inside = [self.freed_sectors, self.space_sectors, *map(sum, self.windows)]
         need(self.freed_count <= self.freed_sectors and max(inside) <= self.end, "space lies beyond the end")
 

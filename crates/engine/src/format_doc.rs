@@ -16,7 +16,8 @@ use crate::store::format::refs::{
 use crate::store::format::snapshot::{SNAPSHOT_FRONT_LEN, Scope, Snapshot, StateId};
 use crate::store::format::stats::{CodecStats, PoolStats};
 use crate::store::format::superblock::{
-    BLOCK_LEN, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC, Superblock,
+    BLOCK_LEN, FEATURE_DELTAS, FEATURE_PASSING, FORMAT_VERSION, Header, KNOWN_INCOMPAT, MAGIC,
+    Superblock,
 };
 use crate::store::format::trees::{PerTree, TreeId};
 use crate::units::{Ashift, FileId, Run, Sector, Txg};
@@ -389,12 +390,13 @@ fn superblock_is_as_documented() {
     let superblock = Superblock {
         compat: 10,
         read_only_compat: 0,
-        incompat: 1,
+        incompat: FEATURE_DELTAS | FEATURE_PASSING,
         foreign_names: "c3=index".into(),
         txg: Txg(30),
         durable_txg: Txg(29),
         data_synced: true,
         sync_first: true,
+        passing: true,
         next_slot: Some(4),
         end: Sector(131),
         freed_count: 32,
@@ -417,18 +419,18 @@ fn superblock_is_as_documented() {
     more_roots[162..324].copy_from_slice(&roots[162..324]);
     let mut stats: Vec<u8> = [1, 2, 3, 4, 5].into_iter().flat_map(u64::to_le_bytes).collect();
     stats.resize(616, 0);
-    let mut names = b"i0=deltas c3=index".to_vec();
+    let mut names = b"i0=deltas i16=passing-superblocks c3=index".to_vec();
     names.resize(512, 0);
     let expected = HashMap::from([
         ("magic", b"HPKsuper".to_vec()),
         ("guid", GUID.to_vec()),
         ("compat", u64_bytes(10)),
         ("read_only_compat", u64_bytes(0)),
-        ("incompat", u64_bytes(1)),
+        ("incompat", u64_bytes(0x1_0001)),
         ("txg", u64_bytes(30)),
         ("durable_txg", u64_bytes(29)),
         ("next_slot", 5u32.to_le_bytes().to_vec()),
-        ("flags", 3u32.to_le_bytes().to_vec()),
+        ("flags", 7u32.to_le_bytes().to_vec()),
         ("end", u64_bytes(131)),
         ("freed_count", u64_bytes(32)),
         ("freed_sectors", u64_bytes(33)),

@@ -115,6 +115,8 @@ struct Shared {
     rewinds: AtomicU64,
     /// Whether what failed syncs lose cannot be read any more.
     is_lossy: bool,
+    /// How many superblocks may have to stay before further ones are passing.
+    anchor_count_max: usize,
 }
 
 fn text(error: Error) -> String {
@@ -157,6 +159,7 @@ impl Shared {
             }
             let device = self.world.open();
             let opened = Pool::open(device.clone(), Self::options()).and_then(|pool| {
+                pool.store().lower_anchor_count_max(self.anchor_count_max);
                 let file = only_file(&pool)?;
                 Ok(Live { device, pool, file })
             });
@@ -608,7 +611,17 @@ fn run_in(seed: u64, mutant: Mutant, is_lossy: bool) -> Result<Run, String> {
     let (processes, things) =
         ((0..2 + u64::from(is_lossy)).map(|_| Process::default()).collect(), Mutex::new(things));
     let (has_records, rewinds) = (seed.is_multiple_of(2), AtomicU64::new(0));
-    let shared = Arc::new(Shared { world, processes, things, has_records, rewinds, is_lossy });
+    // There are too few threads for it to matter otherwise.
+    let anchor_count_max = if seed / 2 % 2 == 0 { usize::MAX } else { 1 + (seed / 4 % 3) as usize };
+    let shared = Arc::new(Shared {
+        world,
+        processes,
+        things,
+        has_records,
+        rewinds,
+        is_lossy,
+        anchor_count_max,
+    });
     let scheduler = Scheduler::new(rng.fork());
     let faults = !seed.is_multiple_of(5);
     let threads: Vec<_> = (0..4 + usize::from(is_lossy) + rng.below(2) as usize)

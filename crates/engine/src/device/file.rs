@@ -9,14 +9,18 @@ use std::io;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::wakeup::Wakeup;
 use super::{Awaited, Device, FILLING_MARK, Fillers, Pins, Slot, Syncs, fork, sys};
+use crate::system;
 
 /// The offset of the writer lock: behind the bytes that SQLite locks, inside the reserved region
 /// that holds no extents.
 const WRITER_LOCK_OFFSET: u64 = (1 << 30) + 32 * 1024;
+/// What a sync counts as that takes longer, so that no single one counts for much.
+const SYNC_TIME_MAX: Duration = Duration::from_millis(20);
 /// The offset of the lock of whoever syncs for all.
 const SYNC_TURN_OFFSET: u64 = WRITER_LOCK_OFFSET + 1;
 /// The offset of the locks that show for which txgs somebody waits: behind any extent.
@@ -51,6 +55,8 @@ pub struct Identity {
 pub struct FileDevice {
     file: File,
     read_only: bool,
+    /// The mean time of the last syncs, in nanoseconds; 0 if there was none.
+    sync_ns: AtomicU64,
     syncs: Syncs,
     pins: Pins,
     fillers: Fillers,
@@ -89,8 +95,8 @@ impl FileDevice {
     fn new(open: impl FnOnce() -> io::Result<File>, read_only: bool) -> io::Result<FileDevice> {
         // A mapping keeps the locks of its file too.
         let (file, wakeup) = fork::open(open, Wakeup::new)?;
-        let (syncs, pins, fillers) = Default::default();
-        Ok(FileDevice { file, read_only, syncs, pins, fillers, wakeup })
+        let (sync_ns, syncs, pins, fillers) = Default::default();
+        Ok(FileDevice { file, read_only, sync_ns, syncs, pins, fillers, wakeup })
     }
 
     /// Tells the system that reads will be scattered.
@@ -249,7 +255,18 @@ impl Device for FileDevice {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()
+        let mut done = Ok(());
+        let took = system::time(|| done = self.file.sync_data());
+        let took = took.min(SYNC_TIME_MAX).as_nanos() as u64;
+        // Syncs of one file take turns, so nobody else changes it meanwhile.
+        let before = self.sync_ns.load(Ordering::Relaxed);
+        let mean = if before == 0 { took } else { (3 * before + took) / 4 };
+        self.sync_ns.store(mean, Ordering::Relaxed);
+        done
+    }
+
+    fn sync_time(&self) -> Duration {
+        Duration::from_nanos(self.sync_ns.load(Ordering::Relaxed))
     }
 
     fn report_losses(&self) -> io::Result<()> {

@@ -61,6 +61,10 @@ pub trait Device: Send + Sync + Debug {
     /// Makes every completed write durable. Where others may sync too, call [`Syncs::sync`]
     /// instead.
     fn sync_data(&self) -> io::Result<()>;
+    /// How long a sync takes usually, as far as is known: 0 otherwise.
+    fn sync_time(&self) -> Duration {
+        Duration::ZERO
+    }
     /// Fails if the system has lost data that was written since the device was opened and has not
     /// told this device yet. It tells each device once, so call [`Syncs::report_losses`] instead. A
     /// device that cannot tell without a sync reports nothing.

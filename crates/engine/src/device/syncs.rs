@@ -22,6 +22,9 @@
 //!   losses, so a process that is in doubt about what it found when it opened the file syncs for
 //!   itself, but tells nobody ([`Shared::doubtful`]).
 //! * After a failed sync nothing is shown. The others sync by themselves, and are told too.
+//! * A superblock that is passing may be overwritten, so its txg is never shown as awaited. Who
+//!   waits for it needs a later one that stays and is awaited, and writes that, with the turn, if
+//!   nobody else has ([`Shared::cover`]). Whoever has the turn does so for all who wait.
 //!
 //! Whoever is about to write asks whether data was lost ([`Syncs::report_losses`]). That waits for
 //! no sync, and may be told what a sync in progress would have been told. So a sync that succeeds
@@ -50,6 +53,10 @@ pub struct Syncs {
     /// The number of syncs that have begun, and the last of them that succeeded.
     begun: AtomicU64,
     succeeded: AtomicU64,
+    /// The last txg that a sync of this process has shown to others as durable.
+    shown: AtomicU64,
+    /// The last one that others were found to show.
+    seen: AtomicU64,
     /// The txgs that threads of this process wait for, with the number of threads.
     awaited: Mutex<BTreeMap<u64, usize>>,
 }
@@ -64,6 +71,10 @@ pub struct Shared<'a> {
     /// Whether the state that the caller has is still in the ring. If a failed sync has lost it, or
     /// somebody took it out, then what others show is about other states.
     pub stands: &'a dyn Fn() -> bool,
+    /// Called with the turn, just before the sync, so that this also covers commits whose
+    /// superblocks are passing, with the time that the turn was waited for. Returns a txg that is awaited and not before the caller's, if there
+    /// is one now.
+    pub cover: &'a dyn Fn(Duration) -> Option<u64>,
     /// 0 if a sync of this process proves to others that their data is durable. Looked at before
     /// the sync begins.
     pub doubtful: &'a AtomicU64,
@@ -100,7 +111,7 @@ impl Syncs {
 
     /// Like [`Syncs::sync`], but it is enough that the txg is durable, whoever syncs.
     pub fn sync_txg(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
-        let Shared { txg, known_failures, stands, .. } = shared;
+        let Shared { txg, known_failures, stands, cover, .. } = shared;
         let before = self.begun.load(Ordering::SeqCst);
         let _turn = self.turn(device);
         if self.failures() != known_failures {
@@ -112,32 +123,67 @@ impl Syncs {
         // What the locks of others do not say, a sync of one's own makes true: so no failure to
         // look, and none to tell, is one of the sync.
         // The state is looked for last: what was shown before was then built on it.
-        let is_durable = || matches!(device.last_shown_durable(txg), Ok(Some(_))) && stands();
-        let (mut has_turn, mut left) = (false, TURN_WAIT_MAX);
-        loop {
-            if is_durable() {
-                return Some(Ok(()));
-            }
-            match device.try_sync_turn() {
-                Ok(true) => has_turn = true,
-                Ok(false) if !left.is_zero() => {
-                    let paused = device.pause(Awaited::SyncTurn, TURN_PAUSE.min(left));
-                    left = left.saturating_sub(paused);
-                    continue;
-                }
-                Ok(false) | Err(_) => {}
-            }
-            break;
-        }
+        let is_durable = || self.is_shown(device, txg) && stands();
+        let waited = match await_turn(device, &is_durable) {
+            Turn::NotNeeded => return Some(Ok(())),
+            Turn::Taken(waited) => Some(waited),
+            Turn::OfOthers => None,
+        };
+        let has_turn = waited.is_some();
         // Whoever had the turn before may have shown it since.
         let done = match has_turn && is_durable() {
             true => Some(Ok(())),
-            false => self.sync_for_all(device, shared),
+            false => {
+                waited.map(cover);
+                self.sync_for_all(device, shared)
+            }
         };
         if has_turn {
             device.end_sync_turn();
         }
         done
+    }
+
+    /// Like [`Syncs::sync_txg`], for a txg whose superblock is passing. Returns whether it is
+    /// durable: it is not if others do not let go of the turn or of the pool.
+    ///
+    /// The superblock need not be there any more, so that it is lost cannot be seen. But who lost
+    /// it in a failed sync is told: so what others show counts if `is_intact` then reports no loss.
+    pub fn sync_passing(
+        &self,
+        device: &dyn Device,
+        shared: Shared<'_>,
+        is_known: &dyn Fn() -> bool,
+    ) -> Option<io::Result<bool>> {
+        let Shared { txg, known_failures, cover, .. } = shared;
+        let turn = self.turn(device);
+        if self.failures() != known_failures {
+            return None;
+        }
+        let is_durable = || {
+            let is_own = self.shown.load(Ordering::SeqCst) >= txg;
+            is_own || self.is_shown(device, txg) || is_known()
+        };
+        let waited = match await_turn(device, &is_durable) {
+            Turn::NotNeeded => None,
+            Turn::Taken(waited) => Some(waited),
+            Turn::OfOthers => return Some(Ok(false)),
+        };
+        let done = match waited {
+            Some(waited) if !is_durable() => {
+                Some(cover(waited).map(|txg| self.sync_for_all(device, Shared { txg, ..shared })))
+            }
+            _ => None,
+        };
+        if waited.is_some() {
+            device.end_sync_turn();
+        }
+        drop(turn);
+        match done {
+            Some(Some(synced)) => synced.map(|synced| synced.map(|()| true)),
+            Some(None) => Some(Ok(false)),
+            None => Some(self.report_losses(device, known_failures)?.map(|()| true)),
+        }
     }
 
     /// Finds out whether writes were lost since there were `known` failures. Makes nothing durable,
@@ -164,6 +210,7 @@ impl Syncs {
         let done = self.sync_now(device, known_failures);
         if tells && matches!(done, Some(Ok(()))) {
             let _ = device.show_durable(last);
+            self.shown.fetch_max(last, Ordering::SeqCst);
         }
         done
     }
@@ -179,6 +226,18 @@ impl Syncs {
             Ok(()) => self.succeeded.store(this, Ordering::SeqCst),
         }
         Some(done)
+    }
+
+    /// Whether others show a txg as durable.
+    fn is_shown(&self, device: &dyn Device, txg: u64) -> bool {
+        let Ok(Some(last)) = device.last_shown_durable(txg) else { return false };
+        self.seen.fetch_max(last, Ordering::Relaxed);
+        true
+    }
+
+    /// The last txg that was shown as durable, by this process, or by others when it was looked for.
+    pub fn last_durable(&self) -> u64 {
+        self.shown.load(Ordering::SeqCst).max(self.seen.load(Ordering::Relaxed))
     }
 
     /// Shows a txg as awaited.
@@ -216,5 +275,32 @@ impl Syncs {
 
     fn turn(&self, device: &dyn Device) -> MutexGuard<'_, ()> {
         lock(&self.turn, device)
+    }
+}
+
+/// How a wait for the turn has ended.
+enum Turn {
+    /// After this time.
+    Taken(Duration),
+    /// Somebody else has synced.
+    NotNeeded,
+    /// Others did not let go of it, or there was an error.
+    OfOthers,
+}
+
+fn await_turn(device: &dyn Device, is_durable: &dyn Fn() -> bool) -> Turn {
+    let mut left = TURN_WAIT_MAX;
+    loop {
+        if is_durable() {
+            return Turn::NotNeeded;
+        }
+        match device.try_sync_turn() {
+            Ok(true) => return Turn::Taken(TURN_WAIT_MAX - left),
+            Ok(false) if !left.is_zero() => {
+                let paused = device.pause(Awaited::SyncTurn, TURN_PAUSE.min(left));
+                left = left.saturating_sub(paused);
+            }
+            Ok(false) | Err(_) => return Turn::OfOthers,
+        }
     }
 }

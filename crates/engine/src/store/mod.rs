@@ -42,13 +42,14 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use self::cache::Caches;
 use self::format::superblock::{Header, Superblock};
 use self::gate::WriterGate;
 use self::shared_cache::SharedCache;
+use self::txn::Anchoring;
 use self::txn::holds::IsBelow;
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error};
@@ -66,6 +67,11 @@ pub use self::sharing::{index, refs};
 pub use self::snapshots::{dead, differ};
 pub use self::state::State;
 pub use self::txn::{Owner, Txn, holds, roots};
+
+/// How many of the 8 superblocks may have to stay before further ones are passing. One more stays
+/// for those who wait, and two are left that overwrite each other: the newest must not be
+/// overwritten either, since all that follows builds on it.
+const ANCHOR_COUNT_MAX: usize = 5;
 
 /// An open pool, below its files.
 #[derive(Debug)]
@@ -92,6 +98,12 @@ pub struct Store {
     /// The txg found when the pool was opened, while it and its successor may not be durable
     /// although a sync says so (see `recover/reaffirm.rs`); 0 for none.
     doubtful: AtomicU64,
+    /// How many superblocks may have to stay in the ring before further ones are passing.
+    anchor_count_max: AtomicUsize,
+    /// How many commits became durable at once when some last did.
+    last_group: AtomicU64,
+    /// How many of the next syncs are not put off for others.
+    syncs_not_put_off: AtomicU64,
     /// How often a state was adopted that another process had committed.
     adoptions: AtomicU64,
     /// The last txg that this process has written, which another thread may find before it is
@@ -181,6 +193,18 @@ impl Store {
         state.guarded = state.guarded.max(current.guarded);
         *current = Arc::new(state);
         Arc::clone(&current)
+    }
+
+    /// How many superblocks may have to stay in the ring, with one of this kind.
+    fn anchor_count_max(&self, anchoring: Anchoring) -> usize {
+        let shared = usize::from(anchoring == Anchoring::OrNothing);
+        self.anchor_count_max.load(Ordering::Relaxed) + shared
+    }
+
+    /// Makes superblocks pass from a lower number on, at least 1, so that tests need few processes.
+    #[doc(hidden)]
+    pub fn lower_anchor_count_max(&self, count: usize) {
+        self.anchor_count_max.fetch_min(count.max(1), Ordering::Relaxed);
     }
 
     /// The base-2 logarithm of the sector size in bytes.

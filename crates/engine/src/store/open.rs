@@ -1,6 +1,6 @@
 //! Creates and opens pools: the newest state, an older one, or a snapshot.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::cache::Caches;
@@ -11,7 +11,7 @@ use super::gate::WriterGate;
 use super::pin::PinLimit;
 use super::recover::verify;
 use super::state::{Slots, State, empty_state};
-use super::{Origin, Pin, Store, window};
+use super::{ANCHOR_COUNT_MAX, Origin, Pin, Store, window};
 use crate::device::{Device, Fillers, Pins, Syncs};
 use crate::error::{CutShort, Error, Result};
 use crate::store::format::snapshot::Snapshot;
@@ -180,6 +180,9 @@ impl Store {
             writer: WriterGate::default(),
             fail_stop: AtomicBool::new(false),
             doubtful: AtomicU64::new(0),
+            last_group: AtomicU64::new(0),
+            syncs_not_put_off: AtomicU64::new(0),
+            anchor_count_max: AtomicUsize::new(ANCHOR_COUNT_MAX),
             adoptions: AtomicU64::new(0),
             own_txg: AtomicU64::new(0),
             rotor: AtomicU64::new(0),

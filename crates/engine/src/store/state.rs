@@ -43,6 +43,8 @@ pub(in crate::store) type Slots = [SlotMark; SLOT_COUNT as usize];
 pub(in crate::store) struct SlotMark {
     pub(in crate::store) txg: Txg,
     pub(in crate::store) durable: Txg,
+    /// Not part of what distinguishes them.
+    pub(in crate::store) passing: bool,
 }
 
 /// The length of a mark within a superblock, from [`TXG_OFFSET`] on.
@@ -50,13 +52,15 @@ pub(in crate::store) const SLOT_MARK_LEN: usize = 16;
 
 impl SlotMark {
     pub(in crate::store) fn of(superblock: &Superblock) -> SlotMark {
-        SlotMark { txg: superblock.txg, durable: superblock.durable_txg }
+        let Superblock { txg, durable_txg: durable, passing, .. } = *superblock;
+        SlotMark { txg, durable, passing }
     }
 
     /// Reads the mark of a valid superblock of this pool. That its other fields make sense is not
     /// certain before [`Superblock::decode`].
     pub(in crate::store) fn decode(block: &[u8], guid: &[u8; 16]) -> Option<SlotMark> {
-        Superblock::numbers(block, guid).map(|(txg, durable)| SlotMark { txg, durable })
+        let (txg, durable, passing) = Superblock::numbers(block, guid)?;
+        Some(SlotMark { txg, durable, passing })
     }
 
     pub(in crate::store) fn encode(self) -> [u8; SLOT_MARK_LEN] {
@@ -67,9 +71,11 @@ impl SlotMark {
     }
 }
 
-/// Whether `txg` may be the newest durable state, as far as this process knows.
-pub(in crate::store) fn may_be_durable(txg: Txg, durable: Txg, guarded: Txg) -> bool {
-    (durable..=durable.max(guarded)).contains(&txg)
+/// Whether a slot may hold the superblock that makes the newest durable state durable, as far as
+/// this process knows. A passing one does only if somebody could make sure that it stays.
+fn may_be_durable(mark: SlotMark, durable: Txg, guarded: Txg) -> bool {
+    let is_anchor = !mark.passing || mark.txg == durable;
+    is_anchor && (durable..=durable.max(guarded)).contains(&mark.txg)
 }
 
 /// Returns the next slot after `slot` that does not hold what may be the newest durable state.
@@ -81,7 +87,7 @@ pub(in crate::store) fn free_slot(
 ) -> Option<u64> {
     (1..SLOT_COUNT)
         .map(|step| (slot + step) % SLOT_COUNT)
-        .find(|slot| !may_be_durable(slots[*slot as usize].txg, durable, guarded))
+        .find(|slot| !may_be_durable(slots[*slot as usize], durable, guarded))
 }
 
 impl State {
@@ -119,10 +125,23 @@ impl State {
     pub(in crate::store) fn next_slot(&self) -> Option<u64> {
         match self.superblock.next_slot {
             Some(slot) => Some(slot).filter(|slot| {
-                !may_be_durable(self.slots[*slot as usize].txg, self.durable, self.guarded)
+                !may_be_durable(self.slots[*slot as usize], self.durable, self.guarded)
             }),
             None => free_slot(self.slot, &self.slots, self.durable, self.guarded),
         }
+    }
+
+    /// Whether it can only become durable as part of a later state: its superblock may be
+    /// overwritten before anybody could be sure of it. That of another process is, because that
+    /// process would not learn that it is durable; it sees a later one before it writes.
+    pub(in crate::store) fn needs_successor(&self) -> bool {
+        (self.foreign || self.superblock.passing) && self.durable < self.txg()
+    }
+
+    /// Returns the number of slots, apart from one, that must not be overwritten.
+    pub(in crate::store) fn anchor_count(&self, except: u64) -> usize {
+        let others = self.slots.iter().enumerate().filter(|(slot, _)| *slot as u64 != except);
+        others.filter(|(_, mark)| may_be_durable(**mark, self.durable, self.guarded)).count()
     }
 
     /// Copies the state, to change what is known about it. It shares superblock and trees.

@@ -56,6 +56,7 @@ pub const NUMBER_MAX: u64 = 1 << 62;
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"HPKsuper";
 const FLAG_DATA_SYNCED: u32 = 1;
 const FLAG_SYNC_FIRST: u32 = 2;
+const FLAG_PASSING: u32 = 4;
 
 /// Some patch is a delta (see [`crate::store::format::pointer::Filter`]).
 pub const FEATURE_DELTAS: u64 = 1 << 0;
@@ -95,6 +96,8 @@ pub const FEATURE_PARTS_BY_CONTENT: u64 = 1 << 14;
 /// Some records are chunks: they begin anywhere in their file and cover just the bytes that they
 /// hold.
 pub const FEATURE_CHUNKS: u64 = 1 << 15;
+/// Some superblock is or was passing (see [`Superblock::passing`]).
+pub const FEATURE_PASSING: u64 = 1 << 16;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -111,7 +114,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PAGES_APART
     | FEATURE_SEGMENTS
     | FEATURE_PARTS_BY_CONTENT
-    | FEATURE_CHUNKS;
+    | FEATURE_CHUNKS
+    | FEATURE_PASSING;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 
@@ -195,6 +199,9 @@ pub struct Superblock {
     /// Space that is free here may be part of the previous state, so nothing may be written until
     /// this one is durable.
     pub sync_first: bool,
+    /// Nobody takes this txg for durable because this superblock is: that is left to a later one,
+    /// and this one may be overwritten as soon as another follows it.
+    pub passing: bool,
     /// The slot for the next superblock, so that others need to look nowhere else for it; `None` if
     /// no slot was free.
     pub next_slot: Option<u64>,
@@ -229,7 +236,9 @@ impl Superblock {
         f.u64(self.txg.0);
         f.u64(self.durable_txg.0);
         let flag = |is_set, flag| if is_set { flag } else { 0 };
-        f.u32(flag(self.data_synced, FLAG_DATA_SYNCED) | flag(self.sync_first, FLAG_SYNC_FIRST));
+        let states =
+            flag(self.data_synced, FLAG_DATA_SYNCED) | flag(self.sync_first, FLAG_SYNC_FIRST);
+        f.u32(states | flag(self.passing, FLAG_PASSING));
         f.u32(self.next_slot.map_or(0, |slot| slot as u32 + 1));
         f.u64(self.end.0);
         f.u64(self.freed_count);
@@ -263,6 +272,7 @@ impl Superblock {
             durable_txg: txg,
             data_synced: true,
             sync_first: false,
+            passing: false,
             next_slot: None,
             end,
             freed_count: 0,
@@ -275,14 +285,14 @@ impl Superblock {
         }
     }
 
-    /// Returns the txg and the durable txg of a slot, `None` if it has no superblock of this pool.
-    /// Its checksum is verified, but not what the other fields say.
-    pub fn numbers(block: &[u8], guid: &[u8; 16]) -> Option<(Txg, Txg)> {
+    /// Returns the txg and the durable txg of a slot, and whether it is passing; `None` if it has no
+    /// superblock of this pool. Its checksum is verified, but not what the other fields say.
+    pub fn numbers(block: &[u8], guid: &[u8; 16]) -> Option<(Txg, Txg, bool)> {
         check_seal(block)?;
         let mut f = FieldReader(block);
         (f.bytes(8)? == SUPERBLOCK_MAGIC && f.bytes(16)? == guid).then_some(())?;
         let _features = [f.u64()?, f.u64()?, f.u64()?];
-        Some((Txg(f.u64()?), Txg(f.u64()?)))
+        Some((Txg(f.u64()?), Txg(f.u64()?), f.u32()? & FLAG_PASSING != 0))
     }
 
     /// Decodes a slot; `None` if it holds no valid superblock of this pool. If it has unknown
@@ -342,7 +352,8 @@ impl Superblock {
         let sound = durable_txg <= txg
             && txg.0 < NUMBER_MAX
             && next_file_id < NUMBER_MAX
-            && flags & !(FLAG_DATA_SYNCED | FLAG_SYNC_FIRST) == 0
+            && flags & !(FLAG_DATA_SYNCED | FLAG_SYNC_FIRST | FLAG_PASSING) == 0
+            && (flags & FLAG_PASSING == 0 || incompat & FEATURE_PASSING != 0)
             && next_slot.is_none_or(|slot| slot < SLOT_COUNT)
             && end <= SECTOR_MAX
             && freed_sectors <= end.0
@@ -358,6 +369,7 @@ impl Superblock {
             durable_txg,
             data_synced: flags & FLAG_DATA_SYNCED != 0,
             sync_first: flags & FLAG_SYNC_FIRST != 0,
+            passing: flags & FLAG_PASSING != 0,
             next_slot,
             end,
             freed_count,

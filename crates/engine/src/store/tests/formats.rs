@@ -12,7 +12,7 @@ use crate::store::format::pointer::{
 };
 use crate::store::format::stats::{CodecStats, FilterStats, PoolStats};
 use crate::store::format::superblock::{
-    BLOCK_LEN, FORMAT_VERSION, Header, Superblock, WINDOW_COUNT_MAX,
+    BLOCK_LEN, FEATURE_PASSING, FORMAT_VERSION, Header, Superblock, WINDOW_COUNT_MAX,
 };
 use crate::store::format::trees::{PerTree, TreeId};
 use crate::test_common::{GUID, Rng};
@@ -67,7 +67,7 @@ prop_compose! {
     fn superblock()(
         (compat, read_only_compat) in any::<(u64, u64)>(),
         (txg, durable) in (1..1_u64 << 40).prop_flat_map(|txg| (Just(txg), 0..=txg)),
-        data_synced in any::<bool>(),
+        (data_synced, passing) in any::<(bool, bool)>(),
         next_slot in prop::option::of(0..8_u64),
         roots in prop::collection::vec(prop::option::of(pointer()), TreeId::COUNT),
         windows in prop::collection::vec((0..1_u64 << 30, 1..1_u64 << 20), 0..=WINDOW_COUNT_MAX),
@@ -85,9 +85,9 @@ prop_compose! {
         let n = u64::from(numbers[1]);
         stats.filtered = FilterStats { records: n, logical: n << 17, unfiltered: n << 16, stored: 9 };
         Superblock {
-            compat, read_only_compat, incompat: 0, foreign_names: String::new(),
+            compat, read_only_compat, incompat: if passing { FEATURE_PASSING } else { 0 }, foreign_names: String::new(),
             txg: Txg(txg), durable_txg: Txg(durable),
-            data_synced, sync_first: !data_synced, next_slot, end: Sector(1 << 40),
+            data_synced, sync_first: !data_synced, passing, next_slot, end: Sector(1 << 40),
             freed_count: numbers[5].into(),
             freed_sectors: u64::from(numbers[5]) + u64::from(numbers[6]),
             space_sectors: numbers[7].into(), next_file_id,
@@ -247,6 +247,7 @@ fn sample_superblock() -> Superblock {
         durable_txg: Txg(99),
         data_synced: false,
         sync_first: false,
+        passing: false,
         next_slot: Some(3),
         end: Sector(1 << 30),
         freed_count: 1,

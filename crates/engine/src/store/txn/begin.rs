@@ -26,6 +26,14 @@ const LOCK_PAUSE_MAX: Duration = Duration::from_millis(2);
 /// How long to wait for another transaction before asking again whether to continue.
 const ASK_PAUSE: Duration = Duration::from_millis(20);
 
+/// Whether the caller can wait for its turn to sync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::store) enum MaySync {
+    Yes,
+    /// It has the turn.
+    No,
+}
+
 impl Store {
     /// Waits for earlier writers, adopts the newest state and starts to change it. `checksum`
     /// protects the tree nodes that will be written.
@@ -43,7 +51,7 @@ impl Store {
             return Err(self.refusal());
         }
         for _ in 0..ROOM_WAIT_COUNT_MAX {
-            let txn = self.begin_now(checksum, patience)?;
+            let txn = self.begin_now(checksum, patience, MaySync::Yes)?;
             if txn.core.base.next_slot().is_some() {
                 return Ok(txn);
             }
@@ -54,10 +62,17 @@ impl Store {
                 break;
             }
         }
-        self.begin_now(checksum, patience)
+        self.begin_now(checksum, patience, MaySync::Yes)
     }
 
-    fn begin_now(self: &Arc<Store>, checksum: ChecksumKind, patience: Patience) -> Result<Txn> {
+    /// Like [`Store::begin_with`], whether or not there is room for a superblock. If it would have
+    /// to sync and must not, that is [`Error::Busy`].
+    pub(in crate::store) fn begin_now(
+        self: &Arc<Store>,
+        checksum: ChecksumKind,
+        patience: Patience,
+        may_sync: MaySync,
+    ) -> Result<Txn> {
         if self.is_stopped() {
             return Err(Error::FailStop);
         }
@@ -79,6 +94,9 @@ impl Store {
         self.refuse_if_cut_short(&txn.core.base)?;
         self.reaffirm(&txn.core.base)?;
         if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
+            if may_sync == MaySync::No {
+                return Err(Error::Busy);
+            }
             // Nobody can commit meanwhile, so the state need not be guarded.
             self.sync_device()?;
             self.note_durable(&txn.core.base);

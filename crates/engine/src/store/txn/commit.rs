@@ -8,10 +8,12 @@
 //! 4 flush the trees of free space, whose own new nodes no longer change them
 //! 5 write the tree of roots, one small node that says where all others begin
 //! 6 large commits, and those after them: sync everything written so far
-//! 7 write the superblock, to the slot that the previous one has named for it
+//! 7 write the superblock, to the slot that the previous one has named for it; if many must stay
+//!   there already, it is a passing one, which may soon be overwritten
 //! 8 publish the state to this process
 //! 9 let the next transaction begin
-//! 10 if requested: sync, after which the txg is durable
+//! 10 if requested: sync, after which the txg is durable; after a passing superblock, somebody
+//!    writes one that stays before that, for all who wait
 //! ```
 //!
 //! Up to step 7 a failure, or the end of the process, leaves the previous state in place. From then
@@ -23,19 +25,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
+use crate::store::durability::AwaitedTxg;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
 use crate::store::format::superblock::{
-    BLOCK_LEN, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
+    BLOCK_LEN, FEATURE_PASSING, FEATURE_ROOTS, HINT_OFFSET, SLOT_COUNT, Superblock, slot_offset,
 };
 use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::Txn;
 use crate::store::txn::provision::drain;
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
+use crate::store::txn::{Anchoring, Txn};
 use crate::store::{Durability, Patience, Store};
 use crate::units::Txg;
 
@@ -57,11 +60,43 @@ impl Txn {
             // A sync of another thread failed after this transaction began.
             return Err(Error::FailStop);
         }
-        let base = &self.core.base;
-        if durability == Durability::Durable && base.foreign && base.durable < base.txg() {
-            // See `Store::make_durable`.
+        if durability == Durability::Durable && self.core.base.needs_successor() {
             self.core.changed = true;
         }
+        self.publish()?;
+        // Nobody else has committed yet, so this is the state published above, or the base.
+        if durability == Durability::Visible {
+            return Ok(store.state());
+        }
+        let state = store.guard_newest();
+        if state.superblock.passing {
+            drop(self);
+            store.make_passing_durable(&state)?;
+            return Ok(state);
+        }
+        // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
+        let _awaited = (state.durable < state.txg()).then(|| store.await_txg(state.txg()));
+        drop(self);
+        store.make_state_durable(&state)?;
+        Ok(state)
+    }
+
+    /// Publishes a superblock that stays, shown as awaited, so that a sync makes everything before
+    /// it durable. Makes no sync, and fails with [`Error::Busy`] if it would need one.
+    pub(in crate::store) fn anchor(
+        mut self,
+        store: &Store,
+    ) -> Result<(Arc<State>, AwaitedTxg<'_>)> {
+        (self.core.changed, self.core.anchoring) = (true, Anchoring::OrNothing);
+        self.publish()?;
+        let state = store.guard_newest();
+        let awaited = store.await_txg(state.txg());
+        Ok((state, awaited))
+    }
+
+    /// Makes the changes the newest state, if there are any.
+    fn publish(&mut self) -> Result<()> {
+        let store = Arc::clone(&self.core.store);
         if self.core.changed {
             self.settle_index()?;
             let mut roots = self.core.base.superblock.roots.clone();
@@ -88,16 +123,7 @@ impl Txn {
             self.index_committed(state.superblock.roots[TreeId::Index].as_ref());
             self.give_back(&state);
         }
-        // Nobody else has committed yet, so this is the state published above, or the base.
-        if durability == Durability::Visible {
-            return Ok(store.state());
-        }
-        let state = store.guard_newest();
-        // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
-        let _awaited = (state.durable < state.txg()).then(|| store.await_txg(state.txg()));
-        drop(self);
-        store.make_state_durable(&state)?;
-        Ok(state)
+        Ok(())
     }
 
     /// Records what was freed. Changing nodes for that frees nodes too, but it ends because each
@@ -147,8 +173,19 @@ impl Txn {
         let written = core.out.written + core.shared_len + BLOCK_LEN as u64;
         let unsynced_bytes = base.unsynced_bytes + written;
         let slot = base.next_slot().filter(|_| unsynced_bytes <= UNVERIFIED_LEN_MAX);
+        let (mut passing, anchoring) = (false, core.anchoring);
+        let slot = slot.filter(|slot| {
+            let has_room = base.anchor_count(*slot) < store.anchor_count_max(anchoring);
+            // A restored state must be durable before anything is written.
+            passing = anchoring == Anchoring::IfRoom
+                && !has_room
+                && core.set_aside.is_none()
+                && store.header.version >= 2;
+            has_room || anchoring == Anchoring::IfRoom
+        });
         let (slot, durable, unsynced_bytes, data_synced) = match slot {
             Some(slot) => (slot, base.durable, unsynced_bytes, false),
+            None if anchoring == Anchoring::OrNothing => return Err(Error::Busy),
             None => {
                 // This also makes the superblock of the previous state durable, which frees the
                 // slots of all others.
@@ -160,14 +197,15 @@ impl Txn {
         // After a rewind, what the restored state had not made durable is verified as well.
         let named = core.restored_durable.map_or(durable, |restored| restored.min(durable));
         let mut slots = base.slots;
-        slots[slot as usize] = SlotMark { txg: core.txg, durable: named };
+        slots[slot as usize] = SlotMark { txg: core.txg, durable: named, passing };
         let superblock = Superblock {
-            incompat: core.incompat,
+            incompat: core.incompat | if passing { FEATURE_PASSING } else { 0 },
             foreign_names: base.superblock.foreign_names.clone(),
             txg: core.txg,
             durable_txg: named,
             data_synced,
             sync_first: core.set_aside.is_some(),
+            passing,
             next_slot: free_slot(slot, &slots, durable, base.guarded),
             end: core.space.end,
             freed_count: core.space.freed_count,

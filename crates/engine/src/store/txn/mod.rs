@@ -7,7 +7,7 @@
 //! dropped: then nothing it wrote is reachable, and the committed state is as it was. An error
 //! inside the commit has the same effect.
 
-mod begin;
+pub(super) mod begin;
 pub(super) mod commit;
 mod extents;
 pub mod holds;
@@ -64,6 +64,18 @@ pub enum Owner {
     Nobody,
 }
 
+/// Whether the superblock of a transaction becomes an anchor: one that must stay until a later
+/// state is durable, so that somebody can make sure of this one. Any other is passing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::store) enum Anchoring {
+    /// If there are not too many.
+    IfRoom,
+    /// If there is room without a sync, otherwise the commit fails with [`Error::Busy`].
+    OrNothing,
+    /// In any case; a sync makes the room.
+    Always,
+}
+
 /// The part of a transaction that its trees need.
 #[derive(Debug)]
 pub(super) struct TxnCore {
@@ -103,6 +115,8 @@ pub(super) struct TxnCore {
     pub(super) set_aside: Option<Vec<Run>>,
     /// If the transaction restores an older state: the durable txg that it names.
     pub(super) restored_durable: Option<Txg>,
+    /// Whether the superblock must stay until a later state is durable.
+    pub(in crate::store) anchoring: Anchoring,
     /// Whether the superblock was written, or may have been.
     pub(super) published: bool,
     /// Whether the dedup index covers everything committed.
@@ -135,6 +149,7 @@ impl Txn {
             new_dictionaries: Vec::new(),
             set_aside: None,
             restored_durable: None,
+            anchoring: Anchoring::IfRoom,
             published: false,
             index_ready: false,
             index_changed: false,
