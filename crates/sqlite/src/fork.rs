@@ -6,16 +6,20 @@
 //!
 //! * The registry is locked before the list of devices (`device/fork.rs` in the engine), in the
 //!   same order as when a pool is opened: handlers run in the reverse order of their registration.
+//! * The same holds for the lock under which the host closes files, which is taken after the registry.
 //! * Nobody forks while holding the registry.
 #![expect(unsafe_code, reason = "handlers of `fork`")]
 
 use std::cell::UnsafeCell;
-use std::sync::{MutexGuard, Once};
+use std::sync::{MutexGuard, Once, RwLockWriteGuard};
 
+use crate::host;
 use crate::registry::{self, Registry};
 
-/// The lock on the registry, held by the thread that forks.
-struct Held(UnsafeCell<Option<MutexGuard<'static, Registry>>>);
+/// The locks, held by the thread that forks.
+type Locks = (RwLockWriteGuard<'static, ()>, MutexGuard<'static, Registry>);
+
+struct Held(UnsafeCell<Option<Locks>>);
 
 // SAFETY: only the thread that holds the registry touches it.
 unsafe impl Sync for Held {}
@@ -36,7 +40,7 @@ pub fn prepare() {
 unsafe extern "C" fn before() {
     let registry = registry::lock();
     // SAFETY: this thread holds the registry.
-    unsafe { *HELD.0.get() = Some(registry) };
+    unsafe { *HELD.0.get() = Some((host::no_closing(), registry)) };
 }
 
 unsafe extern "C" fn after() {

@@ -8,10 +8,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::ffi::{
-    SQLITE_CANTOPEN, SQLITE_IOERR, SQLITE_IOERR_SHORT_READ, SQLITE_NOTFOUND, SQLITE_OK,
-    sqlite3_file, sqlite3_io_methods, sqlite3_vfs,
+    SQLITE_CANTOPEN, SQLITE_IOERR, SQLITE_IOERR_SHORT_READ, SQLITE_LOCK_SHARED, SQLITE_NOTFOUND,
+    SQLITE_OK, sqlite3_file, sqlite3_io_methods, sqlite3_vfs,
 };
 
 /// The host's VFS. It is registered with SQLite and outlives everything here.
@@ -41,6 +42,18 @@ impl Host {
         // SAFETY: see `new`.
         unsafe { &*self.0 }
     }
+}
+
+/// Held while a file is closed, and shared while a first lock is taken.
+///
+/// Closing a descriptor drops all locks that the process has on the file. So the host puts that off
+/// while any connection of the process has locks. It decides so under a lock of its own, but closes
+/// without it: a lock that another thread takes in between would be lost.
+static CLOSING: RwLock<()> = RwLock::new(());
+
+/// Keeps other threads from closing files and from taking first locks.
+pub(crate) fn no_closing() -> RwLockWriteGuard<'static, ()> {
+    CLOSING.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An open file of the host.
@@ -152,6 +165,8 @@ impl HostFile {
 
     /// Passes xLock on.
     pub fn lock(&self, level: c_int) -> c_int {
+        let is_first = level == SQLITE_LOCK_SHARED;
+        let _closing = is_first.then(|| CLOSING.read().unwrap_or_else(PoisonError::into_inner));
         call!(self, xLock(level), SQLITE_IOERR)
     }
 
@@ -242,6 +257,7 @@ impl HostFile {
 impl Drop for HostFile {
     fn drop(&mut self) {
         if !self.methods_ptr().is_null() {
+            let _closing = no_closing();
             // The host logs errors here; there is nobody left to report them to.
             let _ = call!(&*self, xClose(), SQLITE_OK);
         }
