@@ -129,13 +129,15 @@ impl Store {
         waited: Duration,
         anchor: &Cell<Option<(Arc<State>, AwaitedTxg<'a>)>>,
     ) -> Option<u64> {
-        // What fails here is tried again, or fails again, where there is somebody to tell.
-        let last = || self.syncs().last_awaited(&*self.device).ok()?.filter(|last| *last >= txg.0);
         self.gather(waited);
-        let mut left = COVER_WAIT_MAX;
-        while self.state().superblock.incompat & FEATURE_PASSING != 0 && self.refresh().is_ok() {
-            let awaited = last();
-            if !self.state().superblock.passing && awaited.is_some() {
+        let (mut newest, mut left) = (self.state(), COVER_WAIT_MAX);
+        while newest.superblock.incompat & FEATURE_PASSING != 0 {
+            // What fails here is tried again, or fails again, where there is somebody to tell.
+            self.refresh().ok()?;
+            newest = self.state();
+            let last = self.syncs().last_awaited(&*self.device).ok()?;
+            let awaited = last.filter(|last| *last >= txg.0);
+            if !newest.superblock.passing && awaited.is_some() {
                 return awaited;
             }
             // Who has the writer gate of this process may be waiting for its turn to sync.
@@ -150,10 +152,10 @@ impl Store {
                     let paused = self.device.pause(Awaited::Writer, COVER_PAUSE.min(left));
                     left = left.saturating_sub(paused);
                 }
-                Err(_) => break,
+                Err(_) => return awaited,
             }
         }
-        last()
+        None
     }
 
     /// Puts a sync off for a fraction of the time that it takes, while others commit who would have
