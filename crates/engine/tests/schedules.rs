@@ -612,7 +612,8 @@ fn run_in(seed: u64, mutant: Mutant, is_lossy: bool) -> Result<Run, String> {
         ((0..2 + u64::from(is_lossy)).map(|_| Process::default()).collect(), Mutex::new(things));
     let (has_records, rewinds) = (seed.is_multiple_of(2), AtomicU64::new(0));
     // There are too few threads for it to matter otherwise.
-    let anchor_count_max = if seed / 2 % 2 == 0 { usize::MAX } else { 1 + (seed / 4 % 3) as usize };
+    let anchor_count_max =
+        if (seed / 2).is_multiple_of(2) { usize::MAX } else { 1 + (seed / 4 % 3) as usize };
     let shared = Arc::new(Shared {
         world,
         processes,

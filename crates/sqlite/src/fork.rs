@@ -6,7 +6,8 @@
 //!
 //! * The registry is locked before the list of devices (`device/fork.rs` in the engine), in the
 //!   same order as when a pool is opened: handlers run in the reverse order of their registration.
-//! * The same holds for the lock under which the host closes files, which is taken after the registry.
+//! * The same holds for the lock under which the host closes files, which is taken after the
+//!   registry.
 //! * Nobody forks while holding the registry.
 #![expect(unsafe_code, reason = "handlers of `fork`")]
 

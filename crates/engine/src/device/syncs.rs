@@ -72,8 +72,8 @@ pub struct Shared<'a> {
     /// somebody took it out, then what others show is about other states.
     pub stands: &'a dyn Fn() -> bool,
     /// Called with the turn, just before the sync, so that this also covers commits whose
-    /// superblocks are passing, with the time that the turn was waited for. Returns a txg that is awaited and not before the caller's, if there
-    /// is one now.
+    /// superblocks are passing, and with the time that the turn was waited for. Returns a txg that
+    /// is awaited and not before the caller's, if there is one now.
     pub cover: &'a dyn Fn(Duration) -> Option<u64>,
     /// 0 if a sync of this process proves to others that their data is durable. Looked at before
     /// the sync begins.
@@ -235,7 +235,7 @@ impl Syncs {
         true
     }
 
-    /// The last txg that was shown as durable, by this process, or by others when it was looked for.
+    /// The last txg that was shown as durable, by this process, or by others when somebody looked.
     pub fn last_durable(&self) -> u64 {
         self.shown.load(Ordering::SeqCst).max(self.seen.load(Ordering::Relaxed))
     }

@@ -285,8 +285,8 @@ impl Superblock {
         }
     }
 
-    /// Returns the txg and the durable txg of a slot, and whether it is passing; `None` if it has no
-    /// superblock of this pool. Its checksum is verified, but not what the other fields say.
+    /// Returns the txg and the durable txg of a slot, and whether it is passing; `None` if it has
+    /// no superblock of this pool. Its checksum is verified, but not what the other fields say.
     pub fn numbers(block: &[u8], guid: &[u8; 16]) -> Option<(Txg, Txg, bool)> {
         check_seal(block)?;
         let mut f = FieldReader(block);
