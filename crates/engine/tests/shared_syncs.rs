@@ -465,6 +465,47 @@ fn a_lost_passing_state_is_not_durable_because_a_later_one_is() {
     assert!(matches!(author.commit(2, 3, Durability::Visible), Err(Error::FailStop)));
 }
 
+/// As above, but who has shown it is gone, and somebody is in the middle of a transaction: then the
+/// author learns it from the superblock of others alone.
+#[test]
+fn a_lost_passing_state_is_not_durable_because_a_later_superblock_says_so() {
+    let (dir, [stuck]) = world();
+    let path = dir.path().join("pool.hpk");
+    let [one, author] = [(); 2].map(|()| hasty(&path));
+    one.commit(1, 1, Durability::Visible).unwrap();
+    author.commit(2, 1, Durability::Visible).unwrap();
+    assert!(stuck.device.try_sync_turn().unwrap());
+    let (stopped, is_stopped) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    author.device.at_pause(move || {
+        stopped.send(()).unwrap();
+        let _ = goes_on.recv();
+    });
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| author.commit(2, 2, Durability::Durable));
+        is_stopped.recv().unwrap();
+        assert!(author.pool.state().superblock.passing);
+        author.device.lose();
+        lose_newest(&path, &author.pool);
+        stuck.device.end_sync_turn();
+        let opener = Process::open(&path);
+        opener.commit(1, 3, Durability::Durable).unwrap();
+        opener.commit(1, 4, Durability::Durable).unwrap();
+        drop(opener);
+        stuck.device.lock_writer().unwrap();
+        go_on.send(()).unwrap();
+        let waits = Duration::from_millis(300);
+        let began = std::time::Instant::now();
+        while !commit.is_finished() && began.elapsed() < waits {
+            std::thread::yield_now();
+        }
+        stuck.device.unlock_writer();
+        let done = commit.join().unwrap();
+        let found = Process::open(&path).byte(2);
+        assert!(done.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
+    });
+}
+
 /// The newest superblock of this pool is passing.
 #[test]
 fn the_golden_pool_with_passing_superblocks_is_read() {

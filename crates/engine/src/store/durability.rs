@@ -95,7 +95,8 @@ impl Store {
                 return Err(Error::FailStop);
             }
             if is_known() {
-                return Ok(());
+                // Others may have gone on without it, and say so of greater numbers.
+                return self.refuse_if_lost();
             }
             let anchor = Cell::new(None);
             let cover = &|waited| self.cover(txg, waited, &anchor);
