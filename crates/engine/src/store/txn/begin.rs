@@ -1,6 +1,7 @@
 //! The beginning of a transaction: the writer gate of the process, the writer lock of the pool, and
 //! the newest state.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -92,11 +93,19 @@ impl Store {
         self.refuse_if_gone(&txn.core.base)?;
         txn.core.base.superblock.check_writable()?;
         self.refuse_if_cut_short(&txn.core.base)?;
+        let base = &txn.core.base;
+        // A passing one found at opening may be all that is left of what somebody relied on: who
+        // syncs with this lock takes it for durable, and reuses space, before the next superblock
+        // that says so has reached the medium. From then on that one protects it.
+        let may_be_relied_on =
+            base.superblock.passing && self.doubtful.load(Ordering::Acquire) == base.txg().0;
+        let is_first = base.superblock.sync_first || may_be_relied_on;
+        let syncs = is_first && base.durable < base.txg();
+        if syncs && may_sync == MaySync::No {
+            return Err(Error::Busy);
+        }
         self.reaffirm(&txn.core.base)?;
-        if txn.core.base.superblock.sync_first && txn.core.base.durable < txn.core.base.txg() {
-            if may_sync == MaySync::No {
-                return Err(Error::Busy);
-            }
+        if syncs {
             // Nobody can commit meanwhile, so the state need not be guarded.
             self.sync_device()?;
             self.note_durable(&txn.core.base);
