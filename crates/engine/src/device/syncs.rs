@@ -148,7 +148,7 @@ impl Syncs {
     /// durable: it is not if others do not let go of the turn or of the pool.
     ///
     /// The superblock need not be there any more, so that it is lost cannot be seen. But who lost
-    /// it in a failed sync is told: so what others show counts if `is_intact` then reports no loss.
+    /// it in a failed sync is told: so what others show counts if the system then reports no loss.
     pub fn sync_passing(
         &self,
         device: &dyn Device,

@@ -111,8 +111,8 @@ impl Store {
                 return Ok(());
             }
         }
-        // Others do not let go so this takes the pool's lock for as
-        // long as it needs.
+        // Others do not let go of the turn or of the pool, so this waits for the pool's lock for as
+        // long as it takes.
         let mut txn = self.begin_now(ChecksumKind::default(), Patience::Endless, MaySync::Yes)?;
         if is_known() {
             return Ok(());
@@ -299,8 +299,11 @@ impl Store {
         if target.durable >= target.txg() || self.is_read_only() {
             return if self.is_stopped() { Err(Error::FailStop) } else { Ok(()) };
         }
-        if target.needs_successor() {
+        if target.foreign {
             return begin()?.commit(Durability::Durable).map(drop);
+        }
+        if target.superblock.passing {
+            return self.make_passing_durable(&target);
         }
         self.make_state_durable(&target)
     }
