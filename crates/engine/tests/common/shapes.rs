@@ -40,6 +40,8 @@ pub struct Shape {
     pub durable_one_in: u64,
     /// The number of processes that take turns.
     pub process_count: usize,
+    /// How many superblocks may have to stay in the ring before further ones are passing.
+    pub anchor_count_max: usize,
     /// After one commit in this many, some steps of a compaction; 0 for never.
     pub compact_one_in: u64,
     /// After one commit in this many, some steps of folding, repacking or sinking; 0 for never.
@@ -78,6 +80,7 @@ pub const SMALL: Shape = Shape {
     file_len: 60_000,
     durable_one_in: 2,
     process_count: 1,
+    anchor_count_max: usize::MAX,
     compact_one_in: 0,
     rewrite_one_in: 0,
     snapshot_one_in: 0,
@@ -120,7 +123,7 @@ const FAULTY: Shape = Shape {
 };
 
 /// All workloads.
-pub const WORKLOADS: [Shape; 24] = [
+pub const WORKLOADS: [Shape; 26] = [
     SMALL,
     Shape { name: "every commit durable", file_len: 200_000, durable_one_in: 1, ..SMALL },
     Shape {
@@ -236,6 +239,23 @@ pub const WORKLOADS: [Shape; 24] = [
         import_one_in: 3,
         faults: &[Kind::ReadError, Kind::WriteError, Kind::NoSpace, Kind::SyncError],
         file_len: 100_000,
+        ..FAULTY
+    },
+    Shape {
+        name: "passing superblocks",
+        commit_count: 40,
+        durable_one_in: 6,
+        process_count: 3,
+        anchor_count_max: 1,
+        compact_one_in: 12,
+        ..SMALL
+    },
+    Shape {
+        name: "passing superblocks, errors",
+        faults: &[Kind::WriteError, Kind::TornWrite, Kind::NoSpace, Kind::SyncError],
+        durable_one_in: 4,
+        process_count: 3,
+        anchor_count_max: 2,
         ..FAULTY
     },
 ];

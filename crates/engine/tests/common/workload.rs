@@ -93,9 +93,14 @@ struct Process {
 }
 
 impl Process {
-    fn open(device: &Arc<SimDevice>, dirty_len_max: usize) -> Result<Process, Error> {
+    fn open(
+        device: &Arc<SimDevice>,
+        shape: &Shape,
+        dirty_len_max: usize,
+    ) -> Result<Process, Error> {
         let handle = device.handle();
         let pool = Pool::open(handle.clone(), options(dirty_len_max))?;
+        pool.store().lower_anchor_count_max(shape.anchor_count_max);
         let file = only_file(&pool)?;
         Ok(Process { handle, pool, file })
     }
@@ -145,7 +150,7 @@ impl<'a> Run<'a> {
         faults: Faults,
     ) -> Result<Run<'a>, String> {
         let processes = (0..shape.process_count)
-            .map(|_| Process::open(device, rng.pick(shape.dirty_lens)).map_err(text))
+            .map(|_| Process::open(device, &shape, rng.pick(shape.dirty_lens)).map_err(text))
             .collect::<Result<Vec<_>, _>>()?;
         let bytes = read_all(&processes[0].file).map_err(text)?;
         let version = versions.contents.len() as u64 - 1;
@@ -403,7 +408,7 @@ impl<'a> Run<'a> {
         let lasts_for = std::mem::take(&mut self.lasts_for);
         let paused = self.faults.disarm();
         self.processes[index].file.discard();
-        let fresh = Process::open(self.device, 1 << 20)
+        let fresh = Process::open(self.device, &self.shape, 1 << 20)
             .map_err(|error| format!("after a failure, another process: {error}"))?;
         if let Some(txg) = fresh.pool.store().recovered_from() {
             return Err(format!("after a failure, {txg} is visible, but not whole"));
@@ -456,7 +461,8 @@ impl<'a> Run<'a> {
         }
         process.file.discard();
         let dirty_len_max = self.rng.pick(self.shape.dirty_lens);
-        self.processes[index] = Process::open(self.device, dirty_len_max).map_err(text)?;
+        self.processes[index] =
+            Process::open(self.device, &self.shape, dirty_len_max).map_err(text)?;
         if self.rng.one_in(2) {
             // There is nothing new, but the existing state must be durable now.
             match self.processes[index].file.commit(Durability::Durable) {
@@ -502,7 +508,7 @@ impl<'a> Run<'a> {
         let before = self.faults.total();
         self.arm();
         let dirty_len_max = self.rng.pick(self.shape.dirty_lens);
-        let opened = Process::open(self.device, dirty_len_max).and_then(|process| {
+        let opened = Process::open(self.device, &self.shape, dirty_len_max).and_then(|process| {
             let bytes = read_all(&process.file)?;
             Ok((process, bytes))
         });
@@ -510,7 +516,8 @@ impl<'a> Run<'a> {
         let injected = self.faults.total() > before;
         let (process, bytes) = match opened {
             Err(_) if injected || self.lasts_for > 0 => {
-                let process = Process::open(self.device, dirty_len_max).map_err(text)?;
+                let process =
+                    Process::open(self.device, &self.shape, dirty_len_max).map_err(text)?;
                 let bytes = read_all(&process.file).map_err(text)?;
                 (process, bytes)
             }
