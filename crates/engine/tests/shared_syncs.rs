@@ -341,8 +341,9 @@ fn a_process_in_doubt_tells_nobody() {
     let txg = one.txg() + 1;
     other.device.show_awaited(txg).unwrap();
     let doubtful = AtomicU64::new(1);
-    let shared =
-        Shared { txg, known_failures: 0, stands: &|| true, cover: &|_| None, doubtful: &doubtful };
+    let (stands, is_there) = (&|| true, &|_| true);
+    let (known_failures, cover, doubtful) = (0, &|_| None, &doubtful);
+    let shared = Shared { txg, known_failures, stands, cover, is_there, doubtful };
     let sync = || one.device.syncs().unwrap().sync_txg(&*one.device, shared).unwrap().unwrap();
     let before = one.device.sync_count();
     sync();

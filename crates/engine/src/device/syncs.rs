@@ -75,6 +75,9 @@ pub struct Shared<'a> {
     /// superblocks are passing, and with the time that the turn was waited for. Returns a txg that
     /// is awaited and not before the caller's, if there is one now.
     pub cover: &'a dyn Fn(Duration) -> Option<u64>,
+    /// Whether there is a state of this txg, which somebody waits for, or a later one. If a failed
+    /// sync has lost it, somebody may get its number who writes that after this sync.
+    pub is_there: &'a dyn Fn(u64) -> bool,
     /// 0 if a sync of this process proves to others that their data is durable. Looked at before
     /// the sync begins.
     pub doubtful: &'a AtomicU64,
@@ -202,13 +205,17 @@ impl Syncs {
 
     /// Syncs, and shows to others what is durable then.
     fn sync_for_all(&self, device: &dyn Device, shared: Shared<'_>) -> Option<io::Result<()>> {
-        let Shared { txg, known_failures, doubtful, .. } = shared;
+        let Shared { txg, known_failures, is_there, doubtful, .. } = shared;
         let tells = doubtful.load(Ordering::Acquire) == 0;
         let own = self.awaited(device).keys().next_back().copied();
         let others = device.last_awaited(txg).ok().flatten();
         let last = own.max(others).unwrap_or(txg).max(txg);
+        let last = [last, txg].into_iter().find(|last| is_there(*last));
         let done = self.sync_now(device, known_failures);
-        if tells && matches!(done, Some(Ok(()))) {
+        if tells
+            && matches!(done, Some(Ok(())))
+            && let Some(last) = last
+        {
             let _ = device.show_durable(last);
             self.shown.fetch_max(last, Ordering::SeqCst);
         }

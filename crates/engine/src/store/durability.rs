@@ -79,7 +79,8 @@ impl Store {
         let cover = &|waited| self.cover(txg, waited, &anchor);
         let stands = &|| self.stands(state).unwrap_or(false) || self.was_followed(state);
         let (known_failures, doubtful) = (self.known_failures, &self.doubtful);
-        let shared = Shared { txg: txg.0, known_failures, stands, cover, doubtful };
+        let is_there = &|txg| self.is_there(txg);
+        let shared = Shared { txg: txg.0, known_failures, stands, cover, is_there, doubtful };
         let done = synced(self.syncs().sync_txg(&*self.device, shared));
         self.note_covered(anchor, done.is_ok());
         done
@@ -101,7 +102,8 @@ impl Store {
             let anchor = Cell::new(None);
             let cover = &|waited| self.cover(txg, waited, &anchor);
             let (known_failures, doubtful) = (self.known_failures, &self.doubtful);
-            let shared = Shared { txg: txg.0, known_failures, stands: &|| true, cover, doubtful };
+            let (stands, is_there) = (&|| true, &|txg| self.is_there(txg));
+            let shared = Shared { txg: txg.0, known_failures, stands, cover, is_there, doubtful };
             let done = self.syncs().sync_passing(&*self.device, shared, &is_known);
             let is_durable = synced(done);
             self.note_covered(anchor, matches!(is_durable, Ok(true)));
@@ -137,7 +139,7 @@ impl Store {
             self.refresh().ok()?;
             newest = self.state();
             let last = self.syncs().last_awaited(&*self.device).ok()?;
-            let awaited = last.filter(|last| *last >= txg.0);
+            let awaited = last.filter(|last| *last >= txg.0 && self.is_there(*last));
             if !newest.superblock.passing && awaited.is_some() {
                 return awaited;
             }
@@ -238,6 +240,13 @@ impl Store {
             self.learn(Txg(txg));
         }
         Ok(())
+    }
+
+    /// Whether there is a state of this txg or a later one. Whoever waits for one shows that after
+    /// its superblock is written, so it is found if it was not lost.
+    fn is_there(&self, txg: u64) -> bool {
+        let is_known = || self.state().txg().0 >= txg;
+        is_known() || self.refresh().is_ok() && is_known()
     }
 
     /// Whether the superblock of a state is still in its slot.
