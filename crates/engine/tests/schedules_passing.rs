@@ -1,4 +1,4 @@
-//! Many threads of several processes that wait for their commits to be durable, with few superblocks
+//! Many threads of several processes wait for their commits to be durable, with few superblocks
 //! that may stay, one step at a time in an order that a seed chooses. Processes are killed at any
 //! step, syncs and superblocks fail, and after a loss of power others go on and lose power again.
 //!
