@@ -76,17 +76,23 @@ impl File {
     }
 
     fn commit_with(&self, begun: Result<Txn>, durability: Durability) -> Result<()> {
-        let mut pending = self.pending();
+        let mut pending = Some(self.pending());
         let done = begun.and_then(|mut txn| {
-            self.put(&mut txn, &mut pending)?;
-            txn.commit(durability).map(drop)
-        });
-        match done {
-            Ok(()) => {
-                *pending = Pending::default();
-                self.dirty.store(false, Ordering::Release);
+            if let Some(pending) = &mut pending {
+                self.put(&mut txn, pending)?;
             }
-            Err(_) => self.fail(&mut pending),
+            let published = || {
+                let Some(mut pending) = pending.take() else { return };
+                let done = std::mem::take(&mut *pending);
+                self.dirty.store(false, Ordering::Release);
+                // A draft waits for its last sync.
+                drop(pending);
+                drop(done);
+            };
+            txn.commit_then(durability, published).map(drop)
+        });
+        if done.is_err() {
+            self.fail(&mut pending.unwrap_or_else(|| self.pending()));
         }
         done
     }

@@ -62,16 +62,12 @@ impl File {
         txn: Txn,
         durability: Durability,
     ) -> Result<()> {
-        let mut all: Vec<_> = files.iter().map(|file| file.pending()).collect();
+        let lock = || files.iter().map(|file| file.pending()).collect::<Vec<_>>();
+        let mut all = Some(lock());
         let done = commit(files, txn, &mut all, durability);
-        for (file, pending) in files.iter().zip(&mut all) {
-            match &done {
-                Ok(()) => {
-                    **pending = Pending::default();
-                    file.dirty.store(false, Ordering::Release);
-                }
-                Err(_) => file.fail(pending),
-            }
+        if done.is_err() {
+            let mut all = all.unwrap_or_else(lock);
+            files.iter().zip(&mut all).for_each(|(file, pending)| file.fail(pending));
         }
         done
     }
@@ -104,14 +100,22 @@ fn checksum(files: &[&File]) -> Result<ChecksumKind> {
 fn commit(
     files: &[&File],
     mut txn: Txn,
-    all: &mut [RwLockWriteGuard<'_, Pending>],
+    all: &mut Option<Vec<RwLockWriteGuard<'_, Pending>>>,
     durability: Durability,
 ) -> Result<()> {
-    for (file, pending) in files.iter().zip(all) {
+    for (file, pending) in files.iter().zip(all.iter_mut().flatten()) {
         if pending.failed {
             return Err(refused());
         }
         file.put(&mut txn, pending)?;
     }
-    txn.commit(durability).map(drop)
+    let published = || {
+        let Some(mut all) = all.take() else { return };
+        let done: Vec<_> = all.iter_mut().map(|pending| std::mem::take(&mut **pending)).collect();
+        files.iter().for_each(|file| file.dirty.store(false, Ordering::Release));
+        // A draft waits for its last sync.
+        drop(all);
+        drop(done);
+    };
+    txn.commit_then(durability, published).map(drop)
 }

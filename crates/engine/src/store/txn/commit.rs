@@ -54,7 +54,18 @@ type Roots = PerTree<Option<Pointer>>;
 
 impl Txn {
     /// Publishes the changes as the next state of the pool, and returns that state.
-    pub fn commit(mut self, durability: Durability) -> Result<Arc<State>> {
+    pub fn commit(self, durability: Durability) -> Result<Arc<State>> {
+        self.commit_then(durability, || ())
+    }
+
+    /// Like [`Txn::commit`], but calls `published` when the changes are visible, before it waits
+    /// for them to be durable. That may need another transaction, so a lock that somebody waits for
+    /// within a transaction has to end there.
+    pub(crate) fn commit_then(
+        mut self,
+        durability: Durability,
+        published: impl FnOnce(),
+    ) -> Result<Arc<State>> {
         let store = Arc::clone(&self.core.store);
         if store.is_stopped() {
             // A sync of another thread failed after this transaction began.
@@ -66,17 +77,22 @@ impl Txn {
         self.publish()?;
         // Nobody else has committed yet, so this is the state published above, or the base.
         if durability == Durability::Visible {
-            return Ok(store.state());
+            let state = store.state();
+            drop(self);
+            published();
+            return Ok(state);
         }
         let state = store.guard_newest();
         if state.superblock.passing {
             drop(self);
+            published();
             store.make_passing_durable(&state)?;
             return Ok(state);
         }
         // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
         let _awaited = (state.durable < state.txg()).then(|| store.await_txg(state.txg()));
         drop(self);
+        published();
         store.make_state_durable(&state)?;
         Ok(state)
     }
