@@ -208,7 +208,8 @@ class Superblock:
         need(is_zero(block[4062:4080]), "reserved bytes of a superblock are not zero")
         need(all(tree < 11 for tree in self.roots), "a root belongs to an unknown tree")
         need(self.durable <= self.txg < 1 << 62 and self.next_file_id < 1 << 62, "a number is too large")
-        need(self.flags < 8 and self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
+        need(self.flags < (8 if self.incompat >> 16 & 1 else 4), "a flag is unknown")
+        need(self.next_slot <= SLOTS and self.end <= 1 << 50, "a field is impossible")
         inside = [self.freed_sectors, self.space_sectors, *map(sum, self.windows)]
         need(self.freed_count <= self.freed_sectors and max(inside) <= self.end, "space lies beyond the end")
 

@@ -73,31 +73,3 @@ fn who_waits_with_a_passing_superblock_keeps_nobody_waiting() {
     let done = (commits.is_finished(), writes.is_finished());
     assert_eq!(done, (true, true), "they wait for each other");
 }
-
-/// A commit that is visible already becomes durable while others are in a long transaction.
-#[test]
-#[ignore = "it waits for the end of that transaction"]
-fn a_passing_commit_becomes_durable_beside_a_long_transaction() {
-    let (_dir, path) = world();
-    let pool = hasty(&path);
-    let file = only_file(&pool).unwrap();
-    let stuck = FileDevice::open(&path).unwrap();
-    assert!(stuck.try_sync_turn().unwrap());
-    for byte in 0..3 {
-        file.write_at(&[byte], 0).unwrap();
-        file.commit(Durability::Visible).unwrap();
-    }
-    let txg = pool.state().txg();
-    file.write_at(&[9], 4096).unwrap();
-    let commits = std::thread::spawn(move || file.commit(Durability::Durable).unwrap());
-    while pool.state().txg() == txg {
-        std::thread::yield_now();
-    }
-    stuck.lock_writer().unwrap();
-    stuck.end_sync_turn();
-    let began = Instant::now();
-    while !commits.is_finished() && began.elapsed() < LONG {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(commits.is_finished(), "it waits for more than {LONG:?}");
-}

@@ -417,6 +417,8 @@ fn a_passing_commit_becomes_durable_by_itself() {
             std::thread::yield_now();
         }
         assert!(one.pool.state().superblock.passing);
+        // Who syncs would say that it is durable, but need not keep its superblock.
+        assert_eq!(stuck.device.last_awaited(one.txg()).unwrap(), None);
         stuck.device.end_sync_turn();
         waits.join().unwrap().unwrap();
     });

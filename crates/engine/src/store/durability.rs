@@ -87,8 +87,13 @@ impl Store {
     }
 
     /// Makes a state durable whose superblock is passing, and which the caller has committed:
-    /// together with a later one that stays, whoever writes it.
-    pub(in crate::store) fn make_passing_durable(self: &Arc<Self>, state: &State) -> Result<()> {
+    /// together with a later one that stays, whoever writes it. `begin` begins a transaction, which
+    /// others may make necessary who do not let go of the turn to sync or of the pool.
+    pub(in crate::store) fn make_passing_durable(
+        self: &Arc<Self>,
+        state: &State,
+        begin: &mut dyn FnMut() -> Result<Txn>,
+    ) -> Result<()> {
         let txg = state.txg();
         let is_known = || self.state().durable >= txg;
         for _ in 0..COVER_COUNT_MAX {
@@ -113,11 +118,10 @@ impl Store {
                 return Ok(());
             }
         }
-        // Others do not let go of the turn or of the pool, so this waits for the pool's lock for as
-        // long as it takes.
-        let mut txn = self.begin_now(ChecksumKind::default(), Patience::Endless, MaySync::Yes)?;
+        let mut txn = begin()?;
         if is_known() {
-            return Ok(());
+            drop(txn);
+            return self.refuse_if_lost();
         }
         (txn.core.changed, txn.core.anchoring) = (true, Anchoring::Always);
         txn.commit(Durability::Durable).map(drop)
@@ -312,7 +316,7 @@ impl Store {
             return begin()?.commit(Durability::Durable).map(drop);
         }
         if target.superblock.passing {
-            return self.make_passing_durable(&target);
+            return self.make_passing_durable(&target, begin);
         }
         self.make_state_durable(&target)
     }

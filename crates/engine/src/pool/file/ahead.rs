@@ -389,9 +389,13 @@ impl File {
             let mut txn = self.store.begin_with(draft.checksum, patience)?;
             check_draft(&mut txn, draft.file)?;
             Edit::new(&mut txn, 0).remove_file_if_there(draft.file)?;
-            // Until this is durable, its space is not reused.
-            let is_large = draft.written_len >= bulk::LEN_MIN;
-            txn.commit(if is_large { Durability::Durable } else { Durability::Visible })
+            txn.commit(Durability::Visible)?;
+            // Until this is durable, its space is not reused. Whoever holds the pool may be waiting
+            // for this file.
+            match draft.written_len >= bulk::LEN_MIN {
+                true => self.store.make_durable_asking(&mut || false),
+                false => Ok(()),
+            }
         };
         let _ = remove();
     }

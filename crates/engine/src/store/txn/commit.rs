@@ -86,7 +86,8 @@ impl Txn {
         if state.superblock.passing {
             drop(self);
             published();
-            store.make_passing_durable(&state)?;
+            // It is visible, so there is no way back.
+            store.make_passing_durable(&state, &mut || store.begin(ChecksumKind::default()))?;
             return Ok(state);
         }
         // Shown while nobody else can commit, so that whoever syncs next syncs for this one too.
