@@ -173,13 +173,16 @@ impl Store {
         if sync_time < GATHER_FROM {
             return;
         }
+        let is_among_others = waited > sync_time / 4;
+        // Several commits of one writer are no reason to wait for another.
+        let adoptions = self.adoptions();
+        let has_seen_others = self.adoptions_synced.swap(adoptions, Ordering::Relaxed) != adoptions;
+        if !is_among_others && !has_seen_others {
+            return;
+        }
         let state = self.state();
         let (durable, group) = (state.durable.0, self.last_group.load(Ordering::Relaxed));
         let pending = |txg: Txg| txg.0.saturating_sub(durable);
-        let is_among_others = waited > sync_time / 4;
-        if !is_among_others && group < 2 && pending(state.txg()) < 2 {
-            return;
-        }
         let rest = self.syncs_not_put_off.load(Ordering::Relaxed);
         if rest > 0 {
             self.syncs_not_put_off.store(rest - 1, Ordering::Relaxed);

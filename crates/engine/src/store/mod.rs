@@ -102,6 +102,8 @@ pub struct Store {
     anchor_count_max: AtomicUsize,
     /// How many commits became durable at once when some last did.
     last_group: AtomicU64,
+    /// How many adoptions there had been when the last sync began.
+    adoptions_synced: AtomicU64,
     /// How many of the next syncs are not put off for others.
     syncs_not_put_off: AtomicU64,
     /// How often a state was adopted that another process had committed.

@@ -181,6 +181,7 @@ impl Store {
             fail_stop: AtomicBool::new(false),
             doubtful: AtomicU64::new(0),
             last_group: AtomicU64::new(0),
+            adoptions_synced: AtomicU64::new(0),
             syncs_not_put_off: AtomicU64::new(0),
             anchor_count_max: AtomicUsize::new(ANCHOR_COUNT_MAX),
             adoptions: AtomicU64::new(0),
