@@ -433,6 +433,35 @@ fn a_passing_commit_becomes_durable_by_itself() {
     assert_eq!(problems(&found.pool).unwrap(), Vec::<String>::new());
 }
 
+/// What a sync in progress will make durable stays in the ring, whatever its own process commits.
+#[test]
+fn the_superblock_that_is_written_for_all_stays_while_it_is_synced() {
+    let (dir, [_]) = world();
+    let one = hasty(&dir.path().join("pool.hpk"));
+    // Nothing else has to stay then.
+    one.commit(1, 9, Durability::Durable).unwrap();
+    (0..3).for_each(|byte| one.commit(1, byte, Durability::Visible).unwrap());
+    let (begun, is_begun) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    one.device.at_sync(move |file| {
+        begun.send(()).unwrap();
+        // Also if the test fails.
+        let _ = may_go.recv();
+        file.sync_data()
+    });
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| one.commit(2, 3, Durability::Durable));
+        is_begun.recv().unwrap();
+        let anchor = one.pool.state();
+        assert!(!anchor.superblock.passing);
+        (0..20).for_each(|byte| one.commit(1, byte, Durability::Visible).unwrap());
+        let ring = one.pool.store().superblocks().unwrap();
+        assert!(ring.iter().any(|superblock| *superblock == *anchor.superblock), "{ring:?}");
+        drop(go);
+        waits.join().unwrap().unwrap();
+    });
+}
+
 /// A failed sync loses a commit whose superblock is passing; others go on without it, and show
 /// greater numbers as durable. Its author must not believe them.
 #[test]
@@ -466,6 +495,37 @@ fn a_lost_passing_state_is_not_durable_because_a_later_one_is() {
         assert!(done.is_err(), "acknowledged as durable, and lost");
     });
     assert!(matches!(author.commit(2, 3, Durability::Visible), Err(Error::FailStop)));
+}
+
+/// As above, but the superblock would have to stay. That it is gone proves nothing where superblocks
+/// follow each other fast.
+#[test]
+fn a_lost_state_is_not_durable_because_others_pass() {
+    let (dir, [stuck, author]) = world();
+    let path = dir.path().join("pool.hpk");
+    let one = hasty(&path);
+    (0..4).for_each(|byte| one.commit(1, byte, Durability::Visible).unwrap());
+    author.commit(2, 1, Durability::Durable).unwrap();
+    assert!(stuck.device.try_sync_turn().unwrap());
+    let (stopped, is_stopped) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    author.device.at_pause(move || {
+        stopped.send(()).unwrap();
+        let _ = goes_on.recv();
+    });
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| author.commit(2, 2, Durability::Durable));
+        is_stopped.recv().unwrap();
+        assert!(!author.pool.state().superblock.passing);
+        author.device.lose();
+        lose_newest(&path, &author.pool);
+        stuck.device.end_sync_turn();
+        let opener = Process::open(&path);
+        opener.commit(1, 13, Durability::Durable).unwrap();
+        opener.commit(1, 14, Durability::Durable).unwrap();
+        go_on.send(()).unwrap();
+        assert!(commit.join().unwrap().is_err(), "acknowledged as durable, and lost");
+    });
 }
 
 /// As above, but who has shown it is gone, and somebody is in the middle of a transaction: then the
