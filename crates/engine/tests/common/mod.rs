@@ -18,6 +18,7 @@ pub mod shapes;
 pub mod sim_device;
 pub mod snapshotting;
 pub mod trees;
+pub mod watched;
 pub mod workload;
 
 use std::sync::Arc;
