@@ -177,6 +177,9 @@ fn logs_that_were_left_are_settled_where_they_belong() {
     assert!(logs.iter().any(|(bytes, _)| !bytes.is_empty()), "{logs:?}");
     drop(db);
     assert!(for_writing(&mount.at("b.db")).is_ok());
+    // The kernel tells the mount some time later that it was closed, and until then it is still
+    // open there.
+    eventually(&["sql"], &[&path, Path::new("select count(*) from t")]);
     logs.iter().for_each(|(bytes, path)| write(path, bytes));
     assert_eq!(errno(for_writing(&mount.at("b.db"))), libc::EBUSY);
     drop(open_in_pool(&path).query_row("select 1 from t", [], |_| Ok(())));
