@@ -4,7 +4,9 @@ mod common;
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use common::sim_device::{Disk, Op, SimDevice};
@@ -217,15 +219,15 @@ fn the_superblock_that_is_written_for_all_stays_while_it_is_synced() {
     });
 }
 
-/// A failed sync loses a commit whose superblock is passing; others go on without it, and show
-/// greater numbers as durable. Its author must not believe them.
-#[test]
-fn a_lost_passing_state_is_not_durable_because_a_later_one_is() {
-    let (dir, [stuck]) = world();
-    let path = dir.path().join("pool.hpk");
-    let [one, author] = [(); 2].map(|()| hasty(&path));
-    one.commit(1, 1, Durability::Visible).unwrap();
-    author.commit(2, 1, Durability::Visible).unwrap();
+/// The author of a durable commit to page 2, of the byte 2, is stopped while it waits, and a failed
+/// sync loses that state. Others open the pool, go on, and show greater numbers as durable; then
+/// `then` is called with one of them, and the author goes on with `go_on`. Returns what it is told.
+fn lost_while_it_waits(
+    path: &Path,
+    (stuck, author): (&Process, &Process),
+    is_passing: bool,
+    then: impl FnOnce(Process, Sender<()>, &ScopedJoinHandle<'_, Result<(), Error>>) -> Option<Process>,
+) -> Result<(), Error> {
     assert!(stuck.device.try_sync_turn().unwrap());
     let (stopped, is_stopped) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel::<()>();
@@ -236,19 +238,35 @@ fn a_lost_passing_state_is_not_durable_because_a_later_one_is() {
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| author.commit(2, 2, Durability::Durable));
         is_stopped.recv().unwrap();
-        assert!(author.pool.state().superblock.passing);
+        assert_eq!(author.pool.state().superblock.passing, is_passing);
         // As the system tells each who has the file open.
         author.device.lose();
-        lose_newest(&path, &author.pool);
+        lose_newest(path, &author.pool);
         stuck.device.end_sync_turn();
-        let opener = Process::open(&path);
+        let opener = Process::open(path);
         assert_eq!(opener.byte(2), 1);
-        opener.commit(1, 3, Durability::Durable).unwrap();
-        opener.commit(1, 4, Durability::Durable).unwrap();
+        opener.commit(1, 13, Durability::Durable).unwrap();
+        opener.commit(1, 14, Durability::Durable).unwrap();
+        // What it shows ends with it.
+        let _opener = then(opener, go_on, &commit);
+        commit.join().unwrap()
+    })
+}
+
+/// Its author must not believe that a commit with a passing superblock is durable because a later
+/// one is.
+#[test]
+fn a_lost_passing_state_is_not_durable_because_a_later_one_is() {
+    let (dir, [stuck]) = world();
+    let path = dir.path().join("pool.hpk");
+    let [one, author] = [(); 2].map(|()| hasty(&path));
+    one.commit(1, 1, Durability::Visible).unwrap();
+    author.commit(2, 1, Durability::Visible).unwrap();
+    let done = lost_while_it_waits(&path, (&stuck, &author), true, |opener, go_on, _| {
         go_on.send(()).unwrap();
-        let done = commit.join().unwrap();
-        assert!(done.is_err(), "acknowledged as durable, and lost");
+        Some(opener)
     });
+    assert!(done.is_err(), "acknowledged as durable, and lost");
     assert!(matches!(author.commit(2, 3, Durability::Visible), Err(Error::FailStop)));
 }
 
@@ -261,30 +279,15 @@ fn a_lost_state_is_not_durable_because_others_pass() {
     let one = hasty(&path);
     (0..4).for_each(|byte| one.commit(1, byte, Durability::Visible).unwrap());
     author.commit(2, 1, Durability::Durable).unwrap();
-    assert!(stuck.device.try_sync_turn().unwrap());
-    let (stopped, is_stopped) = mpsc::channel();
-    let (go_on, goes_on) = mpsc::channel::<()>();
-    author.device.at_pause(move || {
-        stopped.send(()).unwrap();
-        let _ = goes_on.recv();
-    });
-    std::thread::scope(|scope| {
-        let commit = scope.spawn(|| author.commit(2, 2, Durability::Durable));
-        is_stopped.recv().unwrap();
-        assert!(!author.pool.state().superblock.passing);
-        author.device.lose();
-        lose_newest(&path, &author.pool);
-        stuck.device.end_sync_turn();
-        let opener = Process::open(&path);
-        opener.commit(1, 13, Durability::Durable).unwrap();
-        opener.commit(1, 14, Durability::Durable).unwrap();
+    let done = lost_while_it_waits(&path, (&stuck, &author), false, |opener, go_on, _| {
         go_on.send(()).unwrap();
-        assert!(commit.join().unwrap().is_err(), "acknowledged as durable, and lost");
+        Some(opener)
     });
+    assert!(done.is_err(), "acknowledged as durable, and lost");
 }
 
 /// As above, but who has shown it is gone, and somebody is in the middle of a transaction: then the
-/// author learns it from the superblock of others alone.
+/// author of a passing one learns it from the superblock of others alone.
 #[test]
 fn a_lost_passing_state_is_not_durable_because_a_later_superblock_says_so() {
     let (dir, [stuck]) = world();
@@ -292,36 +295,19 @@ fn a_lost_passing_state_is_not_durable_because_a_later_superblock_says_so() {
     let [one, author] = [(); 2].map(|()| hasty(&path));
     one.commit(1, 1, Durability::Visible).unwrap();
     author.commit(2, 1, Durability::Visible).unwrap();
-    assert!(stuck.device.try_sync_turn().unwrap());
-    let (stopped, is_stopped) = mpsc::channel();
-    let (go_on, goes_on) = mpsc::channel::<()>();
-    author.device.at_pause(move || {
-        stopped.send(()).unwrap();
-        let _ = goes_on.recv();
-    });
-    std::thread::scope(|scope| {
-        let commit = scope.spawn(|| author.commit(2, 2, Durability::Durable));
-        is_stopped.recv().unwrap();
-        assert!(author.pool.state().superblock.passing);
-        author.device.lose();
-        lose_newest(&path, &author.pool);
-        stuck.device.end_sync_turn();
-        let opener = Process::open(&path);
-        opener.commit(1, 3, Durability::Durable).unwrap();
-        opener.commit(1, 4, Durability::Durable).unwrap();
+    let done = lost_while_it_waits(&path, (&stuck, &author), true, |opener, go_on, commit| {
         drop(opener);
         stuck.device.lock_writer().unwrap();
         go_on.send(()).unwrap();
-        let waits = Duration::from_millis(300);
-        let began = std::time::Instant::now();
-        while !commit.is_finished() && began.elapsed() < waits {
+        let began = Instant::now();
+        while !commit.is_finished() && began.elapsed() < Duration::from_millis(300) {
             std::thread::yield_now();
         }
         stuck.device.unlock_writer();
-        let done = commit.join().unwrap();
-        let found = Process::open(&path).byte(2);
-        assert!(done.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
+        None
     });
+    let found = Process::open(&path).byte(2);
+    assert!(done.is_err() || found == 2, "acknowledged as durable, and lost: {found}");
 }
 
 /// The newest superblock of this pool is passing.

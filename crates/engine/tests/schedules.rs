@@ -123,18 +123,6 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// Whether this error is acceptable with injected faults and others at work.
-fn is_excused(error: &str, live: &Live) -> bool {
-    let expected = [
-        "injected",
-        "killed",
-        "a sync of another process failed",
-        &text(Error::FailStop),
-        &text(Error::Busy),
-    ];
-    live.device.is_dead() || expected.iter().any(|part| error.contains(part))
-}
-
 /// Whether a process meets this error while it opens a pool of which a failed sync loses parts.
 fn is_lost(error: &str) -> bool {
     let expected = ["injected", "a sync of another process failed", "corrupt"];
@@ -561,7 +549,7 @@ fn work(shared: &Shared, process: usize, mut rng: Rng, faults: bool) -> Result<(
             Ok(()) => {}
             Err(error)
                 if shared.is_lossy && !error.contains("nobody wrote")
-                    || faults && is_excused(&error, &live)
+                    || faults && live.device.excuses(&error)
                     || error.contains(&text(Error::Busy)) => {}
             Err(error) => return Err(format!("{name}: {error}")),
         }

@@ -104,17 +104,6 @@ fn put(
     Ok(())
 }
 
-fn is_excused(error: &str, live: &Live, is_lossy: bool) -> bool {
-    let expected = [
-        "injected",
-        "killed",
-        "a sync of another process failed",
-        &text(Error::FailStop),
-        &text(Error::Busy),
-    ];
-    is_lossy || live.device.is_dead() || expected.iter().any(|part| error.contains(part))
-}
-
 impl Shared {
     fn things(&self) -> MutexGuard<'_, Vec<Thing>> {
         self.things.lock().unwrap()
@@ -239,7 +228,7 @@ fn work(
             _ => ("look", look(shared, &live)),
         };
         match done {
-            Err(error) if !is_excused(&error, &live, shared.is_lossy) => {
+            Err(error) if !shared.is_lossy && !live.device.excuses(&error) => {
                 return Err(format!("{name}: {error}"));
             }
             _ => {}

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hardpack_engine::Error;
 use hardpack_engine::device::{Device, Pins, Slot, Syncs};
 use hardpack_engine::store::superblock::{EXTENTS_OFFSET, RING_OFFSET};
 
@@ -187,6 +188,18 @@ impl Scheduled {
     /// Whether a sync of the process has failed.
     pub fn has_failed(&self) -> bool {
         self.handle.has_failed()
+    }
+
+    /// Whether what its world does to a process, and others at work, may lead to this error.
+    pub fn excuses(&self, error: &str) -> bool {
+        let expected = [
+            "injected",
+            "killed",
+            "a sync of another process failed",
+            &Error::FailStop.to_string(),
+            &Error::Busy.to_string(),
+        ];
+        self.is_dead() || expected.iter().any(|part| error.contains(part))
     }
 
     fn enter(&self, name: &'static str) -> io::Result<()> {
