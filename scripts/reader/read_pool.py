@@ -33,9 +33,9 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks passing-superblocks""".split()
+    parts-by-content chunks passing-superblocks inflated""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
-DELTA, PAGE_FILTER, PAGES_APART = 1, 2, 3
+DELTA, PAGE_FILTER, PAGES_APART, INFLATED = 1, 2, 3, 4
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
 SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
@@ -138,6 +138,31 @@ def decompress(codec, data, length, dictionary=b""):
         raise Damaged(f"codec {codec}: {error}") from error
     need(len(out) == length, f"codec {codec}: {len(out)} bytes, {length} expected")
     return out
+
+
+def deflated_again(form, length):
+    """Returns the extent of an inflated form."""
+    need(len(form) >= 4, "an inflated form is too short")
+    count = int.from_bytes(form[:4], "little")
+    at = 4 + 14 * count
+    need(at <= len(form), "the directory of an inflated form is too long")
+    gaps, lens, text_lens = (struct.unpack_from(f"<{count}I", form, 4 + 4 * count * column) for column in range(3))
+    settings = struct.unpack_from(f"<{count}H", form, 4 + 12 * count)
+    need(sum(lens) + sum(gaps) <= length, "the streams do not fit")
+    text_at = at + length - sum(lens)
+    need(text_at + sum(text_lens) == len(form), "the texts have another length")
+    out = bytearray()
+    for gap, stream_len, text_len, bits in zip(gaps, lens, text_lens, settings):
+        level, memory, window, strategy = (bits >> shift & 15 for shift in (0, 4, 8, 12))
+        valid = 1 <= level <= 9 and 1 <= memory <= 9 and 9 <= window <= 15 and strategy <= 4
+        need(valid and stream_len >= 64 and text_len >= 1, "an entry of a stream is impossible")
+        out += form[at : at + gap]
+        compressor = zlib.compressobj(level, zlib.DEFLATED, -window, memory, strategy)
+        stream = compressor.compress(form[text_at : text_at + text_len]) + compressor.flush()
+        need(len(stream) == stream_len, "zlib makes a stream of another length")
+        out += stream
+        at, text_at = at + gap, text_at + text_len
+    return bytes(out + form[at : at + length - len(out)])
 
 
 class Pointer:
@@ -256,6 +281,11 @@ class State:
             found = Pointer(value)
             need(found.dictionary == 0 and found.extent_len <= 262144, "a dictionary is impossible")
             dictionary = self.content(found)
+        if pointer.filter == INFLATED:
+            need(len(data) >= 4, "an inflated record is too short")
+            length = int.from_bytes(data[-4:], "little")
+            need(length <= 1 << 25, "an inflated form is too long")
+            return deflated_again(decompress(pointer.codec, data[:-4], length), pointer.extent_len)
         if pointer.filter == PAGES_APART:
             return self.joined(pointer, data, dictionary)
         if pointer.filter != PAGE_FILTER:

@@ -20,6 +20,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 #[derive(Debug, Default)]
 struct Happened {
     records: u64,
+    inflated: u64,
     overtaken: u64,
     moved: u64,
     rollbacks: u64,
@@ -73,6 +74,7 @@ impl Model {
         match self.rng.below(8) {
             0 => vec![0; len],
             1 => Rng(seed).noise(len),
+            2 | 3 => Rng(seed).archive(len),
             _ => Rng(seed).text(len),
         }
     }
@@ -224,7 +226,8 @@ impl Model {
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(3);
-        let goal = SegmentGoal { compression, len, again };
+        let inflate = self.rng.one_in(2);
+        let goal = SegmentGoal { compression, len, again, inflate };
         let top = match self.some_name() {
             Some(name) if self.rng.one_in(6) => self.pool.resolve(name.as_bytes()).unwrap().file,
             _ => ROOT,
@@ -243,6 +246,7 @@ impl Model {
                     let report = self.optimisations.swap_remove(index).report().clone();
                     assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
                     self.happened.records += report.records;
+                    self.happened.inflated += report.inflated_streams;
                     self.happened.overtaken += report.overtaken;
                 }
             } else if !self.compactions.is_empty() {
@@ -299,11 +303,13 @@ fn files_in_segments_are_vectors_of_bytes() {
         }
         let it = model.happened;
         sum.records += it.records;
+        sum.inflated += it.inflated;
         sum.overtaken += it.overtaken;
         sum.moved += it.moved;
         sum.rollbacks += it.rollbacks;
         sum.reopened += it.reopened;
     }
     println!("{sum:?}");
-    assert!(sum.records > 100 && sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
+    assert!(sum.records > 100 && sum.inflated > 100);
+    assert!(sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
 }

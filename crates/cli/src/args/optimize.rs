@@ -40,6 +40,9 @@ pub struct OptimizeArgs {
     /// Put what is in segments already into new ones, together with everything else
     #[arg(long)]
     pub again: bool,
+    /// Compress what deflate streams stand for, in ZIP archives, PNG images, gzip files and others
+    #[arg(long)]
+    pub inflate: bool,
     /// Do not shorten the pool at the end
     #[arg(long)]
     pub keep_length: bool,

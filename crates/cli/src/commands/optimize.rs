@@ -35,7 +35,12 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let opened = args.pool.open_writable(args.work.threads)?;
     let pool = &opened.pool;
     let before = pool_len(pool);
-    let goal = SegmentGoal { compression: args.compression, len: args.segment, again: args.again };
+    let goal = SegmentGoal {
+        compression: args.compression,
+        len: args.segment,
+        again: args.again,
+        inflate: args.inflate,
+    };
     let mut optimisation = pool.optimize(opened.file_or_entry()?.file, goal)?;
     let done = work(args, &opened, &mut optimisation);
     let report = optimisation.report().clone();
@@ -151,6 +156,9 @@ fn report_on(
             "segments": report.segments,
             "allocated_before": report.allocated_before,
             "allocated_after": report.allocated_after,
+            "inflated_streams": report.inflated_streams,
+            "inflated_from": report.inflated_from_len,
+            "inflated_to": report.inflated_to_len,
             "segment_bytes": report.segment_len,
             "held_bytes": report.held_len,
             "database_bytes": report.database_len,
@@ -176,6 +184,14 @@ fn report_on(
         ),
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
+    if report.inflated_streams > 0 {
+        output::print_line(format_args!(
+            "  inflated: {} deflate streams, {} became {} before they were compressed again",
+            count(report.inflated_streams, false),
+            bytes(report.inflated_from_len, false),
+            bytes(report.inflated_to_len, false),
+        ))?;
+    }
     let held = match args.pool.is_whole() {
         true => "held by snapshots: destroy them, then run the command again",
         false => "held by snapshots, or in segments that files elsewhere share",

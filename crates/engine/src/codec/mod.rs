@@ -32,6 +32,7 @@ mod dictionary;
 mod encode;
 mod filter;
 mod gzip;
+pub(crate) mod inflated;
 mod lz4;
 mod lzjb;
 mod stock;
@@ -52,6 +53,8 @@ pub use dictionary::Dictionary;
 pub use encode::{Encoded, Policy, is_all_zero};
 #[doc(hidden)]
 pub use filter::{Form, is_database};
+#[doc(hidden)]
+pub use inflated::deflated;
 pub(crate) use stock::Stock;
 
 /// The longest record a codec accepts, in bytes: `LZ4_MAX_INPUT_SIZE`, the smallest of their

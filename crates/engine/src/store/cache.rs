@@ -33,6 +33,10 @@ pub(super) enum Part {
     Window(u32),
     /// The page at this offset, which was stored apart.
     Page(u32),
+    /// The form of an inflated extent, and the span of it that begins at this offset, see
+    /// [`super::inflated`].
+    Form,
+    Span(u32),
 }
 
 /// Caches that all pools of a process can share.

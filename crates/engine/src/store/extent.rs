@@ -13,6 +13,7 @@ use super::format::checksum::ChecksumKind;
 use super::format::node::Node;
 use super::format::pointer::{EXTENT_LEN_MAX, ExtentKey, Filter, Place, Pointer};
 use super::format::trees::TreeId;
+use super::inflated::decode_inflated;
 use super::tree::NodeSource;
 use super::{State, Store};
 use crate::codec::{self, CodecId};
@@ -183,8 +184,7 @@ impl Store {
             );
             return Err(Error::corrupt("extent", self.location_of(pointer), what));
         }
-        let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
-        if is_raw && matches!(pointer.place, Place::Extent { .. }) {
+        if pointer.is_verbatim() && matches!(pointer.place, Place::Extent { .. }) {
             let stored = self.read_stored(pointer)?;
             if stored.len() != pointer.extent_len as usize {
                 let what = format!(
@@ -221,6 +221,10 @@ impl Store {
             0 => None,
             number => Some(self.dictionary_in(of, number)?),
         };
+        if filter == Filter::Inflated {
+            return decode_inflated(pointer, stored)
+                .map_err(|error| Error::decoding("extent", place, error));
+        }
         let (id, dictionary) = (pointer.codec, dictionary.as_deref());
         codec::with_codec(|codec| match filter.form() {
             Some(form) => codec.decompress_filtered(id, (stored, form), &mut bytes, dictionary),
@@ -237,6 +241,9 @@ impl Store {
 
     /// Like [`Store::read`], for a pointer of a state that may not be the newest.
     pub fn read_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
+        if pointer.is_inflated() {
+            return self.read_inflated(pointer, true);
+        }
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(of, pointer)?);
         };
@@ -251,6 +258,9 @@ impl Store {
 
     /// Like [`Store::read_uncached`], for a pointer of a state that may not be the newest.
     pub fn read_uncached_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
+        if pointer.is_inflated() {
+            return self.read_inflated(pointer, false);
+        }
         self.part_of(pointer, self.decompress(of, pointer)?)
     }
 
@@ -274,8 +284,12 @@ impl Store {
         self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
     }
 
-    /// Whether the whole extent of a pointer is in the cache.
+    /// Whether the whole extent of a pointer is in the cache, or if it is inflated, what the pointer
+    /// needs of it.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
+        if pointer.is_inflated() {
+            return self.peek_inflated(pointer).is_some();
+        }
         let has = |key| self.caches.has_data(self.cache_id, key, Part::Whole);
         pointer.extent_key().is_some_and(has)
     }

@@ -25,6 +25,7 @@ mod extent;
 mod filling;
 pub mod format;
 mod gate;
+pub(crate) mod inflated;
 mod open;
 mod pin;
 pub mod recover;

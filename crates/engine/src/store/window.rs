@@ -226,6 +226,9 @@ impl Store {
 
     /// Returns the bytes of a pointer in `range` if that needs no reading.
     pub fn peek(&self, pointer: &Pointer, range: Range<usize>) -> Option<ExtentBytes> {
+        if pointer.is_inflated() {
+            return self.peek_inflated(pointer)?.get(&range);
+        }
         let Some(key) = pointer.extent_key() else {
             return self.read(pointer).ok()?.part(range, || self.location_of(pointer)).ok();
         };
@@ -246,7 +249,9 @@ impl Store {
     /// Whether bytes of an extent are in the cache.
     pub fn is_cached_in_part(&self, pointer: &Pointer) -> bool {
         pointer.extent_key().is_some_and(|key| {
-            self.caches.has_data(self.cache_id, key, Part::Whole) || self.has_window(pointer, key)
+            self.caches.has_data(self.cache_id, key, Part::Whole)
+                || self.has_window(pointer, key)
+                || pointer.is_inflated() && self.peek_inflated(pointer).is_some()
         })
     }
 }

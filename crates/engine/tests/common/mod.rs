@@ -74,6 +74,23 @@ impl Rng {
         bytes
     }
 
+    /// Returns an archive: noise, and texts that zlib deflated, as gzip members. The last one may be
+    /// cut off.
+    pub fn archive(&mut self, len: usize) -> Vec<u8> {
+        // Level 6, memLevel 8, a window of 32 KiB.
+        const SETTINGS: u16 = 0x0f86;
+        let mut bytes = Vec::with_capacity(len);
+        while bytes.len() < len {
+            let text_len = 200 + self.below(20_000) as usize;
+            let text = self.text(text_len);
+            bytes.extend_from_slice(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+            bytes.extend(hardpack_engine::codec::deflated(&text, SETTINGS).unwrap());
+            bytes.extend(self.noise(8));
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
     /// Returns bytes of a random kind: zeros, nearly zeros, text, noise, a mixture page by page, or
     /// pages of a database; they become holes and embedded, compressed, filtered and raw records.
     pub fn content(&mut self, len: usize) -> Vec<u8> {

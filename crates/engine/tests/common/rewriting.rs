@@ -117,6 +117,7 @@ fn some_segments(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<
         compression: rng.pick(&[Compression::Lz4, Compression::Zstd(1)]),
         len: rng.pick(&[20_000, 100_000]),
         again: rng.one_in(2),
+        inflate: false,
     };
     let file = pool.only_file().map_err(text)?.file;
     let mut optimisation = pool.optimize(file, goal).map_err(text)?;

@@ -15,7 +15,7 @@ pub type Files = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Fast, and short enough for several segments.
 pub const GOAL: SegmentGoal =
-    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false };
+    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false, inflate: false };
 
 /// Makes a pool with sectors of 512 bytes.
 pub fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {

@@ -27,6 +27,7 @@ const SHARERS_LOOKED_AT_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub number: u32,
+    /// How much of a segment it fills.
     pub len: u32,
     /// Stands for what near-copies would have in common if they were too different to be
     /// recognised.

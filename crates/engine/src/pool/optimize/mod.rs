@@ -26,6 +26,7 @@
 //! segments for each thread. More pieces are optimised in several passes.
 
 mod arrange;
+mod compress;
 mod sketch;
 mod store;
 mod survey;
@@ -60,12 +61,20 @@ pub struct SegmentGoal {
     pub len: u32,
     /// Whether records that are in a segment already are put into new ones.
     pub again: bool,
+    /// Whether deflate streams are stored as what they stand for, where zlib makes them again. Then
+    /// `len` counts what they stand for, since that is what a reader decodes.
+    pub inflate: bool,
 }
 
 impl Default for SegmentGoal {
     /// 4 MiB with zstd-19; what is in segments stays there.
     fn default() -> SegmentGoal {
-        SegmentGoal { compression: Compression::Zstd(19), len: 4 << 20, again: false }
+        SegmentGoal {
+            compression: Compression::Zstd(19),
+            len: 4 << 20,
+            again: false,
+            inflate: false,
+        }
     }
 }
 
@@ -89,6 +98,12 @@ pub struct OptimizeReport {
     pub allocated_before: u64,
     /// The space that they take now, in bytes.
     pub allocated_after: u64,
+    /// The deflate streams that were inflated.
+    pub inflated_streams: u64,
+    /// Their bytes.
+    pub inflated_from_len: u64,
+    /// The bytes that they stand for.
+    pub inflated_to_len: u64,
     /// Bytes of records that were in segments already.
     pub segment_len: u64,
     /// Bytes of records that snapshots hold, or whose segments files that do not take part share.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use super::Optimisation;
+use super::compress::{Compressed, compress};
 use super::survey::{Piece, content_of};
-use crate::codec::{self, Encoded, Policy};
 use crate::error::{Error, Result};
 use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::source::Source;
@@ -14,10 +14,10 @@ use crate::pool::namespace::entries;
 use crate::pool::namespace::props::Dedup;
 use crate::pool::write::jobs::parallel;
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::pointer::{Filter, Place, Pointer, sectors_for};
+use crate::store::format::pointer::{Place, Pointer, sectors_for};
 use crate::store::format::refs::{ContentHash, PartContent};
 use crate::store::trees::TreeId;
-use crate::store::{Durability, Encoding, Owner, Patience, Txn};
+use crate::store::{Durability, Owner, Patience, Txn};
 use crate::units::{Ashift, FileId, Sector};
 
 /// How long to wait for other transactions.
@@ -45,10 +45,7 @@ struct Part {
 /// A segment that is ready to be stored.
 struct Segment {
     parts: Vec<Part>,
-    /// The length of its bytes, and these compressed.
-    len: u32,
-    stored: Vec<u8>,
-    encoding: Encoding,
+    compressed: Compressed,
 }
 
 /// Returns the slot of a piece; nothing if the file is gone, the slot has another size by now, or
@@ -157,27 +154,12 @@ impl Optimisation {
         Ok((settings.dedup != Dedup::Off).then(|| settings.dedup_hash.of(bytes)))
     }
 
+    /// Compresses the pieces of a segment; returns nothing if that does not pay.
     fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>) -> Result<Option<Segment>> {
-        let ashift = self.pool.store().ashift();
-        let policy = Policy { sector: ashift.sector_len(), min_savings: 0, embed_limit: 0 };
-        let (mut stored, compression) = (Vec::new(), self.goal.compression);
-        let encoded = codec::with_codec(|codec| {
-            codec.encode_with(compression, &bytes, &policy, &mut stored, None)
-        });
-        let (how, _) = encoded.map_err(|error| Error::encoding("segment", error))?;
-        let len = bytes.len() as u32;
-        let encoding = match how {
-            Encoded::Compressed { codec, level } => {
-                Encoding { codec, level, filter: Filter::None, gain: 0, dictionary: 0 }
-            }
-            // What is left of near-copies may not be compressible, and leaves its segment as it is.
-            Encoded::Raw => {
-                stored = bytes;
-                Encoding::RAW
-            }
-            Encoded::Hole | Encoded::Embedded { .. } => return Ok(None),
+        let Some(compressed) = compress(&self.goal, bytes, self.pool.store().ashift())? else {
+            return Ok(None);
         };
-        let segment = Segment { parts, len, stored, encoding };
+        let segment = Segment { parts, compressed };
         let all: Vec<&Part> = segment.parts.iter().collect();
         let pays = self.pool.read(|source| self.pays(source, &segment, &all))?;
         Ok(pays.then_some(segment))
@@ -225,7 +207,8 @@ impl Optimisation {
         }
         txn.provision(std::iter::once(segment.allocated(ashift) >> ashift))?;
         let checksum = segment.checksum(self.checksum);
-        let whole = txn.store_extent(&segment.stored, segment.encoding, segment.len, checksum)?;
+        let Compressed { stored, encoding, len, .. } = &segment.compressed;
+        let whole = txn.store_extent(stored, *encoding, *len, checksum)?;
         let placed = first.pointer(&whole);
         for part in &parts {
             put(&mut txn, part, &whole)?;
@@ -248,6 +231,11 @@ impl Optimisation {
         self.report.records += u64::from(count);
         self.report.allocated_before += allocated;
         self.report.allocated_after += segment.allocated(ashift);
+        if let Some(inflated) = &segment.compressed.inflated {
+            self.report.inflated_streams += u64::from(inflated.streams);
+            self.report.inflated_from_len += inflated.from_len;
+            self.report.inflated_to_len += inflated.to_len;
+        }
         Ok(())
     }
 
@@ -298,7 +286,7 @@ impl Part {
 impl Segment {
     /// The space that it takes, in bytes.
     fn allocated(&self, ashift: Ashift) -> u64 {
-        sectors_for(self.stored.len() as u32, ashift) << ashift
+        sectors_for(self.compressed.stored.len() as u32, ashift) << ashift
     }
 
     /// Returns the strongest of a checksum and those that its records have.

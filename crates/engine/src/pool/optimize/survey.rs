@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::arrange::{Item, arrange};
 use super::sketch::{Sketch, name_hash};
 use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
+use crate::codec::inflated::inflate_all;
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -19,6 +20,9 @@ use crate::units::{FileId, Sector, Txg};
 /// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
 /// are exchanged.
 const SEGMENT_PIECES_MAX: usize = 4096;
+
+/// Of what streams stand for, this many times the length of a piece is looked at, at most.
+const INFLATED_FACTOR_MAX: usize = 16;
 
 /// The first bytes of a BLAKE3 hash. Pieces that agree in them are compared before they share
 /// anything.
@@ -61,6 +65,25 @@ pub(super) struct Survey {
     at: (usize, u64),
     /// The segments that there were at the beginning.
     made: SegmentsMade,
+}
+
+/// What there is to know of the bytes of a piece.
+#[derive(Default)]
+struct Look {
+    sketch: Sketch,
+    /// How many bytes a reader of its segment decodes because of it.
+    decoded_len: u32,
+}
+
+impl Look {
+    fn at(bytes: &[u8], inflate: bool) -> Look {
+        if !inflate {
+            return Look { sketch: Sketch::of(bytes), decoded_len: bytes.len() as u32 };
+        }
+        let inflated = inflate_all(bytes, bytes.len().saturating_mul(INFLATED_FACTOR_MAX));
+        let decoded_len = inflated.len().max(bytes.len()) as u32;
+        Look { sketch: Sketch::of(&inflated), decoded_len }
+    }
 }
 
 /// A record to read.
@@ -123,14 +146,14 @@ impl Survey {
     }
 
     /// Takes note of a piece.
-    fn add(&mut self, piece: Piece, name: u64, sketch: Sketch) -> u32 {
+    fn add(&mut self, piece: Piece, name: u64, look: Look) -> u32 {
         let number = self.pieces.len() as u32;
         match self.by_content.get(&piece.content) {
             Some(first) => self.equal.entry(*first).or_default().push(number),
             None => {
                 self.by_content.insert(piece.content, number);
                 let name = name_hash(&[], name ^ piece.start);
-                self.items.push(Item { number, len: piece.len, name, sketch });
+                self.items.push(Item { number, len: look.decoded_len, name, sketch: look.sketch });
                 self.unique_len += u64::from(piece.len);
             }
         }
@@ -141,7 +164,7 @@ impl Survey {
     /// Takes note of a piece whose bytes are those of an earlier one.
     fn add_equal(&mut self, candidate: &Candidate, first: u32) {
         let content = self.pieces[first as usize].content;
-        self.add(candidate.piece(content), candidate.name, Sketch::default());
+        self.add(candidate.piece(content), candidate.name, Look::default());
     }
 }
 
@@ -192,7 +215,7 @@ impl Optimisation {
     pub(super) fn survey_step(&mut self) -> Result<bool> {
         let candidates = self.gather()?;
         let threads = self.pool.options().threads.min(candidates.len());
-        let (pool, by_place) = (&self.pool, &self.survey.by_place);
+        let (pool, by_place, inflate) = (&self.pool, &self.survey.by_place, self.goal.inflate);
         let is_known = |candidate: &Candidate| {
             candidate.place().is_some_and(|place| by_place.contains_key(&place))
         };
@@ -208,14 +231,14 @@ impl Optimisation {
             });
             match read {
                 Err(error) if error.is_corruption() => Ok(Err(error.to_string())),
-                read => read.map(|bytes| Ok(Some((content_of(&bytes), Sketch::of(&bytes))))),
+                read => read.map(|bytes| Ok(Some((content_of(&bytes), Look::at(&bytes, inflate))))),
             }
         })?;
         for (candidate, found) in candidates.iter().zip(looked) {
             match found {
-                Ok(Some((content, sketch))) => {
+                Ok(Some((content, look))) => {
                     let piece = candidate.piece(content);
-                    let number = self.survey.add(piece, candidate.name, sketch);
+                    let number = self.survey.add(piece, candidate.name, look);
                     if let Some(place) = candidate.place() {
                         self.survey.by_place.entry(place).or_insert(number);
                     }

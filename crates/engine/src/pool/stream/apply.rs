@@ -398,8 +398,7 @@ pub(super) fn check_content<'s>(
             stored
         }
     };
-    let is_raw = pointer.codec == CodecId::Raw as u8 && !pointer.is_filtered();
-    let content = if is_raw && stored.len() == pointer.extent_len as usize {
+    let content = if pointer.is_verbatim() && stored.len() == pointer.extent_len as usize {
         Cow::Borrowed(stored)
     } else {
         // They come from the stream: the pointer has no place in this pool yet.

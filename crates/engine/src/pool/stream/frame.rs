@@ -27,8 +27,11 @@ const FEATURE_APART: u32 = 1 << 1;
 const FEATURE_SEGMENTS: u32 = 1 << 2;
 /// The feature of streams in which records may be chunks.
 const FEATURE_CHUNKS: u32 = 1 << 3;
+/// The feature of streams in which records may be inflated.
+const FEATURE_INFLATED: u32 = 1 << 4;
 /// The features that this version can receive.
-const KNOWN_FEATURES: u32 = FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS | FEATURE_CHUNKS;
+const KNOWN_FEATURES: u32 =
+    FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS | FEATURE_CHUNKS | FEATURE_INFLATED;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -68,6 +71,8 @@ pub(crate) struct Header {
     pub has_segments: bool,
     /// Whether records may be chunks.
     pub has_chunks: bool,
+    /// Whether records may be parts of inflated segments.
+    pub has_inflated: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -82,7 +87,8 @@ impl Header {
         let apart = if self.has_apart { FEATURE_APART } else { 0 };
         let segments = if self.has_segments { FEATURE_SEGMENTS } else { 0 };
         let chunks = if self.has_chunks { FEATURE_CHUNKS } else { 0 };
-        f.u32(special | apart | segments | chunks);
+        let inflated = if self.has_inflated { FEATURE_INFLATED } else { 0 };
+        f.u32(special | apart | segments | chunks | inflated);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -133,6 +139,7 @@ impl Header {
             has_apart: features & FEATURE_APART != 0,
             has_segments: features & FEATURE_SEGMENTS != 0,
             has_chunks: features & FEATURE_CHUNKS != 0,
+            has_inflated: features & FEATURE_INFLATED != 0,
             name: name.into(),
         })
     }

@@ -34,7 +34,8 @@ use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::{
-    FEATURE_CHUNKS, FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SHARED, FEATURE_SPECIAL_FILES,
+    FEATURE_CHUNKS, FEATURE_INFLATED, FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SHARED,
+    FEATURE_SPECIAL_FILES,
 };
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
@@ -229,6 +230,7 @@ impl<'a> Sender<'a> {
             has_apart: self.live.state().superblock.incompat & FEATURE_PAGES_APART != 0,
             has_segments: self.live.state().superblock.incompat & FEATURE_SEGMENTS != 0,
             has_chunks: self.live.state().superblock.incompat & FEATURE_CHUNKS != 0,
+            has_inflated: self.live.state().superblock.incompat & FEATURE_INFLATED != 0,
             name: plan.name.to_vec(),
         };
         let is_of_this =

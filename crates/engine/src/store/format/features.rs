@@ -8,10 +8,10 @@
 //! The bits decide; the names are only for messages. Entries of any other form are ignored.
 
 use crate::store::format::superblock::{
-    FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_NAMES,
-    FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_PARTS_BY_CONTENT, FEATURE_PASSING,
-    FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SEGMENTS, FEATURE_SHARED,
-    FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
+    FEATURE_CHUNKS, FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_GENERATIONS, FEATURE_INFLATED,
+    FEATURE_NAMES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART, FEATURE_PARTS_BY_CONTENT,
+    FEATURE_PASSING, FEATURE_PINNED_READERS, FEATURE_READER_SLOTS, FEATURE_ROOTS, FEATURE_SEGMENTS,
+    FEATURE_SHARED, FEATURE_SNAPSHOT_IDS, FEATURE_SNAPSHOTS, FEATURE_SPECIAL_FILES,
 };
 
 /// The length of the field in a superblock, in bytes.
@@ -40,7 +40,7 @@ impl Set {
 }
 
 /// The features that this version knows.
-const KNOWN: [(Set, u64, &str); 17] = [
+const KNOWN: [(Set, u64, &str); 18] = [
     (Set::Incompat, FEATURE_DELTAS, "deltas"),
     (Set::Incompat, FEATURE_DICTIONARIES, "dictionaries"),
     (Set::Incompat, FEATURE_ROOTS, "roots"),
@@ -58,6 +58,7 @@ const KNOWN: [(Set, u64, &str); 17] = [
     (Set::Incompat, FEATURE_PARTS_BY_CONTENT, "parts-by-content"),
     (Set::Incompat, FEATURE_CHUNKS, "chunks"),
     (Set::Incompat, FEATURE_PASSING, "passing-superblocks"),
+    (Set::Incompat, FEATURE_INFLATED, "inflated"),
 ];
 
 fn is_known(set: char, bit: u32) -> bool {

@@ -6,7 +6,7 @@
 //!
 //! Decoding refuses every unknown value: a pointer that cannot be decoded is corrupt.
 
-use crate::codec::Form;
+use crate::codec::{CodecId, Form};
 use crate::error::{Error, Found, Location, Result};
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::fields::{FieldReader, FieldWriter};
@@ -87,19 +87,21 @@ pub enum Filter {
     Sqlite = 2,
     /// The same, with some pages that can be decoded alone (see `codec/apart.rs`).
     SqliteApart = 3,
+    /// Deflate streams were replaced by what they stand for (see `codec/inflated/`).
+    Inflated = 4,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        [Filter::None, Filter::Delta, Filter::Sqlite, Filter::SqliteApart]
+        [Filter::None, Filter::Delta, Filter::Sqlite, Filter::SqliteApart, Filter::Inflated]
             .into_iter()
             .find(|filter| *filter as u8 == value)
     }
 
-    /// The form of filtered records, if this stands for one.
+    /// The form of records that the page filter rearranged, if this stands for one.
     pub(crate) fn form(self) -> Option<Form> {
         match self {
-            Filter::None | Filter::Delta => None,
+            Filter::None | Filter::Delta | Filter::Inflated => None,
             Filter::Sqlite => Some(Form::Joint),
             Filter::SqliteApart => Some(Form::Apart),
         }
@@ -258,6 +260,16 @@ impl Pointer {
         Filter::from_stored(self.filter).and_then(Filter::form)
     }
 
+    /// Whether deflate streams in the extent are stored as what they stand for.
+    pub fn is_inflated(&self) -> bool {
+        self.filter == Filter::Inflated as u8
+    }
+
+    /// Whether the stored bytes are those that it stands for, or the edits if it is a delta.
+    pub(crate) fn is_verbatim(&self) -> bool {
+        self.codec == CodecId::Raw as u8 && !self.is_filtered() && !self.is_inflated()
+    }
+
     /// Returns the stored length without the page filter, as far as it is known.
     pub fn unfiltered_len(&self) -> u64 {
         u64::from(self.stored_len) * 256 / (256 - u64::from(self.gain))
@@ -317,6 +329,8 @@ impl Pointer {
             && match Filter::from_stored(filter) {
                 Some(Filter::Delta) => part_offset == 0 && len <= DELTA_LEN_MAX && kind != 3,
                 Some(Filter::Sqlite | Filter::SqliteApart) if kind == 3 => false,
+                // Only extents are long enough, and no dictionary helps them.
+                Some(Filter::Inflated) if kind != 1 || dictionary != 0 => false,
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24

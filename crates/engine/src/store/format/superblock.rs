@@ -98,6 +98,8 @@ pub const FEATURE_PARTS_BY_CONTENT: u64 = 1 << 14;
 pub const FEATURE_CHUNKS: u64 = 1 << 15;
 /// Some superblock is or was passing (see [`Superblock::passing`]).
 pub const FEATURE_PASSING: u64 = 1 << 16;
+/// Of some segments, deflate streams are stored as what they stand for (see `codec/inflated/`).
+pub const FEATURE_INFLATED: u64 = 1 << 17;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -115,7 +117,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_SEGMENTS
     | FEATURE_PARTS_BY_CONTENT
     | FEATURE_CHUNKS
-    | FEATURE_PASSING;
+    | FEATURE_PASSING
+    | FEATURE_INFLATED;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

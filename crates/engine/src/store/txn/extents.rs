@@ -8,7 +8,8 @@ use crate::store::extent::Encoding;
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use crate::store::format::superblock::{
-    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_PAGE_FILTER, FEATURE_PAGES_APART,
+    FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_INFLATED, FEATURE_PAGE_FILTER,
+    FEATURE_PAGES_APART,
 };
 use crate::store::format::trees::TreeId;
 use crate::units::{Run, Txg};
@@ -122,6 +123,9 @@ impl TxnCore {
         }
         if encoding.filter == Filter::SqliteApart {
             self.incompat |= FEATURE_PAGES_APART;
+        }
+        if encoding.filter == Filter::Inflated {
+            self.incompat |= FEATURE_INFLATED;
         }
         if encoding.dictionary != 0 {
             self.incompat |= FEATURE_DICTIONARIES;

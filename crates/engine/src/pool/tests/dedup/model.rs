@@ -331,7 +331,7 @@ impl Model {
         let again = self.rng.one_in(2);
         let file = if self.rng.one_in(2) { ROOT } else { file };
         let mut optimisation =
-            pool.optimize(file, SegmentGoal { compression, len, again }).unwrap();
+            pool.optimize(file, SegmentGoal { compression, len, again, inflate: false }).unwrap();
         while optimisation.step().unwrap() {
             if self.rng.one_in(4) {
                 self.write();
@@ -480,7 +480,8 @@ impl Model {
 
     fn optimize_mirror(&mut self, pool: &Pool) {
         let again = self.rng.one_in(2);
-        let goal = SegmentGoal { compression: Compression::Zstd(1), len: 100_000, again };
+        let goal =
+            SegmentGoal { compression: Compression::Zstd(1), len: 100_000, again, inflate: false };
         let mut optimisation = pool.optimize(ROOT, goal).unwrap();
         while optimisation.step().unwrap() {}
     }

@@ -149,7 +149,7 @@ impl Pair {
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
         let again = self.rng.one_in(2);
-        let goal = SegmentGoal { compression, len, again };
+        let goal = SegmentGoal { compression, len, again, inflate: false };
         let mut optimisation = self.pool.optimize(self.file.id(), goal).unwrap();
         loop {
             if self.rng.one_in(8) {

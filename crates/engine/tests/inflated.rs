@@ -1,0 +1,252 @@
+//! Inflated segments: deflate streams that are stored as what they stand for, and made again when
+//! they are read. And a pool with some that must be readable for ever (see `golden.rs`).
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::segments::{GOAL, assert_holds, empty_pool, file_at, optimize, put, used};
+use common::{Rng, create, only_file, options, problems, read_all};
+use hardpack_engine::codec::{Compression, deflated};
+use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::pool::{Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan};
+use hardpack_engine::store::Durability;
+use hardpack_engine::store::superblock::FEATURE_INFLATED;
+
+const INFLATE: SegmentGoal = SegmentGoal { inflate: true, ..GOAL };
+
+/// Level 6, memLevel 8, a window of 32 KiB: what most programs use.
+const USUAL: u16 = 0x0f86;
+
+type Files = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Releases of a program, each an archive of the same texts with a few changes. Deflated, two
+/// releases of a text have nothing in common.
+fn releases(count: usize) -> Files {
+    const TEXT_COUNT: u64 = 20;
+    let release = |number: usize| {
+        let mut rng = Rng(number as u64 + 100);
+        let mut archive = Vec::new();
+        for seed in 0..TEXT_COUNT {
+            let mut text = Rng(seed).text(8000);
+            // Text that is its own, so that it does not compress too well.
+            let at = 10 + number * 7;
+            text.splice(at..at, format!("release {number}").into_bytes());
+            let ids =
+                Rng(seed).noise(1500).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            text.extend(ids.into_bytes());
+            archive.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+            archive.extend(deflated(&text, USUAL).unwrap());
+            archive.extend(rng.noise(8));
+        }
+        (format!("release{number}.bin").into_bytes(), archive)
+    };
+    (0..count).map(release).collect()
+}
+
+fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let (device, pool) = empty_pool(properties);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    (device, pool)
+}
+
+fn has_feature(pool: &Pool) -> bool {
+    pool.state().superblock.incompat & FEATURE_INFLATED != 0
+}
+
+/// Opens the image of a pool with nothing cached.
+fn reopened(device: &MemoryDevice) -> Pool {
+    Pool::open(Arc::new(MemoryDevice::new(device.image())), options(8 << 20)).unwrap()
+}
+
+#[test]
+fn copies_that_deflate_hides_are_found() {
+    let files = releases(6);
+    let (_, plain) = pool_of(&files, &[]);
+    optimize(&plain, GOAL);
+    assert!(!has_feature(&plain), "pools without inflated segments stay readable without them");
+    let (device, pool) = pool_of(&files, &[]);
+    let report = optimize(&pool, INFLATE);
+    assert!(has_feature(&pool));
+    assert_eq!(report.inflated_streams, 6 * 20);
+    assert!(report.inflated_to_len > 2 * report.inflated_from_len);
+    assert!(used(&pool) * 2 < used(&plain), "{} of {}", used(&pool), used(&plain));
+    assert_holds(&pool, &files);
+    assert_holds(&reopened(&device), &files);
+    // Nothing is left to do, and what was inflated can be made anew.
+    assert_eq!(optimize(&pool, INFLATE).records, 0);
+    optimize(&pool, SegmentGoal { again: true, compression: Compression::Zstd(9), ..INFLATE });
+    assert_holds(&pool, &files);
+    optimize(&pool, SegmentGoal { again: true, compression: Compression::Lz4, ..GOAL });
+    assert_holds(&reopened(&device), &files);
+}
+
+/// Records end anywhere in a stream.
+#[test]
+fn streams_across_records_are_inflated_where_these_are_neighbours() {
+    for properties in [[(Property::RecordSize, "4K")], [(Property::Chunking, "cdc")]] {
+        let files = releases(3);
+        let (device, pool) = pool_of(&files, &properties);
+        let report = optimize(&pool, INFLATE);
+        assert!(report.inflated_streams > 0, "{properties:?}: {report:?}");
+        assert_holds(&reopened(&device), &files);
+    }
+}
+
+#[test]
+fn parts_are_read_at_random() {
+    let mut files = releases(2);
+    // Streams that are longer than what is restored at a time, and than records.
+    for version in [b"one", b"two"] {
+        let long = deflated(&[version, &Rng(5).text(2_000_000)[..]].concat(), USUAL).unwrap();
+        let bytes = [b"\x1f\x8b\x08\0\0\0\0\0\0\x03", &long[..]].concat();
+        assert!(bytes.len() > 3 * (128 << 10));
+        files.push(([b"long ", &version[..]].concat(), bytes));
+    }
+    let (device, pool) = pool_of(&files, &[]);
+    assert!(optimize(&pool, SegmentGoal { len: 8 << 20, ..INFLATE }).inflated_streams > 40);
+    for cache_len in [1 << 20, 64 << 20] {
+        let pool =
+            Pool::open(Arc::new(MemoryDevice::new(device.image())), options(cache_len)).unwrap();
+        let mut rng = Rng(cache_len as u64);
+        for _ in 0..300 {
+            let (path, bytes) = rng.pick(&[&files[0], &files[1], &files[2], &files[3]]);
+            let at = rng.below(bytes.len() as u64) as usize;
+            let len_max = rng.pick(&[20, 5000, 200_000]);
+            let len = 1 + rng.below(len_max) as usize;
+            let mut found = vec![0; len];
+            let count = file_at(&pool, path).read_at(&mut found, at as u64).unwrap();
+            assert_eq!(count, len.min(bytes.len() - at));
+            assert!(found[..count] == bytes[at..at + count], "{at} {len}");
+        }
+        assert_holds(&pool, &files);
+    }
+}
+
+#[test]
+fn what_is_changed_leaves_the_rest() {
+    let mut files = releases(4);
+    let (device, pool) = pool_of(&files, &[(Property::Dedup, "on")]);
+    optimize(&pool, INFLATE);
+    let file = file_at(&pool, &files[1].0);
+    file.write_at(b"changed", 5000).unwrap();
+    files[1].1[5000..5007].copy_from_slice(b"changed");
+    file.set_len(30_000).unwrap();
+    files[1].1.truncate(30_000);
+    file.commit(Durability::Durable).unwrap();
+    pool.remove_at(&files[0].0, 0).unwrap();
+    files.remove(0);
+    assert_holds(&pool, &files);
+    // An equal file finds the parts.
+    let before = used(&pool);
+    let copy = (b"copy".to_vec(), files[2].1.clone());
+    put(&pool, &copy.0, &copy.1);
+    files.push(copy);
+    assert!(used(&pool) < before + 8000, "{} {before}", used(&pool));
+    assert_holds(&reopened(&device), &files);
+}
+
+#[test]
+fn a_stream_carries_them() {
+    let files = releases(4);
+    let (_, pool) = pool_of(&files, &[]);
+    optimize(&pool, INFLATE);
+    pool.create_snapshot(ROOT, b"now", 0).unwrap();
+    let plan = SendPlan {
+        snapshot: &pool.open_snapshot(ROOT, b"now").unwrap(),
+        base: None,
+        scope: ROOT,
+        name: b"now",
+        created_ns: 0,
+        resume: None,
+    };
+    let mut stream = Vec::new();
+    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    assert_eq!(stream[12] & 16, 16, "the stream says that it has them");
+    let (device, target) = empty_pool(&[]);
+    let receiving = ReceiveOptions::default();
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    assert!(has_feature(&target));
+    assert_eq!(target.state().stats().codecs, pool.state().stats().codecs);
+    let there: Files =
+        files.iter().map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone())).collect();
+    assert_holds(&reopened(&device), &there);
+}
+
+/// The rest stays readable, and what is reported is what is damaged.
+#[test]
+fn damage_is_reported() {
+    let files = releases(4);
+    let (device, pool) = pool_of(&files, &[]);
+    optimize(&pool, INFLATE);
+    let other = (b"other".to_vec(), Rng(1).noise(10_000));
+    put(&pool, &other.0, &other.1);
+    pool.close().unwrap();
+    let mut damaged = 0;
+    for at in (50_000..device.image().len()).step_by(9973) {
+        let mut image = device.image();
+        image[at] ^= 4;
+        let Ok(pool) = Pool::open(Arc::new(MemoryDevice::new(image)), options(1 << 20)) else {
+            continue;
+        };
+        let reads: Vec<bool> = files
+            .iter()
+            .chain([&other])
+            .map(|(path, bytes)| match read_all(&file_at(&pool, path)) {
+                Ok(found) => {
+                    assert!(found == *bytes, "byte {at}: other bytes without an error");
+                    true
+                }
+                Err(_) => false,
+            })
+            .collect();
+        if reads.contains(&false) {
+            damaged += 1;
+            assert!(!problems(&pool).unwrap().is_empty(), "byte {at}: check finds nothing");
+        }
+    }
+    assert!(damaged > 0);
+}
+
+#[test]
+fn the_golden_pool_with_inflated_segments_is_read() {
+    let files = releases(2);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-inflated.hpk");
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (device, pool) = pool_of(&files, &[]);
+        optimize(&pool, INFLATE);
+        pool.close().unwrap();
+        std::fs::write(&path, device.image()).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    assert!(has_feature(&pool));
+    assert_holds(&pool, &files);
+}
+
+/// What zlib made in another way than most, and what it did not make, comes back as well.
+#[test]
+fn settings_are_found_and_the_unusual_is_left() {
+    let text = Rng(3).text(50_000);
+    let mut bytes = Vec::new();
+    for settings in [0x0f81, 0x0f99, 0x1f86, 0x1f99, 0x0f85, 0x0f16, 0x3f86] {
+        bytes.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+        bytes.extend(deflated(&text, settings).unwrap());
+    }
+    let files = vec![(b"file".to_vec(), bytes)];
+    let (device, pool) = pool_of(&files, &[]);
+    // Those with a memLevel of 1, or run lengths only, are not looked for.
+    assert_eq!(optimize(&pool, INFLATE).inflated_streams, 5);
+    assert_holds(&reopened(&device), &files);
+    assert_eq!(deflated(&text, 0), None);
+    // Databases are left alone.
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::default());
+    let pool = create(&device, &[], 8 << 20);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&Rng(17).archive(100_000), 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    let mut optimisation = pool.optimize(file.id(), INFLATE).unwrap();
+    while optimisation.step().unwrap() {}
+    assert_eq!(read_all(&file).unwrap(), Rng(17).archive(100_000));
+}
