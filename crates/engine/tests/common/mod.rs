@@ -82,7 +82,9 @@ impl Rng {
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {
             let text_len = 200 + self.below(20_000) as usize;
-            let text = self.text(text_len);
+            // Of few texts, which have nothing in common any more when they are deflated.
+            let mut text = format!("{} ", self.below(1000)).into_bytes();
+            text.extend(Rng(self.below(3)).text(text_len));
             bytes.extend_from_slice(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
             bytes.extend(hardpack_engine::codec::deflated(&text, SETTINGS).unwrap());
             bytes.extend(self.noise(8));

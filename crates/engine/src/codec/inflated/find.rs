@@ -58,26 +58,47 @@ pub(super) fn find(record: &[u8], texts: &mut Vec<u8>, texts_len_max: usize) -> 
     found
 }
 
-/// Returns the record with its streams inflated, of any compressor and as far as they are there, to
-/// tell what it resembles. It has up to `len_max` bytes, or as many as the record.
-pub(super) fn inflate_all(record: &[u8], len_max: usize) -> Vec<u8> {
-    let (mut all, mut at) = (Vec::with_capacity(record.len()), 0);
-    let mut streams = Streams::new(record);
-    while let Some(candidate) = streams.next_candidate() {
-        let (before, left) = (&record[at..candidate.start], record.len() - candidate.start);
-        let len = all.len();
-        all.extend_from_slice(before);
-        let text_start = all.len();
-        let room = len_max.saturating_sub(text_start + left);
-        match streams.inflate(candidate, &mut all, room) {
-            Some(stream_len) => at = candidate.start + stream_len,
-            // A stream that goes on in the next record begins with its text all the same.
-            None if all.len() - text_start >= left => return all,
-            None => all.truncate(len),
+/// A record with its streams inflated, whatever compressor made them.
+pub(crate) struct Inflation {
+    pub bytes: Vec<u8>,
+    /// Where the last stream begins in the record, if the record ends before it does.
+    pub cut: Option<usize>,
+}
+
+impl Inflation {
+    /// Inflates the streams of a record, as far as they are there. The result has up to `len_max`
+    /// bytes, or as many as the record.
+    pub fn of(record: &[u8], len_max: usize) -> Inflation {
+        let (mut bytes, mut at) = (Vec::with_capacity(record.len()), 0);
+        let mut streams = Streams::new(record);
+        while let Some(candidate) = streams.next_candidate() {
+            let left = record.len() - candidate.start;
+            let len = bytes.len();
+            bytes.extend_from_slice(&record[at..candidate.start]);
+            let text_start = bytes.len();
+            let room = len_max.saturating_sub(text_start + left);
+            match streams.inflate(candidate, &mut bytes, room) {
+                Some(stream_len) => at = candidate.start + stream_len,
+                // A stream that goes on in the next record begins with its text all the same.
+                None if bytes.len() - text_start >= left => {
+                    return Inflation { bytes, cut: Some(candidate.start) };
+                }
+                None => bytes.truncate(len),
+            }
         }
+        bytes.extend_from_slice(&record[at..]);
+        Inflation { bytes, cut: None }
     }
-    all.extend_from_slice(&record[at..]);
-    all
+}
+
+/// Returns the length of the stream at the front of `bytes`, and of what it stands for, if it ends
+/// there and that is not longer than `text_len_max`.
+pub(crate) fn stream_at(bytes: &[u8], text_len_max: usize) -> Option<(usize, usize)> {
+    let mut text = Vec::new();
+    match inflate_onto(bytes, &mut text, text_len_max) {
+        Inflated::Whole(len) => Some((len, text.len())),
+        Inflated::Part => None,
+    }
 }
 
 /// Goes through a record, from one stream to the next.

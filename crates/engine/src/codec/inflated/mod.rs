@@ -33,6 +33,7 @@ mod zlib;
 
 use std::ops::Range;
 
+pub(crate) use self::find::{Inflation, stream_at};
 use self::zlib::{Settings, make};
 use super::{CodecError, CodecId, corrupt};
 
@@ -109,12 +110,6 @@ impl Form {
 #[doc(hidden)]
 pub fn deflated(text: &[u8], settings: u16) -> Option<Vec<u8>> {
     Some(zlib::deflated(text, Settings::from_bits(settings)?))
-}
-
-/// Returns a record with the streams in it inflated, as far as they are there, to tell what it
-/// resembles; up to `len_max` bytes, or as many as the record has.
-pub(crate) fn inflate_all(record: &[u8], len_max: usize) -> Vec<u8> {
-    find::inflate_all(record, len_max)
 }
 
 /// A stream in the directory of a form.

@@ -176,7 +176,7 @@ fn what_is_inflated_in_vain_is_bounded() {
     let record: Vec<u8> = (0..500).flat_map(|_| broken.clone()).collect();
     let mut texts = Vec::new();
     assert!(find::find(&record, &mut texts, FORM_LEN_MAX).is_empty());
-    let all = inflate_all(&record, 1 << 20);
+    let all = Inflation::of(&record, 1 << 20).bytes;
     assert!(all.len() <= 1 << 20, "{}", all.len());
     // What stands for more than a form may have is left.
     let large = gzip(&deflated(&vec![0; FORM_LEN_MAX], USUAL));
@@ -188,13 +188,13 @@ fn what_is_inflated_in_vain_is_bounded() {
 fn what_it_resembles_is_told_by_what_streams_stand_for() {
     let text = text(9, 100_000);
     let record = [noise(50), gzip(&deflated(&text, USUAL)), noise(60)].concat();
-    let all = inflate_all(&record, 1 << 20);
+    let all = Inflation::of(&record, 1 << 20).bytes;
     assert!(all.windows(5).any(|window| *window == text[99_995..]));
     assert_eq!(all.len(), text.len() + record.len() - deflated(&text, USUAL).len());
     // The stream goes on behind the record. In front of it are noise and gzip's header.
-    let all = inflate_all(&record[..record.len() / 2], 1 << 20);
+    let all = Inflation::of(&record[..record.len() / 2], 1 << 20).bytes;
     assert!(all.len() > 40_000 && text[..40_000] == all[60..][..40_000]);
-    assert_eq!(inflate_all(b"nothing", 0), b"nothing");
+    assert_eq!(Inflation::of(b"nothing", 0).bytes, b"nothing");
 }
 
 /// Forms that no writer made are refused, or stand for some bytes.
@@ -252,7 +252,7 @@ proptest! {
         }
         let (from, to) = (cut.0.index(record.len() + 1), cut.1.index(record.len() + 1));
         for record in [&record[..], &record[from.min(to)..from.max(to)]] {
-            inflate_all(record, 10_000);
+            Inflation::of(record, 10_000);
             if let Some(form) = Form::of(record) {
                 assert_form(record, form.stream_count);
             }

@@ -23,10 +23,12 @@ const SCORE_MIN: u8 = 2;
 const SHARERS_MAX: usize = 256;
 const SHARERS_LOOKED_AT_MAX: usize = 4096;
 
-/// A piece to arrange.
+/// A piece to arrange, or several that stay together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub number: u32,
+    /// How many pieces it consists of, which have the numbers that follow.
+    pub count: u32,
     /// How much of a segment it fills.
     pub len: u32,
     /// Stands for what near-copies would have in common if they were too different to be
@@ -187,6 +189,7 @@ mod tests {
     fn items(contents: &[(Vec<u8>, u64)]) -> Vec<Item> {
         let item = |(number, (bytes, name)): (u32, &(Vec<u8>, u64))| Item {
             number,
+            count: 1,
             len: bytes.len() as u32,
             name: *name,
             sketch: Sketch::of(bytes),

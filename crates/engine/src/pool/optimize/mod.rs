@@ -27,6 +27,7 @@
 
 mod arrange;
 mod compress;
+mod look;
 mod sketch;
 mod store;
 mod survey;

@@ -66,6 +66,11 @@ impl Sketch {
         &self.values[..usize::from(self.count)]
     }
 
+    /// Makes this the sketch of two pieces together.
+    pub fn join(&mut self, other: &Sketch) {
+        other.values().iter().for_each(|value| self.add(*value));
+    }
+
     fn add(&mut self, value: u32) {
         let Err(index) = self.values().binary_search(&value) else { return };
         if index == VALUE_COUNT {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
-use super::sketch::{Sketch, name_hash};
+use super::look::{Look, Looked};
+use super::sketch::name_hash;
 use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
-use crate::codec::inflated::inflate_all;
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -20,9 +20,6 @@ use crate::units::{FileId, Sector, Txg};
 /// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
 /// are exchanged.
 const SEGMENT_PIECES_MAX: usize = 4096;
-
-/// Of what streams stand for, this many times the length of a piece is looked at, at most.
-const INFLATED_FACTOR_MAX: usize = 16;
 
 /// The first bytes of a BLAKE3 hash. Pieces that agree in them are compared before they share
 /// anything.
@@ -61,28 +58,26 @@ pub(super) struct Survey {
     /// What is to be arranged: all pieces but equal ones.
     items: Vec<Item>,
     unique_len: u64,
+    /// Whether the next piece stays with the last item.
+    joining: Option<Joining>,
     /// The file that comes next, and where in it.
     at: (usize, u64),
     /// The segments that there were at the beginning.
     made: SegmentsMade,
 }
 
-/// What there is to know of the bytes of a piece.
-#[derive(Default)]
-struct Look {
-    sketch: Sketch,
-    /// How many bytes a reader of its segment decodes because of it.
-    decoded_len: u32,
+/// A stream that goes on behind the last piece.
+#[derive(Debug)]
+struct Joining {
+    file: FileId,
+    /// Where the next piece begins, and where the stream ends.
+    next: u64,
+    until: u64,
 }
 
-impl Look {
-    fn at(bytes: &[u8], inflate: bool) -> Look {
-        if !inflate {
-            return Look { sketch: Sketch::of(bytes), decoded_len: bytes.len() as u32 };
-        }
-        let inflated = inflate_all(bytes, bytes.len().saturating_mul(INFLATED_FACTOR_MAX));
-        let decoded_len = inflated.len().max(bytes.len()) as u32;
-        Look { sketch: Sketch::of(&inflated), decoded_len }
+impl Joining {
+    fn behind(piece: &Piece, until: u64) -> Joining {
+        Joining { file: piece.file, next: piece.start + piece.span(), until }
     }
 }
 
@@ -142,18 +137,59 @@ impl Survey {
         // Nothing more is looked up in this pass.
         self.by_content = HashMap::new();
         self.by_place = HashMap::new();
-        arrange(&items, len.into(), SEGMENT_PIECES_MAX)
+        let segments = arrange(&items, len.into(), SEGMENT_PIECES_MAX);
+        let counts: HashMap<u32, u32> =
+            items.iter().filter(|item| item.count > 1).map(|it| (it.number, it.count)).collect();
+        let pieces_of = |number: u32| number..number + counts.get(&number).unwrap_or(&1);
+        segments
+            .into_iter()
+            .map(|numbers| numbers.into_iter().flat_map(pieces_of).collect())
+            .collect()
+    }
+
+    /// Whether a piece, which gets the next number, is to stay with the one before it.
+    fn joins(&self, piece: &Piece) -> bool {
+        self.joining.as_ref().is_some_and(|joining| {
+            (joining.file, joining.next) == (piece.file, piece.start)
+                && joining.next < joining.until
+        })
+    }
+
+    /// Adds a piece to the last item.
+    fn join(&mut self, piece: &Piece, look: &Look) {
+        let Some(item) = self.items.last_mut() else { return };
+        item.count += 1;
+        item.len = item.len.saturating_add(piece.len);
+        item.sketch.join(&look.sketch);
+        if let Some(joining) = &mut self.joining {
+            joining.next = piece.start + piece.span();
+        }
     }
 
     /// Takes note of a piece.
     fn add(&mut self, piece: Piece, name: u64, look: Look) -> u32 {
         let number = self.pieces.len() as u32;
         match self.by_content.get(&piece.content) {
-            Some(first) => self.equal.entry(*first).or_default().push(number),
+            Some(first) => {
+                self.equal.entry(*first).or_default().push(number);
+                self.joining = None;
+            }
+            None if self.joins(&piece) => {
+                self.by_content.insert(piece.content, number);
+                self.unique_len += u64::from(piece.len);
+                self.join(&piece, &look);
+            }
             None => {
                 self.by_content.insert(piece.content, number);
+                self.joining = look.joins_until.map(|until| Joining::behind(&piece, until));
                 let name = name_hash(&[], name ^ piece.start);
-                self.items.push(Item { number, len: look.decoded_len, name, sketch: look.sketch });
+                self.items.push(Item {
+                    number,
+                    count: 1,
+                    len: look.decoded_len,
+                    name,
+                    sketch: look.sketch,
+                });
                 self.unique_len += u64::from(piece.len);
             }
         }
@@ -215,7 +251,7 @@ impl Optimisation {
     pub(super) fn survey_step(&mut self) -> Result<bool> {
         let candidates = self.gather()?;
         let threads = self.pool.options().threads.min(candidates.len());
-        let (pool, by_place, inflate) = (&self.pool, &self.survey.by_place, self.goal.inflate);
+        let (pool, by_place, goal) = (&self.pool, &self.survey.by_place, self.goal);
         let is_known = |candidate: &Candidate| {
             candidate.place().is_some_and(|place| by_place.contains_key(&place))
         };
@@ -225,13 +261,22 @@ impl Optimisation {
                 return Ok(Ok(None));
             }
             let read = pool.read(|source| {
+                let (file, file_len, start) =
+                    (candidate.file, candidate.file_len, candidate.record.start);
                 let mut bytes = vec![0; candidate.len() as usize];
-                read_range(source, candidate.file, &mut bytes, candidate.record.start)?;
-                Ok(bytes)
+                read_range(source, file, &mut bytes, start)?;
+                let look = match goal.inflate {
+                    true => {
+                        let piece = Looked { file, file_len, start, bytes: &bytes };
+                        Look::into(source, &piece, goal.len)?
+                    }
+                    false => Look::at(&bytes),
+                };
+                Ok((content_of(&bytes), look))
             });
             match read {
                 Err(error) if error.is_corruption() => Ok(Err(error.to_string())),
-                read => read.map(|bytes| Ok(Some((content_of(&bytes), Look::at(&bytes, inflate))))),
+                read => read.map(|found| Ok(Some(found))),
             }
         })?;
         for (candidate, found) in candidates.iter().zip(looked) {
