@@ -7,7 +7,8 @@ Each DIR is a family: releases of a program, trees of sources, images. It is sto
 
 * with 'hardpack put', with the defaults, with dedup=on, with dedup=on and chunking=auto, and with 128 KiB records,
   dedup=on and gzip-9;
-* the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment;
+* the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
+  records also with --inflate;
 * with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB) and borg (zstd-9), as far as they are installed.
 
 Prints the bytes of each result, in percent of the files, as a multiple of 7-Zip's, and the processor and elapsed time in
@@ -72,10 +73,15 @@ def pools(args, family, work):
         flags = [part for option in options for part in ("-o", option)]
         yield kind, pool, timed([cli, "create", *flags, pool], [cli, "put", "-q", family, pool])
     for size in args.segment.split(","):
-        for what, source in (("", "1.hpk"), ("chunks ", "2.hpk")):
+        optimize = [cli, "optimize", "-q", "--segment", size]
+        for what, source, flags in (
+            ("", "1.hpk", []),
+            ("chunks ", "2.hpk", []),
+            ("inflate ", "1.hpk", ["--inflate"]),
+        ):
             pool = os.path.join(work, "%s%s.hpk" % (what.strip(), size))
             shutil.copyfile(os.path.join(work, source), pool)
-            yield "optimize %s%s" % (what, size), pool, timed([cli, "optimize", "-q", "--segment", size, pool])
+            yield "optimize %s%s" % (what, size), pool, timed([*optimize, *flags, pool])
 
 
 def others(family, work):

@@ -82,6 +82,69 @@ fn assert_holds(pool: &Path, tree: &Path) {
     assert!(differs.status.success(), "{}", String::from_utf8_lossy(&differs.stdout));
 }
 
+/// Packs each version of a tree as a zip archive, as Python does, and as a repository of git.
+fn archives_of(tree: &Path, at: &Path) {
+    const ZIP: &str = "import shutil, sys\nshutil.make_archive(sys.argv[2], 'zip', sys.argv[1])";
+    fs::create_dir(at).unwrap();
+    for version in 0..VERSION_COUNT {
+        let version = format!("v{version}");
+        let made = Command::new("python3")
+            .args(["-c", ZIP])
+            .args([tree.join(&version), at.join(&version)])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+    let git = |arguments: &[&str]| {
+        let identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"];
+        let at = format!("--git-dir={}", at.join("repository").display());
+        let work = format!("--work-tree={}", tree.display());
+        let done = Command::new("git").args(identity).args([at, work]).args(arguments).output();
+        assert!(done.unwrap().status.success(), "{arguments:?}");
+    };
+    git(&["init", "-q"]);
+    git(&["add", "-A"]);
+    git(&["commit", "-q", "-m", "all"]);
+    git(&["gc", "-q"]);
+}
+
+/// Real archives: what programs deflated comes back byte by byte, live, and takes far less.
+#[test]
+fn what_is_in_archives_is_inflated() {
+    let (directory, tree, _) = family();
+    let releases = directory.path().join("archives");
+    archives_of(&tree, &releases);
+    let pool_of = |name: &str, flags: &[&str]| {
+        let pool = directory.path().join(name);
+        hardpack().arg("create").arg(&pool).assert().success();
+        hardpack().args(["put", "-q"]).arg(&releases).arg(&pool).assert().success();
+        let report = json_of(hardpack().args(["optimize", "-q", "--json"]).args(flags).arg(&pool));
+        (pool, report)
+    };
+    let (plain, report) = pool_of("plain.hpk", &[]);
+    assert_eq!(number(&report, "inflated_streams"), 0);
+    let (pool, report) = pool_of("inflated.hpk", &["--inflate"]);
+    assert!(number(&report, "inflated_streams") > (VERSION_COUNT * FILE_COUNT) as u64, "{report}");
+    assert!(number(&report, "inflated_to") > 2 * number(&report, "inflated_from"), "{report}");
+    // Most files of a version are those of the one before, and deflated they still are.
+    assert!(10 * len(&pool) < 9 * len(&plain), "{} {}", len(&pool), len(&plain));
+    let out = TempDir::new().unwrap();
+    hardpack()
+        .args(["extract", "-q", "-T"])
+        .arg(&pool)
+        .arg(out.path().join("all"))
+        .assert()
+        .success();
+    let differs =
+        Command::new("diff").arg("-r").arg(&releases).arg(out.path().join("all/archives")).output();
+    let differs = differs.unwrap();
+    assert!(differs.status.success(), "{}", String::from_utf8_lossy(&differs.stdout));
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    let shown = hardpack().args(["optimize", "--again", "--inflate"]).arg(&pool).assert().success();
+    let shown = String::from_utf8_lossy(&shown.get_output().stdout).into_owned();
+    assert!(shown.contains("deflate streams"), "{shown}");
+}
+
 #[test]
 fn a_family_becomes_small_and_stays_live() {
     let (_directory, tree, pool) = family();

@@ -7,6 +7,7 @@ pub mod codec;
 pub mod file;
 pub mod formats;
 pub mod image;
+pub mod inflated;
 pub mod input;
 pub mod pages;
 
@@ -14,7 +15,7 @@ pub mod pages;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// The targets of this module.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     ("codec_decompress", codec::decompress),
     ("codec_round_trip", codec::round_trip),
     ("header", formats::header),
@@ -28,4 +29,6 @@ pub const TARGETS: [Target; 13] = [
     ("file", file::run),
     ("filter_decode", pages::decode),
     ("filter_round_trip", pages::round_trip),
+    ("inflated_decode", inflated::decode),
+    ("inflated_round_trip", inflated::round_trip),
 ];

@@ -4,6 +4,7 @@ use super::extents::delta;
 use super::extents::parse_file_extent;
 use super::maintain::repack::Repack;
 use super::namespace::entries;
+use crate::codec::inflated::{Directory, Form, Inflation};
 use crate::error::Result;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::format::pointer::data_pointer;
@@ -28,6 +29,20 @@ pub fn parse_entry(tree: TreeId, key: &[u8], value: &[u8]) -> Result<()> {
         _ => {}
     }
     Ok(())
+}
+
+/// Returns the inflated form of a record (see `codec/inflated/`), if it has one.
+pub fn inflated_form(record: &[u8]) -> Option<Vec<u8>> {
+    // To tell what it resembles, which never fails.
+    Inflation::of(record, 2 * record.len());
+    Form::of(record).map(|form| form.bytes)
+}
+
+/// Fills `part` with the bytes from `start` on of the record that an inflated form stands for.
+/// Returns whether it could.
+pub fn restore_inflated(form: &[u8], record_len: usize, start: usize, part: &mut [u8]) -> bool {
+    let directory = Directory::read(form, record_len);
+    directory.is_ok_and(|directory| directory.restore(form, start, part).is_ok())
 }
 
 /// Applies a delta for `len` bytes to the part that starts at byte `from`. Returns whether it
