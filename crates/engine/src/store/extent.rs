@@ -284,8 +284,8 @@ impl Store {
         self.caches.put_data(self.cache_id, key, Part::Whole, Arc::new(bytes));
     }
 
-    /// Whether the whole extent of a pointer is in the cache, or if it is inflated, what the pointer
-    /// needs of it.
+    /// Whether the whole extent of a pointer is in the cache, or if it is inflated, what the
+    /// pointer needs of it.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
         if pointer.is_inflated() {
             return self.peek_inflated(pointer).is_some();

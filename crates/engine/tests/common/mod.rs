@@ -74,8 +74,8 @@ impl Rng {
         bytes
     }
 
-    /// Returns an archive: noise, and texts that zlib deflated, as gzip members. The last one may be
-    /// cut off.
+    /// Returns an archive: noise, and texts that zlib deflated, as gzip members. The last one may
+    /// be cut off.
     pub fn archive(&mut self, len: usize) -> Vec<u8> {
         // Level 6, memLevel 8, a window of 32 KiB.
         const SETTINGS: u16 = 0x0f86;

@@ -20,12 +20,12 @@
 //! * Whatever the data says, restoring allocates at most [`FORM_LEN_MAX`] bytes for the form, the
 //!   record, and zlib's own memory (268 KB) for one stream at a time.
 //!
-//! zlib is the library itself, not one of the faster ones that have its interface: these write other
-//! streams. Considered and rejected: `preflate-rs`, which describes the streams of any compressor by
-//! how they differ from what it expects. It makes again what gzip, Info-ZIP and browsers wrote as
-//! well. But its description depends on its version, and has no other reader; and data made for the
-//! purpose keep it busy for ever, as it takes what is behind the end of a description for one block
-//! after the other.
+//! zlib is the library itself, not one of the faster ones that have its interface: these write
+//! other streams. Considered and rejected: `preflate-rs` 0.7, which describes the streams of any
+//! compressor by how they differ from what it expects. It makes again what gzip, Info-ZIP and
+//! browsers wrote as well. But its description depends on its version, and has no other reader; and
+//! data made for the purpose keep it busy for ever, as it takes what is behind the end of a
+//! description for one block after the other.
 mod find;
 #[cfg(test)]
 mod tests;

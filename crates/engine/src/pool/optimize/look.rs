@@ -38,7 +38,8 @@ impl Look {
         Look { sketch: Sketch::of(bytes), decoded_len: bytes.len() as u32, joins_until: None }
     }
 
-    /// Looks at what deflate streams in a piece stand for. Segments are to have `segment_len` bytes.
+    /// Looks at what deflate streams in a piece stand for. Segments are to have `segment_len`
+    /// bytes.
     pub fn into(source: &mut impl Source, piece: &Looked, segment_len: u32) -> Result<Look> {
         let bytes = piece.bytes;
         let inflation = Inflation::of(bytes, bytes.len().saturating_mul(INFLATED_FACTOR_MAX));
