@@ -9,7 +9,8 @@
 //! return    fill that stretch with the extents that went past the end; then fill again from the
 //!           tail, and continue with the next stretch
 //! trim      move extents that still do not fit at least as low as possible: fill from goals that
-//!           lie some of the longest extents higher
+//!           lie some of the longest extents higher. If the pool is much longer than its contents
+//!           all the same, begin again with the first stretch, a few times
 //! ```
 //!
 //! Each pass moves extents with several pointers first, as far as it knows all their pointers.
@@ -67,6 +68,9 @@ const STRETCH_EXTENTS_MIN: u64 = 8;
 const STRETCH_FREE_PART: u64 = 64;
 /// How many goals are tried at the end; the highest lies `2^(TRIM_COUNT - 1)` extents higher.
 const TRIM_COUNT: u32 = 4;
+/// How often stretches are emptied and goals tried, if the pool is still longer than one which is
+/// left alone: extents that were moved meanwhile make other holes, into which others fit.
+const ROUND_COUNT: u32 = 3;
 /// More passes than any pool needs without concurrent writes.
 const PASS_COUNT_MAX: u32 = 8 * STRETCH_PART as u32;
 
@@ -159,6 +163,9 @@ pub struct Compaction {
     no_room: Option<(Sector, Sector)>,
     passes_left: u32,
     trims_left: u32,
+    /// How often all of this may be repeated, and the end of the pool when it last began.
+    rounds_left: u32,
+    round_began: Sector,
     /// The extents to move before all others of a pass.
     shared: SharedExtents,
 }
@@ -180,6 +187,8 @@ impl Pool {
             no_room: None,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
+            rounds_left: ROUND_COUNT - 1,
+            round_began: state.superblock.end,
             shared: SharedExtents::default(),
         };
         compaction.note(&state);
@@ -331,12 +340,23 @@ impl Compaction {
             },
             Some((Purpose::Trim, _)) => {
                 self.trim(goal, end);
-                if let (Stage::Done, Some((from, before))) = (&self.stage, self.no_room)
+                if !matches!(self.stage, Stage::Done) {
+                    return Ok(());
+                }
+                if let Some((from, before)) = self.no_room
                     && helped(before)
                 {
                     // There is room now that the pool is shorter.
                     (self.no_room, self.trims_left) = (None, TRIM_COUNT);
                     self.emptied.to = from;
+                    self.begin_pass(Purpose::Fill, tail_from(goal, goal));
+                } else if self.rounds_left > 0
+                    && !is_short_enough(&state, ashift)
+                    && helped(self.round_began)
+                {
+                    self.rounds_left -= 1;
+                    self.round_began = end;
+                    (self.emptied, self.trims_left) = (Aim::ANYWHERE, TRIM_COUNT);
                     self.begin_pass(Purpose::Fill, tail_from(goal, goal));
                 }
             }
