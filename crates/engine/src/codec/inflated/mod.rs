@@ -44,7 +44,7 @@ pub(crate) const FORM_LEN_MAX: usize = 32 << 20;
 pub(crate) const STREAM_LEN_MIN: usize = 64;
 /// The part of the record that is restored at a time ends with the first stream behind so many
 /// bytes.
-const SPAN_LEN: usize = 64 << 10;
+const SPAN_LEN: usize = 16 << 10;
 /// The bytes of the directory that each stream takes: three lengths and its settings.
 const ENTRY_LEN: usize = 14;
 
