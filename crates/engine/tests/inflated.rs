@@ -253,3 +253,23 @@ fn settings_are_found_and_the_unusual_is_left() {
     while optimisation.step().unwrap() {}
     assert_eq!(read_all(&file).unwrap(), Rng(17).archive(100_000));
 }
+
+/// However long the records are that a stream goes through, a segment has no more bytes than an
+/// extent may have.
+#[test]
+fn long_records_that_a_stream_goes_through_are_not_joined_without_limit() {
+    const RECORD_LEN: usize = 16 << 20;
+    let stream = deflated(&hex(&Rng(5).noise(200_000)), USUAL).unwrap();
+    let mut bytes = Rng(1).text(RECORD_LEN - 100_000);
+    bytes.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+    bytes.extend(stream);
+    bytes.extend(Rng(2).text(2 * RECORD_LEN - bytes.len()));
+    let files = vec![(b"file".to_vec(), bytes)];
+    for size in ["16M", "8M"] {
+        let properties = [(Property::RecordSize, size), (Property::Compression, "off")];
+        let (device, pool) = pool_of(&files, &properties);
+        optimize(&pool, SegmentGoal { len: 16 << 20, ..INFLATE });
+        assert_holds(&pool, &files);
+        assert_holds(&reopened(&device), &files);
+    }
+}

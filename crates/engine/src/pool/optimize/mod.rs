@@ -58,7 +58,8 @@ const USED_PERCENT_MIN: u64 = 75;
 pub struct SegmentGoal {
     /// How they are compressed.
     pub compression: Compression,
-    /// How many bytes one holds, at most, unless a single record is longer; 16 MiB if it is more.
+    /// How many bytes one holds, at most, unless a single record is longer, or the records that one
+    /// stream goes through; 16 MiB if it is more.
     pub len: u32,
     /// Whether records that are in a segment already are put into new ones.
     pub again: bool,
@@ -153,6 +154,7 @@ impl Pool {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
         let made = self.segments_made(&files, goal.again)?;
+        let goal = SegmentGoal { len: goal.len.min(EXTENT_LEN_MAX), ..goal };
         Ok(Optimisation {
             pool: self.clone(),
             goal,
@@ -294,7 +296,7 @@ impl Optimisation {
     }
 
     fn begin_storing(&mut self) {
-        let segments = self.survey.segments(self.goal.len.min(EXTENT_LEN_MAX));
+        let segments = self.survey.segments(self.goal.len);
         self.report.planned_len += self.survey.unique_len();
         self.plan = segments.into_iter();
         self.stage = OptimizeStage::Store;

@@ -11,7 +11,7 @@ use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
 use crate::pool::maintain::repack::is_database;
 use crate::pool::write::jobs::parallel;
-use crate::store::format::pointer::{Place, Pointer, span_of};
+use crate::store::format::pointer::{EXTENT_LEN_MAX, Place, Pointer, span_of};
 use crate::store::format::refs::HashKind;
 use crate::store::holds::Holds;
 use crate::store::trees::TreeId;
@@ -73,11 +73,13 @@ struct Joining {
     /// Where the next piece begins, and where the stream ends.
     next: u64,
     until: u64,
+    /// How long the pieces are so far.
+    len: u32,
 }
 
 impl Joining {
     fn behind(piece: &Piece, until: u64) -> Joining {
-        Joining { file: piece.file, next: piece.start + piece.span(), until }
+        Joining { file: piece.file, next: piece.start + piece.span(), until, len: piece.len }
     }
 }
 
@@ -152,6 +154,8 @@ impl Survey {
         self.joining.as_ref().is_some_and(|joining| {
             (joining.file, joining.next) == (piece.file, piece.start)
                 && joining.next < joining.until
+                // All of them go into one extent.
+                && joining.len.saturating_add(piece.len) <= EXTENT_LEN_MAX
         })
     }
 
@@ -163,6 +167,7 @@ impl Survey {
         item.sketch.join(&look.sketch);
         if let Some(joining) = &mut self.joining {
             joining.next = piece.start + piece.span();
+            joining.len += piece.len;
         }
     }
 
