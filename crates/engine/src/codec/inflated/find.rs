@@ -5,10 +5,19 @@
 use super::STREAM_LEN_MIN;
 use super::zlib::{Inflated, Settings, WINDOW_BITS_MAX, inflate_onto, makes};
 
-/// How many bytes may be inflated in vain: this many, and a few times the length of the record.
-/// What begins like a stream mostly breaks off at once, but a file could be made that goes on.
+/// How many bytes may be inflated in vain: this many, and some times the length of the record. What
+/// begins like a stream mostly breaks off at once, but a file could be made that goes on.
 const WASTE_LEN_MIN: usize = 1 << 20;
-const WASTE_FACTOR: usize = 4;
+const WASTE_FACTOR: usize = 16;
+/// As how many bytes it counts to begin with a stream: to inflate, or to compress, it.
+const INFLATE_COST: usize = 256;
+const DEFLATE_COST: usize = 4096;
+/// How many bytes may be compressed in vain to find settings.
+const TRIED_LEN_MIN: usize = 32 << 20;
+const TRIED_FACTOR: usize = 16;
+/// The longest name or comment in gzip's header that is looked for: a file could be made of headers
+/// whose names never end.
+const GZIP_NAME_LEN_MAX: usize = 1024;
 /// After so many streams that zlib did not make, only settings are tried that fitted others: each
 /// of them costs as much as compressing a block.
 const MISSES_MAX: usize = 12;
@@ -37,7 +46,7 @@ struct Candidate {
 /// `texts`, up to `texts_len_max` bytes.
 pub(super) fn find(record: &[u8], texts: &mut Vec<u8>, texts_len_max: usize) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
-    let mut search = Search::default();
+    let mut search = Search::new(record);
     let mut streams = Streams::new(record);
     while let Some(candidate) = streams.next_candidate() {
         let text_start = texts.len();
@@ -48,11 +57,18 @@ pub(super) fn find(record: &[u8], texts: &mut Vec<u8>, texts_len_max: usize) -> 
         let stream = &record[candidate.start..candidate.start + len];
         let text = &texts[text_start..];
         let fits = len >= STREAM_LEN_MIN && !text.is_empty();
-        match search.settings(text, stream, candidate.window_bits).filter(|_| fits) {
+        let settings = match fits {
+            true => search.settings(text, stream, candidate.window_bits),
+            false => None,
+        };
+        match settings {
             Some(settings) => {
                 found.push(Found { start: candidate.start, len, text_len: text.len(), settings })
             }
-            None => texts.truncate(text_start),
+            None => {
+                streams.waste(text.len());
+                texts.truncate(text_start);
+            }
         }
     }
     found
@@ -91,13 +107,25 @@ impl Inflation {
     }
 }
 
-/// Returns the length of the stream at the front of `bytes`, and of what it stands for, if it ends
-/// there and that is not longer than `text_len_max`.
-pub(crate) fn stream_at(bytes: &[u8], text_len_max: usize) -> Option<(usize, usize)> {
+/// Where a stream ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StreamEnd {
+    /// After so many bytes, which stand for that many.
+    At { len: usize, text_len: usize },
+    /// Behind the bytes that were given.
+    Behind,
+    /// It is none, or stands for too much.
+    Nowhere,
+}
+
+/// Looks for the end of the stream at the front of `bytes`, which may stand for up to
+/// `text_len_max` bytes.
+pub(crate) fn stream_end(bytes: &[u8], text_len_max: usize) -> StreamEnd {
     let mut text = Vec::new();
     match inflate_onto(bytes, &mut text, text_len_max) {
-        Inflated::Whole(len) => Some((len, text.len())),
-        Inflated::Part => None,
+        Inflated::Whole(len) => StreamEnd::At { len, text_len: text.len() },
+        Inflated::Part(len) if len == bytes.len() && text.len() < text_len_max => StreamEnd::Behind,
+        Inflated::Part(_) => StreamEnd::Nowhere,
     }
 }
 
@@ -105,7 +133,7 @@ pub(crate) fn stream_at(bytes: &[u8], text_len_max: usize) -> Option<(usize, usi
 struct Streams<'a> {
     record: &'a [u8],
     at: usize,
-    /// How many more bytes may be inflated in vain.
+    /// How many more bytes may be inflated in vain. Then there are no more candidates.
     waste_left: usize,
 }
 
@@ -116,10 +144,18 @@ impl<'a> Streams<'a> {
     }
 
     fn next_candidate(&mut self) -> Option<Candidate> {
+        if self.waste_left == 0 {
+            return None;
+        }
         let candidate = (self.at..self.record.len().saturating_sub(STREAM_LEN_MIN))
             .find_map(|at| candidate_at(self.record, at))?;
         self.at = candidate.header + 1;
         Some(candidate)
+    }
+
+    /// Takes note of bytes that were inflated in vain.
+    fn waste(&mut self, len: usize) {
+        self.waste_left = self.waste_left.saturating_sub(len.saturating_add(INFLATE_COST));
     }
 
     /// Inflates a candidate, and goes on behind it. Returns its length if all of it is there and
@@ -137,8 +173,9 @@ impl<'a> Streams<'a> {
                 self.at = candidate.start + len;
                 Some(len)
             }
-            Inflated::Part => {
-                self.waste_left -= (texts.len() - text_start).min(self.waste_left);
+            Inflated::Part(len) => {
+                // Blocks may be empty.
+                self.waste(len.max(texts.len() - text_start));
                 None
             }
         }
@@ -190,7 +227,8 @@ fn gzip_header_len(bytes: &[u8]) -> Option<usize> {
     }
     for flag in [HAS_NAME, HAS_COMMENT] {
         if flags & flag != 0 {
-            len += 1 + bytes.get(len..)?.iter().position(|byte| *byte == 0)?;
+            let rest = bytes.get(len..)?.iter();
+            len += 1 + rest.take(GZIP_NAME_LEN_MAX).position(|byte| *byte == 0)?;
         }
     }
     len += if flags & HAS_CRC != 0 { 2 } else { 0 };
@@ -214,20 +252,32 @@ fn zlib_window_bits(bytes: &[u8]) -> Option<u8> {
 }
 
 /// Finds out by which settings zlib made streams.
-#[derive(Default)]
 struct Search {
     /// Those that fitted streams of this record, the last one first.
     fitted: Vec<Settings>,
     misses: usize,
+    /// How many more bytes may be compressed in vain. Then no settings are found any more.
+    tries_left: usize,
 }
 
 impl Search {
+    fn new(record: &[u8]) -> Search {
+        let tries_left = TRIED_LEN_MIN.saturating_add(TRIED_FACTOR.saturating_mul(record.len()));
+        Search { fitted: Vec::new(), misses: 0, tries_left }
+    }
+
     fn settings(&mut self, text: &[u8], stream: &[u8], window_bits: u8) -> Option<Settings> {
         let may_try_others = self.misses < MISSES_MAX;
         let others = all_settings(window_bits).filter(|_| may_try_others);
         let fitted = self.fitted.iter().copied();
-        let fits = |settings: &Settings| makes(text, *settings, stream);
-        let found = fitted.chain(others).find(fits);
+        let mut tries_left = self.tries_left;
+        let found = fitted.chain(others).find(|settings| {
+            tries_left > 0
+                && makes(text, *settings, stream)
+                    .map_err(|len| tries_left = tries_left.saturating_sub(len + DEFLATE_COST))
+                    .is_ok()
+        });
+        self.tries_left = tries_left;
         match found {
             Some(settings) => {
                 self.misses = 0;

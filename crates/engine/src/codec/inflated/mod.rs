@@ -18,7 +18,8 @@
 //!
 //! * A form is given out only after it was found to give exactly the record.
 //! * Whatever the data says, restoring allocates at most [`FORM_LEN_MAX`] bytes for the form, the
-//!   record, and zlib's own memory (268 KB) for one stream at a time.
+//!   record, a directory that is no longer than the record, and zlib's own memory (268 KB) for one
+//!   stream at a time.
 //!
 //! zlib is the library itself, not one of the faster ones that have its interface: these write
 //! other streams. Considered and rejected: `preflate-rs` 0.7, which describes the streams of any
@@ -33,7 +34,7 @@ mod zlib;
 
 use std::ops::Range;
 
-pub(crate) use self::find::{Inflation, stream_at};
+pub(crate) use self::find::{Inflation, StreamEnd, stream_end};
 use self::zlib::{Settings, make};
 use super::{CodecError, CodecId, corrupt};
 
@@ -131,6 +132,8 @@ pub(crate) struct Directory {
     /// Where the bytes behind the last stream are, within the form.
     rest: Range<usize>,
     record_len: usize,
+    /// Where the spans begin, see [`Directory::span_at`].
+    span_starts: Vec<u32>,
 }
 
 /// What is wrong with a form, for errors that name the codec which compressed it.
@@ -157,6 +160,10 @@ impl Directory {
         let short = Malformed("the directory of its streams is longer than the form");
         let (count, rest) = form.split_first_chunk::<4>().ok_or(short)?;
         let count = u32::from_le_bytes(*count) as usize;
+        // Before anything is allocated for them.
+        if count > record_len / STREAM_LEN_MIN {
+            return Err(Malformed("it has more streams than the record has room for"));
+        }
         let directory_len = count.checked_mul(ENTRY_LEN).ok_or(short)?;
         let directory = rest.get(..directory_len).ok_or(short)?;
         let numbers = |index: usize| {
@@ -197,33 +204,22 @@ impl Directory {
         if text != form.len() {
             return Err(Malformed("its texts have another length than the form"));
         }
-        Ok(Directory { entries, rest, record_len })
+        let span_starts = span_starts(&entries, record_len);
+        Ok(Directory { entries, rest, record_len, span_starts })
+    }
+
+    /// Where the spans begin, in ascending order. There is at least one.
+    pub fn span_starts(&self) -> &[u32] {
+        &self.span_starts
     }
 
     /// Returns the part of the record around a byte of it that is to be restored together. No
     /// stream is in two of them.
     pub fn span_at(&self, at: usize) -> Range<usize> {
-        // Spans are counted from the beginning, so that they are the same for every byte.
-        let mut start = 0;
-        for entry in &self.entries {
-            while start + SPAN_LEN <= entry.range.start {
-                // Between streams, they end anywhere.
-                let end = start + SPAN_LEN;
-                if at < end {
-                    return start..end;
-                }
-                start = end;
-            }
-            if entry.range.end - start >= SPAN_LEN {
-                if at < entry.range.end {
-                    return start..entry.range.end;
-                }
-                start = entry.range.end;
-            }
-        }
-        let count = at.saturating_sub(start) / SPAN_LEN;
-        start += count * SPAN_LEN;
-        start..(start + SPAN_LEN).min(self.record_len)
+        let behind = self.span_starts.partition_point(|start| *start as usize <= at);
+        let start = behind.checked_sub(1).map_or(0, |index| self.span_starts[index] as usize);
+        let end = self.span_starts.get(behind).map_or(self.record_len, |end| *end as usize);
+        start..end
     }
 
     /// Restores the bytes of the record from `start` on, as many as `dst` holds.
@@ -254,4 +250,25 @@ impl Directory {
         put(self.record_len - self.rest.len(), &form[self.rest.clone()]);
         Ok(())
     }
+}
+
+/// Divides a record into spans, and returns where they begin.
+fn span_starts(entries: &[Entry], record_len: usize) -> Vec<u32> {
+    let (mut starts, mut last) = (vec![0], 0);
+    for entry in entries {
+        // Between streams, they end anywhere.
+        while last + SPAN_LEN <= entry.range.start {
+            last += SPAN_LEN;
+            starts.push(last as u32);
+        }
+        if entry.range.end - last >= SPAN_LEN {
+            last = entry.range.end;
+            starts.extend((last < record_len).then_some(last as u32));
+        }
+    }
+    while last + SPAN_LEN < record_len {
+        last += SPAN_LEN;
+        starts.push(last as u32);
+    }
+    starts
 }

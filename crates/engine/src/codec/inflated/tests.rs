@@ -184,6 +184,87 @@ fn what_is_inflated_in_vain_is_bounded() {
     assert!(Form::of(&vec![0; FORM_LEN_MAX]).is_none());
 }
 
+/// A file can be made of headers, or of streams, that keep whoever looks at them busy.
+#[test]
+fn what_is_tried_in_vain_is_bounded() {
+    let found = |record: &[u8]| find::find(record, &mut Vec::new(), FORM_LEN_MAX).len();
+    let good = gzip(&deflated(&text(1, 3000), USUAL));
+    // Names that never end.
+    let endless = [&[0x1f, 0x8b, 8, 8], &[1; 6][..]].concat().repeat(100_000);
+    assert_eq!(found(&[&endless, &good[..]].concat()), 1);
+    // Streams of empty blocks, one in the other.
+    let blocks = [&[0, 2, 0, 0xfd, 0xff, 0x78, 1][..], &[0, 0, 0, 0xff, 0xff].repeat(400)].concat();
+    assert_eq!(found(&[&blocks.repeat(3), &good[..]].concat()), 1);
+    assert_eq!(found(&[&blocks.repeat(300), &good[..]].concat()), 0);
+}
+
+/// Those for which many settings have to be tried.
+#[test]
+fn settings_are_not_tried_for_ever() {
+    let mut record = Vec::new();
+    for window_bits in 9..=15 {
+        for level in [1, 9] {
+            let settings = Settings { level, window_bits, ..USUAL };
+            record.extend(zlib_member(window_bits, &deflated(&text(1, 4000), settings)));
+        }
+    }
+    let (fitted_len, good) = (record.len(), gzip(&deflated(&text(1, 3000), USUAL)));
+    let other = zlib_member(15, &deflated(&text(2, 6000), Settings { memory: 1, ..USUAL }));
+    for (count, is_found) in [(10, true), (800, false)] {
+        record.truncate(fitted_len);
+        record.extend(other.repeat(count));
+        let good_at = record.len();
+        record.extend(&good);
+        let found = find::find(&record, &mut Vec::new(), FORM_LEN_MAX);
+        assert!(found.len() >= 14);
+        assert_eq!(found.last().unwrap().start > good_at, is_found, "{count}");
+    }
+}
+
+#[test]
+fn a_directory_is_not_longer_than_its_record() {
+    let count = 1 << 16;
+    let form = [&(count as u32).to_le_bytes()[..], &vec![0; count * ENTRY_LEN]].concat();
+    let many = Malformed("it has more streams than the record has room for");
+    assert_eq!(Directory::read(&form, 64 * count - 1).unwrap_err(), many);
+}
+
+/// However they lie, each byte is in one span, and each stream.
+#[test]
+fn spans_divide_a_record() {
+    let stream = deflated(&noise(30_000), USUAL);
+    let long = deflated(&noise(150_000), USUAL);
+    let parts: [&[&[u8]]; 5] = [
+        &[&stream, &stream, &long],
+        &[&long],
+        &[&noise(200_000), &long, &noise(1)],
+        &[&long, &stream, &noise(65_536), &stream, &noise(131_072)],
+        &[&noise(65_526), &stream, &stream],
+    ];
+    for parts in parts {
+        let mut record = Vec::new();
+        for part in parts {
+            record.extend(if part.len() % 2 == 0 { part.to_vec() } else { gzip(part) });
+        }
+        let Some(form) = Form::of(&record) else { continue };
+        let directory = Directory::read(&form.bytes, record.len()).unwrap();
+        let mut at = 0;
+        while at < record.len() {
+            let span = directory.span_at(at);
+            assert!(span.start == at && span.end > at);
+            assert_eq!(directory.span_at(span.end - 1), span);
+            let is_apart = |entry: &Entry| {
+                entry.range.end <= span.start
+                    || entry.range.start >= span.end
+                    || (span.start <= entry.range.start && entry.range.end <= span.end)
+            };
+            assert!(directory.entries.iter().all(is_apart));
+            at = span.end;
+        }
+        assert_eq!(at, record.len());
+    }
+}
+
 #[test]
 fn what_it_resembles_is_told_by_what_streams_stand_for() {
     let text = text(9, 100_000);

@@ -62,7 +62,8 @@ pub(super) enum Inflated {
     /// At the end of the stream, of which this is the length in bytes.
     Whole(usize),
     /// Before: at something that is no deflate stream, or at the end of what was given or allowed.
-    Part,
+    /// This is how many bytes of it were used.
+    Part(usize),
 }
 
 /// Inflates the deflate stream at the front of `src`, and appends to `text` up to `len_max` bytes
@@ -70,13 +71,13 @@ pub(super) enum Inflated {
 pub(super) fn inflate_onto(src: &[u8], text: &mut Vec<u8>, len_max: usize) -> Inflated {
     /// How much memory is cleared at first: most streams are short.
     const STEP_LEN: usize = 64 << 10;
-    let Some(mut stream) = Stream::inflating(src) else { return Inflated::Part };
+    let Some(mut stream) = Stream::inflating(src) else { return Inflated::Part(0) };
     let start = text.len();
     loop {
         let len = text.len() - start;
         let step_len = len.max(STEP_LEN).min(len_max - len);
         if step_len == 0 {
-            return Inflated::Part;
+            return Inflated::Part(stream.taken());
         }
         text.resize(start + len + step_len, 0);
         // SAFETY: the stream is inflating.
@@ -86,26 +87,27 @@ pub(super) fn inflate_onto(src: &[u8], text: &mut Vec<u8>, len_max: usize) -> In
             Z_STREAM_END => return Inflated::Whole(stream.taken()),
             // The output is full, and there may be more.
             Z_OK | Z_BUF_ERROR if left == 0 => {}
-            _ => return Inflated::Part,
+            _ => return Inflated::Part(stream.taken()),
         }
     }
 }
 
-/// Whether zlib makes exactly `expected` from `text`.
-pub(super) fn makes(text: &[u8], settings: Settings, expected: &[u8]) -> bool {
-    let Some(mut stream) = Stream::deflating(text, settings) else { return false };
+/// Finds out whether zlib makes exactly `expected` from `text`. If not, returns how many bytes of
+/// the text that took.
+pub(super) fn makes(text: &[u8], settings: Settings, expected: &[u8]) -> Result<(), usize> {
+    let Some(mut stream) = Stream::deflating(text, settings) else { return Err(0) };
     let mut rest = expected;
     let mut step = [0; 4096];
     loop {
         // SAFETY: the stream is deflating.
         let (code, left) = unsafe { stream.run(deflate, &mut step) };
         let made = &step[..step.len() - left];
-        let Some(behind) = rest.strip_prefix(made) else { return false };
+        let Some(behind) = rest.strip_prefix(made) else { return Err(stream.taken()) };
         rest = behind;
         match code {
-            Z_STREAM_END => return rest.is_empty(),
+            Z_STREAM_END if rest.is_empty() => return Ok(()),
             Z_OK => {}
-            _ => return false,
+            _ => return Err(stream.taken()),
         }
     }
 }
@@ -175,12 +177,15 @@ impl<'a> Stream<'a> {
         end: unsafe extern "C" fn(*mut z_stream) -> c_int,
     ) -> Option<Stream<'a>> {
         let src_len = u32::try_from(src.len()).ok()?;
-        let mut boxed = Box::new(MaybeUninit::<z_stream>::zeroed());
-        if init(boxed.as_mut_ptr()) != Z_OK {
+        // The library keeps the pointer that it is given here, so from now on there is no box that
+        // would claim to be the only way to what is in it.
+        let stream = Box::into_raw(Box::new(MaybeUninit::<z_stream>::zeroed()));
+        let at: *mut z_stream = stream.cast();
+        if init(at) != Z_OK {
+            // SAFETY: it came from a box, and a library that failed has not kept it.
+            drop(unsafe { Box::from_raw(stream) });
             return None;
         }
-        let stream = Box::into_raw(boxed);
-        let at: *mut z_stream = stream.cast();
         // SAFETY: `at` is what was in the box. The library only reads its input, which is borrowed
         // for as long as the stream lives.
         unsafe {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
-use super::look::{Look, Looked};
+use super::look::{FollowLimit, Look, Looked};
 use super::sketch::name_hash;
 use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
 use crate::error::Result;
@@ -20,6 +20,9 @@ use crate::units::{FileId, Sector, Txg};
 /// How many pieces one segment has, at most, besides equal ones: writers wait while their pointers
 /// are exchanged.
 const SEGMENT_PIECES_MAX: usize = 4096;
+
+/// How many times the bytes of a step are read again, at most, to follow streams behind pieces.
+const FOLLOW_PARTS_MAX: u64 = 4;
 
 /// The first bytes of a BLAKE3 hash. Pieces that agree in them are compared before they share
 /// anything.
@@ -257,6 +260,7 @@ impl Optimisation {
         let candidates = self.gather()?;
         let threads = self.pool.options().threads.min(candidates.len());
         let (pool, by_place, goal) = (&self.pool, &self.survey.by_place, self.goal);
+        let follow_limit = FollowLimit::new(FOLLOW_PARTS_MAX * SURVEY_STEP_LEN);
         let is_known = |candidate: &Candidate| {
             candidate.place().is_some_and(|place| by_place.contains_key(&place))
         };
@@ -273,7 +277,7 @@ impl Optimisation {
                 let look = match goal.inflate {
                     true => {
                         let piece = Looked { file, file_len, start, bytes: &bytes };
-                        Look::into(source, &piece, goal.len)?
+                        Look::into(source, &piece, goal.len, &follow_limit)?
                     }
                     false => Look::at(&bytes),
                 };
