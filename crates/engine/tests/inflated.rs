@@ -8,11 +8,15 @@ use std::sync::Arc;
 
 use common::segments::{GOAL, assert_holds, empty_pool, file_at, optimize, put, used};
 use common::{Rng, create, only_file, options, problems, read_all};
+use hardpack_engine::Txg;
 use hardpack_engine::codec::{Compression, deflated};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan};
+use hardpack_engine::pool::{Options, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::superblock::FEATURE_INFLATED;
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 
 const INFLATE: SegmentGoal = SegmentGoal { inflate: true, ..GOAL };
 
@@ -53,8 +57,29 @@ fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>
     (device, pool)
 }
 
+fn only_record(pool: &Pool) -> Pointer {
+    let state = pool.state();
+    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
+    let mut found = Vec::new();
+    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+        if let Met::Entry(_, _, value) = met {
+            found.push(data_pointer(value)?);
+        }
+        Ok(())
+    })
+    .unwrap();
+    let [record] = &found[..] else { panic!("{found:?}") };
+    record.clone()
+}
+
 fn has_feature(pool: &Pool) -> bool {
     pool.state().superblock.incompat & FEATURE_INFLATED != 0
+}
+
+/// Opens the image of a pool with an empty cache of this length.
+fn cold(device: &MemoryDevice, cache_len: u64) -> Pool {
+    let options = Options { caches: Options::new(cache_len).caches, ..options(8 << 20) };
+    Pool::open(Arc::new(MemoryDevice::new(device.image())), options).unwrap()
 }
 
 /// Opens the image of a pool with nothing cached.
@@ -110,9 +135,8 @@ fn parts_are_read_at_random() {
     let (device, pool) = pool_of(&files, &[]);
     assert!(optimize(&pool, SegmentGoal { len: 8 << 20, ..INFLATE }).inflated_streams > 40);
     for cache_len in [1 << 20, 64 << 20] {
-        let pool =
-            Pool::open(Arc::new(MemoryDevice::new(device.image())), options(cache_len)).unwrap();
-        let mut rng = Rng(cache_len as u64);
+        let pool = cold(&device, cache_len);
+        let mut rng = Rng(cache_len);
         for _ in 0..if cache_len < 8 << 20 { 40 } else { 300 } {
             let (path, bytes) = rng.pick(&[&files[0], &files[1], &files[2], &files[3]]);
             let at = rng.below(bytes.len() as u64) as usize;
@@ -271,5 +295,29 @@ fn long_records_that_a_stream_goes_through_are_not_joined_without_limit() {
         optimize(&pool, SegmentGoal { len: 16 << 20, ..INFLATE });
         assert_holds(&pool, &files);
         assert_holds(&reopened(&device), &files);
+    }
+}
+
+/// Who reads a little of a long record does not wait until all of it is made again.
+#[test]
+fn only_what_is_read_is_made_again() {
+    let files: Files = vec![(b"file".to_vec(), Rng(7).archive(1 << 20))];
+    let (device, pool) = pool_of(&files, &[(Property::RecordSize, "1M")]);
+    assert!(optimize(&pool, SegmentGoal { len: 16 << 20, ..INFLATE }).inflated_streams > 20);
+    for cache_len in [1 << 20, 64 << 20] {
+        let pool = cold(&device, cache_len);
+        let file = file_at(&pool, b"file");
+        let (store, record) = (pool.store(), only_record(&pool));
+        assert!(record.is_inflated() && !store.is_cached_in_part(&record));
+        let middle = 1 << 19;
+        let mut page = vec![0; 4096];
+        assert_eq!(file.read_at(&mut page, middle as u64).unwrap(), page.len());
+        assert!(page == files[0].1[middle..middle + page.len()]);
+        assert!(store.is_cached_in_part(&record) && !store.is_cached(&record));
+        assert!(store.peek(&record, middle..middle + page.len()).unwrap().as_slice() == page);
+        assert!(store.peek(&record, 0..page.len()).is_none());
+        assert!(store.read_part_of(None, &record, 1 << 20..(1 << 20) + 1).is_err());
+        assert_holds(&pool, &files);
+        assert_eq!(store.is_cached(&record), cache_len > 1 << 20);
     }
 }

@@ -37,6 +37,8 @@ pub(super) enum Part {
     /// [`super::inflated`].
     Form,
     Span(u32),
+    /// Where its spans begin.
+    SpanStarts,
 }
 
 /// Caches that all pools of a process can share.

@@ -242,7 +242,7 @@ impl Store {
     /// Like [`Store::read`], for a pointer of a state that may not be the newest.
     pub fn read_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
         if pointer.is_inflated() {
-            return self.read_inflated(pointer, true);
+            return self.read_inflated(pointer, &(0..pointer.len as usize), true);
         }
         let Some(key) = pointer.extent_key() else {
             return self.part_of(pointer, self.decompress(of, pointer)?);
@@ -259,7 +259,7 @@ impl Store {
     /// Like [`Store::read_uncached`], for a pointer of a state that may not be the newest.
     pub fn read_uncached_of(&self, of: Option<&State>, pointer: &Pointer) -> Result<ExtentBytes> {
         if pointer.is_inflated() {
-            return self.read_inflated(pointer, false);
+            return self.read_inflated(pointer, &(0..pointer.len as usize), false);
         }
         self.part_of(pointer, self.decompress(of, pointer)?)
     }
@@ -288,7 +288,7 @@ impl Store {
     /// pointer needs of it.
     pub fn is_cached(&self, pointer: &Pointer) -> bool {
         if pointer.is_inflated() {
-            return self.peek_inflated(pointer).is_some();
+            return self.has_inflated(pointer, &(0..pointer.len as usize));
         }
         let has = |key| self.caches.has_data(self.cache_id, key, Part::Whole);
         pointer.extent_key().is_some_and(has)

@@ -90,6 +90,9 @@ impl Store {
         pointer: &Pointer,
         range: Range<usize>,
     ) -> Result<ExtentBytes> {
+        if pointer.is_inflated() {
+            return self.read_inflated(pointer, &range, true);
+        }
         let within = within_extent(pointer, &range);
         // Deltas are needed whole, and an unknown filter is refused in `read_of`.
         let is_known = pointer.filter == Filter::None as u8 || pointer.is_filtered();
@@ -227,7 +230,7 @@ impl Store {
     /// Returns the bytes of a pointer in `range` if that needs no reading.
     pub fn peek(&self, pointer: &Pointer, range: Range<usize>) -> Option<ExtentBytes> {
         if pointer.is_inflated() {
-            return self.peek_inflated(pointer)?.get(&range);
+            return self.peek_inflated(pointer, &range);
         }
         let Some(key) = pointer.extent_key() else {
             return self.read(pointer).ok()?.part(range, || self.location_of(pointer)).ok();
@@ -251,7 +254,7 @@ impl Store {
         pointer.extent_key().is_some_and(|key| {
             self.caches.has_data(self.cache_id, key, Part::Whole)
                 || self.has_window(pointer, key)
-                || pointer.is_inflated() && self.peek_inflated(pointer).is_some()
+                || pointer.is_inflated() && self.has_inflated_in_part(pointer)
         })
     }
 }

@@ -91,7 +91,8 @@ impl Source for Committed<'_> {
         self.store.set_index_memory(bytes);
     }
     fn read_part(&mut self, pointer: &Pointer, range: Range<usize>) -> Result<ExtentBytes> {
-        match self.is_point {
+        // Of an inflated extent, what nobody asked for need not be made again.
+        match self.is_point || pointer.is_inflated() {
             true => self.store.read_part_of(Some(self.state), pointer, range),
             false => self.read(pointer)?.part(range, || self.store.location_of(pointer)),
         }
