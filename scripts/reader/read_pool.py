@@ -177,7 +177,9 @@ class Pointer:
          self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
-        need(self.filter in (0, DELTA, PAGE_FILTER, PAGES_APART), "a filter is unknown")
+        need(self.filter in (0, DELTA, PAGE_FILTER, PAGES_APART, INFLATED), "a filter is unknown")
+        extent_only = self.kind == EXTENT and self.dictionary == 0
+        need(self.filter != INFLATED or extent_only, "an inflated record is impossible")
         need(self.gain == 0 or self.filter in (PAGE_FILTER, PAGES_APART), "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
