@@ -5,6 +5,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::segments::{GOAL, assert_holds, empty_pool, file_at, optimize, put, used};
 use common::{Rng, create, only_file, options, problems, read_all};
@@ -320,4 +321,41 @@ fn only_what_is_read_is_made_again() {
         assert_holds(&pool, &files);
         assert_eq!(store.is_cached(&record), cache_len > 1 << 20);
     }
+}
+
+/// Readers with a cache that holds next to nothing see the same bytes while segments are replaced.
+#[test]
+fn readers_go_on_while_segments_are_replaced() {
+    let mut files = releases(3);
+    files.push((b"long".to_vec(), Rng(7).archive(700_000)));
+    let (device, pool) = pool_of(&files, &[(Property::RecordSize, "16K")]);
+    optimize(&pool, INFLATE);
+    pool.close().unwrap();
+    let pool = cold(&device, 1 << 20);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let (pool, files, is_done) = (&pool, &files, &is_done);
+            scope.spawn(move || {
+                let mut rng = Rng(seed);
+                while !is_done.load(Ordering::Relaxed) {
+                    let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
+                    let at = rng.below(bytes.len() as u64) as usize;
+                    let mut found = vec![0; rng.pick(&[1, 4096, 100_000]).min(bytes.len() - at)];
+                    file_at(pool, path).read_at(&mut found, at as u64).unwrap();
+                    assert!(found == bytes[at..at + found.len()], "{at} {}", found.len());
+                }
+            });
+        }
+        for compression in [Compression::Zstd(1), Compression::Lz4, Compression::Zstd(3)] {
+            for inflate in [true, false] {
+                let goal = SegmentGoal { compression, again: true, inflate, ..INFLATE };
+                optimize(&pool, goal);
+                put(&pool, format!("{compression:?}{inflate}").as_bytes(), &Rng(1).noise(50_000));
+                pool.store().make_durable().unwrap();
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_holds(&pool, &files);
 }
