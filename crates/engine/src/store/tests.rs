@@ -3,6 +3,7 @@
 mod compact;
 mod dictionaries;
 mod formats;
+mod inflated;
 mod limits;
 mod races;
 mod reserved;
