@@ -16,6 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import page_filter
@@ -135,6 +136,16 @@ def old_format(path, rng):
     db.close()
 
 
+def archives(directory, rng):
+    """Creates zip archives of which most members resemble each other, and differ once they are deflated."""
+    directory.mkdir()
+    lines = [f"{n} {rng.randrange(10**9)} {rng.choice(['some', 'other'])} text\n" for n in range(3000)]
+    for version in range(4):
+        with zipfile.ZipFile(directory / f"{version}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=6 + version % 3) as zip:
+            for member in range(10):
+                zip.writestr(f"{member}.txt", f"{version}\n" + "".join(lines[member * 250 : member * 250 + 500]))
+
+
 def fresh(hardpack, scratch, rng):
     source, pool = Path(scratch, "source"), Path(scratch, "fresh.hpk")
     (source / "deep/er").mkdir(parents=True)
@@ -164,6 +175,9 @@ def fresh(hardpack, scratch, rng):
     (source / "noise").write_bytes(rng.randbytes(5000 * 4096))
     run(hardpack, "put", "-q", source / "noise", f"{pool}/short")
     run(hardpack, "repack", "-q", "--restart", "--compression", "zstd-4", f"{pool}/short/pages.db")
+    archives(source / "archives", rng)
+    run(hardpack, "put", "-q", source / "archives", pool)
+    run(hardpack, "optimize", "-q", "--inflate", "--keep-length", f"{pool}/archives")
     run(hardpack, "snapshot", f"{pool}@before")
     for n in range(10):
         for db in ("shop.db", "deep/other.db", "zle/other.db"):
@@ -187,7 +201,8 @@ def check_coverage(verifier):
         pointers += [pointer for tree in (read_pool.MAP, read_pool.PATCHES) for _, _, pointer in state.pieces(tree)]
     assert {pointer.codec for pointer in pointers} == set(range(6)), "a codec does not occur"
     assert {pointer.kind for pointer in pointers} >= {1, 2}, "a kind of pointer does not occur"
-    assert {pointer.filter for pointer in pointers} == {0, 1, 2}, "a filter does not occur"
+    filters = {pointer.filter for pointer in pointers}
+    assert filters == {0, 1, 2, 3, 4}, f"a filter does not occur: {filters}"
     assert {len(pointer.behind) for pointer in pointers if pointer.kind == 1} == {16, 32}, "a checksum does not occur"
     assert any(pointer.dictionary for pointer in pointers), "no dictionary is used"
     assert any(count > 1 for count in verifier.pointers.values()), "no extent is shared"
