@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::segments::{GOAL, assert_holds, empty_pool, file_at, optimize, put, used};
+use common::sim_device::{Disk, SimDevice};
 use common::{Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::Txg;
 use hardpack_engine::codec::{Compression, deflated};
@@ -323,6 +324,17 @@ fn only_what_is_read_is_made_again() {
     }
 }
 
+/// Reads at random until that is said to be enough.
+fn read_until(is_done: &AtomicBool, pool: &Pool, files: &Files, mut rng: Rng) {
+    while !is_done.load(Ordering::Relaxed) {
+        let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
+        let at = rng.below(bytes.len() as u64) as usize;
+        let mut found = vec![0; rng.pick(&[1, 4096, 100_000]).min(bytes.len() - at)];
+        file_at(pool, path).read_at(&mut found, at as u64).unwrap();
+        assert!(found == bytes[at..at + found.len()], "{at} {}", found.len());
+    }
+}
+
 /// Readers with a cache that holds next to nothing see the same bytes while segments are replaced.
 #[test]
 fn readers_go_on_while_segments_are_replaced() {
@@ -336,16 +348,7 @@ fn readers_go_on_while_segments_are_replaced() {
     std::thread::scope(|scope| {
         for seed in 0..3 {
             let (pool, files, is_done) = (&pool, &files, &is_done);
-            scope.spawn(move || {
-                let mut rng = Rng(seed);
-                while !is_done.load(Ordering::Relaxed) {
-                    let (path, bytes) = &files[rng.below(files.len() as u64) as usize];
-                    let at = rng.below(bytes.len() as u64) as usize;
-                    let mut found = vec![0; rng.pick(&[1, 4096, 100_000]).min(bytes.len() - at)];
-                    file_at(pool, path).read_at(&mut found, at as u64).unwrap();
-                    assert!(found == bytes[at..at + found.len()], "{at} {}", found.len());
-                }
-            });
+            scope.spawn(move || read_until(is_done, pool, files, Rng(seed)));
         }
         for compression in [Compression::Zstd(1), Compression::Lz4, Compression::Zstd(3)] {
             for inflate in [true, false] {
@@ -358,4 +361,75 @@ fn readers_go_on_while_segments_are_replaced() {
         is_done.store(true, Ordering::Relaxed);
     });
     assert_holds(&pool, &files);
+}
+
+/// The same while segments move to the front of the pool, and others fill the places they leave.
+#[test]
+fn readers_go_on_while_segments_move() {
+    let filler = (b"filler".to_vec(), Rng(9).noise(2 << 20));
+    let mut files = releases(4);
+    let (device, pool) = pool_of(&vec![filler.clone()], &[(Property::RecordSize, "16K")]);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    let goal = SegmentGoal { len: 200_000, ..INFLATE };
+    assert!(optimize(&pool, goal).inflated_streams > 0);
+    pool.close().unwrap();
+    let pool = cold(&device, 1 << 20);
+    let is_done = AtomicBool::new(false);
+    let mut moved_bytes = 0;
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let (pool, files, is_done) = (&pool, &files, &is_done);
+            scope.spawn(move || read_until(is_done, pool, files, Rng(seed)));
+        }
+        for _ in 0..4 {
+            pool.remove_at(&filler.0, 0).unwrap();
+            let mut compaction = pool.compact();
+            while compaction.step().unwrap() {}
+            moved_bytes += compaction.report().moved_bytes;
+            put(&pool, &filler.0, &filler.1);
+            optimize(&pool, SegmentGoal { again: true, ..goal });
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert!(moved_bytes > 0);
+    files.push(filler);
+    assert_holds(&pool, &files);
+}
+
+/// The power fails at every write of an optimisation: each file holds what it held.
+#[test]
+fn an_optimisation_survives_loss_of_power() {
+    let mut inflated_count = 0;
+    for seed in 0..6 {
+        let rng = &mut Rng(seed);
+        let (made, pool) = pool_of(&releases(4), &[(Property::RecordSize, "16K")]);
+        pool.close().unwrap();
+        let device = SimDevice::new(made.image());
+        let dynamic: Arc<dyn Device> = device.clone();
+        let pool = Pool::open(dynamic, options(1 << 20)).unwrap();
+        let goal = SegmentGoal { len: rng.pick(&[100_000, 400_000]), ..INFLATE };
+        optimize(&pool, goal);
+        if rng.one_in(2) {
+            optimize(&pool, SegmentGoal { again: true, inflate: rng.one_in(2), ..goal });
+        }
+        let mut compaction = pool.compact();
+        while compaction.step().unwrap() {}
+        let mut disk = Disk::new(made.image());
+        for op in device.take_trace() {
+            disk.apply(&op);
+            if !rng.one_in(4) {
+                continue;
+            }
+            let image: Arc<dyn Device> = SimDevice::new(disk.crash(rng, 512));
+            let pool = Pool::open(image, options(1 << 20)).unwrap();
+            assert_holds(&pool, &releases(4));
+            inflated_count += usize::from(has_feature(&pool));
+            // It goes on with the rest.
+            if rng.one_in(8) {
+                optimize(&pool, goal);
+                assert_holds(&pool, &releases(4));
+            }
+        }
+    }
+    assert!(inflated_count > 20, "{inflated_count}");
 }
