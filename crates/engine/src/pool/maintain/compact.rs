@@ -28,6 +28,11 @@
 //! stretch that was emptied for them. These extents then stay where they are, and the pool may
 //! remain up to half as long again as its contents.
 //!
+//! Segments are such extents. Pools of kernel headers stayed 8% longer than their contents with
+//! segments of 4 MiB, and 23% with 16 MiB, until the command was run again: that one begins with
+//! short stretches, as it has not met the longest extent yet, which here makes the first stretch
+//! the whole pool; and the lowest goal at the end lies one longest extent above the contents.
+//!
 //! The process ends, since every stretch is emptied once, and a pass that does not shorten the pool
 //! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
 //! power loss within one, leaves an intact pool.
