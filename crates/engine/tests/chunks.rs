@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use common::chunks::{import, is_chunk, records};
-use common::segments::{Files, GOAL, assert_holds, empty_pool, file_at, optimize, used};
+use common::segments::{
+    Files, GOAL, assert_holds, empty_pool, file_at, golden_pool, optimize, used,
+};
 use common::{Rng, create_options, env_number, first_difference, options, problems, read_all};
 use hardpack_engine::FileId;
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -402,19 +403,15 @@ fn slots_of_all_sizes_lie_beside_chunks() {
 
 #[test]
 fn the_golden_pool_with_chunks_is_read() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-chunks.hpk");
     let mut bytes = Rng(44).text(20_000);
     let first = bytes.clone();
     bytes.splice(9000..9000, *b"in the middle");
     let files = [(b"a".to_vec(), first), (b"b".to_vec(), bytes)];
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+    let pool = golden_pool("v2-chunks.hpk", || {
         let (device, pool) = empty_pool(&CDC);
         files.iter().for_each(|(name, bytes)| _ = import(&pool, name, bytes));
-        pool.close().unwrap();
-        std::fs::write(&path, device.image()).unwrap();
-    }
-    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
-    let pool = Pool::open(device, options(1 << 20)).unwrap();
+        (device, pool)
+    });
     assert!(has_feature(&pool));
     assert_holds(&pool, &files);
     let of = |name: &[u8]| records(&pool, pool.resolve(name).unwrap().file);

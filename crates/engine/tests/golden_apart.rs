@@ -6,9 +6,9 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Rng, create, only_file, options, problems, read_all};
+use common::{Rng, create, only_file, options, problems, read_all, segments};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Fold, Pool, ROOT, ReceiveOptions, SendPlan, StepLimits};
+use hardpack_engine::pool::{Fold, Pool, ROOT, ReceiveOptions, StepLimits};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::superblock::FEATURE_PAGES_APART;
 
@@ -118,17 +118,7 @@ fn a_record_of_interior_pages_is_filtered_as_a_whole() {
 
 fn stream_of(pool: &Pool) -> Vec<u8> {
     pool.create_snapshot(ROOT, b"now", 0).unwrap();
-    let plan = SendPlan {
-        snapshot: &pool.open_snapshot(ROOT, b"now").unwrap(),
-        base: None,
-        scope: ROOT,
-        name: b"now",
-        created_ns: 0,
-        resume: None,
-    };
-    let mut stream = Vec::new();
-    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
-    stream
+    segments::stream_of(pool, b"now", None)
 }
 
 /// A version that does not know pages apart must refuse the stream, rather than take the first

@@ -3,29 +3,23 @@
 
 mod common;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::segments::{GOAL, assert_holds, empty_pool, file_at, optimize, put, used};
+use common::segments::{
+    Files, GOAL, assert_holds, empty_pool, file_at, golden_pool, optimize, pointers, put,
+    stream_of, used,
+};
 use common::sim_device::{Disk, SimDevice};
-use common::{Rng, create, only_file, options, problems, read_all};
-use hardpack_engine::Txg;
+use common::{DEFLATED_AS_USUAL, GZIP_HEADER, Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::codec::{Compression, deflated};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Options, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan};
+use hardpack_engine::pool::{Options, Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
 use hardpack_engine::store::Durability;
-use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
+use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::superblock::FEATURE_INFLATED;
-use hardpack_engine::store::tree::walk::{Met, walk_tree};
-use hardpack_engine::store::trees::TreeId;
 
 const INFLATE: SegmentGoal = SegmentGoal { inflate: true, ..GOAL };
-
-/// Level 6, memLevel 8, a window of 32 KiB: what most programs use.
-const USUAL: u16 = 0x0f86;
-
-type Files = Vec<(Vec<u8>, Vec<u8>)>;
 
 fn hex(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
@@ -44,8 +38,8 @@ fn releases(count: usize) -> Files {
             let at = 10 + number * 7;
             text.splice(at..at, format!("release {number}").into_bytes());
             text.extend(hex(&Rng(seed).noise(1500)));
-            archive.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
-            archive.extend(deflated(&text, USUAL).unwrap());
+            archive.extend(GZIP_HEADER);
+            archive.extend(deflated(&text, DEFLATED_AS_USUAL).unwrap());
             archive.extend(rng.noise(8));
         }
         (format!("release{number}.bin").into_bytes(), archive)
@@ -60,16 +54,7 @@ fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>
 }
 
 fn only_record(pool: &Pool) -> Pointer {
-    let state = pool.state();
-    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
-    let mut found = Vec::new();
-    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
-        if let Met::Entry(_, _, value) = met {
-            found.push(data_pointer(value)?);
-        }
-        Ok(())
-    })
-    .unwrap();
+    let found = pointers(pool);
     let [record] = &found[..] else { panic!("{found:?}") };
     record.clone()
 }
@@ -86,7 +71,7 @@ fn cold(device: &MemoryDevice, cache_len: u64) -> Pool {
 
 /// Opens the image of a pool with nothing cached.
 fn reopened(device: &MemoryDevice) -> Pool {
-    Pool::open(Arc::new(MemoryDevice::new(device.image())), options(8 << 20)).unwrap()
+    cold(device, 1 << 20)
 }
 
 #[test]
@@ -129,8 +114,8 @@ fn parts_are_read_at_random() {
     // Streams that are longer than what is restored at a time, and than records.
     for version in [b"one", b"two"] {
         let text = [version, &hex(&Rng(5).noise(400_000))[..]].concat();
-        let long = deflated(&text, USUAL).unwrap();
-        let bytes = [b"\x1f\x8b\x08\0\0\0\0\0\0\x03", &long[..]].concat();
+        let long = deflated(&text, DEFLATED_AS_USUAL).unwrap();
+        let bytes = [&GZIP_HEADER[..], &long].concat();
         assert!(bytes.len() > 3 * (128 << 10));
         files.push(([b"long ", &version[..]].concat(), bytes));
     }
@@ -182,16 +167,7 @@ fn a_stream_carries_them() {
     let (_, pool) = pool_of(&files, &[]);
     optimize(&pool, INFLATE);
     pool.create_snapshot(ROOT, b"now", 0).unwrap();
-    let plan = SendPlan {
-        snapshot: &pool.open_snapshot(ROOT, b"now").unwrap(),
-        base: None,
-        scope: ROOT,
-        name: b"now",
-        created_ns: 0,
-        resume: None,
-    };
-    let mut stream = Vec::new();
-    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    let stream = stream_of(&pool, b"now", None);
     assert_eq!(stream[12] & 16, 16, "the stream says that it has them");
     let (device, target) = empty_pool(&[]);
     let receiving = ReceiveOptions::default();
@@ -241,15 +217,11 @@ fn damage_is_reported() {
 #[test]
 fn the_golden_pool_with_inflated_segments_is_read() {
     let files = releases(2);
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v2-inflated.hpk");
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
-        let (device, pool) = pool_of(&files, &[]);
-        optimize(&pool, INFLATE);
-        pool.close().unwrap();
-        std::fs::write(&path, device.image()).unwrap();
-    }
-    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
-    let pool = Pool::open(device, options(1 << 20)).unwrap();
+    let pool = golden_pool("v2-inflated.hpk", || {
+        let made = pool_of(&files, &[]);
+        optimize(&made.1, INFLATE);
+        made
+    });
     assert!(has_feature(&pool));
     assert_holds(&pool, &files);
 }
@@ -260,7 +232,7 @@ fn settings_are_found_and_the_unusual_is_left() {
     let text = Rng(3).text(50_000);
     let mut bytes = Vec::new();
     for settings in [0x0f81, 0x0f99, 0x1f86, 0x1f99, 0x0f85, 0x0f16, 0x3f86] {
-        bytes.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+        bytes.extend(GZIP_HEADER);
         bytes.extend(deflated(&text, settings).unwrap());
     }
     let files = vec![(b"file".to_vec(), bytes)];
@@ -285,9 +257,9 @@ fn settings_are_found_and_the_unusual_is_left() {
 #[test]
 fn long_records_that_a_stream_goes_through_are_not_joined_without_limit() {
     const RECORD_LEN: usize = 16 << 20;
-    let stream = deflated(&hex(&Rng(5).noise(200_000)), USUAL).unwrap();
+    let stream = deflated(&hex(&Rng(5).noise(200_000)), DEFLATED_AS_USUAL).unwrap();
     let mut bytes = Rng(1).text(RECORD_LEN - 100_000);
-    bytes.extend(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
+    bytes.extend(GZIP_HEADER);
     bytes.extend(stream);
     bytes.extend(Rng(2).text(2 * RECORD_LEN - bytes.len()));
     let files = vec![(b"file".to_vec(), bytes)];
@@ -335,6 +307,26 @@ fn read_until(is_done: &AtomicBool, pool: &Pool, files: &Files, mut rng: Rng) {
     }
 }
 
+/// Works while three threads read at random.
+fn beside_readers(pool: &Pool, files: &Files, work: impl FnOnce()) {
+    /// Readers also end if the work panics.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _done = Done(&is_done);
+        for seed in 0..3 {
+            let is_done = &is_done;
+            scope.spawn(move || read_until(is_done, pool, files, Rng(seed)));
+        }
+        work();
+    });
+}
+
 /// Readers with a cache that holds next to nothing see the same bytes while segments are replaced.
 #[test]
 fn readers_go_on_while_segments_are_replaced() {
@@ -344,12 +336,7 @@ fn readers_go_on_while_segments_are_replaced() {
     optimize(&pool, INFLATE);
     pool.close().unwrap();
     let pool = cold(&device, 1 << 20);
-    let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for seed in 0..3 {
-            let (pool, files, is_done) = (&pool, &files, &is_done);
-            scope.spawn(move || read_until(is_done, pool, files, Rng(seed)));
-        }
+    beside_readers(&pool, &files, || {
         for compression in [Compression::Zstd(1), Compression::Lz4, Compression::Zstd(3)] {
             for inflate in [true, false] {
                 let goal = SegmentGoal { compression, again: true, inflate, ..INFLATE };
@@ -358,7 +345,6 @@ fn readers_go_on_while_segments_are_replaced() {
                 pool.store().make_durable().unwrap();
             }
         }
-        is_done.store(true, Ordering::Relaxed);
     });
     assert_holds(&pool, &files);
 }
@@ -374,13 +360,8 @@ fn readers_go_on_while_segments_move() {
     assert!(optimize(&pool, goal).inflated_streams > 0);
     pool.close().unwrap();
     let pool = cold(&device, 1 << 20);
-    let is_done = AtomicBool::new(false);
     let mut moved_bytes = 0;
-    std::thread::scope(|scope| {
-        for seed in 0..3 {
-            let (pool, files, is_done) = (&pool, &files, &is_done);
-            scope.spawn(move || read_until(is_done, pool, files, Rng(seed)));
-        }
+    beside_readers(&pool, &files, || {
         for _ in 0..4 {
             pool.remove_at(&filler.0, 0).unwrap();
             let mut compaction = pool.compact();
@@ -389,7 +370,6 @@ fn readers_go_on_while_segments_move() {
             put(&pool, &filler.0, &filler.1);
             optimize(&pool, SegmentGoal { again: true, ..goal });
         }
-        is_done.store(true, Ordering::Relaxed);
     });
     assert!(moved_bytes > 0);
     files.push(filler);

@@ -6,20 +6,19 @@ mod common;
 
 use std::sync::Arc;
 
-use common::segments::{GOAL, assert_holds, empty_pool, file_at, golden, optimize, put, used};
+use common::segments::{
+    GOAL, assert_holds, empty_pool, file_at, golden, optimize, pointers, put, stream_of, used,
+};
 use common::{Rng, options, problems, read_all};
+use hardpack_engine::FileId;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
     Attributes, File, Kind, OptimizeStage, Options, Pool, Property, ROOT, ReceiveOptions,
-    SegmentGoal, SendPlan,
+    SegmentGoal,
 };
 use hardpack_engine::store::Durability;
-use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::superblock::FEATURE_SEGMENTS;
-use hardpack_engine::store::tree::walk::{Met, walk_tree};
-use hardpack_engine::store::trees::TreeId;
-use hardpack_engine::{FileId, Txg};
 
 /// Versions of a program, the files of each, and the length of one.
 const VERSION_COUNT: usize = 4;
@@ -246,21 +245,6 @@ fn a_file_that_changes_meanwhile_keeps_its_new_content() {
     family.assert_all();
 }
 
-fn stream_of(pool: &Pool, name: &[u8], base: Option<&[u8]>) -> Vec<u8> {
-    let base = base.map(|base| pool.open_snapshot(ROOT, base).unwrap());
-    let plan = SendPlan {
-        snapshot: &pool.open_snapshot(ROOT, name).unwrap(),
-        base: base.as_ref(),
-        scope: ROOT,
-        name,
-        created_ns: 0,
-        resume: None,
-    };
-    let mut stream = Vec::new();
-    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
-    stream
-}
-
 /// Each segment travels once, and arrives as one.
 #[test]
 fn a_stream_has_each_segment_once() {
@@ -325,17 +309,7 @@ fn optimize_only(pool: &Pool, path: &[u8]) -> u64 {
 
 /// Returns where the segment with the first record lies.
 fn first_segment(pool: &Pool) -> u64 {
-    let state = pool.state();
-    let root = state.superblock.roots[TreeId::Map].as_ref().unwrap();
-    let mut places = Vec::new();
-    walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
-        if let Met::Entry(_, _, value) = met {
-            places.push(pool.store().offset_of(&data_pointer(value)?));
-        }
-        Ok(())
-    })
-    .unwrap();
-    places[0]
+    pool.store().offset_of(&pointers(pool)[0])
 }
 
 #[test]

@@ -5,15 +5,14 @@ mod common;
 use std::sync::Arc;
 
 use common::segments::{
-    Files, GOAL, assert_holds, empty_pool, file_at, golden, optimize, put, used,
+    Files, GOAL, assert_holds, empty_pool, file_at, golden, optimize, pointers, put, stream_of,
+    used,
 };
 use common::{Rng, options, problems};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{
-    Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan,
-};
-use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
+use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
+use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::format::refs::{
     HashKind, PartContent, RefsEntry, parse_refs_entry, part_key,
 };
@@ -59,21 +58,6 @@ fn add(pool: &Pool, directory: &str) -> Files {
 
 fn remove(pool: &Pool, files: &Files) {
     files.iter().for_each(|(path, _)| pool.remove_at(path, 0).unwrap());
-}
-
-/// Returns the pointers of all records.
-fn pointers(pool: &Pool) -> Vec<Pointer> {
-    let (state, mut found) = (pool.state(), Vec::new());
-    if let Some(root) = &state.superblock.roots[TreeId::Map] {
-        walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
-            if let Met::Entry(_, _, value) = met {
-                found.push(data_pointer(value)?);
-            }
-            Ok(())
-        })
-        .unwrap();
-    }
-    found
 }
 
 /// Returns the entries of the refs tree.
@@ -241,16 +225,7 @@ fn a_stream_finds_what_is_in_segments() {
     let mut sent = add(&source, "second");
     sent.extend(add(&source, "third"));
     source.create_snapshot(ROOT, b"now", 0).unwrap();
-    let mut stream = Vec::new();
-    let plan = SendPlan {
-        snapshot: &source.open_snapshot(ROOT, b"now").unwrap(),
-        base: None,
-        scope: ROOT,
-        name: b"now",
-        created_ns: 0,
-        resume: None,
-    };
-    source.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    let stream = stream_of(&source, b"now", None);
     let (_, pool, files) = with_segments(&[(Property::Dedup, "on")]);
     let before = used(&pool);
     let receiving = ReceiveOptions::default();

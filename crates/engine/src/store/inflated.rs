@@ -13,6 +13,7 @@ use super::Store;
 use super::cache::{Bytes, Part};
 use super::extent::ExtentBytes;
 use super::format::pointer::{ExtentKey, Pointer};
+use super::window::within_extent;
 use crate::codec::inflated::{Directory, FORM_LEN_MAX, Malformed};
 use crate::codec::{self, CodecError};
 use crate::error::{Error, Result};
@@ -203,10 +204,4 @@ impl Store {
 /// Returns where a span begins, from how that is cached.
 fn start_of(bytes: &[u8; 4]) -> usize {
     u32::from_le_bytes(*bytes) as usize
-}
-
-/// Returns where bytes of a pointer are in its extent.
-fn within_extent(pointer: &Pointer, range: &Range<usize>) -> Range<usize> {
-    let start = pointer.part_offset as usize;
-    start + range.start..start + range.end
 }

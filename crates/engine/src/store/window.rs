@@ -260,7 +260,7 @@ impl Store {
 }
 
 /// Turns a range of a pointer's bytes into one of its extent.
-fn within_extent(pointer: &Pointer, range: &Range<usize>) -> Range<usize> {
+pub(super) fn within_extent(pointer: &Pointer, range: &Range<usize>) -> Range<usize> {
     let start = pointer.part_offset as usize;
     start + range.start..start + range.end
 }

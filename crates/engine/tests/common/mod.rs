@@ -30,6 +30,12 @@ use hardpack_engine::device::Device;
 use hardpack_engine::pool::{CreateOptions, File, Options, Pool, Property, Settings};
 use hardpack_engine::store::{Durability, Patience};
 
+/// The settings with which most programs deflate (see `docs/format.md`): level 6, memLevel 8, a
+/// window of 32 KiB.
+pub const DEFLATED_AS_USUAL: u16 = 0x0f86;
+/// The header of a gzip member without a name.
+pub const GZIP_HEADER: &[u8; 10] = b"\x1f\x8b\x08\0\0\0\0\0\0\x03";
+
 /// A splitmix64 generator: the same seed gives the same numbers everywhere.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
@@ -77,16 +83,14 @@ impl Rng {
     /// Returns an archive: noise, and texts that zlib deflated, as gzip members. The last one may
     /// be cut off.
     pub fn archive(&mut self, len: usize) -> Vec<u8> {
-        // Level 6, memLevel 8, a window of 32 KiB.
-        const SETTINGS: u16 = 0x0f86;
         let mut bytes = Vec::with_capacity(len);
         while bytes.len() < len {
             let text_len = 200 + self.below(20_000) as usize;
             // Of few texts, which have nothing in common any more when they are deflated.
             let mut text = format!("{} ", self.below(1000)).into_bytes();
             text.extend(Rng(self.below(3)).text(text_len));
-            bytes.extend_from_slice(b"\x1f\x8b\x08\0\0\0\0\0\0\x03");
-            bytes.extend(hardpack_engine::codec::deflated(&text, SETTINGS).unwrap());
+            bytes.extend_from_slice(GZIP_HEADER);
+            bytes.extend(hardpack_engine::codec::deflated(&text, DEFLATED_AS_USUAL).unwrap());
             bytes.extend(self.noise(8));
         }
         bytes.truncate(len);

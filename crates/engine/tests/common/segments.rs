@@ -3,10 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{File, OptimizeReport, Pool, Property, ROOT, SegmentGoal};
+use hardpack_engine::pool::{File, OptimizeReport, Pool, Property, ROOT, SegmentGoal, SendPlan};
 use hardpack_engine::store::Durability;
+use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
+use hardpack_engine::store::tree::walk::{Met, walk_tree};
+use hardpack_engine::store::trees::TreeId;
 
 use super::{Rng, create_options, options, problems, read_all};
 
@@ -59,6 +63,49 @@ pub fn used(pool: &Pool) -> u64 {
     pool.state().used_sectors(ashift) << ashift
 }
 
+/// Returns the pointers of all records.
+pub fn pointers(pool: &Pool) -> Vec<Pointer> {
+    let (state, mut found) = (pool.state(), Vec::new());
+    if let Some(root) = &state.superblock.roots[TreeId::Map] {
+        walk_tree(pool.store(), TreeId::Map, root, Txg(0), &mut |met| {
+            if let Met::Entry(_, _, value) = met {
+                found.push(data_pointer(value)?);
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    found
+}
+
+/// Returns the stream of a snapshot of all files, from another one on if there is a base.
+pub fn stream_of(pool: &Pool, name: &[u8], base: Option<&[u8]>) -> Vec<u8> {
+    let base = base.map(|base| pool.open_snapshot(ROOT, base).unwrap());
+    let plan = SendPlan {
+        snapshot: &pool.open_snapshot(ROOT, name).unwrap(),
+        base: base.as_ref(),
+        scope: ROOT,
+        name,
+        created_ns: 0,
+        resume: None,
+    };
+    let mut stream = Vec::new();
+    pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
+    stream
+}
+
+/// Opens a golden pool. See `golden.rs` for how a missing one is written: it is what `make` makes.
+pub fn golden_pool(name: &str, make: impl FnOnce() -> (Arc<MemoryDevice>, Pool)) -> Pool {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+        let (device, pool) = make();
+        pool.close().unwrap();
+        std::fs::write(&path, device.image()).unwrap();
+    }
+    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
+    Pool::open(device, options(1 << 20)).unwrap()
+}
+
 /// Opens a golden pool with near-copies in segments, and returns its files, which `seed` makes. See
 /// `golden.rs` for how a missing pool is written.
 pub fn golden(
@@ -67,7 +114,6 @@ pub fn golden(
     seed: u64,
     count: usize,
 ) -> (Pool, Files) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     let files: Vec<_> = (0..count)
         .map(|n| {
             let mut bytes = Rng(seed).text(3000 + 100 * (n / 3));
@@ -75,14 +121,11 @@ pub fn golden(
             (format!("f{n}").into_bytes(), bytes)
         })
         .collect();
-    if std::env::var_os("HARDPACK_WRITE_GOLDEN").is_some() && !path.exists() {
+    let pool = golden_pool(name, || {
         let (device, pool) = empty_pool(properties);
         files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
         optimize(&pool, GOAL);
-        pool.close().unwrap();
-        std::fs::write(&path, device.image()).unwrap();
-    }
-    let device = Arc::new(MemoryDevice::new(std::fs::read(&path).unwrap()));
-    let pool = Pool::open(device, options(1 << 20)).unwrap();
+        (device, pool)
+    });
     (pool, files)
 }
