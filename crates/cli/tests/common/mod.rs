@@ -33,7 +33,7 @@ pub fn eventually(arguments: &[&str], paths: &[&Path]) {
         if output.status.success() {
             return;
         }
-        let is_open = said.contains("has it open") || said.contains("open through a mount");
+        let is_open = said.contains(" it open") || said.contains("open through a mount");
         assert!(is_open, "{said}");
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "{said}");
     }
@@ -159,10 +159,12 @@ pub fn fails(directory: &Path, arguments: &[&str], code: i32, words: &[&str]) ->
     stderr
 }
 
-/// Runs a command on these paths, which must be refused with this code and text.
-pub fn refused(arguments: &[&str], paths: &[&Path], code: i32, text: &str) {
+/// Runs a command on these paths, which must be refused with this code and text. Returns its
+/// standard error.
+pub fn refused(arguments: &[&str], paths: &[&Path], code: i32, text: &str) -> String {
     let stderr = stderr_of(hardpack().args(arguments).args(paths), code);
     assert!(stderr.contains(text), "{arguments:?} {paths:?}: {stderr}");
+    stderr
 }
 
 /// Runs a command that must end with this code, and returns its standard error.
