@@ -85,7 +85,7 @@ pub struct Moved {
     pub nodes: u64,
     /// Sectors that should have been moved but fit nowhere.
     pub stuck: u64,
-    /// The longest extent met, in sectors.
+    /// The longest extent met that could be moved, in the way or not, in sectors.
     pub longest: u64,
     /// Where the walk continues; `None` after the last tree.
     pub next: Option<Cursor>,
@@ -108,6 +108,8 @@ pub struct Found {
     pub shared: BTreeSet<Run>,
     /// The end of the last extent or node that is in the way but has to stay.
     pub stuck_end: Sector,
+    /// The longest extent met that could be moved, in the way or not, in sectors.
+    pub longest: u64,
     /// Where the walk continues, or the first leaf with something to move; `None` after the last
     /// tree.
     pub next: Option<Cursor>,
@@ -157,7 +159,8 @@ impl Store {
                 let nodes = in_the_way(aim, path, held, self.ashift());
                 let nodes = nodes.filter(|(depth, _)| is_new(*depth));
                 found.sectors += nodes.map(|(_, run)| run.sectors).sum::<u64>();
-                for one in movable(aim, tree, path, &at.key, held, self.ashift())? {
+                let longest = &mut found.longest;
+                for one in movable(aim, tree, path, &at.key, held, self.ashift(), longest)? {
                     match self.is_shared(state, one.run.start)? {
                         true => drop(found.shared.insert(one.run)),
                         false => found.sectors += one.run.sectors,
@@ -228,7 +231,8 @@ fn in_the_way<'p>(
 }
 
 /// Returns the entries of a leaf, starting at `from`, whose extents are in the way and that no
-/// snapshot holds.
+/// snapshot holds. `longest` becomes the length of the longest extent that no snapshot holds,
+/// unless it is longer already.
 pub(in crate::store) fn movable(
     aim: &Aim,
     tree: TreeId,
@@ -236,6 +240,7 @@ pub(in crate::store) fn movable(
     from: &[u8],
     held: Txg,
     ashift: Ashift,
+    longest: &mut u64,
 ) -> Result<Vec<Movable>> {
     let mut found = Vec::new();
     if !TreeId::OF_POINTERS.contains(&tree) {
@@ -244,11 +249,11 @@ pub(in crate::store) fn movable(
     let leaf = &path.leaf;
     for index in leaf.search(from).unwrap_or_else(|index| index)..leaf.len() {
         let pointer = pointer_in(tree, leaf.key(index), leaf.value(index))?;
-        let Some(run) = pointer.run(ashift).filter(|run| aim.touches(*run)) else { continue };
-        if pointer.birth <= held {
-            continue;
+        let Some(run) = pointer.run(ashift).filter(|_| pointer.birth > held) else { continue };
+        *longest = run.sectors.max(*longest);
+        if aim.touches(run) {
+            found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
         }
-        found.push(Movable { tree, key: leaf.key(index).to_vec(), pointer, run });
     }
     Ok(found)
 }
@@ -315,7 +320,8 @@ impl Txn {
                     self.core.changed = true;
                     moved.nodes += count;
                 }
-                for one in movable(&aim, tree, path, &at.key, held, ashift)? {
+                let longest = &mut moved.longest;
+                for one in movable(&aim, tree, path, &at.key, held, ashift, longest)? {
                     if self.refs(one.run.start)?.is_some_and(|refs| refs.count > 1) {
                         continue;
                     }
@@ -323,7 +329,6 @@ impl Txn {
                         at.key = one.key;
                         break 'walk;
                     }
-                    moved.longest = moved.longest.max(one.run.sectors);
                     chosen_sectors += one.run.sectors;
                     chosen.push(one);
                 }

@@ -39,11 +39,6 @@ impl SharedExtents {
         self.extents.is_empty()
     }
 
-    /// Returns the length of the longest, in sectors.
-    pub fn longest(&self) -> u64 {
-        self.extents.values().map(|(sectors, _)| *sectors).max().unwrap_or(0)
-    }
-
     /// Adds what another part of the walk has found.
     pub fn append(&mut self, found: SharedExtents) {
         for (start, (sectors, entries)) in found.extents {
@@ -86,7 +81,7 @@ impl Store {
             let path = state.trees[tree].path_to(&mut &*self, at.key())?;
             if let Some(path) = &path {
                 let held = held_in(tree, newest);
-                for one in movable(aim, tree, path, at.key(), held, self.ashift())? {
+                for one in movable(aim, tree, path, at.key(), held, self.ashift(), &mut 0)? {
                     if self.is_shared(state, one.run.start)? {
                         found.add(one.run, (tree, one.key));
                     }

@@ -7,7 +7,8 @@
 //! evacuate  the rest does not fit: empty a stretch of the pool, starting from its beginning, into
 //!           other holes or past the end
 //! return    fill that stretch with the extents that went past the end; then fill again from the
-//!           tail, and continue with the next stretch
+//!           tail, and continue with the next stretch. The last one reaches to the end of the pool,
+//!           as extents of the tail that are as long as a hole only fit if all else makes way
 //! trim      move extents that still do not fit at least as low as possible: fill from goals that
 //!           lie some of the longest extents higher. If the pool is much longer than its contents
 //!           all the same, begin again with the first stretch, a few times
@@ -20,18 +21,14 @@
 //! pointers to shared extents. Space that a step vacates counts as free only once the step is
 //! durable, so each step first makes the previous one durable.
 //!
-//! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents.
+//! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents;
+//! the last one may be twice as long.
 //! If the medium has no room for that, what went past the end returns, and the tail is moved as low
 //! as it fits; if that makes room, the stretch is emptied after all.
 //!
 //! If a pool holds a few extents of a megabyte and little else, concurrent writes may split the
 //! stretch that was emptied for them. These extents then stay where they are, and the pool may
 //! remain up to half as long again as its contents.
-//!
-//! Segments are such extents. Pools of kernel headers stayed 8% longer than their contents with
-//! segments of 4 MiB, and 23% with 16 MiB, until the command was run again: that one begins with
-//! short stretches, as it has not met the longest extent yet, which here makes the first stretch
-//! the whole pool; and the lowest goal at the end lies one longest extent above the contents.
 //!
 //! The process ends, since every stretch is emptied once, and a pass that does not shorten the pool
 //! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
@@ -160,7 +157,7 @@ pub struct Compaction {
     has_settled: bool,
     /// The end of the pool before the last stretch was emptied.
     end_before: Sector,
-    /// The longest extent seen, in sectors.
+    /// The longest extent seen, in sectors. The first pass sees all.
     longest: u64,
     /// The stretch that was emptied last. Everything below its end was emptied once.
     emptied: Aim,
@@ -262,6 +259,11 @@ fn exceeds_by_at_most(state: &State, ashift: Ashift, slack_count: u64) -> bool {
     state.superblock.end <= State::end_for(used + slack_count * slack(used, ashift), ashift)
 }
 
+/// Whether what began when the pool ended at `began` has shortened it enough to be tried again.
+fn has_helped(state: &State, ashift: Ashift, began: Sector) -> bool {
+    state.superblock.end.0 + slack(state.used_sectors(ashift), ashift) / 4 <= began.0
+}
+
 /// Moves everything from `from` on below `below`, if it fits.
 fn tail_from(from: Sector, below: Sector) -> Aim {
     Aim { from, to: Sector(u64::MAX), below, append: false }
@@ -327,47 +329,58 @@ impl Compaction {
             return Ok(());
         }
         let (goal, end) = (goal(&state, ashift), state.superblock.end);
-        let worth_it = slack(state.used_sectors(ashift), ashift) / 4;
-        let helped = |began: Sector| end.0 + worth_it <= began.0;
         self.passes_left = self.passes_left.saturating_sub(1);
         match self.last {
             _ if self.passes_left == 0 => self.stage = Stage::Done,
             Some((Purpose::Evacuate, _)) => {
-                self.begin_pass(Purpose::Return, tail_from(self.end_before, goal));
+                // What does not fit below the goal gets as close to it as it can.
+                let below = goal.max(self.emptied.to);
+                self.begin_pass(Purpose::Return, tail_from(self.end_before, below));
             }
-            Some((Purpose::Fill, began)) if !helped(began) => match self.next_stretch(&state)? {
-                Some((from, to)) => {
-                    self.end_before = end;
-                    self.emptied = Aim { from, to, below: goal, append: true };
-                    self.begin_pass(Purpose::Evacuate, self.emptied);
-                }
-                None => self.trim(goal, end),
-            },
-            Some((Purpose::Trim, _)) => {
-                self.trim(goal, end);
-                if !matches!(self.stage, Stage::Done) {
-                    return Ok(());
-                }
-                if let Some((from, before)) = self.no_room
-                    && helped(before)
-                {
-                    // There is room now that the pool is shorter.
-                    (self.no_room, self.trims_left) = (None, TRIM_COUNT);
-                    self.emptied.to = from;
-                    self.begin_pass(Purpose::Fill, tail_from(goal, goal));
-                } else if self.rounds_left > 0
-                    && !is_short_enough(&state, ashift)
-                    && helped(self.round_began)
-                {
-                    self.rounds_left -= 1;
-                    self.round_began = end;
-                    (self.emptied, self.trims_left) = (Aim::ANYWHERE, TRIM_COUNT);
-                    self.begin_pass(Purpose::Fill, tail_from(goal, goal));
+            Some((Purpose::Fill, began)) if !has_helped(&state, ashift, began) => {
+                match self.next_stretch(&state)? {
+                    Some((from, to)) => {
+                        self.end_before = end;
+                        self.emptied = Aim { from, to, below: goal, append: true };
+                        self.begin_pass(Purpose::Evacuate, self.emptied);
+                    }
+                    None => self.trim_or_begin_again(&state),
                 }
             }
+            Some((Purpose::Trim, _)) => self.trim_or_begin_again(&state),
             _ => self.begin_pass(Purpose::Fill, tail_from(goal, goal)),
         }
         Ok(())
+    }
+
+    /// Begins the next pass of a trim or, after the last, what may have become possible since.
+    fn trim_or_begin_again(&mut self, state: &State) {
+        let ashift = self.pool.store().ashift();
+        let (goal, end) = (goal(state, ashift), state.superblock.end);
+        while self.trims_left > 0 {
+            self.trims_left -= 1;
+            let higher = Sector(goal.0 + (self.longest << self.trims_left));
+            if end > higher {
+                return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
+            }
+        }
+        let helped = |began: Sector| has_helped(state, ashift, began);
+        if let Some((from, _)) = self.no_room.take_if(|(_, before)| helped(*before)) {
+            // There is room now that the pool is shorter.
+            self.emptied.to = from;
+        } else if self.rounds_left > 0
+            && !is_short_enough(state, ashift)
+            && helped(self.round_began)
+        {
+            self.rounds_left -= 1;
+            self.round_began = end;
+            self.emptied = Aim::ANYWHERE;
+        } else {
+            self.stage = Stage::Done;
+            return;
+        }
+        self.trims_left = TRIM_COUNT;
+        self.begin_pass(Purpose::Fill, tail_from(goal, goal));
     }
 
     fn is_evacuating(&self) -> bool {
@@ -384,17 +397,6 @@ impl Compaction {
         self.no_room = Some((self.emptied.from, self.end_before));
         self.last = Some((Purpose::Evacuate, self.pass_began));
         self.begin_settling(&self.pool.state());
-    }
-
-    fn trim(&mut self, goal: Sector, end: Sector) {
-        self.stage = Stage::Done;
-        while self.trims_left > 0 {
-            self.trims_left -= 1;
-            let higher = Sector(goal.0 + (self.longest << self.trims_left));
-            if end > higher {
-                return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
-            }
-        }
     }
 
     fn begin_pass(&mut self, purpose: Purpose, aim: Aim) {
@@ -420,9 +422,15 @@ impl Compaction {
         let len = (limit.0 / STRETCH_PART)
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
+        let end = state.superblock.end;
         let mut from = self.emptied.to;
         while from < limit {
-            let to = Sector(from.0 + len).min(limit);
+            let mut to = Sector(from.0 + len).min(limit);
+            // The last one takes what lies past the goal with it, unless that is much: a long
+            // extent there would need a hole of its length, and there are only short ones.
+            if end.0 - from.0 <= 2 * len {
+                to = end;
+            }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
             // A stretch without extents is already a hole.
             if free > len / STRETCH_FREE_PART && free < to.0 - from.0 {
@@ -438,6 +446,7 @@ impl Compaction {
         let store = self.pool.store();
         let found = store
             .with_state(|state| store.find_movable(state, &aim, &cursor, SEARCH_LEAVES, true))?;
+        self.longest = self.longest.max(found.longest);
         let mut next = found.next;
         if let Some(at) = next.take_if(|_| found.sectors > 0) {
             next = self.transact(aim, |txn| txn.relocate(at))?.next;
@@ -465,7 +474,6 @@ impl Compaction {
             Some(cursor) => Stage::Gather { purpose, aim, cursor },
             None => Stage::Share { purpose, aim },
         };
-        self.longest = self.longest.max(self.shared.longest());
         Ok(())
     }
 
