@@ -51,7 +51,8 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     }
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
-    let done = done.and_then(|()| match args.keep_length || report.segments == 0 {
+    let has_gained = report.segments > 0 || report.metadata_after < report.metadata_before;
+    let done = done.and_then(|()| match args.keep_length || !has_gained {
         true => Ok(()),
         false => shorten(args, pool),
     });
@@ -93,6 +94,7 @@ fn work(
                 if let Some(progress) = &mut progress {
                     progress.at(match stage {
                         OptimizeStage::Survey => report.surveyed_len,
+                        OptimizeStage::Pack => report.packed_len,
                         _ => report.done_len,
                     });
                     progress.set_ratio(opened.pool.state().stats().compress_ratio());
@@ -114,6 +116,7 @@ fn work(
 fn bar(args: &OptimizeArgs, stage: OptimizeStage, report: &OptimizeReport) -> Progress {
     let (label, total) = match stage {
         OptimizeStage::Survey => ("looking for near-copies".into(), report.file_len),
+        OptimizeStage::Pack => ("packing names and pointers".into(), report.metadata_len),
         _ => (format!("compressing with {}", args.compression), report.planned_len),
     };
     Progress::new(label, total, args.work.quiet)
@@ -156,6 +159,8 @@ fn report_on(
             "segments": report.segments,
             "allocated_before": report.allocated_before,
             "allocated_after": report.allocated_after,
+            "metadata_before": report.metadata_before,
+            "metadata_after": report.metadata_after,
             "inflated_streams": report.inflated_streams,
             "inflated_from": report.inflated_from_len,
             "inflated_to": report.inflated_to_len,
@@ -170,18 +175,28 @@ fn report_on(
     if args.work.quiet {
         return Ok(());
     }
+    let became = |before: u64, after: u64| {
+        format!("{} became {}", bytes(before, false), bytes(after, false))
+    };
+    let (metadata, packed) = (report.metadata_before, report.metadata_after);
     let text = match report.segments {
-        0 => "nothing to gain".to_string(),
-        _ => format!(
-            "{} records in {} segments, {} became {}; the pool was {} long and is now {}, in \
-             {seconds:.1} s",
+        0 if packed >= metadata => "nothing to gain".to_string(),
+        0 => "no records to put into segments".to_string(),
+        segments => format!(
+            "{} records in {} segments, {}",
             count(report.records, false),
-            count(report.segments, false),
-            bytes(report.allocated_before, false),
-            bytes(report.allocated_after, false),
+            count(segments, false),
+            became(report.allocated_before, report.allocated_after),
+        ),
+    };
+    let text = match report.segments > 0 || packed < metadata {
+        true => format!(
+            "{text}; names and pointers: {}; the pool was {} long and is now {}, in {seconds:.1} s",
+            became(metadata, packed),
             bytes(before, false),
             bytes(after, false),
         ),
+        false => text,
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
     if report.inflated_streams > 0 {

@@ -27,6 +27,7 @@ pub mod format;
 mod gate;
 pub(crate) mod inflated;
 mod open;
+pub mod pack;
 mod pin;
 pub mod recover;
 mod ring;

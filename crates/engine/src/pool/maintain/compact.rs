@@ -540,6 +540,7 @@ impl Compaction {
         let store = self.pool.store();
         let mut txn = store.begin_with(settings.checksum, Patience::Within(STEP_WAIT))?;
         txn.cut_whole_tail();
+        txn.keep_packed();
         txn.set_aim(aim)?;
         let moved = change(&mut txn)?;
         txn.commit(Durability::Visible)?;

@@ -10,6 +10,7 @@
 //! arrange   fill each segment with what resembles what is in it (`arrange.rs`)
 //! store     read again, compress on all cores; in a transaction for each segment, exchange the
 //!           pointers of all records that nobody changed in the meantime
+//! pack      merge the nodes of the trees that lead to all of this, and to names (`pack.rs`)
 //! ```
 //!
 //! With [`SegmentGoal::again`], records leave old segments only where a new one takes less than
@@ -28,12 +29,14 @@
 mod arrange;
 mod compress;
 mod look;
+mod pack;
 mod sketch;
 mod store;
 mod survey;
 
 use std::collections::{BTreeMap, HashSet};
 
+use self::pack::Packing;
 use self::survey::Survey;
 use crate::codec::Compression;
 use crate::error::{Error, Result};
@@ -114,6 +117,15 @@ pub struct OptimizeReport {
     pub database_len: u64,
     /// Records that were changed meanwhile.
     pub overtaken: u64,
+    /// Bytes of names, pointers and all other metadata, uncompressed.
+    pub metadata_len: u64,
+    /// How many of them were in nodes that were merged with others; some more than once.
+    pub packed_len: u64,
+    /// The space that names, pointers and all other metadata took when there were all segments, in
+    /// bytes.
+    pub metadata_before: u64,
+    /// The space that they take now that they are packed.
+    pub metadata_after: u64,
     /// Unreadable ranges of files, each with the reason.
     pub damaged: Vec<(FileId, u64, u64, String)>,
 }
@@ -126,6 +138,8 @@ pub enum OptimizeStage {
     Survey,
     /// It makes segments.
     Store,
+    /// It packs names and pointers.
+    Pack,
     /// It has ended.
     Done,
 }
@@ -140,6 +154,9 @@ pub struct Optimisation {
     files: Vec<(FileId, u64)>,
     stage: OptimizeStage,
     survey: Survey,
+    /// The files that were left alone as databases.
+    databases: HashSet<FileId>,
+    packing: Packing,
     /// Whether only what is left of old segments is still looked for.
     is_clearing: bool,
     /// The pieces of each segment still to make.
@@ -162,6 +179,8 @@ impl Pool {
             files,
             stage: OptimizeStage::Survey,
             survey: Survey::new(made),
+            databases: HashSet::new(),
+            packing: Packing::default(),
             is_clearing: false,
             plan: Vec::new().into_iter(),
             report: OptimizeReport { file_len, ..OptimizeReport::default() },
@@ -266,7 +285,15 @@ impl Optimisation {
                     if !has_more && self.goal.again {
                         has_more = self.begin_clearing()?;
                     }
-                    self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Done };
+                    if !has_more {
+                        self.begin_packing()?;
+                    }
+                    self.stage = if has_more { OptimizeStage::Survey } else { OptimizeStage::Pack };
+                }
+            }
+            OptimizeStage::Pack => {
+                if !self.pack_step()? {
+                    self.stage = OptimizeStage::Done;
                 }
             }
             OptimizeStage::Done => {}

@@ -383,6 +383,7 @@ impl Optimisation {
         };
         if from == 0 && len > 0 && is_database(&self.pool, file)? {
             let counted_len = self.counted(len);
+            self.databases.insert(file);
             self.report.database_len += counted_len;
             self.report.surveyed_len += counted_len;
             return Ok(None);

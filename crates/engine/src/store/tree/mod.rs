@@ -10,6 +10,7 @@
 //! bound, which a last child takes from the nodes above. Every descent checks this; walks that
 //! visit many children include the bound from above, so that no node is visited twice.
 
+mod merge;
 mod path;
 pub mod walk;
 
@@ -17,6 +18,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+pub use self::merge::Mergeable;
 pub use self::path::Path;
 use super::format::node::{LEVEL_MAX, NODE_PAYLOAD_LIMIT, NODE_PAYLOAD_MAX, Node};
 use super::format::pointer::{POINTER_LEN_MAX, Pointer};
@@ -35,6 +37,10 @@ pub trait NodeSink: NodeSource {
     fn retire(&mut self, tree: TreeId, pointer: &Pointer);
     /// Stores a node.
     fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer>;
+    /// The payload that a node may have before it is split.
+    fn payload_max(&self, _tree: TreeId) -> usize {
+        NODE_PAYLOAD_MAX
+    }
 }
 
 /// The callback of a scan, called with each key and value.
@@ -340,7 +346,8 @@ impl TxnTree {
     ) -> Result<Option<Vec<u8>>> {
         let root = self.root_mut(sink)?;
         let old = self.insert_in(sink, root, key, value)?;
-        if self.node_mut(root)?.is_overfull() {
+        let payload_max = sink.payload_max(self.tree);
+        if self.node_mut(root)?.is_overfull(payload_max) {
             let level = self.node_mut(root)?.level + 1;
             if level > LEVEL_MAX {
                 let what = format!("expected nodes up to level {LEVEL_MAX}, found level {level}");
@@ -386,7 +393,8 @@ impl TxnTree {
         }
         let child = self.child_mut(sink, id, index)?;
         let old = self.insert_in(sink, child, key, value)?;
-        if self.node_mut(child)?.is_overfull() {
+        let payload_max = sink.payload_max(self.tree);
+        if self.node_mut(child)?.is_overfull(payload_max) {
             self.split_child(id, index, child, key)?;
         }
         Ok(old)

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 use super::extent::{Encoding, no_node_extent};
 use super::format::checksum::ChecksumKind;
-use super::format::node::Node;
+use super::format::node::{NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
 use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
@@ -29,6 +29,7 @@ use super::format::superblock::{
     FEATURE_READER_SLOTS, FEATURE_SNAPSHOT_IDS, FEATURE_SPECIAL_FILES,
 };
 use super::format::trees::{PerTree, TreeId};
+use super::pack::PACKED_TREES;
 use super::space::Space;
 use super::tail::Tail;
 use super::tree::{Entry, EntryRef, NodeSink, NodeSource, TxnTree};
@@ -103,6 +104,8 @@ pub(super) struct TxnCore {
     pub(super) tail: Tail,
     /// Whether this is one of many transactions that write a lot together.
     pub(super) is_bulk: bool,
+    /// Whether packed nodes stay as long as they are.
+    pub(in crate::store) keeps_packed: bool,
     /// Whether a snapshot of the changes has been made, after which the trees it keeps no longer
     /// change.
     pub(super) is_frozen: bool,
@@ -144,6 +147,7 @@ impl Txn {
             changed: false,
             tail: Tail::default(),
             is_bulk: false,
+            keeps_packed: false,
             is_frozen: false,
             incompat: superblock.incompat,
             new_dictionaries: Vec::new(),
@@ -407,8 +411,13 @@ impl NodeSink for TxnCore {
 
     fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer> {
         let store = Arc::clone(&self.store);
-        // Small commits should be fast, and large ones write many nodes.
-        let compression = if self.is_large(0) { Compression::Zstd(3) } else { Compression::Lz4 };
+        // Small commits should be fast, large ones write many nodes, and packed ones stay for long.
+        let is_packed = node.payload_len() > NODE_PAYLOAD_MAX;
+        let compression = match self.keeps_packed {
+            true if is_packed => Compression::Zstd(9),
+            false if !self.is_large(0) => Compression::Lz4,
+            _ => Compression::Zstd(3),
+        };
         let stored = node.encode_with(compression, tree, self.txg, &store.guid())?;
         let len = node.payload_len() as u32;
         let pointer = self.store_extent(&stored, Encoding::RAW, len, self.checksum)?;
@@ -417,5 +426,12 @@ impl NodeSink for TxnCore {
             store.caches.put_node(store.cache_id, tree, key, Arc::clone(node));
         }
         Ok(pointer)
+    }
+
+    fn payload_max(&self, tree: TreeId) -> usize {
+        match self.keeps_packed && PACKED_TREES.contains(&tree) {
+            true => PACKED_PAYLOAD_MAX,
+            false => NODE_PAYLOAD_MAX,
+        }
     }
 }
