@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quick_cache::Weighter;
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use super::format::node::Node;
 use super::format::pointer::ExtentKey;
@@ -17,6 +17,12 @@ use crate::error::Error;
 
 /// The share of tree nodes in the whole, as a divisor: every read needs them first.
 const NODE_SHARE: u64 = 8;
+/// A cache consists of shards, each with a lock and a share of the capacity, and an entry must fit
+/// into one: the longest segments take half of this, and the longest inflated forms all of it. What
+/// fits in no shard would be decoded for each read again.
+const SHARD_MIN_BYTES: u64 = 32 << 20;
+/// How many shards are worth their while for each processor.
+const SHARDS_PER_THREAD: usize = 4;
 /// The minimum capacity: enough for the nodes of a few paths and a few records.
 const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 
@@ -57,7 +63,7 @@ impl Caches {
         let data = capacity_bytes - nodes;
         Arc::new(Caches {
             nodes: Cache::with_weighter((nodes / 4096) as usize, nodes, NodeWeighter),
-            data: Cache::with_weighter((data / 65536).max(64) as usize, data, DataWeighter),
+            data: sharded(data),
             capacity_bytes,
             next_pool: AtomicU64::new(0),
         })
@@ -118,6 +124,24 @@ impl Caches {
 
     pub(super) fn put_data(&self, pool: u64, key: ExtentKey, part: Part, bytes: Bytes) {
         self.data.insert((pool, key, part), bytes);
+    }
+}
+
+/// Makes a cache whose shards are not too small for the longest extents.
+fn sharded(capacity: u64) -> Cache<DataKey, Bytes, DataWeighter> {
+    let items = (capacity / 65536).max(64) as usize;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let shards = ((capacity / SHARD_MIN_BYTES) as usize).clamp(1, SHARDS_PER_THREAD * threads);
+    let mut builder = OptionsBuilder::new();
+    builder.estimated_items_capacity(items).weight_capacity(capacity).shards(1 << shards.ilog2());
+    match builder.build() {
+        Ok(options) => Cache::with_options(
+            options,
+            DataWeighter,
+            DefaultHashBuilder::default(),
+            DefaultLifecycle::default(),
+        ),
+        Err(_) => Cache::with_weighter(items, capacity, DataWeighter),
     }
 }
 

@@ -264,8 +264,11 @@ impl Optimisation {
         let is_known = |candidate: &Candidate| {
             candidate.place().is_some_and(|place| by_place.contains_key(&place))
         };
-        let looked = parallel(candidates.len(), threads, |index| {
-            let candidate = &candidates[index];
+        // What is in segments already is read from one after the other, each decoded once.
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by_key(|index| candidates[*index].place());
+        let looked = parallel(order.len(), threads, |at| {
+            let candidate = &candidates[order[at]];
             if is_known(candidate) {
                 return Ok(Ok(None));
             }
@@ -288,7 +291,9 @@ impl Optimisation {
                 read => read.map(|found| Ok(Some(found))),
             }
         })?;
-        for (candidate, found) in candidates.iter().zip(looked) {
+        let mut looked: Vec<_> = order.into_iter().zip(looked).collect();
+        looked.sort_by_key(|(index, _)| *index);
+        for (candidate, (_, found)) in candidates.iter().zip(looked) {
             match found {
                 Ok(Some((content, look))) => {
                     let piece = candidate.piece(content);
@@ -381,21 +386,24 @@ impl Optimisation {
             Err(error) if is_gone(&error) => return Ok(None),
             attributes => attributes?.len,
         };
-        if from == 0 && len > 0 && is_database(&self.pool, file)? {
-            let counted_len = self.counted(len);
-            self.databases.insert(file);
-            self.report.database_len += counted_len;
-            self.report.surveyed_len += counted_len;
-            return Ok(None);
-        }
         let (records, patches) = self.pool.read(|source| {
             let records = file_extents_in(source, TreeId::Map, file, from, u64::MAX, LOOK_COUNT)?;
             let end = records.last().map_or(from, FileExtent::slot_end);
             let patches = file_extents_in(source, TreeId::Patches, file, from, end, usize::MAX)?;
             Ok((records, patches))
         })?;
+        let Some(first) = records.first() else { return Ok(None) };
+        // Segments hold no databases. To read the front of each of their files, in the order of
+        // names, would decode some of them over and over.
+        if from == 0 && len > 0 && !first.pointer.is_part() && is_database(&self.pool, file)? {
+            let counted_len = self.counted(len);
+            self.databases.insert(file);
+            self.report.database_len += counted_len;
+            self.report.surveyed_len += counted_len;
+            return Ok(None);
+        }
         let patches = patches.iter().map(|patch| patch.start).collect();
-        Ok((!records.is_empty()).then_some((records, patches, len)))
+        Ok(Some((records, patches, len)))
     }
 }
 
