@@ -6,7 +6,9 @@ use hardpack_engine::codec::{Compression, table};
 use hardpack_engine::pool::fuzzing;
 use hardpack_engine::pool::{Property, Settings};
 use hardpack_engine::store::checksum::ChecksumKind;
-use hardpack_engine::store::node::{KEY_LEN_MAX, NODE_HEADER_LEN, Node, VALUE_LEN_MAX};
+use hardpack_engine::store::node::{
+    KEY_LEN_MAX, NODE_HEADER_LEN, NODE_PAYLOAD_MAX, Node, VALUE_LEN_MAX,
+};
 use hardpack_engine::store::pointer::{EXTENT_LEN_MAX, Pointer};
 use hardpack_engine::store::superblock::{BLOCK_LEN, Header, Superblock};
 use hardpack_engine::store::trees::TreeId;
@@ -91,7 +93,7 @@ pub fn node(data: &[u8]) {
     if let Err(index) = node.search(&[0x55; KEY_LEN_MAX]) {
         node.insert(index, &[0x55; KEY_LEN_MAX], &[8; VALUE_LEN_MAX]);
     }
-    if node.is_overfull() {
+    if node.is_overfull(NODE_PAYLOAD_MAX) {
         let upper = node.split(body.len() % 2 == 0);
         assert!(!node.is_empty() && !upper.is_empty());
         let both = [&node, &upper];

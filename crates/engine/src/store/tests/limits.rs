@@ -7,14 +7,16 @@ use std::sync::Arc;
 use super::space::{assert_clean, key, put, read, store_on, take};
 use crate::device::{Device, MemoryDevice};
 use crate::store::Durability;
-use crate::store::cache::Caches;
+use crate::store::cache::{Caches, Part};
 use crate::store::format::checksum::ChecksumKind;
+use crate::store::format::pointer::{EXTENT_LEN_MAX, ExtentKey};
 use crate::store::format::superblock::WINDOW_COUNT_MAX;
 use crate::store::format::trees::TreeId;
 use crate::store::{Encoding, Store};
 use crate::test_common::Rng;
 use crate::test_common::meanwhile::{Meanwhile, Moment};
 use crate::test_common::sim_device::{Disk, Fault, SimDevice};
+use crate::units::Sector;
 
 #[test]
 fn more_windows_than_a_superblock_holds() {
@@ -170,6 +172,29 @@ fn a_lookup_reads_a_path() {
     assert!(found.is_some());
     let read = caches.used_bytes() - before;
     assert!(read < 30_000, "{read} bytes of nodes were read for one entry");
+}
+
+/// Segments of 16 MiB in the cache that the command uses: each is decoded once.
+#[test]
+fn caches_of_a_usual_length_keep_the_longest_extents() {
+    for cache_mib in [64, 128, 512, 2048] {
+        let caches = Caches::new(cache_mib << 20);
+        let pool = caches.register_pool();
+        let segment = Arc::new(vec![0; EXTENT_LEN_MAX as usize]);
+        for number in 0..16 {
+            let key = ExtentKey {
+                sector: Sector(number),
+                checksum: number,
+                codec: 5,
+                filter: 0,
+                dictionary: 0,
+                extent_len: EXTENT_LEN_MAX,
+            };
+            caches.put_data(pool, key, Part::Whole, Arc::clone(&segment));
+            let is_kept = caches.cached_data(pool, key, Part::Whole).is_some();
+            assert!(is_kept, "number {number}, in {cache_mib} MiB");
+        }
+    }
 }
 
 /// Makes all writes fail.

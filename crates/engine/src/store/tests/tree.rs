@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::store::format::checksum::ChecksumKind;
-use crate::store::format::node::Node;
+use crate::store::format::node::{NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::format::trees::TreeId;
-use crate::store::tree::{NodeSink, NodeSource, TxnTree};
+use crate::store::tree::{Bound, NodeSink, NodeSource, TxnTree};
 use crate::test_common::{GUID, Rng};
 use crate::units::{Sector, Txg};
 
@@ -24,6 +24,8 @@ struct MemorySink {
     nodes: HashMap<u64, Vec<u8>>,
     next: u64,
     checksum: ChecksumKind,
+    /// Whether nodes may be as long as packed ones.
+    is_packing: bool,
 }
 
 impl NodeSource for MemorySink {
@@ -40,6 +42,10 @@ impl NodeSink for MemorySink {
     fn retire(&mut self, _tree: TreeId, pointer: &Pointer) {
         let Place::Extent { sector, .. } = pointer.place else { panic!("nodes have extents") };
         assert!(self.nodes.remove(&sector.0).is_some(), "node {} is retired twice", sector.0);
+    }
+
+    fn payload_max(&self, _tree: TreeId) -> usize {
+        if self.is_packing { PACKED_PAYLOAD_MAX } else { NODE_PAYLOAD_MAX }
     }
 
     fn place(&mut self, tree: TreeId, node: &Arc<Node>) -> Result<Pointer> {
@@ -147,6 +153,21 @@ impl Pair {
         1 + children.map(|index| self.count(&node.child(index).unwrap())).sum::<usize>()
     }
 
+    /// Merges what fits into one node, on one level.
+    fn merge(&mut self, level: u8, spares: u8) {
+        let mut next = Some(Vec::new());
+        while let Some(key) = next {
+            let may = |_: Option<&Pointer>, key: &[u8], _: Bound<'_>| {
+                spares == 0 || key.first().is_none_or(|first| first % spares != 0)
+            };
+            let (sink, max) = (&mut self.sink, PACKED_PAYLOAD_MAX);
+            let found = self.tree.mergeable(sink, level, &key, max, &may).unwrap();
+            self.tree.merge(sink, &key, &found, max).unwrap();
+            assert!(found.next.as_ref().is_none_or(|next| *next > key));
+            next = found.next;
+        }
+    }
+
     fn depth(&mut self) -> u8 {
         self.flush().map_or(0, |root| self.sink.load(TREE, &root).unwrap().level + 1)
     }
@@ -162,6 +183,8 @@ enum Op {
     Scan,
     Flush,
     Reopen,
+    Merge(u8, u8),
+    Pack(bool),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -178,6 +201,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Scan),
         2 => Just(Op::Flush),
         1 => Just(Op::Reopen),
+        2 => (0..4_u8, 0..3_u8).prop_map(|(level, spares)| Op::Merge(level, spares)),
+        1 => any::<bool>().prop_map(Op::Pack),
     ]
 }
 
@@ -205,6 +230,8 @@ fn run(pair: &mut Pair, ops: &[Op]) {
                 let root = pair.flush();
                 pair.tree = TxnTree::new(TREE, root);
             }
+            Op::Merge(level, spares) => pair.merge(level, spares),
+            Op::Pack(on) => pair.sink.is_packing = on,
         }
     }
     pair.scan_all();
@@ -261,6 +288,32 @@ fn deep_trees_grow_and_shrink() {
         }
         assert!(pair.tree.is_empty() && pair.flush().is_none());
     }
+}
+
+/// A tree of a few long nodes, which are split again by what is inserted, and not by what moves.
+#[test]
+fn merged_nodes_stay_long_until_something_is_inserted() {
+    let mut pair = Pair::new(14, ChecksumKind::Xxh3);
+    (0..4000).for_each(|n| pair.insert(n * 7 % 4000, vec![n as u8; 60]));
+    pair.flush();
+    let before = pair.sink.nodes.len();
+    for level in [3, 2, 1, 0, 1, 2] {
+        pair.merge(level, 0);
+        pair.flush();
+        pair.scan_all();
+    }
+    let merged = pair.sink.nodes.len();
+    assert!(merged * 4 < before, "{before} nodes became {merged}");
+    pair.sink.is_packing = true;
+    (0..4000).for_each(|n| pair.insert(n, vec![1; 60]));
+    pair.flush();
+    assert_eq!(pair.sink.nodes.len(), merged);
+    pair.sink.is_packing = false;
+    (0..4000).for_each(|n| pair.insert(n, vec![2; 60]));
+    pair.flush();
+    pair.scan_all();
+    let split = pair.sink.nodes.values().map(|node| Node::decode(node, TREE, &GUID, 0).unwrap());
+    assert!(split.into_iter().all(|node| node.payload_len() <= NODE_PAYLOAD_MAX));
 }
 
 #[test]

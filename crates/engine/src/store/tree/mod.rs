@@ -537,7 +537,7 @@ fn entry_of(node: &Node, index: usize) -> Entry {
 }
 
 /// A key that is greater than all keys of a node; `None` if no node follows.
-pub(super) type Bound<'a> = Option<&'a [u8]>;
+pub type Bound<'a> = Option<&'a [u8]>;
 
 /// Returns the bound of child `index` of a node whose own bound is `above`.
 pub(super) fn bound_behind<'a>(node: &'a Node, index: usize, above: Bound<'a>) -> Bound<'a> {
