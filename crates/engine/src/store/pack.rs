@@ -42,8 +42,8 @@ impl Store {
         Ok((0..root).rev().chain(1..root).collect())
     }
 
-    /// Searches up to `count` parents of a state for nodes to merge. Returns where the first are;
-    /// `None` if there are none, and the search has ended; otherwise also whether it found any.
+    /// Searches up to `count` parents of a state for nodes to merge. Returns where to go on, and
+    /// whether there are any there; `None` if the search has ended without any.
     pub fn find_packable(
         &self,
         state: &State,
@@ -72,8 +72,8 @@ impl Txn {
         self.core.keeps_packed = true;
     }
 
-    /// Merges nodes from the cursor on, until they had about `len` bytes. Returns how many they had,
-    /// and where to go on.
+    /// Merges nodes from the cursor on, until they had about `len` bytes. Returns how many bytes
+    /// they had, and where to go on.
     pub fn pack(
         &mut self,
         mut at: PackCursor,
