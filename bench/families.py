@@ -9,7 +9,9 @@ Each DIR is a family: releases of a program, trees of sources, images. It is sto
   dedup=on and gzip-9;
 * the pools with dedup=on, of records and of chunks, after 'hardpack optimize', for each --segment, and the one of
   records also with --inflate;
-* with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB) and borg (zstd-9), as far as they are installed.
+* with 7-Zip (-mx=9, solid), squashfs (zstd-19, blocks of 1 MiB), borg (zstd-9) and restic (max), as far as they are
+  installed; and as root in a new btrfs (zstd-15, forced) on a loop device, with duperemove if it is installed. Of btrfs
+  the space in use counts, beyond that of the empty file system; the kernel's processor time is not in the table.
 
 Prints the bytes of each result, in percent of the files, as a multiple of 7-Zip's, and the processor and elapsed time in
 seconds of making it. For the pools of 'optimize' also reads 64 KiB at 300 random places of its files through a mount, in
@@ -96,6 +98,37 @@ def others(family, work):
         init = ["borg", "init", "-e", "none", path + ".borg"]
         create = ["borg", "create", "-C", "zstd,9", path + ".borg::one", family]
         yield "borg", path + ".borg", timed(init, create, env=env)
+    if shutil.which("restic"):
+        env = dict(os.environ, RESTIC_PASSWORD="none", XDG_CACHE_HOME=work + "/home")
+        restic = ["restic", "-q", "-r", path + ".restic"]
+        create = [*restic, "backup", "--no-cache", "--compression", "max", family]
+        yield "restic", path + ".restic", timed([*restic, "init"], create, env=env)
+    if shutil.which("mkfs.btrfs") and os.geteuid() == 0:
+        yield from on_btrfs(family, path + ".btrfs", os.path.join(work, "btrfs"))
+
+
+def on_btrfs(family, image, at):
+    """Copies a family into a new btrfs, then lets duperemove share what is equal."""
+    os.makedirs(at)
+    with open(image, "wb") as file:
+        file.truncate(2 * length(family) + (2 << 30))
+    subprocess.run(["mkfs.btrfs", "-q", "-m", "single", image], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["mount", "-o", "loop,compress-force=zstd:15", image, at], check=True)
+
+    def used():
+        space = os.statvfs(at)
+        return (space.f_blocks - space.f_bfree) * space.f_frsize
+
+    sync, empty = ["sync", "-f", at], used()
+    try:
+        times = timed(["cp", "-a", family, at], sync)
+        yield "btrfs", used() - empty, times
+        if shutil.which("duperemove"):
+            share = ["duperemove", "-q", "-dr", "-b", "16k", "--hashfile", image + ".hashes", at]
+            times = timed(share, sync)
+            yield "btrfs, duperemove", used() - empty, times
+    finally:
+        subprocess.run(["umount", at], check=True)
 
 
 def read_at_random(args, pool, work):
@@ -127,10 +160,11 @@ def read_at_random(args, pool, work):
 def measure(args, family):
     rows = []
     with tempfile.TemporaryDirectory(prefix="hardpack-families-", dir=args.work) as work:
-        for kind, path, times in [*pools(args, family, work), *others(family, work)]:
-            row = {"family": os.path.basename(os.path.abspath(family)), "kind": kind, "bytes": length(path), **times}
+        for kind, stored, times in [*pools(args, family, work), *others(family, work)]:
+            size = stored if isinstance(stored, int) else length(stored)
+            row = {"family": os.path.basename(os.path.abspath(family)), "kind": kind, "bytes": size, **times}
             if kind.startswith("optimize"):
-                row.update(read_at_random(args, path, work))
+                row.update(read_at_random(args, stored, work))
             rows.append(row)
     solid = next((row["bytes"] for row in rows if row["kind"] == "7-Zip"), None)
     for row in rows:
