@@ -70,6 +70,23 @@ fn names_and_pointers_take_less() {
     assert_holds(&pool, &files);
 }
 
+/// Long nodes find no hole where only short ones are left. They do not go behind the end, again and
+/// again, so that a pool ends longer than it began.
+#[test]
+fn long_nodes_do_not_make_a_pool_longer() {
+    let files = small_files(12_000);
+    let (_, pool) = pool_of(&files);
+    optimize(&pool, GOAL);
+    for run in 0..3 {
+        let before = pool.state().superblock.end;
+        compact(&pool);
+        let (end, ashift) = (pool.state().superblock.end, pool.store().ashift());
+        let (len, used) = (end.0 << ashift, pool.state().used_sectors(ashift) << ashift);
+        assert!(end <= before && len <= used + used / 50 + (256 << 10), "{run}: {len} for {used}");
+    }
+    assert_holds(&pool, &files);
+}
+
 /// A packed node is split by whatever changes it, so that small commits become small again.
 #[test]
 fn what_changes_a_packed_node_splits_it() {

@@ -21,8 +21,8 @@ const NODE_SHARE: u64 = 8;
 /// into one: the longest segments take half of this, and the longest inflated forms all of it. What
 /// fits in no shard would be decoded for each read again.
 const SHARD_MIN_BYTES: u64 = 32 << 20;
-/// How many shards are worth their while for each processor.
-const SHARDS_PER_THREAD: usize = 4;
+/// The most shards that are worth their while.
+const SHARD_COUNT_MAX: usize = 64;
 /// The minimum capacity: enough for the nodes of a few paths and a few records.
 const CAPACITY_MIN_BYTES: u64 = 1 << 20;
 
@@ -130,8 +130,7 @@ impl Caches {
 /// Makes a cache whose shards are not too small for the longest extents.
 fn sharded(capacity: u64) -> Cache<DataKey, Bytes, DataWeighter> {
     let items = (capacity / 65536).max(64) as usize;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let shards = ((capacity / SHARD_MIN_BYTES) as usize).clamp(1, SHARDS_PER_THREAD * threads);
+    let shards = ((capacity / SHARD_MIN_BYTES) as usize).clamp(1, SHARD_COUNT_MAX);
     let mut builder = OptionsBuilder::new();
     builder.estimated_items_capacity(items).weight_capacity(capacity).shards(1 << shards.ilog2());
     match builder.build() {

@@ -165,6 +165,8 @@ pub struct Compaction {
     no_room: Option<(Sector, Sector)>,
     passes_left: u32,
     trims_left: u32,
+    /// The goal that was tried last.
+    trimmed_to: Sector,
     /// How often all of this may be repeated, and the end of the pool when it last began.
     rounds_left: u32,
     round_began: Sector,
@@ -189,6 +191,7 @@ impl Pool {
             no_room: None,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
+            trimmed_to: Sector(0),
             rounds_left: ROUND_COUNT - 1,
             round_began: state.superblock.end,
             shared: SharedExtents::default(),
@@ -361,6 +364,7 @@ impl Compaction {
             self.trims_left -= 1;
             let higher = Sector(goal.0 + (self.longest << self.trims_left));
             if end > higher {
+                self.trimmed_to = higher;
                 return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
             }
         }
@@ -520,13 +524,15 @@ impl Compaction {
 
     /// Returns where the nodes that settling writes may lie. A stretch that was just emptied must
     /// stay empty until the extents behind the end return: a single node in its middle would halve
-    /// the longest extent that fits.
+    /// the longest extent that fits. After a trim nodes stay below its goal: below the usual one
+    /// there was no room for them, and they would go behind the end once more.
     fn settling_aim(&self, state: &State) -> Aim {
         let goal = goal(state, self.pool.store().ashift());
         match self.last {
             Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {
                 Aim { below: goal, ..self.emptied }
             }
+            Some((Purpose::Trim, _)) => tail_from(self.trimmed_to, self.trimmed_to),
             _ => tail_from(goal, goal),
         }
     }

@@ -8,6 +8,10 @@ use super::super::format::pointer::Pointer;
 use super::{Bound, Link, NodeSink, NodeSource, TxnTree, bound_behind, lost};
 use crate::error::Result;
 
+/// Whether a node may be merged with others, by its place if it is written already, its own bound
+/// and the next.
+pub type MayMerge<'a> = dyn Fn(Option<&Pointer>, &[u8], Bound<'_>) -> bool + 'a;
+
 /// Neighbouring children of one node that fit into one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Mergeable {
@@ -22,15 +26,14 @@ pub struct Mergeable {
 
 impl TxnTree {
     /// Finds what can be merged below the node on the path to `key` whose children have a level,
-    /// into nodes of up to `payload_max` bytes. `may` is asked for each child, with its place if it
-    /// is written already, its own bound and the next. Reads no child.
+    /// into nodes of up to `payload_max` bytes. Reads no child.
     pub fn mergeable(
         &self,
         source: &mut impl NodeSource,
         level: u8,
         key: &[u8],
         payload_max: usize,
-        may: &dyn Fn(Option<&Pointer>, &[u8], Bound<'_>) -> bool,
+        may: &MayMerge<'_>,
     ) -> Result<Mergeable> {
         let mut found = Mergeable::default();
         let Some(mut node) = self.resolve(source, &self.root)? else { return Ok(found) };
