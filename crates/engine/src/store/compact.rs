@@ -39,17 +39,6 @@ const STEP_LEAVES_MAX: usize = 512;
 /// A tree node rarely takes less than this.
 const NODE_SECTORS_MIN: u64 = 2;
 
-/// A node that was not merged with others rarely takes more than this, in bytes.
-const NODE_LEN_USUAL: u64 = 4096;
-
-/// The longer nodes that a step rewrites.
-#[derive(Default)]
-struct LongNodes {
-    count: u64,
-    /// The length of the longest, in sectors.
-    longest: u64,
-}
-
 /// The position of a walk over all trees, which may change meanwhile.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cursor {
@@ -316,7 +305,6 @@ impl Txn {
         let mut moved = Moved::default();
         let mut chosen: Vec<Movable> = Vec::new();
         let (mut at, mut chosen_sectors) = (cursor, 0);
-        let mut long_nodes = LongNodes::default();
         'walk: for _ in 0..STEP_LEAVES_MAX {
             let Some(tree) = at.tree() else { break };
             if chosen.len() >= STEP_EXTENTS_MAX || moved.nodes >= STEP_NODES_MAX {
@@ -327,14 +315,9 @@ impl Txn {
                 let held = held_in(tree, newest);
                 let nodes = || in_the_way(&aim, path, held, ashift);
                 if let Some((depth, _)) = nodes().next_back() {
-                    let longest = nodes().map(|(_, run)| run.sectors).max().unwrap_or(0);
-                    if self.has_room_for_node(&aim, longest, &mut long_nodes)? {
-                        self.trees[tree].renew(&mut self.core, &at.key, depth)?;
-                        self.core.changed = true;
-                        moved.nodes += nodes().count() as u64;
-                    } else {
-                        moved.stuck += longest;
-                    }
+                    self.trees[tree].renew(&mut self.core, &at.key, depth)?;
+                    self.core.changed = true;
+                    moved.nodes += nodes().count() as u64;
                 }
                 let longest = &mut moved.longest;
                 for one in movable(&aim, tree, path, &at.key, held, ashift, longest)? {
@@ -354,27 +337,6 @@ impl Txn {
         moved.next = at.tree().map(|_| at);
         self.move_all(&aim, chosen, &mut moved)?;
         Ok(moved)
-    }
-
-    /// Whether a node may be rewritten. A long one, for which there is no hole, stays like an extent
-    /// that fits nowhere: it would go behind the end, again and again.
-    fn has_room_for_node(
-        &mut self,
-        aim: &Aim,
-        sectors: u64,
-        long_nodes: &mut LongNodes,
-    ) -> Result<bool> {
-        if sectors << self.core.ashift() <= NODE_LEN_USUAL || aim.append {
-            return Ok(true);
-        }
-        let (count, longest) = (long_nodes.count + 1, long_nodes.longest.max(sectors));
-        self.provision_runs(count * longest, longest)?;
-        let windows = &self.core.space.windows;
-        let has_room = windows.iter().map(|window| window.sectors / longest).sum::<u64>() >= count;
-        if has_room {
-            *long_nodes = LongNodes { count, longest };
-        }
-        Ok(has_room)
     }
 
     fn move_all(&mut self, aim: &Aim, chosen: Vec<Movable>, moved: &mut Moved) -> Result<()> {

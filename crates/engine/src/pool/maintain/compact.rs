@@ -42,7 +42,7 @@ use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::{Ashift, Sector};
+use crate::units::{Ashift, Sector, Txg};
 
 /// How long a step waits for other transactions.
 const STEP_WAIT: Duration = Duration::from_secs(2);
@@ -165,8 +165,6 @@ pub struct Compaction {
     no_room: Option<(Sector, Sector)>,
     passes_left: u32,
     trims_left: u32,
-    /// The goal that was tried last.
-    trimmed_to: Sector,
     /// How often all of this may be repeated, and the end of the pool when it last began.
     rounds_left: u32,
     round_began: Sector,
@@ -191,7 +189,6 @@ impl Pool {
             no_room: None,
             passes_left: PASS_COUNT_MAX,
             trims_left: TRIM_COUNT,
-            trimmed_to: Sector(0),
             rounds_left: ROUND_COUNT - 1,
             round_began: state.superblock.end,
             shared: SharedExtents::default(),
@@ -364,7 +361,6 @@ impl Compaction {
             self.trims_left -= 1;
             let higher = Sector(goal.0 + (self.longest << self.trims_left));
             if end > higher {
-                self.trimmed_to = higher;
                 return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
             }
         }
@@ -427,12 +423,14 @@ impl Compaction {
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
         let end = state.superblock.end;
+        let has_snapshots = store.holders(state)?.newest() > Txg(0);
         let mut from = self.emptied.to;
         while from < limit {
             let mut to = Sector(from.0 + len).min(limit);
             // The last one takes what lies past the goal with it, unless that is much: a long
-            // extent there would need a hole of its length, and there are only short ones.
-            if end.0 - from.0 <= 2 * len {
+            // extent there would need a hole of its length, and there are only short ones. What
+            // snapshots hold stays there in any case.
+            if end.0 - from.0 <= 2 * len && !has_snapshots {
                 to = end;
             }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
@@ -524,15 +522,13 @@ impl Compaction {
 
     /// Returns where the nodes that settling writes may lie. A stretch that was just emptied must
     /// stay empty until the extents behind the end return: a single node in its middle would halve
-    /// the longest extent that fits. After a trim nodes stay below its goal: below the usual one
-    /// there was no room for them, and they would go behind the end once more.
+    /// the longest extent that fits.
     fn settling_aim(&self, state: &State) -> Aim {
         let goal = goal(state, self.pool.store().ashift());
         match self.last {
             Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {
                 Aim { below: goal, ..self.emptied }
             }
-            Some((Purpose::Trim, _)) => tail_from(self.trimmed_to, self.trimmed_to),
             _ => tail_from(goal, goal),
         }
     }

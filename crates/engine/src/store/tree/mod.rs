@@ -138,12 +138,6 @@ impl TxnTree {
         self.dirty.len()
     }
 
-    /// The lengths of their payloads, in no order.
-    #[expect(clippy::disallowed_methods, reason = "for sums, which know no order")]
-    pub fn dirty_payload_lens(&self) -> impl Iterator<Item = usize> {
-        self.dirty.values().map(|node| node.payload_len())
-    }
-
     fn resolve(&self, source: &mut impl NodeSource, link: &Link) -> Result<Option<Arc<Node>>> {
         match link {
             Link::Empty => Ok(None),

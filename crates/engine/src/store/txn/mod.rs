@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use super::extent::{Encoding, no_node_extent};
 use super::format::checksum::ChecksumKind;
 use super::format::node::{NODE_PAYLOAD_MAX, Node, PACKED_PAYLOAD_MAX};
-use super::format::pointer::{ExtentKey, Pointer, sectors_for};
+use super::format::pointer::{ExtentKey, Pointer};
 use super::format::stats::PoolStats;
 use super::format::superblock::{
     FEATURE_CHUNKS, FEATURE_GENERATIONS, FEATURE_NAMES, FEATURE_PINNED_READERS,
@@ -337,23 +337,8 @@ impl Txn {
         if dirty > 0 {
             let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
-            self.provision_packed(tree)?;
         }
         self.trees[tree].flush(&mut self.core)
-    }
-}
-
-impl Txn {
-    /// Provides room for the packed nodes of a tree, which do not fit into what is left between
-    /// others: those that end up behind the end would only be moved there again and again.
-    fn provision_packed(&mut self, tree: TreeId) -> Result<()> {
-        let ashift = self.core.ashift();
-        let packed = self.trees[tree].dirty_payload_lens().filter(|len| *len > NODE_PAYLOAD_MAX);
-        // What holds nothing but hashes compresses little.
-        let sectors = packed.map(|len| sectors_for(len as u32 / 4 * 3, ashift));
-        let (all, longest) =
-            sectors.fold((0, 0), |(all, longest), one| (all + one, one.max(longest)));
-        self.provision_runs(all, longest)
     }
 }
 
