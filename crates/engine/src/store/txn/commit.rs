@@ -35,7 +35,7 @@ use crate::store::format::trees::{PerTree, TreeId};
 use crate::store::space::OWN_TREES;
 use crate::store::state::{SlotMark, State, free_slot};
 use crate::store::tail::Tail;
-use crate::store::txn::provision::drain;
+use crate::store::txn::provision::{drain, provision_nodes};
 use crate::store::txn::roots;
 use crate::store::txn::write_buffer::write;
 use crate::store::txn::{Anchoring, Txn};
@@ -49,6 +49,9 @@ use crate::units::Txg;
 pub(in crate::store) const UNVERIFIED_LEN_MAX: u64 = 16 << 20;
 /// The number of unsynced bytes assumed for a state adopted from another process.
 const FOREIGN_UNSYNCED_LEN: u64 = 1 << 20;
+
+/// How many nodes of the trees of free space change, at most, where a commit changes little else.
+const SPACE_NODES_GUESS: u64 = 8;
 
 type Roots = PerTree<Option<Pointer>>;
 
@@ -153,6 +156,8 @@ impl Txn {
         };
         if core.set_aside.is_none() {
             drain(core, freed_tree, space_tree)?;
+            let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
+            provision_nodes(core, space_tree, dirty as u64 + SPACE_NODES_GUESS)?;
         }
         let base = &core.base.superblock;
         // A commit that only records durability leaves every root where it is.

@@ -5,6 +5,8 @@ use std::ops::ControlFlow;
 
 use super::{Txn, TxnCore};
 use crate::error::{Error, Location, Result};
+use crate::store::format::node::{NODE_HEADER_LEN, PACKED_PAYLOAD_MAX};
+use crate::store::format::pointer::sectors_for;
 use crate::store::format::space::{freed_entry, freed_key, reserved_run, space_entry, space_key};
 use crate::store::format::superblock::WINDOW_COUNT_MAX;
 use crate::store::format::trees::TreeId;
@@ -38,10 +40,40 @@ pub(in crate::store) fn provision(
     sectors: u64,
     shortest: u64,
 ) -> Result<()> {
-    let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
     if core.space.aim.is_none() {
         trim_windows(core, space, WINDOW_COUNT_KEPT)?;
     }
+    let aim = core.space.aim.unwrap_or(Aim::ANYWHERE);
+    provision_within(core, space, &aim, sectors, shortest)
+}
+
+/// Fills the windows for nodes of a compaction whose aim has no room left for them. Behind the end
+/// they would keep the pool as long as it is, however much of it is free: the next step writes
+/// them anew, again behind the end.
+pub(in crate::store) fn provision_nodes(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    count: u64,
+) -> Result<()> {
+    let Some(aim) = core.space.aim else { return Ok(()) };
+    // A stretch that is emptied stays empty; what lies behind a goal is to move lower later.
+    let aim = match aim.to {
+        Sector(u64::MAX) => Aim::ANYWHERE,
+        _ => Aim { below: Sector(u64::MAX), ..aim },
+    };
+    let longest = sectors_for((PACKED_PAYLOAD_MAX + NODE_HEADER_LEN) as u32, core.ashift());
+    provision(core, space, count * longest, longest)?;
+    core.space.rotor = Sector(0);
+    provision_within(core, space, &aim, count * longest, longest)
+}
+
+fn provision_within(
+    core: &mut TxnCore,
+    space: &mut TxnTree,
+    aim: &Aim,
+    sectors: u64,
+    shortest: u64,
+) -> Result<()> {
     let usable = |core: &TxnCore| {
         core.space.windows.iter().filter(|w| w.sectors >= shortest).map(|w| w.sectors).sum::<u64>()
     };
@@ -84,7 +116,7 @@ pub(in crate::store) fn provision(
     for run in chosen {
         space.remove(core, &space_key(run.start))?;
         core.space.space_sectors = core.space.space_sectors.saturating_sub(run.sectors);
-        open_window(core, space, run, &aim)?;
+        open_window(core, space, run, aim)?;
     }
     Ok(())
 }
