@@ -57,6 +57,8 @@ impl Optimisation {
             None => None,
             Some((next, false)) => Some(next),
             Some((first, true)) => {
+                // What was freed before can then be used.
+                store.make_durable()?;
                 let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
                 txn.keep_packed();
                 let (len, next) = txn.pack(first, STEP_LEN, &may_pack)?;
