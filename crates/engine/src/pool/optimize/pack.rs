@@ -47,7 +47,8 @@ impl Optimisation {
 
     /// Returns whether there is more to do.
     pub(super) fn pack_step(&mut self) -> Result<bool> {
-        let Some(at) = self.packing.passes.pop() else { return Ok(false) };
+        // It stays there for now: a step that found the pool busy is repeated.
+        let Some(at) = self.packing.passes.last().cloned() else { return Ok(false) };
         let files = &self.packing.files;
         let may_pack = |file: FileId| files.binary_search(&file).is_ok();
         let store = self.pool.store();
@@ -67,6 +68,7 @@ impl Optimisation {
                 next
             }
         };
+        self.packing.passes.pop();
         self.packing.passes.extend(next);
         self.report.metadata_after = self.metadata();
         Ok(true)
