@@ -52,22 +52,28 @@ impl Optimisation {
         let files = &self.packing.files;
         let may_pack = |file: FileId| files.binary_search(&file).is_ok();
         let store = self.pool.store();
-        let found =
-            store.with_state(|state| store.find_packable(state, &at, LOOK_COUNT, &may_pack));
-        let next = match found? {
-            None => None,
-            Some((next, false)) => Some(next),
-            Some((first, true)) => {
-                // What was freed before can then be used.
-                store.make_durable()?;
-                let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
-                txn.keep_packed();
-                let (len, next) = txn.pack(first, STEP_LEN, &may_pack)?;
-                txn.commit(Durability::Visible)?;
-                self.report.packed_len += len as u64;
-                next
-            }
+        let found = store
+            .with_state(|state| store.find_packable(state, &at, LOOK_COUNT, &may_pack))
+            .and_then(|found| match found {
+                None => Ok((0, None)),
+                Some((next, false)) => Ok((0, Some(next))),
+                Some((first, true)) => {
+                    // What was freed before can then be used.
+                    store.make_durable()?;
+                    let mut txn = store.begin_with(self.checksum, Patience::Within(STEP_WAIT))?;
+                    txn.keep_packed();
+                    let packed = txn.pack(first, STEP_LEN, &may_pack)?;
+                    txn.commit(Durability::Visible)?;
+                    Ok(packed)
+                }
+            });
+        let (len, next) = match found {
+            // Nodes that only files which do not take part need may be damaged. The rest of the
+            // level stays as it is.
+            Err(error) if error.is_corruption() => (0, None),
+            found => found?,
         };
+        self.report.packed_len += len as u64;
         self.packing.passes.pop();
         self.packing.passes.extend(next);
         self.report.metadata_after = self.metadata();
