@@ -45,13 +45,13 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let done = work(args, &opened, &mut optimisation);
     let report = optimisation.report().clone();
     let is_cut_off = done.as_ref().is_err_and(|reason| reason.code == Code::Cannot);
-    if is_cut_off && !args.keep_length && report.segments > 0 {
+    let has_gained = report.segments > 0 || report.metadata_after < report.metadata_before;
+    if is_cut_off && !args.keep_length && has_gained {
         // The first segments make a pool longer. On a full disk, the next run needs that room.
         let _ = shorten(args, pool);
     }
     // No later commit follows that would make the last one durable.
     let done = done.and(pool.store().make_durable().map_err(Reason::from));
-    let has_gained = report.segments > 0 || report.metadata_after < report.metadata_before;
     let done = done.and_then(|()| match args.keep_length || !has_gained {
         true => Ok(()),
         false => shorten(args, pool),

@@ -2,8 +2,9 @@
 //!
 //! Nodes are short, as a small commit writes all that it changes anew. What lies still for long,
 //! the names and pointers of an archive, takes about half the space in longer ones, strongly
-//! compressed. A transaction that changes a packed node in the usual way splits it, until its parts
-//! are short again; only those that move things without changing them leave it whole.
+//! compressed. A transaction that inserts or replaces something in a packed node splits it, until
+//! its parts are short again. One that only removes leaves it whole, and so do those that move
+//! things without changing them.
 //!
 //! Nodes that a snapshot holds stay as they are: they would remain beside their copies.
 

@@ -22,13 +22,16 @@
 //! durable, so each step first makes the previous one durable.
 //!
 //! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents;
-//! the last one may be twice as long.
-//! If the medium has no room for that, what went past the end returns, and the tail is moved as low
-//! as it fits; if that makes room, the stretch is emptied after all.
+//! the last one may be twice as long. If the medium has no room for that, what went past the end
+//! returns, and the tail is moved as low as it fits; if that makes room, the stretch is emptied
+//! after all.
 //!
 //! If a pool holds a few extents of a megabyte and little else, concurrent writes may split the
 //! stretch that was emptied for them. These extents then stay where they are, and the pool may
 //! remain up to half as long again as its contents.
+//!
+//! What snapshots hold stays where it is. If that keeps the pool longer than its contents,
+//! stretches between such extents are emptied by each compaction again, though nothing is gained.
 //!
 //! The process ends, since every stretch is emptied once, and a pass that does not shorten the pool
 //! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
@@ -42,7 +45,7 @@ use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::{Ashift, Sector, Txg};
+use crate::units::{Ashift, Sector};
 
 /// How long a step waits for other transactions.
 const STEP_WAIT: Duration = Duration::from_secs(2);
@@ -423,14 +426,12 @@ impl Compaction {
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
         let end = state.superblock.end;
-        let has_snapshots = store.holders(state)?.newest() > Txg(0);
         let mut from = self.emptied.to;
         while from < limit {
             let mut to = Sector(from.0 + len).min(limit);
             // The last one takes what lies past the goal with it, unless that is much: a long
-            // extent there would need a hole of its length, and there are only short ones. What
-            // snapshots hold stays there in any case.
-            if end.0 - from.0 <= 2 * len && !has_snapshots {
+            // extent there would need a hole of its length, and there are only short ones.
+            if end.0 - from.0 <= 2 * len {
                 to = end;
             }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
