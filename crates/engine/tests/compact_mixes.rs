@@ -1,5 +1,5 @@
-//! Compaction of random pools: files of many lengths, some removed, with snapshots, shared extents and
-//! segments. Run again and again, it never makes one longer.
+//! Compaction of random pools: files of many lengths, some removed, with snapshots, shared extents,
+//! and segments. Run again and again, it never makes one longer.
 //!
 //! `HARDPACK_SEED=N` tries the pool of this seed alone.
 
@@ -82,7 +82,7 @@ fn random_pool(seed: u64) -> (Pool, Files, String) {
     (pool, files, label)
 }
 
-/// Snapshots that hold much, and segments: the nodes that a step writes find no room below the goal.
+/// Snapshots that hold much, and segments: nodes that a step writes find no room below the goal.
 #[test]
 fn no_pool_gets_longer() {
     let chosen = env_number("HARDPACK_SEED").map(|seed| vec![seed]);
