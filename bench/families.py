@@ -112,7 +112,7 @@ def on_btrfs(family, image, at):
     os.makedirs(at)
     with open(image, "wb") as file:
         file.truncate(2 * length(family) + (2 << 30))
-    subprocess.run(["mkfs.btrfs", "-q", "-m", "single", image], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["mkfs.btrfs", "-q", "-m", "single", image], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["mount", "-o", "loop,compress-force=zstd:15", image, at], check=True)
 
     def used():
