@@ -7,21 +7,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::segments::{Files, GOAL, assert_holds, optimize, put};
+use common::segments::{Files, GOAL, assert_holds, compact, optimize, put};
 use common::sim_device::SimDevice;
 use common::{Rng, create_options, env_number, options, problems};
 use hardpack_engine::device::Device;
-use hardpack_engine::pool::{CompactReport, Pool, Property, ROOT, SegmentGoal};
-
-fn compact(pool: &Pool) -> CompactReport {
-    let mut compaction = pool.compact();
-    let mut steps = 0;
-    while compaction.step().unwrap() {
-        steps += 1;
-        assert!(steps < 200_000, "it does not end");
-    }
-    compaction.report()
-}
+use hardpack_engine::pool::{Pool, Property, ROOT, SegmentGoal};
 
 /// One random pool: files of random lengths, some removed, some cloned or deduplicated, snapshots,
 /// segments.

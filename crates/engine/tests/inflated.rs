@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::segments::{
-    Files, GOAL, assert_holds, empty_pool, file_at, golden_pool, optimize, pointers, put,
-    stream_of, used,
+    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden_pool, optimize, pointers, put,
+    recorded, stream_of, used,
 };
 use common::sim_device::{Disk, SimDevice};
 use common::{DEFLATED_AS_USUAL, GZIP_HEADER, Rng, create, only_file, options, problems, read_all};
@@ -364,9 +364,7 @@ fn readers_go_on_while_segments_move() {
     beside_readers(&pool, &files, || {
         for _ in 0..4 {
             pool.remove_at(&filler.0, 0).unwrap();
-            let mut compaction = pool.compact();
-            while compaction.step().unwrap() {}
-            moved_bytes += compaction.report().moved_bytes;
+            moved_bytes += compact(&pool).moved_bytes;
             put(&pool, &filler.0, &filler.1);
             optimize(&pool, SegmentGoal { again: true, ..goal });
         }
@@ -384,16 +382,13 @@ fn an_optimisation_survives_loss_of_power() {
         let rng = &mut Rng(seed);
         let (made, pool) = pool_of(&releases(4), &[(Property::RecordSize, "16K")]);
         pool.close().unwrap();
-        let device = SimDevice::new(made.image());
-        let dynamic: Arc<dyn Device> = device.clone();
-        let pool = Pool::open(dynamic, options(1 << 20)).unwrap();
+        let (device, pool) = recorded(&made);
         let goal = SegmentGoal { len: rng.pick(&[100_000, 400_000]), ..INFLATE };
         optimize(&pool, goal);
         if rng.one_in(2) {
             optimize(&pool, SegmentGoal { again: true, inflate: rng.one_in(2), ..goal });
         }
-        let mut compaction = pool.compact();
-        while compaction.step().unwrap() {}
+        compact(&pool);
         let mut disk = Disk::new(made.image());
         for op in device.take_trace() {
             disk.apply(&op);

@@ -6,7 +6,9 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::segments::{Files, GOAL, assert_holds, empty_pool, file_at, optimize, put};
+use common::segments::{
+    Files, GOAL, assert_holds, compact, empty_pool, file_at, optimize, put, recorded,
+};
 use common::sim_device::{Disk, Op, SimDevice};
 use common::{Rng, options, read_all};
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -47,11 +49,6 @@ fn is_packable(pool: &Pool, tree: TreeId) -> bool {
         .store()
         .with_state(|state| pool.store().find_packable(state, &at, usize::MAX, &|_| true));
     found.unwrap().is_some_and(|(_, found)| found)
-}
-
-fn compact(pool: &Pool) {
-    let mut compaction = pool.compact();
-    while compaction.step().unwrap() {}
 }
 
 #[test]
@@ -98,9 +95,7 @@ fn what_changes_a_packed_node_splits_it() {
     let (made, pool) = pool_of(&files);
     optimize(&pool, GOAL);
     pool.close().unwrap();
-    let device = SimDevice::new(made.image());
-    let dynamic: Arc<dyn Device> = device.clone();
-    let pool = Pool::open(dynamic, options(1 << 20)).unwrap();
+    let (device, pool) = recorded(&made);
     let write = |round: u8| {
         device.take_trace();
         let file = file_at(&pool, &files[500].0);
@@ -302,9 +297,7 @@ fn packing_survives_loss_of_power() {
         let (made, pool) = pool_of(&files);
         let before = metadata(&pool);
         pool.close().unwrap();
-        let device = SimDevice::new(made.image());
-        let dynamic: Arc<dyn Device> = device.clone();
-        let pool = Pool::open(dynamic, options(1 << 20)).unwrap();
+        let (device, pool) = recorded(&made);
         optimize(&pool, GOAL);
         compact(&pool);
         pool.close().unwrap();

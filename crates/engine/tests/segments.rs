@@ -7,7 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::segments::{
-    GOAL, assert_holds, empty_pool, file_at, golden, optimize, pointers, put, stream_of, used,
+    GOAL, assert_holds, compact, empty_pool, file_at, golden, optimize, pointers, put, stream_of,
+    used,
 };
 use common::{Rng, options, problems, read_all};
 use hardpack_engine::FileId;
@@ -86,12 +87,6 @@ impl Family {
     fn used(&self) -> u64 {
         used(&self.pool)
     }
-}
-
-fn compact(pool: &Pool) -> u64 {
-    let mut compaction = pool.compact();
-    while compaction.step().unwrap() {}
-    compaction.report().after_bytes
 }
 
 #[test]
@@ -289,7 +284,7 @@ fn segments_and_shared_records_move_when_a_pool_is_compacted() {
     filler.set_len(0).unwrap();
     filler.commit(Durability::Durable).unwrap();
     let used = family.used();
-    let len = compact(&family.pool);
+    let len = compact(&family.pool).after_bytes;
     assert!(len < used + (300 << 10), "{used} bytes are in use, and the pool has {len}");
     family.assert_all();
     assert_holds(&family.pool, &copies);

@@ -45,7 +45,7 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let done = work(args, &opened, &mut optimisation);
     let report = optimisation.report().clone();
     let is_cut_off = done.as_ref().is_err_and(|reason| reason.code == Code::Cannot);
-    let has_gained = report.segments > 0 || report.metadata_after < report.metadata_before;
+    let has_gained = has_gained(&report);
     if is_cut_off && !args.keep_length && has_gained {
         // The first segments make a pool longer. On a full disk, the next run needs that room.
         let _ = shorten(args, pool);
@@ -65,6 +65,10 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     pool.close()?;
     report_on(args, &report, (before, after), began)?;
     Ok(report)
+}
+
+fn has_gained(report: &OptimizeReport) -> bool {
+    report.segments > 0 || report.metadata_after < report.metadata_before
 }
 
 fn pool_len(pool: &Pool) -> u64 {
@@ -178,9 +182,7 @@ fn report_on(
     let became = |before: u64, after: u64| {
         format!("{} became {}", bytes(before, false), bytes(after, false))
     };
-    let (metadata, packed) = (report.metadata_before, report.metadata_after);
-    let text = match report.segments {
-        0 if packed >= metadata => "nothing to gain".to_string(),
+    let records = match report.segments {
         0 => "no records to put into segments".to_string(),
         segments => format!(
             "{} records in {} segments, {}",
@@ -189,14 +191,15 @@ fn report_on(
             became(report.allocated_before, report.allocated_after),
         ),
     };
-    let text = match report.segments > 0 || packed < metadata {
+    let text = match has_gained(report) {
+        false => "nothing to gain".to_string(),
         true => format!(
-            "{text}; names and pointers: {}; the pool was {} long and is now {}, in {seconds:.1} s",
-            became(metadata, packed),
+            "{records}; names and pointers: {}; the pool was {} long and is now {}, in \
+             {seconds:.1} s",
+            became(report.metadata_before, report.metadata_after),
             bytes(before, false),
             bytes(after, false),
         ),
-        false => text,
     };
     output::print_line(format_args!("{}: {text}", args.pool))?;
     if report.inflated_streams > 0 {

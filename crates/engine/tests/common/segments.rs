@@ -6,12 +6,15 @@ use std::sync::Arc;
 use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{File, OptimizeReport, Pool, Property, ROOT, SegmentGoal, SendPlan};
+use hardpack_engine::pool::{
+    CompactReport, File, OptimizeReport, Pool, Property, ROOT, SegmentGoal, SendPlan,
+};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 
+use super::sim_device::SimDevice;
 use super::{Rng, create_options, options, problems, read_all};
 
 /// Paths and contents.
@@ -55,6 +58,23 @@ pub fn optimize(pool: &Pool, goal: SegmentGoal) -> OptimizeReport {
     let mut optimisation = pool.optimize(ROOT, goal).unwrap();
     while optimisation.step().unwrap() {}
     optimisation.report().clone()
+}
+
+pub fn compact(pool: &Pool) -> CompactReport {
+    let mut compaction = pool.compact();
+    let mut steps = 0;
+    while compaction.step().unwrap() {
+        steps += 1;
+        assert!(steps < 200_000, "it does not end");
+    }
+    compaction.report()
+}
+
+/// Opens a closed pool again on a device that records what is written.
+pub fn recorded(made: &MemoryDevice) -> (Arc<SimDevice>, Pool) {
+    let device = SimDevice::new(made.image());
+    let pool = Pool::open(device.clone() as Arc<dyn Device>, options(1 << 20)).unwrap();
+    (device, pool)
 }
 
 pub fn used(pool: &Pool) -> u64 {

@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use super::super::format::node::Node;
 use super::super::format::pointer::Pointer;
 use super::{Bound, Link, NodeSink, NodeSource, TxnTree, bound_behind, lost};
 use crate::error::Result;
@@ -79,12 +78,7 @@ impl TxnTree {
         if found.groups.is_empty() {
             return Ok(());
         }
-        let mut parent = self.root_mut(sink)?;
-        for _ in 0..found.depth {
-            let node = self.dirty.get(&parent).ok_or_else(|| lost(self.tree, parent))?;
-            let index = node.child_for(key);
-            parent = self.child_mut(sink, parent, index)?;
-        }
+        let parent = self.path_mut(sink, key, found.depth)?;
         for group in found.groups.iter().rev() {
             let first = self.child_mut(sink, parent, group.start)?;
             for _ in 1..group.len() {
@@ -105,7 +99,7 @@ impl TxnTree {
 
     /// The level of the root; `None` if there is none.
     pub fn height(&self, source: &mut impl NodeSource) -> Result<Option<u8>> {
-        Ok(self.resolve(source, &self.root)?.map(|root: std::sync::Arc<Node>| root.level))
+        Ok(self.resolve(source, &self.root)?.map(|root| root.level))
     }
 }
 

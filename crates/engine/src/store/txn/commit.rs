@@ -156,9 +156,9 @@ impl Txn {
         };
         if core.set_aside.is_none() {
             drain(core, freed_tree, space_tree)?;
-            let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
-            provision_nodes(core, space_tree, dirty as u64 + SPACE_NODES_GUESS)?;
         }
+        let dirty = space_tree.dirty_count() + freed_tree.dirty_count();
+        provision_nodes(core, space_tree, dirty as u64 + SPACE_NODES_GUESS)?;
         let base = &core.base.superblock;
         // A commit that only records durability leaves every root where it is.
         let differs = *roots != base.roots

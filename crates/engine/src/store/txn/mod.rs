@@ -337,10 +337,8 @@ impl Txn {
         if dirty > 0 {
             let shortest = if self.core.fills_gaps(0) { 1 } else { NODE_SECTORS_GUESS };
             self.provision_runs(dirty * NODE_SECTORS_GUESS, shortest)?;
-            if self.core.set_aside.is_none() {
-                let space_tree = &mut self.trees[TreeId::Space];
-                provision::provision_nodes(&mut self.core, space_tree, dirty)?;
-            }
+            let space_tree = &mut self.trees[TreeId::Space];
+            provision::provision_nodes(&mut self.core, space_tree, dirty)?;
         }
         self.trees[tree].flush(&mut self.core)
     }

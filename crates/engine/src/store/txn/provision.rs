@@ -55,7 +55,8 @@ pub(in crate::store) fn provision_nodes(
     space: &mut TxnTree,
     count: u64,
 ) -> Result<()> {
-    let Some(aim) = core.space.aim else { return Ok(()) };
+    // A restored older state is not compacted, and its free space may not be used.
+    let Some(aim) = core.space.aim.filter(|_| core.set_aside.is_none()) else { return Ok(()) };
     // A stretch that is emptied stays empty; what lies behind a goal is to move lower later.
     let aim = match aim.to {
         Sector(u64::MAX) => Aim::ANYWHERE,
