@@ -13,6 +13,7 @@ It needs `pip install zstandard lz4 xxhash blake3`.
 """
 
 import hashlib
+import lzma
 import os
 import stat
 import struct
@@ -33,9 +34,9 @@ NAMES, MAP, PATCHES, SPACE, FREED, REFS, DICTIONARIES, ROOTS, DEAD, SNAPSHOTS, I
 OF_SNAPSHOTS = (NAMES, MAP, PATCHES, DICTIONARIES)
 FEATURES = """deltas dictionaries roots snapshots shared-extents names page-filter generations
     snapshot-ids pinned-readers reader-slots special-files pages-apart segments
-    parts-by-content chunks passing-superblocks inflated""".split()
+    parts-by-content chunks passing-superblocks inflated transformed""".split()
 EXTENT, EMBEDDED, ZEROS = 1, 2, 3
-DELTA, PAGE_FILTER, PAGES_APART, INFLATED = 1, 2, 3, 4
+DELTA, PAGE_FILTER, PAGES_APART, INFLATED, TRANSFORMED = 1, 2, 3, 4, 5
 KINDS = {1: "file", 2: "directory", 3: "link", 4: "fifo", 5: "socket", 6: "char", 7: "block"}
 SPECIAL = {4: stat.S_IFIFO, 5: stat.S_IFSOCK, 6: stat.S_IFCHR, 7: stat.S_IFBLK}
 PAGE_LEN = 4096
@@ -165,6 +166,72 @@ def deflated_again(form, length):
     return bytes(out + form[at : at + length - len(out)])
 
 
+def runs_behind(data, length):
+    """Splits the bytes of a transformed record into what its codec wrote and its runs."""
+    need(len(data) >= 4, "a transformed record is too short")
+    count = int.from_bytes(data[-4:], "little")
+    at = len(data) - 4 - 14 * count
+    need(at >= 0, "the directory of a transformed record is too long")
+    runs, end = [], 0
+    for start, run_len, position, transform, parameter in struct.iter_unpack("<IIIBB", data[at:-4]):
+        need(end <= start and 64 <= run_len and start + run_len <= length, "the place of a run is impossible")
+        if transform == 5:
+            need(parameter < 128 and parameter & 0x43 != 0x40, "a layout of samples is impossible")
+        else:
+            alignment = {1: 1, 2: 4, 3: 2, 4: 4}.get(transform)
+            need(alignment and parameter == 0, "a transform is unknown")
+            need(position % alignment == 0, "machine code is not aligned")
+        end = start + run_len
+        runs.append((start, end, position, transform, parameter))
+    return data[:at], runs
+
+
+def turned_back(data, runs):
+    """Returns the extent whose runs were transformed."""
+    out = bytearray(data)
+    for start, end, position, transform, parameter in runs:
+        run = data[start:end]
+        if transform == 5:
+            out[start:end] = samples(run, (parameter & 3) + 1, (parameter >> 2 & 15) + 1, parameter & 64)
+        elif transform == 4:
+            out[start:end] = arm64(run, position)
+        else:
+            filter = {1: lzma.FILTER_X86, 2: lzma.FILTER_ARM, 3: lzma.FILTER_ARMTHUMB}[transform]
+            chain = [{"id": filter, "start_offset": position}, {"id": lzma.FILTER_LZMA2, "dict_size": 4096}]
+            # LZMA2 has chunks that are not compressed.
+            parts = [run[at : at + 65536] for at in range(0, len(run), 65536)]
+            stream = b"".join(b"\1" + (len(part) - 1).to_bytes(2, "big") + part for part in parts) + b"\0"
+            out[start:end] = lzma.decompress(stream, format=lzma.FORMAT_RAW, filters=chain)
+    return bytes(out)
+
+
+def samples(run, width, channels, is_big_endian):
+    """Adds up differences whose least significant bytes come first, then the next ones."""
+    count = len(run) // width
+    out, before = bytearray(), [0] * channels
+    for n in range(count):
+        difference = sum(run[plane * count + n] << 8 * plane for plane in range(width))
+        value = before[n % channels] = (before[n % channels] + difference) % (1 << 8 * width)
+        out += value.to_bytes(width, "big" if is_big_endian else "little")
+    return out + run[count * width :]
+
+
+def arm64(run, position):
+    out = bytearray(run)
+    for at in range(0, len(run) - 3, 4):
+        word, here = int.from_bytes(run[at : at + 4], "little"), position + at
+        if word >> 26 == 0x25:
+            word = 0x25 << 26 | (word - (here >> 2)) & 0x3FFFFFF
+        elif word & 0x9F000000 == 0x90000000:
+            page = word >> 29 & 3 | word >> 3 & 0x1FFFFC
+            if (page + 0x20000) & 0x1C0000:
+                continue
+            page -= here >> 12
+            word = 0x90000000 | word & 0x1F | (page & 3) << 29 | (page & 0x3FFFC) << 3 | -(page & 0x20000) & 0xE00000
+        out[at : at + 4] = word.to_bytes(4, "little")
+    return out
+
+
 class Pointer:
     """The part of a tree entry that says where bytes are and how they are encoded."""
 
@@ -177,9 +244,9 @@ class Pointer:
          self.sector) = self.FRONT.unpack(data[:48])  # fmt: skip
         self.behind = data[48:]
         need(is_zero(reserved), "reserved bytes of a pointer are not zero")
-        need(self.filter in (0, DELTA, PAGE_FILTER, PAGES_APART, INFLATED), "a filter is unknown")
+        need(self.filter in range(6), "a filter is unknown")
         extent_only = self.kind == EXTENT and self.dictionary == 0
-        need(self.filter != INFLATED or extent_only, "an inflated record is impossible")
+        need(self.filter not in (INFLATED, TRANSFORMED) or extent_only, "the filter of a record is impossible")
         need(self.gain == 0 or self.filter in (PAGE_FILTER, PAGES_APART), "there is a gain without a filter")
         need(max(self.extent_len, self.stored_len) <= 16 << 20, "an extent is too long")
         if self.kind == EXTENT:
@@ -288,6 +355,9 @@ class State:
             length = int.from_bytes(data[-4:], "little")
             need(length <= 1 << 25, "an inflated form is too long")
             return deflated_again(decompress(pointer.codec, data[:-4], length), pointer.extent_len)
+        if pointer.filter == TRANSFORMED:
+            data, runs = runs_behind(data, pointer.extent_len)
+            return turned_back(decompress(pointer.codec, data, pointer.extent_len), runs)
         if pointer.filter == PAGES_APART:
             return self.joined(pointer, data, dictionary)
         if pointer.filter != PAGE_FILTER:

@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use common::media::{Machine, code, sound};
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
@@ -21,6 +22,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 struct Happened {
     records: u64,
     inflated: u64,
+    transformed: u64,
     overtaken: u64,
     moved: u64,
     rollbacks: u64,
@@ -71,10 +73,13 @@ impl Model {
         let len = self.rng.pick(&[10, 500, 3000, 5000, 20_000, 70_000, 200_000]);
         let len = 1 + self.rng.below(len) as usize;
         let seed = self.rng.below(3);
-        match self.rng.below(8) {
+        match self.rng.below(11) {
             0 => vec![0; len],
             1 => Rng(seed).noise(len),
             2 | 3 => Rng(seed).archive(len),
+            4 => code(Machine::X86, seed, 0, len),
+            5 => code(Machine::Arm64, seed, 0, len),
+            6 => sound(seed, (2, 2), false, len),
             _ => Rng(seed).text(len),
         }
     }
@@ -247,6 +252,7 @@ impl Model {
                     assert_eq!(report.damaged.len(), 0, "{}: {report:?}", self.label);
                     self.happened.records += report.records;
                     self.happened.inflated += report.inflated_streams;
+                    self.happened.transformed += report.transformed_len;
                     self.happened.overtaken += report.overtaken;
                 }
             } else if !self.compactions.is_empty() {
@@ -304,12 +310,13 @@ fn files_in_segments_are_vectors_of_bytes() {
         let it = model.happened;
         sum.records += it.records;
         sum.inflated += it.inflated;
+        sum.transformed += it.transformed;
         sum.overtaken += it.overtaken;
         sum.moved += it.moved;
         sum.rollbacks += it.rollbacks;
         sum.reopened += it.reopened;
     }
     println!("{sum:?}");
-    assert!(sum.records > 100 && sum.inflated > 100);
+    assert!(sum.records > 100 && sum.inflated > 50 && sum.transformed > 500_000);
     assert!(sum.overtaken > 10 && sum.moved > 0 && sum.rollbacks > 0);
 }

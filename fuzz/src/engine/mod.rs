@@ -10,12 +10,13 @@ pub mod image;
 pub mod inflated;
 pub mod input;
 pub mod pages;
+pub mod transformed;
 
 /// A name, and the function that takes an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// The targets of this module.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     ("codec_decompress", codec::decompress),
     ("codec_round_trip", codec::round_trip),
     ("header", formats::header),
@@ -31,4 +32,6 @@ pub const TARGETS: [Target; 15] = [
     ("filter_round_trip", pages::round_trip),
     ("inflated_decode", inflated::decode),
     ("inflated_round_trip", inflated::round_trip),
+    ("transformed_decode", transformed::decode),
+    ("transformed_round_trip", transformed::round_trip),
 ];

@@ -168,6 +168,7 @@ fn report_on(
             "inflated_streams": report.inflated_streams,
             "inflated_from": report.inflated_from_len,
             "inflated_to": report.inflated_to_len,
+            "transformed": report.transformed_len,
             "segment_bytes": report.segment_len,
             "held_bytes": report.held_len,
             "database_bytes": report.database_len,
@@ -208,6 +209,12 @@ fn report_on(
             count(report.inflated_streams, false),
             bytes(report.inflated_from_len, false),
             bytes(report.inflated_to_len, false),
+        ))?;
+    }
+    if report.transformed_len > 0 {
+        output::print_line(format_args!(
+            "  transformed: {} of machine code, sound and pictures",
+            bytes(report.transformed_len, false),
         ))?;
     }
     let held = match args.pool.is_whole() {

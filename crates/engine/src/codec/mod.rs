@@ -36,6 +36,7 @@ pub(crate) mod inflated;
 mod lz4;
 mod lzjb;
 mod stock;
+pub(crate) mod transformed;
 mod zle;
 mod zstd;
 mod zstd_dictionary;

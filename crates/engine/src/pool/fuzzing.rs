@@ -5,6 +5,8 @@ use super::extents::parse_file_extent;
 use super::maintain::repack::Repack;
 use super::namespace::entries;
 use crate::codec::inflated::{Directory, Form, Inflation};
+use crate::codec::transformed::{self, Origin};
+use crate::codec::with_codec;
 use crate::error::Result;
 use crate::store::dictionaries::parse_dictionary_key;
 use crate::store::format::pointer::data_pointer;
@@ -43,6 +45,21 @@ pub fn inflated_form(record: &[u8]) -> Option<Vec<u8>> {
 pub fn restore_inflated(form: &[u8], record_len: usize, start: usize, part: &mut [u8]) -> bool {
     let directory = Directory::read(form, record_len);
     directory.is_ok_and(|directory| directory.restore(form, start, part).is_ok())
+}
+
+/// Returns the transformed form of a record of which another file begins at each of `starts` (see
+/// `codec/transformed/`), if it has one: as it is stored without compression.
+pub fn transformed_form(record: &[u8], starts: &[usize]) -> Option<Vec<u8>> {
+    let origin = |(file, start): (u64, &usize)| Origin { start: *start, file, position: file };
+    let origins: Vec<Origin> = (0..).zip([0].iter().chain(starts)).map(origin).collect();
+    let form = transformed::Form::of(record, &origins)?;
+    Some([form.bytes, form.directory].concat())
+}
+
+/// Fills `record` with what a transformed form stands for, which a codec has compressed. Returns
+/// whether it could.
+pub fn restore_transformed(codec: u8, stored: &[u8], record: &mut [u8]) -> bool {
+    with_codec(|it| it.decompress_transformed(codec, stored, record)).is_ok()
 }
 
 /// Applies a delta for `len` bytes to the part that starts at byte `from`. Returns whether it

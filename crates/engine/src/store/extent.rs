@@ -228,6 +228,9 @@ impl Store {
         let (id, dictionary) = (pointer.codec, dictionary.as_deref());
         codec::with_codec(|codec| match filter.form() {
             Some(form) => codec.decompress_filtered(id, (stored, form), &mut bytes, dictionary),
+            None if filter == Filter::Transformed => {
+                codec.decompress_transformed(id, stored, &mut bytes)
+            }
             None => codec.decompress_with(id, stored, &mut bytes, dictionary),
         })
         .map_err(|error| Error::decoding("extent", place, error))?;

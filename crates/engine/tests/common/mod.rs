@@ -8,6 +8,7 @@ pub mod handle;
 pub mod limits;
 pub mod live;
 pub mod meanwhile;
+pub mod media;
 pub mod mutants;
 pub mod replay;
 pub mod rewriting;

@@ -1,8 +1,8 @@
 //! Compresses segments.
 
 use super::SegmentGoal;
-use crate::codec::inflated::Form;
-use crate::codec::{self, Encoded, Policy};
+use crate::codec::transformed::Origin;
+use crate::codec::{self, Compression, Encoded, Policy, inflated, transformed};
 use crate::error::{Error, Result};
 use crate::store::Encoding;
 use crate::store::format::pointer::{Filter, sectors_for};
@@ -13,6 +13,12 @@ use crate::units::Ashift;
 /// longer to read.
 const INFLATED_GAIN_PART_MIN: u64 = 16;
 
+/// A transformed segment must be shorter than another by more than one part in this many.
+const TRANSFORMED_GAIN_PART_MIN: usize = 256;
+/// What tells whether it is: it sees repeats as far away as slower levels do, or half as far, and
+/// takes a tenth of their time or less.
+const TRIAL: Compression = Compression::Zstd(9);
+
 /// The bytes of a segment as they are to be stored.
 pub(super) struct Compressed {
     /// How many bytes it holds.
@@ -21,6 +27,8 @@ pub(super) struct Compressed {
     pub encoding: Encoding,
     /// What was inflated, if anything was.
     pub inflated: Option<Inflated>,
+    /// How many bytes of code, sound and pictures were transformed.
+    pub transformed_len: u64,
 }
 
 /// How many streams were inflated, how long they were, and how long what they stand for is.
@@ -30,21 +38,29 @@ pub(super) struct Inflated {
     pub to_len: u64,
 }
 
-/// Compresses the bytes of a segment; returns nothing if all of them are zero.
+/// Compresses the bytes of a segment, which come from `origins`; returns nothing if all of them are
+/// zero.
 pub(super) fn compress(
     goal: &SegmentGoal,
     bytes: Vec<u8>,
+    origins: &[Origin],
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let len = bytes.len() as u32;
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
-    let Some((stored, encoding)) = encode(goal, &bytes, ashift)? else { return Ok(None) };
-    // What is left of near-copies may not be compressible, and leaves its segment as it is.
-    let stored = stored.unwrap_or(bytes);
-    let plain = Compressed { len, stored, encoding, inflated: None };
+    let transformed = compress_transformed(goal, &bytes, origins, ashift)?;
+    let shortest = match transformed {
+        Some(transformed) => transformed,
+        None => {
+            let Some((stored, encoding)) = encode(goal, &bytes, ashift)? else { return Ok(None) };
+            // What is left of near-copies may not be compressible, and leaves its segment as it is.
+            let stored = stored.unwrap_or(bytes);
+            Compressed { len, stored, encoding, inflated: None, transformed_len: 0 }
+        }
+    };
     Ok(Some(match inflated {
-        Some(inflated) if inflated.gains_over(&plain, ashift) => inflated,
-        _ => plain,
+        Some(inflated) if inflated.gains_over(&shortest, ashift) => inflated,
+        _ => shortest,
     }))
 }
 
@@ -63,7 +79,7 @@ fn compress_inflated(
     bytes: &[u8],
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
-    let Some(form) = Form::of(bytes) else { return Ok(None) };
+    let Some(form) = inflated::Form::of(bytes) else { return Ok(None) };
     let Some((Some(mut stored), encoding)) = encode(goal, &form.bytes, ashift)? else {
         return Ok(None);
     };
@@ -71,7 +87,37 @@ fn compress_inflated(
     let encoding = Encoding { filter: Filter::Inflated, ..encoding };
     let (streams, from_len, to_len) = (form.stream_count, form.streams_len, form.texts_len);
     let inflated = Some(Inflated { streams, from_len, to_len });
-    Ok(Some(Compressed { len: bytes.len() as u32, stored, encoding, inflated }))
+    Ok(Some(Compressed { len: bytes.len() as u32, stored, encoding, inflated, transformed_len: 0 }))
+}
+
+/// Compresses the transformed form of a segment, if it has one that is shorter.
+fn compress_transformed(
+    goal: &SegmentGoal,
+    bytes: &[u8],
+    origins: &[Origin],
+    ashift: Ashift,
+) -> Result<Option<Compressed>> {
+    let Some(form) = transformed::Form::of(bytes, origins) else { return Ok(None) };
+    let plain_len = len_after_trial(bytes)?;
+    let gain_min = form.directory.len() + plain_len / TRANSFORMED_GAIN_PART_MIN;
+    if len_after_trial(&form.bytes)? + gain_min >= plain_len {
+        return Ok(None);
+    }
+    let Some((Some(mut stored), encoding)) = encode(goal, &form.bytes, ashift)? else {
+        return Ok(None);
+    };
+    stored.extend_from_slice(&form.directory);
+    let encoding = Encoding { filter: Filter::Transformed, ..encoding };
+    let (len, transformed_len) = (bytes.len() as u32, form.transformed_len);
+    Ok(Some(Compressed { len, stored, encoding, inflated: None, transformed_len }))
+}
+
+/// Returns about how long bytes are once they are compressed.
+fn len_after_trial(bytes: &[u8]) -> Result<usize> {
+    let mut out = Vec::new();
+    codec::with_codec(|codec| codec.compress(TRIAL, bytes, &mut out, usize::MAX))
+        .map_err(|error| Error::encoding("segment", error))?;
+    Ok(out.len())
 }
 
 /// Compresses bytes. Returns only the encoding if they are to be stored as they are, and nothing if

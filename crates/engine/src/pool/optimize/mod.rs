@@ -109,6 +109,8 @@ pub struct OptimizeReport {
     pub inflated_from_len: u64,
     /// The bytes that they stand for.
     pub inflated_to_len: u64,
+    /// Bytes of code, sound and pictures that were transformed.
+    pub transformed_len: u64,
     /// Bytes of records that were in segments already.
     pub segment_len: u64,
     /// Bytes of records that snapshots hold, or whose segments files that do not take part share.

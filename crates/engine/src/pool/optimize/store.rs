@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Optimisation;
 use super::compress::{Compressed, compress};
 use super::survey::{Piece, content_of};
+use crate::codec::transformed::Origin;
 use crate::error::{Error, Result};
 use crate::pool::extents::change::{add_file_extent, remove_file_extents};
 use crate::pool::extents::source::Source;
@@ -156,7 +157,16 @@ impl Optimisation {
 
     /// Compresses the pieces of a segment; returns nothing if that does not pay.
     fn compress(&self, parts: Vec<Part>, bytes: Vec<u8>) -> Result<Option<Segment>> {
-        let Some(compressed) = compress(&self.goal, bytes, self.pool.store().ashift())? else {
+        let origin_of = |part: &Part| Origin {
+            start: part.offset as usize,
+            file: part.piece.file.0,
+            position: part.piece.start,
+        };
+        let mut origins: Vec<Origin> = parts.iter().map(origin_of).collect();
+        // Equal pieces are there once.
+        origins.dedup_by_key(|origin| origin.start);
+        let ashift = self.pool.store().ashift();
+        let Some(compressed) = compress(&self.goal, bytes, &origins, ashift)? else {
             return Ok(None);
         };
         let segment = Segment { parts, compressed };
@@ -231,6 +241,7 @@ impl Optimisation {
         self.report.records += u64::from(count);
         self.report.allocated_before += allocated;
         self.report.allocated_after += segment.allocated(ashift);
+        self.report.transformed_len += segment.compressed.transformed_len;
         if let Some(inflated) = &segment.compressed.inflated {
             self.report.inflated_streams += u64::from(inflated.streams);
             self.report.inflated_from_len += inflated.from_len;

@@ -29,9 +29,15 @@ const FEATURE_SEGMENTS: u32 = 1 << 2;
 const FEATURE_CHUNKS: u32 = 1 << 3;
 /// The feature of streams in which records may be inflated.
 const FEATURE_INFLATED: u32 = 1 << 4;
+/// The feature of streams in which records may be transformed.
+const FEATURE_TRANSFORMED: u32 = 1 << 5;
 /// The features that this version can receive.
-const KNOWN_FEATURES: u32 =
-    FEATURE_SPECIAL | FEATURE_APART | FEATURE_SEGMENTS | FEATURE_CHUNKS | FEATURE_INFLATED;
+const KNOWN_FEATURES: u32 = FEATURE_SPECIAL
+    | FEATURE_APART
+    | FEATURE_SEGMENTS
+    | FEATURE_CHUNKS
+    | FEATURE_INFLATED
+    | FEATURE_TRANSFORMED;
 /// The length of the header before the name of the snapshot.
 pub(crate) const HEADER_FRONT_LEN: usize = 112;
 /// The end of magic and version, which every version has.
@@ -73,6 +79,8 @@ pub(crate) struct Header {
     pub has_chunks: bool,
     /// Whether records may be parts of inflated segments.
     pub has_inflated: bool,
+    /// Whether records may be parts of transformed segments.
+    pub has_transformed: bool,
     /// The name of the snapshot.
     pub name: Vec<u8>,
 }
@@ -88,7 +96,8 @@ impl Header {
         let segments = if self.has_segments { FEATURE_SEGMENTS } else { 0 };
         let chunks = if self.has_chunks { FEATURE_CHUNKS } else { 0 };
         let inflated = if self.has_inflated { FEATURE_INFLATED } else { 0 };
-        f.u32(special | apart | segments | chunks | inflated);
+        let transformed = if self.has_transformed { FEATURE_TRANSFORMED } else { 0 };
+        f.u32(special | apart | segments | chunks | inflated | transformed);
         f.bytes(&self.origin.guid);
         f.u64(self.origin.txg.0);
         f.u64(self.base.0);
@@ -140,6 +149,7 @@ impl Header {
             has_segments: features & FEATURE_SEGMENTS != 0,
             has_chunks: features & FEATURE_CHUNKS != 0,
             has_inflated: features & FEATURE_INFLATED != 0,
+            has_transformed: features & FEATURE_TRANSFORMED != 0,
             name: name.into(),
         })
     }

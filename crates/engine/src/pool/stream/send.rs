@@ -35,7 +35,7 @@ use crate::store::format::snapshot::StateId;
 use crate::store::format::space::space_key;
 use crate::store::format::superblock::{
     FEATURE_CHUNKS, FEATURE_INFLATED, FEATURE_PAGES_APART, FEATURE_SEGMENTS, FEATURE_SHARED,
-    FEATURE_SPECIAL_FILES,
+    FEATURE_SPECIAL_FILES, FEATURE_TRANSFORMED,
 };
 use crate::store::trees::TreeId;
 use crate::units::{FileId, Sector, Txg};
@@ -231,6 +231,7 @@ impl<'a> Sender<'a> {
             has_segments: self.live.state().superblock.incompat & FEATURE_SEGMENTS != 0,
             has_chunks: self.live.state().superblock.incompat & FEATURE_CHUNKS != 0,
             has_inflated: self.live.state().superblock.incompat & FEATURE_INFLATED != 0,
+            has_transformed: self.live.state().superblock.incompat & FEATURE_TRANSFORMED != 0,
             name: plan.name.to_vec(),
         };
         let is_of_this =

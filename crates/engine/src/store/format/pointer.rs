@@ -89,19 +89,27 @@ pub enum Filter {
     SqliteApart = 3,
     /// Deflate streams were replaced by what they stand for (see `codec/inflated/`).
     Inflated = 4,
+    /// Code, sound and pictures were turned into what compresses better (see `codec/transformed/`).
+    Transformed = 5,
 }
 
 impl Filter {
     pub(crate) fn from_stored(value: u8) -> Option<Filter> {
-        [Filter::None, Filter::Delta, Filter::Sqlite, Filter::SqliteApart, Filter::Inflated]
-            .into_iter()
-            .find(|filter| *filter as u8 == value)
+        const ALL: [Filter; 6] = [
+            Filter::None,
+            Filter::Delta,
+            Filter::Sqlite,
+            Filter::SqliteApart,
+            Filter::Inflated,
+            Filter::Transformed,
+        ];
+        ALL.into_iter().find(|filter| *filter as u8 == value)
     }
 
     /// The form of records that the page filter rearranged, if this stands for one.
     pub(crate) fn form(self) -> Option<Form> {
         match self {
-            Filter::None | Filter::Delta | Filter::Inflated => None,
+            Filter::None | Filter::Delta | Filter::Inflated | Filter::Transformed => None,
             Filter::Sqlite => Some(Form::Joint),
             Filter::SqliteApart => Some(Form::Apart),
         }
@@ -267,7 +275,8 @@ impl Pointer {
 
     /// Whether the stored bytes are those that it stands for, or the edits if it is a delta.
     pub(crate) fn is_verbatim(&self) -> bool {
-        self.codec == CodecId::Raw as u8 && !self.is_filtered() && !self.is_inflated()
+        let filter = Filter::from_stored(self.filter);
+        self.codec == CodecId::Raw as u8 && matches!(filter, Some(Filter::None | Filter::Delta))
     }
 
     /// Returns the stored length without the page filter, as far as it is known.
@@ -330,7 +339,9 @@ impl Pointer {
                 Some(Filter::Delta) => part_offset == 0 && len <= DELTA_LEN_MAX && kind != 3,
                 Some(Filter::Sqlite | Filter::SqliteApart) if kind == 3 => false,
                 // Only extents are long enough, and no dictionary helps them.
-                Some(Filter::Inflated) if kind != 1 || dictionary != 0 => false,
+                Some(Filter::Inflated | Filter::Transformed) if kind != 1 || dictionary != 0 => {
+                    false
+                }
                 _ => part_offset.checked_add(len)? <= extent_len,
             }
             && span_log2 <= 24

@@ -100,6 +100,8 @@ pub const FEATURE_CHUNKS: u64 = 1 << 15;
 pub const FEATURE_PASSING: u64 = 1 << 16;
 /// Of some segments, deflate streams are stored as what they stand for (see `codec/inflated/`).
 pub const FEATURE_INFLATED: u64 = 1 << 17;
+/// Of some segments, runs are transformed before they are compressed (see `codec/transformed/`).
+pub const FEATURE_TRANSFORMED: u64 = 1 << 18;
 /// The features that this version can read.
 pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_DICTIONARIES
@@ -118,7 +120,8 @@ pub const KNOWN_INCOMPAT: u64 = FEATURE_DELTAS
     | FEATURE_PARTS_BY_CONTENT
     | FEATURE_CHUNKS
     | FEATURE_PASSING
-    | FEATURE_INFLATED;
+    | FEATURE_INFLATED
+    | FEATURE_TRANSFORMED;
 /// The features that this version can write. None is defined yet.
 pub const KNOWN_READ_ONLY_COMPAT: u64 = 0;
 

@@ -9,7 +9,7 @@ use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::{Filter, Inline, Place, Pointer, sectors_for};
 use crate::store::format::superblock::{
     FEATURE_DELTAS, FEATURE_DICTIONARIES, FEATURE_INFLATED, FEATURE_PAGE_FILTER,
-    FEATURE_PAGES_APART,
+    FEATURE_PAGES_APART, FEATURE_TRANSFORMED,
 };
 use crate::store::format::trees::TreeId;
 use crate::units::{Run, Txg};
@@ -126,6 +126,9 @@ impl TxnCore {
         }
         if encoding.filter == Filter::Inflated {
             self.incompat |= FEATURE_INFLATED;
+        }
+        if encoding.filter == Filter::Transformed {
+            self.incompat |= FEATURE_TRANSFORMED;
         }
         if encoding.dictionary != 0 {
             self.incompat |= FEATURE_DICTIONARIES;
