@@ -146,6 +146,51 @@ fn what_is_in_archives_is_inflated() {
     assert!(shown.contains("deflate streams"), "{shown}");
 }
 
+/// Writes a program for x86 of 300,000 bytes, which does the same things again and again, and calls
+/// 50 functions.
+fn program_at(path: &Path) {
+    let mut code: Vec<u8> = Vec::new();
+    let text = text_of(7, 40_000);
+    for (number, instructions) in text.as_bytes().chunks(9).cycle().enumerate() {
+        let function = (number * number % 50 * 4001) as u32;
+        code.extend_from_slice(instructions);
+        code.push(0xE8);
+        code.extend(function.wrapping_sub(code.len() as u32 + 4).to_le_bytes());
+        if code.len() > 300_000 {
+            break;
+        }
+    }
+    fs::write(path, code).unwrap();
+}
+
+#[test]
+fn machine_code_and_sound_are_transformed() {
+    let directory = TempDir::new().unwrap();
+    let tree = directory.path().join("media");
+    fs::create_dir(&tree).unwrap();
+    program_at(&tree.join("program"));
+    let wave = |n: u32| (f64::from(n) / 30.0).sin() * 9000.0 + f64::from(n * 7919 % 211);
+    let sound: Vec<u8> = (0..50_000).flat_map(|n| (wave(n) as i16).to_le_bytes()).collect();
+    fs::write(tree.join("sound"), sound).unwrap();
+    let pool = directory.path().join("pool.hpk");
+    hardpack().arg("create").arg(&pool).assert().success();
+    hardpack().args(["put", "-q"]).arg(&tree).arg(&pool).assert().success();
+    let copy = directory.path().join("copy.hpk");
+    fs::copy(&pool, &copy).unwrap();
+    let report = json_of(hardpack().args(["optimize", "-q", "--json"]).arg(&pool));
+    assert!(number(&report, "transformed") > 380_000, "{report}");
+    let out = directory.path().join("out");
+    hardpack().args(["extract", "-q", "-T"]).arg(&pool).arg(&out).assert().success();
+    for name in ["program", "sound"] {
+        let found = fs::read(out.join("media").join(name)).unwrap();
+        assert!(found == fs::read(tree.join(name)).unwrap(), "{name}");
+    }
+    hardpack().args(["check", "-q"]).arg(&pool).assert().success();
+    let shown = hardpack().arg("optimize").arg(&copy).assert().success();
+    let shown = String::from_utf8_lossy(&shown.get_output().stdout).into_owned();
+    assert!(shown.contains("of machine code, sound and pictures"), "{shown}");
+}
+
 #[test]
 fn a_family_becomes_small_and_stays_live() {
     let (_directory, tree, pool) = family();

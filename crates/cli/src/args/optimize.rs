@@ -20,6 +20,9 @@ command is interrupted, and the same command goes on with the rest. Databases ar
 'hardpack repack'. Data that snapshots hold is left as it is, since its space would not become free. \
 At the end the pool is shortened, as by 'hardpack compact'.
 
+Machine code, and sound and pictures that are not compressed, are transformed so that they compress \
+better, where they do.
+
 With --inflate, what was deflated is stored as the data that it stands for, where zlib makes the same \
 bytes again: in ZIP files, jars, wheels, gzip files, git packs, PNG images and others. Families of \
 them become much smaller, and take longer to read for the first time: 10 to 15 MB of deflated data a \
