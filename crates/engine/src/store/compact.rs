@@ -106,8 +106,6 @@ pub struct Found {
     /// Extents that several pointers share. They are moved separately, if all of their pointers are
     /// found.
     pub shared: BTreeSet<Run>,
-    /// The end of the last extent or node that is in the way but has to stay.
-    pub stuck_end: Sector,
     /// The longest extent met that could be moved, in the way or not, in sectors.
     pub longest: u64,
     /// Where the walk continues, or the first leaf with something to move; `None` after the last
@@ -164,11 +162,6 @@ impl Store {
                     match self.is_shared(state, one.run.start)? {
                         true => drop(found.shared.insert(one.run)),
                         false => found.sectors += one.run.sectors,
-                    }
-                }
-                for run in held_by_snapshots(tree, path, &at.key, held, self.ashift())? {
-                    if aim.touches(run) {
-                        found.stuck_end = found.stuck_end.max(run.end());
                     }
                 }
                 if only_first && found.sectors > 0 {
@@ -259,7 +252,7 @@ pub(in crate::store) fn movable(
 }
 
 /// Returns the runs of a path's nodes and its leaf's extents that snapshots hold or may hold.
-fn held_by_snapshots(
+pub(in crate::store) fn held_by_snapshots(
     tree: TreeId,
     path: &Path,
     from: &[u8],

@@ -36,6 +36,7 @@ pub mod sharing;
 pub mod snapshots;
 pub mod space;
 mod state;
+pub mod survey;
 mod tail;
 pub mod tree;
 mod txn;

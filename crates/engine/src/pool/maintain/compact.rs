@@ -44,6 +44,7 @@ use crate::error::{Error, Result};
 use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
+use crate::store::survey::Survey;
 use crate::store::{Durability, Patience, State, Txn};
 use crate::units::{Ashift, Sector};
 
@@ -124,6 +125,10 @@ enum Purpose {
 enum Stage {
     /// The next stage must be decided.
     Plan,
+    /// What has to stay is looked for, and how the rest may fit around it.
+    Survey {
+        cursor: Cursor,
+    },
     Settle {
         quiet: u32,
         /// Commits left before the stage ends in any case.
@@ -157,6 +162,9 @@ pub struct Compaction {
     /// The pass that just ended, and the end of the pool when that pass began.
     last: Option<(Purpose, Sector)>,
     pass_began: Sector,
+    survey: Survey,
+    /// The free sectors that nothing fits into; `None` before the survey has ended.
+    unusable: Option<u64>,
     has_settled: bool,
     /// The end of the pool before the last stretch was emptied.
     end_before: Sector,
@@ -185,6 +193,8 @@ impl Pool {
             report: CompactReport::default(),
             last: None,
             pass_began: Sector(0),
+            survey: Survey::default(),
+            unusable: None,
             has_settled: false,
             end_before: Sector(0),
             longest: 0,
@@ -206,65 +216,94 @@ impl Pool {
         self.refresh()?;
         let (store, ashift) = (self.store(), self.store().ashift());
         let state = self.state();
-        let goal = goal(&state, ashift);
         let mut estimate = CompactEstimate {
             pool_bytes: state.superblock.end.0 << ashift,
             used_bytes: state.used_sectors(ashift) << ashift,
             gain_bytes: 0,
             move_bytes: 0,
         };
-        if is_short_enough(&state, ashift) {
+        if Room::of(&state, ashift, 0).is_short_enough() {
             return Ok(estimate);
         }
+        let mut survey = Survey::default();
+        let mut cursor = store.may_hold(&state)?.then(Cursor::default);
+        while let Some(at) = cursor {
+            cursor = self.survey(&at, &mut survey)?;
+        }
+        let room = Room::of(&state, ashift, survey.unusable(ashift));
+        if room.is_short_enough() {
+            return Ok(estimate);
+        }
+        let goal = room.goal();
         let aim = tail_from(goal, goal);
-        let (mut stuck_end, mut cursor) = (goal, Some(Cursor::default()));
+        let mut cursor = Some(Cursor::default());
         let mut shared = BTreeSet::new();
         while let Some(at) = cursor {
             let found = store
                 .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
             estimate.move_bytes += found.sectors << ashift;
             shared.extend(found.shared);
-            stuck_end = stuck_end.max(found.stuck_end);
             cursor = found.next;
         }
         estimate.move_bytes += shared.iter().map(|run| run.sectors << ashift).sum::<u64>();
-        estimate.gain_bytes = state.superblock.end.0.saturating_sub(stuck_end.0) << ashift;
-        if estimate.gain_bytes == 0 {
-            estimate.move_bytes = 0;
-        }
+        estimate.gain_bytes = state.superblock.end.0.saturating_sub(goal.0) << ashift;
         Ok(estimate)
+    }
+
+    /// Adds the next part of the trees to a survey. Returns where the walk continues.
+    fn survey(&self, cursor: &Cursor, survey: &mut Survey) -> Result<Option<Cursor>> {
+        let store = self.store();
+        let (next, found) = store.with_state(|state| {
+            let mut found = Survey::default();
+            let next = store.survey(state, cursor, SEARCH_LEAVES, &mut found)?;
+            Ok((next, found))
+        })?;
+        survey.append(found);
+        Ok(next)
     }
 }
 
-/// Returns the space needed for the nodes that compacting itself writes.
-fn slack(used: u64, ashift: Ashift) -> u64 {
-    (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift)
+/// The length of a pool, and how short it can be.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    end: Sector,
+    /// Sectors in use, and those that nothing fits into.
+    taken: u64,
+    /// The space needed for the nodes that compacting itself writes.
+    slack: u64,
+    ashift: Ashift,
 }
 
-/// Returns where the pool should end: half of the slack after its contents.
-fn goal(state: &State, ashift: Ashift) -> Sector {
-    let used = state.used_sectors(ashift);
-    State::end_for(used + slack(used, ashift) / 2, ashift)
-}
+impl Room {
+    fn of(state: &State, ashift: Ashift, unusable: u64) -> Room {
+        let used = state.used_sectors(ashift);
+        let slack = (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift);
+        Room { end: state.superblock.end, taken: used + unusable, slack, ashift }
+    }
 
-/// Whether the pool is as short as compacting makes it.
-fn is_short(state: &State, ashift: Ashift) -> bool {
-    exceeds_by_at_most(state, ashift, 1)
-}
+    /// Returns where the pool should end: half of the slack after its contents.
+    fn goal(&self) -> Sector {
+        State::end_for(self.taken + self.slack / 2, self.ashift)
+    }
 
-/// Whether the pool is so short that compacting it is not worth it.
-fn is_short_enough(state: &State, ashift: Ashift) -> bool {
-    exceeds_by_at_most(state, ashift, BEGIN_SLACK_COUNT)
-}
+    /// Whether the pool is as short as compacting makes it.
+    fn is_short(&self) -> bool {
+        self.exceeds_by_at_most(1)
+    }
 
-fn exceeds_by_at_most(state: &State, ashift: Ashift, slack_count: u64) -> bool {
-    let used = state.used_sectors(ashift);
-    state.superblock.end <= State::end_for(used + slack_count * slack(used, ashift), ashift)
-}
+    /// Whether the pool is so short that compacting it is not worth it.
+    fn is_short_enough(&self) -> bool {
+        self.exceeds_by_at_most(BEGIN_SLACK_COUNT)
+    }
 
-/// Whether what began when the pool ended at `began` has shortened it enough to be tried again.
-fn has_helped(state: &State, ashift: Ashift, began: Sector) -> bool {
-    state.superblock.end.0 + slack(state.used_sectors(ashift), ashift) / 4 <= began.0
+    fn exceeds_by_at_most(&self, slack_count: u64) -> bool {
+        self.end <= State::end_for(self.taken + slack_count * self.slack, self.ashift)
+    }
+
+    /// Whether what began when the pool ended at `began` has shortened it enough to be tried again.
+    fn has_helped(&self, began: Sector) -> bool {
+        self.end.0 + self.slack / 4 <= began.0
+    }
 }
 
 /// Moves everything from `from` on below `below`, if it fits.
@@ -282,6 +321,7 @@ impl Compaction {
         store.make_durable()?;
         let done = match self.stage.clone() {
             Stage::Plan => self.plan(),
+            Stage::Survey { cursor } => self.survey(&cursor),
             Stage::Settle { quiet, left } => self.settle(quiet, left),
             Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor),
             Stage::Share { purpose, aim } => self.share(purpose, aim),
@@ -311,14 +351,27 @@ impl Compaction {
         self.report.used_bytes = state.used_sectors(ashift) << ashift;
     }
 
+    /// Returns how short the pool can be, as far as that is known.
+    fn room(&self, state: &State) -> Room {
+        Room::of(state, self.pool.store().ashift(), self.unusable.unwrap_or(0))
+    }
+
     fn plan(&mut self) -> Result<()> {
-        let (state, ashift) = (self.pool.state(), self.pool.store().ashift());
+        let state = self.pool.state();
+        let room = self.room(&state);
         let is_done = match self.has_settled {
-            true => is_short(&state, ashift),
-            false => is_short_enough(&state, ashift),
+            true => room.is_short(),
+            false => room.is_short_enough(),
         };
         if is_done {
             self.stage = Stage::Done;
+            return Ok(());
+        }
+        if self.unusable.is_none() {
+            match self.pool.store().may_hold(&state)? {
+                true => self.stage = Stage::Survey { cursor: Cursor::default() },
+                false => self.unusable = Some(0),
+            }
             return Ok(());
         }
         if !self.has_settled {
@@ -331,7 +384,7 @@ impl Compaction {
             self.begin_settling(&state);
             return Ok(());
         }
-        let (goal, end) = (goal(&state, ashift), state.superblock.end);
+        let (goal, end) = (room.goal(), room.end);
         self.passes_left = self.passes_left.saturating_sub(1);
         match self.last {
             _ if self.passes_left == 0 => self.stage = Stage::Done,
@@ -340,7 +393,7 @@ impl Compaction {
                 let below = goal.max(self.emptied.to);
                 self.begin_pass(Purpose::Return, tail_from(self.end_before, below));
             }
-            Some((Purpose::Fill, began)) if !has_helped(&state, ashift, began) => {
+            Some((Purpose::Fill, began)) if !room.has_helped(began) => {
                 match self.next_stretch(&state)? {
                     Some((from, to)) => {
                         self.end_before = end;
@@ -358,8 +411,8 @@ impl Compaction {
 
     /// Begins the next pass of a trim or, after the last, what may have become possible since.
     fn trim_or_begin_again(&mut self, state: &State) {
-        let ashift = self.pool.store().ashift();
-        let (goal, end) = (goal(state, ashift), state.superblock.end);
+        let room = self.room(state);
+        let (goal, end) = (room.goal(), room.end);
         while self.trims_left > 0 {
             self.trims_left -= 1;
             let higher = Sector(goal.0 + (self.longest << self.trims_left));
@@ -367,13 +420,12 @@ impl Compaction {
                 return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
             }
         }
-        let helped = |began: Sector| has_helped(state, ashift, began);
-        if let Some((from, _)) = self.no_room.take_if(|(_, before)| helped(*before)) {
+        if let Some((from, _)) = self.no_room.take_if(|(_, before)| room.has_helped(*before)) {
             // There is room now that the pool is shorter.
             self.emptied.to = from;
         } else if self.rounds_left > 0
-            && !is_short_enough(state, ashift)
-            && helped(self.round_began)
+            && !room.is_short_enough()
+            && room.has_helped(self.round_began)
         {
             self.rounds_left -= 1;
             self.round_began = end;
@@ -421,7 +473,7 @@ impl Compaction {
         }
         let store = self.pool.store();
         let ashift = store.ashift();
-        let limit = goal(state, ashift);
+        let limit = self.room(state).goal();
         let len = (limit.0 / STRETCH_PART)
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
@@ -442,6 +494,19 @@ impl Compaction {
             from = to;
         }
         Ok(None)
+    }
+
+    /// Looks at the next part of the trees.
+    fn survey(&mut self, cursor: &Cursor) -> Result<()> {
+        match self.pool.survey(cursor, &mut self.survey)? {
+            Some(cursor) => self.stage = Stage::Survey { cursor },
+            None => {
+                let ashift = self.pool.store().ashift();
+                self.unusable = Some(std::mem::take(&mut self.survey).unusable(ashift));
+                self.stage = Stage::Plan;
+            }
+        }
+        Ok(())
     }
 
     /// Moves the extents and nodes that are in the way, for the next part of the trees.
@@ -525,7 +590,7 @@ impl Compaction {
     /// stay empty until the extents behind the end return: a single node in its middle would halve
     /// the longest extent that fits.
     fn settling_aim(&self, state: &State) -> Aim {
-        let goal = goal(state, self.pool.store().ashift());
+        let goal = self.room(state).goal();
         match self.last {
             Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {
                 Aim { below: goal, ..self.emptied }
