@@ -2,8 +2,8 @@
 //! keep longer than their contents, too, and whatever the lengths of the extents. What the
 //! snapshots held is given back once they are destroyed.
 //!
-//! `HARDPACK_SEED=N` tries the pools of this seed alone, `HARDPACK_SEEDS=N` those of the first N,
-//! and `HARDPACK_MIB=N` makes them about N MiB long.
+//! `HARDPACK_SEED=N` tries the pools of this seed alone, and `HARDPACK_MIB=N` makes pools of about
+//! N MiB.
 
 mod common;
 
@@ -152,10 +152,8 @@ fn compact_twice(mix: &Mix, seed: u64, pool_len: usize) {
             again.moved_bytes >> 10,
             left.move_bytes >> 10,
         );
-        if std::env::var_os("SCRATCH").is_none() {
-            assert!(again.moved_bytes <= again.used_bytes / 50, "{label}, {stage}: {again:?}");
-            assert!(left.gain_bytes <= left.used_bytes / 50, "{label}, {stage}: {left:?}");
-        }
+        assert!(again.moved_bytes <= again.used_bytes / 50, "{label}, {stage}: {again:?}");
+        assert!(left.gain_bytes <= left.used_bytes / 50, "{label}, {stage}: {left:?}");
         if stage == "held" {
             destroy(&pool, 1..=mix.snapshots);
         }
@@ -167,14 +165,13 @@ fn compact_twice(mix: &Mix, seed: u64, pool_len: usize) {
 
 #[test]
 fn what_was_compacted_stays_in_place() {
-    let seeds = match env_number("HARDPACK_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..env_number("HARDPACK_SEEDS").unwrap_or(1),
-    };
     let pool_len = env_number("HARDPACK_MIB").unwrap_or(24) << 20;
-    for seed in seeds {
-        for mix in &MIXES {
-            compact_twice(mix, seed, pool_len as usize);
-        }
+    let chosen: Vec<(u64, usize)> = match env_number("HARDPACK_SEED") {
+        Some(seed) => (0..MIXES.len()).map(|mix| (seed, mix)).collect(),
+        // In the last ones, extents fit only in a certain order, or just above the goal.
+        None => (0..MIXES.len()).map(|mix| (0, mix)).chain([(6, 1), (3, 3), (6, 4)]).collect(),
+    };
+    for (seed, mix) in chosen {
+        compact_twice(&MIXES[mix], seed, pool_len as usize);
     }
 }

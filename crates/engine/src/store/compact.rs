@@ -36,6 +36,8 @@ const STEP_EXTENTS_MAX: usize = 1024;
 const STEP_NODES_MAX: u64 = 256;
 /// One step examines at most this many leaves, since other writers wait for it.
 const STEP_LEAVES_MAX: usize = 512;
+/// Extents that are longer are moved in the order of their lengths.
+const LONG_EXTENT_LEN: u64 = 128 << 10;
 /// A tree node rarely takes less than this.
 const NODE_SECTORS_MIN: u64 = 2;
 
@@ -77,18 +79,34 @@ pub(in crate::store) struct Movable {
 }
 
 /// The result of one step.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Moved {
     /// Sectors from which records and patches were moved away.
     pub sectors: u64,
     /// Tree nodes that were rewritten.
     pub nodes: u64,
-    /// Sectors that should have been moved but fit nowhere.
-    pub stuck: u64,
+    /// The shortest extent that should have been moved but fit nowhere, in sectors; `u64::MAX` if
+    /// there was none.
+    pub shortest_stuck: u64,
+    /// The end of the last damaged extent that should have been moved.
+    pub damaged_end: Sector,
     /// The longest extent met that could be moved, in the way or not, in sectors.
     pub longest: u64,
     /// Where the walk continues; `None` after the last tree.
     pub next: Option<Cursor>,
+}
+
+impl Default for Moved {
+    fn default() -> Moved {
+        Moved {
+            sectors: 0,
+            nodes: 0,
+            shortest_stuck: u64::MAX,
+            damaged_end: Sector(0),
+            longest: 0,
+            next: None,
+        }
+    }
 }
 
 impl Moved {
@@ -332,7 +350,11 @@ impl Txn {
         Ok(moved)
     }
 
-    fn move_all(&mut self, aim: &Aim, chosen: Vec<Movable>, moved: &mut Moved) -> Result<()> {
+    fn move_all(&mut self, aim: &Aim, mut chosen: Vec<Movable>, moved: &mut Moved) -> Result<()> {
+        // The longest first, as short ones would take their room. Those that are read together stay
+        // together unless they are long.
+        let class = (LONG_EXTENT_LEN >> self.core.ashift()).max(1);
+        chosen.sort_by_key(|one| std::cmp::Reverse(one.run.sectors / class));
         let all: u64 = chosen.iter().map(|one| one.run.sectors).sum();
         let shortest = chosen.iter().map(|one| one.run.sectors).min().unwrap_or(0);
         self.provision_runs(all, shortest)?;
@@ -348,13 +370,15 @@ impl Txn {
             if place.is_none() {
                 too_long = too_long.min(sectors);
                 if !aim.append {
-                    moved.stuck += sectors;
+                    moved.shortest_stuck = sectors.min(moved.shortest_stuck);
                     continue;
                 }
             }
             let place = place.unwrap_or_else(|| self.core.space.allocate(sectors));
             if self.move_one(&one, place)? {
                 moved.sectors += sectors;
+            } else {
+                moved.damaged_end = moved.damaged_end.max(one.run.end());
             }
         }
         // The nodes changed here need room, however small the remaining holes are.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::compact::{Cursor, held_in, movable};
+use super::compact::{Cursor, Moved, held_in, movable};
 use super::{Owner, State, Store, Txn};
 use crate::error::Result;
 use crate::store::format::pointer::{Place, Pointer, pointer_in};
@@ -94,42 +94,43 @@ impl Store {
 }
 
 impl Txn {
-    /// Moves some of the extents, the last ones first, and takes them out of the list. Returns how
-    /// many sectors were moved.
-    pub fn relocate_shared(&mut self, shared: &mut SharedExtents) -> Result<u64> {
+    /// Moves some of the extents, the last ones first, and takes them out of the list.
+    pub fn relocate_shared(&mut self, shared: &mut SharedExtents) -> Result<Moved> {
         let ashift = self.store().ashift();
-        let (mut moved, mut looked_at, mut pointers) = (0, 0, 0);
+        let mut moved = Moved::default();
+        let (mut looked_at, mut pointers) = (0, 0);
         while looked_at << ashift < STEP_LEN_MAX
             && pointers < STEP_POINTERS_MAX
             && let Some((sector, (sectors, entries))) = shared.extents.pop_last()
         {
             looked_at += sectors;
             pointers += entries.len();
-            if self.move_shared(Run { start: sector, sectors }, &entries)? {
-                moved += sectors;
-            }
+            self.move_shared(Run { start: sector, sectors }, &entries, &mut moved)?;
         }
         Ok(moved)
     }
 
-    fn move_shared(&mut self, run: Run, entries: &[Entry]) -> Result<bool> {
-        let Some(refs) = self.refs(run.start)? else { return Ok(false) };
+    fn move_shared(&mut self, run: Run, entries: &[Entry], moved: &mut Moved) -> Result<()> {
+        let Some(refs) = self.refs(run.start)? else { return Ok(()) };
         if refs.count as usize != entries.len() {
-            return Ok(false);
+            return Ok(());
         }
         let newest = self.core.holds.holders.newest();
         let mut pointers = Vec::with_capacity(entries.len());
         for (tree, key) in entries {
-            let Some(value) = self.get(*tree, key)? else { return Ok(false) };
+            let Some(value) = self.get(*tree, key)? else { return Ok(()) };
             let pointer = pointer_in(*tree, key, &value)?;
             if pointer.run(self.core.ashift()) != Some(run) || pointer.birth <= newest {
-                return Ok(false);
+                return Ok(());
             }
             pointers.push(pointer);
         }
-        let Some(first) = pointers.first() else { return Ok(false) };
+        let Some(first) = pointers.first() else { return Ok(()) };
         let stored = match self.read_stored(first) {
-            Err(error) if error.is_corruption() => return Ok(false),
+            Err(error) if error.is_corruption() => {
+                moved.damaged_end = moved.damaged_end.max(run.end());
+                return Ok(());
+            }
             read => read?,
         };
         self.provision_runs(run.sectors, run.sectors)?;
@@ -138,7 +139,10 @@ impl Txn {
             None if self.core.space.aim.is_some_and(|aim| aim.append) => {
                 self.core.space.allocate(run.sectors)
             }
-            None => return Ok(false),
+            None => {
+                moved.shortest_stuck = run.sectors.min(moved.shortest_stuck);
+                return Ok(());
+            }
         };
         let ashift = self.core.ashift();
         self.core.changed = true;
@@ -154,7 +158,8 @@ impl Txn {
         for old in &pointers {
             self.free(old, Owner::Nobody)?;
         }
-        Ok(true)
+        moved.sectors += run.sectors;
+        Ok(())
     }
 
     /// Makes the entry of the refs tree for the new place, to which `pointer` leads.

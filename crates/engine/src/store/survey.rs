@@ -60,7 +60,13 @@ impl Survey {
         }
     }
 
-    fn add(&mut self, sectors: u64) {
+    /// Adds an extent or a node that has to stay.
+    pub(in crate::store) fn stays(&mut self, run: Run) {
+        self.staying.push(run);
+    }
+
+    /// Adds an extent or a node that can be moved.
+    pub(in crate::store) fn add(&mut self, sectors: u64) {
         *self.lengths.entry(sectors).or_default() += 1;
     }
 
@@ -174,7 +180,8 @@ impl Store {
             };
             if let Some(path) = &path {
                 let held = held_in(tree, newest);
-                survey.staying.extend(held_by_snapshots(tree, path, at.key(), held, ashift)?);
+                let staying = held_by_snapshots(tree, path, at.key(), held, ashift)?;
+                staying.into_iter().for_each(|run| survey.stays(run));
                 let places = path.places.iter().enumerate();
                 let new = places.filter(|(depth, place)| above.get(*depth) != Some(place));
                 for place in new.filter_map(|(_, place)| place.as_ref()) {

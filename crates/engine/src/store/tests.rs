@@ -8,5 +8,6 @@ mod limits;
 mod races;
 mod reserved;
 mod space;
+mod survey;
 mod tree;
 mod unsynced;

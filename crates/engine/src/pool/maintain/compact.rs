@@ -1,9 +1,10 @@
 //! Shortens a pool, online and in steps.
 //!
 //! ```text
+//! survey    if there are snapshots: find out how short the pool can be (`store/survey.rs`)
 //! settle    drop the free end of the pool, and make all durably freed space reusable
-//! fill      move extents from past the goal (about where a pool without gaps ends) into holes
-//!           below; repeat while that helps
+//! fill      move extents from past the goal (about where a pool without gaps ends, except those
+//!           that nothing fits into) into holes below; repeat while that helps
 //! evacuate  the rest does not fit: empty a stretch of the pool, starting from its beginning, into
 //!           other holes or past the end
 //! return    fill that stretch with the extents that went past the end; then fill again from the
@@ -17,9 +18,10 @@
 //! Each pass moves extents with several pointers first, as far as it knows all their pointers.
 //!
 //! Each step is one transaction of bounded size on the newest state; others read and write freely
-//! in between. Memory is bounded whatever the pool's size: a cursor, and the places of a million
-//! pointers to shared extents. Space that a step vacates counts as free only once the step is
-//! durable, so each step first makes the previous one durable.
+//! in between. Memory is bounded whatever the pool's size: a cursor, the places of a million
+//! pointers to shared extents, and a million runs that stay where they are. Space that a step
+//! vacates counts as free only once the step is durable, so each step first makes the previous one
+//! durable.
 //!
 //! Meanwhile the pool grows by at most one stretch: a part of it, or a few of its longest extents;
 //! the last one may be twice as long. If the medium has no room for that, what went past the end
@@ -30,12 +32,14 @@
 //! stretch that was emptied for them. These extents then stay where they are, and the pool may
 //! remain up to half as long again as its contents.
 //!
-//! What snapshots hold stays where it is. If that keeps the pool longer than its contents,
-//! stretches between such extents are emptied by each compaction again, though nothing is gained.
+//! What snapshots hold stays where it is. The goal lies behind the last extent of it, and further
+//! back if gaps remain between these extents that nothing fits into. Damaged extents stay as well;
+//! once one is met past the goal, the goal lies behind it. Otherwise each compaction would empty
+//! stretches again, though nothing is gained.
 //!
-//! The process ends, since every stretch is emptied once, and a pass that does not shorten the pool
-//! is not repeated; concurrent writes are not chased forever. Stopping between two steps, or a
-//! power loss within one, leaves an intact pool.
+//! The process ends, since every stretch is emptied once, and a pass that neither shortens the pool
+//! nor fills much of its holes is not repeated; concurrent writes are not chased forever. Stopping
+//! between two steps, or a power loss within one, leaves an intact pool.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -88,8 +92,8 @@ pub struct CompactEstimate {
     pub pool_bytes: u64,
     /// The part of it in use.
     pub used_bytes: u64,
-    /// About how much shorter the pool would get. It cannot end before the last extent that
-    /// snapshots hold, since those are not moved.
+    /// About how much shorter the pool would get. Extents that snapshots hold are not moved: the
+    /// pool cannot end before the last one, nor use gaps between them that nothing fits into.
     pub gain_bytes: u64,
     /// About how many bytes would have to be moved; more if holes are small.
     pub move_bytes: u64,
@@ -162,9 +166,16 @@ pub struct Compaction {
     /// The pass that just ended, and the end of the pool when that pass began.
     last: Option<(Purpose, Sector)>,
     pass_began: Sector,
+    /// Bytes moved before it.
+    moved_before: u64,
+    /// The shortest extent that the pass left where it was for lack of room, in sectors.
+    shortest_stuck: u64,
+    /// What was met so far of what has to stay, and of the rest.
     survey: Survey,
     /// The free sectors that nothing fits into; `None` before the survey has ended.
     unusable: Option<u64>,
+    /// The end of the last damaged extent met. Such extents stay where they are.
+    damaged_end: Sector,
     has_settled: bool,
     /// The end of the pool before the last stretch was emptied.
     end_before: Sector,
@@ -193,8 +204,11 @@ impl Pool {
             report: CompactReport::default(),
             last: None,
             pass_began: Sector(0),
+            moved_before: 0,
+            shortest_stuck: u64::MAX,
             survey: Survey::default(),
             unusable: None,
+            damaged_end: Sector(0),
             has_settled: false,
             end_before: Sector(0),
             longest: 0,
@@ -271,6 +285,8 @@ struct Room {
     taken: u64,
     /// The space needed for the nodes that compacting itself writes.
     slack: u64,
+    /// The pool does not get shorter than this, whatever is moved.
+    end_min: Sector,
     ashift: Ashift,
 }
 
@@ -278,12 +294,18 @@ impl Room {
     fn of(state: &State, ashift: Ashift, unusable: u64) -> Room {
         let used = state.used_sectors(ashift);
         let slack = (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift);
-        Room { end: state.superblock.end, taken: used + unusable, slack, ashift }
+        Room {
+            end: state.superblock.end,
+            taken: used + unusable,
+            slack,
+            end_min: Sector(0),
+            ashift,
+        }
     }
 
     /// Returns where the pool should end: half of the slack after its contents.
     fn goal(&self) -> Sector {
-        State::end_for(self.taken + self.slack / 2, self.ashift)
+        State::end_for(self.taken + self.slack / 2, self.ashift).max(self.end_min)
     }
 
     /// Whether the pool is as short as compacting makes it.
@@ -297,12 +319,18 @@ impl Room {
     }
 
     fn exceeds_by_at_most(&self, slack_count: u64) -> bool {
-        self.end <= State::end_for(self.taken + slack_count * self.slack, self.ashift)
+        let end = State::end_for(self.taken + slack_count * self.slack, self.ashift);
+        self.end <= end.max(self.end_min)
     }
 
     /// Whether what began when the pool ended at `began` has shortened it enough to be tried again.
     fn has_helped(&self, began: Sector) -> bool {
-        self.end.0 + self.slack / 4 <= began.0
+        self.end.0 + self.least_help() <= began.0
+    }
+
+    /// Returns the effect, in sectors, that makes something worth trying again.
+    fn least_help(&self) -> u64 {
+        self.slack / 4
     }
 }
 
@@ -353,7 +381,8 @@ impl Compaction {
 
     /// Returns how short the pool can be, as far as that is known.
     fn room(&self, state: &State) -> Room {
-        Room::of(state, self.pool.store().ashift(), self.unusable.unwrap_or(0))
+        let room = Room::of(state, self.pool.store().ashift(), self.unusable.unwrap_or(0));
+        Room { end_min: self.damaged_end, ..room }
     }
 
     fn plan(&mut self) -> Result<()> {
@@ -368,11 +397,11 @@ impl Compaction {
             return Ok(());
         }
         if self.unusable.is_none() {
-            match self.pool.store().may_hold(&state)? {
-                true => self.stage = Stage::Survey { cursor: Cursor::default() },
-                false => self.unusable = Some(0),
+            if self.pool.store().may_hold(&state)? {
+                self.stage = Stage::Survey { cursor: Cursor::default() };
+                return Ok(());
             }
-            return Ok(());
+            self.unusable = Some(0);
         }
         if !self.has_settled {
             self.has_settled = true;
@@ -393,7 +422,7 @@ impl Compaction {
                 let below = goal.max(self.emptied.to);
                 self.begin_pass(Purpose::Return, tail_from(self.end_before, below));
             }
-            Some((Purpose::Fill, began)) if !room.has_helped(began) => {
+            Some((Purpose::Fill, began)) if !room.has_helped(began) && !self.has_filled(&room) => {
                 match self.next_stretch(&state)? {
                     Some((from, to)) => {
                         self.end_before = end;
@@ -413,9 +442,11 @@ impl Compaction {
     fn trim_or_begin_again(&mut self, state: &State) {
         let room = self.room(state);
         let (goal, end) = (room.goal(), room.end);
+        // Short extents may just fill the holes up to a few of them above the goal.
+        let least = self.longest.max(room.slack >> (TRIM_COUNT - 1));
         while self.trims_left > 0 {
             self.trims_left -= 1;
-            let higher = Sector(goal.0 + (self.longest << self.trims_left));
+            let higher = Sector(goal.0 + (least << self.trims_left));
             if end > higher {
                 return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
             }
@@ -438,6 +469,12 @@ impl Compaction {
         self.begin_pass(Purpose::Fill, tail_from(goal, goal));
     }
 
+    /// Whether a pass that filled holes moved so much that others may fit where that was.
+    fn has_filled(&self, room: &Room) -> bool {
+        let moved = self.report.moved_bytes - self.moved_before;
+        moved >> room.ashift >= room.least_help()
+    }
+
     fn is_evacuating(&self) -> bool {
         matches!(
             self.stage,
@@ -456,6 +493,8 @@ impl Compaction {
 
     fn begin_pass(&mut self, purpose: Purpose, aim: Aim) {
         self.pass_began = self.pool.state().superblock.end;
+        self.moved_before = self.report.moved_bytes;
+        self.shortest_stuck = u64::MAX;
         self.shared = SharedExtents::default();
         self.stage = Stage::Gather { purpose, aim, cursor: Cursor::default() };
     }
@@ -478,6 +517,11 @@ impl Compaction {
             .max(STRETCH_LEN_MIN >> ashift)
             .max(STRETCH_EXTENTS_MIN * self.longest);
         let end = state.superblock.end;
+        // If even all free space together has no room for any extent past the goal, only the last
+        // stretch helps, which moves these, too.
+        let free = store.with_state(|state| store.free_between(state, Sector(0), limit))?;
+        let usable = free.saturating_sub(self.unusable.unwrap_or(0));
+        let needs_last = self.shortest_stuck < u64::MAX && usable < self.shortest_stuck;
         let mut from = self.emptied.to;
         while from < limit {
             let mut to = Sector(from.0 + len).min(limit);
@@ -488,7 +532,8 @@ impl Compaction {
             }
             let free = store.with_state(|state| store.free_between(state, from, to))?;
             // A stretch without extents is already a hole.
-            if free > len / STRETCH_FREE_PART && free < to.0 - from.0 {
+            let is_worth_it = free > len / STRETCH_FREE_PART && (to == end || !needs_last);
+            if is_worth_it && free < to.0 - from.0 {
                 return Ok(Some((from, to)));
             }
             from = to;
@@ -552,10 +597,7 @@ impl Compaction {
             return Ok(());
         }
         let mut shared = std::mem::take(&mut self.shared);
-        let moved = self.transact(aim, |txn| {
-            let sectors = txn.relocate_shared(&mut shared)?;
-            Ok(Moved { sectors, ..Moved::default() })
-        });
+        let moved = self.transact(aim, |txn| txn.relocate_shared(&mut shared));
         self.shared = shared;
         moved.map(drop)
     }
@@ -613,6 +655,8 @@ impl Compaction {
         let moved = change(&mut txn)?;
         txn.commit(Durability::Visible)?;
         self.longest = self.longest.max(moved.longest);
+        self.shortest_stuck = self.shortest_stuck.min(moved.shortest_stuck);
+        self.damaged_end = self.damaged_end.max(moved.damaged_end);
         self.report.moved_bytes += moved.sectors << store.ashift();
         self.report.moved_nodes += moved.nodes;
         self.report.steps += 1;
