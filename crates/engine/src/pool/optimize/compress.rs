@@ -15,9 +15,9 @@ const INFLATED_GAIN_PART_MIN: u64 = 16;
 
 /// A transformed segment must be shorter than another by more than one part in this many.
 const TRANSFORMED_GAIN_PART_MIN: usize = 256;
-/// What tells whether it is: it sees repeats as far away as slower levels do, or half as far, and
-/// takes a tenth of their time or less.
-const TRIAL: Compression = Compression::Zstd(9);
+/// The level of zstd that tells whether it is, instead of a higher one: it sees repeats as far away,
+/// or half as far, and takes a tenth of the time.
+const TRIAL_LEVEL_MAX: u8 = 9;
 
 /// The bytes of a segment as they are to be stored.
 pub(super) struct Compressed {
@@ -98,9 +98,9 @@ fn compress_transformed(
     ashift: Ashift,
 ) -> Result<Option<Compressed>> {
     let Some(form) = transformed::Form::of(bytes, origins) else { return Ok(None) };
-    let plain_len = len_after_trial(bytes)?;
+    let plain_len = len_after_trial(goal, bytes)?;
     let gain_min = form.directory.len() + plain_len / TRANSFORMED_GAIN_PART_MIN;
-    if len_after_trial(&form.bytes)? + gain_min >= plain_len {
+    if len_after_trial(goal, &form.bytes)? + gain_min >= plain_len {
         return Ok(None);
     }
     let Some((Some(mut stored), encoding)) = encode(goal, &form.bytes, ashift)? else {
@@ -113,9 +113,14 @@ fn compress_transformed(
 }
 
 /// Returns about how long bytes are once they are compressed.
-fn len_after_trial(bytes: &[u8]) -> Result<usize> {
+fn len_after_trial(goal: &SegmentGoal, bytes: &[u8]) -> Result<usize> {
+    let trial = match goal.compression {
+        Compression::Zstd(level) => Compression::Zstd(level.min(TRIAL_LEVEL_MAX)),
+        // Only codecs of the same kind gain by the same transforms.
+        other => other,
+    };
     let mut out = Vec::new();
-    codec::with_codec(|codec| codec.compress(TRIAL, bytes, &mut out, usize::MAX))
+    codec::with_codec(|codec| codec.compress(trial, bytes, &mut out, usize::MAX))
         .map_err(|error| Error::encoding("segment", error))?;
     Ok(out.len())
 }
