@@ -18,6 +18,8 @@ const TRANSFORMED_GAIN_PART_MIN: usize = 256;
 /// The level of zstd that tells whether it is, instead of a higher one: it sees repeats as far away,
 /// or half as far, and takes a tenth of the time.
 const TRIAL_LEVEL_MAX: u8 = 9;
+/// How far back it sees. Longer segments are compressed both ways.
+const TRIAL_REACH: usize = 4 << 20;
 
 /// The bytes of a segment as they are to be stored.
 pub(super) struct Compressed {
@@ -49,13 +51,15 @@ pub(super) fn compress(
     let len = bytes.len() as u32;
     let inflated = if goal.inflate { compress_inflated(goal, &bytes, ashift)? } else { None };
     let transformed = compress_transformed(goal, &bytes, origins, ashift)?;
+    let is_decided = bytes.len() <= TRIAL_REACH || trial(goal) == goal.compression;
     let shortest = match transformed {
-        Some(transformed) => transformed,
-        None => {
+        Some(transformed) if is_decided => transformed,
+        transformed => {
             let Some((stored, encoding)) = encode(goal, &bytes, ashift)? else { return Ok(None) };
             // What is left of near-copies may not be compressible, and leaves its segment as it is.
             let stored = stored.unwrap_or(bytes);
-            Compressed { len, stored, encoding, inflated: None, transformed_len: 0 }
+            let plain = Compressed { len, stored, encoding, inflated: None, transformed_len: 0 };
+            transformed.filter(|it| it.stored.len() < plain.stored.len()).unwrap_or(plain)
         }
     };
     Ok(Some(match inflated {
@@ -107,20 +111,29 @@ fn compress_transformed(
         return Ok(None);
     };
     stored.extend_from_slice(&form.directory);
+    // With a codec that saves little, it may be longer than what was saved.
+    let sectors = |len: usize| sectors_for(len as u32, ashift);
+    if sectors(stored.len()) >= sectors(bytes.len()) {
+        return Ok(None);
+    }
     let encoding = Encoding { filter: Filter::Transformed, ..encoding };
     let (len, transformed_len) = (bytes.len() as u32, form.transformed_len);
     Ok(Some(Compressed { len, stored, encoding, inflated: None, transformed_len }))
 }
 
-/// Returns about how long bytes are once they are compressed.
-fn len_after_trial(goal: &SegmentGoal, bytes: &[u8]) -> Result<usize> {
-    let trial = match goal.compression {
+/// Returns what tells whether a transformed segment is shorter.
+fn trial(goal: &SegmentGoal) -> Compression {
+    match goal.compression {
         Compression::Zstd(level) => Compression::Zstd(level.min(TRIAL_LEVEL_MAX)),
         // Only codecs of the same kind gain by the same transforms.
         other => other,
-    };
+    }
+}
+
+/// Returns about how long bytes are once they are compressed.
+fn len_after_trial(goal: &SegmentGoal, bytes: &[u8]) -> Result<usize> {
     let mut out = Vec::new();
-    codec::with_codec(|codec| codec.compress(trial, bytes, &mut out, usize::MAX))
+    codec::with_codec(|codec| codec.compress(trial(goal), bytes, &mut out, usize::MAX))
         .map_err(|error| Error::encoding("segment", error))?;
     Ok(out.len())
 }
