@@ -115,7 +115,7 @@ fn judge(block: &[u8], position: u32, before: Option<&Run>) -> Option<Judged> {
 /// Returns the samples in a block, if there seem to be some and their transform makes it shorter.
 fn sound_in(block: &[u8], before: Option<&Run>) -> Option<Judged> {
     let plain_len = compressed_len(block)?;
-    if plain_len < block.len() / REST_PART_MAX {
+    if plain_len < block.len() / REST_PART_MAX || plain_len >= block.len() && is_noise(block) {
         return None;
     }
     let len_with = |samples: Samples, skip: usize| {
@@ -227,6 +227,18 @@ fn layout_of(block: &[u8]) -> Option<(usize, usize)> {
 /// four bytes.
 const LAYOUTS: [(usize, usize); 10] =
     [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2)];
+
+/// Whether all values of bytes are about as frequent, as in what was compressed or encrypted before.
+/// To look for samples in that would take most of the time.
+pub(super) fn is_noise(block: &[u8]) -> bool {
+    let mut counts = [0_u64; 256];
+    block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    let squares: u64 = counts.iter().map(|count| count * count).sum();
+    let len = block.len() as u64;
+    // For random bytes this is len^2 / 256 + len, and it hardly ever exceeds that by more than a
+    // quarter of the second term.
+    squares <= len * len / 256 + len + len / 4
+}
 
 /// Returns how many bits it takes to tell these bytes if neighbours say nothing of each other.
 fn entropy(bytes: &[u8]) -> f64 {

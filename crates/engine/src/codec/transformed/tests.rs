@@ -105,6 +105,20 @@ fn other_bytes_are_left_alone() {
     }
 }
 
+/// The look for samples takes ten times as long as everything else, and finds nothing in what was
+/// compressed before, which is most of what large files hold.
+#[test]
+fn noise_is_told_from_loud_sound() {
+    for len in [1 << 10, 16 << 10, 24 << 10] {
+        let blocks = (0..200).filter(|seed| look::is_noise(&Rng(*seed).noise(len)));
+        let count = blocks.count();
+        assert!(count > 190, "{count} of 200 blocks of {len} bytes");
+        for layout in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (4, 1)] {
+            assert!(!look::is_noise(&sound(1, layout, false, len)), "{layout:?} {len}");
+        }
+    }
+}
+
 /// A file goes on in the next piece; two files are two runs, which begin anew.
 #[test]
 fn runs_end_with_their_file() {
