@@ -201,8 +201,8 @@ fn compressed_len(bytes: &[u8]) -> Option<usize> {
     done.is_ok().then_some(out.len())
 }
 
-/// Returns the width and number of channels with which differences in the middle of a block take the
-/// fewest bits, each taken for itself.
+/// Returns the width and number of channels with which differences in the middle of a block take
+/// the fewest bits, each taken for itself.
 fn layout_of(block: &[u8]) -> Option<(usize, usize)> {
     let from = (block.len().saturating_sub(SAMPLE_LEN)) / 2;
     let some = &block[from..block.len().min(from + SAMPLE_LEN)];
@@ -228,8 +228,8 @@ fn layout_of(block: &[u8]) -> Option<(usize, usize)> {
 const LAYOUTS: [(usize, usize); 10] =
     [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2)];
 
-/// Whether all values of bytes are about as frequent, as in what was compressed or encrypted before.
-/// To look for samples in that would take most of the time.
+/// Whether all values of bytes are about as frequent, as in what was compressed or encrypted
+/// before. To look for samples in that would take most of the time.
 pub(super) fn is_noise(block: &[u8]) -> bool {
     let mut counts = [0_u64; 256];
     block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);

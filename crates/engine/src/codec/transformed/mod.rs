@@ -8,9 +8,9 @@
 //! Two calls of one function look different, since a call names the distance to it; as addresses
 //! they are equal (`branches.rs`). Two samples next to each other differ by little, though neither
 //! repeats (`samples.rs`). Which run is what is found by looking at the bytes (`look.rs`), and
-//! whoever asks for a form has to see whether it is shorter once compressed: among near-copies, what
-//! a transform does to one run may hide that another repeats it. `docs/format.md` documents the
-//! bytes.
+//! whoever asks for a form has to see whether it is shorter once compressed: among near-copies,
+//! what a transform does to one run may hide that another repeats it. `docs/format.md` documents
+//! the bytes.
 //!
 //! Invariants:
 //!
@@ -149,8 +149,8 @@ fn directory_of(runs: &[Run]) -> Vec<u8> {
     directory
 }
 
-/// Splits stored bytes into what the codec wrote and the runs of a record of `record_len` bytes; the
-/// error says what is wrong.
+/// Splits stored bytes into what the codec wrote and the runs of a record of `record_len` bytes;
+/// the error says what is wrong.
 fn split(stored: &[u8], record_len: usize) -> Result<(&[u8], Vec<Run>), &'static str> {
     let short = "too short for the directory of its transforms";
     let (before, count) = stored.split_last_chunk::<COUNT_LEN>().ok_or(short)?;

@@ -15,8 +15,8 @@ const INFLATED_GAIN_PART_MIN: u64 = 16;
 
 /// A transformed segment must be shorter than another by more than one part in this many.
 const TRANSFORMED_GAIN_PART_MIN: usize = 256;
-/// The level of zstd that tells whether it is, instead of a higher one: it sees repeats as far away,
-/// or half as far, and takes a tenth of the time.
+/// The level of zstd that tells whether it is, instead of a higher one: it sees repeats as far
+/// away, or half as far, and takes a tenth of the time.
 const TRIAL_LEVEL_MAX: u8 = 9;
 /// How far back it sees. Longer segments are compressed both ways.
 const TRIAL_REACH: usize = 4 << 20;
