@@ -8,8 +8,8 @@
 //! that stays, without gaps; what is left of the gaps is the price.
 //!
 //! The result is an estimate, as the lengths may change meanwhile. It errs only towards longer
-//! pools: of more than [`STAYING_COUNT_MAX`] runs that stay, those with the shortest gaps between
-//! them count as one, and so no more is promised than there is room for.
+//! pools: of more than a million runs that stay, those with the shortest gaps between them count
+//! as one, and so no more is promised than there is room for.
 
 use std::collections::BTreeMap;
 
