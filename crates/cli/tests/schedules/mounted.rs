@@ -83,7 +83,7 @@ fn trace(command: &mut Command, recording: &Recording, started: impl FnOnce()) {
 
 /// Returns what a call is about to do to the pool.
 fn recorded_call(tid: pid_t, recording: &Recording) -> Option<Pending> {
-    let call = tracer::registers(tid);
+    let call = tracer::registers_of(tid)?;
     let number = call.orig_rax as c_long;
     let calls = [
         libc::SYS_pwrite64,
@@ -121,7 +121,9 @@ fn recorded_call(tid: pid_t, recording: &Recording) -> Option<Pending> {
 }
 
 fn note_done(tid: pid_t, op: Op, at: Option<usize>, recording: &Recording) {
-    let result = tracer::registers(tid).rax as i64;
+    // Who has ended has nothing to say of it.
+    let Some(registers) = tracer::registers_of(tid) else { return };
+    let result = registers.rax as i64;
     let mut ops = ops(recording);
     match (op, at) {
         (Op::Write(name, offset, bytes), _) if result >= 0 => {

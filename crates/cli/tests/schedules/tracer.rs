@@ -271,12 +271,19 @@ pub fn release(tid: pid_t) {
 
 /// Returns the registers of a stopped thread.
 pub fn registers(tid: pid_t) -> user_regs_struct {
+    registers_of(tid).unwrap_or_else(|| fail("cannot read registers"))
+}
+
+/// Returns the registers of a stopped thread; nothing if it has ended since it stopped, because
+/// another one ended the process.
+pub fn registers_of(tid: pid_t) -> Option<user_regs_struct> {
     // SAFETY: registers are numbers.
     let mut registers: user_regs_struct = unsafe { std::mem::zeroed() };
     if request(libc::PTRACE_GETREGS as _, tid, 0, &raw mut registers as u64) == -1 {
-        fail("cannot read registers");
+        let is_gone = io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        return if is_gone { None } else { fail("cannot read registers") };
     }
-    registers
+    Some(registers)
 }
 
 /// Sets the registers of a stopped thread.
