@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::segments::{
-    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden_pool, optimize, pointers, put,
-    recorded, stream_of, used,
+    Files, GOAL, assert_holds, compact, file_at, golden_pool, optimize, pointers, pool_of, put,
+    put_equal, recorded, sent, used,
 };
 use common::sim_device::{Disk, SimDevice};
 use common::{DEFLATED_AS_USUAL, GZIP_HEADER, Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::codec::{Compression, deflated};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Options, Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
+use hardpack_engine::pool::{Options, Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::superblock::FEATURE_INFLATED;
@@ -45,12 +45,6 @@ fn releases(count: usize) -> Files {
         (format!("release{number}.bin").into_bytes(), archive)
     };
     (0..count).map(release).collect()
-}
-
-fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
-    let (device, pool) = empty_pool(properties);
-    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-    (device, pool)
 }
 
 fn only_record(pool: &Pool) -> Pointer {
@@ -152,12 +146,7 @@ fn what_is_changed_leaves_the_rest() {
     pool.remove_at(&files[0].0, 0).unwrap();
     files.remove(0);
     assert_holds(&pool, &files);
-    // An equal file finds the parts.
-    let before = used(&pool);
-    let copy = (b"copy".to_vec(), files[2].1.clone());
-    put(&pool, &copy.0, &copy.1);
-    files.push(copy);
-    assert!(used(&pool) < before + 8000, "{} {before}", used(&pool));
+    put_equal(&pool, &mut files, 2);
     assert_holds(&reopened(&device), &files);
 }
 
@@ -166,16 +155,10 @@ fn a_stream_carries_them() {
     let files = releases(4);
     let (_, pool) = pool_of(&files, &[]);
     optimize(&pool, INFLATE);
-    pool.create_snapshot(ROOT, b"now", 0).unwrap();
-    let stream = stream_of(&pool, b"now", None);
+    let (stream, device, target, there) = sent(&pool, &files);
     assert_eq!(stream[12] & 16, 16, "the stream says that it has them");
-    let (device, target) = empty_pool(&[]);
-    let receiving = ReceiveOptions::default();
-    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
     assert!(has_feature(&target));
     assert_eq!(target.state().stats().codecs, pool.state().stats().codecs);
-    let there: Files =
-        files.iter().map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone())).collect();
     assert_holds(&reopened(&device), &there);
 }
 

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use common::media::{MACHINES, Machine, code, sound};
 use common::segments::{
-    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden_pool, optimize, pointers, put,
-    recorded, stream_of, used,
+    Files, GOAL, assert_holds, compact, file_at, golden_pool, optimize, pointers, pool_of,
+    put_equal, recorded, sent,
 };
 use common::sim_device::{Disk, SimDevice};
 use common::{Rng, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
+use hardpack_engine::pool::{Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Filter;
 use hardpack_engine::store::superblock::FEATURE_TRANSFORMED;
@@ -43,12 +43,6 @@ fn media_of(code_len: usize) -> Files {
     }
     files.push((b"text".to_vec(), Rng(9).text(100_000)));
     files
-}
-
-fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
-    let (device, pool) = empty_pool(properties);
-    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
-    (device, pool)
 }
 
 fn has_feature(pool: &Pool) -> bool {
@@ -161,12 +155,7 @@ fn what_is_changed_leaves_the_rest() {
     pool.remove_at(&files[0].0, 0).unwrap();
     files.remove(0);
     assert_holds(&pool, &files);
-    // An equal file finds the parts.
-    let before = used(&pool);
-    let copy = (b"copy".to_vec(), files[3].1.clone());
-    put(&pool, &copy.0, &copy.1);
-    files.push(copy);
-    assert!(used(&pool) < before + 8000, "{} {before}", used(&pool));
+    put_equal(&pool, &mut files, 3);
     assert_holds(&reopened(&device), &files);
 }
 
@@ -175,16 +164,10 @@ fn a_stream_carries_them() {
     let files = media();
     let (_, pool) = pool_of(&files, &[]);
     optimize(&pool, GOAL);
-    pool.create_snapshot(ROOT, b"now", 0).unwrap();
-    let stream = stream_of(&pool, b"now", None);
+    let (stream, device, target, there) = sent(&pool, &files);
     assert_eq!(stream[12] & 32, 32, "the stream says that it has them");
-    let (device, target) = empty_pool(&[]);
-    let receiving = ReceiveOptions::default();
-    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
     assert!(has_feature(&target));
     assert_eq!(count_transformed(&target), count_transformed(&pool));
-    let there: Files =
-        files.iter().map(|(path, bytes)| ([b"copy/", &path[..]].concat(), bytes.clone())).collect();
     assert_holds(&reopened(&device), &there);
 }
 

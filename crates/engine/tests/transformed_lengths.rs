@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::media::{Machine, code, sound};
-use common::segments::{Files, GOAL, assert_holds, empty_pool, optimize, pointers, put};
+use common::segments::{Files, GOAL, assert_holds, empty_pool, optimize, pointers, pool_of, put};
 use common::{Rng, options};
 use hardpack_engine::codec::{Codec, Compression};
 use hardpack_engine::device::MemoryDevice;
@@ -103,8 +103,7 @@ fn no_segment_is_longer_than_an_extent_may_be() {
         }
         files.push((path, bytes));
     }
-    let (device, pool) = empty_pool(&[(Property::Compression, "off")]);
-    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    let (device, pool) = pool_of(&files, &[(Property::Compression, "off")]);
     let compression = Compression::Lz4;
     optimize(&pool, SegmentGoal { compression, len: EXTENT_LEN_MAX, ..GOAL });
     pool.close().unwrap();

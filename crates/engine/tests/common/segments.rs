@@ -7,7 +7,8 @@ use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
-    CompactReport, File, OptimizeReport, Pool, Property, ROOT, SegmentGoal, SendPlan,
+    CompactReport, File, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
+    SendPlan,
 };
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::{Pointer, data_pointer};
@@ -33,6 +34,13 @@ pub fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) 
         options(8 << 20),
     );
     (device, pool.unwrap())
+}
+
+/// Makes a pool with these files.
+pub fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
+    let (device, pool) = empty_pool(properties);
+    files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
+    (device, pool)
 }
 
 pub fn put(pool: &Pool, path: &[u8], bytes: &[u8]) -> Arc<File> {
@@ -112,6 +120,28 @@ pub fn stream_of(pool: &Pool, name: &[u8], base: Option<&[u8]>) -> Vec<u8> {
     let mut stream = Vec::new();
     pool.send(&plan, &mut stream, &mut |_| {}).unwrap();
     stream
+}
+
+/// Sends all files to a new pool, where they are below `copy`. Returns the stream, the pool, and
+/// what it holds.
+pub fn sent(pool: &Pool, files: &Files) -> (Vec<u8>, Arc<MemoryDevice>, Pool, Files) {
+    pool.create_snapshot(ROOT, b"now", 0).unwrap();
+    let stream = stream_of(pool, b"now", None);
+    let (device, target) = empty_pool(&[]);
+    let receiving = ReceiveOptions::default();
+    target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
+    let copied =
+        |(path, bytes): &(Vec<u8>, Vec<u8>)| ([b"copy/", &path[..]].concat(), bytes.clone());
+    (stream, device, target, files.iter().map(copied).collect())
+}
+
+/// Puts an equal file, which finds the parts of the one there is and takes next to nothing.
+pub fn put_equal(pool: &Pool, files: &mut Files, number: usize) {
+    let before = used(pool);
+    let copy = (b"copy".to_vec(), files[number].1.clone());
+    put(pool, &copy.0, &copy.1);
+    files.push(copy);
+    assert!(used(pool) < before + 8000, "{} {before}", used(pool));
 }
 
 /// Opens a golden pool. See `golden.rs` for how a missing one is written: it is what `make` makes.

@@ -71,10 +71,13 @@ pub(super) fn compress(
 impl Compressed {
     /// Whether this is so much shorter than another one that it may take longer to read.
     fn gains_over(&self, other: &Compressed, ashift: Ashift) -> bool {
-        let sectors = |this: &Compressed| sectors_for(this.stored.len() as u32, ashift);
-        let (mine, others) = (sectors(self), sectors(other));
+        let (mine, others) = (sectors_of(&self.stored, ashift), sectors_of(&other.stored, ashift));
         mine + others / INFLATED_GAIN_PART_MIN < others
     }
+}
+
+fn sectors_of(stored: &[u8], ashift: Ashift) -> u64 {
+    sectors_for(stored.len() as u32, ashift)
 }
 
 /// Compresses the inflated form of a segment, if it has one.
@@ -112,8 +115,7 @@ fn compress_transformed(
     };
     stored.extend_from_slice(&form.directory);
     // With a codec that saves little, it may be longer than what was saved.
-    let sectors = |len: usize| sectors_for(len as u32, ashift);
-    if sectors(stored.len()) >= sectors(bytes.len()) {
+    if sectors_of(&stored, ashift) >= sectors_of(bytes, ashift) {
         return Ok(None);
     }
     let encoding = Encoding { filter: Filter::Transformed, ..encoding };
