@@ -14,7 +14,7 @@ use common::sim_device::{Disk, SimDevice};
 use common::{DEFLATED_AS_USUAL, GZIP_HEADER, Rng, create, only_file, options, problems, read_all};
 use hardpack_engine::codec::{Compression, deflated};
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Options, Pool, Property, SegmentGoal};
+use hardpack_engine::pool::{Again, Options, Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::superblock::FEATURE_INFLATED;
@@ -84,9 +84,12 @@ fn copies_that_deflate_hides_are_found() {
     assert_holds(&reopened(&device), &files);
     // Nothing is left to do, and what was inflated can be made anew.
     assert_eq!(optimize(&pool, INFLATE).records, 0);
-    optimize(&pool, SegmentGoal { again: true, compression: Compression::Zstd(9), ..INFLATE });
+    optimize(
+        &pool,
+        SegmentGoal { again: Again::All, compression: Compression::Zstd(9), ..INFLATE },
+    );
     assert_holds(&pool, &files);
-    optimize(&pool, SegmentGoal { again: true, compression: Compression::Lz4, ..GOAL });
+    optimize(&pool, SegmentGoal { again: Again::All, compression: Compression::Lz4, ..GOAL });
     assert_holds(&reopened(&device), &files);
 }
 
@@ -322,7 +325,7 @@ fn readers_go_on_while_segments_are_replaced() {
     beside_readers(&pool, &files, || {
         for compression in [Compression::Zstd(1), Compression::Lz4, Compression::Zstd(3)] {
             for inflate in [true, false] {
-                let goal = SegmentGoal { compression, again: true, inflate, ..INFLATE };
+                let goal = SegmentGoal { compression, again: Again::All, inflate, ..INFLATE };
                 optimize(&pool, goal);
                 put(&pool, format!("{compression:?}{inflate}").as_bytes(), &Rng(1).noise(50_000));
                 pool.store().make_durable().unwrap();
@@ -349,7 +352,7 @@ fn readers_go_on_while_segments_move() {
             pool.remove_at(&filler.0, 0).unwrap();
             moved_bytes += compact(&pool).moved_bytes;
             put(&pool, &filler.0, &filler.1);
-            optimize(&pool, SegmentGoal { again: true, ..goal });
+            optimize(&pool, SegmentGoal { again: Again::All, ..goal });
         }
     });
     assert!(moved_bytes > 0);
@@ -369,7 +372,7 @@ fn an_optimisation_survives_loss_of_power() {
         let goal = SegmentGoal { len: rng.pick(&[100_000, 400_000]), ..INFLATE };
         optimize(&pool, goal);
         if rng.one_in(2) {
-            optimize(&pool, SegmentGoal { again: true, inflate: rng.one_in(2), ..goal });
+            optimize(&pool, SegmentGoal { again: Again::All, inflate: rng.one_in(2), ..goal });
         }
         compact(&pool);
         let mut disk = Disk::new(made.image());

@@ -15,7 +15,7 @@ use hardpack_engine::FileId;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
-    Attributes, File, Kind, OptimizeStage, Options, Pool, Property, ROOT, ReceiveOptions,
+    Again, Attributes, File, Kind, OptimizeStage, Options, Pool, Property, ROOT, ReceiveOptions,
     SegmentGoal,
 };
 use hardpack_engine::store::Durability;
@@ -146,7 +146,7 @@ fn a_part_can_be_changed_and_the_others_stay() {
         file.commit(Durability::Durable).unwrap();
     }
     family.assert_all();
-    let goal = SegmentGoal { again: true, ..GOAL };
+    let goal = SegmentGoal { again: Again::All, ..GOAL };
     optimize(&family.pool, goal);
     family.assert_all();
 }
@@ -261,7 +261,10 @@ fn a_stream_has_each_segment_once() {
     assert_eq!(arrived.stats().counted, here.stats().counted);
     assert_eq!(arrived.stats().codecs, here.stats().codecs);
     // Made into segments anew, all of it is sent again, once.
-    optimize(&family.pool, SegmentGoal { again: true, compression: Compression::Lz4, ..GOAL });
+    optimize(
+        &family.pool,
+        SegmentGoal { again: Again::All, compression: Compression::Lz4, ..GOAL },
+    );
     family.pool.create_snapshot(ROOT, b"two", 0).unwrap();
     let stream = stream_of(&family.pool, b"two", Some(b"one"));
     target.receive(ROOT, b"copy", &mut &stream[..], &receiving, &mut |_| {}).unwrap();
@@ -330,7 +333,7 @@ fn damage_in_a_segment_hurts_its_files_and_no_others() {
     assert!(lost > 0 && whole > 0, "{lost} lost, {whole} whole");
     assert_eq!(problems(&pool).unwrap().len(), lost);
     // What cannot be read is left as it is.
-    let report = optimize(&pool, SegmentGoal { again: true, ..GOAL });
+    let report = optimize(&pool, SegmentGoal { again: Again::All, ..GOAL });
     assert_eq!(report.damaged.len(), lost);
     assert_eq!(problems(&pool).unwrap().len(), lost);
 }
@@ -512,10 +515,10 @@ fn a_pool_with_some_of_the_content_receives_segments() {
     assert_holds(&target, &there);
     pool.destroy_snapshot(ROOT, b"one").unwrap();
     pool.destroy_snapshot(ROOT, b"two").unwrap();
-    optimize(pool, SegmentGoal { again: true, ..GOAL });
+    optimize(pool, SegmentGoal { again: Again::All, ..GOAL });
     compact(pool);
     assert_holds(pool, &files);
-    optimize(&target, SegmentGoal { again: true, ..GOAL });
+    optimize(&target, SegmentGoal { again: Again::All, ..GOAL });
     compact(&target);
     assert_holds(&target, &there);
 }

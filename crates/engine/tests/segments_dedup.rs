@@ -11,7 +11,9 @@ use common::segments::{
 use common::{Rng, options, problems};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal};
+use hardpack_engine::pool::{
+    Again, Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
+};
 use hardpack_engine::store::format::pointer::Pointer;
 use hardpack_engine::store::format::refs::{
     HashKind, PartContent, RefsEntry, parse_refs_entry, part_key,
@@ -327,7 +329,8 @@ fn what_a_snapshot_or_another_directory_holds_stays_where_it_is() {
         let (before, places) = (used(&pool), pointers(&pool));
         let top = if has_snapshot { ROOT } else { pool.resolve(b"second").unwrap().file };
         // Longer segments would be smaller, but the others would not go away.
-        let mut optimisation = pool.optimize(top, SegmentGoal { again: true, ..GOAL }).unwrap();
+        let mut optimisation =
+            pool.optimize(top, SegmentGoal { again: Again::All, ..GOAL }).unwrap();
         while optimisation.step().unwrap() {}
         assert!(used(&pool) <= before, "{has_snapshot}: {} after {before}", used(&pool));
         assert_eq!(pointers(&pool), places, "{has_snapshot}");

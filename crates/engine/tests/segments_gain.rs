@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::Rng;
 use common::segments::{GOAL, assert_holds, empty_pool, optimize, put, used};
 use hardpack_engine::Txg;
-use hardpack_engine::pool::{OptimizeStage, Pool, Property, ROOT, SegmentGoal};
+use hardpack_engine::pool::{Again, OptimizeStage, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::checksum::ChecksumKind;
 use hardpack_engine::store::format::pointer::{Place, data_pointer};
@@ -129,7 +129,7 @@ fn what_a_snapshot_of_another_file_holds_does_not_matter() {
 /// A clone of a part, whose segment a snapshot holds.
 #[test]
 fn parts_of_segments_that_snapshots_hold_stay_there() {
-    for again in [false, true] {
+    for again in [Again::No, Again::Related, Again::All] {
         let (_, pool) = empty_pool(&[]);
         let files = texts(20, 60_000);
         files.iter().for_each(|(path, bytes)| drop(put(&pool, path, bytes)));
@@ -139,7 +139,7 @@ fn parts_of_segments_that_snapshots_hold_stay_there() {
         files.iter().for_each(|(path, _)| pool.remove_at(path, 0).unwrap());
         let report = optimize(&pool, SegmentGoal { again, ..GOAL });
         assert_eq!(report.records, 0, "{report:?}");
-        assert_eq!(report.held_len, if again { 60_001 } else { 0 });
+        assert_eq!(report.held_len, if again == Again::No { 0 } else { 60_001 });
         pool.destroy_snapshot(ROOT, b"held").unwrap();
         assert_eq!(optimize(&pool, SegmentGoal { again, ..GOAL }).records, 1);
         assert_holds(&pool, &[(b"clone".to_vec(), files[3].1.clone())]);
@@ -192,7 +192,7 @@ fn putting_everything_into_segments_again_leaves_no_remains() {
             optimize(&pool, goal);
         }
         let before = used(&pool);
-        let report = optimize(&pool, SegmentGoal { again: true, ..goal });
+        let report = optimize(&pool, SegmentGoal { again: Again::All, ..goal });
         assert!(report.surveyed_len <= report.file_len, "{report:?}");
         let after = used(&pool);
         assert!(after <= before, "seed {seed}: {before} became {after}");

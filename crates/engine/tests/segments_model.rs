@@ -11,7 +11,7 @@ use common::media::{Machine, code, sound};
 use common::{Rng, create_options, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Compaction, Optimisation, Pool, Property, ROOT, SegmentGoal};
+use hardpack_engine::pool::{Again, Compaction, Optimisation, Pool, Property, ROOT, SegmentGoal};
 use hardpack_engine::store::Durability;
 
 const FILE_COUNT: u64 = 24;
@@ -230,7 +230,7 @@ impl Model {
     fn begin_optimising(&mut self) {
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
-        let again = self.rng.one_in(3);
+        let again = self.rng.pick(&[Again::No, Again::Related, Again::All]);
         let inflate = self.rng.one_in(2);
         let goal = SegmentGoal { compression, len, again, inflate };
         let top = match self.some_name() {

@@ -15,7 +15,7 @@ use common::sim_device::{Disk, SimDevice};
 use common::{Rng, options, problems, read_all};
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
-use hardpack_engine::pool::{Pool, Property, SegmentGoal};
+use hardpack_engine::pool::{Again, Pool, Property, SegmentGoal};
 use hardpack_engine::store::Durability;
 use hardpack_engine::store::format::pointer::Filter;
 use hardpack_engine::store::superblock::FEATURE_TRANSFORMED;
@@ -72,7 +72,7 @@ fn code_and_sound_take_less() {
     assert_holds(&reopened(&device), &files);
     // Nothing is left to do, and what was transformed can be made anew.
     assert_eq!(optimize(&pool, GOAL).records, 0);
-    let again = SegmentGoal { again: true, compression: Compression::Lz4, ..GOAL };
+    let again = SegmentGoal { again: Again::All, compression: Compression::Lz4, ..GOAL };
     optimize(&pool, again);
     assert_holds(&reopened(&device), &files);
     optimize(&pool, SegmentGoal { compression: Compression::Zstd(9), ..again });
@@ -212,7 +212,7 @@ fn an_optimisation_survives_loss_of_power() {
         let (device, pool) = recorded(&made);
         let goal = SegmentGoal { len: rng.pick(&[300_000, 600_000]), ..GOAL };
         optimize(&pool, goal);
-        optimize(&pool, SegmentGoal { again: true, ..GOAL });
+        optimize(&pool, SegmentGoal { again: Again::All, ..GOAL });
         compact(&pool);
         let mut disk = Disk::new(made.image());
         for op in device.take_trace() {

@@ -1,7 +1,8 @@
 //! The flags of `optimize`.
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use hardpack_engine::codec::Compression;
+use hardpack_engine::pool::Again;
 
 use super::address;
 use super::estimate::{parse_compression, size_of};
@@ -20,6 +21,8 @@ command is interrupted, and the same command goes on with the rest. Databases ar
 'hardpack repack'. Data that snapshots hold is left as it is, since its space would not become free. \
 At the end the pool is shortened, as by 'hardpack compact'.
 
+What is in segments stays there by default, and new files are compared only with each other. With --again=related, the segments that resemble much of what is new are made anew together with it: a new release then takes little more than what is new in it. Everything is read for that, but only these segments are compressed again.
+
 Machine code, and sound and pictures that are not compressed, are transformed so that they compress \
 better, where they do.
 
@@ -32,7 +35,7 @@ Examples:
   hardpack optimize releases.hpk
   hardpack optimize --segment 1M --compression zstd-12 archive.hpk/old
   hardpack optimize --inflate jars.hpk
-  hardpack optimize --again releases.hpk     after new releases were added";
+  hardpack optimize --again=related releases.hpk     after a new release was added";
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = OPTIMIZE_HELP)]
@@ -46,9 +49,11 @@ pub struct OptimizeArgs {
     /// The length of segments before compression, 256K to 16M
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_segment)]
     pub segment: u32,
-    /// Put what is in segments already into new ones, together with everything else
-    #[arg(long)]
-    pub again: bool,
+    /// Put what is in segments already into new ones: 'all' of it, together with everything else,
+    /// or the segments that are 'related' to what is new, together with that
+    #[arg(long, value_name = "WHICH", value_enum, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "all")]
+    pub again: Option<AgainWhich>,
     /// Compress what deflate streams stand for, in ZIP archives, PNG images, gzip files and others
     #[arg(long)]
     pub inflate: bool,
@@ -57,6 +62,23 @@ pub struct OptimizeArgs {
     pub keep_length: bool,
     #[command(flatten)]
     pub work: super::WorkArgs,
+}
+
+/// Which segments are made anew.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum AgainWhich {
+    Related,
+    All,
+}
+
+impl OptimizeArgs {
+    pub fn again(&self) -> Again {
+        match self.again {
+            None => Again::No,
+            Some(AgainWhich::Related) => Again::Related,
+            Some(AgainWhich::All) => Again::All,
+        }
+    }
 }
 
 fn parse_segment_compression(text: &str) -> Result<Compression, String> {

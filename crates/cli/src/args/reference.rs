@@ -44,6 +44,11 @@ fn spelling(arg: &Arg) -> String {
     let mut spellings: Vec<String> = short.into_iter().chain(long).collect();
     match spellings.last_mut() {
         None => spellings.push(value),
+        Some(last) if takes_value && arg.is_require_equals_set() => {
+            let is_optional = arg.get_num_args().is_some_and(|range| range.min_values() == 0);
+            let (open, close) = if is_optional { ("[", "]") } else { ("", "") };
+            let _ = write!(last, "{open}={value}{close}");
+        }
         Some(last) if takes_value => {
             let _ = write!(last, " {value}");
         }

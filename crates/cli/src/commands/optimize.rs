@@ -38,7 +38,7 @@ fn optimize(args: &OptimizeArgs) -> Result<OptimizeReport, Reason> {
     let goal = SegmentGoal {
         compression: args.compression,
         len: args.segment,
-        again: args.again,
+        again: args.again(),
         inflate: args.inflate,
     };
     let mut optimisation = pool.optimize(opened.file_or_entry()?.file, goal)?;
@@ -221,10 +221,14 @@ fn report_on(
         true => "held by snapshots: destroy them, then run the command again",
         false => "held by snapshots, or in segments that files elsewhere share",
     };
+    let in_segments = match args.again {
+        None => "in segments already; '--again=related' puts what is new to what it resembles",
+        Some(_) => "in segments that little of what is new resembles",
+    };
     let left = [
         (report.held_len, held),
         (report.database_len, "databases, which 'hardpack repack' compresses better"),
-        (report.segment_len, "in segments already; '--again' puts everything into new ones"),
+        (report.segment_len, in_segments),
     ];
     for (len, reason) in left.into_iter().filter(|(len, _)| *len > 0) {
         let len = bytes(len, false);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hardpack_engine::Error;
 use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
-use hardpack_engine::pool::{File, Fold, Pool, Property, SegmentGoal, Settings, StepLimits};
+use hardpack_engine::pool::{Again, File, Fold, Pool, Property, SegmentGoal, Settings, StepLimits};
 use hardpack_engine::store::Patience;
 use hardpack_engine::store::format::pointer::data_pointer;
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
@@ -116,7 +116,7 @@ fn some_segments(pool: &Pool, device: &Arc<SimDevice>, rng: &mut Rng) -> Result<
     let goal = SegmentGoal {
         compression: rng.pick(&[Compression::Lz4, Compression::Zstd(1)]),
         len: rng.pick(&[20_000, 100_000]),
-        again: rng.one_in(2),
+        again: rng.pick(&[Again::No, Again::Related, Again::All]),
         inflate: false,
     };
     let file = pool.only_file().map_err(text)?.file;

@@ -7,7 +7,7 @@ use hardpack_engine::Txg;
 use hardpack_engine::codec::Compression;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{
-    CompactReport, File, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
+    Again, CompactReport, File, OptimizeReport, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
     SendPlan,
 };
 use hardpack_engine::store::Durability;
@@ -22,8 +22,12 @@ use super::{Rng, create_options, options, problems, read_all};
 pub type Files = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Fast, and short enough for several segments.
-pub const GOAL: SegmentGoal =
-    SegmentGoal { compression: Compression::Zstd(3), len: 1 << 20, again: false, inflate: false };
+pub const GOAL: SegmentGoal = SegmentGoal {
+    compression: Compression::Zstd(3),
+    len: 1 << 20,
+    again: Again::No,
+    inflate: false,
+};
 
 /// Makes a pool with sectors of 512 bytes.
 pub fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {

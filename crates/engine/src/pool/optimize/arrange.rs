@@ -9,6 +9,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::sketch::Sketch;
+use crate::units::Sector;
 
 /// How many degrees of resemblance are told apart.
 const RANK_COUNT: usize = 16;
@@ -20,7 +21,7 @@ const RANK_MIN: usize = 8;
 const SCORE_MIN: u8 = 2;
 /// How many pieces a value, or a name, brings into consideration at a time, and how many are looked
 /// at for that.
-const SHARERS_MAX: usize = 256;
+pub(super) const SHARERS_MAX: usize = 256;
 const SHARERS_LOOKED_AT_MAX: usize = 4096;
 
 /// A piece to arrange, or several that stay together.
@@ -35,6 +36,18 @@ pub(super) struct Item {
     /// recognised.
     pub name: u64,
     pub sketch: Sketch,
+    /// The segment that it is in already.
+    pub segment: Option<Sector>,
+    /// How many bytes of it, or of pieces that are equal to it, are in no segment yet. Counts only
+    /// with a segment.
+    pub new_len: u64,
+}
+
+/// Returns how much of an item is elsewhere, if that has `score` values of its sketch; 0 if that
+/// does not count.
+pub(super) fn rank(score: u8, sketch: &Sketch) -> usize {
+    let rank = usize::from(score) * RANK_COUNT / sketch.values().len().max(1);
+    if score < SCORE_MIN || rank < RANK_MIN { 0 } else { rank }
 }
 
 /// Distributes pieces to segments of up to `len_max` bytes and `count_max` pieces each, unless a
@@ -108,10 +121,7 @@ impl<'a> Arranging<'a> {
 
     /// Returns how much of an item is in the segment; 0 if that does not count.
     fn rank(&self, index: u32) -> usize {
-        let score = self.scores[index as usize];
-        let count = self.items[index as usize].sketch.values().len().max(1);
-        let rank = usize::from(score) * RANK_COUNT / count;
-        if score < SCORE_MIN || rank < RANK_MIN { 0 } else { rank }
+        rank(self.scores[index as usize], &self.items[index as usize].sketch)
     }
 
     /// Returns the item that comes next.
@@ -193,6 +203,8 @@ mod tests {
             len: bytes.len() as u32,
             name: *name,
             sketch: Sketch::of(bytes),
+            segment: None,
+            new_len: 0,
         };
         (0..).zip(contents).map(item).collect()
     }

@@ -13,9 +13,10 @@
 //! pack      merge the nodes of the trees that lead to all of this, and to names (`pack.rs`)
 //! ```
 //!
-//! With [`SegmentGoal::again`], records leave old segments only where a new one takes less than
-//! their share of these. What is left of an old one then takes all of its space. So segments that
-//! are mostly unused by then are made anew in the end, whatever that takes.
+//! With [`Again::Related`], the segments that resemble what is new are made anew together with it
+//! (`related.rs`), with [`Again::All`] all of them. Records leave old segments only where a new one
+//! takes less than their share of these. What is left of an old one then takes all of its space. So
+//! segments that are mostly unused by then are made anew in the end, whatever that takes.
 //!
 //! It goes on beside readers and writers like any other rewrite (see `maintain/rewrite.rs`), may be
 //! stopped between any two steps, and when it is begun again goes on with what is not in a segment.
@@ -31,6 +32,7 @@ mod arrange;
 mod compress;
 mod look;
 mod pack;
+mod related;
 mod sketch;
 mod store;
 mod survey;
@@ -65,11 +67,23 @@ pub struct SegmentGoal {
     /// How many bytes one holds, at most, unless a single record is longer, or the records that one
     /// stream goes through; 16 MiB if it is more.
     pub len: u32,
-    /// Whether records that are in a segment already are put into new ones.
-    pub again: bool,
+    /// Which records that are in a segment already are put into new ones.
+    pub again: Again,
     /// Whether deflate streams are stored as what they stand for, where zlib makes them again. Then
     /// `len` counts what they stand for, since that is what a reader decodes.
     pub inflate: bool,
+}
+
+/// Which of the segments that exist are made anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Again {
+    /// Those that are mostly unused.
+    No,
+    /// Also those that resemble much of what is in none yet: that is stored with them. All records
+    /// are read for this.
+    Related,
+    /// All.
+    All,
 }
 
 impl Default for SegmentGoal {
@@ -78,7 +92,7 @@ impl Default for SegmentGoal {
         SegmentGoal {
             compression: Compression::Zstd(19),
             len: 4 << 20,
-            again: false,
+            again: Again::No,
             inflate: false,
         }
     }
@@ -173,7 +187,7 @@ impl Pool {
     pub fn optimize(&self, file: FileId, goal: SegmentGoal) -> Result<Optimisation> {
         self.refresh()?;
         let (files, file_len) = self.files_in_order(file)?;
-        let made = self.segments_made(&files, goal.again)?;
+        let made = self.segments_made(&files, goal.again != Again::No)?;
         let goal = SegmentGoal { len: goal.len.min(EXTENT_LEN_MAX), ..goal };
         Ok(Optimisation {
             pool: self.clone(),
@@ -285,7 +299,7 @@ impl Optimisation {
                 if !self.store_step()? {
                     let mut has_more = self.survey.is_before_end(&self.files);
                     self.survey.begin_pass();
-                    if !has_more && self.goal.again {
+                    if !has_more && self.goal.again != Again::No {
                         has_more = self.begin_clearing()?;
                     }
                     if !has_more {
@@ -309,7 +323,7 @@ impl Optimisation {
     fn begin_clearing(&mut self) -> Result<bool> {
         let made = self.pool.segments_made(&self.files, false)?;
         let is_needed = !made.wasteful.is_empty();
-        self.goal.again = false;
+        self.goal.again = Again::No;
         self.is_clearing = true;
         self.survey = Survey::new(made);
         Ok(is_needed)
@@ -326,8 +340,9 @@ impl Optimisation {
     }
 
     fn begin_storing(&mut self) {
-        let segments = self.survey.segments(self.goal.len);
+        let segments = self.survey.segments(self.goal.len, self.goal.again);
         self.report.planned_len += self.survey.unique_len();
+        self.report.segment_len += self.survey.left_len();
         self.plan = segments.into_iter();
         self.stage = OptimizeStage::Store;
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::arrange::{Item, arrange};
 use super::look::{FollowLimit, Look, Looked};
+use super::related::related;
 use super::sketch::name_hash;
-use super::{LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
+use super::{Again, LOOK_COUNT, Optimisation, PIECE_COUNT_MAX, SURVEY_STEP_LEN, SegmentsMade};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::pool::extents::{FileExtent, file_extents_in, read_range};
@@ -61,6 +62,8 @@ pub(super) struct Survey {
     /// What is to be arranged: all pieces but equal ones.
     items: Vec<Item>,
     unique_len: u64,
+    /// The length of pieces that stay in their segments.
+    left_len: u64,
     /// Whether the next piece stays with the last item.
     joining: Option<Joining>,
     /// The file that comes next, and where in it.
@@ -126,6 +129,11 @@ impl Survey {
         self.unique_len
     }
 
+    /// Returns the length of the pieces that stay where they are.
+    pub fn left_len(&self) -> u64 {
+        self.left_len
+    }
+
     pub fn is_before_end(&self, files: &[(FileId, u64)]) -> bool {
         self.at.0 < files.len()
     }
@@ -137,8 +145,11 @@ impl Survey {
     }
 
     /// Distributes the pieces to segments of about `len` bytes.
-    pub fn segments(&mut self, len: u32) -> Vec<Vec<u32>> {
-        let items = std::mem::take(&mut self.items);
+    pub fn segments(&mut self, len: u32, again: Again) -> Vec<Vec<u32>> {
+        let mut items = std::mem::take(&mut self.items);
+        if again == Again::Related {
+            self.leave_unrelated(&mut items);
+        }
         // Nothing more is looked up in this pass.
         self.by_content = HashMap::new();
         self.by_place = HashMap::new();
@@ -152,6 +163,22 @@ impl Survey {
             .collect()
     }
 
+    /// Takes out what stays in its segment, since nothing new resembles that.
+    fn leave_unrelated(&mut self, items: &mut Vec<Item>) {
+        let related = related(items);
+        items.retain(|item| {
+            let is_chosen = item.segment.is_none_or(|segment| {
+                related.contains(&segment) || self.made.wasteful.contains(&segment)
+            });
+            for number in (item.number..item.number + item.count).filter(|_| !is_chosen) {
+                let len = u64::from(self.piece(number).len);
+                self.unique_len -= len;
+                self.left_len += len * (1 + self.equal_to(number).len() as u64);
+            }
+            is_chosen
+        });
+    }
+
     /// Whether a piece, which gets the next number, is to stay with the one before it.
     fn joins(&self, piece: &Piece) -> bool {
         self.joining.as_ref().is_some_and(|joining| {
@@ -163,9 +190,10 @@ impl Survey {
     }
 
     /// Adds a piece to the last item.
-    fn join(&mut self, piece: &Piece, look: &Look) {
+    fn join(&mut self, piece: &Piece, look: &Look, segment: Option<Sector>) {
         let Some(item) = self.items.last_mut() else { return };
         item.count += 1;
+        item.new_len += if segment.is_none() { piece.len.into() } else { 0 };
         item.len = item.len.saturating_add(piece.len);
         item.sketch.join(&look.sketch);
         if let Some(joining) = &mut self.joining {
@@ -174,18 +202,35 @@ impl Survey {
         }
     }
 
-    /// Takes note of a piece.
-    fn add(&mut self, piece: Piece, name: u64, look: Look) -> u32 {
+    /// Takes note, in the item that has a piece, of another piece that is equal.
+    fn count_equal(&mut self, first: u32, segment: Option<Sector>, len: u32) {
+        let behind = self.items.partition_point(|item| item.number <= first);
+        let Some(item) = behind.checked_sub(1).and_then(|at| self.items.get_mut(at)) else {
+            return;
+        };
+        match (item.segment, segment) {
+            (_, None) => item.new_len += u64::from(len),
+            (None, Some(_)) => {
+                item.new_len += u64::from(item.len);
+                item.segment = segment;
+            }
+            (Some(_), Some(_)) => {}
+        }
+    }
+
+    /// Takes note of a piece, and of the segment that it is in.
+    fn add(&mut self, piece: Piece, name: u64, look: Look, segment: Option<Sector>) -> u32 {
         let number = self.pieces.len() as u32;
-        match self.by_content.get(&piece.content) {
+        match self.by_content.get(&piece.content).copied() {
             Some(first) => {
-                self.equal.entry(*first).or_default().push(number);
+                self.equal.entry(first).or_default().push(number);
+                self.count_equal(first, segment, piece.len);
                 self.joining = None;
             }
             None if self.joins(&piece) => {
                 self.by_content.insert(piece.content, number);
                 self.unique_len += u64::from(piece.len);
-                self.join(&piece, &look);
+                self.join(&piece, &look, segment);
             }
             None => {
                 self.by_content.insert(piece.content, number);
@@ -197,6 +242,8 @@ impl Survey {
                     len: look.decoded_len,
                     name,
                     sketch: look.sketch,
+                    segment,
+                    new_len: 0,
                 });
                 self.unique_len += u64::from(piece.len);
             }
@@ -208,7 +255,8 @@ impl Survey {
     /// Takes note of a piece whose bytes are those of an earlier one.
     fn add_equal(&mut self, candidate: &Candidate, first: u32) {
         let content = self.pieces[first as usize].content;
-        self.add(candidate.piece(content), candidate.name, Look::default());
+        let piece = candidate.piece(content);
+        self.add(piece, candidate.name, Look::default(), candidate.segment());
     }
 }
 
@@ -219,6 +267,14 @@ impl Candidate {
             Place::Extent { sector, .. } if !self.is_patched => {
                 Some((sector, pointer.part_offset, pointer.len, self.len()))
             }
+            _ => None,
+        }
+    }
+
+    /// Returns the segment that it is a part of.
+    fn segment(&self) -> Option<Sector> {
+        match self.record.pointer.place {
+            Place::Extent { sector, .. } if self.record.pointer.is_part() => Some(sector),
             _ => None,
         }
     }
@@ -297,7 +353,8 @@ impl Optimisation {
             match found {
                 Ok(Some((content, look))) => {
                     let piece = candidate.piece(content);
-                    let number = self.survey.add(piece, candidate.name, look);
+                    let segment = candidate.segment();
+                    let number = self.survey.add(piece, candidate.name, look, segment);
                     if let Some(place) = candidate.place() {
                         self.survey.by_place.entry(place).or_insert(number);
                     }
@@ -330,7 +387,7 @@ impl Optimisation {
     fn is_wanted(&self, pointer: &Pointer) -> bool {
         let Place::Extent { sector, .. } = pointer.place else { return false };
         let is_wanted = match pointer.is_part() {
-            true => self.goal.again || self.survey.made.wasteful.contains(&sector),
+            true => self.goal.again != Again::No || self.survey.made.wasteful.contains(&sector),
             false => !self.is_clearing,
         };
         is_wanted && !pointer.is_filtered()

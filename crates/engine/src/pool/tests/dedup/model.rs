@@ -11,7 +11,7 @@ use crate::codec::Compression;
 use crate::pool::snapshots::restore::Origin;
 use crate::pool::snapshots::share::{Span, share_range};
 use crate::pool::{
-    Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings, StepLimits,
+    Again, Fold, Pool, Property, ROOT, ReceiveOptions, SegmentGoal, SendPlan, Settings, StepLimits,
 };
 use crate::store::format::checksum::ChecksumKind;
 use crate::store::format::pointer::Pointer;
@@ -328,7 +328,7 @@ impl Model {
         pool.refresh().unwrap();
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
-        let again = self.rng.one_in(2);
+        let again = self.rng.pick(&[Again::No, Again::Related, Again::All]);
         let file = if self.rng.one_in(2) { ROOT } else { file };
         let mut optimisation =
             pool.optimize(file, SegmentGoal { compression, len, again, inflate: false }).unwrap();
@@ -479,7 +479,7 @@ impl Model {
     }
 
     fn optimize_mirror(&mut self, pool: &Pool) {
-        let again = self.rng.one_in(2);
+        let again = self.rng.pick(&[Again::No, Again::Related, Again::All]);
         let goal =
             SegmentGoal { compression: Compression::Zstd(1), len: 100_000, again, inflate: false };
         let mut optimisation = pool.optimize(ROOT, goal).unwrap();

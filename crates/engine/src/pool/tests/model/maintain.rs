@@ -4,7 +4,7 @@
 use super::{Pair, places};
 use crate::codec::Compression;
 use crate::error::Result;
-use crate::pool::{Fold, Property, Repack, SegmentGoal, Settings, Step, StepLimits};
+use crate::pool::{Again, Fold, Property, Repack, SegmentGoal, Settings, Step, StepLimits};
 use crate::store::Patience;
 use crate::store::format::pointer::{Place, Pointer};
 use crate::store::trees::TreeId;
@@ -148,7 +148,7 @@ impl Pair {
     fn optimize(&mut self) {
         let compression = self.rng.pick(&[Compression::Lz4, Compression::Zstd(1)]);
         let len = self.rng.pick(&[20_000, 100_000, 1 << 20]);
-        let again = self.rng.one_in(2);
+        let again = self.rng.pick(&[Again::No, Again::Related, Again::All]);
         let goal = SegmentGoal { compression, len, again, inflate: false };
         let mut optimisation = self.pool.optimize(self.file.id(), goal).unwrap();
         loop {
