@@ -34,7 +34,7 @@ fn info_shows_what_is_there() {
     }
 }
 
-/// Space held only by snapshots counts neither as data nor as header, however it is shared.
+/// Space held only by snapshots does not count as data, however it is shared.
 #[test]
 fn info_tells_what_only_snapshots_hold() {
     let (_directory, path) = directory_with("data", &random_bytes(500_000, 1));
@@ -42,26 +42,74 @@ fn info_tells_what_only_snapshots_hold() {
     let parts = || {
         let json = json_of(hardpack().args(["info", "--json"]).arg(&pool));
         let names = ["data_bytes", "metadata_bytes", "free_bytes", "snapshot_bytes", "fixed_bytes"];
-        names.map(|name| json[name].as_u64().unwrap())
+        let parts = names.map(|name| json[name].as_u64().unwrap());
+        assert_eq!(parts.iter().sum::<u64>(), fs::metadata(&pool).unwrap().len());
+        (parts[0], parts[3])
     };
     let run = |arguments: &[&str], paths: &[&std::path::Path]| {
         hardpack().args(arguments).args(paths).assert().success();
     };
-    let fixed = parts()[4];
+    let (data, _) = parts();
     let (file, clone) = (pool.join("data"), pool.join("clone"));
     run(&["snapshot"], &[&pool.join("data@one")]);
     run(&["clone"], &[&file, &clone]);
     run(&["snapshot"], &[&pool.join("data@two")]);
-    assert_eq!(parts()[4], fixed);
+    let held_max = 100_000;
+    let (with_clone, held) = parts();
+    assert!(with_clone == data && held < held_max, "{with_clone}, {held}");
     // The clone still shares it with the snapshots.
     run(&["rm"], &[&file]);
-    let [_, _, _, held, header] = parts();
-    assert!(held < 100_000 && header == fixed, "{held}, {header}");
+    let (of_clone, held) = parts();
+    assert!(of_clone == data && held < held_max, "{of_clone}, {held}");
     run(&["rm"], &[&clone]);
-    let [_, _, _, held, header] = parts();
-    assert!((500_000..600_000).contains(&held) && header == fixed, "{held}, {header}");
+    let (left, held) = parts();
+    assert!(left == 0 && (500_000..600_000).contains(&held), "{left}, {held}");
     let text = stdout_of(hardpack().arg("info").arg(&pool));
     assert!(text.contains("snapshots"), "{text}");
+}
+
+/// What files share counts once, as extents of their own and as parts of a segment.
+#[test]
+fn info_counts_shared_records_once() {
+    let (directory, path) = directory_with("first", &random_bytes(700_000, 5));
+    fs::write(directory.path().join("second"), fs::read(&path).unwrap()).unwrap();
+    let pool = directory.path().join("pool.hpk");
+    hardpack().args(["create", "-o", "dedup=on"]).arg(&pool).assert().success();
+    let put = |name: &str| {
+        let from = directory.path().join(name);
+        hardpack().args(["put", "-q"]).arg(from).arg(&pool).assert().success();
+    };
+    ["first", "second"].into_iter().for_each(put);
+    let mut names = Vec::new();
+    for number in 0..6 {
+        // Six near-copies, and another copy of each.
+        let mut bytes = random_bytes(40_000, 6);
+        bytes[number * 1000..][..500].copy_from_slice(&random_bytes(500, 7 + number as u64));
+        for copy in ["a", "b"] {
+            let name = format!("{copy}{number}");
+            fs::write(directory.path().join(&name), &bytes).unwrap();
+            names.push(name);
+        }
+    }
+    names.iter().for_each(|name| put(name));
+    for stage in ["put", "optimized"] {
+        if stage == "optimized" {
+            hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
+        }
+        let info = json_of(hardpack().args(["info", "--json"]).arg(&pool));
+        let stats = json_of(hardpack().args(["stats", "--json"]).arg(&pool));
+        let [data, referenced] =
+            ["data_bytes", "referenced_bytes"].map(|name| info[name].as_u64().unwrap());
+        // The share of each part of a segment is rounded.
+        let once = stats["stored_once_bytes"].as_u64().unwrap();
+        assert!(data.abs_diff(once) < 512, "{stage}: {data}, {once}");
+        let all = stats["stored_bytes"].as_u64().unwrap();
+        assert!(referenced.abs_diff(all) < 512, "{stage}: {referenced}, {all}");
+        let ratio = info["dedupratio"].as_f64().unwrap();
+        assert!((ratio - 2.0).abs() < 0.01, "{stage}: {ratio}");
+    }
+    let text = stdout_of(hardpack().arg("info").arg(&pool));
+    assert!(text.contains("if nothing were shared"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A second compaction, straight after a first one, finds nothing to do: in pools that snapshots
 //! keep longer than their contents, too, and whatever the lengths of the extents. What the
-//! snapshots held is given back once they are destroyed.
+//! snapshots held is given back once they are destroyed. Nor do entries of the dedup index stay that
+//! moving made stale.
 //!
 //! `HARDPACK_SEED=N` tries the pools of this seed alone, and `HARDPACK_MIB=N` makes pools of about
 //! N MiB.
@@ -174,4 +175,45 @@ fn what_was_compacted_stays_in_place() {
     for (seed, mix) in chosen {
         compact_twice(&MIXES[mix], seed, pool_len as usize);
     }
+}
+
+#[test]
+fn stale_entries_of_the_dedup_index_are_removed() {
+    const COUNT: usize = 16_000;
+    let device = Arc::new(MemoryDevice::default());
+    let properties = [(Property::Compression, "off"), (Property::Dedup, "on")];
+    let create = create_options(9, &properties);
+    let pool = Pool::create(device.clone(), &create, options(8 << 20)).unwrap();
+    let rng = &mut Rng(41);
+    let mut files: Files = Vec::new();
+    for number in 0..COUNT {
+        let len = 100 + rng.below(300) as usize;
+        files.push((format!("f{number}").into_bytes(), rng.noise(len)));
+        let (path, bytes) = &files[number];
+        let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.commit(Durability::Visible).unwrap();
+    }
+    optimize(&pool, GOAL);
+    for number in (0..COUNT).rev().step_by(8) {
+        pool.remove_at(&files.swap_remove(number).0, 0).unwrap();
+    }
+    let pool = reopened(pool, &device);
+    // What was removed is in its segment as before, and can be found.
+    let before = pool.index_stats().unwrap().entries;
+    assert!((files.len()..=COUNT).contains(&(before as usize)), "{before} entries");
+    let (first, _) = compacted(&pool, "first");
+    assert!(first.moved_bytes > 0, "{first:?}");
+    let pool = reopened(pool, &device);
+    // Each has moved, and so been noted once more.
+    assert_eq!(pool.index_stats().unwrap().entries, before);
+    let (again, _) = compacted(&pool, "again");
+    assert_eq!((again.moved_bytes, again.after_bytes), (0, first.after_bytes), "{again:?}");
+    assert_holds(&pool, &files);
+}
+
+/// Closing a pool writes new entries of the dedup index.
+fn reopened(pool: Pool, device: &Arc<MemoryDevice>) -> Pool {
+    pool.close().unwrap();
+    Pool::open(device.clone(), options(8 << 20)).unwrap()
 }

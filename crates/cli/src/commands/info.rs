@@ -9,6 +9,7 @@ use hardpack_engine::codec::CodecId;
 use hardpack_engine::pool::{Attributes, DirEntry, Kind, Pool, Property, ROOT, Repack};
 use hardpack_engine::store::dead::Held;
 use hardpack_engine::store::stats::{CodecStats, PoolStats};
+use hardpack_engine::store::superblock::EXTENTS_OFFSET;
 use hardpack_engine::{FileId, Txg};
 use serde_json::{Value, json};
 
@@ -45,6 +46,8 @@ struct Info<'p> {
     durable_txg: u64,
     pool_bytes: u64,
     free_bytes: u64,
+    /// Everything but what is free, and what no pool uses.
+    used_bytes: u64,
     /// The space that only snapshots hold.
     held: Held,
     wal_bytes: u64,
@@ -172,6 +175,7 @@ impl<'p> Info<'p> {
             durable_txg: state.durable_txg().0,
             pool_bytes,
             free_bytes: state.free_bytes(ashift) + pool_bytes.saturating_sub(end),
+            used_bytes: state.used_sectors(ashift) << ashift,
             held: pool.held_by_snapshots()?,
             wal_bytes: wal.map_or(0, |metadata| metadata.len()),
             repack,
@@ -195,12 +199,29 @@ impl<'p> Info<'p> {
         self.stats.file_bytes.saturating_sub(records)
     }
 
-    /// The rest, neither data, metadata, held by snapshots nor free: header and superblocks.
+    /// What records take, each extent once. The statistics have the share of each pointer, and do
+    /// not tell how many point to the same part of a segment.
+    fn data_bytes(&self) -> u64 {
+        let others = [EXTENTS_OFFSET, self.stats.nodes.allocated, self.held.only];
+        others.into_iter().fold(self.used_bytes, u64::saturating_sub)
+    }
+
+    /// What records would take if none shared an extent, as far as pointers tell.
+    fn referenced_bytes(&self) -> u64 {
+        self.stats.data().allocated
+    }
+
+    /// What records would take if none shared an extent, divided by what they take. What is unused
+    /// in segments makes nothing worse than no sharing at all.
+    fn dedup_ratio(&self) -> f64 {
+        quotient(self.referenced_bytes(), self.data_bytes()).max(1.0)
+    }
+
+    /// The rest, neither data, metadata, held by snapshots nor free: header and superblocks, and in
+    /// a large pool the range that is never used.
     fn fixed_bytes(&self) -> u64 {
-        let shared = self.stats.shared.allocated.saturating_sub(self.held.shared);
-        let data = self.stats.data().allocated.saturating_sub(shared);
-        let known = [data, self.stats.nodes.allocated, self.held.only, self.free_bytes];
-        known.into_iter().fold(self.pool_bytes, u64::saturating_sub)
+        let known = self.used_bytes + self.free_bytes;
+        EXTENTS_OFFSET + self.pool_bytes.saturating_sub(known)
     }
 
     /// The statistics of each codec in use.
@@ -243,9 +264,10 @@ impl<'p> Info<'p> {
             "pool_bytes": self.pool_bytes,
             "ratio": json_ratio(self.ratio()),
             "compressratio": json_ratio(self.stats.compress_ratio()),
-            "dedupratio": json_ratio(self.stats.dedup_ratio()),
+            "dedupratio": json_ratio(self.dedup_ratio()),
             "stored_bytes": self.stats.data().stored,
-            "data_bytes": self.stats.data().allocated,
+            "data_bytes": self.data_bytes(),
+            "referenced_bytes": self.referenced_bytes(),
             "metadata_bytes": self.stats.nodes.allocated,
             "snapshot_bytes": self.held.only,
             "free_bytes": self.free_bytes,
@@ -278,6 +300,16 @@ impl<'p> Info<'p> {
             "sector_bytes": 1_u64 << self.pool.store().ashift(),
             "guid": guid(self.pool),
         }))
+    }
+
+    /// The row about what records take.
+    fn data(&self, exact: bool) -> String {
+        let (taken, referenced) = (self.data_bytes(), self.referenced_bytes());
+        let shared = match referenced > taken {
+            true => format!(", {} if nothing were shared", bytes(referenced, exact)),
+            false => String::new(),
+        };
+        format!("{}{shared}", bytes(taken, exact))
     }
 
     /// The row about the page filter.
@@ -326,15 +358,8 @@ impl<'p> Info<'p> {
             ("pool size", size(self.pool_bytes)),
             ("ratio", ratio(self.ratio())),
             ("compressratio", ratio(stats.compress_ratio())),
-            ("dedupratio", ratio(stats.dedup_ratio())),
-            (
-                "data",
-                format!(
-                    "{} ({} compressed)",
-                    size(stats.data().allocated),
-                    size(stats.data().stored)
-                ),
-            ),
+            ("dedupratio", ratio(self.dedup_ratio())),
+            ("data", self.data(exact)),
             ("metadata", size(stats.nodes.allocated)),
             ("free", size(self.free_bytes)),
             ("header", size(self.fixed_bytes())),

@@ -34,12 +34,24 @@ const MERGE_PART: usize = 4;
 const MERGE_COUNT_MIN: usize = 64 << 10;
 /// The number of stale entries that is tolerated before any are removed.
 const STALE_COUNT_MIN: u64 = 4096;
+/// Pruning is worth it when the index has 1/`PRUNE_PART` more entries than there can be content.
+const PRUNE_PART: u64 = 8;
 /// How many entries one transaction processes when it goes over the whole index.
 const STEP_COUNT: usize = 256 << 10;
 /// How many keys one transaction removes.
 const REMOVE_COUNT: usize = 4096;
 /// How many entries of the refs tree are read together.
 const SCAN_COUNT: usize = 1024;
+
+/// How far a removal of stale entries is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Prune {
+    /// Entries examined so far.
+    pub looked_at: u64,
+    /// Whether the merge that takes in all runs has begun.
+    is_last: bool,
+    pub is_done: bool,
+}
 
 /// Collects entries into parts of a run.
 struct Writer {
@@ -61,9 +73,9 @@ impl Index {
         self.runs.iter().map(|run| run.header.into).find(|into| *into != 0)
     }
 
-    /// Whether most of the entries are stale, where `counted` is how many are not, at most.
-    fn is_stale(&self, counted: u64) -> bool {
-        self.entries() > counted.saturating_mul(2).saturating_add(STALE_COUNT_MIN)
+    /// Whether most of the entries are stale, where `findable` is how many are not, at most.
+    fn is_stale(&self, findable: u64) -> bool {
+        self.entries() > findable.saturating_mul(2).saturating_add(STALE_COUNT_MIN)
     }
 
     /// Returns the runs to merge next.
@@ -135,11 +147,7 @@ impl Txn {
 
     fn merge_some(&mut self, index: &mut Index, mut budget: usize) -> Result<()> {
         while budget > 0 {
-            let stats = &self.core.stats;
-            // How many parts of segments can be found is not counted; each has a pointer to it.
-            let has_parts = self.core.incompat & FEATURE_PARTS_BY_CONTENT != 0;
-            let parts = if has_parts { stats.data().records } else { 0 };
-            let prune = index.is_stale(stats.counted.records.saturating_add(parts));
+            let prune = index.is_stale(self.findable_max());
             if index.merging_into().is_none() {
                 let chosen = match prune {
                     true => index.runs.iter().map(|run| run.number).collect(),
@@ -153,6 +161,49 @@ impl Txn {
             let taken = self.merge_step(index, budget, prune)?;
             budget = budget.saturating_sub(taken.max(1));
         }
+        Ok(())
+    }
+
+    /// Returns how much content can be found, at most.
+    fn findable_max(&self) -> u64 {
+        let stats = &self.core.stats;
+        // How many parts of segments can be found is not counted; each has a pointer to it.
+        let has_parts = self.core.incompat & FEATURE_PARTS_BY_CONTENT != 0;
+        let parts = if has_parts { stats.data().records } else { 0 };
+        stats.counted.records.saturating_add(parts)
+    }
+
+    /// Whether removing stale entries shortens the index noticeably.
+    pub(crate) fn index_is_worth_pruning(&mut self) -> Result<bool> {
+        self.ready_index()?;
+        let entries = self.core.store.index().entries();
+        let findable = self.findable_max();
+        Ok(entries > findable.saturating_add((findable / PRUNE_PART).max(STALE_COUNT_MIN)))
+    }
+
+    /// Removes stale entries from the next part of the index. `prune` keeps how far that is.
+    pub(crate) fn prune_step(&mut self, prune: &mut Prune) -> Result<()> {
+        self.ready_index()?;
+        let store = Arc::clone(&self.core.store);
+        let mut index = store.index();
+        if index.merging_into().is_none() {
+            // Before the last merge, one that had begun already may have ended.
+            if prune.is_last || index.is_damaged {
+                prune.is_done = true;
+                return Ok(());
+            }
+            prune.is_last = true;
+            if index.table.len() > 0 {
+                self.write_table(&mut index)?;
+            }
+            let all: Vec<u32> = index.runs.iter().map(|run| run.number).collect();
+            if all.is_empty() {
+                prune.is_done = true;
+                return Ok(());
+            }
+            self.begin_merge(&mut index, &all)?;
+        }
+        prune.looked_at += self.merge_step(&mut index, STEP_COUNT, true)? as u64;
         Ok(())
     }
 
@@ -303,32 +354,15 @@ impl Store {
         patience: Patience,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<()> {
-        let (mut looked_at, mut is_last) = (0, false);
+        let mut prune = Prune::default();
         loop {
             let mut txn = self.begin_with(checksum, patience)?;
-            txn.ready_index()?;
-            let mut index = self.index();
-            if index.merging_into().is_none() {
-                if is_last {
-                    return Ok(());
-                }
-                is_last = true;
-                if index.is_damaged {
-                    return Ok(());
-                }
-                if index.table.len() > 0 {
-                    txn.write_table(&mut index)?;
-                }
-                let all: Vec<u32> = index.runs.iter().map(|run| run.number).collect();
-                if all.is_empty() {
-                    return Ok(());
-                }
-                txn.begin_merge(&mut index, &all)?;
+            txn.prune_step(&mut prune)?;
+            if prune.is_done {
+                return Ok(());
             }
-            looked_at += txn.merge_step(&mut index, STEP_COUNT, true)? as u64;
-            drop(index);
             txn.commit(Durability::Visible)?;
-            if !progress(looked_at) {
+            if !progress(prune.looked_at) {
                 return Ok(());
             }
         }

@@ -50,6 +50,7 @@ use crate::store::txn::Txn;
 use crate::store::{ExtentBytes, State, Store};
 use crate::units::{Sector, Txg};
 
+pub(crate) use self::merge::Prune;
 pub use self::runs::parse_index_key;
 pub use self::stats::IndexStats;
 

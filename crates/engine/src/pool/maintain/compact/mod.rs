@@ -13,6 +13,8 @@
 //! trim      move extents that still do not fit at least as low as possible: fill from goals that
 //!           lie some of the longest extents higher. If the pool is much longer than its contents
 //!           all the same, begin again with the first stretch, a few times
+//! prune     each extent that moves leaves a stale entry in the dedup index: if there are many by
+//!           now, remove them once, and fill what that frees
 //! ```
 //!
 //! Each pass moves extents with several pointers first, as far as it knows all their pointers.
@@ -41,33 +43,26 @@
 //! nor fills much of its holes is not repeated; concurrent writes are not chased forever. Stopping
 //! between two steps, or a power loss within one, leaves an intact pool.
 
-use std::collections::BTreeSet;
+mod room;
+mod stages;
+
 use std::time::Duration;
 
+pub use self::room::CompactEstimate;
+use self::room::Room;
 use crate::error::{Error, Result};
 use crate::pool::{Pool, ROOT};
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
+use crate::store::index::Prune;
 use crate::store::survey::Survey;
 use crate::store::{Durability, Patience, State, Txn};
-use crate::units::{Ashift, Sector};
+use crate::units::Sector;
 
 /// How long a step waits for other transactions.
 const STEP_WAIT: Duration = Duration::from_secs(2);
 /// How many leaves a step searches without a lock for extents to move.
 const SEARCH_LEAVES: usize = 4096;
-/// Compacting ends when the pool exceeds its contents by at most 1/`SLACK_PART` of them.
-const SLACK_PART: u64 = 128;
-/// Compacting ends when the pool exceeds its contents by at most this many bytes.
-const SLACK_LEN_MIN: u64 = 128 << 10;
-/// Compacting begins only if the pool exceeds its contents by more than this many times that. Some
-/// pools end a little longer than they should, as their extents happen to fit, and compacting them
-/// again would move much and gain nothing.
-const BEGIN_SLACK_COUNT: u64 = 2;
-/// Entries of the freed tree that may remain at the end: each commit frees a few.
-const FREED_COUNT_LEFT: u64 = 128;
-/// Commits without effect that end a stage of settling: the second drops what the first one frees.
-const QUIET_COUNT: u32 = 2;
 /// How many stretches a pool is divided into, and the minimum length of one.
 const STRETCH_PART: u64 = 32;
 const STRETCH_LEN_MIN: u64 = 1 << 20;
@@ -83,21 +78,6 @@ const TRIM_COUNT: u32 = 4;
 const ROUND_COUNT: u32 = 3;
 /// More passes than any pool needs without concurrent writes.
 const PASS_COUNT_MAX: u32 = 8 * STRETCH_PART as u32;
-
-/// The expected effect of compacting a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct CompactEstimate {
-    /// The length of the pool, in bytes.
-    pub pool_bytes: u64,
-    /// The part of it in use.
-    pub used_bytes: u64,
-    /// About how much shorter the pool would get. Extents that snapshots hold are not moved: the
-    /// pool cannot end before the last one, nor use gaps between them that nothing fits into.
-    pub gain_bytes: u64,
-    /// About how many bytes would have to be moved; more if holes are small.
-    pub move_bytes: u64,
-}
 
 /// The progress of a compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -154,6 +134,8 @@ enum Stage {
         aim: Aim,
         cursor: Cursor,
     },
+    /// Stale entries of the dedup index are removed.
+    Prune(Prune),
     Done,
 }
 
@@ -177,6 +159,7 @@ pub struct Compaction {
     /// The end of the last damaged extent met. Such extents stay where they are.
     damaged_end: Sector,
     has_settled: bool,
+    has_pruned: bool,
     /// The end of the pool before the last stretch was emptied.
     end_before: Sector,
     /// The longest extent seen, in sectors. The first pass sees all.
@@ -210,6 +193,7 @@ impl Pool {
             unusable: None,
             damaged_end: Sector(0),
             has_settled: false,
+            has_pruned: false,
             end_before: Sector(0),
             longest: 0,
             emptied: Aim::ANYWHERE,
@@ -225,45 +209,6 @@ impl Pool {
         compaction
     }
 
-    /// Estimates the effect of compacting without changing anything.
-    pub fn compact_estimate(&self) -> Result<CompactEstimate> {
-        self.refresh()?;
-        let (store, ashift) = (self.store(), self.store().ashift());
-        let state = self.state();
-        let mut estimate = CompactEstimate {
-            pool_bytes: state.superblock.end.0 << ashift,
-            used_bytes: state.used_sectors(ashift) << ashift,
-            gain_bytes: 0,
-            move_bytes: 0,
-        };
-        if Room::of(&state, ashift, 0).is_short_enough() {
-            return Ok(estimate);
-        }
-        let mut survey = Survey::default();
-        let mut cursor = store.may_hold(&state)?.then(Cursor::default);
-        while let Some(at) = cursor {
-            cursor = self.survey(&at, &mut survey)?;
-        }
-        let room = Room::of(&state, ashift, survey.unusable(ashift));
-        if room.is_short_enough() {
-            return Ok(estimate);
-        }
-        let goal = room.goal();
-        let aim = tail_from(goal, goal);
-        let mut cursor = Some(Cursor::default());
-        let mut shared = BTreeSet::new();
-        while let Some(at) = cursor {
-            let found = store
-                .with_state(|state| store.find_movable(state, &aim, &at, SEARCH_LEAVES, false))?;
-            estimate.move_bytes += found.sectors << ashift;
-            shared.extend(found.shared);
-            cursor = found.next;
-        }
-        estimate.move_bytes += shared.iter().map(|run| run.sectors << ashift).sum::<u64>();
-        estimate.gain_bytes = state.superblock.end.0.saturating_sub(goal.0) << ashift;
-        Ok(estimate)
-    }
-
     /// Adds the next part of the trees to a survey. Returns where the walk continues.
     fn survey(&self, cursor: &Cursor, survey: &mut Survey) -> Result<Option<Cursor>> {
         let store = self.store();
@@ -274,63 +219,6 @@ impl Pool {
         })?;
         survey.append(found);
         Ok(next)
-    }
-}
-
-/// The length of a pool, and how short it can be.
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    end: Sector,
-    /// Sectors in use, and those that nothing fits into.
-    taken: u64,
-    /// The space needed for the nodes that compacting itself writes.
-    slack: u64,
-    /// The pool does not get shorter than this, whatever is moved.
-    end_min: Sector,
-    ashift: Ashift,
-}
-
-impl Room {
-    fn of(state: &State, ashift: Ashift, unusable: u64) -> Room {
-        let used = state.used_sectors(ashift);
-        let slack = (used / SLACK_PART).max(SLACK_LEN_MIN >> ashift);
-        Room {
-            end: state.superblock.end,
-            taken: used + unusable,
-            slack,
-            end_min: Sector(0),
-            ashift,
-        }
-    }
-
-    /// Returns where the pool should end: half of the slack after its contents.
-    fn goal(&self) -> Sector {
-        State::end_for(self.taken + self.slack / 2, self.ashift).max(self.end_min)
-    }
-
-    /// Whether the pool is as short as compacting makes it.
-    fn is_short(&self) -> bool {
-        self.exceeds_by_at_most(1)
-    }
-
-    /// Whether the pool is so short that compacting it is not worth it.
-    fn is_short_enough(&self) -> bool {
-        self.exceeds_by_at_most(BEGIN_SLACK_COUNT)
-    }
-
-    fn exceeds_by_at_most(&self, slack_count: u64) -> bool {
-        let end = State::end_for(self.taken + slack_count * self.slack, self.ashift);
-        self.end <= end.max(self.end_min)
-    }
-
-    /// Whether what began when the pool ended at `began` has shortened it enough to be tried again.
-    fn has_helped(&self, began: Sector) -> bool {
-        self.end.0 + self.least_help() <= began.0
-    }
-
-    /// Returns the effect, in sectors, that makes something worth trying again.
-    fn least_help(&self) -> u64 {
-        self.slack / 4
     }
 }
 
@@ -354,6 +242,7 @@ impl Compaction {
             Stage::Gather { purpose, aim, cursor } => self.gather(purpose, aim, &cursor),
             Stage::Share { purpose, aim } => self.share(purpose, aim),
             Stage::Pass { purpose, aim, cursor } => self.pass(purpose, aim, cursor),
+            Stage::Prune(prune) => self.prune(prune),
             Stage::Done => Ok(()),
         };
         match done {
@@ -381,20 +270,19 @@ impl Compaction {
 
     /// Returns how short the pool can be, as far as that is known.
     fn room(&self, state: &State) -> Room {
-        let room = Room::of(state, self.pool.store().ashift(), self.unusable.unwrap_or(0));
-        Room { end_min: self.damaged_end, ..room }
+        let (ashift, unusable) = (self.pool.store().ashift(), self.unusable.unwrap_or(0));
+        Room::of(state, ashift, unusable, self.damaged_end)
     }
 
     fn plan(&mut self) -> Result<()> {
         let state = self.pool.state();
         let room = self.room(&state);
-        let is_done = match self.has_settled {
-            true => room.is_short(),
-            false => room.is_short_enough(),
-        };
-        if is_done {
+        if !self.has_settled && room.is_short_enough() {
             self.stage = Stage::Done;
             return Ok(());
+        }
+        if self.has_settled && room.is_short() {
+            return self.end_or_prune();
         }
         if self.unusable.is_none() {
             if self.pool.store().may_hold(&state)? {
@@ -416,7 +304,7 @@ impl Compaction {
         let (goal, end) = (room.goal(), room.end);
         self.passes_left = self.passes_left.saturating_sub(1);
         match self.last {
-            _ if self.passes_left == 0 => self.stage = Stage::Done,
+            _ if self.passes_left == 0 => return self.end_or_prune(),
             Some((Purpose::Evacuate, _)) => {
                 // What does not fit below the goal gets as close to it as it can.
                 let below = goal.max(self.emptied.to);
@@ -429,17 +317,17 @@ impl Compaction {
                         self.emptied = Aim { from, to, below: goal, append: true };
                         self.begin_pass(Purpose::Evacuate, self.emptied);
                     }
-                    None => self.trim_or_begin_again(&state),
+                    None => return self.trim_or_begin_again(&state),
                 }
             }
-            Some((Purpose::Trim, _)) => self.trim_or_begin_again(&state),
+            Some((Purpose::Trim, _)) => return self.trim_or_begin_again(&state),
             _ => self.begin_pass(Purpose::Fill, tail_from(goal, goal)),
         }
         Ok(())
     }
 
     /// Begins the next pass of a trim or, after the last, what may have become possible since.
-    fn trim_or_begin_again(&mut self, state: &State) {
+    fn trim_or_begin_again(&mut self, state: &State) -> Result<()> {
         let room = self.room(state);
         let (goal, end) = (room.goal(), room.end);
         // Short extents may just fill the holes up to a few of them above the goal.
@@ -448,7 +336,8 @@ impl Compaction {
             self.trims_left -= 1;
             let higher = Sector(goal.0 + (least << self.trims_left));
             if end > higher {
-                return self.begin_pass(Purpose::Trim, tail_from(higher, higher));
+                self.begin_pass(Purpose::Trim, tail_from(higher, higher));
+                return Ok(());
             }
         }
         if let Some((from, _)) = self.no_room.take_if(|(_, before)| room.has_helped(*before)) {
@@ -462,11 +351,25 @@ impl Compaction {
             self.round_began = end;
             self.emptied = Aim::ANYWHERE;
         } else {
-            self.stage = Stage::Done;
-            return;
+            return self.end_or_prune();
         }
         self.trims_left = TRIM_COUNT;
         self.begin_pass(Purpose::Fill, tail_from(goal, goal));
+        Ok(())
+    }
+
+    /// Begins to remove stale entries of the dedup index, once, if that is worth it.
+    fn end_or_prune(&mut self) -> Result<()> {
+        let mut is_worth_it = false;
+        if !self.has_pruned && self.report.moved_bytes > 0 {
+            let checksum = self.pool.settings(ROOT)?.checksum;
+            let store = self.pool.store();
+            let mut txn = store.begin_with(checksum, Patience::Within(STEP_WAIT))?;
+            is_worth_it = txn.index_is_worth_pruning()?;
+        }
+        self.has_pruned = true;
+        self.stage = if is_worth_it { Stage::Prune(Prune::default()) } else { Stage::Done };
+        Ok(())
     }
 
     /// Whether a pass that filled holes moved so much that others may fit where that was.
@@ -539,106 +442,6 @@ impl Compaction {
             from = to;
         }
         Ok(None)
-    }
-
-    /// Looks at the next part of the trees.
-    fn survey(&mut self, cursor: &Cursor) -> Result<()> {
-        match self.pool.survey(cursor, &mut self.survey)? {
-            Some(cursor) => self.stage = Stage::Survey { cursor },
-            None => {
-                let ashift = self.pool.store().ashift();
-                self.unusable = Some(std::mem::take(&mut self.survey).unusable(ashift));
-                self.stage = Stage::Plan;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the extents and nodes that are in the way, for the next part of the trees.
-    fn pass(&mut self, purpose: Purpose, aim: Aim, cursor: Cursor) -> Result<()> {
-        let store = self.pool.store();
-        let found = store
-            .with_state(|state| store.find_movable(state, &aim, &cursor, SEARCH_LEAVES, true))?;
-        self.longest = self.longest.max(found.longest);
-        let mut next = found.next;
-        if let Some(at) = next.take_if(|_| found.sectors > 0) {
-            next = self.transact(aim, |txn| txn.relocate(at))?.next;
-        }
-        match next {
-            Some(cursor) => self.stage = Stage::Pass { purpose, aim, cursor },
-            None => {
-                self.last = Some((purpose, self.pass_began));
-                self.begin_settling(&self.pool.state());
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks for pointers to shared extents, in the next part of the trees.
-    fn gather(&mut self, purpose: Purpose, aim: Aim, cursor: &Cursor) -> Result<()> {
-        let store = self.pool.store();
-        let (next, found) = store.with_state(|state| {
-            let mut found = SharedExtents::default();
-            let next = store.find_shared(state, &aim, cursor, SEARCH_LEAVES, &mut found)?;
-            Ok((next, found))
-        })?;
-        self.shared.append(found);
-        self.stage = match next {
-            Some(cursor) => Stage::Gather { purpose, aim, cursor },
-            None => Stage::Share { purpose, aim },
-        };
-        Ok(())
-    }
-
-    /// Moves some of the shared extents that were found.
-    fn share(&mut self, purpose: Purpose, aim: Aim) -> Result<()> {
-        if self.shared.is_empty() {
-            self.stage = Stage::Pass { purpose, aim, cursor: Cursor::default() };
-            return Ok(());
-        }
-        let mut shared = std::mem::take(&mut self.shared);
-        let moved = self.transact(aim, |txn| txn.relocate_shared(&mut shared));
-        self.shared = shared;
-        moved.map(drop)
-    }
-
-    /// Commits just to drop the free space at the end. The nodes of the free-space trees, which
-    /// every commit writes, must not lie there.
-    fn settle(&mut self, quiet: u32, left: u64) -> Result<()> {
-        let store = self.pool.store();
-        let before = self.pool.state();
-        let aim = self.settling_aim(&before);
-        let found = store.with_state(|state| {
-            store.find_movable(state, &aim, &Cursor::of_space(), SEARCH_LEAVES, true)
-        })?;
-        let at = found.next.filter(|_| found.sectors > 0);
-        self.transact(aim, |txn| {
-            txn.touch();
-            at.map_or(Ok(Moved::default()), |at| txn.relocate(at))
-        })?;
-        let after = self.pool.state();
-        let helped = after.superblock.end < before.superblock.end
-            || after.superblock.freed_count + FREED_COUNT_LEFT < before.superblock.freed_count;
-        let quiet = if helped { 0 } else { quiet + 1 };
-        self.stage = if quiet < QUIET_COUNT && left > 0 {
-            Stage::Settle { quiet, left: left - 1 }
-        } else {
-            Stage::Plan
-        };
-        Ok(())
-    }
-
-    /// Returns where the nodes that settling writes may lie. A stretch that was just emptied must
-    /// stay empty until the extents behind the end return: a single node in its middle would halve
-    /// the longest extent that fits.
-    fn settling_aim(&self, state: &State) -> Aim {
-        let goal = self.room(state).goal();
-        match self.last {
-            Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {
-                Aim { below: goal, ..self.emptied }
-            }
-            _ => tail_from(goal, goal),
-        }
     }
 
     fn transact(
