@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! survey    if there are snapshots: find out how short the pool can be (`store/survey.rs`)
+//! prune     if many entries of the dedup index are stale, remove them
 //! settle    drop the free end of the pool, and make all durably freed space reusable
 //! fill      move extents from past the goal (about where a pool without gaps ends, except those
 //!           that nothing fits into) into holes below; repeat while that helps
@@ -13,8 +14,8 @@
 //! trim      move extents that still do not fit at least as low as possible: fill from goals that
 //!           lie some of the longest extents higher. If the pool is much longer than its contents
 //!           all the same, begin again with the first stretch, a few times
-//! prune     each extent that moves leaves a stale entry in the dedup index: if there are many by
-//!           now, remove them once, and fill what that frees
+//! prune     each extent that moves leaves stale entries in the dedup index: if there are many by
+//!           now, remove them once more, and fill what that frees
 //! ```
 //!
 //! Each pass moves extents with several pointers first, as far as it knows all their pointers.
@@ -56,6 +57,7 @@ use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
 use crate::store::index::Prune;
 use crate::store::survey::Survey;
+use crate::store::trees::TreeId;
 use crate::store::{Durability, Patience, State, Txn};
 use crate::units::Sector;
 
@@ -296,9 +298,10 @@ impl Compaction {
             // Extents of a damaged index could not be moved. It is only a hint and can be rebuilt.
             if !self.pool.store().index_is_sound()? {
                 self.pool.drop_index(Patience::Within(STEP_WAIT))?;
-                return Ok(());
             }
-            self.begin_settling(&state);
+            if !self.begin_pruning()? {
+                self.begin_settling(&self.pool.state());
+            }
             return Ok(());
         }
         let (goal, end) = (room.goal(), room.end);
@@ -358,18 +361,30 @@ impl Compaction {
         Ok(())
     }
 
-    /// Begins to remove stale entries of the dedup index, once, if that is worth it.
+    /// Ends, unless stale entries of the dedup index are to be removed before.
     fn end_or_prune(&mut self) -> Result<()> {
-        let mut is_worth_it = false;
-        if !self.has_pruned && self.report.moved_bytes > 0 {
-            let checksum = self.pool.settings(ROOT)?.checksum;
-            let store = self.pool.store();
-            let mut txn = store.begin_with(checksum, Patience::Within(STEP_WAIT))?;
-            is_worth_it = txn.index_is_worth_pruning()?;
+        if self.has_pruned || !self.begin_pruning()? {
+            self.stage = Stage::Done;
         }
         self.has_pruned = true;
-        self.stage = if is_worth_it { Stage::Prune(Prune::default()) } else { Stage::Done };
+        // To empty all stretches once more would make as many entries stale again.
+        self.rounds_left = 0;
         Ok(())
+    }
+
+    /// Begins to remove stale entries of the dedup index, if that is worth it.
+    fn begin_pruning(&mut self) -> Result<bool> {
+        // A transaction would first take in what the index lacks.
+        if self.pool.state().superblock.roots[TreeId::Index].is_none() {
+            return Ok(false);
+        }
+        let checksum = self.pool.settings(ROOT)?.checksum;
+        let mut txn = self.pool.store().begin_with(checksum, Patience::Within(STEP_WAIT))?;
+        let is_worth_it = txn.index_is_worth_pruning()?;
+        if is_worth_it {
+            self.stage = Stage::Prune(Prune::default());
+        }
+        Ok(is_worth_it)
     }
 
     /// Whether a pass that filled holes moved so much that others may fit where that was.

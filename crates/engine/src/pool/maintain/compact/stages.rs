@@ -86,9 +86,7 @@ impl Compaction {
             return Ok(());
         }
         self.last = None;
-        self.emptied = Aim::ANYWHERE;
         self.trims_left = TRIM_COUNT;
-        self.round_began = self.pool.state().superblock.end;
         self.begin_settling(&self.pool.state());
         Ok(())
     }

@@ -53,6 +53,24 @@ pub(crate) struct Prune {
     pub is_done: bool,
 }
 
+/// What was left when stale entries were last removed. Parts of segments can be found even after
+/// the last pointer to them has gone, as long as there are pointers to others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kept {
+    entries: u64,
+    /// How much content had pointers then, at most.
+    pointed: u64,
+}
+
+impl Kept {
+    /// Returns about how much content can be found if this much has pointers.
+    fn findable(&self, pointed: u64) -> u64 {
+        let without = self.entries.saturating_sub(self.pointed);
+        let share = u128::from(without) * u128::from(pointed) / u128::from(self.pointed.max(1));
+        pointed.saturating_add(u64::try_from(share).map_or(without, |share| share.min(without)))
+    }
+}
+
 /// Collects entries into parts of a run.
 struct Writer {
     run: u32,
@@ -147,7 +165,7 @@ impl Txn {
 
     fn merge_some(&mut self, index: &mut Index, mut budget: usize) -> Result<()> {
         while budget > 0 {
-            let prune = index.is_stale(self.findable_max());
+            let prune = index.is_stale(index.kept.findable(self.pointed_max()));
             if index.merging_into().is_none() {
                 let chosen = match prune {
                     true => index.runs.iter().map(|run| run.number).collect(),
@@ -164,10 +182,10 @@ impl Txn {
         Ok(())
     }
 
-    /// Returns how much content can be found, at most.
-    fn findable_max(&self) -> u64 {
+    /// Returns how much content has pointers, at most.
+    fn pointed_max(&self) -> u64 {
         let stats = &self.core.stats;
-        // How many parts of segments can be found is not counted; each has a pointer to it.
+        // How many parts of segments can be found is not counted.
         let has_parts = self.core.incompat & FEATURE_PARTS_BY_CONTENT != 0;
         let parts = if has_parts { stats.data().records } else { 0 };
         stats.counted.records.saturating_add(parts)
@@ -176,8 +194,8 @@ impl Txn {
     /// Whether removing stale entries shortens the index noticeably.
     pub(crate) fn index_is_worth_pruning(&mut self) -> Result<bool> {
         self.ready_index()?;
-        let entries = self.core.store.index().entries();
-        let findable = self.findable_max();
+        let index = self.core.store.index();
+        let (entries, findable) = (index.entries(), index.kept.findable(self.pointed_max()));
         Ok(entries > findable.saturating_add((findable / PRUNE_PART).max(STALE_COUNT_MIN)))
     }
 
@@ -276,6 +294,10 @@ impl Txn {
                 for cursor in cursors {
                     self.remove_run(cursor.run)?;
                     index.runs.retain(|run| run.number != cursor.run);
+                }
+                if prune && let [all] = &index.runs[..] {
+                    let pointed = self.pointed_max();
+                    index.kept = Kept { entries: all.header.entries, pointed };
                 }
                 index.fit_filters(self)?;
             }
@@ -432,5 +454,23 @@ impl Store {
             next = Some(from).filter(|_| !is_whole);
         }
         Ok(began)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Kept;
+
+    #[test]
+    fn parts_without_pointers_count_until_their_segments_go() {
+        assert_eq!(Kept::default().findable(1000), 1000);
+        let kept = Kept { entries: 5000, pointed: 1000 };
+        assert_eq!(kept.findable(1000), 5000);
+        assert_eq!(kept.findable(100), 500);
+        assert_eq!(kept.findable(0), 0);
+        // What came since has pointers.
+        assert_eq!(kept.findable(3000), 7000);
+        let all = Kept { entries: u64::MAX, pointed: 0 };
+        assert_eq!(all.findable(u64::MAX), u64::MAX);
     }
 }

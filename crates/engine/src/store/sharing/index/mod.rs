@@ -135,6 +135,7 @@ pub(in crate::store) struct Index {
     is_damaged: bool,
     /// The nodes up to this txg are known to be readable.
     sound: Txg,
+    kept: merge::Kept,
     counts: stats::Counts,
 }
 
@@ -150,6 +151,7 @@ impl Default for Index {
             is_rebuilding: false,
             is_damaged: false,
             sound: Txg(0),
+            kept: merge::Kept::default(),
             counts: stats::Counts::default(),
         }
     }
