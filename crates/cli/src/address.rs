@@ -212,11 +212,16 @@ impl Address {
         }
     }
 
+    /// Whether the address names a snapshot, unless that is a part of the name of a file.
+    pub fn may_name_snapshot(&self) -> bool {
+        self.inner().contains(&b'@')
+    }
+
     /// Returns the file and the name of the snapshot that the address names. Snapshots of
     /// directories above do not count.
     pub fn exact_snapshot(&self, pool: &Pool) -> Result<(FileId, Vec<u8>), Reason> {
         let inner = self.inner();
-        if !inner.contains(&b'@') {
+        if !self.may_name_snapshot() {
             return Err(no_snapshot_named());
         }
         pool.snapshot_at(&inner)?.ok_or_else(|| missing(&inner))
@@ -225,7 +230,7 @@ impl Address {
     /// Returns the snapshot that the address leads into, if any.
     pub fn find_snapshot(&self, pool: &Pool) -> Result<Option<InSnapshot>, Reason> {
         let inner = self.inner();
-        if !inner.contains(&b'@') {
+        if !self.may_name_snapshot() {
             return Ok(None);
         }
         if self.snapshot.is_none() {

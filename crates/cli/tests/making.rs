@@ -128,6 +128,11 @@ fn snapshots_have_a_short_form() {
     let expected = succeeds(&at, &["diff", "a.db.hpk@b", "a.db.hpk@c"]);
     assert_eq!(expected, "M  a.db\n");
     assert_eq!(succeeds(&at, &["diff", "a.db.hpk@b", "@c"]), expected);
+    // As it is now.
+    assert_eq!(succeeds(&at, &["diff", "a.db.hpk@b", "a.db.hpk"]), expected);
+    assert_eq!(succeeds(&at, &["diff", "a.db.hpk@c", "a.db.hpk"]), "");
+    fails(&at, &["diff", "a.db.hpk@b", "a.db.hpk/a.db"], 3, &["of the same file or directory"]);
+    fails(&at, &["diff", "a.db.hpk@b", "a.db.hpk/none"], 3, &["no such file"]);
     fails(&at, &["diff", "a.db.hpk@a", "@none"], 3, &["no such file or snapshot: none"]);
     succeeds(&at, &["snapshot", "a.db.hpk/a.db@x", "@y"]);
     assert_eq!(succeeds(&at, &["list", "-H", "--quick", "a.db.hpk"]).lines().count(), 6);

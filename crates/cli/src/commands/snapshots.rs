@@ -363,12 +363,12 @@ fn settle_for_diff(args: &DiffArgs) -> Result<(), Reason> {
 }
 
 fn compare(args: &DiffArgs) -> Result<(), Reason> {
-    if args.to.is_none() {
+    let to = args.to.as_ref().map(|to| args.from.beside(to));
+    if to.as_ref().is_none_or(|to| !to.may_name_snapshot()) {
         settle_for_diff(args)?;
     }
     let pool = pool_file::open_read_only(&args.from.pool, None)?;
     let (scope, old) = args.from.exact_snapshot(&pool)?;
-    let to = args.to.as_ref().map(|to| args.from.beside(to));
     let new = match &to {
         None => None,
         Some(to) => {
@@ -376,12 +376,15 @@ fn compare(args: &DiffArgs) -> Result<(), Reason> {
                 let what = "the two must be snapshots of the same pool";
                 return Err(Reason::new(Code::Cannot, what));
             }
-            let (other, new) = to.exact_snapshot(&pool)?;
+            let (other, new) = match to.may_name_snapshot() {
+                true => to.exact_snapshot(&pool).map(|(other, new)| (other, Some(new)))?,
+                false => (pool.resolve_link(&to.path)?.file, None),
+            };
             if other != scope {
                 let what = "the two must be snapshots of the same file or directory";
                 return Err(Reason::new(Code::Cannot, what));
             }
-            Some(new)
+            new
         }
     };
     let found = pool.diff(scope, &old, new.as_deref())?;
