@@ -195,6 +195,44 @@ fn a_pool_on_a_full_medium_becomes_short() {
     }
 }
 
+/// All holes are too short for blocks of the dedup index, so its stale entries can be removed only
+/// after others have moved.
+#[test]
+fn a_full_medium_has_no_room_for_a_shorter_index() {
+    const RECORD_LEN: usize = 4096;
+    const COUNT: u64 = 20_000;
+    let sim = SimDevice::new(Vec::new());
+    let device: Arc<dyn Device> = sim.clone();
+    let properties =
+        [(Property::RecordSize, "4K"), (Property::Compression, "off"), (Property::Dedup, "on")];
+    let pool = create(&device, &properties, 32 << 20);
+    let mut bytes = Rng(17).noise(COUNT as usize * RECORD_LEN);
+    let file = only_file(&pool).unwrap();
+    file.write_at(&bytes, 0).unwrap();
+    file.commit(Durability::Durable).unwrap();
+    for number in (0..COUNT as usize).filter(|number| [0, 2].contains(&(number % 5))) {
+        let record = &mut bytes[number * RECORD_LEN..][..RECORD_LEN];
+        record.fill(0);
+        file.write_at(record, (number * RECORD_LEN) as u64).unwrap();
+    }
+    file.commit(Durability::Durable).unwrap();
+    drop(file);
+    pool.close().unwrap();
+    let pool = Pool::open(Arc::clone(&device), options(32 << 20)).unwrap();
+    assert!(pool.index_stats().unwrap().run_entries >= COUNT);
+    // Enough for nodes.
+    let limit = device.len().unwrap() + (48 << 10);
+    sim.set_fault(Some(Box::new(Full(limit))));
+    let report = compact(&pool, &mut || ());
+    assert!(report.after_bytes < report.before_bytes * 2 / 3, "{report:?}");
+    assert_eq!(problems(&pool).unwrap(), Vec::<String>::new());
+    assert!(read_all(&only_file(&pool).unwrap()).unwrap() == bytes);
+    pool.close().unwrap();
+    let pool = Pool::open(device, options(32 << 20)).unwrap();
+    assert!(pool.index_stats().unwrap().entries < COUNT * 2 / 3);
+    assert_short(&pool, &format!("{report:?}"));
+}
+
 /// Extents of a snapshot stay in place, and so does the end of the pool.
 #[test]
 fn an_estimate_promises_nothing_of_what_cannot_be_moved() {

@@ -249,6 +249,7 @@ impl Compaction {
         };
         match done {
             Err(Error::NoSpace) if self.is_evacuating() => self.stop_evacuating(),
+            Err(Error::NoSpace) if matches!(self.stage, Stage::Prune(_)) => self.end_pruning(),
             done => done?,
         }
         self.note(&self.pool.state());

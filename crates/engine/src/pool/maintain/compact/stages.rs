@@ -81,14 +81,18 @@ impl Compaction {
             txn.prune_step(&mut prune)?;
             Ok(Moved::default())
         })?;
-        if !prune.is_done {
-            self.stage = Stage::Prune(prune);
-            return Ok(());
+        match prune.is_done {
+            true => self.end_pruning(),
+            false => self.stage = Stage::Prune(prune),
         }
+        Ok(())
+    }
+
+    /// Goes on once there are fewer stale entries, or where there is no room for what is left.
+    pub(super) fn end_pruning(&mut self) {
         self.last = None;
         self.trims_left = TRIM_COUNT;
         self.begin_settling(&self.pool.state());
-        Ok(())
     }
 
     /// Commits just to drop the free space at the end. The nodes of the free-space trees, which
