@@ -92,8 +92,8 @@ fn info_counts_shared_records_once() {
         }
     }
     names.iter().for_each(|name| put(name));
-    for stage in ["put", "optimized"] {
-        if stage == "optimized" {
+    for stage in ["put", "optimize"] {
+        if stage == "optimize" {
             hardpack().args(["optimize", "-q"]).arg(&pool).assert().success();
         }
         let info = json_of(hardpack().args(["info", "--json"]).arg(&pool));

@@ -1,7 +1,7 @@
 //! A second compaction, straight after a first one, finds nothing to do: in pools that snapshots
 //! keep longer than their contents, too, and whatever the lengths of the extents. What the
-//! snapshots held is given back once they are destroyed. Nor do entries of the dedup index stay that
-//! moving made stale.
+//! snapshots held is given back once they are destroyed. Nor do entries of the dedup index stay
+//! that moving made stale.
 //!
 //! `HARDPACK_SEED=N` tries the pools of this seed alone, and `HARDPACK_MIB=N` makes pools of about
 //! N MiB.

@@ -75,7 +75,8 @@ pub struct DiffArgs {
     /// The older snapshot
     #[arg(value_name = "POOL[/PATH]@OLD")]
     pub from: Address,
-    /// A newer snapshot of the same file, directory or pool, or that itself as it is now [default: its current state]
+    /// A newer snapshot of the same file, directory or pool, or that itself, as it is now [default:
+    /// its current state]
     #[arg(value_name = "[POOL[/PATH]][@NEW]")]
     pub to: Option<OsString>,
     /// Also show which byte ranges of files differ
