@@ -41,6 +41,7 @@ pub(super) struct Piece {
     pub span_log2: u8,
     pub len: u32,
     pub content: Content,
+    pub is_in_segment: bool,
 }
 
 impl Piece {
@@ -163,20 +164,51 @@ impl Survey {
             .collect()
     }
 
-    /// Takes out what stays in its segment, since nothing new resembles that.
+    /// Takes out what stays in its segment, since nothing new resembles that. Copies of it that are
+    /// in no segment are to be arranged all the same.
     fn leave_unrelated(&mut self, items: &mut Vec<Item>) {
         let related = related(items);
-        items.retain(|item| {
+        let mut chosen = Vec::with_capacity(items.len());
+        for item in items.drain(..) {
             let is_chosen = item.segment.is_none_or(|segment| {
                 related.contains(&segment) || self.made.wasteful.contains(&segment)
             });
-            for number in (item.number..item.number + item.count).filter(|_| !is_chosen) {
-                let len = u64::from(self.piece(number).len);
-                self.unique_len -= len;
-                self.left_len += len * (1 + self.equal_to(number).len() as u64);
+            if is_chosen {
+                chosen.push(item);
+                continue;
             }
-            is_chosen
-        });
+            for number in item.number..item.number + item.count {
+                let len = if item.count == 1 { item.len } else { self.piece(number).len };
+                let copy = self.leave(number);
+                chosen.extend(copy.map(|number| Item {
+                    number,
+                    count: 1,
+                    len,
+                    segment: None,
+                    new_len: 0,
+                    ..item
+                }));
+            }
+        }
+        *items = chosen;
+    }
+
+    /// Takes out a piece, and those equal to it, that are in a segment. Returns the first of the
+    /// others, if there are any.
+    fn leave(&mut self, number: u32) -> Option<u32> {
+        let len = u64::from(self.piece(number).len);
+        let mut all = vec![number];
+        all.extend(self.equal.remove(&number).unwrap_or_default());
+        let (left, mut copies): (Vec<u32>, Vec<u32>) =
+            all.into_iter().partition(|number| self.piece(*number).is_in_segment);
+        self.left_len += len * left.len() as u64;
+        if copies.is_empty() {
+            self.unique_len -= len;
+            return None;
+        }
+        let first = copies.remove(0);
+        self.equal.insert(first, copies);
+        Some(first)
     }
 
     /// Whether a piece, which gets the next number, is to stay with the one before it.
@@ -291,6 +323,7 @@ impl Candidate {
             span_log2: self.record.pointer.span_log2,
             len: self.len(),
             content,
+            is_in_segment: self.segment().is_some(),
         }
     }
 }
