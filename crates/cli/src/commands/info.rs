@@ -162,9 +162,12 @@ impl<'p> Info<'p> {
             None => None,
         };
         let wal = std::fs::metadata(sqlite::beside(&without_link(path), "-wal"));
-        // While somebody uses the pool, its file may be longer than it needs to be.
-        let (ashift, pool_bytes) = (pool.store().ashift(), std::fs::metadata(path)?.len());
+        let ashift = pool.store().ashift();
         let end = state.superblock.end.0 << ashift;
+        // While somebody uses the pool, its file may be longer than it needs to be. A block device
+        // always is.
+        let metadata = std::fs::metadata(path)?;
+        let pool_bytes = if metadata.is_file() { metadata.len() } else { end };
         Ok(Info {
             pool,
             path,
