@@ -141,3 +141,25 @@ fn what_resembles_nothing_is_put_into_segments_of_its_own() {
     files.extend(new);
     assert_holds(&pool, &files);
 }
+
+/// They are too few to make the segment anew that has what they are equal to.
+#[test]
+fn a_few_copies_are_put_into_a_segment_of_their_own() {
+    let (_, pool) = empty_pool(&[]);
+    let versions = |family| (0..VERSION_COUNT).flat_map(move |number| version(family, number));
+    let mut files: Files = versions(1).chain(versions(2)).collect();
+    put_all(&pool, &files);
+    optimize(&pool, SegmentGoal { len: 16 << 20, ..NO });
+    let others = extents(&pool, &files);
+    let len: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+
+    let copy = |path: &[u8]| (path.to_vec(), files[5].1.clone());
+    let copies = vec![copy(b"0-copy"), copy(b"9-copy")];
+    put_all(&pool, &copies);
+    let report = optimize(&pool, SegmentGoal { len: 16 << 20, ..RELATED });
+    assert_eq!((report.records, report.segment_len), (2, len), "{report:?}");
+    assert_eq!(extents(&pool, &copies).len(), 1);
+    assert_eq!(extents(&pool, &files), others);
+    files.extend(copies);
+    assert_holds(&pool, &files);
+}

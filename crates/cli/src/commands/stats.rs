@@ -86,9 +86,12 @@ fn text(pool: &Pool, usage: &UsageBelow, is_whole: bool, exact: bool) -> Result<
             ("snapshots", count(pool.snapshots()?.len() as u64, exact)),
             (
                 "references",
-                format!("{counted} counted extents, {shared} additional pointers to them"),
+                format!(
+                    "{counted} counted extents, {shared} additional pointers to those that are no \
+                     segments"
+                ),
             ),
-            ("dedup with snapshots", with),
+            ("dedup outside segments", with),
             (
                 "dedup index",
                 format!("{} entries in {} runs", count(index.entries, exact), index.runs),

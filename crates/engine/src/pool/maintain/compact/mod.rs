@@ -380,12 +380,20 @@ impl Compaction {
             return Ok(false);
         }
         let checksum = self.pool.settings(ROOT)?.checksum;
-        let mut txn = self.pool.store().begin_with(checksum, Patience::Within(STEP_WAIT))?;
-        let is_worth_it = txn.index_is_worth_pruning()?;
-        if is_worth_it {
-            self.stage = Stage::Prune(Prune::default());
+        let store = self.pool.store();
+        let mut txn = store.begin_with(checksum, Patience::Within(STEP_WAIT))?;
+        if !txn.index_is_worth_pruning()? {
+            return Ok(false);
         }
-        Ok(is_worth_it)
+        drop(txn);
+        if store.index_is_whole()? {
+            self.stage = Stage::Prune(Prune::default());
+        } else {
+            // Only what can be read of it would be left; the next look-up makes it anew.
+            self.pool.drop_index(Patience::Within(STEP_WAIT))?;
+            self.end_pruning();
+        }
+        Ok(true)
     }
 
     /// Whether a pass that filled holes moved so much that others may fit where that was.

@@ -6,6 +6,7 @@ use crate::store::State;
 use crate::store::compact::{Aim, Cursor, Moved};
 use crate::store::compact_shared::SharedExtents;
 use crate::store::index::Prune;
+use crate::units::Sector;
 
 /// Entries of the freed tree that may remain at the end: each commit frees a few.
 const FREED_COUNT_LEFT: u64 = 128;
@@ -91,6 +92,8 @@ impl Compaction {
     /// Goes on once there are fewer stale entries, or where there is no room for what is left.
     pub(super) fn end_pruning(&mut self) {
         self.last = None;
+        // It may have been one of the index.
+        self.damaged_end = Sector(0);
         self.trims_left = TRIM_COUNT;
         self.begin_settling(&self.pool.state());
     }

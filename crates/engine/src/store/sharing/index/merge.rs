@@ -241,7 +241,7 @@ impl Txn {
     }
 
     /// Merges about `budget` entries and returns how many it took. With `prune`, entries whose
-    /// content is gone are left out.
+    /// content is gone are left out, and the newest of the others is kept.
     fn merge_step(&mut self, index: &mut Index, budget: usize, prune: bool) -> Result<usize> {
         let Some(output) = index.merging_into() else { return Ok(0) };
         self.core.index_changed = true;
@@ -251,29 +251,25 @@ impl Txn {
         let mut writer = Writer { run: output, part: Vec::new() };
         let (mut taken, mut last) = (0, None);
         while taken < budget {
-            let mut least: Option<Entry> = None;
+            let mut least: Option<u64> = None;
             for cursor in &mut cursors {
-                let entry = cursor.peek(self)?;
-                if let Some(entry) = entry
-                    && least.is_none_or(|least| entry.0 < least.0)
-                {
-                    least = Some(entry);
+                let front = cursor.peek(self)?.map(|(front, _)| front);
+                least = least.into_iter().chain(front).min();
+            }
+            last = least;
+            let Some(least) = least else { break };
+            let mut kept = None;
+            for cursor in &mut cursors {
+                let Some(entry) = cursor.peek(self)?.filter(|(front, _)| *front == least) else {
+                    continue;
+                };
+                cursor.next();
+                taken += 1;
+                if kept.is_none() && (!prune || self.is_current(entry)?) {
+                    kept = Some(entry);
                 }
             }
-            let Some(entry) = least else {
-                last = None;
-                break;
-            };
-            for cursor in &mut cursors {
-                if cursor.peek(self)?.is_some_and(|other| other.0 == entry.0) {
-                    cursor.next();
-                    taken += 1;
-                }
-            }
-            last = Some(entry.0);
-            if !prune || self.is_current(entry)? {
-                writer.part.push(entry);
-            }
+            writer.part.extend(kept);
             if writer.part.len() >= PART_COUNT {
                 self.end_part(index, &mut writer)?;
             }
