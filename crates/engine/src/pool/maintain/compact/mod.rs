@@ -368,7 +368,9 @@ impl Compaction {
             self.stage = Stage::Done;
         }
         self.has_pruned = true;
-        // To empty all stretches once more would make as many entries stale again.
+        // To empty a stretch would make as many entries stale again. What lies past the goal now is
+        // mostly the index itself, and fits where that was before.
+        self.emptied.to = Sector(u64::MAX);
         self.rounds_left = 0;
         Ok(())
     }
