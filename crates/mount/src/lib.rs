@@ -237,6 +237,7 @@ impl MountOptions {
 #[derive(Debug)]
 pub struct Mounted {
     session: BackgroundSession,
+    directory: PathBuf,
 }
 
 impl Mounted {
@@ -248,17 +249,19 @@ impl Mounted {
         let (ended, end) = std::sync::mpsc::channel();
         let wait = move || {
             // All of it, or the rest would be dropped where this closure is made.
-            let session = self.session;
+            let Mounted { session, directory } = self;
             let BackgroundSession { guard, .. } = session;
-            let done = guard.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
-            let is_unmounted = done.is_ok();
-            let _ = ended.send(done);
+            let mut done = guard.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
             // What is left of the session unmounts whatever is mounted on the directory when it is
             // dropped. After a lazy unmount that is somebody else's mount.
-            if is_unmounted {
-                loop {
-                    std::thread::park();
-                }
+            let is_left = done.is_err() && is_dead(&directory);
+            if !is_left && done.as_ref().is_err_and(is_abort) {
+                // That is how some lazy unmounts end.
+                done = Ok(());
+            }
+            let _ = ended.send(done);
+            while !is_left {
+                std::thread::park();
             }
         };
         std::thread::Builder::new().name("session".into()).spawn(wait)?;
@@ -272,6 +275,16 @@ impl Mounted {
     pub fn unmount(self) -> io::Result<()> {
         self.session.umount_and_join()
     }
+}
+
+/// Whether what is mounted on a directory has no server any more.
+fn is_dead(directory: &Path) -> bool {
+    std::fs::metadata(directory)
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotConnected || is_abort(&error))
+}
+
+fn is_abort(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionAborted
 }
 
 /// Mounts the directory `root` of a pool at `directory`. The file system is there when this
@@ -310,7 +323,7 @@ fn begin(
         locks.set_notifier(session.notifier());
     }
     let _ = messenger.set(Messenger::start(kernel, watched, period)?);
-    let mounted = Mounted { session: session.spawn()? };
+    let mounted = Mounted { session: session.spawn()?, directory: std::path::absolute(directory)? };
     kernel::read_ahead_further(directory);
     Ok(mounted)
 }
