@@ -260,8 +260,10 @@ impl Mounted {
                 done = Ok(());
             }
             let _ = ended.send(done);
-            while !is_left {
-                std::thread::park();
+            if !is_left {
+                loop {
+                    std::thread::park();
+                }
             }
         };
         std::thread::Builder::new().name("session".into()).spawn(wait)?;
