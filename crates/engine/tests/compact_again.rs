@@ -11,7 +11,9 @@ mod common;
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::segments::{Files, GOAL, assert_holds, compact, file_at, optimize, put, used};
+use common::segments::{
+    Files, GOAL, assert_holds, compact, empty_pool, file_at, open, optimize, put, used,
+};
 use common::{Rng, create_options, env_number, options, problems};
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{CompactReport, Pool, Property, ROOT, SegmentGoal};
@@ -180,19 +182,13 @@ fn what_was_compacted_stays_in_place() {
 #[test]
 fn stale_entries_of_the_dedup_index_are_removed() {
     const COUNT: usize = 16_000;
-    let device = Arc::new(MemoryDevice::default());
-    let properties = [(Property::Compression, "off"), (Property::Dedup, "on")];
-    let create = create_options(9, &properties);
-    let pool = Pool::create(device.clone(), &create, options(8 << 20)).unwrap();
+    let (device, pool) = empty_pool(&[(Property::Compression, "off"), (Property::Dedup, "on")]);
     let rng = &mut Rng(41);
     let mut files: Files = Vec::new();
     for number in 0..COUNT {
         let len = 100 + rng.below(300) as usize;
         files.push((format!("f{number}").into_bytes(), rng.noise(len)));
-        let (path, bytes) = &files[number];
-        let file = pool.file(pool.create_file_at(path, 0o644, 0).unwrap()).unwrap();
-        file.write_at(bytes, 0).unwrap();
-        file.commit(Durability::Visible).unwrap();
+        put(&pool, &files[number].0, &files[number].1);
     }
     optimize(&pool, GOAL);
     for number in (0..COUNT).rev().step_by(8) {
@@ -215,5 +211,5 @@ fn stale_entries_of_the_dedup_index_are_removed() {
 /// Closing a pool writes new entries of the dedup index.
 fn reopened(pool: Pool, device: &Arc<MemoryDevice>) -> Pool {
     pool.close().unwrap();
-    Pool::open(device.clone(), options(8 << 20)).unwrap()
+    open(device)
 }

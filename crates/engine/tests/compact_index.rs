@@ -5,9 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::segments::{Files, assert_holds, compact, put, recorded, used};
+use common::segments::{Files, assert_holds, compact, empty_pool, open, put, recorded, used};
 use common::sim_device::{Disk, SimDevice};
-use common::{Rng, create_options, options};
+use common::{Rng, options};
 use hardpack_engine::Txg;
 use hardpack_engine::device::{Device, MemoryDevice};
 use hardpack_engine::pool::{Pool, Property};
@@ -16,7 +16,6 @@ use hardpack_engine::store::pointer::{Place, Pointer};
 use hardpack_engine::store::tree::walk::{Met, walk_tree};
 use hardpack_engine::store::trees::TreeId;
 
-const ASHIFT: u8 = 9;
 const RECORD_LEN: usize = 4096;
 const RECORD_COUNT: usize = 1000;
 
@@ -32,18 +31,16 @@ fn file(rng: &mut Rng, number: usize, records: usize) -> (Vec<u8>, Vec<u8>) {
 
 /// Makes a pool that has had `gone` files and has `kept` ones, with a gap of some records.
 fn stale_pool(gone: usize, kept: usize, gap: usize) -> (Arc<MemoryDevice>, Files) {
-    let made = Arc::new(MemoryDevice::default());
     let properties =
         [(Property::RecordSize, "4K"), (Property::Compression, "lz4"), (Property::Dedup, "on")];
-    let create = create_options(ASHIFT, &properties);
-    let pool = Pool::create(made.clone(), &create, options(8 << 20)).unwrap();
+    let (made, pool) = empty_pool(&properties);
     let rng = &mut Rng(1);
     for number in 0..gone {
         let (path, bytes) = file(rng, number, RECORD_COUNT);
         put(&pool, &path, &bytes);
     }
     pool.close().unwrap();
-    let pool = Pool::open(made.clone(), options(8 << 20)).unwrap();
+    let pool = open(&made);
     for number in 0..gone {
         pool.remove_at(format!("f{number}").as_bytes(), 0).unwrap();
     }
@@ -64,7 +61,7 @@ fn damage_blocks(pool: &Pool, device: &MemoryDevice) -> usize {
             && parse_index_key(key)?.1 == 2
             && let Some(Place::Extent { sector, .. }) = Pointer::decode(value).map(|it| it.place)
         {
-            places.push(sector.0 << ASHIFT);
+            places.push(sector.0 << pool.store().ashift());
         }
         Ok(())
     })
@@ -78,7 +75,7 @@ fn damage_blocks(pool: &Pool, device: &MemoryDevice) -> usize {
 #[test]
 fn a_damaged_index_is_made_anew() {
     let (device, mut files) = stale_pool(14, 16, 3000);
-    let pool = Pool::open(device.clone(), options(8 << 20)).unwrap();
+    let pool = open(&device);
     assert!(damage_blocks(&pool, &device) > 10);
     let report = compact(&pool);
     assert!(report.moved_bytes > 0, "{report:?}");

@@ -5,12 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use common::segments::{
-    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden, optimize, pointers, put,
+    Files, GOAL, assert_holds, compact, empty_pool, file_at, golden, open, optimize, pointers, put,
     stream_of, used,
 };
-use common::{Rng, options, problems};
+use common::{Rng, problems};
 use hardpack_engine::codec::Compression;
-use hardpack_engine::device::{Device, MemoryDevice};
+use hardpack_engine::device::MemoryDevice;
 use hardpack_engine::pool::{
     Again, Attributes, Kind, Pool, Property, ROOT, ReceiveOptions, SegmentGoal,
 };
@@ -28,10 +28,6 @@ const FILE_COUNT: usize = 10;
 const FILE_LEN: usize = 40_000;
 /// What names, pointers and trees of one more copy of all files take, at most.
 const COPY_LEN_MAX: u64 = 48 << 10;
-
-fn open(device: &Arc<MemoryDevice>) -> Pool {
-    Pool::open(device.clone() as Arc<dyn Device>, options(8 << 20)).unwrap()
-}
 
 /// Returns paths in a directory and contents: noise, of which each differs a little from another.
 fn family(directory: &str) -> Files {

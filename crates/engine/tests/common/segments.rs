@@ -40,6 +40,11 @@ pub fn empty_pool(properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) 
     (device, pool.unwrap())
 }
 
+/// Opens a pool once more.
+pub fn open(device: &Arc<MemoryDevice>) -> Pool {
+    Pool::open(device.clone() as Arc<dyn Device>, options(8 << 20)).unwrap()
+}
+
 /// Makes a pool with these files.
 pub fn pool_of(files: &Files, properties: &[(Property, &str)]) -> (Arc<MemoryDevice>, Pool) {
     let (device, pool) = empty_pool(properties);

@@ -127,7 +127,7 @@ impl Compaction {
     /// Returns where the nodes that settling writes may lie. A stretch that was just emptied must
     /// stay empty until the extents behind the end return: a single node in its middle would halve
     /// the longest extent that fits.
-    pub(super) fn settling_aim(&self, state: &State) -> Aim {
+    fn settling_aim(&self, state: &State) -> Aim {
         let goal = self.room(state).goal();
         match self.last {
             Some((Purpose::Evacuate, _)) if self.no_room.is_none() => {

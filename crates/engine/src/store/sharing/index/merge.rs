@@ -4,10 +4,11 @@
 //! time the table is written, a bounded number of entries is merged. Merged entries count in the
 //! new run from then on; the old runs record where their remaining entries start, and are removed
 //! once they are empty. So a transaction never pays for more, and one that ends in between loses
-//! nothing. Of entries with the same front the newest is kept.
+//! nothing. Of entries with the same front the newest is kept, or when stale ones are dropped, the
+//! newest that is not.
 //!
 //! Entries whose content is gone from the refs tree are dropped only when they make up more than
-//! half of the index, or when somebody asks for it.
+//! half of the index, or when somebody asks for it, as compaction does.
 
 use std::sync::Arc;
 

@@ -135,6 +135,7 @@ pub(in crate::store) struct Index {
     is_damaged: bool,
     /// The nodes up to this txg are known to be readable.
     sound: Txg,
+    /// What the last removal of stale entries left.
     kept: merge::Kept,
     counts: stats::Counts,
 }
